@@ -210,7 +210,7 @@ def mapped_weights() -> Iterator[Step]:
 
 
 def episodes(count: int, steps: int) -> Iterator[Step | None]:
-    """Short runs of a small model, each with a new optimizer, which None stands for."""
+    """Short runs of a small model, each with a new or reset optimizer, which None stands for."""
     for _ in range(count):
         yield None
         weights = [normal(1, 40), normal(40), normal(40, 1)]
@@ -239,18 +239,25 @@ PROGRAMS: dict[str, tuple[str, Callable[[], Iterator[Step | None]]]] = {
     "online, 12 of 20,000 features, SGD": ("sgd", lambda: online(12)),
     "weights in a file": ("adam", mapped_weights),
     "meta-learning, 30 episodes of 10 steps": ("adam", lambda: episodes(30, 10)),
+    "the same with reset()": ("adam", lambda: episodes(30, 10)),
     "search, 20 models of 30 steps": ("adam", lambda: episodes(20, 30)),
 }
+
+
+RESETS = {"the same with reset()"}
+"""Programs that reset fastopt's updater in place of a new one."""
 
 
 def seconds(program: str, ours: bool) -> float:
     """Return the CPU seconds of all calls of an optimizer in one run of a program."""
     name, run = PROGRAMS[program]
     make, total = MAKERS[name][0 if ours else 1], 0.0
-    optimizer = None
+    optimizer: Any = None
     for step in run():
         start = time.thread_time()
-        if optimizer is None or step is None:
+        if step is None and optimizer is not None and ours and program in RESETS:
+            optimizer.reset()
+        elif optimizer is None or step is None:
             optimizer = make()
             call: Any = optimizer if ours else optimizer.many
         if step is not None:

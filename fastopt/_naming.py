@@ -6,7 +6,7 @@ Aliases are resolved before ``__init__`` is called, so that it sees only the can
 import functools
 import inspect
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args
 
 from fastopt._suggestions import closest
@@ -75,6 +75,9 @@ class Constructor(ABCMeta):
     def finish(cls, instance: Any) -> None:
         """Called when an instance has been constructed."""
 
+    def add_defaults(cls, kwargs: dict[str, Any], others: Collection[str]) -> None:
+        """Add arguments whose defaults depend on others; `others` are given by position."""
+
     def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise or warn if positional arguments look like a mistake."""
 
@@ -131,6 +134,7 @@ def _resolve(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         return
     cls.check_positional(args, kwargs)
     rename(cls, kwargs, names[: len(args)])
+    cls.add_defaults(kwargs, names[: len(args)])
     if is_closed and (unknown := kwargs.keys() - names):
         raise unknown_arguments(cls, [name for name in kwargs if name in unknown])
     given = {*kwargs, *names[: len(args)]}

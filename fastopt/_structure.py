@@ -276,7 +276,7 @@ class _Walk:
         cure = ""
         if isinstance(weight, (Iterator, MappingView)):
             cure = "make a list or dict of it"
-        elif _has_arrays(weight):
+        elif _has_arrays(weight) or (isinstance(grad, Mapping) and not _is_array(weight)):
             cure = "pass a dict of its arrays"
         if cure:
             raise TypeError(

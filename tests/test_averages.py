@@ -116,7 +116,6 @@ def test_a_field_that_averages_need_is_refused():
     assert made.optimizer.num_update == 0
 
 
-@pytest.mark.exhaustive
 @given(k=st.integers(1, 4), alpha=st.floats(0.1, 1), steps=st.integers(1, 9))
 def test_lookahead_returns_to_the_slow_weights(k, alpha, steps):
     rng = np.random.default_rng(steps)

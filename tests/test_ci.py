@@ -30,7 +30,7 @@ def test_what_the_readme_leaves_out_runs_afterwards(command):
 @pytest.mark.parametrize("tests", ["tests/adapters", "tests/pytorch"])
 def test_no_test_of_another_library_is_skipped(tests):
     script = (ROOT / ".ci" / "run").read_text("utf-8").replace("\\\n", "")
-    (line,) = (line for line in script.splitlines() if re.search(rf"pytest +{tests}", line))
+    (line,) = (line for line in script.splitlines() if re.search(rf"pytest +-n 2 +{tests}", line))
     assert "FASTOPT_TEST_SKIPS=fail" in line
 
 

@@ -295,9 +295,18 @@ FIRST_LINES = {
     "optax.adam(1e-3)": (lambda: fastopt.adam(1e-3), "did you mean Adam"),
     "tx.init(params)": (lambda: fastopt.Adam(1e-3).init(START), "functional"),
     "optax.apply_updates(params, updates)": (lambda: fastopt.apply_updates, "updated"),
+    "optax.chain(optax.clip(1.0), optax.adam(1e-3))": (lambda: fastopt.chain, "of Updater"),
     "minimize(fun, x0, method='adam')": (
         lambda: fastopt.minimize(lambda x: (x @ x, 2 * x), ONES, method="adam"),
         "optimizer takes it",
+    ),
+    "model.finish_update(Updater())": (
+        lambda: updater()((0, "W"), ONES, copies()["w"]),
+        "an index is not a tuple .*fastopt.adapters",
+    ),
+    "updater.step(grads, model)": (
+        lambda: updater().step({"w": ONES}, object()),
+        "weights must be arrays, or dicts, .* got object: pass a dict of its arrays",
     ),
     "Adam(learn_rate=0.001)": (
         lambda: fastopt.Adam(learn_rate=0.001),

@@ -398,7 +398,8 @@ def halves(name, setting, call, before, stride):
     ("name", "stride"),
     [
         ("sgd", 37),
-        *(pytest.param(name, 1, marks=pytest.mark.exhaustive) for name in ("sgd", "lamb")),
+        pytest.param("sgd", 1, marks=pytest.mark.exhaustive),
+        pytest.param("lamb", 1, marks=[pytest.mark.exhaustive, pytest.mark.variant]),
     ],
 )
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -91,6 +91,10 @@ def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[An
             message = f"a list of {len(indices)} indices needs a list of as many {role}, got {got}"
             if isinstance(given, Mapping):
                 message = f"{message}; updater.step(grads, weights) takes dictionaries"
+            elif isinstance(indices, tuple):  # a key of a model
+                message = (
+                    f"{message}; an index is not a tuple (for thinc and spaCy: fastopt.adapters)"
+                )
             raise TypeError(message)
     return list(indices), list(grads), list(weights)
 

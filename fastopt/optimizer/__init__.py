@@ -4,6 +4,7 @@ Every registered class is an attribute of this package. The module of an optimiz
 first use; its import below is for type checkers.
 """
 
+import importlib
 import typing
 
 from fastopt._engine.hyper import constant as constant
@@ -16,6 +17,12 @@ from fastopt.optimizer.optimizer import register as register
 from fastopt.optimizer.updater import Updater as Updater
 from fastopt.optimizer.updater import get_updater as get_updater
 
+_BASES = {
+    **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "families"),
+    **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "matrixoptimizer"),
+}
+"""Names for authors of optimizers, and their modules, which are imported on first use."""
+
 if typing.TYPE_CHECKING:
     from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
     from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
@@ -24,24 +31,33 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.adam import Adam as Adam
     from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2
     from fastopt.optimizer.adamax import Adamax as Adamax
+    from fastopt.optimizer.adamuon import AdaMuon as AdaMuon
     from fastopt.optimizer.adamw import AdamW as AdamW
     from fastopt.optimizer.adan import Adan as Adan
     from fastopt.optimizer.ademamix import AdEMAMix as AdEMAMix
     from fastopt.optimizer.adopt import ADOPT as ADOPT
     from fastopt.optimizer.asgd import ASGD as ASGD
     from fastopt.optimizer.dcasgd import DCASGD as DCASGD
+    from fastopt.optimizer.families import AdamFamily as AdamFamily
+    from fastopt.optimizer.families import CautiousFamily as CautiousFamily
+    from fastopt.optimizer.families import StableFamily as StableFamily
     from fastopt.optimizer.ftml import FTML as FTML
     from fastopt.optimizer.ftrl import Ftrl as Ftrl
     from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.lamb import LAMB as LAMB
     from fastopt.optimizer.lans import LANS as LANS
+    from fastopt.optimizer.laprop import LaProp as LaProp
     from fastopt.optimizer.lars import LARS as LARS
     from fastopt.optimizer.lbsgd import LBSGD as LBSGD
     from fastopt.optimizer.lion import Lion as Lion
+    from fastopt.optimizer.mars import MARS as MARS
+    from fastopt.optimizer.matrixoptimizer import MatrixOptimizer as MatrixOptimizer
+    from fastopt.optimizer.matrixoptimizer import orthogonalize as orthogonalize
     from fastopt.optimizer.muon import Muon as Muon
     from fastopt.optimizer.nadam import Nadam as Nadam
     from fastopt.optimizer.nadamw import NAdamW as NAdamW
     from fastopt.optimizer.nag import NAG as NAG
+    from fastopt.optimizer.normuon import NorMuon as NorMuon
     from fastopt.optimizer.novograd import NovoGrad as NovoGrad
     from fastopt.optimizer.prodigy import Prodigy as Prodigy
     from fastopt.optimizer.radam import RAdam as RAdam
@@ -56,6 +72,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.signum import Signum as Signum
     from fastopt.optimizer.sm3 import SM3 as SM3
     from fastopt.optimizer.soap import SOAP as SOAP
+    from fastopt.optimizer.stablespam import StableSPAM as StableSPAM
     from fastopt.optimizer.test import Test as Test
     from fastopt.optimizer.yogi import Yogi as Yogi
 
@@ -64,15 +81,17 @@ opt_registry = Optimizer.opt_registry
 
 
 def __getattr__(name: str) -> typing.Any:
+    if name in _BASES:
+        return getattr(importlib.import_module(f"fastopt.optimizer.{_BASES[name]}"), name)
     module = opt_registry.module(name.lower())
     for klass in (getattr(module, name, None), opt_registry.get(name.lower())):
         if isinstance(klass, type) and klass.__name__ == name and issubclass(klass, Optimizer):
             return klass
     if module is not None and name.islower():
         return module
-    known = {each.__name__ for each in opt_registry.values()} | globals().keys()
+    known = {*globals(), *_BASES, *(each.__name__ for each in opt_registry.values())}
     raise _no_attribute(f"module {__name__!r}", name, known, {})
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(each.__name__ for each in opt_registry.values())})
+    return sorted({*globals(), *_BASES, *(each.__name__ for each in opt_registry.values())})

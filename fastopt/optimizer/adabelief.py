@@ -46,7 +46,9 @@ class AdaBelief(CautiousFamily):
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`s`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
-        :math:`\epsilon`, at least 0. Default 1e-8.
+        :math:`\epsilon`, at least 0. Default 1e-8; the authors have
+        1e-16, which is another optimizer where gradients are small: :math:`\epsilon` is added to
+        :math:`s` in every step.
     cautious, cautious_decay : bool
         See :class:`~fastopt.optimizer.AdamW`. Default False.
     **common

@@ -51,7 +51,7 @@ class AdaDelta(Optimizer):
     rho : float
         Decay rate of :math:`G` and :math:`D`, at least 0 and below 1. Default 0.9.
     epsilon : float
-        :math:`\epsilon`, at least 0. Default 1e-5.
+        :math:`\epsilon`, at least 0. Default 1e-5; torch has 1e-6.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

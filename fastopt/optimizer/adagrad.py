@@ -64,10 +64,10 @@ class AdaGrad(Optimizer):
     Parameters
     ----------
     eps : float
-        :math:`\epsilon`, at least 0. Default 1e-7; the default of torch is 1e-10.
+        :math:`\epsilon`, at least 0. Default 1e-7, with torch's formula 1e-10.
     formula : str
-        'mxnet' or 'torch', which most NumPy code by hand has too. The default of `eps` stays the
-        same. Default 'mxnet'.
+        'mxnet' or 'torch', which most NumPy code by hand has too; `eps` is then by default 1e-10.
+        Default 'mxnet'.
     initial_accumulator_value : float
         Initial value of :math:`H`, at least 0. Default 0; optax and TensorFlow have 0.1.
     lr_decay : float
@@ -98,6 +98,7 @@ class AdaGrad(Optimizer):
         "initial_accumulator_value": Real(least=0),
         "lr_decay": Real(least=0),
     }
+    torch_defaults: ClassVar[Mapping[str, Any]] = {"eps": 1e-10}
     added: ClassVar[Mapping[str, Any]] = {
         "formula": "mxnet",
         "initial_accumulator_value": 0.0,

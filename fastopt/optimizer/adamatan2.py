@@ -83,9 +83,11 @@ class AdamAtan2(CautiousFamily):
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None uses the scheduler's ``base_lr``.
+        Default 0.001; None uses the scheduler's ``base_lr``. The package adam-atan2-pytorch has
+        1e-4.
     beta1, beta2 : float
-        Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
+        Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999;
+        the package has a `beta2` of 0.99.
     a, b : float
         :math:`a` and :math:`b`, at least 0. Defaults 1.27, which turns a ratio of 1 into a step of
         nearly 1, and 1.

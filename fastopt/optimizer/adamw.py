@@ -131,14 +131,17 @@ class AdamW(StableFamily):
     * `cautious_decay`: only weights with :math:`u w \ge 0` decay;
     * `stable`: the step, including decay, is divided by
       :math:`\max(1, \sqrt{\mathrm{mean}(h^2 / \max(\hat v, \epsilon^2))})`, with
-      :math:`\hat v = v / (1 - \beta_2^t)`, or :math:`\hat v = v` without bias correction.
+      :math:`\hat v = v / (1 - \beta_2^t)`, or :math:`\hat v = v` without bias correction;
+    * `grams`: :math:`u` is replaced by :math:`|u|\, \mathrm{sign}(h)`, so that the averages give
+      the size of the step, and the gradient its direction.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
     AMSGrad: Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", arXiv:1904.09237.
     `cautious`: Liang et al., "Cautious Optimizers", arXiv:2411.16085, following the authors' code.
     `cautious_decay`: Chen et al., "Cautious Weight Decay", arXiv:2510.12402. `stable`: Wortsman et
     al., "Stable and low-precision training for large-scale vision-language models", StableAdamW,
-    arXiv:2304.13013.
+    arXiv:2304.13013. `grams`: Cao, Li and Song, "Grams: Gradient Descent with Adaptive Momentum
+    Scaling", arXiv:2412.17107, whose formula is that of ``formula="torch"``.
 
     State: the tuple :math:`(m, v)` of arrays in the weight's shape, with `amsgrad`
     :math:`(m, v, p)`.
@@ -150,14 +153,14 @@ class AdamW(StableFamily):
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
-        :math:`\epsilon`, at least 0. Default 1e-6.
+        :math:`\epsilon`, at least 0. Default 1e-6, with torch's formula 1e-8.
     correct_bias : bool
         Correct the bias of the moving averages. Default True.
     eta : float, optional
         Schedule multiplier of the paper. Default None.
     formula : str
         'mxnet', or 'torch', which supports neither `eta` nor ``correct_bias=False``. Default
-        'mxnet'. No default changes; those of torch are ``eps=1e-8`` and ``weight_decay=0.01``.
+        'mxnet'. The defaults are then those of torch: `epsilon` 1e-8, `wd` 0.01.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
     cautious : bool
@@ -166,6 +169,9 @@ class AdamW(StableFamily):
         Decay only weights that the step does not move away from 0. Default False.
     stable : bool
         Bound the root mean square of the tensor's step. Default False.
+    grams : bool
+        Step against the gradient by the size of AdamW's step; not with `cautious`, which would have
+        no effect. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -192,8 +198,10 @@ class AdamW(StableFamily):
         "eta": OrNone(Real()),
         "formula": FORMULA,
         "amsgrad": Flag(),
+        "grams": Flag(),
     }
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False}
+    torch_defaults: ClassVar[Mapping[str, Any]] = {"epsilon": 1e-8, "wd": 0.01}
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False, "grams": False}
 
     def __init__(
         self,
@@ -206,12 +214,14 @@ class AdamW(StableFamily):
         *,
         formula: Formula = "mxnet",
         amsgrad: bool = False,
+        grams: bool = False,
         **common: Unpack[StableArguments],
     ) -> None:
         self.correct_bias = correct_bias
         self.eta = eta
         self.formula = formula
         self.amsgrad = amsgrad
+        self.grams = grams
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
     @property
@@ -229,6 +239,11 @@ class AdamW(StableFamily):
         super().check_together()
         if self.formula == "torch" and not (self.correct_bias and self.eta is None):
             raise ValueError("formula='torch' needs correct_bias=True and eta=None")
+        if self.grams and self.variant.cautious:
+            raise ValueError(
+                "grams=True steps against every gradient, so cautious has no effect: "
+                "use one of them"
+            )
 
     @corrected(
         corrected_eta,

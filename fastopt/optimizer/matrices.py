@@ -445,7 +445,7 @@ class MatrixFamily(VariantFlags):
         arrays = tuple(
             like(weight, shape, dtype, order) for shape in self.slots(weight.shape).values()
         )
-        return arrays if len(arrays) > 1 else arrays[0]
+        return arrays[0] if len(arrays) == 1 else arrays or None
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
         """See :meth:`Optimizer.create_state_multi_precision`."""

@@ -162,7 +162,7 @@ class Nadam(CoupledVariants, AdamFamily):
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None uses the scheduler's ``base_lr``.
+        Default 0.001, with torch's formula 0.002; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
@@ -172,7 +172,7 @@ class Nadam(CoupledVariants, AdamFamily):
     per_parameter : bool
         Keep a product :math:`P` for each parameter. Default False; torch's formula always does.
     formula : str
-        'mxnet' or 'torch'. Default 'mxnet'.
+        'mxnet' or 'torch', where `learning_rate` is by default 0.002. Default 'mxnet'.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
     decouple : bool
@@ -211,6 +211,7 @@ class Nadam(CoupledVariants, AdamFamily):
         "amsgrad": Flag(),
         "decouple": Flag(),
     }
+    torch_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": 0.002}
     added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False, "decouple": False}
     progress: ClassVar[Descriptions] = {
         "m_schedule": Real(least=0, most=1),

@@ -55,6 +55,8 @@ class NAdamW(StableFamily):
     the baselines of AlgoPerf. For `amsgrad`, `stable`, `cautious` and `cautious_decay` see
     :class:`~fastopt.optimizer.AdamW`.
 
+    The default weight decay is 0, that of optax.nadamw 1e-4.
+
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop; Loshchilov and
     Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101; Dahl et al., "Benchmarking
     Neural Network Training Algorithms", arXiv:2306.07179.

@@ -84,9 +84,6 @@ SMALLEST_RATE = float(np.finfo(np.float32).tiny)
 COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 """Methods that a class may override to change how updates are counted or rates are computed."""
 
-OF_TORCHS_FORMULA = ("eps", "epsilon", "wd")
-"""Arguments whose defaults are not those of torch, also with its formula."""
-
 TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 """Attributes that determine the multipliers."""
 
@@ -434,6 +431,8 @@ class Optimizer(Checked):
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES
     argument_advice: ClassVar[Mapping[str, str]] = ADVICE
     elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
+    torch_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of torch that differ, which ``formula="torch"`` in the constructor selects."""
     added: ClassVar[Mapping[str, Any]] = {
         "maximize": False,
         "state_min_size": None,
@@ -781,6 +780,19 @@ class Optimizer(Checked):
         return klass(**kwargs)
 
     @classmethod
+    def add_defaults(cls, kwargs: dict[str, Any], others: Collection[str]) -> None:
+        """Add :attr:`torch_defaults` of arguments that are not given to those of torch's formula.
+
+        A schedule keeps its own learning rate.
+        """
+        if kwargs.get("formula") != "torch":
+            return
+        scheduled = kwargs.get("lr_scheduler") is not None
+        for name, value in cls.torch_defaults.items():
+            if name not in others and not (scheduled and name == "learning_rate"):
+                kwargs.setdefault(name, value)
+
+    @classmethod
     def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise if the first argument is weights; warn if it may be meant as the learning rate.
 
@@ -806,10 +818,10 @@ class Optimizer(Checked):
     def __repr__(self) -> str:
         """Class, learning rate, and all arguments that differ from their default.
 
-        With torch's formula also epsilon and weight decay, whose defaults are not torch's.
+        With torch's formula also those whose defaults are others in torch.
         """
         own = vars(self)
-        always = OF_TORCHS_FORMULA if own.get("formula") == "torch" else ()
+        always = self.torch_defaults if own.get("formula") == "torch" else ()
         shown = {} if own.get("lr_scheduler") is not None else {"learning_rate": own.get("lr")}
         for name, parameter in type(self).__signature__.parameters.items():
             attribute, default = _attribute_of(self, name), parameter.default

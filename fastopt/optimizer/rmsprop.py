@@ -158,11 +158,12 @@ class RMSProp(Optimizer):
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None uses the scheduler's ``base_lr``.
+        Default 0.001, with torch's formula 0.01; None uses the scheduler's ``base_lr``.
     gamma1 : float
-        Decay rate of :math:`n` and :math:`m`, at least 0 and below 1. Default 0.9.
+        Decay rate of :math:`n` and :math:`m`, at least 0 and below 1. Default 0.9,
+        with torch's formula 0.99.
     gamma2 : float
-        Momentum of the centered variant. Default 0.9.
+        Momentum of the centered variant. Default 0.9, with torch's formula 0.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
     centered : bool
@@ -173,7 +174,8 @@ class RMSProp(Optimizer):
         Maximum magnitude of a weight. None, 0 and negative values mean no limit.
     formula : str
         'mxnet' or 'torch', whose ``alpha`` is `gamma1`; its ``momentum`` with `centered` is
-        `gamma2`. Default 'mxnet'.
+        `gamma2`. The defaults are then those of torch: `learning_rate` 0.01, `gamma1` 0.99,
+        `gamma2` 0. Default 'mxnet'.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -201,6 +203,11 @@ class RMSProp(Optimizer):
         "centered": Flag(),
         "clip_weights": OrNone(Real(infinite=True)),
         "formula": FORMULA,
+    }
+    torch_defaults: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 0.01,
+        "gamma1": 0.99,
+        "gamma2": 0.0,
     }
     added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "momentum": 0.0}
 

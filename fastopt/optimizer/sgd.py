@@ -110,7 +110,8 @@ class SGD(CautiousMomentumFamily):
     lazy_update : bool, optional
         Update only the indexed rows of row-sparse gradients. Default True.
     formula : str
-        'mxnet' or 'torch'. Default 'mxnet'.
+        'mxnet' or 'torch', where `learning_rate` is by default 0.001 instead of 0.01. Default
+        'mxnet'.
     dampening : float
         :math:`\tau`; needs ``formula="torch"``. Default 0.
     decouple : bool
@@ -144,6 +145,7 @@ class SGD(CautiousMomentumFamily):
         "dampening": Real(),
         "decouple": Flag(),
     }
+    torch_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": 0.001}
     added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "dampening": 0.0, "decouple": False}
 
     def __init__(

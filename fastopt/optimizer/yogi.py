@@ -52,7 +52,7 @@ class Yogi(CoupledVariants, AdamFamily):
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None uses the scheduler's ``base_lr``.
+        Default 0.001; None uses the scheduler's ``base_lr``. The paper has 0.01.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float

@@ -41,7 +41,8 @@ def torchrun():
 
 
 def test_checks_pass(torchrun):
-    modules = ["ranks_updates", "ranks_settings", "ranks_overlap", "ranks_join", "ranks_divergence"]
+    parts = ("updates", "rules", "settings", "overlap", "join", "divergence")
+    modules = [f"ranks_{part}" for part in parts]
     done = torchrun(3, CHECKS / "run_torch.py", *modules)
     names = [name for module in modules for name in names_of(module)]
     found = [name for name in names if name not in OF_FORMULAS]

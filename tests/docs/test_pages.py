@@ -14,6 +14,7 @@ import pytest
 
 import fastopt
 from fastopt import lr_scheduler, optimizer
+from helpers import defaults
 from helpers.cases import CASES, OF_MATRICES, kept
 from helpers.pages import blocks, printed
 from helpers.paths import ROOT
@@ -66,6 +67,14 @@ def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
         # Blank lines in front make tracebacks show the lines of the page.
         exec(compile("\n" * line + code, str(page), "exec"), namespace)
         assert capsys.readouterr().out.splitlines() == printed(code)
+
+
+def test_the_table_of_defaults_is_that_of_the_signatures():
+    text = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
+    found = re.findall(
+        r"^\| `(\w+)` \| (`\w+`) \| (\S+) \| (\S+) \| (`\S+`) \|$", text, re.MULTILINE
+    )
+    assert found == list(defaults.rows())
 
 
 def test_links_lead_somewhere():

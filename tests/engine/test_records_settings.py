@@ -13,7 +13,7 @@ from fastopt._kernels.numpy_abi import readable
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.sparse import RowSparse
-from helpers.cases import FIRST, LIGHT, OF_MATRICES
+from helpers.cases import FIRST, LIGHT, OF_MATRICES, named
 from helpers.tensor_lists import everything, normal
 
 pytestmark = pytest.mark.skipif(
@@ -110,10 +110,7 @@ def test_no_form_of_a_call_needs_python_twice(name, setting, form, monkeypatch):
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(
-    "name",
-    ["adam", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in sorted({*FIRST} - UNSERVED))],
-)
+@pytest.mark.parametrize("name", named(sorted({*FIRST} - UNSERVED), "adam"))
 def test_records_have_the_bits_of_plans(name, setting, monkeypatch):
     """Plans update what records do not support, so both may update the same parameters."""
 

@@ -97,8 +97,12 @@ CASES = [
     Case("adam", {"formula": "torch"}, converges=FAST),
     Case("adamw", {"formula": "torch"}, converges=FAST),
     Case("adagrad", {"formula": "torch"}, converges={"learning_rate": 0.5}),
-    Case("rmsprop", {"formula": "torch"}, converges={"learning_rate": 0.02}),
-    Case("rmsprop", {"formula": "torch", "centered": True}, converges={"learning_rate": 0.002}),
+    Case("rmsprop", {"formula": "torch"}, converges={"learning_rate": 0.02, "gamma1": 0.9}),
+    Case(
+        "rmsprop",
+        {"formula": "torch", "centered": True},
+        converges={"learning_rate": 0.002, "gamma1": 0.9, "gamma2": 0.9},
+    ),
     Case("nadam", {"formula": "torch"}, converges=FAST),
     Case("adam", {"amsgrad": True}, converges=FAST, recorded=True),
     Case("adam", {"amsgrad": True, "formula": "torch"}, converges=FAST, recorded=True),
@@ -112,7 +116,7 @@ CASES = [
     Case(
         "rmsprop",
         {"formula": "torch", "momentum": 0.9},
-        converges={"learning_rate": 0.002},
+        converges={"learning_rate": 0.002, "gamma1": 0.9},
         recorded=True,
     ),
     Case(
@@ -143,6 +147,10 @@ CASES = [
     Case("adan", converges=FAST, recorded=True),
     Case("adan", {"proximal": False}, converges=FAST, recorded=True),
     Case("novograd", converges={"learning_rate": 0.05}, nan_spreads_to="tensor", recorded=True),
+    Case("laprop", converges=FAST, recorded=True),
+    Case("mars", converges={**FAST, "beta1": 0.9}, recorded=True),
+    Case("stablespam", converges=FAST, nan_spreads_to="tensor", recorded=True),
+    Case("adamw", {"grams": True}, converges=FAST, recorded=True),
     Case("rprop", converges=FAST, frozen_by_zero_lr=False, recorded=True),
     Case("asgd", converges={"learning_rate": 0.1}, recorded=True),
     Case("schedulefreeadamw", converges=FAST, recorded=True),
@@ -192,7 +200,7 @@ CASES = [
     ),
 ]
 
-OF_MATRICES = ("adafactor", "muon", "shampoo", "sm3", "soap")
+OF_MATRICES = ("adafactor", "adamuon", "muon", "normuon", "shampoo", "sm3", "soap")
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
 OF_STEPS = ("prodigy",)
@@ -242,8 +250,8 @@ def variants(*values):
 
 
 def by_default(cases):
-    """Parameters for tests of every form; those of `recorded` forms are exhaustive."""
-    return [exhaustive(case)[0] if case.recorded else case for case in cases]
+    """Parameters for tests of every form, of which those of `recorded` forms are exhaustive."""
+    return [pytest.param(c, marks=marks_of(c) if c.recorded else ()) for c in cases]
 
 
 def sampled(cases, sample=SAMPLE):

@@ -6,7 +6,7 @@ import numpy as np
 
 import fastopt
 
-__all__ = ["check_lists", "check_recorded", "drawn", "single", "trained"]
+__all__ = ["F32", "check_lists", "check_recorded", "drawn", "single", "trained"]
 
 F32 = np.float32
 

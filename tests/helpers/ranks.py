@@ -24,8 +24,8 @@ THREADS_CANNOT = {
     "check_state_is_shared_out",
 }
 """Checks that change or measure their process, or whose plain updater must be alone in it."""
-OF_FORMULAS = {"check_every_optimizer"}
-"""Checks that send the same over every communicator, of many rules: MPI runs them by default."""
+OF_FORMULAS = {"check_rules"}
+"""Checks that send the same over every communicator, of many rules: MPI alone runs them."""
 
 
 class World:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.cases import exhaustive
+from helpers.cases import exhaustive, variants
 from helpers.paths import ROOT, TESTS
 from helpers.ranks import CHECKS, names_of
 
@@ -70,13 +70,17 @@ def passes(done, module):
     return True
 
 
-@pytest.mark.parametrize(
-    ("module", "ranks"),
-    [("ranks_updates", 2), ("ranks_overlap", 2), ("ranks_tables", 2)],
-)
+@pytest.mark.parametrize("ranks", [2])
+@pytest.mark.parametrize("module", ["ranks_updates", "ranks_overlap", "ranks_tables"])
 def test_checks_pass(mpi, module, ranks):
     """All modules, and other numbers of ranks: ``tests/distributed/test_threads.py``."""
     assert passes(mpi(ranks, RUN, module), module)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("choice", ["every kind", *variants("every case")])
+def test_rules_have_the_bits_of_one_process(mpi, ranks, choice):
+    assert passes(mpi(ranks, RUN, "ranks_rules", choice), "ranks_rules")
 
 
 @pytest.mark.parametrize("ranks", [2])
@@ -240,7 +244,7 @@ def losses(done):
 
 
 def test_demo_reaches_the_loss_of_one_process(mpi):
-    command = ("-m", "fastopt", "demo", "--epochs", "3")
+    command = ("-m", "fastopt", "demo", "--epochs", "1")
     alone = losses(mpi(1, *command))
     assert losses(mpi(1, *command, "--mpi")) == alone
     together = mpi(2, *command, "--mpi")

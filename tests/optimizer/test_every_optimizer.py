@@ -105,7 +105,7 @@ def test_the_gradient_is_not_written(case, rng):
         updater(0, gradient, weight)
 
 
-@every_case
+@pytest.mark.parametrize("case", sampled(CASES), ids=str)
 def test_update_can_be_called_directly(case, rng):
     gradients = rng.normal(size=(3, *case.shape))
     through_updater, _ = run(case, np.float64, gradients, np.ones(case.shape))

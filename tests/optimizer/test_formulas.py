@@ -7,7 +7,8 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from helpers import oracles
+from fastopt.lr_scheduler import FactorScheduler
+from helpers import defaults, oracles
 from helpers.paths import GOLDEN
 from helpers.schedules import with_schedule
 
@@ -183,8 +184,25 @@ def test_deferred_decay_of_adamw_is_that_of_each_step(rng):
     np.testing.assert_allclose(weight[1:], (1 - 0.1 * 0.5) ** 4)
 
 
-def test_the_formula_of_torch_shows_the_defaults_that_are_not_torchs():
+def test_the_formula_of_torch_shows_the_defaults_that_differ():
     words = repr(optimizer.AdamW(lr=0.1, formula="torch"))
-    assert words == "AdamW(learning_rate=0.1, epsilon=1e-06, formula='torch', wd=0.0)"
-    assert "eps=1e-07" in repr(optimizer.AdaGrad(formula="torch"))
+    assert words == "AdamW(learning_rate=0.1, epsilon=1e-08, formula='torch', wd=0.01)"
+    assert "eps=1e-10" in repr(optimizer.AdaGrad(formula="torch"))
     assert "eps" not in repr(optimizer.AdaGrad())
+
+
+@every_class
+def test_the_formula_of_torch_has_the_defaults_of_torch(name):
+    own = defaults.of(name, formula="torch")
+    differing = [each for each in defaults.compared(name, own) if not defaults.same(*each[1:])]
+    assert differing == []
+
+
+def test_given_arguments_and_schedules_come_before_the_defaults_of_torch():
+    made = fastopt.AdamW(eps=1e-6, weight_decay=0.0, formula="torch")
+    assert (made.epsilon, made.wd, made.lr) == (1e-6, 0.0, 0.001)
+    schedule = FactorScheduler(step=1, base_lr=0.4)
+    assert fastopt.SGD(lr_scheduler=schedule, formula="torch").learning_rate == 0.4
+    later = fastopt.AdamW()
+    later.formula = "torch"
+    assert (later.epsilon, later.wd) == (1e-6, 0.0)

@@ -4,21 +4,19 @@ import copy
 import json
 import math
 import re
-from functools import partial
 
 import numpy as np
 import pytest
 
 import fastopt
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
-from fastopt._engine.validate import leaves
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError, from_torch_state_dict, to_torch_state_dict
 from fastopt.demo.perceptron import Perceptron, train
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer import Muon
 from helpers.cases import exhaustive
-from helpers.matrix_rules import check_lists, check_recorded, drawn, single, trained
+from helpers.matrix_rules import check_recorded, drawn, single, trained
 from helpers.paths import GOLDEN
 from helpers.resuming import WAYS, resumed
 
@@ -122,15 +120,6 @@ def test_schedules_and_multipliers_set_the_rate_of_each_step(rng):
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_gradients_are_rescaled_and_clipped_before_the_momentum(rng):
-    weight, gradients = single(rng)
-    _, got = trained(Muon(lr=0.1, rescale_grad=0.5, clip_gradient=0.25), weight, gradients)
-    _, other = trained(
-        Muon(lr=0.1), weight, [np.clip(g * F32(0.5), -0.25, 0.25) for g in gradients]
-    )
-    np.testing.assert_array_equal(got, other)
-
-
 def test_a_loss_scale_and_a_bound_of_the_norm_measure_all_gradients(rng):
     weights, gradients = drawn(rng, (4, 6), (5,), steps=3)
     scaler = LossScaler(init_scale=8.0)
@@ -162,39 +151,6 @@ def test_maximize_is_the_step_of_the_opposite_gradient(rng):
     np.testing.assert_equal(*results)
     with pytest.raises(ValueError, match="maximize is True, that of the fallback False"):
         Muon(maximize=True, fallback=fastopt.AdamW())
-
-
-def test_a_list_call_equals_single_calls(rng):
-    weights, gradients = drawn(rng, (4, 6), (6, 4), (5,), (4, 6), (2, 3, 2, 2), (4, 12), (3, 2))
-    names = dict(enumerate(["a", "b", "bias", "c", "kernel", "d", "embed_weight"]))
-    check_lists(
-        partial(
-            Muon,
-            fallback="adamw",
-            fallback_for="^embed",
-            wd=0.1,
-            param_idx2name={k: f"{name}.weight" for k, name in names.items()},
-        ),
-        list(names),
-        weights,
-        gradients,
-    )
-
-
-@pytest.mark.parametrize("form", ["F", *exhaustive("strided", "reversed")])
-@pytest.mark.parametrize("shape", [(4, 6), (3, 2, 2)])
-def test_any_layout_gives_the_same_weights(form, shape, rng):
-    weight, gradients = single(rng, shape)
-    laid = {
-        "F": np.asfortranarray,
-        "strided": lambda a: np.repeat(a, 2, axis=0)[::2],
-        "reversed": lambda a: a[::-1].copy()[::-1],
-    }[form]
-    updater, got = fastopt.Updater(Muon(lr=0.1)), laid(weight)
-    for grad in gradients:
-        updater(0, laid(grad), got)
-    _, expected = trained(Muon(lr=0.1), weight, gradients)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_weight_of_a_convolution_is_a_matrix_of_its_first_axis_by_the_others(rng):
@@ -412,19 +368,6 @@ def test_memory_is_allocated_before_anything_changes(rng, monkeypatch):
 # Precision
 
 
-def test_masters_give_the_rounded_float32_step(half, rng):
-    weights, gradients = drawn(rng, (4, 6), (5,), dtype=half)
-    exact = [weight.astype(F32) for weight in weights]
-    made = [Muon(lr=0.01, multi_precision=p, fallback="sgd") for p in (True, False)]
-    halves, floats = map(fastopt.Updater, made)
-    for grads in gradients:
-        halves([0, 1], grads, weights)
-        floats([0, 1], [g.astype(F32) for g in grads], exact)
-    for index, (weight, other) in enumerate(zip(weights, exact, strict=True)):
-        np.testing.assert_array_equal(weight, other.astype(half))
-        np.testing.assert_array_equal(leaves(halves.states[index])[0], other)
-
-
 def test_a_half_precision_copy_is_written_too(rng):
     weights, gradients = drawn(rng, (4, 6), (5,))
     updater, copies = fastopt.Updater(Muon(lr=0.1, fallback="sgd")), []
@@ -447,37 +390,6 @@ def test_without_masters_there_is_a_warning_or_stochastic_rounding(rng):
 
 
 # Checkpoints
-
-SAVED = {
-    "float32": (F32, {}),
-    "masters": (np.float16, {"multi_precision": True}),
-    "stochastic": (np.float16, {"rounding": "stochastic"}),
-    "bfloat16 state": (F32, {"state_dtype": "bfloat16"}),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "name", ["float32", "masters", *exhaustive("stochastic", "bfloat16 state")]
-)
-def test_a_resumed_run_has_the_same_bits(name, way, rng, tmp_path):
-    dtype, arguments = SAVED[name]
-    if name == "bfloat16 state":
-        pytest.importorskip("ml_dtypes")
-
-    def make(fallback="adamw"):
-        return fastopt.Updater(Muon(lr=0.01, wd=0.1, fallback=fallback, **arguments))
-
-    weights, gradients = drawn(rng, (4, 6), (5,), (2, 7), dtype=dtype)
-    old = make()
-    for grads in gradients[:2]:
-        old([0, 1, "c"], grads, weights)
-    new, others = resumed(way, old, make(), tmp_path), copy.deepcopy(weights)
-    for grads in gradients[2:]:
-        old([0, 1, "c"], grads, weights)
-        new([0, 1, "c"], grads, others)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(old.states), dict(new.states))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -627,28 +539,11 @@ def test_direct_updates_and_copies_go_on_alike(rng):
         np.testing.assert_array_equal(result, others)
 
 
-def test_the_gradient_is_not_written(rng):
-    weight, (grad, *_) = single(rng)
-    grad.flags.writeable = False
-    updater = fastopt.Updater(Muon(rescale_grad=0.5, clip_gradient=0.1))
-    for _ in range(3):
-        updater(0, grad, weight)
-
-
-def test_it_converges_on_a_convex_problem():
-    target = np.linspace(-2, 2, 35, dtype=F32).reshape(7, 5)
-    updater, weight = fastopt.Updater(Muon(lambda t: 0.6 * (1 - t / 201))), np.ones((7, 5), F32)
-    start = np.square(weight - target).sum()
-    for _ in range(200):
-        updater(0, weight - target, weight)
-    assert np.square(weight - target).sum() < 0.01 * start
-
-
 @pytest.mark.exhaustive
 def test_it_reads_digits_in_fewer_steps_than_adamw():
     images, digits = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
     images, losses = images.astype(F32) / F32(16), []
-    adamw = fastopt.AdamW(lr=0.01, formula="torch", eps=1e-8)
+    adamw = fastopt.AdamW(lr=0.01, formula="torch", wd=0.0)
     for made in (Muon(lr=0.01, fallback=adamw, fallback_for="output"), copy.deepcopy(adamw)):
         rng = np.random.default_rng(0)
         model = Perceptron("float32", rng, (128, 128))

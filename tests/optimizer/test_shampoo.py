@@ -3,18 +3,15 @@
 import copy
 import json
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 
 import fastopt
 from fastopt._engine.eigenbases import inverse_root
-from fastopt._engine.validate import leaves
 from fastopt.optimizer import Shampoo
-from helpers.matrix_rules import check_lists, check_recorded, drawn
+from helpers.matrix_rules import check_recorded, drawn
 from helpers.paths import GOLDEN
-from helpers.resuming import WAYS, resumed
 
 RECORDED = json.loads((GOLDEN / "shampoo.json").read_text())
 F32 = np.float32
@@ -136,49 +133,6 @@ def test_zeros_and_nan_do_not_warn():
         fastopt.Updater(Shampoo())(0, np.ones(shape), np.ones(shape))
 
 
-def test_a_list_call_equals_single_calls_and_the_fallback_updates_the_rest(rng):
-    weights, gradients = drawn(rng, (4, 6), (5,), (6, 4), (2, 3, 2))
-    alone, vector = fastopt.Updater(fastopt.AdamW(lr=0.1)), weights[1].copy()
-    for grads in gradients:
-        alone(0, grads[1], vector)
-    check_lists(
-        partial(Shampoo, lr=0.1, precondition_frequency=2, fallback="adamw"),
-        [0, 1, 2, 3],
-        weights,
-        gradients,
-    )
-    np.testing.assert_array_equal(weights[1], vector)
-
-
-def test_masters_give_the_rounded_float32_step(half, rng):
-    (weight,), gradients = drawn(rng, (4, 6), dtype=half)
-    halves, singles = fastopt.Updater(Shampoo(lr=0.01, multi_precision=True)), weight.astype(F32)
-    exact = fastopt.Updater(Shampoo(lr=0.01))
-    for (grad,) in gradients:
-        halves(0, grad, weight)
-        exact(0, grad.astype(F32), singles)
-    np.testing.assert_array_equal(weight, singles.astype(half))
-    np.testing.assert_array_equal(leaves(halves.states[0])[0], singles)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_resumed_run_has_the_same_bits(way, rng, tmp_path):
-    def make():
-        made = Shampoo(lr=0.01, wd=0.1, fallback="adamw", precondition_frequency=2, cautious=True)
-        return fastopt.Updater(made)
-
-    weights, gradients = drawn(rng, (4, 6), (5,), (2, 7), steps=6)
-    old = make()
-    for grads in gradients[:3]:
-        old([0, 1, "c"], grads, weights)
-    new, others = resumed(way, old, make(), tmp_path), copy.deepcopy(weights)
-    for grads in gradients[3:]:
-        old([0, 1, "c"], grads, weights)
-        new([0, 1, "c"], grads, others)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(old.states), dict(new.states))
-
-
 BAD = {
     "vector": ((3,), {}, ValueError, r"index 0: Shampoo updates weights of two or more dimensions"),
     "state": ((2, 2), {"state_dtype": "int8"}, ValueError, "state_dtype must be None"),
@@ -197,12 +151,3 @@ def test_what_it_cannot_update_is_refused(name):
     with pytest.raises(error, match=words):
         fastopt.Updater(Shampoo(**arguments))(0, grad, weight)
     np.testing.assert_array_equal(weight, 1)
-
-
-def test_it_converges_on_a_convex_problem():
-    target = np.linspace(-2, 2, 35, dtype=F32).reshape(7, 5)
-    updater, weight = fastopt.Updater(Shampoo(lambda t: 0.1 * (1 - t / 201))), np.ones((7, 5), F32)
-    start = np.square(weight - target).sum()
-    for _ in range(200):
-        updater(0, weight - target, weight)
-    assert np.square(weight - target).sum() < 0.01 * start

@@ -1,17 +1,15 @@
 """SM3: steps of optax, and what updaters promise."""
 
-import copy
 import json
-from functools import partial, reduce
+from functools import reduce
 
 import numpy as np
 import pytest
 
 import fastopt
 from fastopt.optimizer import SM3
-from helpers.matrix_rules import check_lists, check_recorded, drawn, trained
+from helpers.matrix_rules import check_recorded, drawn, trained
 from helpers.paths import GOLDEN
-from helpers.resuming import WAYS, resumed
 
 RECORDED = json.loads((GOLDEN / "matrices.json").read_text())
 CASES = RECORDED["sm3"]
@@ -83,37 +81,6 @@ def test_accumulators_bound_the_sums_of_squares(rng):
     assert (np.minimum(rows[:, np.newaxis], columns) >= total * (1 - 1e-12)).all()
 
 
-def test_gradients_are_rescaled_clipped_and_turned_before_all_else(rng):
-    (weight,), gradients = drawn(rng, (4, 6))
-    gradients = [grad for (grad,) in gradients]
-    _, got = trained(SM3(rescale_grad=0.5, clip_gradient=0.25, maximize=True), weight, gradients)
-    _, other = trained(SM3(), weight, [-np.clip(g * F32(0.5), -0.25, 0.25) for g in gradients])
-    np.testing.assert_array_equal(got, other)
-
-
-def test_a_list_call_equals_single_calls_and_the_fallback_has_its_own(rng):
-    weights, gradients = drawn(rng, (4, 6), (5,), (4, 6), (3, 2))
-    names = {0: "a.weight", 1: "a.bias", 2: "b.weight", 3: "embed.weight"}
-    lists = check_lists(
-        partial(SM3, fallback="sgd", fallback_for="^embed", param_idx2name=names),
-        list(names),
-        weights,
-        gradients,
-    )
-    assert lists.states[3] is None
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_any_layout_gives_the_same_weights(momentum, rng):
-    (weight,), gradients = drawn(rng, (4, 6))
-    _, expected = trained(SM3(momentum=momentum), weight, [grad for (grad,) in gradients])
-    for laid in (np.asfortranarray, lambda array: np.repeat(array, 2, axis=0)[::2]):
-        updater, got = fastopt.Updater(SM3(momentum=momentum)), laid(weight)
-        for (grad,) in gradients:
-            updater(0, laid(grad), got)
-        np.testing.assert_array_equal(got, expected)
-
-
 @pytest.mark.parametrize("shape", [(0, 3), (0,), (1, 1), (3, 2), (2,), ()])
 def test_empty_weights_and_zero_gradients_are_updated(shape):
     updater, weight = fastopt.Updater(SM3()), np.ones(shape, F32)
@@ -157,25 +124,3 @@ def test_row_sparse_gradients_and_states_that_do_not_fit_are_refused(rng):
         updater(0, grad, got)
     np.testing.assert_array_equal(got, before)
     assert updater.optimizer.num_update == 1
-
-
-def test_masters_give_the_rounded_float32_step(half, rng):
-    (weight,), gradients = drawn(rng, (4, 6), dtype=half)
-    gradients = [grad for (grad,) in gradients]
-    _, got = trained(SM3(multi_precision=True), weight, gradients)
-    _, exact = trained(SM3(), weight.astype(F32), [g.astype(F32) for g in gradients])
-    np.testing.assert_array_equal(got, exact.astype(half))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_resumed_run_has_the_same_bits(way, rng, tmp_path):
-    weights, gradients = drawn(rng, (4, 6), (5,))
-    old, present = (fastopt.Updater(SM3(wd=0.1)) for _ in range(2))
-    for grads in gradients[:2]:
-        old([0, "b"], grads, weights)
-    new, others = resumed(way, old, present, tmp_path), copy.deepcopy(weights)
-    for grads in gradients[2:]:
-        old([0, "b"], grads, weights)
-        new([0, "b"], grads, others)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(old.states), dict(new.states))

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-from functools import partial
 
 import numba
 import numpy as np
@@ -13,13 +12,11 @@ import fastopt
 from fastopt import optimizer
 from fastopt._engine.eigenbases import axes, eigenbasis, iterated
 from fastopt._engine.plan import Plan
-from fastopt._engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer import SOAP
 from helpers.cases import exhaustive
-from helpers.matrix_rules import check_lists, drawn, trained
+from helpers.matrix_rules import drawn, trained
 from helpers.paths import GOLDEN
-from helpers.resuming import WAYS, resumed
 
 RECORDED = json.loads((GOLDEN / "soap.json").read_text())
 F32 = np.float32
@@ -228,56 +225,6 @@ def test_axes_are_merged_while_their_product_is_small(shape, largest, expected):
 # What the base class promises
 
 
-def test_gradients_are_rescaled_and_clipped_before_all_else(rng):
-    weight, gradients = single(rng)
-    _, got = trained(SOAP(lr=0.1, rescale_grad=0.5, clip_gradient=0.25), weight, gradients)
-    clipped = [np.clip(g * F32(0.5), -0.25, 0.25) for g in gradients]
-    _, other = trained(SOAP(lr=0.1), weight, clipped)
-    np.testing.assert_array_equal(got, other)
-
-
-def test_maximize_is_the_step_of_the_opposite_gradient(rng):
-    weight, gradients = single(rng)
-    _, got = trained(SOAP(lr=0.1, wd=0.1, maximize=True), weight, gradients)
-    _, other = trained(SOAP(lr=0.1, wd=0.1), weight, [-grad for grad in gradients])
-    np.testing.assert_array_equal(got, other)
-
-
-def test_a_list_call_equals_single_calls(rng):
-    weights, gradients = drawn(rng, (4, 6), (6, 4), (5,), (4, 6), (2, 3, 2), (3, 2))
-    names = dict(enumerate(["a", "b", "bias", "c", "kernel", "embed_weight"]))
-    check_lists(
-        partial(
-            SOAP,
-            fallback="adamw",
-            fallback_for="^embed",
-            wd=0.1,
-            precondition_frequency=2,
-            param_idx2name={k: f"{name}.weight" for k, name in names.items()},
-        ),
-        list(names),
-        weights,
-        gradients,
-    )
-
-
-@pytest.mark.parametrize("form", ["F", *exhaustive("strided", "reversed")])
-@pytest.mark.parametrize("shape", [(4, 6), (3, 2, 2)])
-def test_any_layout_gives_the_same_weights(form, shape, rng):
-    weight, gradients = single(rng, shape)
-    laid = {
-        "F": np.asfortranarray,
-        "strided": lambda a: np.repeat(a, 2, axis=0)[::2],
-        "reversed": lambda a: a[::-1].copy()[::-1],
-    }[form]
-    arguments = {"lr": 0.1, "precondition_frequency": 2}
-    updater, got = fastopt.Updater(SOAP(**arguments)), laid(weight)
-    for grad in gradients:
-        updater(0, laid(grad), got)
-    _, expected = trained(SOAP(**arguments), weight, gradients)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="without records")
 @pytest.mark.parametrize("name", ["soap", *exhaustive("muon", "adafactor", "sm3")])
 def test_no_part_of_a_step_has_a_plan(name, rng, monkeypatch):
@@ -310,14 +257,6 @@ def test_a_gradient_that_is_not_finite_makes_its_weight_nan_without_a_warning(st
         updater([0, 1], grads, weights)
     assert np.isnan(weights[0]).all()
     assert np.isfinite(weights[1]).all()
-
-
-def test_the_gradient_is_not_written(rng):
-    weight, (grad, *_) = single(rng)
-    grad.flags.writeable = False
-    updater = fastopt.Updater(SOAP(rescale_grad=0.5, clip_gradient=0.1))
-    for _ in range(3):
-        updater(0, grad, weight)
 
 
 # Which weights
@@ -376,47 +315,6 @@ def test_a_state_that_does_not_fit_is_refused(rng):
 # Precision and checkpoints
 
 
-def test_masters_give_the_rounded_float32_step(half, rng):
-    weight, gradients = single(rng, (4, 6), dtype=half)
-    halves, got = trained(SOAP(lr=0.01, multi_precision=True), weight, gradients)
-    _, exact = trained(SOAP(lr=0.01), weight.astype(F32), [g.astype(F32) for g in gradients])
-    np.testing.assert_array_equal(got, exact.astype(half))
-    np.testing.assert_array_equal(leaves(halves.states[0])[0], exact)
-
-
-SAVED = {"float32": (F32, {}), "masters": (np.float16, {"multi_precision": True})}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", SAVED)
-def test_a_resumed_run_has_the_same_bits(name, way, rng, tmp_path):
-    dtype, arguments = SAVED[name]
-
-    def make():
-        own = {"lr": 0.01, "wd": 0.1, "fallback": "adamw", "precondition_frequency": 2}
-        return fastopt.Updater(SOAP(**own, **arguments))
-
-    weights, gradients = drawn(rng, (4, 6), (5,), (2, 7), steps=6, dtype=dtype)
-    old = make()
-    for grads in gradients[:3]:
-        old([0, 1, "c"], grads, weights)
-    new, others = resumed(way, old, make(), tmp_path), copy.deepcopy(weights)
-    for grads in gradients[3:]:
-        old([0, 1, "c"], grads, weights)
-        new([0, 1, "c"], grads, others)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(old.states), dict(new.states))
-
-
 def test_it_shows_what_is_not_the_default():
     assert repr(SOAP()) == "SOAP(learning_rate=0.003)"
     assert repr(SOAP(lr=0.1, merge_dims=True)) == "SOAP(learning_rate=0.1, merge_dims=True)"
-
-
-def test_it_converges_on_a_convex_problem():
-    target = np.linspace(-2, 2, 35, dtype=F32).reshape(7, 5)
-    updater, weight = fastopt.Updater(SOAP(lambda t: 0.1 * (1 - t / 201))), np.ones((7, 5), F32)
-    start = np.square(weight - target).sum()
-    for _ in range(200):
-        updater(0, weight - target, weight)
-    assert np.square(weight - target).sum() < 0.01 * start

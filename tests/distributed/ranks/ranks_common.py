@@ -10,7 +10,7 @@ from fastopt._engine.validate import leaves
 from fastopt._kernels.layout import real_of
 from fastopt.distributed import ShardedUpdater
 from helpers.ranks import Loading
-from helpers.tensor_lists import frozen, normal
+from helpers.tensor_lists import dtype_of, frozen, normal
 
 comm = Loading.comm
 
@@ -18,6 +18,12 @@ comm = Loading.comm
 def exact(seed, shape, dtype):
     """Gradient whose sums over ranks are exact, whatever their order."""
     return (np.round(normal(seed, shape, "float64") * 64) / 64).astype(dtype)
+
+
+def slope(tensor, seed):
+    """Gradient of a tensor whose sum over ranks is exact."""
+    dtype = "float32" if tensor.gradient == "single" else tensor.dtype
+    return exact(seed, tensor.shape, dtype_of(dtype))
 
 
 class Pair:

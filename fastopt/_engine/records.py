@@ -45,6 +45,7 @@ from fastopt._engine.record_rows import (
     integer_words,
     is_by_row,
     row_layout,
+    updates_rows,
 )
 from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import (
@@ -779,26 +780,27 @@ class Records:
             own, kept = planner.of(index), self.kept.get(index)
             sparse = is_by_row(own, index, grad, weight)
             place = w.ROW_KERNELS if sparse else w.KERNELS
-            if sparse and self.clips:  # units are clipped by plans
-                return False
             if kept is None or not (sparse or dense) or kept.words[place]:
                 continue
             records: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []
-            for record, layout in (*records, (kept.words, kept.layout)):
-                of = own.optimizer, self.averages
-                found = row_layout(*of, layout, record) if sparse else layout
+            for record, layout in (*records, (kept.record, kept.layout)):
+                found = row_layout(own.optimizer, layout, record) if sparse else layout
                 if found is None:
                     return False
+                alone = None  # the rule that averages all rows, after the update of some
+                if sparse and kept.resting and updates_rows(own.optimizer, layout):
+                    assert self.averages is not None
+                    alone = None if layout is kept.resting[1] else self.averages.average.alone
                 with own.compiling(index):
                     numbers = sparse and kept.words[w.NDIMS] == 1
                     kind = kind_of(weight.dtype)
                     flushed = found.catch_up and own.optimizer.sparse_decay == "dense"
-                    passes = self.norms, self.clips, numbers, flushed
+                    passes = self.norms, self.clips, numbers, flushed, alone
                     kernels = kernels_of(found, kind, *passes)
                     if sparse and not self.words[w.ADMIT_ROWS]:
                         self.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
                 if found.catch_up and kept.deferred is None:
-                    self.kept[index] = kept._replace(deferred=Deferred(kept.record))
+                    kept = self.kept[index] = kept._replace(deferred=Deferred(record))
                 record[place] = kernels.ctypes.data
         return True
 

@@ -13,7 +13,6 @@ from fastopt._engine.per_index import Index
 from fastopt._kernels import record_words as w
 from fastopt._kernels.devices import is_cuda
 from fastopt.amp import SlowCalls
-from fastopt.averages import SWA, Lookahead
 from fastopt.sparse import RowSparse, is_row_sparse
 
 __all__ = ["SlowCallCounter"]
@@ -63,8 +62,8 @@ class SlowCallCounter:
             if is_cuda(weight):
                 return None
             why = reason_of(grad, weight)
-            if not (why or unchecked):
-                why = _reason_of_setting(updater, grad)
+            if not (why or unchecked) and is_row_sparse(grad) and updater.accumulate > 1:
+                why = "its gradient is row-sparse, which needs Python with accumulate"
             if why:
                 return index, why
         if unchecked:
@@ -120,17 +119,3 @@ def reason_of(grad: Any, weight: Any) -> str:
     if not (weight.flags.aligned and getattr(grad, "flags", weight.flags).aligned):
         return "its gradient or weight is not aligned"
     return ""
-
-
-def _reason_of_setting(updater: Any, grad: Any) -> str:
-    """Return why records do not support a gradient with the settings; empty if they may do."""
-    found = [] if updater.clip_adaptive is None else ["clip_adaptive"]
-    if isinstance(updater.average, (SWA, Lookahead)):
-        found.append(type(updater.average).__name__)
-    sparse, decay = is_row_sparse(grad), updater.optimizer.sparse_decay
-    if sparse and updater.accumulate > 1:
-        found.append("accumulate")
-    if not found or (decay == "touched" and not sparse):
-        return ""
-    what = "its gradient is row-sparse" if sparse else f"its decay is deferred ({decay!r})"
-    return f"{what}, which needs Python with {' and '.join(found)}"

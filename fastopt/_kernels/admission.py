@@ -212,8 +212,15 @@ def record_of(x, index, guess):
 
 
 @scalar
-def units_scratch_of(record):
+def units_scratch_of(tensor, record):
     """Return the bytes of scratch memory in which the units of a gradient are clipped."""
+    if tensor[w.T_LISTED]:  # the values, their sums, and the dense gradient of a vector
+        whole = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+        return (
+            2 * grad_bytes(tensor, record)
+            + rounded(record[w.BYTES])
+            + (whole if record[w.NDIMS] == 1 else 0)
+        )
     size = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
     if record[w.ORDER] == F_ORDER:
         size += size + rounded(8 * w.RECORD)
@@ -225,7 +232,7 @@ def scratch_of(x, tensor):
     """Return the bytes of scratch memory that a tensor needs."""
     record, size = words(tensor[w.T_RECORD]), 0
     if x[w.CLIP]:
-        size = units_scratch_of(record)
+        size = units_scratch_of(tensor, record)
     elif tensor[w.T_GRAD_COPIED]:
         size = grad_bytes(tensor, record)
     return size + rounded(record[w.BYTES]) if tensor[w.T_COPIED] else size

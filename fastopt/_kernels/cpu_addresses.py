@@ -17,12 +17,13 @@ from fastopt._kernels.compiling import address_of
 from fastopt._kernels.cpu import element_loop, flush_loop, lazy_loop, number_loop
 from fastopt._kernels.cpu_rows import row_loop
 from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
-from fastopt._kernels.layout import Layout
+from fastopt._kernels.layout import ADDRESS, WIDTH, Layout
 from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigned, words
 from fastopt._kernels.units import unit_loop
-from fastopt.kernels.rule import scalar
+from fastopt.kernels.rule import Rule, scalar
 
-__all__ = ["finish", "flush", "prepare", "row_squares", "squares", "sums", "units", "update"]
+__all__ = ["finish", "flush", "follow", "prepare", "row_squares", "squares", "sums", "units"]
+__all__ += ["update"]
 
 ON_CHUNKS = types.void(*[types.int64] * 5)
 """Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
@@ -69,6 +70,34 @@ def flush(layout: Layout) -> int:
         loop(carray(words(chunks), (count, 3)), carray(unsigned(row), (1, columns)))
 
     return address_of(on_chunks, ON_CHUNKS, layout.rule, "flush")
+
+
+@cache
+def follow(layout: Layout, alone: Rule) -> int:
+    """Return the address of the function that averages chunks of rows of a weight.
+
+    The rule of `layout` updates the weight too; `alone` is the one that only averages.
+    """
+    parts, average = len(layout.weight), layout.first_kept - 1
+    place = (len(layout.rule.hyper) - 1) * np.dtype(layout.real).itemsize
+    own = Layout(alone, layout.real, layout.weight, layout.weight[0], (layout.real,))
+    loop, state, grad, record = element_loop(own), own.first_state, own.first_grad, own.record
+    loop = scalar(loop)
+
+    def on_chunks(chunks, count, row, fields, _):
+        listed, table = np.empty((count, 3), np.int64), np.zeros((1, grad + 1), np.uint64)
+        given = unsigned(row)
+        for k in range(count):
+            listed[k, 0] = 0
+            for end in range(1, 3):
+                listed[k, end] = words(chunks)[3 * k + end] * np.int64(given[WIDTH])
+        for part in range(parts):
+            table[0, ADDRESS + part] = given[ADDRESS + part]
+        table[0, state] = given[average]
+        table[0, grad] = given[ADDRESS]  # the rule reads no gradient
+        loop(listed, table, carray(record_pointer(fields + place, record), (1,)))
+
+    return address_of(on_chunks, ON_CHUNKS, layout.rule, "follow", also=(alone,))
 
 
 @cache

@@ -98,10 +98,13 @@ def advance(x, tensor):
             doubles(record[w.FIELDS])[f] = value
         else:
             singles(record[w.FIELDS])[f] = np.float32(value)
+    follows, tensor[w.T_FOLLOW] = words(tensor[w.T_KERNELS])[w.FOLLOW], 0
     if hyper[w.SKIPS]:
         tensor[w.T_RECORD], tensor[w.T_LISTED] = x[w.NOTHING], 0
         tensor[w.T_KERNELS] = words(x[w.NOTHING])[w.KERNELS]
-    elif hyper[w.RESTS] and record[w.RESTING]:
+    elif record[w.RESTING] and (hyper[w.RESTS] or follows):
+        if not hyper[w.RESTS]:
+            tensor[w.T_FOLLOW] = tensor[w.T_RECORD]
         resting = words(record[w.RESTING])
         tensor[w.T_RECORD] = record[w.RESTING]
         tensor[w.T_KERNELS] = resting[w.ROW_KERNELS if tensor[w.T_LISTED] else w.KERNELS]
@@ -140,6 +143,9 @@ def begin(x, k):
     if tensor[w.T_LISTED]:
         enter_rows(tensor, row)
     row[record[w.WEIGHT_COLUMN]], row[record[w.GRAD_COLUMN]] = weight, grad
+    if tensor[w.T_FOLLOW]:
+        follower = words(tensor[w.T_FOLLOW])
+        words(follower[w.ROW])[follower[w.WEIGHT_COLUMN]] = weight
 
 
 @scalar
@@ -180,15 +186,26 @@ def finalize(tensor, step):
 
 
 @scalar
-def flush(tensor, first, count):
-    """Apply the deferred decay of rows, including this step's."""
+def covers(tensor):
+    """Whether all rows are changed after an update of the indexed ones."""
+    return words(tensor[w.T_KERNELS])[w.FLUSH] != 0 or tensor[w.T_FOLLOW] != 0
+
+
+@scalar
+def cover(tensor, first, count):
+    """Apply the deferred decay of rows, including this step's, and average them."""
     record, chunk = words(tensor[w.T_RECORD]), np.empty(3, np.int64)
     chunk[0], chunk[1], chunk[2] = 0, first, count
-    totals = doubles(words(record[w.ROW])[DECAY])
-    totals[0] = totals[1]
-    place = np.int64(chunk.ctypes.data)
-    call(words(tensor[w.T_KERNELS])[w.FLUSH], place, 1, record[w.ROW], record[w.FIELDS], 0)
-    chunk[0] = 1  # a use after the call: arrays are freed after their last one
+    place, flush = np.int64(chunk.ctypes.data), words(tensor[w.T_KERNELS])[w.FLUSH]
+    if flush:
+        totals = doubles(words(record[w.ROW])[DECAY])
+        totals[0] = totals[1]
+        call(flush, place, 1, record[w.ROW], record[w.FIELDS], 0)
+    if tensor[w.T_FOLLOW]:
+        record = words(tensor[w.T_FOLLOW])
+        follow = words(record[w.ROW_KERNELS])[w.FOLLOW]
+        call(follow, place, 1, record[w.ROW], record[w.FIELDS], 0)
+    chunk[0] = 1  # a use after the calls: arrays are freed after their last one
 
 
 @scalar
@@ -203,8 +220,8 @@ def update(x, k):
         finalize(tensor, step)
     if kernels[w.UPDATE]:
         call(kernels[w.UPDATE], tensor[w.T_CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
-    if kernels[w.FLUSH]:
-        flush(tensor, 0, record[w.LENGTHS])
+    if covers(tensor):
+        cover(tensor, 0, record[w.LENGTHS])
     end(x, k)
 
 
@@ -401,7 +418,7 @@ def cut(place, tensor):
     return place * items // size // line * line
 
 
-BEGIN, END, UPDATES, FLUSHES, REDUCTIONS = range(5)
+BEGIN, END, UPDATES, COVERS, REDUCTIONS = range(5)
 """Phases of a large call; reductions are numbered from REDUCTIONS on."""
 
 
@@ -416,13 +433,13 @@ def share_call(context, phase, first, last, share):
             else:
                 end(x, k)
         return
-    if phase == FLUSHES:
+    if phase == COVERS:
         for k in range(first, last):
             tensor = tensor_of(x, k)
             height = words(tensor[w.T_RECORD])[w.LENGTHS]
-            if words(tensor[w.T_KERNELS])[w.FLUSH]:
+            if covers(tensor):
                 start, stop = height * share // shares, height * (share + 1) // shares
-                flush(tensor, start, stop - start)
+                cover(tensor, start, stop - start)
         return
     total, before = 0, 0
     for k in range(first, last):
@@ -461,21 +478,21 @@ def run_call(context, n, _, __, ___):
     x = words(context)
     group = 1 if x[w.REPEATS] or (n > 1 and not are_apart(x, n)) else n
     for first in range(0, n, max(group, 1)):
-        last, passes, copies, flushes = first + group, 0, False, False
+        last, passes, copies, covered = first + group, 0, False, False
         for k in range(first, last):
             tensor = tensor_of(x, k)
             advance(x, tensor)
             passes = max(passes, words(tensor[w.T_KERNELS])[w.PASSES])
-            flushes = flushes or words(tensor[w.T_KERNELS])[w.FLUSH] != 0
+            covered = covered or covers(tensor)
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
                 begin(x, k)
         for number in range(passes + 4):
-            # In order: copies, reductions, updates, deferred decay, copies back.
+            # In order: copies, reductions, updates, all rows, copies back.
             phase = BEGIN if number == 0 else REDUCTIONS + number - 1
             if number > passes:
                 phase = END if number == passes + 3 else UPDATES + number - passes - 1
-            if phase >= REDUCTIONS or phase == UPDATES or (copies if phase < UPDATES else flushes):
+            if phase >= REDUCTIONS or phase == UPDATES or (copies if phase < UPDATES else covered):
                 call(x[w.SPREAD], context, phase, first, last, x[w.UPDATE_SHARE])
             if phase >= REDUCTIONS:
                 for k in range(first, last):

@@ -32,8 +32,9 @@ RECORD = LENGTHS + AXES
 
 # Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
 # BY_ROW: chunks of an update consist of indexed rows, and with EVERY_ROW dense gradients index all
-# rows. FLUSH applies deferred decay to all rows after each update, if it is not 0.
-UPDATE, SQUARES, UNITS, BY_ROW, FLUSH, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 5, 6, 3
+# rows. FLUSH applies deferred decay to all rows after each update, if it is not 0. FOLLOW, if it is
+# not 0, averages all rows after the indexed ones have been updated with the RESTING record.
+UPDATE, SQUARES, UNITS, BY_ROW, FLUSH, FOLLOW, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 5, 6, 7, 3
 EVERY_ROW = 2
 
 # Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
@@ -46,14 +47,15 @@ EVERY_ROW = 2
 
 # Words of a tensor of a call. T_UNIT_WEIGHT to T_UNIT_OUT are addresses of arrays in C order, from
 # which gradients with clipped units are computed. T_COUNT is its update count if Python has
-# counted, else -1. Words from T_INDICES on are of row-sparse gradients: the indices, their number,
+# counted, else -1. T_FOLLOW is the record with whose FOLLOW all rows are averaged, or 0. Words from
+# T_INDICES on are of row-sparse gradients: the indices, their number,
 # memory for them, whether they ascend, the rows as kernels read them, and the chunks that are
 # measured; see :mod:`fastopt._kernels.row_admission`.
 (T_RECORD, T_HYPER, T_COUNT, T_WEIGHT, T_COPIED, T_LOW, T_HIGH, T_GRAD, T_GRAD_CODE,
  T_GRAD_COPIED, T_GRAD_LOW, T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_MEASURED,
  T_UNIT_WEIGHT, T_UNIT_GRAD, T_UNIT_OUT, T_KERNELS, T_CHUNKS, T_LISTED, T_STATUS, T_INDICES,
  T_LENGTH, T_REGION, T_ASCENDS, T_ROWS, T_STARTS, T_ORDER, T_CUTS, T_CUT_COUNT,
- T_CUT_SUMS, T_CHUNK, _, T_SEGMENTS, T_GRAD_AXES, T_STRIDES) = range(38)  # fmt: skip
+ T_CUT_SUMS, T_CHUNK, _, T_SEGMENTS, T_GRAD_AXES, T_FOLLOW, T_STRIDES) = range(39)  # fmt: skip
 T_GRAD_STRIDES = T_STRIDES + AXES
 T_GRAD_LENGTHS = T_GRAD_STRIDES + AXES
 TENSOR = T_GRAD_LENGTHS + AXES

@@ -36,7 +36,7 @@ from fastopt._kernels.objects import (
 from fastopt._kernels.strided import rounded, size_of
 from fastopt.kernels.rule import scalar
 
-__all__ = ["addresses", "enter_rows", "row_room", "rows_before", "work_of"]
+__all__ = ["addresses", "cut_rows", "enter_rows", "row_room", "rows_before", "work_of"]
 
 # What the front needs of a tensor with a row-sparse gradient
 
@@ -205,7 +205,7 @@ def admit_values(x, tensor, record, values, indices, before):
 def check_rows(x, tensor, record, grad):
     """Check a row-sparse gradient, and enter its arrays."""
     kernels, ordered = record[w.ROW_KERNELS], record[w.ORDER] == C_ORDER
-    if kernels == 0 or not ordered or x[w.CLIP]:
+    if kernels == 0 or not ordered:
         return w.REFUSED
     by_row = words(kernels)[w.BY_ROW] != 0
     every = words(grad)[w.TYPE] == x[w.NDARRAY] and words(kernels)[w.BY_ROW] == w.EVERY_ROW
@@ -335,6 +335,16 @@ def are_unique(rows, count, height, bits):
     return True
 
 
+@scalar
+def cut_rows(tensor, record):
+    """Divide rows, each of which is indexed once, into chunks."""
+    count, step, cuts = tensor[w.T_SEGMENTS], step_of(record), words(tensor[w.T_CUTS])
+    found = tensor[w.T_CUT_COUNT] = (count + step - 1) // step
+    for c in range(found):
+        cuts[3 * c], cuts[3 * c + 1] = 0, c * step
+        cuts[3 * c + 2] = min(step, count - c * step)
+
+
 def order_rows(context, k, _, __, ___):
     """Order the rows of tensor `k`, and divide them into chunks.
 
@@ -355,21 +365,17 @@ def order_rows(context, k, _, __, ___):
         tensor[w.T_ROWS] = region if tensor[w.T_INDICES] else x[w.COUNTING]
         tensor[w.T_SEGMENTS] = count
         tensor[w.T_STARTS] = tensor[w.T_ORDER] = x[w.COUNTING]
-        found = (count + step - 1) // step
-        for c in range(found):
-            words(cuts)[3 * c], words(cuts)[3 * c + 1] = 0, c * step
-            words(cuts)[3 * c + 2] = min(step, count - c * step)
+        cut_rows(tensor, record)
     else:
         tensor[w.T_ROWS], tensor[w.T_STARTS] = places, places + 8 * (count + 1)
         tensor[w.T_ORDER] = places + 16 * (count + 1)
-        tensor[w.T_SEGMENTS], found = segments.sort_rows(
+        tensor[w.T_SEGMENTS], tensor[w.T_CUT_COUNT] = segments.sort_rows(
             carray(words(region), (count,)),
             height,
             step,
             carray(words(places), (segments.PLACES, count + 1)),
             carray(words(cuts), (count // step + 1, 3)),
         )
-    tensor[w.T_CUT_COUNT] = found
     if by_row:
         tensor[w.T_CHUNK] = tensor[w.T_CHUNK + 1] = 0  # one chunk of all rows
         place = x[w.TENSORS] + 8 * (w.TENSOR * k + w.T_CHUNK)

@@ -22,6 +22,8 @@ class Option:
     attributes: tuple[str, ...]
     to_torch: Callable[..., Any]
     from_torch: Callable[[Any], tuple[float, ...]]
+    default: float | None = None
+    """Value for groups without the option; None if groups must have it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ BETAS = Option(("beta1", "beta2"), lambda *betas: betas, tuple)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-SUMS = {name: same(name) for name in ("lr_decay", "initial_accumulator_value")}
+SUMS = {
+    name: replace(same(name), default=0.0) for name in ("lr_decay", "initial_accumulator_value")
+}
 
 
 def plain(optimizer: Any) -> dict[str, bool]:

@@ -133,7 +133,8 @@ def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
     """Form of a fastopt class that supports all options of the groups."""
     reasons: dict[str, int] = {}
     for form in FORMS.get(name, ()):
-        lacking = {key for key in form.options for group in groups if key not in group}
+        needed = {key for key, option in form.options.items() if option.default is None}
+        lacking = {key for key in needed for group in groups if key not in group}
         odd = {
             f"{key}={value}"
             for group in groups
@@ -156,7 +157,7 @@ def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, float
     """Fastopt's attributes for the options of the groups, which must agree."""
     attributes: dict[str, float] = {}
     for name, option in form.options.items():
-        values = {option.from_torch(group[name]) for group in groups}
+        values = {option.from_torch(group.get(name, option.default)) for group in groups}
         if len(values) > 1:
             raise CheckpointError(f"the groups differ in {name}: {sorted(values)}")
         for attribute, value in zip(option.attributes, *values, strict=True):

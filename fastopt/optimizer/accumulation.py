@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.accumulate import accumulate, add, room
+from fastopt._engine.accumulate import accumulate, room, sum_of_rows
 from fastopt._engine.hyper import constant
 from fastopt._engine.planner import Planner, table_of
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import DONE, OK
-from fastopt._kernels.table import Table, launch
+from fastopt._kernels.table import Table
 from fastopt.optimizer.optimizer import Index, Optimizer
 from fastopt.sparse import RowSparse
 
@@ -34,7 +34,7 @@ class Sum(Optimizer):
     rule = accumulate
 
     def __init__(self, keep: bool) -> None:
-        super().__init__()
+        super().__init__(lazy_update=keep)
         self.keep = keep
         self.unchecked = False  # there are no multipliers
 
@@ -56,8 +56,12 @@ class Sums(Planner):
         averaging: Any = None,
     ) -> Table:
         """See :meth:`Planner.table <fastopt._engine.planner.Planner.table>`."""
-        context = label(index, self.optimizer.idx2name)
-        return table_of(context, accumulate, (header(weight),), grad, ())
+        context, sparse = label(index, self.optimizer.idx2name), isinstance(grad, RowSparse)
+        lazy = sparse and self.optimizer.lazy_update
+        table = table_of(context, accumulate, (header(weight),), grad, (), lazy=lazy)
+        if sparse:
+            table.list_rows(context, grad)
+        return table
 
 
 class Adder:
@@ -83,7 +87,7 @@ class Adder:
         """Return the state of a sum: None."""
 
     def add(self, calls: Sequence[Any], single: bool) -> None:
-        """Add dense gradients: ``(index, sum, gradient, None)`` for each."""
+        """Add gradients to dense sums: ``(index, sum, gradient, None)`` for each."""
         indices, sums, grads = [[call[k] for call in calls] for k in range(3)]
         if self.records.take(self, indices, grads, sums, single) is None:
             plan = self.planner.prepare(calls, single)
@@ -169,20 +173,18 @@ class Windows:
         """Add validated gradients to their sums, without counting the calls."""
         calls: tuple[list[Any], list[Any]] = [], []
         sums: dict[Index, Any] = {}
-        tables: list[Table] = []
         for index, weight, grad in entries:
             context, keep = label(index, names), index in self.calls
             total = self.sums.get(index)
-            if isinstance(grad, RowSparse):
-                sums[index], more = add(context, total, grad, weight, keep)
-                tables += more
-            else:
+            rows = sum_of_rows(context, total, grad, weight, keep)
+            if rows is None:
                 sums[index] = room(context, total, weight, keep)
                 calls[keep].append((index, sums[index], grad, None))
+            else:
+                sums[index] = rows
         for adder, some in zip(self.adders, calls, strict=True):
             if some:
                 adder.add(some, single)
-        launch(tables)
         self._put(sums)
 
     def _put(self, sums: dict[Index, Any]) -> None:

@@ -18,7 +18,7 @@ REFUSED = [
     (optimizer.SGD, {"momentum": 0.9, "dampening": 0.5}, r"cannot have \['dampening=0.5'\]"),
     (optimizer.SGD, {"momentum": 0.9, "nesterov": True}, "nesterov=True"),
     (optimizer.NAG, {"momentum": 0.9, "nesterov": False}, "nesterov=False"),
-    (optimizer.AdaGrad, {"lr_decay": -0.1, "initial_accumulator_value": 0}, "lr_decay"),
+    (optimizer.AdaGrad, {"lr_decay": -0.1}, "lr_decay"),
     (optimizer.AdaDelta, {"rho": 0.9, "lr": 0.5}, "lr=0.5"),
     (optimizer.SGD, {}, r"its groups must have \['momentum'\]$"),
     (optimizer.Adam, {"momentum_decay": 0.1}, "momentum_decay=0.1"),

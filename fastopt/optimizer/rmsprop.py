@@ -33,7 +33,7 @@ def rmsprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return clip(weight - h.lr * grad / math.sqrt(n + h.epsilon), h.clip_weights), (n,)
 
 
-@rule(state=("n", "delta"), nonnegative=("n",), signed=("delta",), hyper=(*FIELDS, "momentum"))
+@rule(state=("n", "delta"), nonnegative=("n",), hyper=(*FIELDS, "momentum"))
 def rmsprop_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """RMSProp with momentum, which includes the learning rate."""
     n, delta = state
@@ -72,7 +72,7 @@ def rmsprop_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> St
     return clip(weight - h.lr * grad / (math.sqrt(n) + h.epsilon), h.clip_weights), (n,)
 
 
-@rule(state=("n", "buffer"), nonnegative=("n",), signed=("buffer",), hyper=(*FIELDS, "momentum"))
+@rule(state=("n", "buffer"), nonnegative=("n",), hyper=(*FIELDS, "momentum"))
 def rmsprop_momentum_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """RMSProp with momentum, which excludes the learning rate; epsilon is outside the root."""
     n, buffer = state

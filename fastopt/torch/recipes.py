@@ -18,8 +18,9 @@ from fastopt.torch.rules import Delta, HeavyBall, Rectified
 __all__ = ["COMMON", "Made", "Recipe", "apply", "check_arguments", "is_name", "names", "recipe"]
 
 EXTRAS = (
-    *("cautious", "cautious_decay", "clip_gradient", "lazy_update", "master", "multi_precision"),
-    *("rounding", "seed", "sparse_decay", "stable", "state_dtype", "state_min_size"),
+    *("cautious", "cautious_decay", "clip_gradient", "corrected_decay", "lazy_update", "master"),
+    *("multi_precision", "rounding", "seed", "sparse_decay", "stable", "state_dtype"),
+    "state_min_size",
 )
 """Arguments of fastopt's optimizers that every class accepts if its rule has them."""
 

@@ -18,12 +18,16 @@ ids = [f"{i}-{case['name']}" for i, case in enumerate(OTHERS)]
 
 
 def once_by_default(cases):
-    """Parameters of which by default the first of each class that has no other test is run."""
-    names = ["Adam", "AdamW", "Nadam"]
+    """Parameters of which by default the first of each class that has no other test is run.
+
+    AMSGrad is run for Adam.
+    """
+    names = ["Adam", "AdamW", "Nadam", "AdamW amsgrad", "Nadam amsgrad"]
     parameters = []
     for case in cases:
-        parameters += exhaustive(case) if case["class"] in names else [case]
-        names.append(case["class"])
+        name = case["class"] + " amsgrad" * bool(case["arguments"].get("amsgrad"))
+        parameters += exhaustive(case) if name in names else [case]
+        names.append(name)
     return parameters
 
 

@@ -6,4 +6,6 @@ from fastopt.distributed.memory import flat_like as flat_like
 from fastopt.distributed.table import ShardedTable as ShardedTable
 from fastopt.distributed.tables import ShardedTables as ShardedTables
 from fastopt.distributed.threads import run_threads as run_threads
+from fastopt.distributed.together import latest_checkpoint as latest_checkpoint
+from fastopt.distributed.together import save_checkpoint as save_checkpoint
 from fastopt.distributed.updater import ShardedUpdater as ShardedUpdater

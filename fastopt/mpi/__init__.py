@@ -12,3 +12,5 @@ from fastopt.distributed import ShardedTable as ShardedTable
 from fastopt.distributed import ShardedTables as ShardedTables
 from fastopt.distributed import ShardedUpdater as ShardedUpdater
 from fastopt.distributed import flat_like as flat_like
+from fastopt.distributed import latest_checkpoint as latest_checkpoint
+from fastopt.distributed import save_checkpoint as save_checkpoint

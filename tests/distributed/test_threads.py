@@ -1,6 +1,6 @@
 """Checks of ``tests/distributed/ranks`` on threads, and what is particular to them.
 
-The other modules run on processes alone, as they update rows by several plain updaters at once.
+``tests/mpi/test_jobs.py`` runs a part of them on processes, and those that need processes.
 """
 
 import threading
@@ -16,11 +16,36 @@ from helpers.ranks import THREADS_CANNOT, names_of, run_checks
 ONES = np.ones(4, np.float32)
 
 
-@pytest.mark.parametrize("ranks", [3])
-@pytest.mark.parametrize("module", ["settings", "join", "divergence", *exhaustive("overlap")])
-def test_checks_pass(module, ranks):
-    done = run_checks(ranks, f"ranks_{module}", skipped=THREADS_CANNOT)
-    assert done == [n for n in names_of(f"ranks_{module}") if n not in THREADS_CANNOT]
+JOBS = [
+    ("checkpoints", 2),
+    ("checkpoints", 4),
+    ("divergence", 3),
+    ("embeddings", 2),
+    ("embeddings", 3),
+    ("join", 3),
+    ("settings", 3),
+    ("trainer", 2),
+]
+"""Modules of checks, and numbers of ranks."""
+
+MORE = [
+    *(("checkpoints", 1), ("overlap", 4), ("settings", 1)),
+    *(("tables", 1), ("tables", 3), ("updates", 1), ("updates", 3)),
+]
+FILES = "checkpoints", "embeddings", "trainer"
+"""Modules whose checks take a folder, in which they find the files of the jobs before."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {module: [tmp_path_factory.mktemp(module)] for module in FILES}
+
+
+@pytest.mark.parametrize("job", [*JOBS, *exhaustive(*MORE)], ids="{0[0]}-{0[1]}".format)
+def test_checks_pass(job, folders):
+    module, ranks = f"ranks_{job[0]}", job[1]
+    done = run_checks(ranks, module, *folders.get(job[0], ()), skipped=THREADS_CANNOT)
+    assert done == [name for name in names_of(module) if name not in THREADS_CANNOT]
 
 
 def test_a_rank_whose_program_ends_is_an_error_of_the_others():

@@ -24,8 +24,8 @@ THREADS_CANNOT = {
     "check_state_is_shared_out",
 }
 """Checks that change or measure their process, or whose plain updater must be alone in it."""
-OF_FORMULAS = {"check_averages_are_those_of_one_process", "check_every_optimizer"}
-"""Checks that send the same over every communicator; threads and MPI run them, torch does not."""
+OF_FORMULAS = {"check_averages_are_those_of_one_process", "check_rules"}
+"""Checks that send the same over every communicator; threads or MPI run them, torch does not."""
 
 
 class World:

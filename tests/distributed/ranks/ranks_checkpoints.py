@@ -5,12 +5,19 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 from ranks_common import comm, copied, exact, raised, summed
 
-from fastopt import RowSparse, optimizer
+from fastopt import EmbeddingTable, RowSparse, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError, files
-from fastopt.distributed import ShardedTable, ShardedUpdater
+from fastopt.distributed import (
+    ShardedEmbeddingTable,
+    ShardedTable,
+    ShardedUpdater,
+    latest_checkpoint,
+    save_checkpoint,
+)
 from helpers.cases import CASES, Case
 from helpers.tensor_lists import everything, frozen, normal
 
@@ -22,6 +29,7 @@ SHAPES = {
     "wide_weight": (9, 200),
 }
 NAMES = dict(enumerate(SHAPES))
+LAST = comm.rank == comm.size - 1
 RANKS = 4
 """Shares that a batch has, whatever the number of ranks."""
 
@@ -372,6 +380,65 @@ def total_of(number):
         summed([exact(100 * number + 10 * part + k, shape, np.float32) for part in range(RANKS)])
         for k, shape in enumerate(SHAPES.values())
     ]
+
+
+def check_updaters_and_tables_are_one_checkpoint(folder):
+    """A job of another size loads it too; a part that fails leaves all of the old one."""
+    folder = Path(folder, "together")
+    for found in filter(None, [latest_checkpoint(folder)]):
+        go_on(*loaded(found))
+    updater, weight, table = parts_of(1)
+    save = lambda path: updater.save(path, {"w": weight})  # noqa: E731
+    comm.Barrier()
+    save_checkpoint(folder, {"model": save, "words": table.save}, comm)
+    found = latest_checkpoint(folder)
+    updater("w", np.ones(9), weight)
+    for bad in (failing, table.table.dim):
+        with pytest.raises((OSError, TypeError), match=r"disk of rank|parts must be functions"):
+            save_checkpoint(folder, {"model": save, "words": bad}, comm)
+        assert latest_checkpoint(folder) == found
+        go_on(*loaded(found))
+    comm.Barrier()
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["latest.json", found["model"].parent.name]
+    )
+    if comm.size > 1:
+        with raised(ValueError, "ranks disagree: for parts"):
+            save_checkpoint(folder, {"model" if LAST else "other": save}, comm)
+
+
+def parts_of(steps):
+    """An updater with its weight, and a table, after some steps."""
+    updater, weight = ShardedUpdater(optimizer.Adam(), comm), np.zeros(9)
+    table = ShardedEmbeddingTable(EmbeddingTable(4, "adam", init="zeros"), comm)
+    for _ in range(steps):
+        updater("w", np.full(9, 1 / comm.size), weight)
+        table.update(np.arange(5), np.full((5, 4), 1 / comm.size, np.float32))
+    return updater, weight, table
+
+
+def loaded(found):
+    """The parts of a checkpoint."""
+    updater, weight, _ = parts_of(0)
+    updater.load(found["model"], weights={"w": weight})
+    return updater, weight, ShardedEmbeddingTable.load(found["words"], comm)
+
+
+def go_on(updater, weight, table):
+    """The parts are those of one step, and go on."""
+    expected = parts_of(2)
+    updater("w", np.full(9, 1 / comm.size), weight)
+    table.update(np.arange(5), np.full((5, 4), 1 / comm.size, np.float32))
+    np.testing.assert_allclose(weight, expected[1], rtol=1e-6)
+    rows = [each.lookup(np.arange(5)) for each in (table, expected[2])]
+    np.testing.assert_allclose(*rows, rtol=1e-6)
+
+
+def failing(path):
+    """Save a part; one rank cannot."""
+    if LAST:
+        raise OSError(errno.ENOSPC, f"disk of rank {comm.rank} is full")
+    Path(path).touch()
 
 
 def check_masters_go_along(folder):

@@ -50,7 +50,7 @@ class StepInfo(NamedTuple):
         Whether the update was skipped because a gradient was not finite.
     global_norm : float or None
         Euclidean norm of all gradients of the call, concatenated; None if it was not computed.
-    culprits : tuple of str
+    non_finite : tuple of str
         Names of the parameters with non-finite gradients.
     d : float or None
         Distance estimate that :class:`~fastopt.optimizer.Prodigy` used in this update.
@@ -61,14 +61,14 @@ class StepInfo(NamedTuple):
     Examples
     --------
     >>> from fastopt.amp import StepInfo
-    >>> StepInfo(stepped=False, skipped=True, culprits=("fc_weight",)).culprits
+    >>> StepInfo(stepped=False, skipped=True, non_finite=("fc_weight",)).non_finite
     ('fc_weight',)
     """
 
     stepped: bool
     skipped: bool
     global_norm: float | None = None
-    culprits: tuple[str, ...] = ()
+    non_finite: tuple[str, ...] = ()
     d: float | None = None
     slow: SlowCalls = SlowCalls()
 

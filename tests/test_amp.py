@@ -205,6 +205,6 @@ def test_an_incomplete_state_changes_nothing():
 def test_step_info_is_a_value_that_cannot_be_changed():
     info = StepInfo(stepped=True, skipped=False, global_norm=1.5)
     assert info == StepInfo(True, False, 1.5, ())
-    assert info.culprits == ()
+    assert info.non_finite == ()
     with pytest.raises(AttributeError):
         info.stepped = False

@@ -65,9 +65,9 @@ def scale_of(scaler: LossScaler | None) -> float:
 
 def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: float) -> StepInfo:
     """Return the result of a call that was skipped because of non-finite gradients."""
-    culprits = map(check_index, compress(indices, ~np.isfinite(sums)))
-    words = tuple(names.get(index, str(index)) for index in culprits)
-    return StepInfo(stepped=False, skipped=True, global_norm=norm, culprits=words)
+    found = map(check_index, compress(indices, ~np.isfinite(sums)))
+    non_finite = tuple(names.get(index, str(index)) for index in found)
+    return StepInfo(stepped=False, skipped=True, global_norm=norm, non_finite=non_finite)
 
 
 def squares(calls: Sequence[tuple[Any, ...]]) -> Array:

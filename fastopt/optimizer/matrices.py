@@ -22,7 +22,7 @@ from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
 from fastopt.optimizer.families import VariantFlags, shrunk_by
 from fastopt.optimizer.keywords import MatrixFamilyArguments, Rate
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
 from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
 
@@ -30,19 +30,22 @@ __all__ = ["Directions", "MatrixFamily", "Part", "Rescaled", "Shape", "descent",
 
 Shape = tuple[int, ...]
 
-COUNTED = ("_index_update_count", "begin_num_update", "idx2name", "param_dict")
-TABLES = ("lr_mult", "wd_mult")
-RATES = ("lr", "lr_scheduler", "wd", "seed", "rounding")
 SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
 """Attributes that :class:`Rescaled` copies from the optimizer."""
 
 ROUNDED = ("seed", "rounding", "idx2name")
 """Attributes that the step along a direction shares with the optimizer."""
 
-SHARED = (*COUNTED, *TABLES, "rescale_grad", "row_decay", "masters_given")
+SHARED = (
+    *("_index_update_count", "begin_num_update", "idx2name", "param_dict", "lr_mult", "wd_mult"),
+    *("rescale_grad", "row_decay", "masters_given"),
+)
 """Attributes that every fallback shares with the optimizer."""
 
-NAMED = (*RATES, "clip_gradient", "multi_precision", "state_dtype", "maximize")
+NAMED = (
+    *("lr", "lr_scheduler", "wd", "seed", "rounding"),
+    *("clip_gradient", "multi_precision", "state_dtype", "maximize"),
+)
 """Further attributes that a fallback given by name shares."""
 
 
@@ -497,7 +500,7 @@ class MatrixFamily(VariantFlags):
 
     def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """See :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
-        with self.lock, uninterrupted:
+        with self.lock, unused(self.stepping), uninterrupted:
             if self.falls_back(index, weight):
                 self._fallback().update(index, weight, grad, state)
                 return

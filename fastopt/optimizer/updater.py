@@ -412,10 +412,14 @@ class Updater(Resumable):
         single = not is_listed(index)
         if single:
             indices, grads, weights = [check_index(index)], [grad], [weight]
+            if indices[0] is not index:
+                self(indices[0], grad, weight)  # bytes, or a NumPy integer or string
+                return
         else:
-            indices, grads, weights = as_lists(index, grad, weight)
-            indices = [check_index(each) for each in indices]
-            if not all(isinstance(each, (list, tuple)) for each in (index, grad, weight)):
+            own, grads, weights = as_lists(index, grad, weight)
+            indices = [check_index(each) for each in own]
+            lists = all(isinstance(each, (list, tuple)) for each in (index, grad, weight))
+            if not (lists and all(map(is_, indices, own))):
                 self(indices, grads, weights)  # dictionary views, converted to lists
                 return
         groups = self.planner.groups

@@ -176,7 +176,7 @@ def test_a_gradient_that_is_not_finite_skips_the_window(bad, value):
     for k in range(2):
         made(0, np.array([1, value if k == bad else 1], np.float32), weight)
     assert made.info.skipped
-    assert made.info.culprits == ("0",)
+    assert made.info.non_finite == ("0",)
     assert scaler.scale == 2.0
     assert (weight == 1).all()
     assert made.optimizer.num_update == 0

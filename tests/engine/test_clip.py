@@ -123,14 +123,14 @@ def test_an_overflow_changes_nothing_and_tells_who(case, bad):
         as_list(updater, tensors, grads, weights.values())
         assert updater.info.skipped
         assert not updater.info.stepped
-        assert updater.info.culprits == ("conv_weight", "table_weight")
+        assert updater.info.non_finite == ("conv_weight", "table_weight")
         assert not math.isfinite(updater.info.global_norm)
         assert (scaler.scale, scaler.good_steps) == (scale / 2, 0)
         scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
         before = before[:-1]
         assert everything(updater, weights)[:-1] == before
         updater(8, grads[8], weights[8])
-        assert updater.info.culprits == ("table_weight",)
+        assert updater.info.non_finite == ("table_weight",)
         assert everything(updater, weights)[:-1] == before
         scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
         good = [times(g, scale) for g in slopes(tensors, step)]
@@ -154,7 +154,7 @@ def test_an_overflow_leaves_the_decay_of_rows_and_the_sums_of_lbsgd():
             updater([0, 1], [rows, np.ones(3)], weights)
             before = everything(updater, weights)[:-1]
             updater([0, 1], [rows, np.array([1, np.nan, 1])], weights)
-            assert updater.info.culprits == ("1",)
+            assert updater.info.non_finite == ("1",)
             assert everything(updater, weights)[:-1] == before
 
 
@@ -319,7 +319,7 @@ def test_info_tells_what_the_last_call_did():
     assert updater.info == StepInfo(stepped=True, skipped=False)
     updater.clip_global_norm = 1.0
     updater([1, "two"], [np.full(3, np.inf), np.full(3, np.nan)], [weight, weight.copy()])
-    assert updater.info.culprits == ("1", "two")
+    assert updater.info.non_finite == ("1", "two")
     updater([1], [np.zeros(3)], [weight])
     assert updater.info == StepInfo(True, False, 0.0, ())
 

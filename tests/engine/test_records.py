@@ -246,6 +246,7 @@ def test_indices_of_other_types_are_those_of_python(index):
     assert [*updater.states] == [*updater.optimizer._index_update_count]
     assert {*map(type, updater.states)} <= {int, str}
     np.testing.assert_array_equal(weight, [-6, -6])
+    assert updater.info.slow.calls == 0
     served(updater)
 
 

@@ -377,7 +377,7 @@ def test_a_skipped_step_names_the_table():
     before = everything(updater, weights)[:3]
     updater([0, 1], [good, (np.full((1, 2), np.inf), [2])], weights)
     assert updater.info.skipped
-    assert updater.info.culprits == ("words",)
+    assert updater.info.non_finite == ("words",)
     assert everything(updater, weights)[:3] == before
     served(updater)
 

@@ -155,9 +155,9 @@ def test_a_call_that_is_skipped_changes_nothing_but_the_loss_scale(setting):
     for _ in range(3):
         updater([0, 1], [np.ones(3), bad], weights[:2])
         assert updater.info.skipped
-        assert updater.info.culprits == ("1",)
+        assert updater.info.non_finite == ("1",)
         updater([1, 2], [np.ones(3), bad], weights[1:])  # the second has no state yet
-        assert updater.info.culprits == ("2",)
+        assert updater.info.non_finite == ("2",)
         updater(0, bad, weights[0])
         updater(0, np.array([1.0, 1.0, np.nan]), weights[0])
     assert everything(updater, weights)[:4] == before

@@ -148,7 +148,7 @@ def test_the_clip_of_the_norm_covers_all_groups(way, factor):
     grads[4][0] = np.inf
     way(made, grads, weights) if way is not one_by_one else made(NAMES[4], grads[4], weights[4])
     assert made.info.skipped
-    assert made.info.culprits == ("head.weight",)
+    assert made.info.non_finite == ("head.weight",)
     assert bits(weights) == before
 
 

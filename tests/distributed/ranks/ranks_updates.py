@@ -267,7 +267,7 @@ def check_norm_and_overflow_are_agreed():
     slopes = lambda k, r: np.full(shapes[k], np.inf if r == last and k else 1.0, np.float32)  # noqa: E731
     pair.step([0, 1], slopes)
     assert pair.sharded.info.skipped
-    assert pair.sharded.info.culprits == ("1",)
+    assert pair.sharded.info.non_finite == ("1",)
     assert frozen((pair.ours, pair.sharded.states)) == before
     assert pair.sharded.loss_scaler.scale == pair.alone.loss_scaler.scale == 512
     pair.step([0, 1], lambda k, r: exact(r, shapes[k], np.float32))

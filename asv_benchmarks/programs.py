@@ -12,6 +12,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -164,6 +166,49 @@ def hashed_features() -> Iterator[Step]:
         yield [0], [(normal(len(rows)), rows)], [weight]
 
 
+def factorization_machine() -> Iterator[Step]:
+    """A number, a vector and a matrix, with gradients of a batch."""
+    weights, x, e = (
+        [np.zeros((), np.float32), normal(50), normal(50, 8)],
+        normal(32, 50),
+        normal(32),
+    )
+
+    def make() -> Step:
+        factors = x.T @ (e[:, None] * (x @ weights[2])) - (x * x).T @ e[:, None] * weights[2]
+        return ["w0", "w", "v"], [e.sum(), x.T @ e, factors], weights
+
+    return repeated(make, 200)
+
+
+def gaussian_process() -> Iterator[Step]:
+    """Three length scales and two numbers."""
+    weights, x = [np.zeros(3), np.zeros(()), np.zeros(())], RNG.normal(size=(40, 3))
+    names = ["length", "signal", "noise"]
+    return repeated(lambda: (names, [x.sum(0), x[0] @ x[1], np.trace(x[:3])], weights), 150)
+
+
+def online(rows: int | None) -> Iterator[Step]:
+    """One example in each step: of 20 dense features, or of so many of 20,000 hashed ones."""
+    weight = normal(20_000 if rows else 20)
+    for _ in range(1_000):
+        if rows:
+            own = np.unique(RNG.integers(0, 20_000, rows))
+            yield [0], [(normal(len(own)), own)], [weight]
+        else:
+            yield [0], [normal(20)], [weight]
+
+
+def mapped_weights() -> Iterator[Step]:
+    """A file that is mapped again in each step."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "weights"
+        np.zeros((300, 8), np.float32).tofile(file)
+        for _ in range(100):
+            weight = np.memmap(file, np.float32, "r+", shape=(300, 8))
+            yield [0], [weight - 1], [weight]
+
+
 def episodes(count: int, steps: int) -> Iterator[Step | None]:
     """Short runs of a small model, each with a new optimizer, which None stands for."""
     for _ in range(count):
@@ -188,6 +233,11 @@ PROGRAMS: dict[str, tuple[str, Callable[[], Iterator[Step | None]]]] = {
     "word vectors": ("adagrad", word_vectors),
     "triples of three tables": ("sgd", triples),
     "hashed features": ("adagrad", hashed_features),
+    "factorization machine": ("adam", factorization_machine),
+    "Gaussian process": ("adam", gaussian_process),
+    "online, 20 features, SGD": ("sgd", lambda: online(None)),
+    "online, 12 of 20,000 features, SGD": ("sgd", lambda: online(12)),
+    "weights in a file": ("adam", mapped_weights),
     "meta-learning, 30 episodes of 10 steps": ("adam", lambda: episodes(30, 10)),
     "search, 20 models of 30 steps": ("adam", lambda: episodes(20, 30)),
 }

@@ -15,17 +15,19 @@ def listed_rows(array: Any, wide: DTypeLike) -> tuple[Array, Array]:
 
     Duplicate entries are summed in storage order, in the dtype `wide`.
     """
-    first, *rest = _coordinates(array)
-    rows, position = np.unique(first, return_inverse=True)
+    rows, position, rest = _positions(array)
     values = np.zeros((len(rows), *array.shape[1:]), wide)
-    target = np.ravel_multi_index((position, *rest), values.shape)
+    target = np.ravel_multi_index((position, *rest), values.shape) if rest else position
     np.add.at(values.reshape(-1), target, array.data.astype(wide, copy=False))
     return values.astype(array.dtype, copy=False), rows
 
 
-def _coordinates(array: Any) -> tuple[Array, ...]:
-    """Return the coordinates of the stored entries, one array for each dimension."""
-    if array.format == "coo":
-        return tuple(array.coords)
-    rows = np.repeat(np.arange(len(array.indptr) - 1), np.diff(array.indptr))
-    return (rows, array.indices)[-len(array.shape) :]
+def _positions(array: Any) -> tuple[Array, Array, tuple[Array, ...]]:
+    """Return the rows, and for each stored entry its position in them and its other coordinates."""
+    if array.format == "csr" and len(array.shape) == 2:
+        counts = np.diff(array.indptr)
+        rows = np.flatnonzero(counts)
+        return rows, np.repeat(np.arange(len(rows)), counts[rows]), (array.indices,)
+    first, *rest = (array.indices,) if array.format == "csr" else array.coords
+    rows, position = np.unique(first, return_inverse=True)
+    return rows, position, tuple(rest)

@@ -1,4 +1,4 @@
-"""NumPy views of arrays of other libraries: torch tensors on the CPU, DLPack, buffers.
+"""NumPy views of arrays of other libraries: torch tensors on the CPU, DLPack, buffers, subclasses.
 
 Nothing is copied, and no library is imported. Views are cached; every call checks that the array
 is still the same object with the same memory, shape and dtype.
@@ -47,8 +47,17 @@ def is_foreign(array: Any) -> bool:
     return hasattr(type(array), "__dlpack__") or _is_buffer(array)
 
 
+def is_subclass(array: Any) -> bool:
+    """Whether `array` is of a subclass of ndarray whose memory is its values, such as memmap."""
+    return (
+        isinstance(array, np.ndarray)
+        and type(array) is not np.ndarray
+        and not isinstance(array, np.ma.MaskedArray)
+    )
+
+
 def as_weight(array: Any) -> Any:
-    """Return a writable NumPy view of a foreign array; return other arrays unchanged.
+    """Return a writable NumPy view of a foreign array, or of a subclass; return others unchanged.
 
     Raises
     ------
@@ -57,6 +66,8 @@ def as_weight(array: Any) -> Any:
     ValueError
         The array is read-only.
     """
+    if is_subclass(array):
+        return array.view(np.ndarray)
     known = _known.get(id(array))
     if known is not None and _is_tensor(array):
         view = known.view()
@@ -79,16 +90,21 @@ def as_weight(array: Any) -> Any:
 
 
 def as_gradient(grad: Any) -> Any:
-    """Return a NumPy view, or a RowSparse, of a foreign gradient; return others unchanged.
+    """Return a NumPy view, or a RowSparse, of a foreign gradient or one of a subclass.
+
+    Others are returned unchanged.
 
     Raises
     ------
     TypeError
         NumPy cannot view the array.
     """
+    if is_subclass(grad):
+        return grad.view(np.ndarray)
     if isinstance(grad, OURS):
-        if isinstance(grad, (tuple, list)) and len(grad) == 2 and any(map(is_foreign, grad)):
-            return tuple(map(as_gradient, grad))
+        parts = grad if isinstance(grad, (tuple, list)) and len(grad) == 2 else ()
+        if any(is_foreign(part) or is_subclass(part) for part in parts):
+            return tuple(map(as_gradient, parts))
         return grad
     if _is_tensor(grad):
         if grad.is_cuda:

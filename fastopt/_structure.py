@@ -234,9 +234,10 @@ class _Walk:
             return None
         beside = items(path, grads)
         if beside is None:
+            cure = ": make a list of it" if isinstance(grads, (Iterator, MappingView)) else ""
             raise TypeError(
                 f"gradients{_at(path)} must be nested like the weights, which have a "
-                f"{type(weights).__name__} of {len(below)} there, got {type(grads).__name__}"
+                f"{type(weights).__name__} of {len(below)} there, got {type(grads).__name__}{cure}"
             )
         self.check_names(path, below, beside)
         parts: list[tuple[int, int, _Node | None]] = []
@@ -272,10 +273,15 @@ class _Walk:
 
     def leaf(self, path: str, grad: Any, weight: Any) -> None:
         """Collect a gradient and its weight, unless neither of them is an array."""
+        cure = ""
         if isinstance(weight, (Iterator, MappingView)):
+            cure = "make a list or dict of it"
+        elif _has_arrays(weight):
+            cure = "pass a dict of its arrays"
+        if cure:
             raise TypeError(
                 f"weights{_at(path)} must be arrays, or dicts, lists, tuples or dataclasses of "
-                f"them, got {type(weight).__name__}: make a list or dict of it"
+                f"them, got {type(weight).__name__}: {cure}"
             )
         if isinstance(weight, (Number, np.generic)) and not isinstance(weight, bool):
             raise TypeError(
@@ -321,6 +327,17 @@ def _is_array(value: Any) -> bool:
     except (TypeError, ValueError, BufferError):
         return False
     return True
+
+
+def _has_arrays(value: Any) -> bool:
+    """Whether an object that is no array has attributes that are arrays."""
+    if _is_array(value) or isinstance(value, type):
+        return False
+    slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
+    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
+    own = [*getattr(value, "__dict__", {}).values()]
+    own += [getattr(value, name, None) for name in names if not name.startswith("__")]
+    return any(isinstance(each, np.ndarray) for each in own)
 
 
 def _at(path: str) -> str:
@@ -419,7 +436,8 @@ def _name(path: str, key: Any) -> str:
         return key
     if isinstance(key, Integral) and not isinstance(key, bool):
         return str(int(key))
-    raise TypeError(f"keys{_at(path)} must be strings or integers, got {key!r}")
+    cure = f": join it, {'.'.join(map(str, key))!r}" if isinstance(key, tuple) else ""
+    raise TypeError(f"keys{_at(path)} must be strings or integers, got {key!r}{cure}")
 
 
 def _join(path: str, name: str) -> str:

@@ -27,9 +27,9 @@ class RowSparse:
     ----------
     values : array_like
         The indexed rows, of shape ``(*indices.shape, *shape[1:])``: float16, bfloat16, float32 or
-        float64. Arrays are kept without a copy, whatever their layout. They may be on a CUDA
-        device, with indices there or on the host; methods that compute with the values then raise
-        TypeError.
+        float64. Arrays are kept without a copy, whatever their layout, unless they have another
+        byte order. They may be on a CUDA device, with indices there or on the host; methods that
+        compute with the values then raise TypeError.
     indices : array_like
         The row indices, from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a copy;
         other integers are converted to int64. They may have any shape on the host, such as
@@ -301,6 +301,8 @@ def as_row_sparse(grad: Any, shape: int | tuple[int, ...]) -> RowSparse:
     <RowSparse of shape (100, 3), float64, 1 indexed row>
     """
     if isinstance(grad, RowSparse) and grad.shape == shape:
+        if grad.values is None or grad.indices is None:
+            raise TypeError("the values and indices of a RowSparse must be arrays, got None")
         return grad
     if _is_pair(grad):
         return row_sparse_array(grad, shape)
@@ -345,12 +347,15 @@ def _check_order(values: Any, indices: Any) -> None:
 
 
 def _reals(name: str, values: Any) -> Array:
-    """Return `values` as an array, after checking its dtype."""
+    """Return `values` as an array in native byte order, after checking its dtype."""
+    if values is None:
+        raise TypeError(f"{name} must be an array, got None")
     array = header(values) if is_cuda(values) else _unmasked(name, values)
     dtype = array.dtype  # dtype.name takes microseconds, so `char` is compared first
-    if not (dtype.isnative and (dtype.char in "fd" or dtype.name in REALS)):
-        raise TypeError(f"{name} must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {array.dtype}")
-    return array
+    if not (dtype.char in "fd" or dtype.name in REALS):
+        cure = ": convert with astype('float32')" if dtype.kind in "biuf" else ""
+        raise TypeError(f"{name} must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {dtype}{cure}")
+    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
 
 def _positions(name: str, values: Any, rows: int) -> Array:

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numba
@@ -23,6 +24,13 @@ Layer = namedtuple("Layer", ["weight", "bias"])
 class Net:
     hidden: Any
     out: Any
+
+
+class Slots:
+    __slots__ = ("w",)
+
+    def __init__(self):
+        self.w = np.ones(2)
 
 
 def adam(**kwargs):
@@ -210,7 +218,20 @@ MISTAKES = {
     ),
     "one name twice": ({0: ones(), "0": ones()}, {0: ones(), "0": ones()}, ValueError, "'0'"),
     "a weight that is None": ({"a": ones()}, {"a": None}, ValueError, "'a' has no weight"),
-    "a key that is a tuple": ({(1,): ones()}, {(1,): ones()}, TypeError, r"keys must be .*\(1,\)"),
+    "a key that is a tuple": (
+        {("a", 1): ones()},
+        {("a", 1): ones()},
+        TypeError,
+        r"keys must be .* got \('a', 1\): join it, 'a.1'",
+    ),
+    "a generator": (iter([ones()]), [ones()], TypeError, "got list_iterator: make a list of it"),
+    "an object with arrays": (
+        SimpleNamespace(w=ones()),
+        SimpleNamespace(w=ones()),
+        TypeError,
+        "weights must be arrays, or dicts, .* got SimpleNamespace: pass a dict of its arrays",
+    ),
+    "slots with arrays": ([Slots()], [Slots()], TypeError, "weights at '0' .* got Slots: pass a"),
     "a key that is True": ({"a": {True: ones()}}, {"a": {True: ones()}}, TypeError, "keys at 'a'"),
     "a list of numbers": ([1.0], [1.0], TypeError, "index '0': weight must be a NumPy array"),
     "a number": (

@@ -128,8 +128,8 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         _refuse_capture(weight)
     _check_array(context, "weight", weight, np.ndarray)
     if kind_of(weight.dtype) is None:
-        order = "" if weight.dtype.isnative else " in another byte order"
-        raise TypeError(f"{context}: weight must be {_either(REALS)}, got {weight.dtype}{order}")
+        cure = _weight_cure(weight.dtype)
+        raise TypeError(f"{context}: weight must be {_either(REALS)}, got {weight.dtype}{cure}")
     _check_writeable(context, "weight", weight)
     values = grad
     if is_row_sparse(grad):
@@ -137,6 +137,7 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         values = header(grad.values)
     elif isinstance(grad, (tuple, list)) or hasattr(grad, "tocsr"):
         hint = "; convert it with tocsr()" if hasattr(grad, "tocsr") else ""
+        hint = "; convert it with np.array(x)" if isinstance(grad, list) else hint
         raise TypeError(
             f"{context}: gradient must be a NumPy array, or row-sparse: a RowSparse, a pair "
             "(values, indices) of arrays, where indices may be a list of ints, or a scipy.sparse "
@@ -188,6 +189,17 @@ def _converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequen
         raise TypeError(f"{context}{other}, got {dtype}{cure}")
     with np.errstate(over="ignore", under="ignore"):
         return grad.astype(real)
+
+
+def _weight_cure(dtype: np.dtype[Any]) -> str:
+    """Return what can be done about a weight of a dtype that is not supported."""
+    if dtype.names:
+        return "; pass its fields, {name: x[name] for name in x.dtype.names}"
+    if dtype.hasobject:
+        return "; pass the arrays in a list, list(x)"
+    order = "" if dtype.isnative else " in another byte order"
+    real = dtype.kind in "biuf"
+    return f"{order}; store x.astype('float32') instead" if real else order
 
 
 def described(context: str, role: str, array: Any) -> Any:
@@ -260,7 +272,8 @@ def check_apart(context: str, arrays: dict[str, Any]) -> None:
     """Raise ValueError if two of the named arrays share memory."""
     for (one, first), (other, second) in combinations(arrays.items(), 2):
         if np.may_share_memory(first, second) and np.shares_memory(first, second):
-            raise ValueError(f"{context}: {one} and {other} share memory")
+            cure = "; pass a copy of the gradient" if other == "gradient" else ""
+            raise ValueError(f"{context}: {one} and {other} share memory{cure}")
 
 
 def leaves(state: Any) -> tuple[Any, ...]:

@@ -27,6 +27,14 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("part", ["values", "indices"])
+def test_a_row_sparse_gradient_without_arrays_is_refused_by_name(part):
+    grad = RowSparse(np.ones((1, 2)), [1], (5, 2))
+    setattr(grad, part, None)
+    with pytest.raises(TypeError, match=r"index 't': the values .* must be arrays, got None"):
+        updater("adam")("t", grad, TABLE)
+
+
 @pytest.mark.parametrize("rows", [[0, 2, 3], [3, 0, 3]], ids=["ascending", "mixed"])
 @pytest.mark.parametrize("dtype", [np.int64, np.int32])
 @pytest.mark.parametrize("lazy", [True, False])

@@ -62,8 +62,11 @@ BAD_CALLS = {
         [1.0, 1.0],
         f32(2),
         TypeError,
-        "NumPy array, or row-sparse: .* got list",
+        r"NumPy array, or row-sparse: .* got list; convert it with np.array\(x\)",
     ),
+    "integers as weight": (0, f32(2), np.ones(2, int), TypeError, r"store x.astype\('float32'\)"),
+    "records as weight": (0, f32(2), np.ones(2, "f4,f4"), TypeError, "; pass its fields, "),
+    "objects as weight": (0, f32(2), np.array([f32(2)] * 2, object), TypeError, r"list\(x\)"),
     "list as weight": (0, f32(2), [1.0, 1.0], TypeError, "NumPy array, got list"),
     "None as gradient": (0, None, f32(2), TypeError, "got None; omit the index"),
     "float as index": (0.5, f32(2), f32(2), TypeError, "index must be"),
@@ -78,7 +81,7 @@ BAD_CALLS = {
         r"elements of weight share an address \(strides \(0, 4\)\)",
     ),
     "None as index": (None, f32(2), f32(2), TypeError, "index must be"),
-    "the same memory": (0, SHARED, SHARED, ValueError, "share memory"),
+    "the same memory": (0, SHARED, SHARED, ValueError, "share memory; pass a copy of the grad"),
     "overlapping memory": (0, SHARED[1:], SHARED[:-1], ValueError, "share memory"),
     "masked weight": (0, f32(2), np.ma.ones(2, "f4"), TypeError, "MaskedArray"),
     "masked gradient": (0, np.ma.ones(2, "f4"), f32(2), TypeError, "MaskedArray"),
@@ -251,9 +254,12 @@ def test_interleaved_views_of_one_array_are_fine():
 
 
 def test_subclasses_of_arrays_are_updated_in_place(tmp_path):
-    weight = np.memmap(tmp_path / "weight", np.float32, "w+", shape=(3,))
-    adam()(0, np.ones(3, np.float32), weight)
-    np.testing.assert_allclose(weight, -0.1, rtol=1e-5)
+    updater = adam()
+    for step in range(1, 4):
+        mode = "w+" if step == 1 else "r+"
+        weight = np.memmap(tmp_path / "weight", np.float32, mode, shape=(3, 1))
+        updater.step({"w": np.ones_like(weight).view(np.matrix)}, {"w": weight})
+        np.testing.assert_allclose(weight, -0.1 * step, rtol=1e-5)
 
 
 def test_a_memory_that_moves_is_followed():

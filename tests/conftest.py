@@ -16,6 +16,16 @@ settings.register_profile("suite", deadline=None, max_examples=25, derandomize=T
 settings.load_profile("suite")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """With FASTOPT_TEST_SKIPS=fail, for when all libraries are installed, a skip is a failure."""
+    report = yield
+    fails = os.environ.get("FASTOPT_TEST_SKIPS") == "fail"
+    if fails and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+    return report
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)

@@ -27,6 +27,13 @@ def test_what_the_readme_leaves_out_runs_afterwards(command):
     assert sum(command in step for step in STEPS) == 1
 
 
+@pytest.mark.parametrize("tests", ["tests/adapters", "tests/pytorch"])
+def test_no_test_of_another_library_is_skipped(tests):
+    script = (ROOT / ".ci" / "run").read_text("utf-8").replace("\\\n", "")
+    (line,) = (line for line in script.splitlines() if re.search(rf"pytest +{tests}", line))
+    assert "FASTOPT_TEST_SKIPS=fail" in line
+
+
 def test_tests_run_on_a_newer_python_where_the_machine_has_one():
     assert sum("/newest/bin/python -m pytest" in step for step in STEPS) == 1
 

@@ -97,8 +97,8 @@ class Shared:
         optimizer, values = self.optimizer, self.view
         self.words[w.VALID] = 0
         lr_mult, wd_mult = self.multipliers
-        lr, wd = rate * lr_mult, optimizer.wd * wd_mult
-        if not (0 <= lr < inf and -inf < wd < inf):
+        lr, wd = rate * lr_mult, optimizer.decay_at(rate) * wd_mult
+        if not (0 <= lr < inf and 0 <= wd < inf):
             return
         try:
             if not again:
@@ -126,6 +126,8 @@ class Shared:
         """
         lr = rate * self.multipliers[0]
         if not self.fixed or not 0 <= lr < inf or not self.words_view[w.VALID]:
+            return False
+        if self.optimizer.corrected_decay is not None:
             return False
         values, (own, column, _) = self.view, self.rates
         if own:

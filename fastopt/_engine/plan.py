@@ -537,7 +537,6 @@ class Plan:
     def _fill(self, group: Group, rates: Rates, times: Any) -> None:
         """Compute the uncorrected hyper-parameters for each distinct key of a group."""
         optimizer, given = self.optimizer, self.hyper.given
-        decay = optimizer.wd
         base = rates if isinstance(rates, float) else 0.0
         t = times[0] if times else 0
         again = bool(self.filled) and self.filled[0] == optimizer.version
@@ -546,8 +545,8 @@ class Plan:
                 key, base, t, update = key
                 if update:  # hyper() may read the schedule too
                     optimizer._index_update_count.largest = update
-            lr, wd = base * key[0], decay * key[1]
-            if not (0 <= lr < inf and -inf < wd < inf):
+            lr, wd = base * key[0], optimizer.decay_at(base) * key[1]
+            if not (0 <= lr < inf and 0 <= wd < inf):
                 optimizer.check_rates(self._first(group, row), lr, wd)
             try:
                 values = given(optimizer, t, lr, wd)
@@ -592,5 +591,5 @@ class Plan:
             base = rates if isinstance(rates, float) else rates[0 if self.in_order else place]
             lr_mult, wd_mult = self.multipliers[place]
             t = int(self.counts[self.slots[place]]) + 1
-            lr, wd = base * lr_mult, optimizer.wd * wd_mult
+            lr, wd = base * lr_mult, optimizer.decay_at(base) * wd_mult
             add_decay(optimizer, self.indices[place], group.table, t, lr, wd)

@@ -512,7 +512,8 @@ class Records:
             optimizer, t = kept.shared.optimizer, self.counts.item(kept.words[w.COUNT]) + 1
             if kept.deferred is not None:
                 lr_mult, wd_mult = kept.shared.multipliers
-                lr, wd = rates[optimizer] * lr_mult, optimizer.wd * wd_mult
+                rate = rates[optimizer]
+                lr, wd = rate * lr_mult, optimizer.decay_at(rate) * wd_mult
                 after = kept.deferred.begin(optimizer, index, weight, t, lr, wd)
                 decays.append((kept, index, after))
         return decays

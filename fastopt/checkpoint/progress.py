@@ -13,7 +13,14 @@ from fastopt.checkpoint.errors import CheckpointError
 from fastopt.optimizer.optimizer import Index
 from fastopt.sparse import RowSparse
 
-__all__ = ["PROGRESS", "check_outside", "checked_progress", "indices_of", "progress_of"]
+__all__ = [
+    "PROGRESS",
+    "check_outside",
+    "checked_progress",
+    "indices_of",
+    "progress_of",
+    "under_keys",
+]
 
 PROGRESS = ("accumulation", "averages")
 """Fields of a checkpoint that are written only by updaters with `accumulate` or `average`."""
@@ -36,8 +43,8 @@ def progress_of(updater: Any, keys: Mapping[Index, Index]) -> dict[str, Any]:
     if windows is not None:
         fields["accumulation"] = {
             "every": windows.every,
-            "calls": _under_keys(windows.calls, keys),
-            "sums": _under_keys(windows.open_sums(), keys),
+            "calls": under_keys(windows.calls, keys),
+            "sums": under_keys(windows.open_sums(), keys),
         }
     if averages is not None and averages.average is None:
         raise RuntimeError(
@@ -47,9 +54,9 @@ def progress_of(updater: Any, keys: Mapping[Index, Index]) -> dict[str, Any]:
         held = averages.held
         fields["averages"] = {
             "average": described(averages.average),
-            "arrays": host(_under_keys(averages.arrays, keys)),
+            "arrays": host(under_keys(averages.arrays, keys)),
             "weights_hold": "weights" if held is None else "averages",
-            "weights": _under_keys(held or {}, keys),
+            "weights": under_keys(held or {}, keys),
         }
     return fields
 
@@ -99,7 +106,8 @@ def _parts(updater: Any) -> tuple[Any, Any]:
     return getattr(updater, "_windows", None), getattr(updater, "_averages", None)
 
 
-def _under_keys(table: Mapping[Index, Any], keys: Mapping[Index, Index]) -> dict[Index, Any]:
+def under_keys(table: Mapping[Index, Any], keys: Mapping[Index, Index]) -> dict[Index, Any]:
+    """Values of a table by index, under the keys of a checkpoint."""
     return {key: table[index] for key, index in keys.items() if index in table}
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "read_saved",
     "read_shard",
     "shard_path",
+    "tables_of",
     "whole",
 ]
 
@@ -119,8 +120,9 @@ def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
     tree: dict[str, Any] = _checked(lambda: reader.saved().updater)
     keys: Mapping[Index, Index] = tree["parameters"]
     for key, placement in reader.before.items():
-        if key in tree["states"]:
-            tree["states"][key] = _reshaped(tree["states"][key], placement)
+        for table in tables_of(tree):
+            if key in table:
+                table[key] = _reshaped(table[key], placement)
         for table in tree["attributes"].values():
             if isinstance(table, dict) and keys[key] in table:
                 table[keys[key]] = _reshaped(table[keys[key]], placement)
@@ -128,6 +130,12 @@ def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
         waiting = {keys[key]: array for key, array in index["masters"].items()}
         tree["attributes"]["masters_given"] = tree["attributes"]["masters_given"] | waiting
     return tree
+
+
+def tables_of(tree: Mapping[str, Any]) -> list[dict[Index, Any]]:
+    """Tables of a checkpoint with arrays that are split like their weights: states and averages."""
+    averages = tree.get("averages", {})
+    return [tree["states"], *(averages[name] for name in ("arrays", "weights") if averages)]
 
 
 def _reshaped(tree: Any, placement: Placement) -> Any:
@@ -278,6 +286,8 @@ class _Reader:
         states: dict[Index, Any] = dict(updater["states"])
         weights: dict[Index, Array] = {}
         attributes = dict(updater["attributes"])
+        given = updater.get("averages", {})
+        averages = {name: dict(given[name]) for name in ("arrays", "weights") if given}
         for key in self.before:
             sources, index = list(self._sources(key)), keys[key]
             names = dict.fromkeys(name for shard, *_ in sources for name in shard["attributes"])
@@ -285,9 +295,13 @@ class _Reader:
                 table = attributes[name] = dict(attributes.get(name, {}))
                 table |= _taken(sources, ("attributes", name), index, index)
             states |= _taken(sources, ("states",), key, key)
+            for name, own in averages.items():
+                own |= _taken(sources, ("averages", name), key, key)
             if index in self.found and (weight := self._weight(key)) is not None:
                 weights[self.found[index]] = weight
         whole = {**updater, "attributes": attributes, "states": states}
+        if given:
+            whole["averages"] = {**given, **averages}
         found = {keys[key]: key for key in self.before if keys[key] in self.found}
         return Saved(
             whole,

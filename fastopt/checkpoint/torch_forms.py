@@ -79,6 +79,9 @@ BETAS = Option(("beta1", "beta2"), lambda *betas: betas, tuple)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+SUMS = {name: same(name) for name in ("lr_decay", "initial_accumulator_value")}
+
+
 def plain(optimizer: Any) -> dict[str, bool]:
     """Return values that disable the variants of an optimizer that torch does not have."""
     return {name: False for name in Variant._fields if name in vars(optimizer)}
@@ -105,11 +108,14 @@ PLAIN_SGD = Form(
 )
 SGD = (
     PLAIN_SGD,
-    Form(
-        "SGD",
-        ("momentum_buffer",),
-        {"momentum": same("momentum")},
-        {"dampening": 0, "nesterov": False},
+    *of_each_formula(
+        Form(
+            "SGD",
+            ("momentum_buffer",),
+            {"momentum": same("momentum")},
+            {"dampening": 0, "nesterov": False},  # torch does not count, so the first step is lost
+            when={"dampening": 0, "decouple": False},
+        ),
         with_rate="momentum_buffer",
     ),
 )
@@ -164,12 +170,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form(
             "Adagrad",
             ("sum",),
-            {"eps": same("float_stable_eps")},
-            {"lr_decay": 0},
-            {"initial_accumulator_value": 0},
+            {"eps": same("float_stable_eps"), **SUMS},
         ),
-        options={"eps": inside_root("float_stable_eps")},
-        fixed={"lr_decay": 0, "weight_decay": 0},
+        options={"eps": inside_root("float_stable_eps"), **SUMS},
+        fixed={"weight_decay": 0},
     ),
     "RMSProp": (
         *of_each_formula(
@@ -178,7 +182,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
                 ("square_avg",),
                 {"alpha": same("gamma1"), "eps": same("epsilon")},
                 {"centered": False, "momentum": 0},
-                when={"centered": False, "clip_weights": None},
+                when={"centered": False, "momentum": 0, "clip_weights": None},
                 in_tuple=True,
             ),
             options={"alpha": same("gamma1"), "eps": inside_root("epsilon")},
@@ -186,10 +190,26 @@ FORMS: dict[str, tuple[Form, ...]] = {
         *of_each_formula(
             Form(
                 "RMSprop",
+                ("square_avg", "momentum_buffer"),
+                {"alpha": same("gamma1"), "momentum": same("momentum"), "eps": same("epsilon")},
+                {"centered": False},
+                when={"centered": False, "clip_weights": None},
+                optional="momentum_buffer",
+            ),
+            options={
+                "alpha": same("gamma1"),
+                "momentum": same("momentum"),
+                "eps": inside_root("epsilon"),
+            },
+            with_rate="momentum_buffer",
+        ),
+        *of_each_formula(
+            Form(
+                "RMSprop",
                 ("square_avg", "grad_avg", "momentum_buffer"),
                 {"alpha": same("gamma1"), "momentum": same("gamma2"), "eps": same("epsilon")},
                 {"centered": True},
-                when={"centered": True, "clip_weights": None},
+                when={"centered": True, "momentum": 0, "clip_weights": None},
                 optional="momentum_buffer",
             ),
             options={
@@ -218,9 +238,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
                 "eps": same("epsilon"),
                 "momentum_decay": same("schedule_decay"),
             },
-            {"decoupled_weight_decay": False},
-            when={**when, "amsgrad": False},
+            {"decoupled_weight_decay": decouple},
+            when={**when, "amsgrad": False, "decouple": decouple},
         )
+        for decouple in (False, True)
         for when in ({"formula": "torch"}, {"formula": "mxnet", "per_parameter": True})
     ),
     "Muon": tuple(

@@ -65,8 +65,8 @@ def from_torch_state_dict(
     >>> updater = optimizer.get_updater(optimizer.SGD())
     >>> from_torch_state_dict(updater, {"state": state, "param_groups": [group]})
     Skipped(missing=[], extra=[])
-    >>> updater.states[0], updater.optimizer.momentum
-    (array([-0.5,  1. ]), 0.9)
+    >>> updater.states[0], updater.optimizer.formula
+    (array([ 1., -2.]), 'torch')
     """
     check_updater(updater)
     try:

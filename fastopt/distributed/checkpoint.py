@@ -15,6 +15,7 @@ import numpy as np
 from fastopt.checkpoint.describe import describe
 from fastopt.checkpoint.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.parameters import keys_of, names_of
+from fastopt.checkpoint.progress import under_keys
 from fastopt.checkpoint.shards import RUN, shard_path
 from fastopt.checkpoint.tree import chunks
 from fastopt.distributed.agreement import Facts, attempt
@@ -85,13 +86,15 @@ def _is_listed(sharded: Any, path: PathLike, run: str) -> bool:
 
 def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, Array]) -> None:
     """Write the shard of this rank: the data that only this rank has."""
-    keys, states = _keys(sharded), sharded.states
+    keys, whole = _keys(sharded), describe(sharded.shard)
+    averages = whole.get("averages", {})
     shard = {
         "run": run,
         "rank": sharded.rank,
-        "states": {key: states[i] for key, i in keys.items() if i in states},
-        "attributes": arrays_by_index(describe(sharded.shard)["attributes"]),
-        "weights": {key: weights[i] for key, i in keys.items() if i in weights},
+        "states": under_keys(sharded.states, keys),
+        "attributes": arrays_by_index(whole["attributes"]),
+        "weights": under_keys(weights, keys),
+        "averages": {name: averages.get(name, {}) for name in ("arrays", "weights")},
     }
     write_part(shard_path(path, run, sharded.rank, sharded.ranks), path, chunks(shard))
 
@@ -104,17 +107,23 @@ def write_index(
     cut = arrays_by_index(whole["attributes"])
     common = {name: value for name, value in whole["attributes"].items() if name not in cut}
     placements = sharded.placements
-    uncut = {key: sharded.uncut[i]["states"] for key, i in keys.items() if i in sharded.uncut}
+    uncut: dict[str, dict[Index, Any]] = {}
     for index, parts in sharded.uncut.items():
-        for name in parts.keys() - {"states"}:
-            common[name] = {**common.get(name, {}), index: parts[name]}
+        for name, value in parts.items():
+            uncut.setdefault(name, {})[index] = value
+    states, averages = (under_keys(uncut.pop(name, {}), keys) for name in ("states", "averages"))
+    for name, values in uncut.items():
+        common[name] = {**common.get(name, {}), **values}
+    updater = {**whole, "attributes": common, "parameters": keys, "states": states}
+    if "averages" in whole:
+        updater["averages"] = {**whole["averages"], "arrays": averages, "weights": {}}
     index = {
         "run": run,
         "ranks": sharded.ranks,
         "kind": kind,
-        "updater": {**whole, "attributes": common, "parameters": keys, "states": uncut},
+        "updater": updater,
         "placements": {k: asdict(placements[i]) for k, i in keys.items() if i in placements},
-        "masters": {key: masters[i] for key, i in keys.items() if i in masters},
+        "masters": under_keys(masters, keys),
     }
     write_atomically(path, chunks(index))
 

@@ -19,7 +19,7 @@ from fastopt.distributed.job import private
 from fastopt.distributed.ranks import time_limit
 from fastopt.distributed.row_shards import read_rows, write_rows, write_rows_index
 from fastopt.distributed.rows import Routes
-from fastopt.distributed.sharded import Sharded
+from fastopt.distributed.sharded import Shard, Sharded
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array
 from fastopt.sparse import RowSparse
@@ -115,7 +115,7 @@ class ShardedEmbeddingTable(Sharded):
     def __init__(self, table: EmbeddingTable, comm: Any, timeout: float | None = None) -> None:
         if not isinstance(table, EmbeddingTable):
             raise TypeError(f"table must be an EmbeddingTable, got {brief(table)}")
-        super().__init__(table.optimizer, comm, None, None, timeout)
+        super().__init__(Shard(table.optimizer), comm, timeout)
         self.table = table
         self._begin("make a table")
         used = bool(table.step or len(table) or (table._waiting and len(table._waiting)))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.per_index import PerIndex
+from fastopt._engine.planner import Planner
 from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import label
 from fastopt._kernels.table import Table
@@ -13,7 +14,7 @@ from fastopt.distributed.agreement import Fact, Facts, Numbers
 from fastopt.lr_scheduler.base import LRScheduler
 from fastopt.optimizer.optimizer import TRANSIENT, Index, Optimizer
 
-__all__ = ["Fingerprint", "described", "hyper_of"]
+__all__ = ["Fingerprint", "described", "fingerprints", "hyper_of"]
 
 DEPTH = 8
 """Maximum nesting depth of containers that are compared."""
@@ -30,10 +31,12 @@ class Fingerprint:
     ----------
     optimizer : Optimizer
         The optimizer.
+    of : str
+        Suffix of the names of facts, for the optimizer of a group.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizer: Optimizer, of: str = "") -> None:
+        self.optimizer, self.of = optimizer, of
         self._version = self._tables_version = -1
         self._fixed = self._tables = Facts()
         self._loose: list[str] = []
@@ -45,17 +48,21 @@ class Fingerprint:
             names = [name for name in own if name not in TRANSIENT]
             self._loose = [name for name in names if _may_change(own[name])]
             simple = {name: described(own[name]) for name in names if _is_plain(own[name])}
-            self._fixed = Facts({"optimizer": type(optimizer).__name__, **_present(simple)})
+            self._fixed = self._named({"optimizer": type(optimizer).__name__, **simple})
             self._version = optimizer.version
         if self._tables_version != optimizer.multipliers_version:
             names = [name for name in ("lr_mult", "wd_mult", "idx2name") if name in own]
-            self._tables = Facts(_present({name: described(own[name]) for name in names}))
+            self._tables = self._named({name: described(own[name]) for name in names})
             self._tables_version = optimizer.multipliers_version
-        loose = _present({name: described(own[name]) for name in self._loose})
+        loose = {name: described(own[name]) for name in self._loose}
         counted = [name for name in optimizer.by_index if name in own]
         numbers = [own[name].array[: own[name].first + len(own[name])] for name in counted]
-        kind = Facts({"optimizer": self._fixed["optimizer"], **loose})
+        kind = self._named({"optimizer": type(optimizer).__name__, **loose})
         return [kind, self._fixed, self._tables, Numbers(numbers, self._numbers)]
+
+    def _named(self, found: Mapping[str, str | None]) -> Facts:
+        """Facts under their full names, without those that are specific to a rank."""
+        return Facts({name + self.of: text for name, text in found.items() if text is not None})
 
     def _numbers(self) -> dict[str, str]:
         """Numbers by index, formatted for an error message."""
@@ -64,7 +71,9 @@ class Fingerprint:
         for name in optimizer.by_index:
             table = getattr(optimizer, name)
             found |= {f"{name} of {_label(i, optimizer)}": str(table[i]) for i in table}
-        return found | {name: str(getattr(optimizer, name)) for name in optimizer.in_arrays}
+        return found | {
+            name + self.of: str(getattr(optimizer, name)) for name in optimizer.in_arrays
+        }
 
     def rates(self, indices: Sequence[Index]) -> Facts:
         """Learning rates and weight decays that the next ``update()`` in NumPy will use."""
@@ -79,6 +88,14 @@ class Fingerprint:
         finally:
             optimizer.put_back(before)
         return found
+
+
+def fingerprints(planner: Planner) -> list[Fingerprint]:
+    """Fingerprints of the optimizers of an updater and its groups."""
+    main, groups = Fingerprint(planner.optimizer), planner.groups
+    labels = {id(group.optimizer): group.label for group in (groups.groups if groups else ())}
+    others = planner.optimizers()[1:]
+    return [main, *(Fingerprint(other, f" of {labels[id(other)]}") for other in others)]
 
 
 def hyper_of(tables: Sequence[Table], optimizer: Optimizer) -> Numbers:
@@ -108,10 +125,6 @@ def _may_change(value: Any) -> bool:
     return not (_is_plain(value) or isinstance(value, (Tracked, PerIndex)))
 
 
-def _present(found: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: text for name, text in found.items() if text is not None}
-
-
 def described(value: Any, depth: int = DEPTH) -> str | None:
     """Format a value such that equal values give equal strings; None for rank-specific values.
 
@@ -130,6 +143,8 @@ def described(value: Any, depth: int = DEPTH) -> str | None:
         return described(value.tolist(), depth)
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.shape} {Numbers([value], dict).digest:x}"
+    if isinstance(value, Optimizer):  # compared by its own fingerprint
+        return type(value).__name__
     if isinstance(value, LRScheduler):
         return f"{type(value).__name__} {described(vars(value), depth - 1)}"
     if depth > 0 and isinstance(value, Mapping):

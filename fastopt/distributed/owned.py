@@ -17,6 +17,7 @@ from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checksum import checksum
 from fastopt.distributed.resumable import Resumable
 from fastopt.distributed.rows import MOST_ROWS, Owners, Pulled, Routes, Ways
+from fastopt.distributed.sharded import Shard
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import REALS, RowSparse
@@ -62,7 +63,7 @@ class Owned(Resumable):
         clip_global_norm: float | None,
         timeout: float | None,
     ) -> None:
-        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
+        super().__init__(Shard(optimizer, loss_scaler, clip_global_norm), comm, timeout)
         self._begin("make a table")
         kind, self._rows = np.dtype(dtype), dict[Index, Rows]()
         rows_by_index, error = attempt(

@@ -4,19 +4,22 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fastopt._engine.averaging import Averages
 from fastopt._engine.validate import label
 from fastopt.checkpoint.describe import Stateful
+from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.placement import Placement
+from fastopt.checkpoint.progress import check_outside
 from fastopt.checkpoint.restore import restore
-from fastopt.checkpoint.shards import Saved, cut_state, read_saved
+from fastopt.checkpoint.shards import Saved, cut_state, read_saved, tables_of
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checkpoint import arrays_by_index, write_index, write_shard, write_together
 from fastopt.distributed.sharded import Sharded
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["Resumable"]
+__all__ = ["Resumable", "listing"]
 
 
 class Trial(Stateful):
@@ -27,6 +30,8 @@ class Trial(Stateful):
         self.loss_scaler, self.clip_global_norm = sharded.loss_scaler, sharded.clip_global_norm
         self.states = {index: sharded.states.get(index) for index in sharded.placements}
         self.states_synced = {}
+        self.groups, self.average = sharded.shard.groups, sharded.shard.average
+        self._averages = None if self.average is None else Averages(self.average)
 
 
 class Resumable(Sharded):
@@ -89,7 +94,7 @@ class Resumable(Sharded):
                 weights,
                 lambda slices: {
                     "path": os.fspath(path),
-                    "weights": _listing(slices),
+                    "weights": listing(slices),
                     **self._unchecked,
                 },
             )
@@ -135,12 +140,12 @@ class Resumable(Sharded):
 
         `weights` are the indices of the weights to load, or there is an `error` in them.
         """
-        facts = Facts(path=os.fspath(path), strict=str(strict), weights=_listing(weights))
+        facts = Facts(path=os.fspath(path), strict=str(strict), weights=listing(weights))
         with self.optimizer.lock:
             self._begin("load")
             found: Any = None
             if error is None:
-                found, error = attempt(read_saved, self, path, self._kind)
+                found, error = attempt(self._read, path)
             self._agree(Facts({**facts, "run": found[0] if found else ""}), error)
             saved: Saved = found[1]
             before, trial = self._snapshot(), Trial(self)
@@ -154,10 +159,13 @@ class Resumable(Sharded):
                 raise
             known = self.placements.keys() | saved.placements.keys()
             self.uncut = {}
+            tables = arrays_by_index(vars(self.optimizer))
+            if trial._averages is not None:
+                tables["averages"] = trial._averages.arrays
             for index in [index for index in trial.states if index not in known]:
                 self.uncut[index] = {"states": trial.states.pop(index)}
                 del trial.states_synced[index]
-                for name, table in arrays_by_index(vars(self.optimizer)).items():
+                for name, table in tables.items():
                     if index in table:
                         self.uncut[index][name] = table.pop(index)
             for name, value in vars(trial).items():
@@ -165,6 +173,11 @@ class Resumable(Sharded):
             self._take_up(saved)
             result: Skipped = skipped
             return result
+
+    def _read(self, path: PathLike) -> tuple[str, Saved]:
+        """Read the part of a checkpoint that this rank loads."""
+        check_outside(self.shard)
+        return read_saved(self, path, self._kind)
 
     def _restored(self, trial: Trial, saved: Saved, strict: bool) -> Skipped:
         """Restore a checkpoint into `trial`, slicing whole states if their placement is known."""
@@ -178,7 +191,7 @@ class Resumable(Sharded):
                     continue
                 context = f"parameter {key!r}"
                 for table, name in [
-                    (tree["states"], key),
+                    *((t, key) for t in tables_of(tree)),
                     *((t, index) for t in arrays_by_index(tree["attributes"]).values()),
                 ]:
                     if isinstance(table, dict) and name in table:
@@ -186,7 +199,14 @@ class Resumable(Sharded):
                         if placement.has_state(self.rank):
                             table[name] = cut_state(value, placement, self.rank, context)
             saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
-        return restore(trial, tree, strict)
+        skipped = restore(trial, tree, strict)
+        held = trial._averages and trial._averages.held
+        if held and not held.keys() <= self.placements.keys() | saved.placements.keys():
+            raise CheckpointError(
+                "it was saved by one process inside of averaged(), so weights must be restored "
+                "before ranks load it: use Updater.restore_weights() and save again"
+            )
+        return skipped
 
     def _cut(self, index: Index, placement: Placement) -> dict[str, Any]:
         """Slices of the loaded state of a whole weight, and of attributes that contain arrays."""
@@ -215,15 +235,17 @@ class Resumable(Sharded):
     def _snapshot(self) -> tuple[Any, ...]:
         """Snapshot of what :meth:`load` changes before the ranks have agreed."""
         scaler = self.loss_scaler
-        return self.optimizer.snapshot(), scaler.state_dict() if scaler else None
+        optimizers = {each: each.snapshot() for each in self.shard.planner.optimizers()}
+        return optimizers, scaler.state_dict() if scaler else None
 
-    def _put_back(self, optimizer: Any, scale: Any) -> None:
-        self.optimizer.put_back(optimizer)
+    def _put_back(self, optimizers: Mapping[Any, Any], scale: Any) -> None:
+        for optimizer, saved in optimizers.items():
+            optimizer.put_back(saved)
         if self.loss_scaler:
             self.loss_scaler.load_state_dict(scale)
 
 
-def _listing(indices: Iterable[Index]) -> str:
+def listing(indices: Iterable[Index]) -> str:
     """Indices in an order that does not depend on that of a dictionary, for comparison."""
     return ", ".join(sorted(map(repr, indices))) or "none"
 

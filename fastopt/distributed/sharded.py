@@ -22,7 +22,7 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.placement import Form, Placement
 from fastopt.distributed.agreement import Fact, Facts, agree, attempt, is_agreed
-from fastopt.distributed.fingerprint import Fingerprint, described
+from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
 from fastopt.distributed.gate import Gate, Stopped
 from fastopt.distributed.job import leader_first, private
 from fastopt.distributed.ranks import LIMIT, time_limit
@@ -52,6 +52,16 @@ class Shard(Updater):
     receive: Callable[[], None]
     _on_records = False
 
+    def of(self, index: Index) -> Any:
+        """Optimizer of a parameter."""
+        return self.planner.of(index).optimizer
+
+    def launch_by(self, launcher: Callable[[Sequence[Table]], None]) -> None:
+        """Launch the kernels of all groups by a function of their tables."""
+        groups = self.planner.groups
+        for planner in (self.planner, *(groups.planners() if groups else ())):
+            planner.launcher = launcher
+
     def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> Array:
         self.gate.add()
         self.receive()
@@ -78,12 +88,10 @@ class Sharded(Advised, Spelled):
 
     Parameters
     ----------
-    optimizer : Optimizer
-        The optimizer.
+    shard : Shard
+        Updater of this rank's slices.
     comm : mpi4py.MPI.Comm, torch.distributed.ProcessGroup or Communicator
         Communicator of the ranks.
-    loss_scaler, clip_global_norm
-        See :class:`~fastopt.optimizer.Updater`.
     timeout : float, optional
         Seconds that a rank waits for the others.
     **arguments
@@ -99,7 +107,7 @@ class Sharded(Advised, Spelled):
         **dict.fromkeys(
             ("param_groups", "add_param_group", "groups"),
             "updater.optimizer has the hyper-parameters; its set_lr_mult() and set_wd_mult() set "
-            "those of single parameters",
+            "those of single parameters, and the argument groups of ShardedUpdater those of groups",
         ),
     }
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -110,25 +118,14 @@ class Sharded(Advised, Spelled):
     argument_advice: ClassVar[Mapping[str, str]] = {
         **Updater.argument_advice,
         **dict.fromkeys(
-            ("groups", "average"),
-            "it is an argument of fastopt.Updater, which works in one process",
-        ),
-        **dict.fromkeys(
-            ("accumulate", "clip_adaptive"), "it is an argument of ShardedUpdater and of Updater"
+            ("groups", "accumulate", "average", "clip_adaptive"),
+            "it is an argument of ShardedUpdater and of Updater",
         ),
     }
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        comm: Any,
-        loss_scaler: LossScaler | None,
-        clip_global_norm: float | None,
-        timeout: float | None,
-        **arguments: Any,
-    ) -> None:
+    def __init__(self, shard: Shard, comm: Any, timeout: float | None, **arguments: Any) -> None:
         self.timeout = time_limit(timeout)
-        self.shard = Shard(optimizer, loss_scaler, clip_global_norm)
+        self.shard = shard
         node = private(comm, self.timeout)
         self._ranks, self._node = node.ranks, node.node
         self.rank, self.ranks = self._ranks.rank, self._ranks.size
@@ -139,7 +136,9 @@ class Sharded(Advised, Spelled):
         values = {name: str(value) for name, value in arguments.items()}
         agree(self._ranks, [Facts({"call": call, **values})])
         node.updaters += 1
-        self._fingerprint = Fingerprint(self.optimizer)
+        self._fingerprints: list[Fingerprint] = []
+        self._grouped: tuple[Any, str | None] = None, None
+        """Groups, and their description."""
         self.shard.sums = Sums(self._ranks)
         self.placements: dict[Index, Placement] = {}
         self._masters: dict[Index, Array] = {}
@@ -201,10 +200,17 @@ class Sharded(Advised, Spelled):
         scaler, clip = self.loss_scaler, self.clip_global_norm
         scale = {} if scaler is None else {f"loss scaler's {k}": v for k, v in vars(scaler).items()}
         limits = {"call": self._call, **scale, "clip_global_norm": clip}
-        if self._fingerprint.optimizer is not self.optimizer:
-            self._fingerprint = Fingerprint(self.optimizer)
+        limits["average"] = self.shard.average
+        planner, groups = self.shard.planner, self.shard.groups
+        if self._grouped[0] is not groups:
+            self._grouped = groups, described(groups)
+        if planner.groups is not None:
+            planner.groups.sync()
+        if [each.optimizer for each in self._fingerprints] != planner.optimizers():
+            self._fingerprints = fingerprints(planner)
         facts = Facts({name: str(described(value)) for name, value in limits.items()})
-        return [facts, *self._fingerprint.facts()]
+        facts["groups"] = str(self._grouped[1])
+        return [facts, *(fact for each in self._fingerprints for fact in each.facts())]
 
     def _agree(self, facts: Facts, error: Exception | None) -> None:
         """Raise on all ranks if one has an error, or if calls or facts of the ranks differ."""
@@ -338,11 +344,11 @@ class Sharded(Advised, Spelled):
             launcher(tables)
 
         self.shard.receive = receive
-        self.shard.planner.launcher = launch_together
+        self.shard.launch_by(launch_together)
         try:
             yield
         finally:
-            self.shard.planner.launcher = launch
+            self.shard.launch_by(launch)
 
     @contextmanager
     def _updating(self, too_late: Callable[[], bool]) -> Iterator[None]:
@@ -374,21 +380,22 @@ class Sharded(Advised, Spelled):
         trials: dict[tuple[Any, ...], Index] = {}
         for index, placement, dtype, sparse in kinds:
             large = placement.share >= PARALLEL_FROM
-            coded = self._is_coded(placement.shape)
-            key = self.optimizer.rule_for(index), dtype, placement.form, sparse, large, coded
-            trials.setdefault(key, index)
+            coded = self._is_coded(index, placement.shape)
+            optimizer = self.shard.of(index)
+            kind = dtype, placement.form, sparse, large, coded
+            trials.setdefault((id(optimizer), optimizer.rule_for(index), *kind), index)
 
         def compile_all() -> None:
-            for (_, *kind), index in trials.items():
+            for (_, _, *kind), index in trials.items():
                 self._try_out(index, *kind)
 
         if trials:
             self._ranks.timeout = max(self._ranks.timeout, LIMIT)  # nodes may compile in turn
         leader_first(self._node, compile_all)
 
-    def _is_coded(self, shape: tuple[int, ...]) -> bool:
+    def _is_coded(self, index: Index, shape: tuple[int, ...]) -> bool:
         """Whether the state of a weight of this shape is stored in 8 bits, in blocks of rows."""
-        optimizer = self.optimizer
+        optimizer = self.shard.of(index)
         return optimizer.state_dtype == "int8" and is_worth_codes(shape, optimizer.state_min_size)
 
     def _try_out(
@@ -398,7 +405,7 @@ class Sharded(Advised, Spelled):
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for height in (1, PARALLEL_FROM)[: 1 + large]:
-                opt = copy.deepcopy(self.optimizer)
+                opt = copy.deepcopy(self.shard.of(index))
                 opt._index_update_count.clear()
                 opt.masters_given.clear()
                 opt.state_min_size = 1 if coded else None
@@ -407,10 +414,12 @@ class Sharded(Advised, Spelled):
                 grad: Any = np.zeros(weight.shape, dtype if sparse else real_of(dtype))
                 if sparse:
                     grad = RowSparse(grad, np.arange(height)[::-1], weight.shape)
-                scaler, clip = copy.deepcopy(self.loss_scaler), self.clip_global_norm
-                trial = Updater(opt, scaler, clip)
-                trial.planner.launcher = partial(launch, combine=None)  # like calls of a shard
-                trial([index], [grad], [weight])
+                average, scaler = self.shard.average, copy.deepcopy(self.loss_scaler)
+                alternates = average is not None and average.alternates
+                for each in (None, average) if alternates else (average,):
+                    trial = Updater(opt, scaler, self.clip_global_norm, average=each)
+                    trial.planner.launcher = partial(launch, combine=None)  # like calls of a shard
+                    trial([index], [grad], [weight])
 
 
 def _nothing() -> None:

@@ -2,17 +2,20 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, cast
 
 import numpy as np
 
+from fastopt._engine.averaging import Averages
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, check_like, label
+from fastopt._interrupts import between_updates
 from fastopt._kernels.layout import bfloat16
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
+from fastopt.averages import Average, Lookahead
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import Skipped
@@ -20,7 +23,6 @@ from fastopt.checkpoint.placement import Form, Placement, line_bytes, placed
 from fastopt.checkpoint.shards import Saved
 from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
 from fastopt.distributed.checksum import checksum, summer
-from fastopt.distributed.collectives import gathered, gathered_together
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.gate import Stopped
 from fastopt.distributed.guards import comparer
@@ -28,7 +30,9 @@ from fastopt.distributed.job import leader_first, private
 from fastopt.distributed.listed import Listed
 from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, Spare, flat
-from fastopt.distributed.resumable import Resumable
+from fastopt.distributed.resumable import Resumable, listing
+from fastopt.distributed.sharded import Shard
+from fastopt.distributed.slices import Slices, by_index
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.optimizer import Array, Index
@@ -109,13 +113,17 @@ class ShardedUpdater(Resumable):
         between rows, and each of the others is owned by one rank. Set at creation.
     clip_adaptive_eps : float
         See :class:`~fastopt.optimizer.Updater`. Default 1e-3.
+    groups, average
+        See :class:`~fastopt.optimizer.Updater`; averages are sharded like the state.
 
     Attributes
     ----------
     info : fastopt.amp.StepInfo
         Information about the last call, the same on all ranks.
-    states : dict
-        State of this rank's slice of each parameter.
+    states, averages : dict
+        State and average of this rank's slice of each parameter.
+    groups : mapping or None
+        The groups, read-only; assign a new mapping on all ranks to change them.
     seconds : dict
         Time that the last call spent on ``packing``, ``communication`` and ``update``.
 
@@ -153,6 +161,8 @@ class ShardedUpdater(Resumable):
         accumulate: int = 1,
         clip_adaptive: float | None = None,
         clip_adaptive_eps: float = 1e-3,
+        groups: Mapping[str, Mapping[str, Any]] | None = None,
+        average: Average | None = None,
     ) -> None:
         size = None if bucket_bytes is None else count("bucket_bytes", bucket_bytes)
         every = count("check_every", check_every, least=0)
@@ -160,11 +170,10 @@ class ShardedUpdater(Resumable):
         if calls > 1 and overlap:
             raise ValueError("accumulate sends gradients once in several calls, without overlap")
         kind = None if wire is None else _half(choice("wire", wire, *HALVES))
+        clips = clip_adaptive, clip_adaptive_eps
         super().__init__(
-            optimizer,
+            Shard(optimizer, loss_scaler, clip_global_norm, groups, 1, average, *clips),
             comm,
-            loss_scaler,
-            clip_global_norm,
             timeout,
             bucket_bytes=size,
             check_every=every,
@@ -174,8 +183,6 @@ class ShardedUpdater(Resumable):
             clip_adaptive=clip_adaptive,
             clip_adaptive_eps=clip_adaptive_eps,
         )
-        self.shard.clip_adaptive_eps = clip_adaptive_eps
-        self.shard.clip_adaptive = clip_adaptive
         self._windows = Windows(calls) if calls > 1 else None
         self.wire: Any = kind
         self.overlap = bool(overlap)
@@ -195,6 +202,8 @@ class ShardedUpdater(Resumable):
         self._exchanging: Exchange | None = None
         self._begun: dict[int, Array] = {}
         self._last: Plan | None = None
+        self._latest: dict[Index, Array] = {}
+        """Weight of the last update of each parameter."""
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights with the gradients of all ranks, summed; all ranks must call it.
@@ -226,7 +235,18 @@ class ShardedUpdater(Resumable):
             if self._windows is None:
                 self._update(index, grad, weight)
             else:
-                self._accumulate(self._windows, index, grad, weight)
+                self._accumulate(self._windows, *self._unfrozen(index, grad, weight))
+
+    def _unfrozen(self, index: Any, grad: Any, weight: Any) -> tuple[Any, Any, Any]:
+        """Return the arguments of a call without the parameters of frozen groups."""
+        self._check_free()
+        groups = self.shard.planner.groups
+        if groups is None or not groups.freezes:
+            return index, grad, weight
+        single = not isinstance(index, (list, tuple))
+        lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
+        taken = groups.select([check_index(each) for each in lists[0]])
+        return (index, grad, weight) if taken is None else tuple(map(taken, lists))
 
     def _accumulate(self, windows: Windows, index: Any, grad: Any, weight: Any) -> None:
         """Add the gradients of this rank to its sums, and update with them in the last call."""
@@ -299,7 +319,8 @@ class ShardedUpdater(Resumable):
         with self.optimizer.lock:
             self._ranks.begin(f"begin() of updater {self._number}", self.timeout)
             index, plan = check_index(index), self._plan
-            if plan is None:
+            groups = self.shard.planner.groups
+            if plan is None or (groups is not None and groups.is_frozen(index)):
                 return
             context, place = label(index, self.optimizer.idx2name), plan.places.get(index)
             if place is None:
@@ -409,9 +430,7 @@ class ShardedUpdater(Resumable):
             error: Exception | None = ValueError("join() ends here, before the first update")
             found = None
         else:
-            found, error = attempt(self._planned, index, grad, weight)
-            if found is not None and self._begun:
-                _, error = attempt(self._check_begun, found[0], grad)
+            found, error = attempt(self._checked, index, grad, weight)
         plan, grads, new = cast(Found, found or (None, [], {}))
         gate = self._gate(lambda: self._facts(plan, new), active)
         try:
@@ -434,11 +453,19 @@ class ShardedUpdater(Resumable):
             raise error
         return True
 
+    def _checked(self, index: Any, grad: Any, weight: Any) -> Found:
+        """Plan of a call, with gradients and new placements, after all of it has been checked."""
+        index, grad, weight = self._unfrozen(index, grad, weight)
+        found = self._planned(index, grad, weight)
+        self._check_begun(found[0], grad)
+        return found
+
     def _needs_early(self, plan: Plan, new: dict[Index, Placement]) -> bool:
         """Whether the ranks must agree before the update starts, not at its first operation."""
         optimizer = self.optimizer
         in_python = optimizer.accumulates or not optimizer.native
-        skips = optimizer.may_skip and optimizer.skips()
+        every = self.shard.planner.optimizers()
+        skips = any(each.may_skip and each.skips() for each in every)
         early = new or plan.listed or self._masters or in_python or skips or not plan.indices
         return bool(early)
 
@@ -464,6 +491,8 @@ class ShardedUpdater(Resumable):
                 if name == "states":
                     self.shard.states[index] = value
                     self.shard.states_synced[index] = False
+                elif name == "averages":
+                    cast(Averages, self.shard._averages).arrays[index] = value
                 else:
                     vars(optimizer)[name][index] = value
         plan.refresh(self.rank)
@@ -497,6 +526,8 @@ class ShardedUpdater(Resumable):
             try:
                 if len(plan.indices) == 1:
                     self.shard(plan.indices[0], grads[0], plan.slices[0])
+                elif not plan.indices and self.groups:  # all are frozen
+                    vars(self.shard)["_info"] = ACCUMULATED
                 else:
                     self.shard(plan.indices, grads, plan.slices)
             except Exception as error:
@@ -534,6 +565,8 @@ class ShardedUpdater(Resumable):
             if len(lists) >= LISTS:
                 del self._plans[lists[0]]
             self._plans[plan.key] = plan
+        if plan is not self._plan:
+            self._latest.update(zip(plan.indices, plan.weights, strict=True))
         self._plan = self._last = plan
 
     def _is_in_python(self, error: Exception) -> bool:
@@ -552,8 +585,13 @@ class ShardedUpdater(Resumable):
         self._follow(plan)
 
     def _touches_all(self, index: Index) -> bool:
-        """Whether an update changes rows that its gradient does not index."""
-        optimizer, rule = self.optimizer, self.optimizer.rule_for(index)
+        """Whether an update has changed rows that its gradient does not index."""
+        optimizer, average = self.shard.of(index), self.shard.average
+        rule = optimizer.rule_for(index)
+        if isinstance(average, Lookahead):  # it resets all rows in some steps
+            updates = optimizer._index_update_count[index] - optimizer.begin_num_update
+            if average.rate(updates):
+                return True
         lazy = optimizer.lazy_update or bool(rule and rule.row)
         return not lazy or optimizer.sparse_decay == "dense"
 
@@ -616,13 +654,10 @@ class ShardedUpdater(Resumable):
                     f"gradients of {len(self._windows.calls)} parameters wait for their update; "
                     "save after the last call of accumulate"
                 )
-            chosen = _by_index(weights)
+            chosen = by_index(weights)
             for index, array in chosen.items():
-                self._check_saved(index, array)
-            return {
-                index: np.ascontiguousarray(self.placements[index].slice_of(flat(array), self.rank))
-                for index, array in chosen.items()
-            }
+                self._check_like(index, array, written=False)
+            return Slices(self, chosen).own
 
         self._save(path, slices)
 
@@ -662,12 +697,12 @@ class ShardedUpdater(Resumable):
         ValueError
             Ranks disagree, such as on the indices of `weights`.
         """
-        found, error = attempt(_by_index, weights)
+        found, error = attempt(by_index, weights)
         chosen: dict[Index, Array] = found or {}
-        slices: dict[Index, Array] = {}
+        own: dict[Index, Array] = {}
 
         def check(saved: Saved) -> None:
-            slices.update((i, own) for i, own in saved.weights.items() if i in chosen)
+            own.update((i, part) for i, part in saved.weights.items() if i in chosen)
             for index, array in chosen.items():
                 context = label(index, self.optimizer.idx2name)
                 if index not in saved.weights or index not in saved.placements:
@@ -678,20 +713,8 @@ class ShardedUpdater(Resumable):
         with self.optimizer.lock:
             skipped = self._load(path, strict, check, chosen, error)
             with self._updating(lambda: True):
-                loaded = {index: chosen[index] for index in slices}  # in the order of the file
-                for group in _batches(loaded, self.bucket_bytes):
-                    flats = [slices[index].reshape(-1) for index in group]
-                    elements, _ = gathered_together(self._ranks, flats)
-                    for index, each in zip(group, elements, strict=True):
-                        chosen[index][...] = each.reshape(chosen[index].shape)
+                Slices(self, {index: chosen[index] for index in own}, own).gather()
         return skipped
-
-    def _check_saved(self, index: Index, array: Any) -> None:
-        """Raise an error unless a weight to save was updated and still has its shape and dtype."""
-        context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
-        if placement is None:
-            raise ValueError(f"{context}: a weight is saved after its first update")
-        check_like(context, "weight", array, (placement.dtype,), placement.shape, written=False)
 
     def _take_up(self, saved: Saved) -> None:
         super()._take_up(saved)
@@ -726,24 +749,163 @@ class ShardedUpdater(Resumable):
                 lambda found: {"index": repr(found[0])},
             )
 
-    def _flush(self, found: tuple[Index, Array, Array]) -> None:
+    def _flush(self, found: tuple[Index, Slices]) -> None:
         """Apply deferred decay to this rank's slice of a weight, and gather the weight."""
-        index, weight, own = found
-        self.shard._flush(index, own)
-        elements, _ = gathered(self._ranks, own.reshape(-1))
-        weight[...] = elements.reshape(weight.shape)
+        index, slices = found
+        self.shard._flush(index, slices.own[index])
+        slices.gather()
 
-    def _known(self, index: Any, weight: Array | None) -> tuple[Index, Array, Array]:
-        """Index, weight and this rank's slice of a parameter that has been updated."""
-        index, plan = check_index(index), self._plan
+    def _known(self, index: Any, weight: Array | None) -> tuple[Index, Slices]:
+        """Index and this rank's slice of a parameter that has been updated."""
+        index = check_index(index)
         context = label(index, self.optimizer.idx2name)
-        if weight is None and plan is not None and index in plan.indices:
-            weight = plan.weights[plan.indices.index(index)]
+        self._check_free()
+        weight = self._latest.get(index) if weight is None else weight
         if weight is None or index not in self.placements:
             raise ValueError(f"{context}: flush needs the weight, and an update before it")
         self._check(index, np.zeros_like(weight), weight)
-        own = self.placements[index].slice_of(flat(weight), self.rank)
-        return index, weight, np.ascontiguousarray(own)
+        return index, Slices(self, {index: weight})
+
+    # Averages of the weights
+
+    @property
+    def averages(self) -> dict[Index, Array]:
+        """Average of this rank's slice of each parameter; see :attr:`Updater.averages`."""
+        return self.shard.averages
+
+    @contextmanager
+    def averaged(self, weights: Mapping[Any, Array] | None = None) -> Iterator[None]:
+        """Context in which all ranks have the averages in their weights; all ranks must enter it.
+
+        See :meth:`fastopt.optimizer.Updater.averaged`. Each rank restores its weights on exit
+        without waiting for others. :meth:`save` inside the context writes the averages as weights,
+        and also the replaced values; after loading such a file call :meth:`restore_weights`.
+
+        Parameters
+        ----------
+        weights : mapping of index to numpy.ndarray, optional
+            Weights that this updater has not updated yet, for example after a load. Default: the
+            last updated weight of each index.
+
+        Raises
+        ------
+        RuntimeError
+            Neither the updater nor the optimizer has averages, or the weights already hold them.
+        TypeError, ValueError
+            An index has no known weight, a weight does not match, or ranks disagree.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fastopt
+        >>> from mpi4py import MPI
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> sgd, ema = fastopt.SGD(learning_rate=1.0), fastopt.EMA(decay=0.5)
+        >>> updater = ShardedUpdater(sgd, MPI.COMM_WORLD, average=ema)
+        >>> weight = np.zeros(1)
+        >>> updater(0, np.array([-1.0]) / MPI.COMM_WORLD.size, weight)
+        >>> with updater.averaged():
+        ...     print(weight)
+        [0.5]
+        >>> weight
+        array([1.])
+        """
+        with between_updates(self.optimizer.lock, "averaged()"):
+            pass
+        with ExitStack() as stack:
+            self._together(
+                "averaged",
+                lambda slices: stack.enter_context(slices.averaged(self.shard)),
+                lambda: self._evaluated(weights),
+                lambda slices: {"weights": listing(slices.weights)},
+            )
+            yield
+
+    def _evaluated(self, weights: Any) -> Slices:
+        """Return this rank's slices of the weights that :meth:`averaged` replaces."""
+        shard, names = self.shard, self.optimizer.idx2name
+        if not shard._evaluates:
+            shard._require_averages()
+        self._check_free()
+        chosen = {**self._latest, **by_index(weights)}
+        for index in chosen.keys() - self.placements.keys():
+            raise ValueError(f"{label(index, names)}: the updater has no average of it")
+        needed = [index for index in self.placements if not shard._is_frozen(index)]
+        for index in needed:
+            if index not in chosen:
+                raise ValueError(
+                    f"{label(index, names)}: its weight was not updated yet by this updater; pass "
+                    "it in weights={index: array}"
+                )
+            self._check_like(index, chosen[index])
+        return Slices(self, {index: chosen[index] for index in needed})
+
+    def restore_weights(self, weights: Mapping[Any, Array]) -> None:
+        """Restore weights after loading a checkpoint that was saved inside :meth:`averaged`.
+
+        All ranks must call it. See :meth:`fastopt.optimizer.Updater.restore_weights`.
+
+        Parameters
+        ----------
+        weights : mapping of index to numpy.ndarray
+            The weights, which are overwritten, with the same indices on all ranks.
+
+        Raises
+        ------
+        RuntimeError
+            No state that was saved inside :meth:`averaged` has been loaded.
+        TypeError, ValueError
+            A weight is missing or does not match, or ranks disagree. Nothing changes.
+        """
+
+        def check() -> Slices:
+            held, chosen = self.shard._held(), by_index(weights)
+            for index in held.keys() - chosen.keys():
+                context = label(index, self.optimizer.idx2name)
+                raise ValueError(f"{context}: pass its weight in weights={{index: array}}")
+            for index, weight in chosen.items():
+                self._check_like(index, weight)
+            return Slices(self, chosen)
+
+        def restore(slices: Slices) -> None:
+            self.shard.restore_weights(slices.own)
+            slices.gather()
+
+        with self.optimizer.lock:
+            self._together(
+                "restore_weights",
+                restore,
+                check,
+                lambda slices: {"weights": listing(slices.weights)},
+            )
+
+    def _check_free(self) -> None:
+        """Raise RuntimeError while the weights hold their averages."""
+        if self.shard._averages is not None:
+            self.shard._averages.check_free()
+
+    def _check_like(self, index: Index, array: Any, written: bool = True) -> None:
+        """Raise an error unless a weight was updated and still has its shape and dtype."""
+        context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
+        if placement is None:
+            raise ValueError(
+                f"{context}: its weight was not updated yet; call the updater with it before"
+            )
+        check_like(context, "weight", array, (placement.dtype,), placement.shape, written=written)
+
+    @property
+    def groups(self) -> Mapping[str, Mapping[str, Any]] | None:
+        """The groups, see :class:`~fastopt.optimizer.Updater`; set them on all ranks."""
+        return self.shard.groups
+
+    @groups.setter
+    def groups(self, groups: Mapping[str, Mapping[str, Any]] | None) -> None:
+        self.shard.groups = groups
+
+    @property
+    def average(self) -> Average | None:
+        """How weights are averaged."""
+        return self.shard.average
 
     # Planning of a call
 
@@ -837,12 +999,12 @@ class ShardedUpdater(Resumable):
         return placed(new, self.ranks)
 
     def _form(self, index: Index, shape: tuple[int, ...], listed: bool) -> Form:
-        coded, clips = self._is_coded(shape), self.shard.clip_adaptive is not None
+        coded, clips = self._is_coded(index, shape), self.shard.clip_adaptive is not None
         if clips and len(shape) < 2:
             return "whole"
         if not self.optimizer.native or (coded and len(shape) < 2):
             return "whole"
-        rule = self.optimizer.rule_for(index)
+        rule = self.shard.of(index).rule_for(index)
         return "rows" if listed or coded or clips or (rule and rule.row) else "flat"
 
     def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
@@ -868,7 +1030,7 @@ class ShardedUpdater(Resumable):
         if self._unchecked:
             facts.append(Facts(self._unchecked))
         if not self.optimizer.native:
-            facts.append(self._fingerprint.rates(plan.indices))
+            facts.append(self._fingerprints[0].rates(plan.indices))
         return facts
 
     def _values(self, plan: Plan, new: dict[Index, Placement]) -> Numbers:
@@ -930,7 +1092,7 @@ class ShardedUpdater(Resumable):
         context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
         check_like(context, "master", array, ("float32",), np.shape(array), written=False)
         if placement is None or index not in self.states:
-            if not self.optimizer.multi_precision:
+            if not self.shard.of(index).multi_precision:
                 raise ValueError(
                     f"{context}: a master needs an optimizer with multi_precision=True"
                 )
@@ -975,23 +1137,6 @@ def _times(grad: Any, factor: float) -> Any:
     if isinstance(grad, RowSparse):
         return RowSparse(grad.values * grad.dtype.type(factor), grad.indices, grad.shape)
     return grad * grad.dtype.type(factor)
-
-
-def _by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:
-    """Arrays by checked index."""
-    return {check_index(index): array for index, array in (weights or {}).items()}
-
-
-def _batches(arrays: Mapping[Index, Array], limit: int) -> Iterator[list[Index]]:
-    """Indices of arrays in order, in groups of at least `limit` bytes."""
-    group: list[Index] = []
-    for index in arrays:
-        group.append(index)
-        if sum(arrays[each].nbytes for each in group) >= limit:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -73,6 +73,7 @@ class AdaDelta(Optimizer):
 
     rule = adadelta
     decoupled = True
+    corrects_decay = False
     arguments: ClassVar[Descriptions] = {"rho": Real(least=0, below=1), "epsilon": Real(least=0)}
 
     def __init__(

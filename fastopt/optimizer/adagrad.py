@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import constant
+from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Real, Renamed
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
@@ -32,6 +32,11 @@ def adagrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> St
     return weight - h.lr * grad / (math.sqrt(history) + h.epsilon), (history,)
 
 
+def falling(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Compute the learning rate of this step."""
+    h.lr = h.lr / (1 + (t - 1) * h.lr_decay)
+
+
 @register
 class AdaGrad(Optimizer):
     r"""AdaGrad, with decoupled weight decay.
@@ -48,11 +53,13 @@ class AdaGrad(Optimizer):
         h &= \mathrm{clip}(r g) + \lambda w \\
         H &\leftarrow H + h^2, \qquad w \leftarrow w - \eta \frac{h}{\sqrt{H} + \epsilon}
 
-    If `eps` is 0, an element whose gradient has always been 0 becomes NaN. Source: Duchi, Hazan
-    and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
-    JMLR 12 (2011).
+    With `lr_decay` :math:`\delta`, the learning rate is :math:`\eta / (1 + (t - 1) \delta)`. If
+    `eps` and `initial_accumulator_value` are 0, an element whose gradient has always been 0 becomes
+    NaN. Source: Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning and
+    Stochastic Optimization", JMLR 12 (2011).
 
-    State: the array :math:`H`, in the weight's shape.
+    State: the array :math:`H`, in the weight's shape, filled with `initial_accumulator_value`
+    initially.
 
     Parameters
     ----------
@@ -61,6 +68,10 @@ class AdaGrad(Optimizer):
     formula : str
         'mxnet' or 'torch', which most NumPy code by hand has too. The default of `eps` stays the
         same. Default 'mxnet'.
+    initial_accumulator_value : float
+        Initial value of :math:`H`, at least 0. Default 0; optax and TensorFlow have 0.1.
+    lr_decay : float
+        :math:`\delta`, at least 0. Default 0.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -84,14 +95,28 @@ class AdaGrad(Optimizer):
     arguments: ClassVar[Descriptions] = {
         "float_stable_eps": Renamed("eps", Real(least=0)),
         "formula": FORMULA,
+        "initial_accumulator_value": Real(least=0),
+        "lr_decay": Real(least=0),
     }
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet"}
+    added: ClassVar[Mapping[str, Any]] = {
+        "formula": "mxnet",
+        "initial_accumulator_value": 0.0,
+        "lr_decay": 0.0,
+    }
 
     def __init__(
-        self, eps: float = 1e-7, *, formula: Formula = "mxnet", **common: Unpack[EpsilonArguments]
+        self,
+        eps: float = 1e-7,
+        *,
+        formula: Formula = "mxnet",
+        initial_accumulator_value: float = 0.0,
+        lr_decay: float = 0.0,
+        **common: Unpack[EpsilonArguments],
     ) -> None:
         self.float_stable_eps = eps
         self.formula = formula
+        self.initial_accumulator_value = initial_accumulator_value
+        self.lr_decay = lr_decay
         super().__init__(**common)
 
     @property
@@ -104,7 +129,16 @@ class AdaGrad(Optimizer):
         """Whether weight decay is decoupled from the gradient."""
         return self.formula == "mxnet"
 
-    @constant
+    @property
+    def initial_state(self) -> float:
+        """See :attr:`Optimizer.initial_state <fastopt.optimizer.Optimizer.initial_state>`."""
+        return self.initial_accumulator_value
+
+    @corrected(falling, "lr_decay", when=lambda made: made.lr_decay != 0)
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"epsilon": self.float_stable_eps}
+        return {"epsilon": self.float_stable_eps, "lr_decay": self.lr_decay}
+
+    def decay(self, t: int, lr: float, wd: float) -> float:
+        """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
+        return lr / (1 + (t - 1) * self.lr_decay) * wd

@@ -3,12 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastopt._engine.hyper import corrected
-from fastopt.arguments import Descriptions, Real
+from fastopt._engine.per_index import PerIndex
+from fastopt.arguments import Descriptions, Real, TableOf
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.keywords import Rate, RatedArguments
-from fastopt.optimizer.optimizer import Array, Optimizer, register
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
 
 __all__ = ["ASGD", "asgd"]
 
@@ -23,8 +27,11 @@ def asgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
     """Compute the learning rate of this step, and the averaging rate."""
-    past = t - 1
-    h.lr = h.lr / (1 + h.lambd * h.lr * past) ** h.alpha
+    past, rate = t - 1, carried[0]
+    carried[0] = h.lr
+    if rate < 0:  # the first update
+        rate = h.lr
+    h.lr = rate / (1 + h.lambd * rate * past) ** h.alpha
     h.shrink = 1 - h.lambd * h.lr
     h.share = 1 / max(1.0, past - h.t0)
 
@@ -34,14 +41,15 @@ class ASGD(Optimizer):
     r"""ASGD: gradient descent whose weights are averaged.
 
     .. math::
-        \eta_t &= \eta / (1 + \lambda_0 \eta (t - 1))^\alpha \\
+        \eta_t &= \eta' / (1 + \lambda_0 \eta' (t - 1))^\alpha \\
         w &\leftarrow (1 - \lambda_0 \eta_t) w - \eta_t (\mathrm{clip}(r g) + \lambda w) \\
         a &\leftarrow a + (w - a) / \max(1, t - 1 - t_0)
 
-    with :math:`\lambda_0` = `lambd`. Inside ``with updater.averaged():`` the weights hold the
-    averages :math:`a`, which equal the weights until step :math:`t_0`. This is torch.optim.ASGD for
-    a constant learning rate; under a schedule, torch computes :math:`\eta_t` from the learning rate
-    of the step before.
+    with :math:`\lambda_0` = `lambd`, and :math:`\eta'` the learning rate of the parameter's update
+    before, or the present one at its first update. So does torch.optim.ASGD, which computes
+    :math:`\eta_t` at the end of the step before: a schedule acts one step late. Inside
+    ``with updater.averaged():`` the weights hold the averages :math:`a`, which equal the weights
+    until step :math:`t_0`.
 
     Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM
     Journal on Control and Optimization 30(4), 1992.
@@ -85,6 +93,12 @@ class ASGD(Optimizer):
         "alpha": Real(least=0),
         "t0": Real(least=0),
     }
+    progress: ClassVar[Descriptions] = {"_last_rates": TableOf(Real(least=-1))}
+    added: ClassVar[Mapping[str, Any]] = {"_last_rates": {}}
+    by_index: ClassVar[dict[str, type[PerIndex]]] = {
+        **Optimizer.by_index,
+        "_last_rates": PerIndex,
+    }
 
     def __init__(
         self,
@@ -98,8 +112,18 @@ class ASGD(Optimizer):
         self.lambd = lambd
         self.alpha = alpha
         self.t0 = t0
+        self._last_rates = PerIndex()
 
-    @corrected(scheduled, "lambd", "alpha", "t0")
+    @property
+    def carried(self) -> PerIndex:
+        """Learning rates of the last updates."""
+        return self._last_rates
+
+    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
+        """See :meth:`Optimizer.carried_slots`; negative before the first update."""
+        return self._last_rates.slots(indices, -1.0)
+
+    @corrected(scheduled, "lambd", "alpha", "t0", carries=True)
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {

@@ -222,6 +222,8 @@ class Groups:
             if group.follows:
                 made = self._planners.setdefault(id(group.optimizer), Planner(group.optimizer))
                 made.copies, made.offsets = planner.copies, planner.offsets
+                made.launcher = planner.launcher
+                group.optimizer.whole_shapes = self.main.whole_shapes
                 group.optimizer.add_follower(self.main)
 
     # Routes

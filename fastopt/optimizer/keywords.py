@@ -92,6 +92,7 @@ class Shared(CommonNames, total=False):
     master: Literal["float32", "split"]
     state_dtype: Literal["bfloat16", "int8"] | None
     state_min_size: int | None
+    corrected_decay: float | None
     maximize: bool
 
 

@@ -14,7 +14,7 @@ from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Sums
 from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.keywords import LayerArguments
 from fastopt.optimizer.optimizer import Index, endings, register
-from fastopt.optimizer.sgd import SGD, sgd, sgd_momentum
+from fastopt.optimizer.sgd import sgd, sgd_momentum
 
 __all__ = ["LARS", "lars", "lars_momentum", "lars_sums"]
 
@@ -124,7 +124,7 @@ class LARS(MomentumFamily):
     def rule_for(self, index: Index) -> Rule:
         """See :meth:`Optimizer.rule_for <fastopt.optimizer.Optimizer.rule_for>`."""
         plain = self.idx2name.get(index, "").endswith(("gamma", "beta", "bias"))
-        return (SGD if plain else self).forms[self.momentum != 0]
+        return ((sgd, sgd_momentum) if plain else self.forms)[self.momentum != 0]
 
     @property
     def carried(self) -> PerIndex:

@@ -18,7 +18,7 @@ from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.keywords import ScaledArguments
 from fastopt.optimizer.lars import lars_sums
 from fastopt.optimizer.optimizer import Array, Index, register
-from fastopt.optimizer.sgd import SGD, sgd, sgd_momentum
+from fastopt.optimizer.sgd import sgd, sgd_momentum
 from fastopt.sparse import RowSparse
 
 __all__ = ["LBSGD", "lbsgd", "lbsgd_momentum"]
@@ -158,7 +158,8 @@ class LBSGD(MomentumFamily):
     @property
     def rule(self) -> Rule:
         """Rule for the warm-up strategy, with or without a momentum buffer."""
-        forms = (lbsgd, lbsgd_momentum) if self.warmup_strategy == "lars" else SGD.forms
+        scaled = self.warmup_strategy == "lars"
+        forms = (lbsgd, lbsgd_momentum) if scaled else (sgd, sgd_momentum)
         return forms[self.momentum != 0]
 
     def restart(self, indices: Collection[Index]) -> None:

@@ -43,7 +43,7 @@ SHARED = (
 """Attributes that every fallback shares with the optimizer."""
 
 NAMED = (
-    *("lr", "lr_scheduler", "wd", "seed", "rounding"),
+    *("lr", "lr_scheduler", "wd", "corrected_decay", "seed", "rounding"),
     *("clip_gradient", "multi_precision", "state_dtype", "maximize"),
 )
 """Further attributes that a fallback given by name shares."""
@@ -221,7 +221,7 @@ class _Work:
         known = main.snapshot() if main.per_index else None
         try:
             main._update_count(index)
-            lr, wd = main._get_lr(index), main._get_wd(index)
+            lr, wd = main.rates(index)
             if self._directions.write(main, index, weight, direction, grad, state):
                 if vars(main).get("cautious"):
                     self._mask.step(main, index, 0, direction, grad, None)
@@ -303,6 +303,7 @@ class MatrixFamily(VariantFlags):
     """
 
     ascends = True
+    corrects_decay = True
     decays_last: ClassVar[bool] = False
     """Whether weight decay is applied after the step along the direction."""
     takes_vectors: ClassVar[bool] = False
@@ -468,6 +469,16 @@ class MatrixFamily(VariantFlags):
         super().restore(attributes)
 
     # Steps
+
+    def rates(self, index: Index) -> tuple[float, float]:
+        """Return learning rate and weight decay of a counted step; ask a schedule once."""
+        if self.per_index:
+            return self._get_lr(index), self._get_wd(index)
+        rate = self.learning_rate
+        lr = rate * self.multiplier(index, self.lr_mult, "lr_mult")
+        wd = self.decay_at(rate) * self.multiplier(index, self.wd_mult, "wd_mult")
+        self.check_rates(index, lr, wd)
+        return lr, wd
 
     def _working(self) -> _Work:
         """Return the buffers and inner optimizers of this process."""

@@ -9,10 +9,18 @@ from numpy.typing import NDArray
 
 from fastopt._engine.hyper import corrected
 from fastopt._engine.per_index import PerIndex
+from fastopt._kernels.variants import Traits, beside_decay
 from fastopt.arguments import Descriptions, Flag, Real, TableOf
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
-from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
-from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily, CoupledVariants, scaled_ratio
+from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments, rescaled
+from fastopt.optimizer.families import (
+    FORMULA,
+    MOMENTS,
+    AdamFamily,
+    CoupledVariants,
+    rate_times_decay,
+    scaled_ratio,
+)
 from fastopt.optimizer.keywords import CoupledArguments, Formula, Rate
 from fastopt.optimizer.optimizer import Index, register
 
@@ -21,7 +29,9 @@ __all__ = [
     "look_ahead",
     "nadam",
     "nadam_amsgrad",
+    "nadam_amsgrad_decoupled",
     "nadam_amsgrad_of_torch",
+    "nadam_decoupled",
     "nadam_of_torch",
 ]
 
@@ -68,13 +78,31 @@ def nadam_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper)
     return weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
 
 
+@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
+def nadam_decoupled(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Nadam with decoupled decay."""
+    grad = rescaled(grad, h)
+    mean, var = moments(grad, state, h)
+    return weight - h.lr * h.wd * weight - look_ahead(grad, mean, var, h), (mean, var)
+
+
+@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
+def nadam_amsgrad_decoupled(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Nadam with AMSGrad and decoupled decay."""
+    grad = rescaled(grad, h)
+    mean, var, peak = peak_moments(grad, state, h)
+    return weight - h.lr * h.wd * weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
+
+
 RULES = {
     ("mxnet", False): nadam,
     ("mxnet", True): nadam_amsgrad,
     ("torch", False): nadam_of_torch,
     ("torch", True): nadam_amsgrad_of_torch,
+    ("decoupled", False): nadam_decoupled,
+    ("decoupled", True): nadam_amsgrad_decoupled,
 }
-"""Rule of each formula, without and with AMSGrad."""
+"""Rule of each formula, and of both with decoupled decay, without and with AMSGrad."""
 
 
 class Products(PerIndex):
@@ -119,6 +147,9 @@ class Nadam(CoupledVariants, AdamFamily):
     ``formula="torch"`` uses the formula of torch.optim.NAdam: one product for each parameter, and
     :math:`h = \mathrm{clip}(r g) + \lambda w`.
 
+    With `decouple`, :math:`h = \mathrm{clip}(r g)`, and :math:`\eta \lambda w` is subtracted from
+    the weight, with both formulas: ``decoupled_weight_decay`` of torch.
+
     With `amsgrad`, :math:`p \leftarrow \max(p, v)` replaces :math:`v` under the root;
     torch.optim.NAdam has no such variant.
 
@@ -144,9 +175,11 @@ class Nadam(CoupledVariants, AdamFamily):
         'mxnet' or 'torch'. Default 'mxnet'.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
+    decouple : bool
+        Use decoupled weight decay. Default False.
     cautious : bool
-        Update only elements whose step has the sign of the gradient including weight decay, see
-        :class:`~fastopt.optimizer.AdamW`. Default False.
+        Update only elements whose step has the sign of the gradient including weight decay, unless
+        that is decoupled, see :class:`~fastopt.optimizer.AdamW`. Default False.
     stable : bool
         Bound the root mean square of the tensor's step, see :class:`~fastopt.optimizer.AdamW`.
         Default False.
@@ -176,8 +209,9 @@ class Nadam(CoupledVariants, AdamFamily):
         "per_parameter": Flag(),
         "formula": FORMULA,
         "amsgrad": Flag(),
+        "decouple": Flag(),
     }
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False}
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False, "decouple": False}
     progress: ClassVar[Descriptions] = {
         "m_schedule": Real(least=0, most=1),
         "_m_schedules": TableOf(Real(least=0, most=1)),
@@ -194,8 +228,10 @@ class Nadam(CoupledVariants, AdamFamily):
         *,
         formula: Formula = "mxnet",
         amsgrad: bool = False,
+        decouple: bool = False,
         **common: Unpack[CoupledArguments],
     ) -> None:
+        self.decouple = decouple
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self.schedule_decay = schedule_decay
         self.per_parameter = per_parameter
@@ -212,7 +248,19 @@ class Nadam(CoupledVariants, AdamFamily):
     @property
     def plain(self) -> Rule:
         """Rule of the selected formula."""
-        return RULES[self.formula, self.amsgrad]
+        return RULES["decoupled" if self.decouple else self.formula, self.amsgrad]
+
+    @property
+    def decoupled(self) -> bool:  # type: ignore[override]
+        """Whether weight decay is decoupled from the gradient."""
+        return self.decouple
+
+    @property
+    def traits(self) -> Traits:
+        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
+        if not self.decouple:
+            return super().traits
+        return Traits(beside_decay, rate_times_decay, True, self.ratio, self.ratio_fields)
 
     @property
     def m_schedule(self) -> float:

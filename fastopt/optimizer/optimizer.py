@@ -30,7 +30,7 @@ from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import Array, is_half, label, order_of
 from fastopt._kernels import noise
 from fastopt._kernels.codes import is_worth_codes, scales_shape
-from fastopt._kernels.device_memory import host, lie_alike, like
+from fastopt._kernels.device_memory import host, lie_alike, like, placed
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
 from fastopt._kernels.table import Table
@@ -80,6 +80,7 @@ Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
 """Attributes of an optimizer, and the items of those that are mappings."""
 
 RATE = Real(least=0)
+SMALLEST_RATE = float(np.finfo(np.float32).tiny)
 COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 """Methods that a class may override to change how updates are counted or rates are computed."""
 
@@ -111,6 +112,8 @@ NAMES = {
     "rho": ("gamma1",),
     "momentum": ("beta1", "gamma2"),
     "momentum_decay": ("schedule_decay",),
+    "corrected_weight_decay": ("corrected_decay",),
+    "decoupled_weight_decay": ("decouple",),
     "adam_epsilon": ("epsilon",),
     "names": ("param_idx2name",),
     "random_state": ("seed",),
@@ -148,14 +151,14 @@ ADVICE = {
     ),
     "amsgrad": "Adam, AdamW, NAdamW and Nadam have AMSGrad",
     "nesterov": "NAG is SGD with Nesterov's momentum, and Nadam is Adam with it",
-    "dampening": "with NAG and SGD the gradient enters the momentum undamped",
+    "dampening": "SGD with formula='torch' has it; with NAG the gradient is not damped",
     "differentiable": "there is no automatic differentiation",
-    "decoupled_weight_decay": "AdamW is Adam with decoupled decay",
+    "decoupled_weight_decay": "AdamW is Adam with decoupled decay; SGD and Nadam have decouple",
     "lr_decay": "a schedule is the learning rate: lr=FactorScheduler(...) of fastopt.lr_scheduler",
     "warmup_steps": "a schedule has the warm-up: lr=CosineScheduler(..., warmup_steps=...)",
-    "initial_accumulator_value": "the sum of squares starts at 0",
+    "initial_accumulator_value": "AdaGrad has it; the sums of other classes start at 0",
     "eps_root": "epsilon is beside the root or inside it, see formula and docs/formulas.md",
-    "formula": "this class has one formula alone; Adam, AdamW, AdaGrad, RMSProp and Nadam have two",
+    "formula": "this class has one formula; Adam, AdamW, AdaGrad, RMSProp, Nadam and SGD have two",
 }
 """Advice for arguments of other libraries that have no counterpart."""
 
@@ -295,7 +298,7 @@ class Optimizer(Checked):
         Names of the parameters by index. Names whose last part, after ``_``, ``.`` or ``/``, is
         not ``weight``, ``gamma`` or ``kernel`` get weight decay multiplier 0.
     wd : float
-        Weight decay. Default 0.
+        Weight decay, at least 0. Default 0.
     clip_gradient : float, optional
         Clip each element of the rescaled gradient to ``[-clip_gradient, clip_gradient]``. None,
         0 and negative values mean no clipping.
@@ -338,6 +341,14 @@ class Optimizer(Checked):
         see ``docs/8-bit-state.md``. Default None: the precision of the arithmetic.
     maximize : bool
         Maximize: negate every gradient. Weight decay still shrinks the weights. Default False.
+    corrected_decay : float, optional
+        AdamC: multiply the weight decay by the current learning rate over this one, the largest of
+        the schedule, both before multipliers. A decoupled decay then subtracts
+        :math:`\lambda w \eta_t^2 / \eta_{\max}` instead of :math:`\lambda w \eta_t`, so that the
+        norms of weights in front of normalization layers, and with them the gradients, stay the
+        same while the learning rate falls. Only for decoupled decay. Source: Defazio, "Why
+        Gradients Rapidly Increase Near the End of Training", arXiv:2506.02285. Default None: no
+        correction.
     state_min_size : int, optional
         With ``state_dtype="int8"``, minimum number of elements of a weight whose state is stored
         in 8 bits. Default: 4096, and only for weights with two or more dimensions.
@@ -349,7 +360,7 @@ class Optimizer(Checked):
     Raises
     ------
     ValueError
-        The learning rate or the weight decay is NaN or infinite, the learning rate is negative, or
+        The learning rate or the weight decay is NaN, infinite or negative, or
         `maximize` is True for a class that implements ``update()`` in Python.
     TypeError
         An argument has the wrong type, is unknown, or is given under two names. For an unknown
@@ -423,12 +434,16 @@ class Optimizer(Checked):
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES
     argument_advice: ClassVar[Mapping[str, str]] = ADVICE
     elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
-    added: ClassVar[Mapping[str, Any]] = {"maximize": False, "state_min_size": None}
+    added: ClassVar[Mapping[str, Any]] = {
+        "maximize": False,
+        "state_min_size": None,
+        "corrected_decay": None,
+    }
 
     arguments: ClassVar[Descriptions] = {
         "lr": _check_rate,
         "lr_scheduler": _check_schedule,
-        "wd": Real(),
+        "wd": RATE,
         "begin_num_update": Integer(least=0),
         "rescale_grad": Real(infinite=True, nan=True),  # AdamW treats these as overflow
         "clip_gradient": OrNone(Real(infinite=True)),
@@ -441,6 +456,7 @@ class Optimizer(Checked):
         "state_dtype": OrNone(Choice("bfloat16", "int8")),
         "state_min_size": OrNone(Integer(least=1)),
         "maximize": Flag(),
+        "corrected_decay": OrNone(Real(least=SMALLEST_RATE)),
     }
     progress: ClassVar[Descriptions] = {
         "num_update": Integer(least=0),
@@ -522,6 +538,7 @@ class Optimizer(Checked):
         state_dtype: Literal["bfloat16", "int8"] | None = None,
         maximize: bool = False,
         state_min_size: int | None = None,
+        corrected_decay: float | None = None,
         **unknown: Unpack[Names],
     ) -> None:
         if unknown:
@@ -556,6 +573,7 @@ class Optimizer(Checked):
         self.state_dtype = state_dtype
         self.state_min_size = state_min_size
         self.maximize = maximize
+        self.corrected_decay = corrected_decay
         self.row_decay: dict[Index, tuple[Array, float]] = {}
         self.masters_given: dict[Index, Array] = {}
         self.check_together()
@@ -660,6 +678,11 @@ class Optimizer(Checked):
             raise ValueError(
                 f"maximize=True needs a rule, and {type(self).__name__} has an update() in Python: "
                 "negate the gradient there"
+            )
+        if self.corrected_decay is not None and not self.corrects_decay:
+            raise ValueError(
+                f"corrected_decay={self.corrected_decay} needs decoupled decay; that of "
+                f"{type(self).__name__} is not the learning rate times wd times the weight"
             )
         if self.sparse_decay == "touched":
             return
@@ -936,7 +959,7 @@ class Optimizer(Checked):
         raise NotImplementedError
 
     def create_state(self, index: Index, weight: Array) -> Any:
-        """Create the state of one parameter: an array of zeros for each slot of the rule.
+        """Create the state of one parameter: an array for each slot of the rule, usually of zeros.
 
         The arrays have the shape of the weight, or (rows, 1) for a row rule. Their dtype is
         `state_dtype` if it is given, else float32 for half-precision weights and the weight's
@@ -969,9 +992,12 @@ class Optimizer(Checked):
         as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
         order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight)
         codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
+        first = self.initial_state
         slots: tuple[Any, ...] = tuple(
             (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
             if slot in codes
+            else placed(np.full(shape, first, dtype, order_of(weight)), weight)
+            if first
             else like(weight, shape, dtype, order)
             for slot in (rule.state if rule else ())
         )
@@ -980,9 +1006,14 @@ class Optimizer(Checked):
         return slots if len(slots) > 1 else slots[0] if slots else None
 
     @property
+    def initial_state(self) -> float:
+        """Initial value of the elements of every state array."""
+        return 0.0
+
+    @property
     def starts_at_zero(self) -> bool:
-        """Whether states are as :meth:`create_state` describes them, with neither overridden."""
-        return all(
+        """Whether states are zeros, as :meth:`create_state` of this class creates them."""
+        return self.initial_state == 0 and all(
             getattr(getattr(self, name), "__func__", None) is vars(Optimizer)[name]
             for name in ("create_state", "create_state_multi_precision")
         )
@@ -1249,17 +1280,37 @@ class Optimizer(Checked):
         return rate
 
     def _get_wd(self, index: Index) -> float:
-        decay = as_float("wd", self.wd) * self.multiplier(index, self.wd_mult, "wd_mult")
-        if not math.isfinite(decay):
+        base = as_float("wd", self.wd)
+        if self.corrected_decay is not None:
+            base = self.decay_at(self.learning_rate)
+        decay = base * self.multiplier(index, self.wd_mult, "wd_mult")
+        if not 0 <= decay < math.inf:
             self.check_rates(index, 0.0, decay)
         return decay
+
+    @property
+    def corrects_decay(self) -> bool:
+        """Whether decay is decoupled and proportional to the learning rate: `corrected_decay`."""
+        return self.decoupled
+
+    def decay_at(self, rate: float) -> float:
+        """Return the weight decay at a learning rate, both before multipliers.
+
+        Parameters
+        ----------
+        rate : float
+            The learning rate.
+        """
+        if self.corrected_decay is None or not self.corrects_decay:
+            return self.wd
+        return self.wd * (rate / self.corrected_decay)
 
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
         """Raise ValueError unless a parameter's learning rate and weight decay are valid."""
         if not 0 <= rate < math.inf:
             number(f"{label(index, self.idx2name)}: learning rate", rate, least=0)
-        if not math.isfinite(decay):
-            number(f"{label(index, self.idx2name)}: weight decay", decay)
+        if not 0 <= decay < math.inf:
+            number(f"{label(index, self.idx2name)}: weight decay", decay, least=0)
 
     def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
         """Return the multiplier of a parameter, looked up by its object, index and name in turn."""

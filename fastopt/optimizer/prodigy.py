@@ -228,6 +228,11 @@ class Prodigy(Varied, AdamFamily):
                 f"got {self.sparse_decay!r}"
             )
 
+    @property
+    def corrects_decay(self) -> bool:
+        """See :attr:`Optimizer.corrects_decay`."""
+        return self.decouple
+
     def create_state(self, index: Index, weight: Array) -> Any:
         """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""
         mean, var, total, _, *numbers = super().create_state(index, weight)

@@ -1,4 +1,4 @@
-"""RMSProp, plain and centered."""
+"""RMSProp, plain, with momentum, and centered."""
 
 import math
 from collections.abc import Mapping
@@ -17,6 +17,8 @@ __all__ = [
     "rmsprop",
     "rmsprop_centered",
     "rmsprop_centered_of_torch",
+    "rmsprop_momentum",
+    "rmsprop_momentum_of_torch",
     "rmsprop_of_torch",
 ]
 
@@ -29,6 +31,16 @@ def rmsprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     grad = clipped_decayed(weight, grad, h)
     n = h.gamma1 * state[0] + h.one_minus_gamma1 * grad * grad
     return clip(weight - h.lr * grad / math.sqrt(n + h.epsilon), h.clip_weights), (n,)
+
+
+@rule(state=("n", "delta"), nonnegative=("n",), signed=("delta",), hyper=(*FIELDS, "momentum"))
+def rmsprop_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """RMSProp with momentum, which includes the learning rate."""
+    n, delta = state
+    grad = clipped_decayed(weight, grad, h)
+    n = h.gamma1 * n + h.one_minus_gamma1 * grad * grad
+    delta = h.momentum * delta - h.lr * grad / math.sqrt(n + h.epsilon)
+    return clip(weight + delta, h.clip_weights), (n, delta)
 
 
 @scalar
@@ -60,6 +72,16 @@ def rmsprop_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> St
     return clip(weight - h.lr * grad / (math.sqrt(n) + h.epsilon), h.clip_weights), (n,)
 
 
+@rule(state=("n", "buffer"), nonnegative=("n",), signed=("buffer",), hyper=(*FIELDS, "momentum"))
+def rmsprop_momentum_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """RMSProp with momentum, which excludes the learning rate; epsilon is outside the root."""
+    n, buffer = state
+    grad = decayed(weight, grad, h)
+    n = h.gamma1 * n + h.one_minus_gamma1 * grad * grad
+    buffer = h.momentum * buffer + grad / (math.sqrt(n) + h.epsilon)
+    return clip(weight - h.lr * buffer, h.clip_weights), (n, buffer)
+
+
 @rule(state=("n", "mean", "buffer"), hyper=(*FIELDS, "gamma2"))
 def rmsprop_centered_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient divided by its moving standard deviation; momentum excludes the learning rate."""
@@ -70,14 +92,31 @@ def rmsprop_centered_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyp
     return clip(weight - h.lr * buffer, h.clip_weights), (n, mean, buffer)
 
 
+FORMS = {
+    ("mxnet", "plain"): rmsprop,
+    ("mxnet", "momentum"): rmsprop_momentum,
+    ("mxnet", "centered"): rmsprop_centered,
+    ("torch", "plain"): rmsprop_of_torch,
+    ("torch", "momentum"): rmsprop_momentum_of_torch,
+    ("torch", "centered"): rmsprop_centered_of_torch,
+}
+"""Rules of each formula."""
+
+
 @register
 class RMSProp(Optimizer):
-    r"""RMSProp, plain or centered.
+    r"""RMSProp, plain, with momentum, or centered.
 
     .. math::
         h &= \mathrm{clip}(r g + \lambda w) \\
         n &\leftarrow \gamma_1 n + (1 - \gamma_1) h^2 \\
         w &\leftarrow w - \eta \frac{h}{\sqrt{n + \epsilon}}
+
+    with `momentum` :math:`\mu`, as in TensorFlow,
+
+    .. math::
+        \Delta \leftarrow \mu \Delta - \eta \frac{h}{\sqrt{n + \epsilon}}, \qquad
+        w \leftarrow w + \Delta
 
     or, with `centered`,
 
@@ -97,6 +136,11 @@ class RMSProp(Optimizer):
         h &= \mathrm{clip}(r g) + \lambda w \\
         w &\leftarrow w - \eta \frac{h}{\sqrt{n} + \epsilon}
 
+    with `momentum`,
+
+    .. math::
+        b \leftarrow \mu b + \frac{h}{\sqrt{n} + \epsilon}, \qquad w \leftarrow w - \eta b
+
     or, with `centered`,
 
     .. math::
@@ -104,10 +148,12 @@ class RMSProp(Optimizer):
         w \leftarrow w - \eta b
 
     Sources: Tieleman and Hinton, "Lecture 6.5 - RMSProp" (2012); centered: Graves, "Generating
-    Sequences With Recurrent Neural Networks", arXiv:1308.0850, equations 38 to 45.
+    Sequences With Recurrent Neural Networks", arXiv:1308.0850, equations 38 to 45. With momentum
+    and a large :math:`\epsilon` it trains MobileNet and EfficientNet: ``gamma1=0.9,
+    momentum=0.9, epsilon=0.001``.
 
-    State: the tuple :math:`(n,)`, centered :math:`(n, m, \Delta)` or
-    :math:`(n, m, b)`, of arrays in the weight's shape.
+    State: the tuple :math:`(n,)`, with momentum :math:`(n, \Delta)` or :math:`(n, b)`, centered
+    :math:`(n, m, \Delta)` or :math:`(n, m, b)`, of arrays in the weight's shape.
 
     Parameters
     ----------
@@ -121,18 +167,20 @@ class RMSProp(Optimizer):
         :math:`\epsilon`, at least 0. Default 1e-8.
     centered : bool
         Use the centered variant. Default False.
+    momentum : float
+        Momentum :math:`\mu` of the variant that is not centered. Default 0.
     clip_weights : float, optional
         Maximum magnitude of a weight. None, 0 and negative values mean no limit.
     formula : str
-        'mxnet' or 'torch', whose ``alpha`` is `gamma1` and whose ``momentum`` is `gamma2`. Default
-        'mxnet'.
+        'mxnet' or 'torch', whose ``alpha`` is `gamma1`; its ``momentum`` with `centered` is
+        `gamma2`. Default 'mxnet'.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range.
+        An argument is NaN or out of range, or `centered` and `momentum` are given together.
 
     Examples
     --------
@@ -145,19 +193,16 @@ class RMSProp(Optimizer):
     array([0.8, 1.2])
     """
 
-    argument_advice: ClassVar[Mapping[str, str]] = {
-        **Optimizer.argument_advice,
-        "momentum": "gamma2 with centered=True is its momentum",
-    }
     arguments: ClassVar[Descriptions] = {
         "gamma1": Real(least=0, below=1),
         "gamma2": Real(),
+        "momentum": Real(),
         "epsilon": Real(least=0),
         "centered": Flag(),
         "clip_weights": OrNone(Real(infinite=True)),
         "formula": FORMULA,
     }
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet"}
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "momentum": 0.0}
 
     def __init__(
         self,
@@ -168,23 +213,33 @@ class RMSProp(Optimizer):
         centered: bool = False,
         clip_weights: float | None = None,
         *,
+        momentum: float = 0.0,
         formula: Formula = "mxnet",
         **common: Unpack[RatedEpsArguments],
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
         self.gamma1 = gamma1
         self.gamma2 = gamma2
         self.epsilon = epsilon
         self.centered = centered
+        self.momentum = momentum
         self.clip_weights = clip_weights
         self.formula = formula
+        super().__init__(learning_rate=learning_rate, **common)
+
+    def check_together(self) -> None:
+        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
+        super().check_together()
+        if self.centered and self.momentum:
+            raise ValueError(
+                f"centered=True has the momentum gamma2={self.gamma2}: momentum must be 0, got "
+                f"{self.momentum}"
+            )
 
     @property
     def rule(self) -> Rule:
-        """Plain or centered rule of the selected formula."""
-        if self.formula == "torch":
-            return rmsprop_centered_of_torch if self.centered else rmsprop_of_torch
-        return rmsprop_centered if self.centered else rmsprop
+        """Rule of the selected formula and variant."""
+        form = "centered" if self.centered else "momentum" if self.momentum else "plain"
+        return FORMS[self.formula, form]
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -193,6 +248,7 @@ class RMSProp(Optimizer):
             "gamma1": self.gamma1,
             "one_minus_gamma1": 1 - self.gamma1,
             "gamma2": self.gamma2,
+            "momentum": self.momentum,
             "epsilon": self.epsilon,
             "clip_weights": bound("clip_weights", self.clip_weights),
         }
@@ -200,4 +256,4 @@ class RMSProp(Optimizer):
     def create_state(self, index: Index, weight: Array) -> tuple[Array, ...]:
         """Create an array of zeros for each slot, always as a tuple."""
         state = super().create_state(index, weight)
-        return state if self.centered else (state,)
+        return state if isinstance(state, tuple) else (state,)

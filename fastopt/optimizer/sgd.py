@@ -1,15 +1,28 @@
 """Stochastic gradient descent, with and without momentum."""
 
 import warnings
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
-from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.families import CautiousMomentumFamily
-from fastopt.optimizer.keywords import CautiousMomentumArguments
+from fastopt._engine.hyper import corrected
+from fastopt._kernels.variants import Traits, beside_decay
+from fastopt.arguments import Descriptions, Flag, Real
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
+from fastopt.kernels.scalars import COMMON, decayed, rescaled
+from fastopt.optimizer.families import FORMULA, CautiousMomentumFamily, rate_times_decay
+from fastopt.optimizer.keywords import CautiousMomentumArguments, Formula
 from fastopt.optimizer.optimizer import register
 
-__all__ = ["SGD", "ccSGD", "sgd", "sgd_momentum"]
+__all__ = [
+    "SGD",
+    "ccSGD",
+    "first_undamped",
+    "sgd",
+    "sgd_momentum",
+    "sgd_momentum_of_torch",
+    "sgdw_momentum",
+    "sgdw_momentum_of_torch",
+]
 
 
 @rule(hyper=COMMON)
@@ -25,6 +38,42 @@ def sgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight + mom, (mom,)
 
 
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum", "share"))
+def sgd_momentum_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient descent with momentum, which excludes the learning rate."""
+    mom = h.momentum * state[0] + h.share * decayed(weight, grad, h)
+    return weight - h.lr * mom, (mom,)
+
+
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum"))
+def sgdw_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient descent with momentum, which includes the learning rate, and decoupled decay."""
+    mom = h.momentum * state[0] - h.lr * rescaled(grad, h)
+    return weight - h.lr * h.wd * weight + mom, (mom,)
+
+
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum", "share"))
+def sgdw_momentum_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient descent with momentum, which excludes the learning rate, and decoupled decay."""
+    mom = h.momentum * state[0] + h.share * rescaled(grad, h)
+    return weight - h.lr * h.wd * weight - h.lr * mom, (mom,)
+
+
+FORMS = {
+    ("mxnet", False): sgd_momentum,
+    ("mxnet", True): sgdw_momentum,
+    ("torch", False): sgd_momentum_of_torch,
+    ("torch", True): sgdw_momentum_of_torch,
+}
+"""Rule with momentum of each formula, with coupled and decoupled decay."""
+
+
+def first_undamped(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Start the buffer with the whole gradient."""
+    if t == 1:
+        h.share = 1.0
+
+
 @register
 class SGD(CautiousMomentumFamily):
     r"""Stochastic gradient descent with momentum.
@@ -35,8 +84,22 @@ class SGD(CautiousMomentumFamily):
         w &\leftarrow w + m
 
     with rescale factor :math:`r`, learning rate :math:`\eta`, weight decay :math:`\lambda` and
-    momentum :math:`\mu`; without momentum :math:`w \leftarrow w - \eta h`. Source: Polyak, "Some
-    methods of speeding up the convergence of iteration methods" (1964).
+    momentum :math:`\mu`; without momentum :math:`w \leftarrow w - \eta h`.
+
+    ``formula="torch"`` uses the formula of torch.optim.SGD, whose buffer does not include the
+    learning rate. The two differ after a change of the learning rate: here the steps of the past
+    keep the rate that they were taken with, in torch they take the new one.
+
+    .. math::
+        m \leftarrow \mu m + (1 - \tau) h, \qquad w \leftarrow w - \eta m
+
+    with :math:`\tau` = `dampening`, which the first update of a parameter does not apply:
+    :math:`m = h`. With `decouple` (SGDW), decay is decoupled from the momentum:
+    :math:`h = \mathrm{clip}(r g)`, and :math:`\eta \lambda w` is subtracted from the weight.
+
+    Sources: Polyak, "Some methods of speeding up the convergence of iteration methods" (1964);
+    `decouple`: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101,
+    algorithm 1.
 
     State: None, or with momentum the array :math:`m`, in the weight's shape.
 
@@ -46,6 +109,12 @@ class SGD(CautiousMomentumFamily):
         Momentum :math:`\mu`. Default 0.
     lazy_update : bool, optional
         Update only the indexed rows of row-sparse gradients. Default True.
+    formula : str
+        'mxnet' or 'torch'. Default 'mxnet'.
+    dampening : float
+        :math:`\tau`; needs ``formula="torch"``. Default 0.
+    decouple : bool
+        Use decoupled weight decay. Default False.
     cautious : bool
         Update only elements whose step has the sign of the gradient including weight decay, see
         :class:`~fastopt.optimizer.AdamW`. Default False.
@@ -55,7 +124,7 @@ class SGD(CautiousMomentumFamily):
     Raises
     ------
     ValueError
-        An argument is NaN or out of range.
+        An argument is NaN or out of range, or `dampening` is given without torch's formula.
 
     Examples
     --------
@@ -69,16 +138,54 @@ class SGD(CautiousMomentumFamily):
     array([0.71, 0.71])
     """
 
-    forms = (sgd, sgd_momentum)
     lazy_by_default = master_last = True
+    arguments: ClassVar[Descriptions] = {
+        "formula": FORMULA,
+        "dampening": Real(),
+        "decouple": Flag(),
+    }
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "dampening": 0.0, "decouple": False}
 
     def __init__(
         self,
         momentum: float = 0.0,
         lazy_update: bool | None = None,
+        *,
+        formula: Formula = "mxnet",
+        dampening: float = 0.0,
+        decouple: bool = False,
         **common: Unpack[CautiousMomentumArguments],
     ) -> None:
+        self.formula = formula
+        self.dampening = dampening
+        self.decouple = decouple
         super().__init__(momentum=momentum, lazy_update=lazy_update, **common)
+
+    def check_together(self) -> None:
+        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
+        super().check_together()
+        if self.dampening and self.formula != "torch":
+            raise ValueError(f"dampening={self.dampening} needs formula='torch'")
+
+    @property
+    def forms(self) -> tuple[Rule, Rule]:  # type: ignore[override]
+        """Rules without and with momentum; without it both kinds of decay are the same."""
+        return sgd, FORMS[self.formula, self.decouple]
+
+    @property
+    def decoupled(self) -> bool:  # type: ignore[override]
+        """Whether weight decay is decoupled from the gradient."""
+        return self.decouple
+
+    @property
+    def traits(self) -> Traits:
+        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
+        return Traits(beside_decay, rate_times_decay, True) if self.decouple else super().traits
+
+    @corrected(first_undamped, "share", when=lambda made: made.dampening != 0)
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"momentum": self.momentum, "share": 1 - self.dampening}
 
 
 @register

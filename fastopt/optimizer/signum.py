@@ -77,6 +77,7 @@ class Signum(CautiousMomentumFamily):
 
     forms = (signsgd, signum)
     decoupled = True
+    corrects_decay = False
     arguments: ClassVar[Descriptions] = {"wd_lh": Real()}
 
     def __init__(

@@ -1507,13 +1507,18 @@ class Updater(Resumable):
         """
         with self.optimizer.lock, uninterrupted:
             averages = self._require_averages()
-            if averages.held is None or averages.inside:
-                raise RuntimeError(
-                    "restore_weights() is for a state that was saved inside of averaged()"
-                )
-            targets = self._targets(averages, averages.held, weights)
+            targets = self._targets(averages, self._held(), weights)
             averages.restore({index: arrays[0] for index, arrays in targets.items()})
             self.planner.records.forget()
+
+    def _held(self) -> dict[Index, Array]:
+        """Return the weights of a state that was saved inside :meth:`averaged`."""
+        averages = self._require_averages()
+        if averages.held is None or averages.inside:
+            raise RuntimeError(
+                "restore_weights() is for a state that was saved inside of averaged()"
+            )
+        return averages.held
 
     def _is_frozen(self, index: Index) -> bool:
         """Whether the group of an index is frozen."""

@@ -3,12 +3,7 @@
 import math
 from typing import ClassVar, Unpack
 
-import numpy as np
-
 from fastopt._engine.hyper import corrected
-from fastopt._engine.validate import order_of
-from fastopt._kernels.device_memory import placed
-from fastopt._kernels.devices import header
 from fastopt.arguments import Descriptions, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import decayed, sign
@@ -20,7 +15,7 @@ from fastopt.optimizer.families import (
     scaled_ratio,
 )
 from fastopt.optimizer.keywords import CoupledArguments, Rate
-from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["Yogi", "yogi"]
 
@@ -111,9 +106,7 @@ class Yogi(CoupledVariants, AdamFamily):
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "var_scale": 1.0}
 
-    def create_state(self, index: Index, weight: Array) -> tuple[Array, ...]:
-        """Create both moments, filled with `initial_value`."""
-        weight = header(weight)
-        dtype, order = self._state_dtype(weight), order_of(weight)
-        first = (np.full(weight.shape, self.initial_value, dtype, order) for _ in yogi.state)
-        return tuple(placed(array, weight) for array in first)
+    @property
+    def initial_state(self) -> float:
+        """See :attr:`Optimizer.initial_state <fastopt.optimizer.Optimizer.initial_state>`."""
+        return self.initial_value

@@ -12,7 +12,7 @@ from fastopt.optimizer.adadelta import AdaDelta
 from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.nag import NAG
 from fastopt.optimizer.radam import rectified
-from fastopt.optimizer.sgd import sgd
+from fastopt.optimizer.sgd import first_undamped, sgd
 
 __all__ = ["Delta", "HeavyBall", "Rectified"]
 
@@ -27,12 +27,6 @@ def heavy_ball(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     grad = decayed(weight, grad, h)
     mom = h.momentum * state[0] + h.share * grad
     return weight - h.lr * (h.of_mom * mom + h.of_grad * grad), (mom,)
-
-
-def first_undamped(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Start the buffer with the whole gradient."""
-    if t == 1:
-        h.share = 1.0
 
 
 class HeavyBall(NAG):

@@ -1,10 +1,10 @@
 """Write formulas.json: weights after each step of optimizers of other packages, in float64.
 
-Run with torch, optax, jax and schedulefree installed: ``python tests/golden/make_formulas.py``.
+Run with torch, timm, optax, jax and schedulefree installed: ``python tests/golden/make_formulas.py``.
 """
 
 import json
-from functools import reduce
+from functools import partial, reduce
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 import schedulefree
+import timm.optim
 import torch
 
 jax.config.update("jax_enable_x64", True)
@@ -20,6 +21,7 @@ torch.set_default_dtype(torch.float64)
 STEPS, SIZE = 12, 6
 BETAS = {"betas": (0.8, 0.95)}
 DECAYED = {"weight_decay": 0.1}
+RATES = [0.05, 0.05, 0.02, 0.08, 0.08, 0.001, 0.03, 0.03, 0.03, 0.06, 0.0, 0.04]
 
 TORCH = [
     ("Adam", "Adam", {"lr": 0.05, "eps": 0.01, **BETAS}, {}),
@@ -55,8 +57,36 @@ TORCH = [
         {"schedule_decay": 0.01},
     ),
     ("NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, **BETAS, "maximize": True}, {}),
+    (
+        "NAdam",
+        "Nadam",
+        {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED, "decoupled_weight_decay": True},
+        {"decouple": True},
+    ),
+    (
+        "RMSprop",
+        "RMSProp",
+        {"lr": 0.02, "alpha": 0.8, "eps": 0.01, "momentum": 0.9, **DECAYED},
+        {"gamma1": 0.8, "momentum": 0.9},
+    ),
+    (
+        "Adagrad",
+        "AdaGrad",
+        {"lr": 0.05, "eps": 0.01, "lr_decay": 0.2, "initial_accumulator_value": 0.1, **DECAYED},
+        {},
+    ),
+    ("SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "rates": RATES}, {"momentum": 0.9}),
+    (
+        "SGD",
+        "SGD",
+        {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, **DECAYED, "rates": RATES},
+        {"momentum": 0.9},
+    ),
 ]
-"""Class of torch, ours, arguments of torch, and ours in place of those called otherwise."""
+"""Class of torch, ours, arguments of torch, and ours in place of those called otherwise.
+
+`rates` are the learning rates of the steps, if they change.
+"""
 
 OPTAX = [
     ("adam", "Adam", {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01}),
@@ -71,9 +101,9 @@ OPTAX = [
         {"learning_rate": 0.05, "decay": 0.8, "eps": 0.01, "eps_in_sqrt": False},
     ),
 ]
-REPLACED = ("alpha", "momentum", "centered", "momentum_decay")
+REPLACED = ("alpha", "momentum", "centered", "momentum_decay", "decoupled_weight_decay")
 RENAMED = {"b1": "beta1", "b2": "beta2", "b3": "beta3", "decay": "gamma1"}
-LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root")
+LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root", "corrected_weight_decay")
 
 FREE = {"lr": 0.05, "warmup_steps": 4, "weight_decay": 0.1}
 
@@ -99,6 +129,41 @@ OTHERS = [
         {"eta_minus": 0.4, "eta_plus": 1.3, "least_step": 0.03, "largest_step": 0.07},
     ),
     ("torch", "ASGD", "ASGD", {"lr": 0.01, "lambd": 0.2, "t0": 3, **DECAYED}, {}),
+    (
+        "torch",
+        "ASGD",
+        "ASGD",
+        {"lr": 0.05, "lambd": 0.2, "t0": 3, **DECAYED, "rates": RATES},
+        {},
+    ),
+    (
+        "timm",
+        "AdamWLegacy",
+        "AdamW",
+        {**ADAM, "lr": max(RATES), "corrected_weight_decay": True, "rates": RATES},
+        {"formula": "torch", "corrected_decay": max(RATES)},
+    ),
+    (
+        "timm",
+        "SGDW",
+        "SGD",
+        {"lr": 0.05, "momentum": 0.9, **DECAYED, "rates": RATES},
+        {"formula": "torch", "decouple": True},
+    ),
+    (
+        "optax",
+        "rmsprop",
+        "RMSProp",
+        {"learning_rate": 0.02, "decay": 0.8, "eps": 0.01, "momentum": 0.9},
+        {},
+    ),
+    (
+        "optax",
+        "adagrad",
+        "AdaGrad",
+        {"learning_rate": 0.05, "initial_accumulator_value": 0.1, "eps": 0.01},
+        {},
+    ),
     ("optax", "nadamw", "NAdamW", {**MOMENTS, **DECAYED}, {}),
     ("optax", "yogi", "Yogi", {**MOMENTS, "eps": 1e-3}, {}),
     ("optax", "contrib.ademamix", "AdEMAMix", MIXED, {}),
@@ -144,11 +209,15 @@ def data():
     return rng.normal(size=SIZE), rng.normal(size=(STEPS, SIZE)) * scale
 
 
-def of_torch(name, arguments):
+def of_torch(name, arguments, package=torch.optim):
+    arguments = dict(arguments)
+    rates = arguments.pop("rates", None)
     start, gradients = data()
     weight = torch.nn.Parameter(torch.tensor(start))
-    optimizer = getattr(torch.optim, name)([weight], **arguments)
-    for gradient in gradients:
+    optimizer = getattr(package, name)([weight], **arguments)
+    for step, gradient in enumerate(gradients):
+        if rates:
+            optimizer.param_groups[0]["lr"] = rates[step]
         weight.grad = torch.tensor(gradient)
         optimizer.step()
         yield weight.detach().tolist()
@@ -191,7 +260,9 @@ def others():
             weights, averages = zip(*of_schedulefree(name, arguments), strict=True)
             yield {**case, "weights": weights, "averages": averages}
         else:
-            steps = {"torch": of_torch, "optax": of_optax}[library](name, arguments)
+            of_timm = partial(of_torch, package=timm.optim)
+            recorded = {"torch": of_torch, "timm": of_timm, "optax": of_optax}
+            steps = recorded[library](name, arguments)
             yield {**case, "weights": list(steps)}
 
 
@@ -224,7 +295,7 @@ if __name__ == "__main__":
             "optax": optax.__version__,
             "jax": jax.__version__,
         },
-        "more_packages": {"schedulefree": version("schedulefree")},
+        "more_packages": {name: version(name) for name in ("schedulefree", "timm")},
         "start": weight.tolist(),
         "gradients": gradients.tolist(),
         "cases": list(cases()),

@@ -301,3 +301,12 @@ def prodigy(weights, d=1e-6, lr=1.0, wd=0.0, beta1=0.9, beta2=0.999, eps=1e-8):
             for w, a, b in zip(weights, m, v, strict=True)
         ]
         d = max(d, r / sum(np.abs(a).sum() for a in s))
+
+
+def sgdw(w, lr, wd, momentum, decouple, formula="mxnet", dampening=0.0):
+    """arXiv:1711.05101, algorithm 1, with torch's dampening."""
+    m = None
+    while True:
+        g = yield w
+        m = g if m is None else momentum * m + (1 - dampening) * g
+        w = w - lr * wd * w - lr * m

@@ -9,12 +9,14 @@ import fastopt
 from fastopt import optimizer
 from helpers import oracles
 from helpers.paths import GOLDEN
+from helpers.schedules import with_schedule
 
 RECORDED = json.loads((GOLDEN / "formulas.json").read_text())
 CASES = RECORDED["cases"]
 ids = [f"{i}-{case['library']}-{case['name']}" for i, case in enumerate(CASES)]
 every_case = pytest.mark.parametrize("case", CASES, ids=ids)
-CLASSES = ("Adam", "AdamW", "AdaGrad", "RMSProp", "Nadam")
+WITH_EPSILON = ("Adam", "AdamW", "AdaGrad", "RMSProp", "Nadam")
+CLASSES = (*WITH_EPSILON, "SGD")
 every_class = pytest.mark.parametrize("name", CLASSES)
 
 
@@ -27,7 +29,8 @@ def trained(made, start, gradients, dtype=np.float64):
 
 
 def made_of(case, **more):
-    return getattr(fastopt, case["class"])(formula="torch", **case["arguments"], **more)
+    arguments = with_schedule(case["arguments"])
+    return getattr(fastopt, case["class"])(formula="torch", **arguments, **more)
 
 
 def test_the_file_names_its_packages_and_has_every_class():
@@ -55,7 +58,10 @@ def test_the_formula_of_mxnet_is_another(case):
     """So the comparison would notice a wrong choice."""
     if case["class"] == "Nadam":
         pytest.skip("one parameter without a clip has one formula")
-    ours = list(trained(optimizer.create(case["class"], **case["arguments"]), *data()))
+    if "dampening" in case["arguments"]:
+        pytest.skip("an argument of torch's formula")
+    made = optimizer.create(case["class"], **with_schedule(case["arguments"]))
+    ours = list(trained(made, *data()))
     assert np.abs(np.subtract(ours, case["weights"])).max() > 1e-7
 
 
@@ -69,18 +75,22 @@ def test_each_step_is_that_of_the_installed_torch(case):
     if case["library"] != "torch":
         pytest.skip("of another library")
     names = {"gamma1": "alpha", "gamma2": "momentum", "schedule_decay": "momentum_decay"}
+    names["decouple"] = "decoupled_weight_decay"
     options = {names.get(k, k): v for k, v in case["arguments"].items()}
+    rates = options.pop("rates", [options["lr"]] * len(case["weights"]))
     start, gradients = data()
     weight = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
     theirs = getattr(torch.optim, case["name"])([weight], **options)
-    for got, gradient in zip(trained(made_of(case), start, gradients), gradients, strict=True):
+    steps = zip(trained(made_of(case), start, gradients), gradients, rates, strict=True)
+    for got, gradient, rate in steps:
+        theirs.param_groups[0]["lr"] = rate
         weight.grad = torch.tensor(gradient, dtype=torch.float64)
         theirs.step()
         # Torch rounds products of scalars in the default dtype, float32.
         np.testing.assert_allclose(got, weight.detach().numpy(), rtol=1e-6, atol=1e-12)
 
 
-@every_class
+@pytest.mark.parametrize("name", WITH_EPSILON)
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_clipping_comes_before_decay_as_it_does_with_torch(name, clip):
     start, gradients = data()

@@ -343,12 +343,13 @@ def test_a_schedule_that_returns_no_number_is_named(rate):
     assert made.num_update == 0
 
 
-def test_a_decay_that_became_nan_is_refused():
-    made = optimizer.SGD()
-    with pytest.raises(ValueError, match=r"^wd must be a finite number, got nan"):
-        made.wd = float("nan")
-    assert made.wd == 0
-    made.wd_mult[0] = float("nan")
+@pytest.mark.parametrize("bad", [float("nan"), -1.0])
+def test_a_decay_that_became_invalid_is_refused(bad):
+    made = optimizer.SGD(wd=1.0)
+    with pytest.raises(ValueError, match=rf"^wd must be a finite number, at least 0, got {bad}"):
+        made.wd = bad
+    assert made.wd == 1
+    made.wd_mult[0] = bad
     with pytest.raises(ValueError, match="index 0: weight decay must be a finite number"):
         step(made)
 

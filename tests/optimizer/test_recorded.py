@@ -10,6 +10,7 @@ from fastopt import optimizer
 from helpers import oracles
 from helpers.cases import CASES, OF_STEPS, exhaustive
 from helpers.paths import GOLDEN
+from helpers.schedules import with_schedule
 
 RECORDED = json.loads((GOLDEN / "formulas.json").read_text())
 OTHERS = RECORDED["others"]
@@ -34,6 +35,12 @@ FORMULAS = {
     "adamw amsgrad": ("adamw_amsgrad", "adamw", {"amsgrad": True}),
     "nadam amsgrad": ("nadam_amsgrad", "nadam", {"amsgrad": True}),
     "nadam amsgrad of torch": ("nadam_amsgrad", "nadam", {"amsgrad": True, "formula": "torch"}),
+    "sgdw": ("sgdw", "sgd", {"momentum": 0.9, "decouple": True}),
+    "sgdw of torch": (
+        "sgdw",
+        "sgd",
+        {"momentum": 0.9, "decouple": True, "formula": "torch", "dampening": 0.3},
+    ),
     "nadamw": ("nadamw", "nadamw", {"correction": "present"}),
     "nadamw amsgrad": ("nadamw", "nadamw", {"amsgrad": True}),
     "adamatan2": ("adamatan2", "adamatan2", {"a": 1.3, "b": 0.8}),
@@ -81,12 +88,12 @@ def trained(made, start, gradients, dtype):
 
 
 def made_of(case):
-    return getattr(fastopt, case["class"])(**case["arguments"])
+    return getattr(fastopt, case["class"])(**with_schedule(case["arguments"]))
 
 
 def test_the_file_names_its_packages():
-    assert RECORDED["more_packages"].keys() == {"schedulefree"}
-    assert {case["library"] for case in OTHERS} == {"torch", "optax", "schedulefree"}
+    assert RECORDED["more_packages"].keys() == {"schedulefree", "timm"}
+    assert {case["library"] for case in OTHERS} == {"torch", "timm", "optax", "schedulefree"}
 
 
 def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula():

@@ -21,12 +21,18 @@ def exact(seed, shape, dtype):
 
 
 class Pair:
-    """A sharded updater, and one updater that is given the sum of all ranks' gradients."""
+    """A sharded updater, and one updater that is given the sum of all ranks' gradients.
 
-    def __init__(self, make, weights, scaler=None, **options):
-        self.sharded = ShardedUpdater(make(), comm, loss_scaler=scaler and scaler(), **options)
+    The arguments `scaler` and `groups` are functions, so that each updater has its own.
+    """
+
+    def __init__(self, make, weights, scaler=None, groups=None, **options):
+        def own():
+            return {"loss_scaler": scaler and scaler(), "groups": groups and groups()}
+
+        self.sharded = ShardedUpdater(make(), comm, **own(), **options)
         options.pop("bucket_bytes", None)
-        self.alone = optimizer.Updater(make(), loss_scaler=scaler and scaler(), **options)
+        self.alone = optimizer.Updater(make(), **own(), **options)
         self.ours, self.theirs = ([copied(w) for w in weights] for _ in range(2))
 
     def step(self, indices, slopes):

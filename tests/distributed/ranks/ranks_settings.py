@@ -1,18 +1,20 @@
 """Checks of settings of one process on ranks: accumulated and clipped gradients, several lists."""
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from ranks_common import Pair, comm, exact, raised
 
-from fastopt import optimizer
+from fastopt import EMA, SWA, Lookahead, optimizer
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedUpdater
-from helpers.tensor_lists import everything, normal
+from helpers.tensor_lists import everything, frozen, normal
 
 SHAPES = [(40, 7), (1,), (0, 3), (), (33,), (3, 5)]
 INDICES = [*range(len(SHAPES))]
+ONES = np.ones(8)
 LAST = comm.rank == comm.size - 1
 FORMS = [
     (optimizer.Adam, "float32", {}),
@@ -125,6 +127,150 @@ def check_state_of_a_slice_in_another_dtype():
     for own, other in zip(sharded.state_as(0), sharded.states[0], strict=True):
         assert own.dtype == np.float32
         assert own.shape == other.shape
+
+
+RULES = {
+    "twins": lambda: {
+        r"^0$|^3$": {"lr_mult": 0.1, "wd": 0.0},
+        r"^1$": {"beta1": 0.5, "lr_scheduler": lambda t: 0.1 / t},
+    },
+    "others": lambda: {
+        r"^0$": {"optimizer": optimizer.SGD(momentum=0.9)},
+        r"^4$": {"wd_mult": 0.0},
+    },
+    "frozen": lambda: {r"^[024]$": {"frozen": True}},
+}
+"""Groups by index; each updater has its own."""
+
+MEANS = [
+    (optimizer.Adam, {"average": EMA(decay=0.9)}),
+    (optimizer.SGD, {"average": EMA(decay=0.9, warmup=True)}),
+    (optimizer.Adam, {"average": SWA(start=2, every=2)}),
+    (partial(optimizer.SGD, momentum=0.9), {"average": Lookahead(k=2, alpha=0.3)}),
+    (optimizer.ScheduleFreeAdamW, {}),
+    (optimizer.ASGD, {}),
+]
+
+
+def check_groups_are_those_of_one_process():
+    for name, groups in RULES.items():
+        for more in ({}, {"accumulate": 2}, {"clip_global_norm": 1e9}, {"clip_adaptive": 0.01}):
+            pair = started(lambda: optimizer.Adam(wd=0.1), "float32", groups=groups, **more)
+            for step in range(4):
+                pair.step(INDICES, slopes(step, "float32"))
+                assert pair.same(), (name, more)
+                assert pair.sharded.info == pair.alone.info
+    sharded, weight = (
+        ShardedUpdater(optimizer.SGD(), comm, groups={"w": {"frozen": True}}),
+        ONES * 1,
+    )
+    sharded("w", None, weight)
+    sharded(["w", "v"], [None, ONES], [weight, ONES * 1])
+    sharded("w", ONES, weight)
+    assert not sharded.info.stepped
+    assert (weight == ONES).all()
+
+
+def check_groups_that_differ_are_told():
+    if comm.size == 1:
+        return
+    sharded, weight = ShardedUpdater(optimizer.Adam(), comm), ONES * 1
+    sharded(0, ONES, weight)
+    for groups in ({"0": {"beta1": 0.5 + LAST / 4}}, {"0": {"frozen": bool(LAST)}}):
+        sharded.groups = groups
+        with raised(ValueError, "ranks disagree"):
+            sharded(0, ONES, weight)
+    groups = {"0": {"optimizer": optimizer.SGD(momentum=0.5 + LAST / 4)}}
+    sharded = ShardedUpdater(optimizer.Adam(), comm, groups=groups)
+    with raised(ValueError, "ranks disagree", "momentum of groups['0']"):
+        sharded(0, ONES, weight)
+
+
+def check_averages_are_those_of_one_process():
+    """Those in the weights and, of this rank's slices, in `averages`."""
+    for make, options in MEANS:
+        for dtype, more in [("float32", {}), ("float16", {"accumulate": 2})]:
+            kind = partial(make, multi_precision=dtype == "float16")
+            pair = started(kind, dtype, **options, **more)
+            for step in range(5):
+                pair.step(INDICES, slopes(step, dtype))
+                assert pair.same(), options
+            before = frozen(pair.ours)
+            with pair.sharded.averaged(), pair.alone.averaged():
+                assert pair.same(), options
+                with raised(RuntimeError, "the weights hold their averages"):
+                    pair.sharded(INDICES, pair.ours, pair.ours)
+            assert frozen(pair.ours) == before
+            whole = pair.alone.averages
+            for index, own in pair.sharded.averages.items():
+                place = pair.sharded.placements[index]
+                assert (own == place.slice_of(whole[index].reshape(-1), comm.rank)).all()
+    plain = ShardedUpdater(optimizer.SGD(), comm)
+    with raised(RuntimeError, "the updater has no average"), plain.averaged():
+        pass
+
+
+def check_averages_of_rows():
+    for average in (EMA(decay=0.9), SWA(start=2, every=2), Lookahead(k=2)):
+        make = lambda: optimizer.Adam(lazy_update=True)  # noqa: E731
+        ours, theirs = (np.ones((9, 2), np.float32) for _ in "ab")
+        sharded = ShardedUpdater(make(), comm, average=average)
+        alone = optimizer.Updater(make(), average=average)
+        for step in range(5):
+            rows = [
+                (np.full((2, 2), r + 1, np.float32), np.array([step, 6])) for r in range(comm.size)
+            ]
+            sharded("w", rows[comm.rank], ours)
+            whole = [np.concatenate(parts) for parts in zip(*rows, strict=True)]
+            alone("w", (whole[0], whole[1]), theirs)
+            assert ours.tobytes() == theirs.tobytes()
+        with sharded.averaged(), alone.averaged():
+            assert ours.tobytes() == theirs.tobytes()
+
+
+def weights_are_restored(pair, path):
+    """After a load of what was saved inside of averaged()."""
+    before = frozen(pair.ours)
+    with pair.sharded.averaged():
+        pair.sharded.save(path, dict(enumerate(pair.ours)))
+    weights = dict(enumerate(map(np.copy, pair.ours)))
+    pair.sharded.load(path, weights=weights)
+    with raised(RuntimeError, "the weights hold their averages"):
+        pair.sharded(INDICES, pair.ours, [*weights.values()])
+    pair.sharded.restore_weights(weights)
+    assert frozen([*weights.values()]) == before
+    with raised(RuntimeError, "restore_weights() is for a state"):
+        pair.sharded.restore_weights(weights)
+
+
+def check_checkpoints_of_groups_and_averages():
+    """Of ranks and of one process, in either direction, also from inside of averaged()."""
+    for make, options in MEANS[::2]:
+        rules = {"groups": RULES["others"]} if "average" in options else {}
+        first, other, again = (started(make, "float32", **rules, **options) for _ in range(3))
+        for step in range(3):
+            first.step(INDICES, slopes(step, "float32"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(comm.bcast(folder), "state")
+            first.sharded.save(path, dict(enumerate(first.ours)))
+            other.sharded.load(path, weights=dict(enumerate(other.ours)))
+            other.alone.load(path)
+            if comm.rank == 0:
+                first.alone.save(f"{path}1")
+            comm.Barrier()
+            again.sharded.load(f"{path}1")
+            again.sharded.save(f"{path}2")  # before the states are sliced
+            again.alone.load(f"{path}2")
+            for pair, lists in ((other, "theirs"), (again, "ours"), (again, "theirs")):
+                setattr(pair, lists, [weight.copy() for weight in first.theirs])
+            for pair in (other, again):
+                pair.step(INDICES, slopes(7, "float32"))
+                assert pair.same()
+                with pair.sharded.averaged(), pair.alone.averaged():
+                    assert pair.same()
+            if "average" in options:
+                weights_are_restored(first, path)
+            comm.Barrier()
 
 
 def check_plans_of_several_lists_are_kept():

@@ -452,13 +452,13 @@ def check_misspelled_names_get_a_suggestion():
     for name, words in {
         "clip_norm": "did you mean clip_global_norm",
         "bucket_byts": "ShardedUpdater does not take bucket_byts; did you mean bucket_bytes",
-        "groups": "an argument of fastopt.Updater, which works in one process",
         "lr": "an argument of the optimizer",
     }.items():
         with pytest.raises(TypeError, match=words):
             ShardedUpdater("adam", comm, **{name: 1})
-    with pytest.raises(TypeError, match="ShardedTable does not take onwers; did you mean owners"):
-        ShardedTable((3, 2), "adam", comm, onwers="hash")
+    for name, words in {"onwers": "did you mean owners", "groups": "of ShardedUpdater and"}.items():
+        with pytest.raises(TypeError, match=f"ShardedTable does not take {name}.*{words}"):
+            ShardedTable((3, 2), "adam", comm, **{name: 1})
     made = ShardedUpdater("adam", comm)
     for name, words in {
         "step": r"updater\(index, grad, weight\), or with lists",

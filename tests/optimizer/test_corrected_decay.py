@@ -1,0 +1,110 @@
+"""`corrected_decay`: each step is that of the optimizer with the decay of that step."""
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from helpers.cases import exhaustive
+
+RATES = [0.01, 0.05, 0.1, 0.1, 0.02]
+PEAK = 0.1
+DECOUPLED = {
+    "adamw": {"formula": "torch"},
+    "adamw of mxnet": {},
+    "adamw cautious": {"cautious_decay": True},
+    "adagrad": {},
+    "sgd": {"decouple": True, "momentum": 0.9},
+    "nadam": {"decouple": True},
+    "lion": {},
+    "adan": {},
+    "radam": {},
+    "prodigy": {"d0": 0.1},
+    "muon": {},
+    "sm3": {},
+    "adafactor": {},
+    "soap": {},
+}
+BY_DEFAULT = ("adamw", "muon")
+
+
+def steps(made, weights, each=lambda step: None, gradients=None):
+    """Weights after each step of a list of two; `each` is called before the steps."""
+    updater, rng = fastopt.Updater(made), np.random.default_rng(3)
+    for step in range(len(RATES)):
+        each(step)
+        grads = [rng.normal(size=weight.shape) for weight in weights]
+        if gradients:
+            grads = [gradients(grad) for grad in grads]
+        updater([0, 1], grads, weights)
+        yield [weight.copy() for weight in weights]
+
+
+def pair(kind, **arguments):
+    """The corrected optimizer, and the plain one with a function that sets rate and decay."""
+    made = kind(lr=lambda n: RATES[n - 1], wd=0.5, corrected_decay=PEAK, **arguments)
+    plain = kind(lr=RATES[0], wd=0.5, **arguments)
+    for each in (made, plain):
+        each.set_lr_mult({1: 0.0 if kind is optimizer.Prodigy else 0.5})
+
+    def each(step):
+        plain.lr = RATES[step]
+        plain.wd = 0.5 * (RATES[step] / PEAK)
+
+    return made, plain, each
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DEFAULT else exhaustive(name)[0] for name in DECOUPLED]
+)
+def test_each_step_has_the_decay_of_its_learning_rate(name):
+    kind = optimizer.Optimizer.opt_registry[name.partition(" ")[0]]
+    made, plain, each = pair(kind, **DECOUPLED[name])
+    weights = [[np.ones((4, 6)), np.full((4, 6), 2.0)] for _ in range(2)]
+    for got, wanted in zip(steps(made, weights[0]), steps(plain, weights[1], each), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("sparse_decay", ["catch_up", *exhaustive("dense")])
+def test_deferred_decay_is_corrected_too(sparse_decay):
+    made, plain, each = pair(optimizer.AdamW, formula="torch", sparse_decay=sparse_decay)
+    weights = [[np.ones((4, 6)), np.full((4, 6), 2.0)] for _ in range(2)]
+
+    def first_row(grad):
+        return grad[:1], np.array([0])
+
+    runs = [steps(made, weights[0], gradients=first_row)]
+    runs.append(steps(plain, weights[1], each, gradients=first_row))
+    for got, wanted in zip(*runs, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_without_a_gradient_a_weight_shrinks_by_the_square_of_the_rate():
+    made = fastopt.AdamW(lr=lambda n: RATES[n - 1], wd=0.5, corrected_decay=PEAK, formula="torch")
+    updater, weight = fastopt.Updater(made), np.ones(3)
+    for _ in RATES:
+        updater(0, np.zeros(3), weight)
+    np.testing.assert_allclose(weight, np.prod([1 - 0.5 * rate**2 / PEAK for rate in RATES]))
+
+
+def test_of_a_group_alone_it_corrects_the_decay_of_that_group():
+    updater = fastopt.Updater(
+        fastopt.AdamW(lr=0.05, wd=0.5, formula="torch", param_idx2name={0: "a", 1: "b"}),
+        groups={"b": {"corrected_decay": PEAK}},
+    )
+    updater.optimizer.set_wd_mult({0: 1.0, 1: 1.0})
+    weights = [np.ones(3), np.ones(3)]
+    updater([0, 1], [np.zeros(3), np.zeros(3)], weights)
+    np.testing.assert_allclose([w[0] for w in weights], [1 - 0.5 * 0.05, 1 - 0.5 * 0.05 * 0.5])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "adadelta", "signum"])
+def test_decay_that_is_not_decoupled_has_no_correction(name):
+    with pytest.raises(ValueError, match=r"corrected_decay=0.1 needs decoupled decay; that of"):
+        optimizer.create(name, corrected_decay=0.1)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0])
+def test_a_largest_rate_of_zero_is_refused(bad):
+    with pytest.raises(ValueError, match="corrected_decay must be a finite number"):
+        fastopt.AdamW(corrected_decay=bad)

@@ -36,6 +36,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import LANS as LANS
     from fastopt.optimizer import LARS as LARS
     from fastopt.optimizer import LBSGD as LBSGD
+    from fastopt.optimizer import MARS as MARS
     from fastopt.optimizer import NAG as NAG
     from fastopt.optimizer import SGD as SGD
     from fastopt.optimizer import SGLD as SGLD
@@ -48,15 +49,18 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Adam as Adam
     from fastopt.optimizer import AdamAtan2 as AdamAtan2
     from fastopt.optimizer import Adamax as Adamax
+    from fastopt.optimizer import AdaMuon as AdaMuon
     from fastopt.optimizer import AdamW as AdamW
     from fastopt.optimizer import Adan as Adan
     from fastopt.optimizer import AdEMAMix as AdEMAMix
     from fastopt.optimizer import Ftrl as Ftrl
     from fastopt.optimizer import GroupAdaGrad as GroupAdaGrad
+    from fastopt.optimizer import LaProp as LaProp
     from fastopt.optimizer import Lion as Lion
     from fastopt.optimizer import Muon as Muon
     from fastopt.optimizer import Nadam as Nadam
     from fastopt.optimizer import NAdamW as NAdamW
+    from fastopt.optimizer import NorMuon as NorMuon
     from fastopt.optimizer import NovoGrad as NovoGrad
     from fastopt.optimizer import Prodigy as Prodigy
     from fastopt.optimizer import RAdam as RAdam
@@ -66,6 +70,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import ScheduleFreeSGD as ScheduleFreeSGD
     from fastopt.optimizer import Shampoo as Shampoo
     from fastopt.optimizer import Signum as Signum
+    from fastopt.optimizer import StableSPAM as StableSPAM
     from fastopt.optimizer import Test as Test
     from fastopt.optimizer import Yogi as Yogi
     from fastopt.optimizer import ccSGD as ccSGD
@@ -82,6 +87,8 @@ _ELSEWHERE = {
     "lr_schedulers": "lr_scheduler is the module of schedules",
     "SGDMomentum": "SGD(lr=..., momentum=...) has momentum",
     "Momentum": "SGD(lr=..., momentum=...) has momentum",
+    "Tiger": "Signum(momentum=0.965, wd_lh=0.01) has its formula",
+    "Grams": "AdamW(formula='torch', grams=True) has its formula",
     "Nesterov": "NAG has Nesterov's momentum",
     "SparseAdam": "Adam updates the indexed rows alone where gradients are row-sparse",
     **dict.fromkeys(

@@ -392,6 +392,11 @@ MISTAKES = {
         TypeError,
         "passes must be pairs of functions",
     ),
+    "pass with another reduction": (
+        lambda: fastopt.rule(hyper=("lr",), passes=[(plain, plain, min)]),
+        TypeError,
+        r"\(sums, finish, max\) for the largest numbers",
+    ),
     "row with noise": (
         lambda: fastopt.rule(hyper=("lr",), row=plain, noise=True),
         TypeError,

@@ -81,7 +81,7 @@ def _derived(of: Rule, follow: Follow) -> Rule:
 
     name = f"{of.name}_{follow.__name__}"
     follower.__name__ = follower.__qualname__ = name
-    passes = [(_of_own_state(sums), finish) for sums, finish in of.passes]
+    passes = [each._replace(sums=_of_own_state(each.sums)) for each in of.passes]
     declare = rule(
         state=(*of.state, "average"),
         hyper=(*of.hyper, "average_rate"),

@@ -1,4 +1,4 @@
-"""CPU kernels that add up numbers: reductions of a rule, and norms of gradients.
+"""CPU kernels of sums and maxima: reductions of a rule, and norms of gradients.
 
 Tests: ``tests/kernels/test_cpu.py``.
 """
@@ -13,7 +13,16 @@ from numba import prange
 from fastopt._kernels.blocks import CODE_BLOCK, blocks_of, decode
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.elements import gradient
-from fastopt._kernels.lanes import BLOCK, LANES, PART, add, add_squares, scratch, total
+from fastopt._kernels.lanes import (
+    BLOCK,
+    LANES,
+    MAXIMUM,
+    PART,
+    SUM,
+    add_squares,
+    scratch,
+    total,
+)
 from fastopt._kernels.layout import WIDTH, Layout
 from fastopt._kernels.segments import collect, gather
 from fastopt._kernels.storage import inside, load, locate, prefetch, private, store
@@ -45,6 +54,7 @@ def sum_loop(layout: Layout, step: int) -> Callable:
     coded, slots = layout.coded, len(rule.state)
     decode_part: Any = _decode_part(layout) if coded else None
     fetch = _fetch(layout, step)
+    gather_terms, end_block, merge, _ = MAXIMUM if rule.passes[step].largest else SUM
 
     def sums(chunks, table, hyper, partial):
         def add_part(part, n, weights, states, first, grads, gathered, k, h, values, lanes):
@@ -52,7 +62,7 @@ def sum_loop(layout: Layout, step: int) -> Callable:
                 grad = gradient(grads, part + i, gathered, k + i)
                 weight, state = read_weight(weights, part + i), load(states, first + i)
                 store(values, i, terms(weight, grad, state, h))
-            add(lanes, values, n)
+            gather_terms(lanes, values, n)
 
         many = len(chunks) >= MANY
         for c in prange(len(chunks)):
@@ -84,9 +94,9 @@ def sum_loop(layout: Layout, step: int) -> Callable:
                         )
                     else:
                         add_part(part, n, weights, states, at, grads, gathered, k, h, values, lanes)
-                totals = total(lanes)
+                totals = end_block(lanes)
                 for k in range(count):
-                    partial[c, k] += totals[k]
+                    partial[c, k] = merge(partial[c, k], totals[k])
 
     return sums
 
@@ -135,7 +145,7 @@ def _decode_part(layout: Layout) -> Callable:
 def finish(layout: Layout, step: int) -> Callable:
     """Kernel ``(chunks, table, hyper, partial)`` that finalizes reduction `step`.
 
-    Partial sums are added in the order of the chunks.
+    The results of chunks are merged in their order.
     """
     return compiled(finish_loop(layout, step), layout.rule, parallel=False)
 
@@ -144,6 +154,7 @@ def finish_loop(layout: Layout, step: int) -> Callable:
     """Return the function of :func:`finish`, without compiling it."""
     fill, count = layout.rule.passes[step][1], layout.rule.sums[step]
     first_kept, kinds, keeps = layout.first_kept, layout.kept, bool(layout.kept)
+    merge = (MAXIMUM if layout.rule.passes[step].largest else SUM).merge
 
     def finish(chunks, table, hyper, partial):
         first = 0
@@ -151,7 +162,7 @@ def finish_loop(layout: Layout, step: int) -> Callable:
             total = np.zeros(count)
             while first < len(chunks) and chunks[first, 0] == tensor:
                 for k in range(count):  # numba would free the array early after total += ...
-                    total[k] += partial[first, k]
+                    total[k] = merge(total[k], partial[first, k])
                 first += 1
             if keeps:
                 numbers = locate(table, tensor, first_kept, 0, kinds)

@@ -20,7 +20,7 @@ from fastopt._kernels.compiling import compiled_kernels, keep_apart, log_uncache
 from fastopt._kernels.cuda_driver import SIMULATED, launch
 from fastopt._kernels.cuda_packs import ALIGNMENT, begin_pack, end_pack, pack_size
 from fastopt._kernels.elements import element_step, keep, keep_state, mark_applied, pending_decay
-from fastopt._kernels.lanes import BLOCK, LANES, plus
+from fastopt._kernels.lanes import BLOCK, LANES, MAXIMUM, SUM
 from fastopt._kernels.layout import (
     ADDRESS,
     DONE,
@@ -127,9 +127,15 @@ meet = _meet_simulated if SIMULATED else scalar(_meet)
 @scalar
 def warp_sum(value):
     """Return the sum of a value of each lane of a warp, added pairwise by halves, to all lanes."""
+    return warp_merged(value, SUM.merge)
+
+
+@scalar
+def warp_merged(value, merge):
+    """Return the values of the lanes of a warp, merged pairwise by halves, to all lanes."""
     half = LANES // 2
     while half:
-        value += exchange(value, half)
+        value = merge(value, exchange(value, half))
         half //= 2
     return value
 
@@ -386,6 +392,7 @@ def sums(layout: Layout, step: int) -> Callable:
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
     first_weight, kinds = layout.summed
     zeros = (0.0,) * count
+    _, _, merge, take = MAXIMUM if rule.passes[step].largest else SUM
 
     def sums(chunks, table, hyper, partial):
         lane, c = cuda.threadIdx.x, cuda.blockIdx.x * WARPS + cuda.threadIdx.y
@@ -394,16 +401,16 @@ def sums(layout: Layout, step: int) -> Callable:
             weights = locate(table, tensor, first_weight, start, kinds)
             states = locate(table, tensor, first_state, start, state_kinds)
             grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
-            h, added = private(hyper, tensor), zeros
+            h, found = private(hyper, tensor), zeros
             for i in range(lane, size, LANES):
                 weight, state = read_weight(weights, i), load(states, i)
                 if sparse:
                     grad = scattered(table, tensor, grads, start + i, real(0), wide)
                 else:
                     grad = load(grads, i)[0]
-                added = plus(added, terms(weight, grad, state, h), real)
+                found = take(found, terms(weight, grad, state, h), real)
             for k in range(count):
-                value = warp_sum(added[k])
+                value = warp_merged(found[k], merge)
                 if lane == 0:
                     partial[c, k] = value
 
@@ -411,13 +418,16 @@ def sums(layout: Layout, step: int) -> Callable:
 
 
 @cache
-def totals(count: int) -> Callable:
+def totals(count: int, largest: bool = False) -> Callable:
     """Kernel ``(firsts, partial, total)`` that adds the partial sums of each tensor.
+
+    With `largest`, it takes the largest of them instead.
 
     The partial sums of tensor t are in rows ``firsts[t]`` to ``firsts[t + 1]`` of `partial`. A
     block takes a tensor: each thread adds a group of BLOCKS, and the first thread the groups' sums,
     in order.
     """
+    merge = (MAXIMUM if largest else SUM).merge
 
     def totals(firsts, partial, total):
         groups = cuda.shared.array(THREADS, np.float64)
@@ -433,15 +443,15 @@ def totals(count: int) -> Callable:
                     for c in range(BLOCKS):  # all loads are issued before the first addition
                         values[c] = partial[group + c, k]
                     for c in range(BLOCKS):
-                        part += values[c]
+                        part = merge(part, values[c])
                 else:
                     for c in range(group, end):
-                        part += partial[c, k]
+                        part = merge(part, partial[c, k])
                 groups[t] = part
                 cuda.syncthreads()
                 if t == 0:
                     for other in range(min(np.int64(THREADS), -(-(end - first) // BLOCKS))):
-                        added += groups[other]
+                        added = merge(added, groups[other])
                 cuda.syncthreads()
             if t == 0:
                 total[tensor, k] = added

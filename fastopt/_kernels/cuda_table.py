@@ -489,7 +489,14 @@ class CudaTable(Table):
         """Chunks of BLOCK elements."""
         return chunks_of(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
 
-    def _add(self, kernel: Any, chunks: NDArray[np.int64], total: Any, *arguments: Any) -> None:
+    def _add(
+        self,
+        kernel: Any,
+        chunks: NDArray[np.int64],
+        total: Any,
+        *arguments: Any,
+        largest: bool = False,
+    ) -> None:
         """Launch a summing kernel, whose totals for each tensor are written to `total`."""
         tensors, count = total.shape
         partial = self._grown("partial", max(len(chunks), 1), np.float64, count)
@@ -498,7 +505,7 @@ class CudaTable(Table):
             sent = self._send_chunks(chunks)
             self._launch(kernel, grid, (LANES, warps), sent, *arguments, partial)
         firsts = self._firsts(chunks)
-        adding = self.kernels.totals(count)
+        adding = self.kernels.totals(count, largest)
         self._launch(adding, tensors, self.kernels.THREADS, firsts, partial, total)
 
     def _firsts(self, chunks: NDArray[np.int64]) -> Any:
@@ -560,7 +567,8 @@ class CudaTable(Table):
         self._copy_grad(again=False)
         for step, count in enumerate(rule.sums):
             total = self._space("total", (len(self.sizes), count))
-            self._add(kernels.sums(layout, step), self._blocks, total, entry, hyper)
+            kernel, largest = kernels.sums(layout, step), rule.passes[step].largest
+            self._add(kernel, self._blocks, total, entry, hyper, largest=largest)
             threads = kernels.THREADS
             grid = -(-len(self.sizes) // threads)
             self._launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)

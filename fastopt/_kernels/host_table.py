@@ -175,7 +175,8 @@ class HostTable(Table):
             partials = np.zeros((len(chunks), count))
             arguments = chunks, self.table, self.hyper, partials
             self._call(cpu_sums.sums, (layout, step), total, *arguments)
-            summed = combine(chunks, partials, len(self.table))
+            largest = rule.passes[step].largest
+            summed = combine(chunks, partials, len(self.table), largest)
             first, sums = summed or (chunks, partials)
             self._call(cpu_sums.finish, (layout, step), 0, first, self.table, self.hyper, sums)
         self.update(self.chunks, self.total)

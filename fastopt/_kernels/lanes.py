@@ -1,5 +1,7 @@
 """Deterministic sums, whose order does not depend on the number of threads or the vector width.
 
+Maxima of nonnegative numbers are computed in the same way; they are NaN if a number is NaN.
+
 Terms are summed in blocks of BLOCK. In a block, term i is added to partial sum i modulo LANES, in
 float64; then the partial sums are added pairwise by halves. The terms of a few vectors at a time
 are written to a scratch array on the stack and added from there together, so that the arithmetic of
@@ -9,6 +11,8 @@ Tests: ``tests/kernels/test_cpu.py``.
 """
 
 import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -16,7 +20,21 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["BLOCK", "LANES", "PART", "add", "add_squares", "plus", "scratch", "total"]
+from fastopt.kernels.rule import scalar
+
+__all__ = [
+    "BLOCK",
+    "LANES",
+    "MAXIMUM",
+    "PART",
+    "SUM",
+    "Reduction",
+    "add",
+    "add_squares",
+    "plus",
+    "scratch",
+    "total",
+]
 
 BLOCK = 1024
 """Terms that are summed before their sum is added to others; a multiple of PART."""
@@ -71,24 +89,54 @@ def add_squares(sums, terms, count):
     _add_all(sums, terms, count, lambda term: np.float64(term) * np.float64(term))
 
 
+def raise_to(largest, terms, count):
+    """Raise the numbers at `largest` to nonnegative terms that are larger, like :func:`add`."""
+    for lanes, values in zip(largest, terms, strict=True):
+        for i in range(count):
+            lanes[i % LANES] = larger(lanes[i % LANES], np.float64(values[i]))
+
+
 def _add_all(sums, terms, count, function):
     for lanes, values in zip(sums, terms, strict=True):
         for i in range(count):
             lanes[i % LANES] += function(values[i])
 
 
+@scalar
+def added(x, y):
+    """Return the sum of two numbers."""
+    return x + y
+
+
+@scalar
+def larger(x, y):
+    """Return the larger one of two numbers, or NaN if one is NaN."""
+    return y if y > x or y != y else x
+
+
+def _larger(builder, x, y):
+    """Return code like :func:`larger`, also for vectors."""
+    takes = builder.or_(builder.fcmp_ordered(">", y, x), builder.fcmp_unordered("uno", y, y))
+    return builder.select(takes, y, x)
+
+
 @overload(add)
 def _add(sums, terms, count):
-    return lambda sums, terms, count: _add_intrinsic(sums, terms, count, False)
+    return lambda sums, terms, count: _add_intrinsic(sums, terms, count, False, False)
 
 
 @overload(add_squares)
 def _add_squares(sums, terms, count):
-    return lambda sums, terms, count: _add_intrinsic(sums, terms, count, True)
+    return lambda sums, terms, count: _add_intrinsic(sums, terms, count, True, False)
+
+
+@overload(raise_to)
+def _raise_to(largest, terms, count):
+    return lambda largest, terms, count: _add_intrinsic(largest, terms, count, False, True)
 
 
 @intrinsic(prefer_literal=True)
-def _add_intrinsic(typingctx, sums, terms, count, square):
+def _add_intrinsic(typingctx, sums, terms, count, square, largest):
     """Add explicit vectors: the compiler may not reorder float additions to vectorize a loop."""
 
     def codegen(context, builder, signature, args):
@@ -110,21 +158,33 @@ def _add_intrinsic(typingctx, sums, terms, count, square):
                     vector = builder.fpext(vector, wide)
                 if square.literal_value:
                     vector = builder.fmul(vector, vector)
-                running = builder.fadd(running, vector)
+                if largest.literal_value:
+                    running = _larger(builder, running, vector)
+                else:
+                    running = builder.fadd(running, vector)
             builder.store(running, lanes, align=8)
         return context.get_dummy_value()
 
-    return types.none(sums, terms, types.intp, square), codegen
+    return types.none(sums, terms, types.intp, square, largest), codegen
 
 
 def total(sums):
     """Sum the partial sums at each pointer pairwise by halves, and set them to 0."""
+    return _halved(sums, added)
+
+
+def highest(largest):
+    """Return the largest number at each pointer, and set them to 0."""
+    return _halved(largest, larger)
+
+
+def _halved(sums, merge):
     totals = []
     for lanes in sums:
         values, half = lanes[:LANES], LANES
         while half > 1:
             half //= 2
-            values = [values[k] + values[k + half] for k in range(half)]
+            values = [merge(values[k], values[k + half]) for k in range(half)]
         for k in range(LANES):
             lanes[k] = 0.0
         totals.append(values[0])
@@ -133,11 +193,16 @@ def total(sums):
 
 @overload(total)
 def _total(sums):
-    return lambda sums: _total_intrinsic(sums)
+    return lambda sums: _total_intrinsic(sums, False)
 
 
-@intrinsic
-def _total_intrinsic(typingctx, sums):
+@overload(highest)
+def _highest(largest):
+    return lambda largest: _total_intrinsic(largest, True)
+
+
+@intrinsic(prefer_literal=True)
+def _total_intrinsic(typingctx, sums, largest):
     totals = types.UniTuple(types.float64, len(sums))
 
     def codegen(context, builder, signature, args):
@@ -154,11 +219,14 @@ def _total_intrinsic(typingctx, sums):
                     builder.shuffle_vector(lanes, lanes, ir.Constant(mask, list(half)))
                     for half in (range(width), range(width, 2 * width))
                 )
-                lanes = builder.fadd(low, high)
+                if largest.literal_value:
+                    lanes = _larger(builder, low, high)
+                else:
+                    lanes = builder.fadd(low, high)
             numbers.append(builder.extract_element(lanes, ir.IntType(32)(0)))
         return context.make_tuple(builder, totals, numbers)
 
-    return totals(sums), codegen
+    return totals(sums, largest), codegen
 
 
 def plus(sums, terms, real):
@@ -166,19 +234,49 @@ def plus(sums, terms, real):
     return tuple(a + np.float64(real(b)) for a, b in zip(sums, terms, strict=True))
 
 
+def raised(largest, terms, real):
+    """Return the larger ones of float64 numbers and `terms`, which are rounded like in `plus`."""
+    return tuple(larger(a, np.float64(real(b))) for a, b in zip(largest, terms, strict=True))
+
+
 @overload(plus)
 def _plus(sums, terms, real):
-    return lambda sums, terms, real: _plus_intrinsic(sums, terms, real)
+    return lambda sums, terms, real: _plus_intrinsic(sums, terms, real, False)
 
 
-@intrinsic
-def _plus_intrinsic(typingctx, sums, terms, real):
+@overload(raised)
+def _raised(largest, terms, real):
+    return lambda largest, terms, real: _plus_intrinsic(largest, terms, real, True)
+
+
+@intrinsic(prefer_literal=True)
+def _plus_intrinsic(typingctx, sums, terms, real, largest):
     def codegen(context, builder, signature, args):
         before, after = (cgutils.unpack_tuple(builder, arg, len(sums)) for arg in args[:2])
         for k, kind in enumerate(terms):
             value = context.cast(builder, after[k], kind, real.dtype)
             value = context.cast(builder, value, real.dtype, types.float64)
-            before[k] = builder.fadd(before[k], value)
+            if largest.literal_value:
+                before[k] = _larger(builder, before[k], value)
+            else:
+                before[k] = builder.fadd(before[k], value)
         return context.make_tuple(builder, sums, before)
 
-    return sums(sums, terms, real), codegen
+    return sums(sums, terms, real, largest), codegen
+
+
+class Reduction(NamedTuple):
+    """Functions of the kernels of a reduction."""
+
+    gather: Callable[..., Any]
+    """``gather(lanes, terms, count)``: takes terms into the partial results of a block."""
+    end: Callable[..., Any]
+    """``end(lanes)``: returns the results of a block, and sets the partial ones to 0."""
+    merge: Callable[..., Any]
+    """``merge(x, y)``: the result of two partial ones."""
+    take: Callable[..., Any]
+    """``take(results, terms, real)``: takes the terms of one element into each result."""
+
+
+SUM = Reduction(add, total, added, plus)
+MAXIMUM = Reduction(raise_to, highest, larger, raised)

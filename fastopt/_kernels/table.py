@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Array", "Combine", "Table", "address_of", "items_of", "joined_ranges", "launch"]
 
 Array = np.ndarray[Any, Any]
-Combine = Callable[[Chunks, Array, int], tuple[Chunks, Array]]
-"""Takes chunks, their sums and the number of tensors; returns chunks and sums of whole tensors."""
+Combine = Callable[[Chunks, Array, int, bool], tuple[Chunks, Array]]
+"""Takes chunks, their sums, the number of tensors, and whether the sums are maxima; returns chunks
+and sums of whole tensors."""
 
 
 def address_of(array: Array) -> int:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
-from fastopt.kernels.scalars import rescaled, same_sign
+from fastopt.kernels.scalars import rescaled, same_sign, sign
 
 __all__ = [
     "FIRST",
@@ -56,6 +56,8 @@ class Variant(NamedTuple):
     """Decay only weights that do not move away from 0."""
     stable: bool = False
     """Divide the change by the root of the mean `ratio` if that is above 1."""
+    grams: bool = False
+    """Move against the sign of the gradient, by the size of the move."""
 
 
 @scalar
@@ -96,6 +98,12 @@ def every_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
 def cautious_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
     """Return the move if it is downhill, divided by the share of such elements; else 0."""
     return move * (h.aligned_scale if same_sign(-move, grad) else type(move)(0))
+
+
+@scalar
+def turned_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
+    """Return a move of the same size against the sign of the gradient."""
+    return -abs(move) * sign(grad)
 
 
 @scalar
@@ -154,7 +162,8 @@ def varied(of: Rule, traits: Traits, which: Variant) -> Rule:
 
     .. math:: w \leftarrow w + T (M(\Delta) - \delta(D(w)))
 
-    where :math:`M` and :math:`D` are masks and :math:`T` a factor of the tensor.
+    where :math:`M` and :math:`D` are masks and :math:`T` a factor of the tensor. With ``grams``,
+    :math:`\Delta` is replaced by :math:`-|\Delta|` times the sign of the gradient.
 
     Parameters
     ----------
@@ -170,14 +179,16 @@ def varied(of: Rule, traits: Traits, which: Variant) -> Rule:
     fn, (seen, decay, from_zero, ratio, fields) = of.fn, traits
     start = zero if from_zero else itself
     masked = cautious_move if which.cautious else every_move
+    turned = turned_move if which.grams else every_move
     decaying = cautious_weight if which.cautious_decay else every_weight
     scaled = limited if which.stable else whole
 
     def variant(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
         first = start(weight)
         last, new = fn(first, grad, state, h)
-        move = last - first + decay(first, h)
-        change = masked(move, seen(weight, grad, h), h) - decay(decaying(weight, move), h)
+        against = seen(weight, grad, h)
+        move = turned(last - first + decay(first, h), against, h)
+        change = masked(move, against, h) - decay(decaying(weight, move), h)
         return weight + scaled(change, h), new
 
     def aligned_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:

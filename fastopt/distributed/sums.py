@@ -27,15 +27,21 @@ class Sums:
 
     def added(self, own: Array) -> Array:
         """Sum a float64 array over the ranks; collective."""
+        return self._merged(own, np.add)
+
+    def _merged(self, own: Array, merge: np.ufunc) -> Array:
         total = np.zeros(own.shape)
         for part in of_all(self.ranks, own):
-            total += part
+            merge(total, part, out=total)
         return total
 
-    def combined(self, chunks: Chunks, partials: Array, tensors: int) -> tuple[Chunks, Array]:
+    def combined(
+        self, chunks: Chunks, partials: Array, tensors: int, largest: bool
+    ) -> tuple[Chunks, Array]:
         """See :data:`fastopt._kernels.table.Combine`."""
         own = np.zeros((tensors, partials.shape[1]))
-        np.add.at(own, chunks[:, 0], partials)
+        merge = np.maximum if largest else np.add
+        merge.at(own, chunks[:, 0], partials)
         whole = np.zeros((tensors, 3), np.int64)
         whole[:, 0] = np.arange(tensors)
-        return whole, self.added(own)
+        return whole, self._merged(own, merge)

@@ -14,7 +14,7 @@ from keyword import iskeyword
 from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba.extending import register_jitable
@@ -35,6 +35,20 @@ Step = tuple[Scalar, State]
 """Result of a rule: the new weight and the new state."""
 
 _jitable: set[Function] = set()
+
+
+class Pass(NamedTuple):
+    """A reduction over the tensor."""
+
+    sums: Function
+    finish: Function
+    by: Function = sum
+    """``sum`` or ``max``."""
+
+    @property
+    def largest(self) -> bool:
+        """Whether it is a maximum."""
+        return self.by is max
 
 
 def scalar(fn: F) -> F:
@@ -99,7 +113,7 @@ class Rule:
     state: tuple[str, ...]
     hyper: tuple[str, ...]
     noise: bool
-    passes: tuple[tuple[Function, Function], ...]
+    passes: tuple[Pass, ...]
     row: Function | None
     kept: tuple[str, ...] = ()
     signed: tuple[str, ...] = ()
@@ -111,16 +125,14 @@ class Rule:
         """Name of the scalar function, or the one given to :meth:`with_passes`."""
         return self.called or self.fn.__name__
 
-    def with_passes(
-        self, name: str, passes: Sequence[tuple[Function, Function]], *hyper: str
-    ) -> "Rule":
+    def with_passes(self, name: str, passes: Sequence[tuple[Function, ...]], *hyper: str) -> "Rule":
         """Return a rule with the same update, after reductions that change hyper-parameters.
 
         Parameters
         ----------
         name : str
             Name of the new rule.
-        passes : sequence of (sums, finish)
+        passes : sequence of (sums, finish) or (sums, finish, max)
             See :func:`rule`.
         *hyper : str
             Hyper-parameters of the reductions beside those of the update.
@@ -152,11 +164,11 @@ class Rule:
         if not (isinstance(name, str) and name.isidentifier()):
             raise TypeError(f"name must be an identifier, got {name!r}")
         _check_names("hyper", (*self.hyper, *hyper))
-        _check_passes(passes)
-        for function in (each for pair in passes for each in pair):
+        made = _passes(passes)
+        for function in (each for one in made for each in one[:2]):
             scalar(function)
         hyper = (*self.hyper, *hyper)
-        return replace(self, hyper=hyper, passes=tuple(passes), called=name)
+        return replace(self, hyper=hyper, passes=made, called=name)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -210,10 +222,11 @@ class Rule:
     @cached_property
     def digest(self) -> str:
         """Hash of all source code that the compiled rule depends on."""
-        functions = [self.fn, *(f for pair in self.passes for f in pair)]
+        functions = [self.fn, *(f for one in self.passes for f in one[:2])]
         if self.row:
             functions.append(self.row)
-        return digest_of(functions)
+        maxima = "".join(str(step) for step, one in enumerate(self.passes) if one.largest)
+        return digest_of(functions) + (f"max{maxima}" if maxima else "")
 
     @cached_property
     def sums(self) -> tuple[int, ...]:
@@ -221,9 +234,8 @@ class Rule:
         one = np.float64(1)
         h = np.ones(1, self.record(np.float64))[0]
         with np.errstate(all="ignore"):
-            return tuple(
-                len(sums(one, one, (one,) * len(self.state), h)) for sums, _ in self.passes
-            )
+            state = (one,) * len(self.state)
+            return tuple(len(each.sums(one, one, state, h)) for each in self.passes)
 
     @cached_property
     def reads(self) -> tuple[tuple[bool, ...], ...]:
@@ -235,7 +247,7 @@ class Rule:
         numbers = np.where(np.eye(2 + len(self.state), dtype=bool), math.nan, 1.0)
         return tuple(
             tuple(sums(w, g, tuple(s), h) != sums(1.0, 1.0, slots, h) for w, g, *s in numbers)
-            for sums, _ in self.passes
+            for sums in (each.sums for each in self.passes)
         )
 
 
@@ -258,7 +270,7 @@ def rule(
     state: Sequence[str] = (),
     hyper: Sequence[str],
     noise: bool = False,
-    passes: Sequence[tuple[Function, Function]] = (),
+    passes: Sequence[tuple[Function, ...]] = (),
     row: Function | None = None,
     kept: Sequence[str] = (),
     signed: Sequence[str] = (),
@@ -285,11 +297,13 @@ def rule(
     noise : bool
         The function takes a fifth argument: a standard normal number that depends only on the
         optimizer's seed, the index, the step and the element's position.
-    passes : sequence of (sums, finish)
+    passes : sequence of (sums, finish) or (sums, finish, max)
         Reductions over the tensor before the update. ``sums(weight, grad, state, h)`` returns a
         tuple of numbers that are summed over the tensor in float64, in an order that does not
         depend on the number of threads. ``finish(sums, h)`` then writes fields of ``h`` before the
-        next reduction.
+        next reduction. With Python's ``max`` as the third element, ``finish`` gets the largest
+        numbers instead of their sums; the numbers must be at least 0, and one NaN makes the result
+        NaN.
     row : callable
         ``row(grad, h)``; its mean over the row is the function's fifth argument, and each
         state slot holds one number for each row. Cannot be combined with `noise` or `passes`.
@@ -337,7 +351,7 @@ def rule(
         if name not in state or (name in signed and name in nonnegative):
             raise TypeError(f"{name!r} must be in state, and in one of signed and nonnegative")
 
-    _check_passes(passes)
+    reductions = _passes(passes)
     if row and (noise or passes):
         raise TypeError("row cannot be combined with noise or passes, which are for each element")
     if row and (signed or nonnegative):
@@ -359,14 +373,14 @@ def rule(
         # Numba's cache pickles the function in a kernel's closure. With this name it is found in
         # its module, so it is pickled by reference and the cache hits.
         fn.__qualname__ = f"{fn.__qualname__}.fn"
-        for f in (fn, *(f for pair in passes for f in pair), *([row] if row else [])):
+        for f in (fn, *(f for one in reductions for f in one[:2]), *([row] if row else [])):
             scalar(f)
         return Rule(
             fn,
             tuple(state),
             tuple(hyper),
             noise,
-            tuple(passes),
+            reductions,
             row,
             tuple(kept),
             tuple(signed),
@@ -381,9 +395,15 @@ def _check_function(fn: Any) -> None:
         raise TypeError(f"a rule is made of functions of scalars, got {fn!r}")
 
 
-def _check_passes(passes: Any) -> None:
-    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in passes):
-        raise TypeError(f"passes must be pairs of functions (sums, finish), got {passes!r}")
+def _passes(passes: Any) -> tuple[Pass, ...]:
+    for each in passes:
+        whole = isinstance(each, (tuple, list)) and len(each) in (2, 3)
+        if not whole or (len(each) == 3 and each[2] not in (sum, max)):
+            raise TypeError(
+                "passes must be pairs of functions (sums, finish), or (sums, finish, max) for the "
+                f"largest numbers instead of sums, got {passes!r}"
+            )
+    return tuple(Pass(*each) for each in passes)
 
 
 def _check_names(kind: str, names: Sequence[str]) -> None:

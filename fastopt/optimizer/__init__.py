@@ -24,6 +24,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.adam import Adam as Adam
     from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2
     from fastopt.optimizer.adamax import Adamax as Adamax
+    from fastopt.optimizer.adamuon import AdaMuon as AdaMuon
     from fastopt.optimizer.adamw import AdamW as AdamW
     from fastopt.optimizer.adan import Adan as Adan
     from fastopt.optimizer.ademamix import AdEMAMix as AdEMAMix
@@ -35,13 +36,16 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.lamb import LAMB as LAMB
     from fastopt.optimizer.lans import LANS as LANS
+    from fastopt.optimizer.laprop import LaProp as LaProp
     from fastopt.optimizer.lars import LARS as LARS
     from fastopt.optimizer.lbsgd import LBSGD as LBSGD
     from fastopt.optimizer.lion import Lion as Lion
+    from fastopt.optimizer.mars import MARS as MARS
     from fastopt.optimizer.muon import Muon as Muon
     from fastopt.optimizer.nadam import Nadam as Nadam
     from fastopt.optimizer.nadamw import NAdamW as NAdamW
     from fastopt.optimizer.nag import NAG as NAG
+    from fastopt.optimizer.normuon import NorMuon as NorMuon
     from fastopt.optimizer.novograd import NovoGrad as NovoGrad
     from fastopt.optimizer.prodigy import Prodigy as Prodigy
     from fastopt.optimizer.radam import RAdam as RAdam
@@ -56,6 +60,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.signum import Signum as Signum
     from fastopt.optimizer.sm3 import SM3 as SM3
     from fastopt.optimizer.soap import SOAP as SOAP
+    from fastopt.optimizer.stablespam import StableSPAM as StableSPAM
     from fastopt.optimizer.test import Test as Test
     from fastopt.optimizer.yogi import Yogi as Yogi
 

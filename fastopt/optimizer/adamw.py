@@ -131,14 +131,17 @@ class AdamW(StableFamily):
     * `cautious_decay`: only weights with :math:`u w \ge 0` decay;
     * `stable`: the step, including decay, is divided by
       :math:`\max(1, \sqrt{\mathrm{mean}(h^2 / \max(\hat v, \epsilon^2))})`, with
-      :math:`\hat v = v / (1 - \beta_2^t)`, or :math:`\hat v = v` without bias correction.
+      :math:`\hat v = v / (1 - \beta_2^t)`, or :math:`\hat v = v` without bias correction;
+    * `grams`: :math:`u` is replaced by :math:`|u|\, \mathrm{sign}(h)`, so that the averages give
+      the size of the step, and the gradient its direction.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
     AMSGrad: Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", arXiv:1904.09237.
     `cautious`: Liang et al., "Cautious Optimizers", arXiv:2411.16085, following the authors' code.
     `cautious_decay`: Chen et al., "Cautious Weight Decay", arXiv:2510.12402. `stable`: Wortsman et
     al., "Stable and low-precision training for large-scale vision-language models", StableAdamW,
-    arXiv:2304.13013.
+    arXiv:2304.13013. `grams`: Cao, Li and Song, "Grams: Gradient Descent with Adaptive Momentum
+    Scaling", arXiv:2412.17107, whose formula is that of ``formula="torch"``.
 
     State: the tuple :math:`(m, v)` of arrays in the weight's shape, with `amsgrad`
     :math:`(m, v, p)`.
@@ -166,6 +169,9 @@ class AdamW(StableFamily):
         Decay only weights that the step does not move away from 0. Default False.
     stable : bool
         Bound the root mean square of the tensor's step. Default False.
+    grams : bool
+        Step against the gradient by the size of AdamW's step; not with `cautious`, which would have
+        no effect. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -192,8 +198,9 @@ class AdamW(StableFamily):
         "eta": OrNone(Real()),
         "formula": FORMULA,
         "amsgrad": Flag(),
+        "grams": Flag(),
     }
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False}
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False, "grams": False}
 
     def __init__(
         self,
@@ -206,12 +213,14 @@ class AdamW(StableFamily):
         *,
         formula: Formula = "mxnet",
         amsgrad: bool = False,
+        grams: bool = False,
         **common: Unpack[StableArguments],
     ) -> None:
         self.correct_bias = correct_bias
         self.eta = eta
         self.formula = formula
         self.amsgrad = amsgrad
+        self.grams = grams
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
     @property
@@ -229,6 +238,11 @@ class AdamW(StableFamily):
         super().check_together()
         if self.formula == "torch" and not (self.correct_bias and self.eta is None):
             raise ValueError("formula='torch' needs correct_bias=True and eta=None")
+        if self.grams and self.variant.cautious:
+            raise ValueError(
+                "grams=True steps against every gradient, so cautious has no effect: "
+                "use one of them"
+            )
 
     @corrected(
         corrected_eta,

@@ -1,6 +1,6 @@
 """Types of the keyword arguments that optimizer constructors pass on to their base class."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from fastopt._engine.per_index import Index
@@ -29,6 +29,7 @@ __all__ = [
     "MatrixArguments",
     "MomentArguments",
     "MomentumArguments",
+    "MuonArguments",
     "Names",
     "Rate",
     "RatedArguments",
@@ -233,6 +234,18 @@ class MatrixFamilyArguments(RatedArguments, Betas, Eps, Epsilon, Cautious, Stabl
 
 class MatrixArguments(RatedArguments, Epsilon, Cautious, total=False):
     """Arguments besides `learning_rate` and `eps` of optimizers with cautious variants."""
+
+
+class MuonArguments(MatrixArguments, Eps, total=False):
+    """Arguments besides `learning_rate` and `momentum` of relatives of Muon."""
+
+    nesterov: bool
+    coefficients: Literal["polar", "polar_express", "quintic"]
+    steps: int
+    adjust: Literal["rms", "original"]
+    split: Mapping[str, int | Sequence[int]] | None
+    fallback: Any
+    fallback_for: str | Sequence[str] | None
 
 
 class FactoredArguments(RatedArguments, total=False):

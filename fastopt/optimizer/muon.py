@@ -16,7 +16,7 @@ from fastopt.optimizer.keywords import MatrixArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Part, Shape, pattern
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
 
-__all__ = ["Muon", "muon_momentum"]
+__all__ = ["Muon", "Orthogonal", "muon_momentum"]
 
 SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "maximize", "seed")
 """Attributes that the inner momentum optimizer shares with Muon."""
@@ -52,7 +52,7 @@ class _Momentum(Optimizer):
         }
 
 
-class _Orthogonal:
+class Orthogonal:
     """Directions: the momentum, with each matrix orthogonalized separately."""
 
     def __init__(self) -> None:
@@ -68,12 +68,19 @@ class _Orthogonal:
         self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
+        self.average(main, index, direction, grad, state)
+        for matrix in main.matrices(index, direction):
+            self.orthogonalize(main, matrix, main.scale(*matrix.shape[-2:]))
+        return True
+
+    def average(self, main: Any, index: Index, direction: Array, grad: Array, state: Array) -> None:
+        """Update the momentum, and write the direction before it is orthogonalized."""
         count = main._index_update_count[index] - 1
         self._momentum.step(main, index, count, direction, grad, state)
-        for matrix in main.matrices(index, direction):
-            scale = main.scale(*matrix.shape[-2:])
-            self._orthogonalize(matrix, matrix, main.coefficients, main.steps, main.eps, scale)
-        return True
+
+    def orthogonalize(self, main: Any, matrix: Array, scale: float = 1.0) -> None:
+        """Orthogonalize a matrix in place and multiply it by `scale`."""
+        self._orthogonalize(matrix, matrix, main.coefficients, main.steps, main.eps, scale)
 
 
 def _check_split(name: str, value: Any) -> tuple[tuple[str, int | tuple[int, ...]], ...] | None:
@@ -245,9 +252,9 @@ class Muon(MatrixFamily):
         self.split: Any = split
         super().__init__(learning_rate, fallback, fallback_for, **common)
 
-    def directions(self) -> _Orthogonal:
+    def directions(self) -> Orthogonal:
         """See :meth:`MatrixFamily.directions`."""
-        return _Orthogonal()
+        return Orthogonal()
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""

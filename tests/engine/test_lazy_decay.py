@@ -15,7 +15,16 @@ from helpers.row_sparse import listing, problems, same_bits
 
 WD = 0.3
 DECOUPLED_NAMES = {"adagrad", "adadelta", "adamw", "adabelief", "radam", "lion"}
-DECOUPLED_NAMES |= {"nadamw", "ademamix", "adopt", "adamatan2", "adan"}
+DECOUPLED_NAMES |= {
+    "nadamw",
+    "ademamix",
+    "adopt",
+    "adamatan2",
+    "adan",
+    "laprop",
+    "mars",
+    "stablespam",
+}
 CAUTIOUS = {"cautious_decay", "stable"}
 """Forms whose decay depends on the gradient."""
 COUPLED = [

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
 )
 
-OF_SUMS = ("lamb", "lans", "novograd", "prodigy")
+OF_SUMS = ("lamb", "lans", "mars", "novograd", "prodigy", "stablespam")
 LARGE = (300, PARALLEL_FROM // 300 + 1)
 UNSERVED = {*OF_MATRICES}
 """Optimizers that compute in Python in every step."""

@@ -1,6 +1,7 @@
 """Write formulas.json: weights after each step of optimizers of other packages, in float64.
 
-Run with torch, timm, optax, jax and schedulefree installed: ``python tests/golden/make_formulas.py``.
+Run with torch, optax, jax, schedulefree, timm and pytorch_optimizer installed:
+``python tests/golden/make_formulas.py``.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+import pytorch_optimizer
 import schedulefree
 import timm.optim
 import torch
@@ -104,6 +106,7 @@ OPTAX = [
 REPLACED = ("alpha", "momentum", "centered", "momentum_decay", "decoupled_weight_decay")
 RENAMED = {"b1": "beta1", "b2": "beta2", "b3": "beta3", "decay": "gamma1"}
 LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root", "corrected_weight_decay")
+LEFT_OUT += ("optimize_1d", "theta", "update_proj_gap")
 
 FREE = {"lr": 0.05, "warmup_steps": 4, "weight_decay": 0.1}
 
@@ -198,6 +201,18 @@ OTHERS = [
         {},
     ),
     ("schedulefree", "SGDScheduleFree", "ScheduleFreeSGD", {**FREE, "lr": 0.01}, {}),
+    # timm decays after the step.
+    ("timm", "LaProp", "LaProp", {**ADAM, "weight_decay": 0.0}, {}),
+    ("timm", "Mars", "MARS", {**ADAM, "gamma": 0.1, "optimize_1d": True}, {}),
+    ("timm", "Mars", "MARS", {**ADAM, "gamma": 0.0, "optimize_1d": True}, {}),
+    (
+        "pytorch_optimizer",
+        "StableSPAM",
+        "StableSPAM",
+        {**ADAM, "gamma1": 0.6, "gamma2": 0.8, "theta": 0.7, "update_proj_gap": 100},
+        {"gamma3": 0.7, "reset_interval": 100},
+    ),
+    ("pytorch_optimizer", "Grams", "AdamW", ADAM, {"formula": "torch", "grams": True}),
 ]
 """Package, name there, our class, arguments there, and ours in place of those called otherwise."""
 
@@ -247,6 +262,15 @@ def of_schedulefree(name, arguments):
         yield at, weight.detach().tolist()
 
 
+LIBRARIES = {
+    "torch": of_torch,
+    "optax": of_optax,
+    "timm": partial(of_torch, package=timm.optim),
+    "pytorch_optimizer": partial(of_torch, package=pytorch_optimizer),
+}
+"""Function that returns the steps of an optimizer by name and arguments."""
+
+
 def others():
     for library, name, ours, arguments, more in OTHERS:
         kept = {k: v for k, v in arguments.items() if k not in LEFT_OUT}
@@ -260,9 +284,7 @@ def others():
             weights, averages = zip(*of_schedulefree(name, arguments), strict=True)
             yield {**case, "weights": weights, "averages": averages}
         else:
-            of_timm = partial(of_torch, package=timm.optim)
-            recorded = {"torch": of_torch, "timm": of_timm, "optax": of_optax}
-            steps = recorded[library](name, arguments)
+            steps = LIBRARIES[library](name, arguments)
             yield {**case, "weights": list(steps)}
 
 
@@ -295,7 +317,9 @@ if __name__ == "__main__":
             "optax": optax.__version__,
             "jax": jax.__version__,
         },
-        "more_packages": {name: version(name) for name in ("schedulefree", "timm")},
+        "more_packages": {
+            name: version(name) for name in ("schedulefree", "timm", "pytorch_optimizer")
+        },
         "start": weight.tolist(),
         "gradients": gradients.tolist(),
         "cases": list(cases()),

@@ -143,6 +143,10 @@ CASES = [
     Case("adan", converges=FAST, recorded=True),
     Case("adan", {"proximal": False}, converges=FAST, recorded=True),
     Case("novograd", converges={"learning_rate": 0.05}, nan_spreads_to="tensor", recorded=True),
+    Case("laprop", converges=FAST, recorded=True),
+    Case("mars", converges={**FAST, "beta1": 0.9}, recorded=True),
+    Case("stablespam", converges=FAST, nan_spreads_to="tensor", recorded=True),
+    Case("adamw", {"grams": True}, converges=FAST, recorded=True),
     Case("rprop", converges=FAST, frozen_by_zero_lr=False, recorded=True),
     Case("asgd", converges={"learning_rate": 0.1}, recorded=True),
     Case("schedulefreeadamw", converges=FAST, recorded=True),
@@ -192,7 +196,7 @@ CASES = [
     ),
 ]
 
-OF_MATRICES = ("adafactor", "muon", "shampoo", "sm3", "soap")
+OF_MATRICES = ("adafactor", "adamuon", "muon", "normuon", "shampoo", "sm3", "soap")
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
 OF_STEPS = ("prodigy",)

@@ -176,8 +176,15 @@ def nadam_amsgrad(w, lr, wd, amsgrad=True, formula="mxnet", beta1=0.9, beta2=0.9
         w = w - lr * m_hat / (np.sqrt(peak / (1 - beta2**t)) + eps)
 
 
-def with_caution(w, u, g, ratio, lr, wd, cautious=False, cautious_decay=False, stable=False):
-    """Weight after the step `u` with decay, in the forms of 2411.16085, 2510.12402, 2304.13013."""
+def with_caution(
+    w, u, g, ratio, lr, wd, cautious=False, cautious_decay=False, stable=False, grams=False
+):
+    """Weight after the step `u` with decay, in the forms of 2411.16085, 2510.12402, 2304.13013.
+
+    `grams` is the form of 2412.17107.
+    """
+    if grams:
+        u = np.abs(u) * np.sign(g)
     if stable:
         lr = lr / max(1, np.sqrt(np.mean(ratio)))
     decays = (u * w >= 0) if cautious_decay else 1.0
@@ -281,6 +288,29 @@ def adan(w, lr, wd, beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-8):
         root = np.sqrt(v / (1 - beta3**t)) + eps
         step = (m / (1 - beta1**t) + beta2 * n / (1 - beta2**t)) / root
         w = (w - lr * step) / (1 + lr * wd)
+
+
+def stablespam(w, lr, wd, reset_interval, beta1=0.9, beta2=0.999, eps=1e-8):
+    """arXiv:2502.17055, algorithm 1, for one layer."""
+    gamma1, gamma2, gamma3 = 0.7, 0.9, 0.999
+    m, v, peak, length, square, t, since = 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0
+    while True:
+        g = yield w
+        t, since = t + 1, since + 1
+        largest = np.abs(g).max()
+        peak = gamma3 * peak + (1 - gamma3) * largest
+        bound = peak / (1 - gamma3**t)
+        g = np.where(np.abs(g) > bound, g / largest * bound, g)
+        norm = np.linalg.norm(g)
+        length = gamma1 * length + (1 - gamma1) * norm
+        square = gamma2 * square + (1 - gamma2) * norm**2
+        g = g / norm * (length / (1 - gamma1**t)) / (np.sqrt(square / (1 - gamma2**t)) + eps)
+        if t % reset_interval == 0:
+            m, v, since = 0.0, 0.0, 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        u = m / (1 - beta1**since) / (np.sqrt(v / (1 - beta2**since)) + eps)
+        w = w - lr * (u + wd * w)
 
 
 def prodigy(weights, d=1e-6, lr=1.0, wd=0.0, beta1=0.9, beta2=0.999, eps=1e-8):

@@ -15,7 +15,9 @@ BETAS = [(0.9, 0.999), (0.0, 0.0), (0.5, 1e-9), (0.999999, 0.9999999), (1e-12, 0
 MEASURED = {
     "lamb": {"lr"},
     "lans": {"lr", *optimizer.LANS.measured},
+    "mars": {"shorten"},
     "novograd": {"inverse"},
+    "stablespam": {"bound", "shorten", "norm_scale"},
 }
 """Fields that sums over the tensor fill in."""
 

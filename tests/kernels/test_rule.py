@@ -39,6 +39,40 @@ def test_a_rule_is_a_plain_function_of_scalars():
     assert repr(halving) == "<rule halving: state ('mom',), hyper ('lr', 'half')>"
 
 
+def sizes(weight, grad, state, h):
+    return abs(grad), abs(weight)
+
+
+def by_largest(sums, h):
+    h.of_grad, h.of_weight = sums[0], sums[1]
+
+
+@fastopt.rule(hyper=("of_grad", "of_weight"), passes=[(sizes, by_largest, max)])
+def largest(weight, grad, state, h):
+    return weight * h.of_grad + h.of_weight, ()
+
+
+class Largest(optimizer.Optimizer):
+    rule = largest
+
+    @optimizer.constant
+    def hyper(self, t, lr, wd):
+        return {"of_grad": 1.0, "of_weight": 1.0}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_pass_computes_maxima(dtype, rng):
+    """Of every element of any number of blocks and threads; a NaN is the largest."""
+    for size in (1, 65, 1025, 100_001):
+        grad, weight = (rng.normal(size=size).astype(dtype) for _ in range(2))
+        for at in {0, size // 2, size - 1}:
+            for number in (9.0, -9.0, np.nan):
+                grad[at], after = number, weight.copy()
+                fastopt.Updater(Largest())([0, 1], [grad, grad[:1]], [after, np.ones(1, dtype)])
+                expected = weight * np.abs(grad).max() + np.abs(weight).max()
+                np.testing.assert_allclose(after, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("size", [3, 50_000])
 def test_a_users_rule_and_five_lines_make_an_optimizer(size):
     updater = optimizer.get_updater(Halving(learning_rate=0.1))

@@ -15,6 +15,9 @@ FORMS = {
     "adamatan2": {},
     "ademamix": {"beta3": 0.9},
     "adopt": {},
+    "laprop": {},
+    "mars": {},
+    "stablespam": {"reset_interval": 3},
     "adan": {},
     "lion": {},
     "nadamw": {},
@@ -32,6 +35,8 @@ FORMS = {
     "nag": {"momentum": 0.9},
     "signum": {"wd_lh": 0.3},
     "muon": {},
+    "normuon": {},
+    "adamuon": {},
     "soap": {"precondition_frequency": 2},
     "shampoo": {"precondition_frequency": 2},
     "sm3": {},
@@ -168,6 +173,11 @@ def test_without_momentum_cautious_is_plain():
         assert made.rule is optimizer.create(name, momentum=0.0).rule
         made.momentum = 0.5
         assert made.rule is not optimizer.create(name, momentum=0.5).rule
+
+
+def test_grams_and_cautious_exclude_each_other():
+    with pytest.raises(ValueError, match="cautious has no effect: use one of them"):
+        optimizer.AdamW(grams=True, cautious=True)
 
 
 def test_flags_are_arguments_where_they_apply_alone():

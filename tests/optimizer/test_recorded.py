@@ -61,6 +61,8 @@ FORMULAS = {
         {"formula": "torch", "cautious_decay": True},
     ),
     "adamw stable": ("adamw_cautious", "adamw", {"formula": "torch", "stable": True}),
+    "stablespam": ("stablespam", "stablespam", {"reset_interval": 5}),
+    "adamw grams": ("adamw_cautious", "adamw", {"formula": "torch", "grams": True}),
     "adamw all": (
         "adamw_cautious",
         "adamw",
@@ -74,7 +76,7 @@ FORMULAS = {
 }
 """Function of oracles.py, optimizer and its arguments, which are those of the function too."""
 formulas = pytest.mark.parametrize("name", FORMULAS)
-BY_DEFAULT = ("adamatan2", "lion cautious decay")
+BY_DEFAULT = ("adamatan2", "lion cautious decay", "adamw grams", "stablespam")
 """Formulas that are compared by default: of a class without recorded numbers, and of all flags."""
 
 
@@ -92,8 +94,9 @@ def made_of(case):
 
 
 def test_the_file_names_its_packages():
-    assert RECORDED["more_packages"].keys() == {"schedulefree", "timm"}
-    assert {case["library"] for case in OTHERS} == {"torch", "timm", "optax", "schedulefree"}
+    more = {"schedulefree", "timm", "pytorch_optimizer"}
+    assert RECORDED["more_packages"].keys() == more
+    assert {case["library"] for case in OTHERS} == {"torch", "optax"} | more
 
 
 def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula():

@@ -20,7 +20,7 @@ from fastopt._kernels.compiling import compiled_kernels, keep_apart, log_uncache
 from fastopt._kernels.cuda_driver import SIMULATED, launch
 from fastopt._kernels.cuda_packs import ALIGNMENT, begin_pack, end_pack, pack_size
 from fastopt._kernels.elements import element_step, keep, keep_state, mark_applied, pending_decay
-from fastopt._kernels.lanes import BLOCK, LANES, MAXIMUM, SUM
+from fastopt._kernels.lanes import BLOCK, LANES, MAXIMUM, SUM, added
 from fastopt._kernels.layout import (
     ADDRESS,
     DONE,
@@ -127,7 +127,7 @@ meet = _meet_simulated if SIMULATED else scalar(_meet)
 @scalar
 def warp_sum(value):
     """Return the sum of a value of each lane of a warp, added pairwise by halves, to all lanes."""
-    return warp_merged(value, SUM.merge)
+    return warp_merged(value, added)
 
 
 @scalar
@@ -435,7 +435,7 @@ def totals(count: int, largest: bool = False) -> Callable:
         tensor, t = cuda.blockIdx.x, np.int64(cuda.threadIdx.x)
         end = firsts[tensor + 1]
         for k in range(count):
-            added = 0.0
+            whole = 0.0
             for first in range(firsts[tensor], end, BLOCKS * THREADS):
                 group = first + BLOCKS * t
                 part = 0.0
@@ -451,10 +451,10 @@ def totals(count: int, largest: bool = False) -> Callable:
                 cuda.syncthreads()
                 if t == 0:
                     for other in range(min(np.int64(THREADS), -(-(end - first) // BLOCKS))):
-                        added = merge(added, groups[other])
+                        whole = merge(whole, groups[other])
                 cuda.syncthreads()
             if t == 0:
-                total[tensor, k] = added
+                total[tensor, k] = whole
 
     return compiled(totals, None)
 

@@ -31,6 +31,7 @@ __all__ = [
     "Reduction",
     "add",
     "add_squares",
+    "added",
     "plus",
     "scratch",
     "total",

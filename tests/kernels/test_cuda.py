@@ -170,7 +170,8 @@ def test_what_belongs_to_no_rule_compiles(capability):
         for kind in (F4, F8, FLOAT16, BFLOAT16):
             kernel = kernels.squares(kind, 3, sparse)
             check(kernel, capability, CHUNKS, TABLE, SUMS, doubles=True)
-    check(kernels.totals(2), capability, COUNTS, SUMS, SUMS, doubles=True)
+    for largest in (False, True):
+        check(kernels.totals(2, largest), capability, COUNTS, SUMS, SUMS, doubles=True)
     for kind in (np.int32, np.int64):
         arguments = TABLE, *[types.int64] * 3, COUNTS
         check(cuda_order.survey(kind), capability, *arguments, doubles=False)

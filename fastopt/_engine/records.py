@@ -12,70 +12,40 @@ Tests: ``tests/engine/test_records.py``.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
-from itertools import combinations, starmap
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.averaging import Averages, AveragingStep
+from fastopt._engine.averaging import Averages
 from fastopt._engine.clip import STEPPED, overflow, scale_of, squares
-from fastopt._engine.first_calls import blank_of, states
-from fastopt._engine.forms import (
-    BLANKS,
-    FORMS,
-    Form,
-    filled,
-    form_of,
-    kernels_of,
-    nesting,
-    remember,
-)
+from fastopt._engine.enrolment import Enrolment, Kept
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
-from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import (
     ATTRIBUTES,
-    Deferred,
-    apart,
     as_rows,
     integer_words,
-    is_by_row,
-    row_layout,
-    updates_rows,
 )
 from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import (
-    check,
-    check_apart,
     check_index,
-    is_fixed,
-    is_fortran,
-    is_half,
-    label,
     leaves,
 )
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import clipping, front, measuring, row_admission, strided
+from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.layout import (
-    ADDRESS,
-    SPLIT,
     Layout,
-    kind_of,
-    real_of,
-    state_kind,
 )
-from fastopt._kernels.noise import index_number
-from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, kind_word, readable
+from fastopt._kernels.numpy_abi import kind_word, readable
 from fastopt._kernels.table import address_of, launch
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
-from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
 __all__ = ["Records"]
@@ -91,21 +61,6 @@ ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
 
 RELEASED_FROM = 1 << 24
 """Bytes of scratch memory from which it is released after a call."""
-
-
-class Kept(NamedTuple):
-    """A record, and what its addresses point to, so that it stays alive."""
-
-    record: Words
-    words: memoryview
-    """The record, of which Python reads and writes single words faster."""
-    layout: Layout
-    shared: Shared
-    alive: tuple[Any, ...]
-    resting: tuple[Words, Layout] | None = None
-    """The record for steps that do not average the weight, with its layout."""
-    deferred: Deferred | None = None
-    """Deferred decay of the rows, if the optimizer has it."""
 
 
 FEW = 16
@@ -313,7 +268,7 @@ class Records:
             if kept is None:
                 continue
             try:
-                shared = self._shared(planner.of(index), index, kept.layout)
+                shared = self.shared_by(planner.of(index), index, kept.layout)
             except (TypeError, ValueError):  # reported by the next call with this index
                 self.drop(index)
                 continue
@@ -347,7 +302,7 @@ class Records:
             self._share_all(planner, changed)
         return True
 
-    def _shared(self, planner: Any, index: Index, layout: Layout) -> Shared:
+    def shared_by(self, planner: Any, index: Index, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
         optimizer = planner.optimizer
         multipliers = (
@@ -700,26 +655,17 @@ class Records:
         except (TypeError, ValueError, AttributeError):  # reported by the full checks
             return None
         status = w.REFUSED
-        kept = [(each._index_update_count, each.carried) for each in planner.optimizers()]
-        numbers = [(each, len(each)) for own in kept for each in own if each is not None]
         if self.live:
             self.ask(planner, indices)
         for attempt in range(3):
             if attempt == 2:  # arrays of the state may have changed
                 for index in indices:
                     self.drop(index)
-            new = [k for k, index in enumerate(indices) if index not in self.slots]
-            tables = [updater.states, updater.states_synced]
-            if planner.averages is not None:
-                tables.append(planner.averages.arrays)
-            before = [{i: table[i] for i in indices if i in table} for table in tables]
+            enrolment = Enrolment(self, updater, indices, weights)
             try:
-                checked = grads
-                if attempt:
-                    checked = self._checked(updater, indices, grads, weights)
-                if not self._enroll(updater, new, indices, checked, weights, attempt < 2):
-                    break
-                if not self._provide(planner, indices, checked, weights, attempt > 0):
+                checked = enrolment.checked(grads) if attempt else grads
+                fits = enrolment.enroll(checked, attempt < 2)
+                if not (fits and enrolment.provide(checked, attempt > 0)):
                     break
                 if self.version != optimizer.version:
                     self.refresh(updater)  # counts may have moved
@@ -730,7 +676,7 @@ class Records:
             finally:
                 self.norm[w.FACTOR] = 1.0
                 if not self.words[w.DONE]:
-                    self._withdraw([indices[k] for k in new], tables, before, numbers)
+                    enrolment.withdraw()
             if status != w.REFUSED:
                 break
         if status < 0:
@@ -747,386 +693,11 @@ class Records:
         status: int = self.enter(self.context, *arguments)
         return status if status == w.OK else self.resolve(updater, status, *arguments)
 
-    # Records
-
-    def _checked(
-        self, updater: Any, indices: list[Index], grads: list[Any], weights: list[Any]
-    ) -> list[Any]:
-        """Return the gradients, checked, and copied where kernels cannot read them."""
-        checked, names, copies = [], updater.optimizer.idx2name, updater.planner.copies
-        for index, grad, weight in zip(indices, grads, weights, strict=True):
-            context = label(index, names)
-            grad = check(context, weight, grad, copies.get(index))
-            if isinstance(grad, RowSparse):
-                grad = apart(context, grad)
-            elif np.may_share_memory(grad, weight) or not np.asarray(grad).flags.aligned:
-                grad = grad.copy()
-            checked.append(grad)
-        return checked
-
-    def _provide(
-        self,
-        planner: Any,
-        indices: Sequence[Index],
-        grads: Sequence[Any],
-        weights: Sequence[Any],
-        dense: bool,
-    ) -> bool:
-        """Enter the missing loops for row-sparse gradients, and with `dense` for others.
-
-        Returns whether records support all of them.
-        """
-        for index, grad, weight in zip(indices, grads, weights, strict=True):
-            own, kept = planner.of(index), self.kept.get(index)
-            sparse = is_by_row(own, index, grad, weight)
-            place = w.ROW_KERNELS if sparse else w.KERNELS
-            if kept is None or not (sparse or dense) or kept.words[place]:
-                continue
-            records: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []
-            for record, layout in (*records, (kept.record, kept.layout)):
-                found = row_layout(own.optimizer, layout, record) if sparse else layout
-                if found is None:
-                    return False
-                alone = None  # the rule that averages all rows, after the update of some
-                if sparse and kept.resting and updates_rows(own.optimizer, layout):
-                    assert self.averages is not None
-                    alone = None if layout is kept.resting[1] else self.averages.average.alone
-                with own.compiling(index):
-                    numbers = sparse and kept.words[w.NDIMS] == 1
-                    kind = kind_of(weight.dtype)
-                    flushed = found.catch_up and own.optimizer.sparse_decay == "dense"
-                    passes = self.norms, self.clips, numbers, flushed, alone
-                    kernels = kernels_of(found, kind, *passes)
-                    if sparse and not self.words[w.ADMIT_ROWS]:
-                        self.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
-                if found.catch_up and kept.deferred is None:
-                    kept = self.kept[index] = kept._replace(deferred=Deferred(record))
-                record[place] = kernels.ctypes.data
-        return True
-
-    def _enroll(
-        self,
-        updater: Any,
-        places: Sequence[int],
-        indices: Sequence[Index],
-        grads: Sequence[Any],
-        weights: Sequence[Any],
-        known: bool,
-    ) -> bool:
-        """Create the records of the tensors at `places`, and missing states.
-
-        Returns whether records support all of them. See :meth:`_create` for `known`.
-        """
-        planners = {indices[k]: updater.planner.of(indices[k]) for k in places}
-        if updater.planner.groups is not None:
-            updater.planner.groups.sync()  # new indices may have changed multipliers
-        made: dict[Index, Any] = {}
-        forms = self._alike(updater, planners, places, indices, grads, weights)
-        if forms is None:
-            return False
-        for (_, key), own in forms.items():
-            for n, k in enumerate(own):
-                index, form = indices[k], BLANKS.get(key) if known else None
-                if form is not None:
-                    rest = [indices[j] for j in own[n:]]
-                    made |= self._write_all(planners[index], form, dict.fromkeys(rest))
-                    break
-                if index in self.slots:
-                    continue
-                found = self._enroll_one(
-                    updater, planners[index], index, grads[k], weights[k], known
-                )
-                if found is None:
-                    return False
-                state, form = found
-                made[index] = state
-                if type(key) is tuple:
-                    blank = blank_of(planners[index].optimizer, index, weights[k], state)
-                    if blank is not None:
-                        remember(BLANKS, key, form._replace(blank=blank))
-        if len(forms) > 1:  # in the order of the call
-            made = {indices[k]: made[indices[k]] for k in places if indices[k] in made}
-        dict.update(updater.states, made)
-        dict.update(updater.states_synced, dict.fromkeys(made, True))
-        return True
-
-    def _alike(
-        self,
-        updater: Any,
-        planners: Mapping[Index, Any],
-        places: Sequence[int],
-        indices: Sequence[Index],
-        grads: Sequence[Any],
-        weights: Sequence[Any],
-    ) -> dict[Any, list[int]] | None:
-        """Return the `places` of tensors by planner and what their states and records depend on.
-
-        A tensor whose state does not start at zero is alone under its place. The result is None if
-        records do not support a weight.
-        """
-        forms: dict[Any, list[int]] = {}
-        settings: dict[Any, Any] = {}
-        plain = updater.planner.averages is None and not updater.planner.offsets
-        copies, known = updater.planner.copies, updater.states
-        for k in places:
-            index, weight = indices[k], weights[k]
-            if type(weight) is not np.ndarray or weight.ndim > w.AXES:
-                return None
-            planner = planners[index]
-            common = settings.get(planner)
-            if common is None:
-                common = settings[planner] = plain and self._settings(planner.optimizer)
-            if not common or index in copies or index in known or isinstance(grads[k], RowSparse):
-                forms[planner, k] = [k]
-                continue
-            same = getattr(grads[k], "dtype", None) == weight.dtype
-            key = common, weight.dtype, weight.shape, is_fortran(weight), same
-            forms.setdefault((planner, key), []).append(k)
-        return forms
-
-    def _settings(self, optimizer: Any) -> Any:
-        """Return what the records of an optimizer depend on; False if each one differs."""
-        if not optimizer.starts_at_zero or optimizer.rule_by_index or self.defers:
-            return False
-        kind = type(optimizer), optimizer.multi_precision, optimizer.rounding
-        stored = optimizer.state_dtype, optimizer.state_min_size
-        return optimizer.rule, self.passes, kind, stored
-
-    def _enroll_one(
-        self, updater: Any, planner: Any, index: Index, grad: Any, weight: Array, known: bool
-    ) -> tuple[Any, Form] | None:
-        """Create the state and the record of a parameter; return None if it is not supported."""
-        averages = updater.planner.averages
-        state = updater._state(index, weight, isinstance(grad, RowSparse))
-        averaging = averages and AveragingStep(averages, planner.optimizer)
-        form = self._create(planner, index, grad, weight, state, averaging, known)
-        if form is None:
-            return None
-        if averaging:
-            averaging.keep()
-        return state, form
-
-    def _write_all(
-        self, planner: Any, form: Form, indices: Mapping[Index, None]
-    ) -> dict[Index, Any]:
-        """Create the states and records of parameters of one form; return the states."""
-        optimizer, count, listed = planner.optimizer, len(indices), list(indices)
-        assert form.blank is not None
-        found, arrays, places = states(form.blank, count)
-        blocks = np.empty((count, len(form.block)), np.int64)
-        first = address_of(blocks)
-        bases = np.arange(first, first + blocks.nbytes, blocks.strides[0])
-        np.multiply((bases - form.base)[:, None], form.inside, blocks)
-        blocks += form.block
-        shared = self._shared_all(planner, listed, form.layout)
-        slots = optimizer._index_update_count.slots(listed, optimizer.begin_num_update)
-        others = list(zip(*(arrays[k] for k in form.leaves), strict=True)) or [()] * count
-        numbers = [
-            (each.address, id(index), *map(id, own))
-            for each, index, own in zip(shared, listed, others, strict=True)
-        ]
-        blocks[:, [w.HYPER, w.INDEX_ID, *form.guards]] = numbers
-        blocks[:, form.columns] = places[:, form.leaves]
-        blocks[:, w.COUNT] = slots
-        if form.layout.keyed:
-            blocks[:, w.NUMBER] = list(map(index_number, listed))
-            blocks[:, w.SEED] = index_number(optimizer.seed)
-        if optimizer.carried is not None:
-            blocks[:, w.CARRIED] = optimizer.carried_slots(listed)
-        if len(form.leaves) > self.widest:
-            self.widest, self.words[w.CAPACITY] = len(form.leaves), 0
-        kept, kernels, layout = self.kept, form.kernels, form.layout
-        for block, index, each, own in zip(blocks, listed, shared, others, strict=True):
-            kept[index] = Kept(block, block.data, layout, each, (*own, kernels, index))
-        self.slots.update(zip(listed, bases.tolist(), strict=True))
-        if self.kept is not kept:  # a signal handler has dropped all records
-            for index in listed:
-                self.slots.pop(index, None)
-        return dict(zip(listed, found, strict=True))
-
-    def _shared_all(self, planner: Any, indices: Sequence[Index], layout: Layout) -> list[Shared]:
-        """Return the hyper-parameters of each parameter."""
-        optimizer = planner.optimizer
-        if not (optimizer.param_dict or optimizer.lr_mult or optimizer.wd_mult):
-            return [self._shared(planner, indices[0], layout)] * len(indices)
-        return [self._shared(planner, index, layout) for index in indices]
-
-    def _create(
-        self,
-        planner: Any,
-        index: Index,
-        grad: Any,
-        weight: Array,
-        state: Any,
-        averaging: AveragingStep | None,
-        known: bool,
-    ) -> Form | None:
-        """Create the record of a parameter; return its form, None if it is not supported.
-
-        With `known`, a record of another parameter of the same form may be the template; the front
-        refuses the arrays if they have another form.
-        """
-        optimizer, copy = planner.optimizer, planner.copies.get(index)
-        if not is_fixed(state):
-            return None
-        rule, arrays = planner.rule_of(index), [*leaves(state)]
-        average: tuple[Array, ...] = ()
-        if kind_of(weight.dtype) is None or {*map(type, arrays)} - {np.ndarray}:
-            return None
-        if averaging is not None:
-            context = label(index, optimizer.idx2name)
-            exact, _ = arrays_of(optimizer, context, rule, weight, state, copy, planner.masters)
-            rule, average = averaging.derived(index, rule, exact, ())
-            arrays = [*arrays, *average]
-        known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
-        form = self._find_form(planner, index, grad, weight, state, rule, average, known)
-        if form is None:
-            return None
-        self._write(planner, index, form, self._shared(planner, index, form.layout), arrays)
-        if averaging is not None and averaging.average.alternates:
-            own = planner.rule_of(index)
-            resting = self._find_form(planner, index, grad, weight, state, own, (), known)
-            assert resting is not None
-            self._write_resting(planner, index, resting, arrays)
-        return form
-
-    def _find_form(
-        self,
-        planner: Any,
-        index: Index,
-        grad: Any,
-        weight: Array,
-        state: Any,
-        rule: Rule,
-        average: tuple[Array, ...],
-        known: bool,
-    ) -> Form | None:
-        """Return the form of a parameter, that of another one if `known`; see :meth:`_form`."""
-        optimizer, copy = planner.optimizer, planner.copies.get(index)
-        order = F_ORDER if is_fortran(weight) else C_ORDER
-        same = getattr(grad, "dtype", None) == weight.dtype
-        key: Any = (rule, weight.dtype, weight.shape, order, same, nesting(state), self.passes)
-        key += (type(optimizer), optimizer.multi_precision, planner.masters, optimizer.rounding)
-        key += (is_by_row(planner, index, grad, weight),)
-        form = FORMS.get(key) if known and copy is None else None
-        if form is None:
-            form = self._form(planner, index, grad, weight, state, rule, average)
-            if form is not None and copy is None:
-                remember(FORMS, key, form)
-        return form
-
-    def _form(
-        self,
-        planner: Any,
-        index: Index,
-        grad: Any,
-        weight: Array,
-        state: Any,
-        rule: Rule,
-        average: tuple[Array, ...],
-    ) -> Form | None:
-        """Check the arrays of a parameter and return their form; None if it is not supported.
-
-        The rule may have one more slot than that of the optimizer, the average of the weight.
-        """
-        optimizer, copy = planner.optimizer, planner.copies.get(index)
-        context, own = label(index, optimizer.idx2name), planner.rule_of(index)
-        masters = planner.masters
-        exact, arrays = arrays_of(optimizer, context, own, weight, state, copy, masters)
-        slots = len(own.state)
-        arrays = (*arrays[:slots], *average, *arrays[slots:])
-        same = getattr(grad, "dtype", None) == weight.dtype
-        if any(array is weight for array in arrays):
-            return None
-        others = tuple(array for array in (*exact, *arrays) if array is not weight)
-        names = map(str, range(len(others)))
-        check_apart(context, dict(zip(names, others, strict=True)))
-        parts = len(exact)
-        kinds = [state_kind(array.dtype) for array in (*exact, *arrays)]
-        real, scaled = real_of(exact[0].dtype), self.factors and not optimizer.folds
-        wide = scaled or self.clips  # gradients are changed before the update
-        layout = Layout(
-            rule,
-            real,
-            tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
-            real if wide or (is_half(weight) and not same) else kind_of(weight.dtype),
-            tuple(kinds[parts : parts + len(rule.state)]),
-            rounded_sums=optimizer.rounded_sums and parts == 2 and copy is None,
-            dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
-        )
-        order = C_ORDER
-        if rule.elementwise and not (layout.keyed or layout.coded) and is_fortran(weight):
-            order = F_ORDER
-        for array in others:
-            flags = array.flags
-            if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
-                return None
-        kernels = None
-        if not is_by_row(planner, index, grad, weight):
-            with planner.compiling(index):
-                kernels = kernels_of(layout, kind_of(weight.dtype), self.norms, self.clips)
-        column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
-        places = {id(array): k for k, array in enumerate([*leaves(state), *average])}
-        positions = [places[id(array)] for array in others if id(array) in places]
-        form = form_of(layout, kernels, weight, others, order, column, positions)
-        form.block[w.SCALED] = scaled
-        return form
-
-    def _write(
-        self, planner: Any, index: Index, form: Form, shared: Shared, arrays: Sequence[Array]
-    ) -> None:
-        """Write the record of a parameter with the arrays of its state."""
-        optimizer, (block, base, others) = planner.optimizer, filled(form, arrays, planner, index)
-        if form.layout.keyed:
-            block[w.NUMBER], block[w.SEED] = index_number(index), index_number(optimizer.seed)
-        counts = optimizer._index_update_count
-        block[w.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
-        if optimizer.carried is not None:
-            block[w.CARRIED] = optimizer.carried_slots([index])[0]
-        block[w.HYPER], block[w.INDEX_ID] = shared.address, id(index)
-        if len(others) > self.widest:
-            self.widest, self.words[w.CAPACITY] = len(others), 0
-        alive = (*others, form.kernels, index)
-        kept = self.kept
-        kept[index] = Kept(block, block.data, form.layout, shared, alive)
-        self.slots[index] = base
-        if self.kept is not kept:  # a signal handler has dropped all records
-            self.slots.pop(index, None)
-
-    def _write_resting(
-        self, planner: Any, index: Index, form: Form, arrays: Sequence[Array]
-    ) -> None:
-        """Write the record of a parameter for steps that do not average its weight."""
-        kept, (block, base, others) = self.kept[index], filled(form, arrays, planner, index)
-        block[w.FIELDS] = kept.record[w.FIELDS]
-        kept.record[w.RESTING] = base
-        alive = (*kept.alive, *others, form.kernels)
-        self.kept[index] = kept._replace(alive=alive, resting=(block, form.layout))
-
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
         self.slots.pop(index, None)
         self.kept.pop(index, None)
         self.tensors[:] = 0
-
-    def _withdraw(
-        self,
-        new: Sequence[Index],
-        tables: Sequence[dict[Index, Any]],
-        before: Sequence[dict[Index, Any]],
-        numbers: Sequence[tuple[Any, int]],
-    ) -> None:
-        """Drop the new records of a failed call, and what else it has stored for parameters."""
-        for index in new:
-            self.drop(index)
-            for table, values in zip(tables, before, strict=True):
-                if index in values:
-                    dict.__setitem__(table, index, values[index])
-                else:
-                    dict.pop(table, index, None)
-        for each, length in numbers:
-            for index in list(each)[length:]:
-                each.pop(index)
 
     # Memory
 

@@ -1,0 +1,465 @@
+"""Creation of records: what a call does with parameters that it brings for the first time.
+
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, starmap
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._engine.averaging import AveragingStep
+from fastopt._engine.first_calls import blank_of, states
+from fastopt._engine.forms import (
+    BLANKS,
+    FORMS,
+    Form,
+    filled,
+    form_of,
+    kernels_of,
+    nesting,
+    remember,
+)
+from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.per_index import Index
+from fastopt._engine.record_rows import Deferred, apart, is_by_row, row_layout, updates_rows
+from fastopt._engine.validate import (
+    check,
+    check_apart,
+    is_fixed,
+    is_fortran,
+    is_half,
+    label,
+    leaves,
+)
+from fastopt._kernels import record_words as w
+from fastopt._kernels import row_admission
+from fastopt._kernels.layout import ADDRESS, SPLIT, Layout, kind_of, real_of, state_kind
+from fastopt._kernels.noise import index_number
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
+from fastopt._kernels.table import address_of
+from fastopt.kernels.rule import Rule
+from fastopt.sparse import RowSparse
+
+__all__ = ["Enrolment", "Kept"]
+
+Array = np.ndarray[Any, Any]
+Words = NDArray[np.int64]
+
+
+class Kept(NamedTuple):
+    """A record, and what its addresses point to, so that it stays alive."""
+
+    record: Words
+    words: memoryview
+    """The record, of which Python reads and writes single words faster."""
+    layout: Layout
+    shared: Shared
+    alive: tuple[Any, ...]
+    resting: tuple[Words, Layout] | None = None
+    """The record for steps that do not average the weight, with its layout."""
+    deferred: Deferred | None = None
+    """Deferred decay of the rows, if the optimizer has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewParameter:
+    """A parameter whose record is created, with the arrays of its first call."""
+
+    planner: Any
+    index: Index
+    grad: Any
+    weight: Array
+    state: Any
+
+    @property
+    def context(self) -> str:
+        """Label of the parameter in errors."""
+        return label(self.index, self.planner.optimizer.idx2name)
+
+    @property
+    def copy(self) -> Any:
+        """The half-precision copy of the weight, or None."""
+        return self.planner.copies.get(self.index)
+
+    @property
+    def same(self) -> bool:
+        """Whether the gradient has the dtype of the weight."""
+        return bool(getattr(self.grad, "dtype", None) == self.weight.dtype)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the gradient indexes rows, or all of them."""
+        return is_by_row(self.planner, self.index, self.grad, self.weight)
+
+    def arrays(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Return the exact weight with its copy or low bits, and the checked arrays of the state.
+
+        See :func:`~fastopt._engine.mixed_precision.arrays_of`.
+        """
+        planner, rule = self.planner, self.planner.rule_of(self.index)
+        given = self.weight, self.state, self.copy, planner.masters
+        return arrays_of(planner.optimizer, self.context, rule, *given)
+
+    def key(self, rule: Rule, passes: Any) -> Any:
+        """Return what the form of the record depends on."""
+        optimizer, weight = self.planner.optimizer, self.weight
+        order = F_ORDER if is_fortran(weight) else C_ORDER
+        kind = type(optimizer), optimizer.multi_precision, self.planner.masters, optimizer.rounding
+        arrays = weight.dtype, weight.shape, order, self.same, nesting(self.state), self.by_row
+        return rule, passes, *kind, *arrays
+
+
+class Enrolment:
+    """Creates the records of a call's parameters that have none, and their missing states.
+
+    Parameters
+    ----------
+    records : Records
+        The records.
+    updater : object
+        What owns them: an updater, or what updates or adds without one.
+    indices, weights : list
+        The parameters of the call, and their weights.
+    """
+
+    def __init__(
+        self, records: Any, updater: Any, indices: list[Index], weights: list[Any]
+    ) -> None:
+        self.records, self.updater, self.planner = records, updater, updater.planner
+        self.indices, self.weights = indices, weights
+        self.new = [k for k, index in enumerate(indices) if index not in records.slots]
+        tables = [updater.states, updater.states_synced]
+        if self.planner.averages is not None:
+            tables.append(self.planner.averages.arrays)
+        self._tables = [(each, {i: each[i] for i in indices if i in each}) for each in tables]
+        kept = [(each._index_update_count, each.carried) for each in self.planner.optimizers()]
+        self._numbers = [(each, len(each)) for own in kept for each in own if each is not None]
+
+    def checked(self, grads: list[Any]) -> list[Any]:
+        """Return the gradients, checked, and copied where kernels cannot read them."""
+        found, names, copies = [], self.updater.optimizer.idx2name, self.planner.copies
+        for index, grad, weight in zip(self.indices, grads, self.weights, strict=True):
+            context = label(index, names)
+            grad = check(context, weight, grad, copies.get(index))
+            if isinstance(grad, RowSparse):
+                grad = apart(context, grad)
+            elif np.may_share_memory(grad, weight) or not np.asarray(grad).flags.aligned:
+                grad = grad.copy()
+            found.append(grad)
+        return found
+
+    def provide(self, grads: Sequence[Any], dense: bool) -> bool:
+        """Enter the missing loops for row-sparse gradients, and with `dense` for others.
+
+        Returns whether records support all of them.
+        """
+        lists = self.indices, grads, self.weights
+        return all(self._provide(*each, dense) for each in zip(*lists, strict=True))
+
+    def _provide(self, index: Index, grad: Any, weight: Any, dense: bool) -> bool:
+        """Enter the missing loops of a parameter; return whether records support them."""
+        records = self.records
+        own, kept = self.planner.of(index), records.kept.get(index)
+        sparse = is_by_row(own, index, grad, weight)
+        place = w.ROW_KERNELS if sparse else w.KERNELS
+        if kept is None or not (sparse or dense) or kept.words[place]:
+            return True
+        resting: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []
+        for record, layout in (*resting, (kept.record, kept.layout)):
+            found = row_layout(own.optimizer, layout, record) if sparse else layout
+            if found is None:
+                return False
+            alone = None  # the rule that averages all rows, after the update of some
+            if sparse and kept.resting and updates_rows(own.optimizer, layout):
+                alone = None if layout is kept.resting[1] else records.averages.average.alone
+            with own.compiling(index):
+                numbers = sparse and kept.words[w.NDIMS] == 1
+                flushed = found.catch_up and own.optimizer.sparse_decay == "dense"
+                passes = records.norms, records.clips, numbers, flushed, alone
+                kernels = kernels_of(found, kind_of(weight.dtype), *passes)
+                if sparse and not records.words[w.ADMIT_ROWS]:
+                    records.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
+            if found.catch_up and kept.deferred is None:
+                kept = records.kept[index] = kept._replace(deferred=Deferred(record))
+            record[place] = kernels.ctypes.data
+        return True
+
+    def enroll(self, grads: Sequence[Any], known: bool) -> bool:
+        """Create the missing records and states.
+
+        Returns whether records support all of them. See :meth:`_create` for `known`.
+        """
+        indices, slots = self.indices, self.records.slots
+        planners = {indices[k]: self.planner.of(indices[k]) for k in self.new}
+        if self.planner.groups is not None:
+            self.planner.groups.sync()  # new indices may have changed multipliers
+        made: dict[Index, Any] = {}
+        forms = self._alike(planners, grads)
+        if forms is None:
+            return False
+        for (_, key), own in forms.items():
+            for n, k in enumerate(own):
+                index, form = indices[k], BLANKS.get(key) if known else None
+                if form is not None:
+                    rest = dict.fromkeys(indices[j] for j in own[n:])
+                    made |= self._write_all(planners[index], form, rest)
+                    break
+                if index in slots:
+                    continue
+                found = self._enroll_one(planners[index], k, grads[k], known)
+                if found is None:
+                    return False
+                made[index], form = found
+                if type(key) is tuple:
+                    start = made[index]
+                    blank = blank_of(planners[index].optimizer, index, self.weights[k], start)
+                    if blank is not None:
+                        remember(BLANKS, key, form._replace(blank=blank))
+        if len(forms) > 1:  # in the order of the call
+            made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
+        dict.update(self.updater.states, made)
+        dict.update(self.updater.states_synced, dict.fromkeys(made, True))
+        return True
+
+    def _alike(
+        self, planners: Mapping[Index, Any], grads: Sequence[Any]
+    ) -> dict[Any, list[int]] | None:
+        """Return the new tensors by planner and what their states and records depend on.
+
+        A tensor whose state does not start at zero is alone under its place. The result is None if
+        records do not support a weight.
+        """
+        forms: dict[Any, list[int]] = {}
+        settings: dict[Any, Any] = {}
+        plain = self.planner.averages is None and not self.planner.offsets
+        copies, known = self.planner.copies, self.updater.states
+        for k in self.new:
+            index, weight = self.indices[k], self.weights[k]
+            if type(weight) is not np.ndarray or weight.ndim > w.AXES:
+                return None
+            planner = planners[index]
+            common = settings.get(planner)
+            if common is None:
+                common = settings[planner] = plain and self._settings(planner.optimizer)
+            if not common or index in copies or index in known or isinstance(grads[k], RowSparse):
+                forms[planner, k] = [k]
+                continue
+            same = getattr(grads[k], "dtype", None) == weight.dtype
+            key = common, weight.dtype, weight.shape, is_fortran(weight), same
+            forms.setdefault((planner, key), []).append(k)
+        return forms
+
+    def _settings(self, optimizer: Any) -> Any:
+        """Return what the records of an optimizer depend on; False if each one differs."""
+        if not optimizer.starts_at_zero or optimizer.rule_by_index or self.records.defers:
+            return False
+        kind = type(optimizer), optimizer.multi_precision, optimizer.rounding
+        stored = optimizer.state_dtype, optimizer.state_min_size
+        return optimizer.rule, self.records.passes, kind, stored
+
+    def _enroll_one(self, planner: Any, k: int, grad: Any, known: bool) -> tuple[Any, Form] | None:
+        """Create state and record of tensor `k`; return them, or None if it is not supported."""
+        averages, index, weight = self.planner.averages, self.indices[k], self.weights[k]
+        state = self.updater._state(index, weight, isinstance(grad, RowSparse))
+        averaging = averages and AveragingStep(averages, planner.optimizer)
+        form = self._create(NewParameter(planner, index, grad, weight, state), averaging, known)
+        if form is None:
+            return None
+        if averaging:
+            averaging.keep()
+        return state, form
+
+    def _write_all(
+        self, planner: Any, form: Form, indices: Mapping[Index, None]
+    ) -> dict[Index, Any]:
+        """Create the states and records of parameters of one form; return the states."""
+        optimizer, count, listed = planner.optimizer, len(indices), list(indices)
+        assert form.blank is not None
+        records = self.records
+        found, arrays, places = states(form.blank, count)
+        blocks = np.empty((count, len(form.block)), np.int64)
+        first = address_of(blocks)
+        bases = np.arange(first, first + blocks.nbytes, blocks.strides[0])
+        np.multiply((bases - form.base)[:, None], form.inside, blocks)
+        blocks += form.block
+        shared = self._shared_all(planner, listed, form.layout)
+        slots = optimizer._index_update_count.slots(listed, optimizer.begin_num_update)
+        others = list(zip(*(arrays[k] for k in form.leaves), strict=True)) or [()] * count
+        numbers = [
+            (each.address, id(index), *map(id, own))
+            for each, index, own in zip(shared, listed, others, strict=True)
+        ]
+        blocks[:, [w.HYPER, w.INDEX_ID, *form.guards]] = numbers
+        blocks[:, form.columns] = places[:, form.leaves]
+        blocks[:, w.COUNT] = slots
+        if form.layout.keyed:
+            blocks[:, w.NUMBER] = list(map(index_number, listed))
+            blocks[:, w.SEED] = index_number(optimizer.seed)
+        if optimizer.carried is not None:
+            blocks[:, w.CARRIED] = optimizer.carried_slots(listed)
+        if len(form.leaves) > records.widest:
+            records.widest, records.words[w.CAPACITY] = len(form.leaves), 0
+        kept, kernels, layout = records.kept, form.kernels, form.layout
+        for block, index, each, own in zip(blocks, listed, shared, others, strict=True):
+            kept[index] = Kept(block, block.data, layout, each, (*own, kernels, index))
+        records.slots.update(zip(listed, bases.tolist(), strict=True))
+        if records.kept is not kept:  # a signal handler has dropped all records
+            for index in listed:
+                records.slots.pop(index, None)
+        return dict(zip(listed, found, strict=True))
+
+    def _shared_all(self, planner: Any, indices: Sequence[Index], layout: Layout) -> list[Shared]:
+        """Return the hyper-parameters of each parameter."""
+        optimizer = planner.optimizer
+        if not (optimizer.param_dict or optimizer.lr_mult or optimizer.wd_mult):
+            return [self.records.shared_by(planner, indices[0], layout)] * len(indices)
+        return [self.records.shared_by(planner, index, layout) for index in indices]
+
+    def _create(
+        self, new: NewParameter, averaging: AveragingStep | None, known: bool
+    ) -> Form | None:
+        """Create the record of a parameter; return its form, None if it is not supported.
+
+        With `known`, a record of another parameter of the same form may be the template; the front
+        refuses the arrays if they have another form.
+        """
+        planner, index, weight, state = new.planner, new.index, new.weight, new.state
+        if not is_fixed(state):
+            return None
+        own, arrays = planner.rule_of(index), [*leaves(state)]
+        if kind_of(weight.dtype) is None or {*map(type, arrays)} - {np.ndarray}:
+            return None
+        rule, average = own, tuple[Array, ...]()
+        if averaging is not None:
+            rule, average = averaging.derived(index, own, new.arrays()[0], ())
+            arrays = [*arrays, *average]
+        known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
+        form = self._form(new, rule, average, known)
+        if form is None:
+            return None
+        self._write(new, form, arrays)
+        if averaging is not None and averaging.average.alternates:
+            resting = self._form(new, own, (), known)
+            assert resting is not None
+            self._write_resting(new, resting, arrays)
+        return form
+
+    def _form(
+        self, new: NewParameter, rule: Rule, average: tuple[Array, ...], known: bool
+    ) -> Form | None:
+        """Return the form of a record, that of another one if `known`; None without support.
+
+        The rule may have one more slot than that of the optimizer, the `average` of the weight.
+        """
+        key = new.key(rule, self.records.passes)
+        form = FORMS.get(key) if known and new.copy is None else None
+        if form is None:
+            form = self._new_form(new, rule, average)
+            if form is not None and new.copy is None:
+                remember(FORMS, key, form)
+        return form
+
+    def _new_form(self, new: NewParameter, rule: Rule, average: tuple[Array, ...]) -> Form | None:
+        """Check the arrays of a parameter and return their form; None if it is not supported."""
+        planner, index, weight, state = new.planner, new.index, new.weight, new.state
+        exact, arrays = new.arrays()
+        slots = len(planner.rule_of(index).state)
+        arrays = (*arrays[:slots], *average, *arrays[slots:])
+        if any(array is weight for array in arrays):
+            return None
+        others = tuple(array for array in (*exact, *arrays) if array is not weight)
+        names = map(str, range(len(others)))
+        check_apart(new.context, dict(zip(names, others, strict=True)))
+        records = self.records
+        scaled = records.factors and not planner.optimizer.folds
+        layout = self._layout(new, rule, exact, arrays, scaled)
+        order = C_ORDER
+        if rule.elementwise and not (layout.keyed or layout.coded) and is_fortran(weight):
+            order = F_ORDER
+        for array in others:
+            flags = array.flags
+            if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
+                return None
+        kernels = None
+        if not new.by_row:
+            with planner.compiling(index):
+                kind = kind_of(weight.dtype)
+                kernels = kernels_of(layout, kind, records.norms, records.clips)
+        column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
+        places = {id(array): k for k, array in enumerate([*leaves(state), *average])}
+        positions = [places[id(array)] for array in others if id(array) in places]
+        form = form_of(layout, kernels, weight, others, order, column, positions)
+        form.block[w.SCALED] = scaled
+        return form
+
+    def _layout(
+        self,
+        new: NewParameter,
+        rule: Rule,
+        exact: tuple[Array, ...],
+        arrays: tuple[Array, ...],
+        scaled: bool,
+    ) -> Layout:
+        """Return the layout of a parameter's arrays; `scaled`: gradients are multiplied."""
+        optimizer, weight, parts = new.planner.optimizer, new.weight, len(exact)
+        kinds = [state_kind(array.dtype) for array in (*exact, *arrays)]
+        real = real_of(exact[0].dtype)
+        wide = scaled or self.records.clips  # gradients are changed before the update
+        return Layout(
+            rule,
+            real,
+            tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
+            real if wide or (is_half(weight) and not new.same) else kind_of(weight.dtype),
+            tuple(kinds[parts : parts + len(rule.state)]),
+            rounded_sums=optimizer.rounded_sums and parts == 2 and new.copy is None,
+            dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
+        )
+
+    def _write(self, new: NewParameter, form: Form, arrays: Sequence[Array]) -> None:
+        """Write the record of a parameter with the arrays of its state."""
+        records, planner, index = self.records, new.planner, new.index
+        shared = records.shared_by(planner, index, form.layout)
+        optimizer, (block, base, others) = planner.optimizer, filled(form, arrays, planner, index)
+        if form.layout.keyed:
+            block[w.NUMBER], block[w.SEED] = index_number(index), index_number(optimizer.seed)
+        counts = optimizer._index_update_count
+        block[w.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
+        if optimizer.carried is not None:
+            block[w.CARRIED] = optimizer.carried_slots([index])[0]
+        block[w.HYPER], block[w.INDEX_ID] = shared.address, id(index)
+        if len(others) > records.widest:
+            records.widest, records.words[w.CAPACITY] = len(others), 0
+        alive = (*others, form.kernels, index)
+        kept = records.kept
+        kept[index] = Kept(block, block.data, form.layout, shared, alive)
+        records.slots[index] = base
+        if records.kept is not kept:  # a signal handler has dropped all records
+            records.slots.pop(index, None)
+
+    def _write_resting(self, new: NewParameter, form: Form, arrays: Sequence[Array]) -> None:
+        """Write the record of a parameter for steps that do not average its weight."""
+        kept = self.records.kept[new.index]
+        block, base, others = filled(form, arrays, new.planner, new.index)
+        block[w.FIELDS] = kept.record[w.FIELDS]
+        kept.record[w.RESTING] = base
+        alive = (*kept.alive, *others, form.kernels)
+        self.records.kept[new.index] = kept._replace(alive=alive, resting=(block, form.layout))
+
+    def withdraw(self) -> None:
+        """Drop the new records of a failed call, and what else it has stored for parameters."""
+        for k in self.new:
+            index = self.indices[k]
+            self.records.drop(index)
+            for table, values in self._tables:
+                if index in values:
+                    dict.__setitem__(table, index, values[index])
+                else:
+                    dict.pop(table, index, None)
+        for each, length in self._numbers:
+            for index in list(each)[length:]:
+                each.pop(index)

@@ -87,7 +87,7 @@ def save_checkpoint(
 
     def check() -> Facts:
         for name, save in parts.items():
-            if not isinstance(name, str) or Path(name).name != name or not callable(save):
+            if not (_is_file_name(name) and callable(save)):
                 raise TypeError(f"parts must be functions by file name, got {brief(name)}")
         return Facts(folder=str(folder), parts=", ".join(parts))
 
@@ -140,9 +140,15 @@ def latest_checkpoint(folder: PathLike) -> dict[str, Path]:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     match found:
-        case {"run": str(run), "parts": list(names)} if re.fullmatch(RUN, run):
-            return {str(name): Path(folder, run, str(name)) for name in names}
+        case {"run": str(run), "parts": [*names]} if re.fullmatch(RUN, run):
+            if all(map(_is_file_name, names)):
+                return {name: Path(folder, run, name) for name in names}
     raise CheckpointError(f"{path}: not a file of save_checkpoint()")
+
+
+def _is_file_name(name: Any) -> bool:
+    """Whether a name is that of a file in the folder."""
+    return isinstance(name, str) and Path(name).name == name
 
 
 def _agreed(ranks: Ranks, work: Callable[[], Any]) -> None:

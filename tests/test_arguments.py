@@ -23,11 +23,13 @@ SCHEDULES = {
     "CosineScheduler": lambda: lr_scheduler.CosineScheduler(9),
     "ExponentialScheduler": lambda: lr_scheduler.ExponentialScheduler(4, 0.5),
     "FactorScheduler": lambda: lr_scheduler.FactorScheduler(4, 0.5),
+    "InverseRootScheduler": lambda: lr_scheduler.InverseRootScheduler(0.1, 3),
     "JoinedScheduler": lambda: lr_scheduler.JoinedScheduler([lr_scheduler.PolyScheduler(3)], []),
     "MultiFactorScheduler": lambda: lr_scheduler.MultiFactorScheduler([2, 3], 0.5),
     "OneCycleScheduler": lambda: lr_scheduler.OneCycleScheduler(9),
     "PlateauScheduler": lambda: lr_scheduler.PlateauScheduler(),
     "PolyScheduler": lambda: lr_scheduler.PolyScheduler(9),
+    "WSDScheduler": lambda: lr_scheduler.WSDScheduler(9, 3),
 }
 ODD = ("x", None, math.nan, -1, 1.0, 7, 0, 10**400, [], {0: 1}, np.ones(2), b"x", True)
 """Values that are wrong for some arguments."""
@@ -118,7 +120,7 @@ def test_a_checkpoint_that_lacks_an_attribute_is_refused(name):
     ("name", "attribute"),
     [("adam", "native"), ("nadam", "per_index"), ("nadam", "carried"), ("sgd", "forms")]
     + [("sgd", each) for each in ("lazy_by_default", "update", "rule", "lock", "param_dict")]
-    + [("sgd", each) for each in ("arguments", "planner", "version", "learning_rate")]
+    + [("sgd", each) for each in ("arguments", "direct", "version", "learning_rate")]
     + [("sgd", each) for each in ("__class__", "_decayed")],
 )
 def test_no_attribute_of_a_checkpoint_hides_one_of_the_class(name, attribute):

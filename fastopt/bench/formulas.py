@@ -125,10 +125,12 @@ def _adadelta(
     weight -= delta
 
 
-@formula("rmsprop", zeros(1))
-def _rmsprop(opt: Any, t: int, grad: Array, weight: Array, square: Array) -> None:
+@formula("rmsprop", zeros(2))
+def _rmsprop(opt: Any, t: int, grad: Array, weight: Array, square: Array, delta: Array) -> None:
     average(square, opt.gamma1, grad * grad)
-    weight -= opt.learning_rate * grad / np.sqrt(square + opt.epsilon)
+    delta *= opt.momentum
+    delta -= opt.learning_rate * grad / np.sqrt(square + opt.epsilon)
+    weight += delta
 
 
 @formula("ftrl", zeros(2))

@@ -91,24 +91,29 @@ NAMES = {
 COMMON = re.compile(r"\*\*common\n    .*\n(?=\n)", re.MULTILINE)
 
 
-def described() -> dict[str, list[str]]:
-    """Return the docstring lines of each argument of the base class."""
-    text = inspect.getdoc(Optimizer).partition("----------\n")[2].partition("\n\nRaises\n")[0]
-    parts = re.split(r"\n(?=\w)", text)
-    return {part.partition(" :")[0]: part.splitlines() for part in parts}
+def described(kind: type) -> dict[str, list[str]]:
+    """Return the docstring lines of each argument of the bases of an optimizer."""
+    found = {}
+    for base in reversed(kind.__mro__[1:]):
+        text = inspect.cleandoc(base.__doc__ or "").partition("\nParameters\n----------\n")[2]
+        for part in re.split(r"\n(?=[\w*])", text.partition("\n\n")[0]):
+            names, is_typed, _ = part.partition(" : ")
+            if is_typed and "*" not in names:
+                found |= dict.fromkeys(names.split(", "), part.splitlines())
+    return found
 
 
 def list_all_arguments(app, what, name, obj, options, lines):
-    """Replace ``**common`` by the arguments of the base class."""
+    """Replace ``**common`` by the arguments of the base classes."""
     text = "\n".join(lines)
     if what != "class" or not COMMON.search(text):
         return
     listed = re.findall(r"^[\w, ]+(?= : |$)", text, re.MULTILINE)
     known = {each for line in listed for each in line.split(", ")}
-    known_text = NAMES | described()
+    known_text = NAMES | described(obj)
     names = [each for each in inspect.signature(obj).parameters if each not in known]
-    added = "\n".join(line for each in names for line in known_text[each])
-    lines[:] = COMMON.sub(lambda _: f"{added}\n", text).splitlines()
+    added = {each: None for name in names for each in ["\n".join(known_text[name])]}
+    lines[:] = COMMON.sub(lambda _: "\n".join(added) + "\n", text).splitlines()
 
 
 def setup(app):

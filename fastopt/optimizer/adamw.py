@@ -163,15 +163,15 @@ class AdamW(StableFamily):
         'mxnet'. The defaults are then those of torch: `epsilon` 1e-8, `wd` 0.01.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
+    grams : bool
+        Step against the gradient by the size of AdamW's step; not with `cautious`, which would have
+        no effect. Default False.
     cautious : bool
         Update only elements whose step has the sign of the gradient. Default False.
     cautious_decay : bool
         Decay only weights that the step does not move away from 0. Default False.
     stable : bool
         Bound the root mean square of the tensor's step. Default False.
-    grams : bool
-        Step against the gradient by the size of AdamW's step; not with `cautious`, which would have
-        no effect. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

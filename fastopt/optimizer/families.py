@@ -273,8 +273,7 @@ class CautiousFamily(Varied, AdamFamily):
     learning_rate, beta1, beta2, epsilon
         See :class:`AdamFamily`.
     **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`, and `cautious` and `cautious_decay` of
-        :class:`VariantFlags`.
+        Arguments of :class:`~fastopt.optimizer.Optimizer`, `cautious` and `cautious_decay`.
 
     Raises
     ------
@@ -304,7 +303,7 @@ class StableFamily(Varied, AdamFamily):
     learning_rate, beta1, beta2, epsilon
         See :class:`AdamFamily`.
     **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`, and those of :class:`VariantFlags`.
+        Arguments of :class:`~fastopt.optimizer.Optimizer`, `cautious`, `cautious_decay`, `stable`.
 
     Raises
     ------

@@ -72,7 +72,7 @@ class MARS(CautiousFamily):
 
     Source: Yuan et al., "MARS: Unleashing the Power of Variance Reduction for Training Large
     Models", arXiv:2411.10438. The authors' code has :math:`p = 0` in the first update, and by
-    default updates vectors with AdamW instead: use a :doc:`group </groups>` for these.
+    default updates vectors with AdamW instead: use a :doc:`group </structures>` for these.
 
     State: the tuple :math:`(m, v, p)` of arrays in the weight's shape.
 

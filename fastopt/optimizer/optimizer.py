@@ -338,6 +338,9 @@ class Optimizer(Checked):
         see ``docs/8-bit-state.md``. Default None: the precision of the arithmetic.
     maximize : bool
         Maximize: negate every gradient. Weight decay still shrinks the weights. Default False.
+    state_min_size : int, optional
+        With ``state_dtype="int8"``, minimum number of elements of a weight whose state is stored
+        in 8 bits. Default: 4096, and only for weights with two or more dimensions.
     corrected_decay : float, optional
         AdamC: multiply the weight decay by the current learning rate over this one, the largest of
         the schedule, both before multipliers. A decoupled decay then subtracts
@@ -346,9 +349,6 @@ class Optimizer(Checked):
         same while the learning rate falls. Only for decoupled decay. Source: Defazio, "Why
         Gradients Rapidly Increase Near the End of Training", arXiv:2506.02285. Default None: no
         correction.
-    state_min_size : int, optional
-        With ``state_dtype="int8"``, minimum number of elements of a weight whose state is stored
-        in 8 bits. Default: 4096, and only for weights with two or more dimensions.
     lr : float or callable, optional
         Another name of `learning_rate`.
     weight_decay : float, optional

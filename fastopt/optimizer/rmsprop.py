@@ -168,10 +168,10 @@ class RMSProp(Optimizer):
         :math:`\epsilon`, at least 0. Default 1e-8.
     centered : bool
         Use the centered variant. Default False.
-    momentum : float
-        Momentum :math:`\mu` of the variant that is not centered. Default 0.
     clip_weights : float, optional
         Maximum magnitude of a weight. None, 0 and negative values mean no limit.
+    momentum : float
+        Momentum :math:`\mu` of the variant that is not centered. Default 0.
     formula : str
         'mxnet' or 'torch', whose ``alpha`` is `gamma1`; its ``momentum`` with `centered` is
         `gamma2`. The defaults are then those of torch: `learning_rate` 0.01, `gamma1` 0.99,

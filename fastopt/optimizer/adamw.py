@@ -160,7 +160,7 @@ class AdamW(StableFamily):
         Schedule multiplier of the paper. Default None.
     formula : str
         'mxnet', or 'torch', which supports neither `eta` nor ``correct_bias=False``. Default
-        'mxnet'. The defaults are then those of torch: `epsilon` 1e-8, `wd` 0.01.
+        'mxnet'. With 'torch' the defaults are torch's: `epsilon` 1e-8, `wd` 0.01.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
     grams : bool

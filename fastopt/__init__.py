@@ -89,6 +89,10 @@ _ELSEWHERE = {
     "Momentum": "SGD(lr=..., momentum=...) has momentum",
     "Tiger": "Signum(momentum=0.965, wd_lh=0.01) has its formula",
     "Grams": "AdamW(formula='torch', grams=True) has its formula",
+    "SPAM": "StableSPAM limits spikes of the gradient and restarts its moments",
+    "AdamC": "AdamW(formula='torch', corrected_decay=the largest learning rate) has its formula",
+    "SGDW": "SGD(decouple=True) has its formula",
+    **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "it is in fastopt.optimizer"),
     "Nesterov": "NAG has Nesterov's momentum",
     "SparseAdam": "Adam updates the indexed rows alone where gradients are row-sparse",
     **dict.fromkeys(

@@ -146,7 +146,10 @@ class WSDScheduler(_Annealed):
 
     with :math:`f(x) = 1 - x`, :math:`(1 + \cos \pi x) / 2` or :math:`1 - \sqrt{x}`. Until the
     cool-down the schedule does not depend on `max_update`, so a run can be continued with a larger
-    one. Sources: Hu et al., "MiniCPM", arXiv:2404.06395; the forms of the cool-down: Hägele et al.,
+    one: assign ``optimizer.lr_scheduler.max_update`` after ``updater.load()``, which restores the
+    schedule of the checkpoint.
+
+    Sources: Hu et al., "MiniCPM", arXiv:2404.06395; the forms of the cool-down: Hägele et al.,
     "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", arXiv:2405.18392,
     where :math:`1 - \sqrt{x}` was best.
 

@@ -118,7 +118,8 @@ class LRScheduler(Checked):
         "power": ("pwr",),
         "min_lr": ("stop_factor_lr", "final_lr"),
         "threshold": ("min_delta",),
-        **dict.fromkeys(("num_decay_steps", "decay_type"), ("cooldown_steps", "cooldown")),
+        "num_decay_steps": ("cooldown_steps",),
+        "decay_type": ("cooldown",),
         "num_training_steps": ("max_update",),
         "warmup": ("warmup_steps",),
         "num_warmup_steps": ("warmup_steps",),
@@ -127,6 +128,8 @@ class LRScheduler(Checked):
     }
     argument_advice: ClassVar[Mapping[str, str]] = {
         "optimizer": "a schedule needs no optimizer: fastopt.Adam(lr=schedule) takes it",
+        "num_stable_steps": "max_update is the sum of warm-up, plateau and cool-down",
+        "min_lr_ratio": "final_lr is a learning rate: the ratio times base_lr",
         "last_epoch": "updates are counted by the optimizer, from its begin_num_update",
     }
     elsewhere: ClassVar[Mapping[str, str]] = {

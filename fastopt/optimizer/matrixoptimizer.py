@@ -7,7 +7,7 @@ import numpy as np
 
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.validate import label, leaves
-from fastopt.arguments import Choice, Descriptions, Integer, Real, brief
+from fastopt.arguments import Choice, Descriptions, Integer, Real
 from fastopt.optimizer.keywords import MatrixArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
@@ -55,6 +55,8 @@ def orthogonalize(
     ------
     ValueError
         `matrix` has neither two nor three dimensions, or another argument is out of range.
+    TypeError
+        `matrix` has other than real numbers.
 
     Examples
     --------
@@ -67,6 +69,8 @@ def orthogonalize(
     matrix = np.asarray(matrix)
     if matrix.ndim not in (2, 3):
         raise ValueError(f"matrix must have two or three dimensions, got shape {matrix.shape}")
+    if matrix.dtype.kind in "cOSU":
+        raise TypeError(f"matrix must have real numbers, got {matrix.dtype}")
     if matrix.dtype not in (np.float32, np.float64):
         matrix = matrix.astype(np.float32)
     given = {"coefficients": coefficients, "steps": steps, "eps": eps}
@@ -75,6 +79,18 @@ def orthogonalize(
     if result.size:
         NewtonSchulz()(matrix, result, *checked)
     return result
+
+
+def _real(context: str, shape: Shape, value: Any) -> Array:
+    """Return `value` as an array of real numbers, or raise if it has another shape."""
+    if value is None:
+        raise TypeError(f"{context} an array of shape {shape}, got None")
+    array = np.asarray(value)
+    if array.shape != shape:
+        raise ValueError(f"{context} an array of shape {shape}, got {array.shape}")
+    if np.iscomplexobj(array):
+        raise TypeError(f"{context} an array of real numbers, got {array.dtype}")
+    return array
 
 
 class _Computed:
@@ -92,14 +108,20 @@ class _Computed:
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         gradient = self._rescaled(main, index, direction, grad)
-        slots = dict(zip(main.slots(weight.shape), leaves(state), strict=True))
-        result = np.asarray(main.direction(main._index_update_count[index], gradient, slots))
-        if result.shape != weight.shape:
-            raise ValueError(
-                f"{label(index, main.idx2name)}: {type(main).__name__}.direction() must return an "
-                f"array of shape {weight.shape}, got {brief(result.shape)}"
-            )
-        direction[...] = result
+        arrays = dict(zip(main.slots(weight.shape), leaves(state), strict=True))
+        slots = dict(arrays)
+        result = main.direction(main._index_update_count[index], gradient, slots)
+        context = f"{label(index, main.idx2name)}: {type(main).__name__}.direction() must"
+        if slots.keys() != arrays.keys():
+            raise ValueError(f"{context} keep the slots {[*arrays]}, got {[*slots]}")
+        assigned = {
+            name: _real(f"{context} assign to {name!r}", arrays[name].shape, value).copy()
+            for name, value in slots.items()
+            if value is not arrays[name]
+        }
+        direction[...] = _real(f"{context} return", weight.shape, result)
+        for name, value in assigned.items():
+            arrays[name][...] = value
         return True
 
 
@@ -190,8 +212,9 @@ class MatrixOptimizer(MatrixFamily):
             Rescaled and clipped gradient in the weight's shape, float32 or float64. The array
             belongs to the optimizer, and has another gradient after the call.
         state : dict of str to numpy.ndarray
-            The arrays of :meth:`slots`, which are 0 at first and are changed in place. If the
-            method raises an error, what it has changed until then remains.
+            The arrays of :meth:`slots`, which are 0 at first. Change them in place, or assign
+            others of the same shape, which are copied. If the method raises an error, what it has
+            changed in place until then remains.
 
         Returns
         -------

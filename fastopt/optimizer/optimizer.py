@@ -679,9 +679,10 @@ class Optimizer(Checked):
                 "negate the gradient there"
             )
         if self.corrected_decay is not None and not self.corrects_decay:
+            cure = "pass decouple=True" if hasattr(self, "decouple") else "AdamW has such a decay"
             raise ValueError(
                 f"corrected_decay={self.corrected_decay} needs decoupled decay; that of "
-                f"{type(self).__name__} is not the learning rate times wd times the weight"
+                f"{type(self).__name__} is not the learning rate times wd times the weight: {cure}"
             )
         if self.sparse_decay == "touched":
             return

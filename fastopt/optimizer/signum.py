@@ -52,7 +52,7 @@ class Signum(CautiousMomentumFamily):
     momentum : float
         Momentum :math:`\mu`. Default 0.9.
     wd_lh : float
-        Decoupled weight decay :math:`\delta`. Default 0.
+        Decoupled weight decay :math:`\delta`, at least 0. Default 0.
     cautious : bool
         Update only elements whose step has the sign of the gradient including weight decay, see
         :class:`~fastopt.optimizer.AdamW`. Default False.
@@ -78,7 +78,7 @@ class Signum(CautiousMomentumFamily):
     forms = (signsgd, signum)
     decoupled = True
     corrects_decay = False
-    arguments: ClassVar[Descriptions] = {"wd_lh": Real()}
+    arguments: ClassVar[Descriptions] = {"wd_lh": Real(least=0)}
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastopt
 from fastopt.lr_scheduler import (
     CosineRestartsScheduler,
     CosineScheduler,
@@ -339,6 +340,24 @@ def test_a_cooldown_is_that_form_of_its_last_updates(schedule, n):
     wanted = schedule.final_lr + (schedule.base_lr - schedule.final_lr) * share
     assert schedule(first + n) == pytest.approx(wanted, abs=1e-12)
     assert schedule(first) == schedule(schedule.warmup_steps) == schedule.base_lr
+
+
+def test_a_loaded_run_is_continued_with_a_later_cooldown(tmp_path):
+    def made(last):
+        return fastopt.Updater(fastopt.SGD(lr=WSDScheduler(last, 2, base_lr=0.5)))
+
+    def trained(updater, weight, steps):
+        for _ in range(steps):
+            updater(0, np.ones(1), weight)
+        return weight
+
+    short, path = made(4), tmp_path / "run.safetensors"
+    weight = trained(short, np.zeros(1), 2)
+    short.save(path)
+    long = made(8)
+    long.load(path)
+    long.optimizer.lr_scheduler.max_update = 8
+    assert trained(long, weight, 6) == trained(made(8), np.zeros(1), 8)
 
 
 @given(st.integers(1, 20), st.integers(1, 1000))

@@ -58,18 +58,62 @@ def test_without_slots_there_is_no_state():
     assert updater.states[0] is None
 
 
-def test_a_direction_of_another_shape_or_an_error_changes_no_weight_and_no_count():
-    class Short(optimizer.MatrixOptimizer):
+def test_slots_may_be_assigned(rng):
+    class Assigned(Momentum):
         def direction(self, t, grad, state):
-            return grad[:1]
+            before = state["mom"]
+            state["mom"] = 0.9 * before + 0.1 * grad
+            grad[...] = 0
+            return before
 
-    for kind, error in ((Short, ValueError), (optimizer.MatrixOptimizer, NotImplementedError)):
-        updater, weight = fastopt.Updater(kind()), np.ones((2, 3))
-        expected = r"index 0: Short.direction\(\) must return an array of shape \(2, 3\)"
-        with pytest.raises(error, match=expected if kind is Short else "needs a method direction"):
+    class Swapped(optimizer.MatrixOptimizer):
+        def slots(self, shape):
+            return {"one": shape, "two": shape}
+
+        def direction(self, t, grad, state):
+            state["one"] += t
+            state["one"], state["two"] = state["two"], state["one"]
+            return grad
+
+    (weight,), gradients = drawn(rng, (4, 3), dtype=np.float64)
+    gradients = [grads[0] for grads in gradients]
+    updater, after = trained(Assigned(0.1), weight, gradients)
+    expected, mom = weight.copy(), 0.0
+    for grad in gradients:
+        expected -= 0.1 * mom
+        mom = 0.9 * mom + 0.1 * grad
+    np.testing.assert_allclose(after, expected, rtol=1e-12)
+    np.testing.assert_allclose(updater.states[0], mom, rtol=1e-12)
+    swapped, _ = trained(Swapped(), weight, gradients[:3])
+    assert [slot.max() for slot in swapped.states[0]] == [2, 4]
+
+
+def test_a_direction_or_a_slot_that_does_not_fit_changes_no_weight_no_state_and_no_count():
+    def assigned(**slots):
+        return lambda grad, state: state.update(slots) or grad
+
+    wrong = {
+        r"return an array of shape \(2, 3\), got \(1, 3\)": lambda grad, state: grad[:1],
+        r"return an array of shape \(2, 3\), got None": lambda grad, state: None,
+        "return an array of real numbers, got complex128": lambda grad, state: grad * 1j,
+        r"assign to 'mom' an array of shape \(2, 3\), got \(\)": assigned(mom=1.0),
+        r"keep the slots \['mom'\], got \['mom', 'var'\]": assigned(var=np.ones((2, 3))),
+    }
+    for expected, compute in wrong.items():
+
+        class Wrong(Momentum):
+            def direction(self, t, grad, state, compute=compute):
+                return compute(grad, state)
+
+        updater, weight = fastopt.Updater(Wrong()), np.ones((2, 3))
+        message = rf"index 0: Wrong.direction\(\) must {expected}"
+        with pytest.raises((TypeError, ValueError), match=message):
             updater(0, np.ones((2, 3)), weight)
         assert weight.min() == 1
+        assert all(not np.any(state) for state in updater.states.values())
         assert updater.optimizer.num_update == 0
+    with pytest.raises(NotImplementedError, match="needs a method direction"):
+        fastopt.Updater(optimizer.MatrixOptimizer())(0, np.ones((2, 3)), np.ones((2, 3)))
 
 
 def test_orthogonalize_returns_the_nearest_matrix_with_orthonormal_rows_or_columns(rng):
@@ -87,10 +131,12 @@ def test_orthogonalize_returns_the_nearest_matrix_with_orthonormal_rows_or_colum
     ("arguments", "message"),
     [
         (([1.0],), r"matrix must have two or three dimensions, got shape \(1,\)"),
+        (([[1j]],), "matrix must have real numbers, got complex128"),
+        (([["1"]],), "matrix must have real numbers, got <U1"),
         (([[1.0]], "cubic"), "coefficients must be one of"),
         (([[1.0]], "polar", 0), "steps must be at least 1"),
     ],
 )
 def test_orthogonalize_checks_its_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         optimizer.orthogonalize(*arguments)

@@ -131,6 +131,7 @@ def test_bad_arguments_are_named(arguments, error):
         ("lars", {"eps": -1.0}),
         ("lbsgd", {"batch_scale": 0}),
         ("signum", {"wd_lh": float("nan")}),
+        ("signum", {"wd_lh": -0.1}),
         ("nadam", {"schedule_decay": -1.0}),
     ],
 )

@@ -236,6 +236,23 @@ def test_no_part_of_a_step_has_a_plan(name, rng, monkeypatch):
         updater([0, 1], grads, weights)
 
 
+@pytest.mark.parametrize("precision", [{}, {"multi_precision": True}], ids=["alone", "masters"])
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_weight_in_fortran_order_has_the_same_bits(merges, precision, rng):
+    """The direction is rounded at random after it is complete, wherever it is written."""
+    weight, gradients = single(rng, (4, 6), dtype=np.float16)
+    arguments = {"rounding": "stochastic", "merge_dims": merges, **precision}
+    finished = []
+    for order in "CF":
+        made = SOAP(lr=0.1, precondition_frequency=2, **arguments)
+        updater, got = fastopt.Updater(made), np.array(weight, order=order)
+        for grad in gradients:
+            updater(0, grad, got)
+        finished.append(got)
+    np.testing.assert_array_equal(*finished)
+    assert not np.array_equal(finished[0], weight)
+
+
 def test_empty_weights_single_elements_and_zero_gradients_are_updated():
     for shape in ((0, 3), (3, 0), (1, 1), (2, 0, 3), (3, 2)):
         for merges in (False, True):

@@ -23,6 +23,7 @@ from fastopt.checkpoint.tree import read
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 
 __all__ = [
+    "BY_ROW",
     "RUN",
     "Saved",
     "cut_state",
@@ -36,6 +37,9 @@ __all__ = [
 
 RUN = r"[0-9a-f]{16}"
 """Pattern of the names of runs. A run is one call of ``save()`` on all ranks."""
+
+BY_ROW = ("row_decay",)
+"""Attributes whose arrays have one number for each row of a weight."""
 
 FIELDS = {
     "run": str,
@@ -123,9 +127,12 @@ def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
         for table in tables_of(tree):
             if key in table:
                 table[key] = _reshaped(table[key], placement)
-        for table in tree["attributes"].values():
+        for name, table in tree["attributes"].items():
             if isinstance(table, dict) and keys[key] in table:
-                table[keys[key]] = _reshaped(table[keys[key]], placement)
+                change = _by_row if name in BY_ROW else _reshaped
+                value = table.pop(keys[key])
+                if placement.shape or name not in BY_ROW:  # a number has no rows
+                    table[keys[key]] = change(value, placement)
     if index["masters"]:
         waiting = {keys[key]: array for key, array in index["masters"].items()}
         tree["attributes"]["masters_given"] = tree["attributes"]["masters_given"] | waiting
@@ -148,8 +155,24 @@ def _reshaped(tree: Any, placement: Placement) -> Any:
     return _mapped(tree, shaped)
 
 
-def cut_state(tree: Any, placement: Placement, rank: int, context: str) -> Any:
-    """Return a rank's slice of a whole state.
+def _by_row(tree: Any, placement: Placement) -> Any:
+    """Numbers of rows; of a tensor that is split between elements, arrays have one for each."""
+    rows = placement.shape[0]
+
+    def first(array: Array) -> Array:
+        if placement.form != "flat":
+            return array
+        return array[:: placement.size // rows] if placement.size else np.zeros(rows)
+
+    return _mapped(tree, first)
+
+
+def cut_state(
+    tree: Any, placement: Placement, rank: int, context: str, by_row: bool = False
+) -> Any:
+    """Return a rank's slice of a whole state; `by_row`: its arrays have one number for each row.
+
+    Rows of a tensor that is split between elements have one for each element.
 
     Raises
     ------
@@ -159,6 +182,8 @@ def cut_state(tree: Any, placement: Placement, rank: int, context: str) -> Any:
     rows = placement.shape[:1]
 
     def cut(array: Array) -> Array:
+        if by_row and placement.form == "flat":
+            array = array.repeat(placement.size // max(len(array), 1)).reshape(placement.shape)
         if array.shape == placement.shape:
             return placement.slice_of(array.reshape(-1), rank).copy()
         if placement.form == "rows" and array.shape[:1] == rows:
@@ -296,7 +321,7 @@ class _Reader:
                 table |= _taken(sources, ("attributes", name), index, index)
             states |= _taken(sources, ("states",), key, key)
             for name, own in averages.items():
-                own |= _taken(sources, ("averages", name), key, key)
+                own |= _taken(sources or self._without(key), ("averages", name), key, key)
             if index in self.found and (weight := self._weight(key)) is not None:
                 weights[self.found[index]] = weight
         whole = {**updater, "attributes": attributes, "states": states}
@@ -310,6 +335,18 @@ class _Reader:
             {self.found[index]: self.after[key] for index, key in found.items()},
             frozenset(self.before),
         )
+
+    def _without(self, key: Index) -> list[tuple[dict[str, Any], int, int, int]]:
+        """Source of no elements of a tensor that other ranks have; every shard has its average."""
+        shard, shape = (
+            self.shard(min(self.rank, self.ranks - 1)),
+            self.after[key].slice_shape(self.rank),
+        )
+        averages = {
+            name: {key: table[key].reshape(-1)[:0].reshape(shape)} if key in table else {}
+            for name, table in shard.get("averages", {}).items()
+        }
+        return [({"averages": averages}, 0, 0, 0)]
 
     def _owners(self, key: Index) -> list[tuple[int, int, int]]:
         """Rank, start and stop of the saved slices that overlap this rank's slice."""

@@ -13,7 +13,7 @@ from fastopt.checkpoint.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.placement import Placement
 from fastopt.checkpoint.progress import check_outside
 from fastopt.checkpoint.restore import restore
-from fastopt.checkpoint.shards import Saved, cut_state, read_saved, tables_of
+from fastopt.checkpoint.shards import BY_ROW, Saved, cut_state, read_saved, tables_of
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checkpoint import arrays_by_index, write_index, write_shard, write_together
 from fastopt.distributed.sharded import Sharded
@@ -190,14 +190,18 @@ class Resumable(Sharded):
                 if placement is None or key in saved.cut:
                     continue
                 context = f"parameter {key!r}"
-                for table, name in [
-                    *((t, key) for t in tables_of(tree)),
-                    *((t, index) for t in arrays_by_index(tree["attributes"]).values()),
+                states, *averages = tables_of(tree)
+                attributes = arrays_by_index(tree["attributes"])
+                for kind, table, name in [
+                    ("states", states, key),
+                    *(("averages", each, key) for each in averages),
+                    *((kind, each, index) for kind, each in attributes.items()),
                 ]:
                     if isinstance(table, dict) and name in table:
                         value = table.pop(name)
-                        if placement.has_state(self.rank):
-                            table[name] = cut_state(value, placement, self.rank, context)
+                        if self._takes(kind, placement):
+                            by_row = kind in BY_ROW
+                            table[name] = cut_state(value, placement, self.rank, context, by_row)
             saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
         skipped = restore(trial, tree, strict)
         held = trial._averages and trial._averages.held
@@ -212,10 +216,14 @@ class Resumable(Sharded):
         """Slices of the loaded state of a whole weight, and of attributes that contain arrays."""
         context = label(index, self.optimizer.idx2name)
         return {
-            name: cut_state(value, placement, self.rank, context)
+            name: cut_state(value, placement, self.rank, context, name in BY_ROW)
             for name, value in self.uncut[index].items()
-            if placement.has_state(self.rank)
+            if self._takes(name, placement)
         }
+
+    def _takes(self, name: str, placement: Placement) -> bool:
+        """Whether this rank has a slice of what is loaded; every rank has one of an average."""
+        return name == "averages" or placement.has_state(self.rank)
 
     @property
     def _kind(self) -> str:

@@ -42,7 +42,7 @@ class Slices:
         if own is None:
             cuts = ((i, sharded.placements[i], flat(weight)) for i, weight in weights.items())
             own = {i: place.slice_of(each, sharded.rank) for i, place, each in cuts}
-        self.own = {index: np.ascontiguousarray(each) for index, each in own.items()}
+        self.own = {index: np.asarray(each, order="C") for index, each in own.items()}
 
     def gather(self) -> None:
         """Write the slices of all ranks to the weights and their copies; collective."""

@@ -142,6 +142,9 @@ RULES = {
 }
 """Groups by index; each updater has its own."""
 
+UNSPLIT = {"average": SWA(start=3, every=2), "clip_adaptive": 0.01}
+"""With it one rank has all of a vector and of its average, also in a step that does not average."""
+
 MEANS = [
     (optimizer.Adam, {"average": EMA(decay=0.9)}),
     (optimizer.SGD, {"average": EMA(decay=0.9, warmup=True)}),
@@ -245,7 +248,8 @@ def weights_are_restored(pair, path):
 
 def check_checkpoints_of_groups_and_averages():
     """Of ranks and of one process, in either direction, also from inside of averaged()."""
-    for make, options in MEANS[::2]:
+    decaying = partial(optimizer.AdamW, wd=0.1, sparse_decay="dense", lazy_update=True)
+    for make, options in (*MEANS[::2], (optimizer.Adam, UNSPLIT), (decaying, {})):
         rules = {"groups": RULES["others"]} if "average" in options else {}
         first, other, again = (started(make, "float32", **rules, **options) for _ in range(3))
         for step in range(3):
@@ -266,6 +270,8 @@ def check_checkpoints_of_groups_and_averages():
             for pair in (other, again):
                 pair.step(INDICES, slopes(7, "float32"))
                 assert pair.same()
+                if make is decaying:
+                    continue
                 with pair.sharded.averaged(), pair.alone.averaged():
                     assert pair.same()
             if "average" in options:

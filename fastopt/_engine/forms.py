@@ -66,7 +66,7 @@ FORMS: dict[Any, Form] = {}
 """Forms of records, whatever the updater."""
 
 BLANKS: dict[Any, Form] = {}
-"""Forms of parameters whose states are zeros at first; see :meth:`Records._alike`."""
+"""Forms of parameters whose states are zeros at first; see :meth:`Enrolment._alike`."""
 
 MOST_FORMS = 4096
 """Number of forms from which they are forgotten."""

@@ -148,7 +148,7 @@ def latest_checkpoint(folder: PathLike) -> dict[str, Path]:
 
 def _is_file_name(name: Any) -> bool:
     """Whether a name is that of a file in the folder."""
-    return isinstance(name, str) and Path(name).name == name
+    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
 
 
 def _agreed(ranks: Ranks, work: Callable[[], Any]) -> None:

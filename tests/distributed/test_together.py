@@ -30,6 +30,7 @@ def test_parts_are_in_the_directory_of_the_run(tmp_path):
         json.dumps({"run": RUN, "parts": [1]}),
         json.dumps({"run": RUN, "parts": ["../model"]}),
         json.dumps({"run": RUN, "parts": ["/model"]}),
+        json.dumps({"run": RUN, "parts": [".."]}),
     ],
 )
 def test_a_file_that_names_other_places_is_refused(tmp_path, content):

@@ -8,7 +8,6 @@ from pathlib import Path
 from numpydoc.xref import DEFAULT_LINKS
 
 import fastopt
-from fastopt.optimizer import Optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -70,6 +70,7 @@ OPERATIONS = {
     rf"setp\.leu\.(?P<of>{REAL})": ("pred", "!({a} > {b})"),
     rf"setp\.gtu\.(?P<of>{REAL})": ("pred", "!({a} <= {b})"),
     rf"setp\.geu\.(?P<of>{REAL})": ("pred", "!({a} < {b})"),
+    rf"setp\.nan\.(?P<of>{REAL})": ("pred", "!({a} == {a} && {b} == {b})"),
 }
 """Instructions that compute one result: types of the result and of the operands, and C code."""
 

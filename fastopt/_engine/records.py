@@ -668,7 +668,8 @@ class Records:
                 if not (fits and enrolment.provide(checked, attempt > 0)):
                     break
                 if self.version != optimizer.version:
-                    self.refresh(updater)  # counts may have moved
+                    self.refresh(updater)
+                self._find_slots(optimizer)  # new indices may have moved the counts
                 self.set_norm(updater, share)
                 status = self._enter_all(updater, indices, checked, weights, single)
                 if status == w.SKIPPED:  # while there are records of row-sparse gradients

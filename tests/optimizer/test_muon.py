@@ -504,6 +504,17 @@ def test_accumulated_gradients_give_the_step_of_their_mean(rng):
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
+def test_steps_of_many_vectors_are_counted():
+    updater, indices = fastopt.Updater(Muon(lr=0.1, fallback="adamw")), list(range(40))
+    weights = [np.zeros(3, F32) for _ in indices]
+    for _ in range(3):
+        for index in indices[:20]:
+            updater(index, np.ones(3, F32), weights[index])
+        updater(indices[20:], [np.ones(3, F32)] * 20, weights[20:])
+    assert {*updater.optimizer._index_update_count.values()} == {3}
+    assert np.ptp(weights) == 0
+
+
 def test_what_it_cannot_be_combined_with_is_refused():
     with pytest.raises(TypeError, match=r"Muon overrides update\(\)"):
         fastopt.Updater(Muon(), average=fastopt.EMA())

@@ -17,8 +17,10 @@ from fastopt._kernels.layout import APPLIED, DECAY, Layout
 from fastopt._kernels.numpy_abi import C_ORDER, kind_word
 from fastopt.sparse import RowSparse, is_row_sparse
 
-__all__ = ["ATTRIBUTES", "Deferred", "apart", "as_rows", "integer_words", "is_by_row", "row_layout"]
-__all__ += ["updates_rows"]
+__all__ = [
+    *("ATTRIBUTES", "Deferred", "apart", "as_rows", "integer_words", "is_by_row", "row_layout"),
+    "updates_rows",
+]
 
 ATTRIBUTES = "values", "indices", "shape"
 """Attributes of a RowSparse that compiled code reads."""

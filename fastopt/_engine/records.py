@@ -25,23 +25,14 @@ from fastopt._engine.enrolment import Enrolment, Kept
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
-from fastopt._engine.record_rows import (
-    ATTRIBUTES,
-    as_rows,
-    integer_words,
-)
+from fastopt._engine.record_rows import ATTRIBUTES, as_rows, integer_words
 from fastopt._engine.step_sums import check_once
-from fastopt._engine.validate import (
-    check_index,
-    leaves,
-)
+from fastopt._engine.validate import check_index, leaves
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM
-from fastopt._kernels.layout import (
-    Layout,
-)
+from fastopt._kernels.layout import Layout
 from fastopt._kernels.numpy_abi import kind_word, readable
 from fastopt._kernels.table import address_of, launch
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
@@ -228,9 +219,9 @@ class Records:
         self.defers = any(each.sparse_decay != "touched" for each in optimizers)
         self.begins = self.by_tensor or bool(self.sums) or self.defers
         self.asks = scheduled or timed or self.begins
-        self.foresees = self.asks and not (self.begins or self.norms or self.prepares or self.clips)
-        self.foresees = self.foresees and planner.groups is None and not self.defers
-        self.foresees = self.foresees and not updater.optimizer.rates_before_count
+        alone = planner.groups is None and not updater.optimizer.rates_before_count
+        changes = self.begins or self.norms or self.prepares or self.clips
+        self.foresees = self.asks and alone and not changes
         words[w.SCHEDULED], words[w.TIMED], words[w.ASKING] = scheduled, timed, self.asks
         words[w.MEASURE] = measuring.measure() if self.usable and self.norms else 0
         words[w.CLIP] = clipping.clip() if self.usable and self.clips else 0

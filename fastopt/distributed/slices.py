@@ -8,6 +8,7 @@ import numpy as np
 
 from fastopt._engine.mixed_precision import round_into
 from fastopt._engine.validate import check_index
+from fastopt._interrupts import uninterrupted
 from fastopt.distributed.collectives import gathered_together
 from fastopt.distributed.plan import flat
 from fastopt.distributed.ranks import Ranks
@@ -67,8 +68,9 @@ class Slices:
                 self.gather()
                 yield
             finally:
-                for array, values in zip(arrays, before, strict=True):
-                    array[...] = values
+                with uninterrupted:
+                    for array, values in zip(arrays, before, strict=True):
+                        array[...] = values
 
 
 def by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:

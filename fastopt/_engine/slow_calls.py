@@ -102,8 +102,6 @@ def reason_of(grad: Any, weight: Any) -> str:
     if is_row_sparse(grad):
         if not isinstance(grad, (RowSparse, tuple, list)):
             return f"its gradient is a {type(grad).__name__}"
-        if not weight.flags.c_contiguous:
-            return "its gradient is row-sparse, and its weight is not in C order"
         parts = (grad.values, grad.indices) if isinstance(grad, RowSparse) else grad
         arrays[:1] = [("gradient", each) for each in parts if isinstance(each, np.ndarray)]
     for role, array in arrays:

@@ -146,7 +146,7 @@ class Stages:
     def is_elementwise(self) -> bool:
         """Whether elements can be updated in any portions; the same on all ranks."""
         kept = self.records.kept
-        layouts = {id(each): each for each in (kept[index].layout for index in self.indices)}
+        layouts = {id(each): each for each in [kept[index].layout for index in self.indices]}
         own = ((each.rule, each.coded) for each in layouts.values())
         return not (self.records.defers or any(r.passes or r.row or coded for r, coded in own))
 

@@ -6,7 +6,18 @@ from functools import partial
 import numpy as np
 
 import fastopt
-from fastopt.optimizer import SM3, SOAP, Adafactor, AdaMuon, Muon, NorMuon, Shampoo
+from fastopt.optimizer import (
+    CAME,
+    SM3,
+    SOAP,
+    Adafactor,
+    AdamMini,
+    AdaMuon,
+    Muon,
+    NorMuon,
+    Scion,
+    Shampoo,
+)
 
 __all__ = ["F32", "FORMS", "check_lists", "check_recorded", "drawn", "single", "trained"]
 
@@ -20,6 +31,9 @@ FORMS = {
     "sm3": SM3,
     "sm3 without momentum": partial(SM3, momentum=0),
     "adafactor": Adafactor,
+    "came": CAME,
+    "adammini": AdamMini,
+    "scion": partial(Scion, radius=1.0),
 }
 """Optimizers of matrices in their forms."""
 

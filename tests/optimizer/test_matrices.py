@@ -10,7 +10,7 @@ from fastopt._engine.validate import leaves
 from helpers.cases import OF_MATRICES, exhaustive
 from helpers.matrix_rules import F32, FORMS, check_lists, drawn, single, trained
 
-RATES = dict.fromkeys(FORMS, 0.5) | {"soap": 0.1, "shampoo": 0.1}
+RATES = dict.fromkeys(FORMS, 0.5) | dict.fromkeys(("soap", "shampoo", "adammini"), 0.1)
 """Initial rates with which a quadratic is minimized in 200 steps."""
 
 LAYOUTS = {

@@ -25,7 +25,7 @@ from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import ATTRIBUTES, as_rows, integer_words
-from fastopt._engine.step_rates import update_with_rates
+from fastopt._engine.step_rates import ROOM, update_with_rates
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
@@ -43,9 +43,6 @@ Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 
 WEIGHT_ID = w.WEIGHT_ID
-
-ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
-"""Statuses of calls that are entered again with more memory or on several threads."""
 
 RELEASED_FROM = 1 << 24
 """Bytes of scratch memory from which it is released after a call."""
@@ -174,7 +171,7 @@ class Records:
         if not same:
             self._follow(updater)
         if self.usable:
-            if self.kept:
+            if self.counts is not EMPTY:
                 self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
                 self._share_all(planner, list(self.kept))
@@ -458,7 +455,7 @@ class Records:
                     break
                 if self.version != optimizer.version:  # new indices may have moved the counts
                     self.refresh(updater)
-                elif self.counts is EMPTY:
+                if self.counts is EMPTY:
                     self._find_slots(optimizer)
                 set_norm(self, updater, share)
                 status = self._enter_all(updater, indices, checked, weights, single)

@@ -16,7 +16,10 @@ from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import check_index, leaves
 from fastopt._kernels import record_words as w
 
-__all__ = ["foresee", "update_with_rates"]
+__all__ = ["ROOM", "foresee", "update_with_rates"]
+
+ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
+"""Statuses of calls that are entered again with more memory or on several threads."""
 
 COUNT, EXPECTED, EXPECTED_TIME, TIMED = w.COUNT, w.EXPECTED, w.EXPECTED_TIME, w.TIMED
 
@@ -59,7 +62,8 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
             decays = _defer(records, index, arguments[2], rates)
         words[w.ASKED] = 1
         status: int = records.enter(records.context, *arguments)
-        status = records.with_room(status, arguments)
+        if status in ROOM:
+            status = records.with_room(status, arguments)
     finally:
         words[w.ASKED] = words[w.EACH] = 0
         if not words[w.DONE]:

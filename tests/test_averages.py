@@ -104,6 +104,19 @@ def test_every_rule_updates_as_without_an_average(case, average, rng):
     np.testing.assert_allclose(averaging.averages[0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("average", [SWA(start=1, every=2), Lookahead(k=4)], ids=str)
+def test_steps_without_an_average_read_the_state_in_its_dtype(average):
+    """Whatever the dtype of the state in updaters before it."""
+    pytest.importorskip("ml_dtypes")
+    for dtype in ("bfloat16", None, "bfloat16"):
+        weights = np.ones((2, 6, 4), np.float32)
+        for weight, own in zip(weights, (average, None), strict=True):
+            made = adam(own, state_dtype=dtype)
+            for step in range(3):
+                made(0, np.full((6, 4), 0.5 + step, np.float32), weight)
+        np.testing.assert_array_equal(*weights)
+
+
 def test_a_field_that_averages_need_is_refused():
     class Own(optimizer.SGD):
         def hyper(self, t, lr, wd):

@@ -153,8 +153,8 @@ class Stages:
     def start(self) -> None:
         """Count the step of each tensor."""
         self.words[w.DONE] = 1
-        self.words[w.ASKED] = self.words[w.EACH] = self.words[w.EXPECTED] = 0
         self._do(stages.START)
+        self.words[w.ASKED] = self.words[w.EACH] = self.words[w.EXPECTED] = 0
 
     def reduce(self) -> None:
         """Complete the reductions of all tensors, with the sums of all slices."""

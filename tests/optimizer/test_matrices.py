@@ -9,12 +9,14 @@ import pytest
 import fastopt
 from fastopt._engine.validate import leaves
 from fastopt.optimizer import (
+    APOLLO,
     CAME,
     SM3,
     SOAP,
     Adafactor,
     AdamMini,
     AdaMuon,
+    GaLore,
     Muon,
     NorMuon,
     Scion,
@@ -35,6 +37,8 @@ FORMS = {
     "adafactor": Adafactor,
     "came": CAME,
     "adammini": AdamMini,
+    "galore": partial(GaLore, rank=3, update_interval=3),
+    "apollo": partial(APOLLO, rank=2, update_interval=2),
     "scion": partial(Scion, radius=1.0),
 }
 RATES = dict.fromkeys(FORMS, 0.5) | dict.fromkeys(("soap", "shampoo", "adammini"), 0.1)

@@ -709,7 +709,7 @@ class Optimizer(Checked):
         numbers, before = self.by_index[name](values), vars(self).get(name)
         if before is not None:
             numbers.array[: numbers.first] = before.array[: numbers.first]
-        numbers.changed = weakly(self._changed)
+        numbers.add_owner(self)
         return numbers
 
     def __delattr__(self, name: str) -> None:
@@ -1072,13 +1072,13 @@ class Optimizer(Checked):
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype = self._state_dtype(weight)
         as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
-        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight)
+        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight, rule)
         codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
         first = self.initial_state
         slots: tuple[Any, ...] = tuple(
             (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
             if slot in codes
-            else placed(np.full(shape, first, dtype, order_of(weight)), weight)
+            else placed(np.full(shape, first, dtype, order_of(weight, rule)), weight)
             if first
             else like(weight, shape, dtype, order)
             for slot in (rule.state if rule else ())
@@ -1623,7 +1623,7 @@ class Optimizer(Checked):
                 own[name] = Tracked(value, weakly(self._changed_tables))
             elif name in self.by_index:
                 own[name] = self.by_index[name](value)
-                own[name].changed = weakly(self._changed)
+                own[name].add_owner(self)
             elif name not in self.in_arrays:
                 own[name] = value
         for name in self.in_arrays:

@@ -242,6 +242,17 @@ def _check_rate(name: str, lr: Any) -> float:
     return RATE(name, lr)
 
 
+def _largest_rate(name: str, value: Any) -> float:
+    """Check the learning rate that others are divided by."""
+    rate = number(name, value)
+    if rate < SMALLEST_RATE:
+        raise ValueError(
+            f"{name} must be the largest learning rate, above 0, or None for uncorrected decay, "
+            f"got {brief(value)}"
+        )
+    return rate
+
+
 def _check_sym_info(name: str, value: Any) -> Any:
     """Check `sym_info`: an empty tuple, or the attributes and argument names of a symbol."""
     if isinstance(value, tuple) and len(value) in (0, 2):
@@ -459,7 +470,7 @@ class Optimizer(Checked):
         "state_dtype": OrNone(Choice("bfloat16", "int8")),
         "state_min_size": OrNone(Integer(least=1)),
         "maximize": Flag(),
-        "corrected_decay": OrNone(Real(least=SMALLEST_RATE)),
+        "corrected_decay": OrNone(_largest_rate),
     }
     progress: ClassVar[Descriptions] = {
         "num_update": Integer(least=0),
@@ -665,11 +676,21 @@ class Optimizer(Checked):
         before = own.get(name)
         try:
             super().__setattr__(name, value)
+            if name in own and name in self._arguments and name not in VALUES:
+                self._check_assigned(name, before)
         finally:  # even if Ctrl-C interrupts the assignment
             if name not in VALUES:
                 self._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
             elif before != own.get(name):  # trainers assign them in every step
                 self._set_versions("version")
+
+    def _check_assigned(self, name: str, before: Any) -> None:
+        """Set an attribute back to `before` if it contradicts the others."""
+        try:
+            self.check_together()
+        except BaseException:
+            self.__dict__[name] = before
+            raise
 
     def _stored(self, name: str, value: Any) -> Any:
         """Return the mapping that stores a value; raise for an alias of other attributes."""
@@ -1051,13 +1072,13 @@ class Optimizer(Checked):
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype = self._state_dtype(weight)
         as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
-        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight)
+        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight, rule)
         codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
         first = self.initial_state
         slots: tuple[Any, ...] = tuple(
             (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
             if slot in codes
-            else placed(np.full(shape, first, dtype, order_of(weight)), weight)
+            else placed(np.full(shape, first, dtype, order_of(weight, rule)), weight)
             if first
             else like(weight, shape, dtype, order)
             for slot in (rule.state if rule else ())

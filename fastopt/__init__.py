@@ -119,6 +119,8 @@ def __getattr__(name: str) -> typing.Any:
     if name.lower() in optimizer.opt_registry:
         klass = getattr(optimizer, name, None)
         if getattr(klass, "__name__", None) == name:
+            if klass.__module__.startswith("fastopt."):  # others may be registered again
+                globals()[name] = klass
             return klass
     if name in _LAZY:
         return getattr(importlib.import_module("fastopt.table"), name)

@@ -33,10 +33,9 @@ ATTEMPTS = 2
 class SlowCallCounter:
     """Counts the slow calls of an updater, and reports ten of them in a row once."""
 
-    def __init__(self) -> None:
-        self.calls = SlowCalls()
-        self._in_a_row = self._entered = 0
-        self._reported = False
+    calls = SlowCalls()
+    _in_a_row = _entered = 0
+    _reported = False
 
     def reason(
         self,

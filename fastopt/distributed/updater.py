@@ -36,7 +36,7 @@ from fastopt.distributed.slices import Slices, by_index
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.optimizer import Array, Index
-from fastopt.optimizer.updater import ACCUMULATED
+from fastopt.optimizer.updater import UNCHANGED
 from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["ShardedUpdater"]
@@ -266,7 +266,7 @@ class ShardedUpdater(Resumable):
                 sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
                 self._update(indices, sums, weights)
             else:
-                self.shard._report(ACCUMULATED)
+                self.shard._report(UNCHANGED)
         except BaseException:
             windows.put_back(before)
             raise
@@ -527,7 +527,7 @@ class ShardedUpdater(Resumable):
                 if len(plan.indices) == 1:
                     self.shard(plan.indices[0], grads[0], plan.slices[0])
                 elif not plan.indices and self.groups:  # all are frozen
-                    vars(self.shard)["_info"] = ACCUMULATED
+                    vars(self.shard)["_info"] = UNCHANGED
                 else:
                     self.shard(plan.indices, grads, plan.slices)
             except Exception as error:

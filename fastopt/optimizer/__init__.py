@@ -86,6 +86,8 @@ def __getattr__(name: str) -> typing.Any:
     module = opt_registry.module(name.lower())
     for klass in (getattr(module, name, None), opt_registry.get(name.lower())):
         if isinstance(klass, type) and klass.__name__ == name and issubclass(klass, Optimizer):
+            if klass.__module__.startswith(f"{__name__}."):  # others may be registered again
+                globals()[name] = klass
             return klass
     if module is not None and name.islower():
         return module

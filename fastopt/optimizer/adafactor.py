@@ -6,26 +6,49 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from fastopt._engine.buffers import Buffers
+from fastopt._kernels.factored import factored, stepped
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
 from fastopt.optimizer.keywords import FactoredArguments, Rate
-from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
+from fastopt.optimizer.matrices import MatrixFamily, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.rowsteps import RowSteps
 
 __all__ = ["Adafactor"]
 
 
-class _Factored:
+class _Factored(RowSteps):
     """Directions: gradients divided by the root of the factored second moment."""
 
-    def __init__(self) -> None:
-        self._rescaled = Rescaled()
-        self._buffers = Buffers()
+    def fits(self, main: "Adafactor", weight: Array, grad: Array, state: Any) -> bool:
+        """See :meth:`InPlace.fits <fastopt.optimizer.matrices.InPlace.fits>`."""
+        return weight.ndim > 1 and super().fits(main, weight, grad, state)
 
-    def reserve(self, main: "Adafactor", index: Index, direction: Array) -> None:
-        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
-        self._buffers("squares", direction.shape, direction.dtype)
-        self._rescaled.reserve(direction)
+    def run(
+        self,
+        main: "Adafactor",
+        index: Index,
+        target: Array,
+        weight: Array,
+        grad: Array,
+        state: tuple[Array, ...],
+        record: Array,
+    ) -> None:
+        """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
+        count = main._index_update_count[index] - main.begin_num_update
+        share, (rows, columns), dtype = count**-main.decay_rate, state, grad.dtype
+        height, width = grad.shape[-2:]
+        flat = grad.size // (height * width), height, width
+        scales = self.buffers("scales", (flat[0], height + width), dtype)
+        sums = self.buffers("sums", (width,), np.float64)
+        source = grad.reshape(flat)
+        squares, sizes = self.call(
+            factored(dtype.type),
+            *(source, weight.reshape(flat), rows.reshape(flat[:2]), columns.reshape(-1, width)),
+            *(scales, sums, share, main.eps1, record),
+        )
+        factor = main.factor(count, main._get_lr(index), math.sqrt(sizes / grad.size))
+        record["lr"] *= main.clipped(factor, math.sqrt(squares / grad.size))
+        self.call(stepped(), source, scales, target.reshape(flat), record)
 
     def write(
         self,
@@ -37,49 +60,24 @@ class _Factored:
         state: Any,
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
+        if direction.ndim > 1:
+            return super().write(main, index, weight, direction, grad, state)
         if not direction.size:
             return False
-        squares = self._buffers("squares", direction.shape, direction.dtype)
-        gradient = self._rescaled(main, index, direction, grad)
+        gradient = self.rescaled(main, index, direction, grad)
         count = main._index_update_count[index] - main.begin_num_update
-        share = count**-main.decay_rate
-        with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
-            size = _root_mean_square(weight, squares)
-            np.multiply(gradient, gradient, out=squares)
-            squares += direction.dtype.type(main.eps1)
-            if direction.ndim < 2:
-                _blend(state, squares, share)
-                np.divide(gradient, np.sqrt(state, out=squares), out=direction)
-            else:
-                rows, columns = state
-                _blend(rows, squares.mean(-1, dtype=np.float64), share)
-                _blend(columns, squares.mean(-2, dtype=np.float64), share)
-                part = rows / rows.mean(-1, keepdims=True, dtype=np.float64)
-                np.multiply(gradient, _inverse_root(part, direction)[..., np.newaxis], direction)
-                direction *= _inverse_root(columns, direction)[..., np.newaxis, :]
-            factor = main.factor(count, main._get_lr(index), size)
-            if main.clip_threshold is not None:
-                own = _root_mean_square(direction, squares) / main.clip_threshold
-                factor = factor if own <= 1 else factor / own
-            direction *= direction.dtype.type(factor)
+        with np.errstate(all="ignore"):
+            squares = gradient * gradient + direction.dtype.type(main.eps1)
+            state += (squares - state) * count**-main.decay_rate
+            np.divide(gradient, np.sqrt(state), out=direction)
+            factor = main.factor(count, main._get_lr(index), _root_mean_square(weight))
+            direction *= direction.dtype.type(main.clipped(factor, _root_mean_square(direction)))
         return True
 
 
-def _root_mean_square(array: Array, squares: Array) -> float:
+def _root_mean_square(array: Array) -> float:
     """Return the root mean square, with the squares summed in float64."""
-    squares[...] = array
-    np.multiply(squares, squares, out=squares)
-    return math.sqrt(squares.sum(dtype=np.float64) / squares.size)
-
-
-def _blend(average: Array, new: Array, share: float) -> None:
-    """Move an average towards a new value by the fraction `share`."""
-    average += (new - average) * share
-
-
-def _inverse_root(moment: Array, direction: Array) -> Array:
-    found: Array = (1 / np.sqrt(moment, dtype=np.float64)).astype(direction.dtype)
-    return found
+    return math.sqrt(np.square(array, dtype=np.float64).sum() / array.size)
 
 
 @register
@@ -105,8 +103,7 @@ class Adafactor(MatrixFamily):
     the results agree if both are small. optax.adafactor has :math:`\alpha` without
     :math:`t^{-1/2}`, like ``relative_step=False``.
 
-    Means are computed by NumPy in float64 on one thread, since column sums do not follow the memory
-    order, which the compiled kernels require.
+    Means are computed in float64, on one thread.
 
     State: the tuple of arrays :math:`R` and :math:`C`, with the weight's shape without the last
     axis and without the second to last; for weights with fewer than two dimensions the array
@@ -205,6 +202,12 @@ class Adafactor(MatrixFamily):
         if self.scale_parameter:
             factor *= size if not size < self.eps2 else self.eps2
         return factor
+
+    def clipped(self, factor: float, size: float) -> float:
+        """Return `factor` for a direction with root mean square `size`, which is bounded."""
+        if self.clip_threshold is None or size <= self.clip_threshold:
+            return factor
+        return factor / (size / self.clip_threshold)
 
     def directions(self) -> _Factored:
         """See :meth:`MatrixFamily.directions`."""

@@ -128,6 +128,7 @@ class Group:
         kind: Any = type(main)
         twin = kind.__new__(kind)
         twin._start()
+        twin._changed_tables()
         self.optimizer = twin
         twin.unchecked = False
         attributes = [ATTRIBUTES.get(name, name) for name in overrides]

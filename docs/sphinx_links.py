@@ -15,13 +15,16 @@ from sphinx.util.docutils import SphinxDirective
 
 from fastopt.optimizer import opt_registry
 
-__all__ = ["ClassLinks", "Summaries", "WordLinks", "setup"]
+__all__ = ["ClassLinks", "Siblings", "Summaries", "WordLinks", "setup"]
 
 LINKED = re.compile(r"(arXiv:\d{4}\.\d{4,5}|\btorch\.optim\.[A-Z]\w+)")
 """Words that are links wherever they stand."""
 
 OUTSIDE = re.compile(r"(np|numpy|scipy|torch)((?:\.\w+)+)(?:\(.*\))?")
 """Code that is a link if another project's inventory has the object."""
+
+TABLES = re.compile(r"^\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", re.MULTILINE)
+"""The names of each table in the page of a module."""
 
 ELSEWHERE = ("fastopt", "fastopt.torch")
 """Modules whose names :class:`Summaries` leaves to their pages: other modules have them too."""
@@ -89,6 +92,25 @@ class ClassLinks(SphinxTransform):
                     literal.parent.replace(literal, link)
 
 
+class Siblings(SphinxDirective):
+    """Links a class to the others of its table in the page of its module, and to the guide."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return a box, or nothing for a class that has no siblings."""
+        path = Path(self.env.doc2path("api/fastopt.optimizer"))
+        self.env.note_dependency(str(path))
+        for table in TABLES.findall(path.read_text(encoding="utf-8")):
+            names = table.split()
+            if self.arguments[0] in names and names[0] != "Optimizer":
+                others = [f":class:`{name}`" for name in names if name != self.arguments[0]]
+                guide = ":doc:`/which-optimizer`, :doc:`/optimizers`"
+                text = f".. seealso::\n\n   {', '.join([guide, *others])}\n"
+                return self.parse_text_to_nodes(text)
+        return []
+
+
 class Summaries(SphinxDirective):
     """Lists classes and functions, with a line for each: modules in its content, then others."""
 
@@ -110,7 +132,7 @@ class Summaries(SphinxDirective):
         first = head.partition(f".. currentmodule:: {module}\n")[2].strip().partition("\n\n")[0]
         first = "" if re.search(r"^(-{4}|={4})", first, re.M) else first
         found = f"{title}\n{'-' * len(title)}\n\n.. currentmodule:: {module}\n\n{first}\n\n"
-        tables = re.findall(r"^\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", text, re.M)
+        tables = TABLES.findall(text)
         if module in ELSEWHERE or not tables:
             return found
         return f"{found}.. autosummary::\n   :nosignatures:\n\n{''.join(tables)}\n"
@@ -131,6 +153,7 @@ def setup(app: Any) -> dict[str, Any]:
     """Register all of it."""
     app.add_transform(WordLinks)
     app.add_transform(ClassLinks)
+    app.add_directive("siblings", Siblings)
     app.add_directive("summaries", Summaries)
     app.connect("html-page-context", describe)
     return {"parallel_read_safe": True}

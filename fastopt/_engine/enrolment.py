@@ -4,7 +4,7 @@ Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, starmap
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from fastopt._engine.forms import (
     Form,
     filled,
     form_of,
+    is_pitched,
     kernels_of,
     nesting,
     remember,
@@ -91,6 +92,12 @@ class NewParameter:
     def same(self) -> bool:
         """Whether the gradient has the dtype of the weight."""
         return bool(getattr(self.grad, "dtype", None) == self.weight.dtype)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the record may be that of another parameter of the same form, with addresses."""
+        flags = self.weight.flags
+        return self.copy is None and not (self.by_row and not flags.forc)
 
     @property
     def by_row(self) -> bool:
@@ -175,6 +182,8 @@ class Enrolment:
         if kept is None or not (sparse or dense) or kept.words[place]:
             return True
         resting: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []
+        if kept.layout.pitched and not sparse:
+            return False
         for record, layout in (*resting, (kept.record, kept.layout)):
             found = row_layout(own.optimizer, layout, record) if sparse else layout
             if found is None:
@@ -354,7 +363,7 @@ class Enrolment:
             return None
         self._write(new, form, arrays)
         if averaging is not None and averaging.average.alternates:
-            resting = self._form(new, own, (), known)
+            resting = self._form(new, own, (), False)  # the front checks the other record alone
             assert resting is not None
             self._write_resting(new, resting, arrays)
         return form
@@ -367,10 +376,10 @@ class Enrolment:
         The rule may have one more slot than that of the optimizer, the `average` of the weight.
         """
         key = new.key(rule, self.records.passes)
-        form = FORMS.get(key) if known and new.copy is None else None
+        form = FORMS.get(key) if known and new.has_template else None
         if form is None:
             form = self._new_form(new, rule, average)
-            if form is not None and new.copy is None:
+            if form is not None and new.has_template:
                 remember(FORMS, key, form)
         return form
 
@@ -388,10 +397,12 @@ class Enrolment:
         records = self.records
         scaled = records.factors and not planner.optimizer.folds
         layout = self._layout(new, rule, exact, arrays, scaled)
-        order = C_ORDER
-        if rule.elementwise and not (layout.keyed or layout.coded) and is_fortran(weight):
+        order, in_place = C_ORDER, not (new.by_row or layout.keyed or layout.coded)
+        if rule.elementwise and in_place and is_fortran(weight):
             order = F_ORDER
-        for array in others:
+        if self._is_pitched(new, layout, (*exact, *arrays)):
+            layout, order = replace(layout, pitched=True), C_ORDER
+        for array in () if layout.pitched else others:
             flags = array.flags
             if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
                 return None
@@ -405,7 +416,16 @@ class Enrolment:
         positions = [places[id(array)] for array in others if id(array) in places]
         form = form_of(layout, kernels, weight, others, order, column, positions)
         form.block[w.SCALED] = scaled
+        if layout.pitched:
+            form.block[w.CLEAR_WEIGHT] = address_of(weight)
         return form
+
+    def _is_pitched(self, new: NewParameter, layout: Layout, arrays: Sequence[Array]) -> bool:
+        """Whether indexed rows are updated where they lie, in rows with a common stride."""
+        records, rule = self.records, layout.rule
+        plain = new.by_row and records.averages is None and not (records.clips or rule.passes)
+        rows = rule.row is not None or updates_rows(new.planner.optimizer, layout)
+        return plain and rows and is_pitched(arrays)
 
     def _layout(
         self,

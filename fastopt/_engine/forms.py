@@ -8,14 +8,24 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._engine.per_index import Index
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import chunks_of
-from fastopt._kernels.layout import ADDRESS, BFLOAT16, FLOAT16, OFFSET, WIDTH, Layout, kind_of
-from fastopt._kernels.numpy_abi import guard, kind_word
+from fastopt._kernels.layout import (
+    ADDRESS,
+    BFLOAT16,
+    FLOAT16,
+    OFFSET,
+    PITCH,
+    WIDTH,
+    Layout,
+    kind_of,
+)
+from fastopt._kernels.numpy_abi import NBYTES, guard, kind_word
 from fastopt._kernels.table import address_of, items_of
 from fastopt.kernels.rule import Rule
 
@@ -31,6 +41,7 @@ __all__ = [
     "Form",
     "filled",
     "form_of",
+    "is_pitched",
     "kernels_of",
     "nesting",
     "remember",
@@ -88,6 +99,18 @@ def remember(forms: dict[Any, Form], key: Any, form: Form) -> None:
 
 INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
+
+
+def is_pitched(arrays: Sequence[Array]) -> bool:
+    """Whether all arrays have contiguous rows with one common stride, larger than a row."""
+    lead = arrays[0]
+    return not lead.flags.c_contiguous and all(
+        array.ndim == 2
+        and array.flags.aligned
+        and array.strides == (lead.strides[0], array.itemsize)
+        and array.strides[0] >= array.shape[1] * array.itemsize
+        for array in arrays
+    )
 
 
 def nesting(state: Any) -> Any:
@@ -175,7 +198,12 @@ def form_of(
     width, (items, _) = items_of(layout, weight)
     row = np.zeros(layout.first_grad + 1, np.int64)
     row[WIDTH] = width
-    guards = guard(others, len(others), order) if others else np.zeros((0, 1), np.uint64)
+    required = 0 if layout.pitched else order
+    guards = guard(others, len(others), required) if others else np.zeros((0, 1), np.uint64)
+    if layout.pitched:
+        row[PITCH] = weight.strides[0]
+        for words, array in zip(guards, others, strict=True):
+            words[NBYTES] = np.subtract(*byte_bounds(array)[::-1])
     flat, _ = chunks_of((weight.size, 1))
     inside = {
         w.ROW: row,

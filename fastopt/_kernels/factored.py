@@ -20,7 +20,7 @@ from fastopt._kernels.storage import inside, private, shifted
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.scalars import rescaled
 
-__all__ = ["SCALED", "covered", "factored", "stepped"]
+__all__ = ["SCALED", "confident", "covered", "factored", "shared", "stepped"]
 
 SCALED = ("rescale_grad", "clip_gradient", "shrink", "lr")
 """Fields of `hyper` that every kernel reads."""
@@ -40,18 +40,39 @@ def lower(x, y):
     return x if x < y or x != x else y
 
 
+@scalar
+def rooted(rows, columns, scales, sums, share):
+    """Blend the means of columns from their sums, and write the inverse roots of both moments."""
+    height, width, one, mean = len(rows), len(columns), np.float64(1), 0.0
+    for i in range(height):
+        mean += rows[i]
+    mean /= height
+    for i in range(height):
+        scales[i] = one / np.sqrt(np.float64(rows[i] / mean))
+    for j in range(width):
+        columns[j] += (sums[j] / height - columns[j]) * share
+        scales[height + j] = one / np.sqrt(np.float64(columns[j]))
+
+
+@scalar
+def plus_terms(totals, terms, n):
+    """Add terms to the sums of columns."""
+    for j in range(n):
+        totals[j] += np.float64(terms[j])
+
+
 @cache
 def factored(real: type) -> Callable:
     """Kernel ``(source, weight, rows, columns, scales, sums, share, floor, hyper)``.
 
     Moves `rows` and `columns` by `share` towards the means of the squared gradients plus `floor`,
-    and writes the inverse roots, those of the rows divided by their mean, to the vectors
-    `scales[:rows]` and `scales[rows:]` of each matrix. Returns the sums of squares of the gradients
-    multiplied by both, and of the weight.
+    and writes their inverse roots to `scales`, one vector for each matrix, those of the rows
+    divided by the mean of the rows. Returns the sum of squares of the gradients multiplied by
+    both, and that of the weight.
     """
 
     def factored(source, weight, rows, columns, scales, sums, share, floor, hyper):
-        h, least, one, squares, sizes = private(hyper, 0), real(floor), np.float64(1), 0.0, 0.0
+        h, least, squares, sizes = private(hyper, 0), real(floor), 0.0, 0.0
         count, height, width = source.shape
         lanes, terms, values = (
             scratch(3, LANES, np.float64),
@@ -66,27 +87,16 @@ def factored(real: type) -> Callable:
                     n = min(PART, width - first)
                     (grads,) = shifted(inside(source), at + first)
                     (weights,) = shifted(inside(weight), at + first)
-                    (totals,) = shifted(inside(sums), first)
                     for j in range(n):
                         grad = rescaled(grads[j], h)
                         terms[0][j] = grad * grad + least
                         values[0][j] = weights[j]
-                    for j in range(n):
-                        totals[j] += np.float64(terms[0][j])
+                    plus_terms(shifted(inside(sums), first)[0], terms[0], n)
                     add(lanes[:1], terms, n)
                     add_squares(lanes[1:2], values, n)
-                mean = total(lanes[:1])[0] / width
-                rows[b, i] += real((mean - rows[b, i]) * share)
+                rows[b, i] += (total(lanes[:1])[0] / width - rows[b, i]) * share
             sizes += total(lanes[1:2])[0]
-            mean = 0.0
-            for i in range(height):
-                mean += rows[b, i]
-            mean /= height
-            for i in range(height):
-                scales[b, i] = real(one / np.sqrt(np.float64(real(rows[b, i] / mean))))
-            for j in range(width):
-                columns[b, j] += real((sums[j] / height - columns[b, j]) * share)
-                scales[b, height + j] = real(one / np.sqrt(np.float64(columns[b, j])))
+            rooted(rows[b], columns[b], scales[b], sums, share)
             for i in range(height):
                 at, scale = (b * height + i) * width, scales[b, i]
                 for first in range(0, width, PART):
@@ -100,6 +110,44 @@ def factored(real: type) -> Callable:
         return squares, sizes
 
     return compiled(factored, None, parallel=False)
+
+
+@cache
+def confident(real: type) -> Callable:
+    """Kernel ``(source, mean, rows, columns, scales, sums, factor, fresh, share, floor, hyper)``.
+
+    Moves `mean` by `fresh` towards the steps of :func:`stepped` times `factor`, and `rows` and
+    `columns` by `share` towards the means of the squares of what remains between both, plus
+    `floor`. Replaces `scales` by the inverse roots of these moments.
+    """
+
+    def confident(source, mean, rows, columns, scales, sums, factor, fresh, share, floor, hyper):
+        h, least, part, bound = private(hyper, 0), real(floor), real(fresh), real(factor)
+        count, height, width = source.shape
+        lanes, terms = scratch(1, LANES, np.float64), scratch(1, PART, real)
+        for b in range(count):
+            sums[:width] = 0
+            for i in range(height):
+                at, scale = (b * height + i) * width, scales[b, i] * bound
+                for first in range(0, width, PART):
+                    n = min(PART, width - first)
+                    (grads,) = shifted(inside(source), at + first)
+                    (means,) = shifted(inside(mean), at + first)
+                    (roots,) = shifted(inside(scales), b * (height + width) + height + first)
+                    for j in range(n):
+                        terms[0][j] = rescaled(grads[j], h) * scale * roots[j]
+                    for j in range(n):
+                        step = terms[0][j]
+                        moved = means[j] + part * (step - means[j])
+                        rest = step - moved
+                        means[j] = moved
+                        terms[0][j] = rest * rest + least
+                    plus_terms(shifted(inside(sums), first)[0], terms[0], n)
+                    add(lanes, terms, n)
+                rows[b, i] += (total(lanes)[0] / width - rows[b, i]) * share
+            rooted(rows[b], columns[b], scales[b], sums, share)
+
+    return compiled(confident, None, parallel=False)
 
 
 @cache
@@ -184,3 +232,36 @@ def covered(real: type, averages: bool) -> Callable:
         columns[:] = highs
 
     return compiled(covered, None, parallel=False)
+
+
+@cache
+def shared(real: type) -> Callable:
+    """Kernel ``(source, target, mean, var, rows, share, var_scale, epsilon, hyper)``.
+
+    A step along `mean`, which moves by ``fresh`` towards the gradient, divided by the root of the
+    mean square of `rows` rows together, which moves by `share`; `var` has it for each row.
+    """
+
+    def shared(source, target, mean, var, rows, share, var_scale, epsilon, hyper):
+        h, lanes, terms = private(hyper, 0), scratch(1, LANES, np.float64), scratch(1, PART, real)
+        size = rows * source.shape[1]
+        for b in range(len(var) // rows):
+            for first in range(0, size, PART):
+                n = min(PART, size - first)
+                (grads,) = shifted(inside(source), b * size + first)
+                for j in range(n):
+                    terms[0][j] = rescaled(grads[j], h)
+                add_squares(lanes, terms, n)
+            square = var[b * rows] + (total(lanes)[0] / size - var[b * rows]) * share
+            for i in range(rows):
+                var[b * rows + i] = square
+            scale = real(np.float64(h.mean_scale) / (np.sqrt(square * var_scale) + epsilon))
+            (grads,) = shifted(inside(source), b * size)
+            (means,) = shifted(inside(mean), b * size)
+            (weights,) = shifted(inside(target), b * size)
+            for j in range(size):
+                moved = means[j] + h.fresh * (rescaled(grads[j], h) - means[j])
+                means[j] = moved
+                weights[j] = shrunk(weights[j], moved * scale, h)
+
+    return compiled(shared, None, parallel=False)

@@ -6,22 +6,18 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from fastopt._kernels.factored import factored, stepped
+from fastopt._kernels.factored import stepped
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.optimizer.factoredsteps import FactoredSteps, clipped_factor, root_mean_square
 from fastopt.optimizer.keywords import FactoredArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
-from fastopt.optimizer.rowsteps import RowSteps
 
 __all__ = ["Adafactor"]
 
 
-class _Factored(RowSteps):
+class _Factored(FactoredSteps):
     """Directions: gradients divided by the root of the factored second moment."""
-
-    def fits(self, main: "Adafactor", weight: Array, grad: Array, state: Any) -> bool:
-        """See :meth:`InPlace.fits <fastopt.optimizer.matrices.InPlace.fits>`."""
-        return weight.ndim > 1 and super().fits(main, weight, grad, state)
 
     def run(
         self,
@@ -34,23 +30,12 @@ class _Factored(RowSteps):
         record: Array,
     ) -> None:
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
-        count = main._index_update_count[index] - main.begin_num_update
-        share, (rows, columns), dtype = count**-main.decay_rate, state, grad.dtype
-        height, width = grad.shape[-2:]
-        flat = grad.size // (height * width), height, width
-        scales = self.buffers("scales", (flat[0], height + width), dtype)
-        sums = self.buffers("sums", (width,), np.float64)
-        source = grad.reshape(flat)
-        squares, sizes = self.call(
-            factored(dtype.type),
-            *(source, weight.reshape(flat), rows.reshape(flat[:2]), columns.reshape(-1, width)),
-            *(scales, sums, share, main.eps1, record),
-        )
-        factor = main.factor(count, main._get_lr(index), math.sqrt(sizes / grad.size))
-        record["lr"] *= main.clipped(factor, math.sqrt(squares / grad.size))
-        self.call(stepped(), source, scales, target.reshape(flat), record)
+        steps = self.measured(grad, weight, state, main.share(index), main.eps1, record)
+        factor = main.factor(index, steps.weight_size)
+        record["lr"] *= factor * clipped_factor(steps.size, main.clip_threshold)
+        self.call(stepped(), steps.source, steps.scales, target.reshape(steps.source.shape), record)
 
-    def write(
+    def write_vector(
         self,
         main: "Adafactor",
         index: Index,
@@ -58,26 +43,12 @@ class _Factored(RowSteps):
         direction: Array,
         grad: Array,
         state: Any,
-    ) -> bool:
-        """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
-        if direction.ndim > 1:
-            return super().write(main, index, weight, direction, grad, state)
-        if not direction.size:
-            return False
-        gradient = self.rescaled(main, index, direction, grad)
-        count = main._index_update_count[index] - main.begin_num_update
-        with np.errstate(all="ignore"):
-            squares = gradient * gradient + direction.dtype.type(main.eps1)
-            state += (squares - state) * count**-main.decay_rate
-            np.divide(gradient, np.sqrt(state), out=direction)
-            factor = main.factor(count, main._get_lr(index), _root_mean_square(weight))
-            direction *= direction.dtype.type(main.clipped(factor, _root_mean_square(direction)))
-        return True
-
-
-def _root_mean_square(array: Array) -> float:
-    """Return the root mean square, with the squares summed in float64."""
-    return math.sqrt(np.square(array, dtype=np.float64).sum() / array.size)
+    ) -> None:
+        """See :meth:`FactoredSteps.write_vector`."""
+        step, size = self.divided(main, grad, state, main.share(index))
+        factor = main.factor(index, root_mean_square(weight))
+        factor *= clipped_factor(size, main.clip_threshold)
+        np.multiply(step, step.dtype.type(factor), out=direction)
 
 
 @register
@@ -195,19 +166,21 @@ class Adafactor(MatrixFamily):
         self.relative_step = relative_step
         super().__init__(learning_rate, fallback, fallback_for, **common)
 
-    def factor(self, count: int, lr: float, size: float) -> float:
+    def steps(self, index: Index) -> int:
+        """Return the number of updates of a weight, with the present one."""
+        return int(self._index_update_count[index]) - self.begin_num_update
+
+    def share(self, index: Index) -> float:
+        """Return the share of the present gradient in the second moments."""
+        return float(self.steps(index) ** -self.decay_rate)
+
+    def factor(self, index: Index, size: float) -> float:
         """Return the factor of the learning rate for a weight with root mean square `size`."""
-        bound = 1 / math.sqrt(count)
+        lr, bound = self._get_lr(index), 1 / math.sqrt(self.steps(index))
         factor = bound / lr if self.relative_step and lr > bound else 1.0
         if self.scale_parameter:
             factor *= size if not size < self.eps2 else self.eps2
         return factor
-
-    def clipped(self, factor: float, size: float) -> float:
-        """Return `factor` for a direction with root mean square `size`, which is bounded."""
-        if self.clip_threshold is None or size <= self.clip_threshold:
-            return factor
-        return factor / (size / self.clip_threshold)
 
     def directions(self) -> _Factored:
         """See :meth:`MatrixFamily.directions`."""

@@ -28,7 +28,7 @@ from fastopt._engine.mixed_precision import (
 from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.step_sums import StepSums
 from fastopt._engine.tracked import Tracked, weakly
-from fastopt._engine.validate import Array, is_half, label, order_of
+from fastopt._engine.validate import Array, check_key, is_half, label, order_of
 from fastopt._kernels import noise
 from fastopt._kernels.codes import is_worth_codes, scales_shape
 from fastopt._kernels.device_memory import host, lie_alike, like, placed
@@ -240,6 +240,17 @@ def _check_rate(name: str, lr: Any) -> float:
     if callable(lr):
         raise TypeError(f"{name} must be a number; assign a schedule to lr_scheduler")
     return RATE(name, lr)
+
+
+def _largest_rate(name: str, value: Any) -> float:
+    """Check the learning rate that others are divided by."""
+    rate = number(name, value)
+    if rate < SMALLEST_RATE:
+        raise ValueError(
+            f"{name} must be the largest learning rate, above 0, or None for uncorrected decay, "
+            f"got {brief(value)}"
+        )
+    return rate
 
 
 def _check_sym_info(name: str, value: Any) -> Any:
@@ -459,7 +470,7 @@ class Optimizer(Checked):
         "state_dtype": OrNone(Choice("bfloat16", "int8")),
         "state_min_size": OrNone(Integer(least=1)),
         "maximize": Flag(),
-        "corrected_decay": OrNone(Real(least=SMALLEST_RATE)),
+        "corrected_decay": OrNone(_largest_rate),
     }
     progress: ClassVar[Descriptions] = {
         "num_update": Integer(least=0),
@@ -665,11 +676,21 @@ class Optimizer(Checked):
         before = own.get(name)
         try:
             super().__setattr__(name, value)
+            if name in own and name in self._arguments and name not in VALUES:
+                self._check_assigned(name, before)
         finally:  # even if Ctrl-C interrupts the assignment
             if name not in VALUES:
                 self._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
             elif before != own.get(name):  # trainers assign them in every step
                 self._set_versions("version")
+
+    def _check_assigned(self, name: str, before: Any) -> None:
+        """Set an attribute back to `before` if it contradicts the others."""
+        try:
+            self.check_together()
+        except BaseException:
+            self.__dict__[name] = before
+            raise
 
     def _stored(self, name: str, value: Any) -> Any:
         """Return the mapping that stores a value; raise for an alias of other attributes."""
@@ -688,7 +709,7 @@ class Optimizer(Checked):
         numbers, before = self.by_index[name](values), vars(self).get(name)
         if before is not None:
             numbers.array[: numbers.first] = before.array[: numbers.first]
-        numbers.changed = weakly(self._changed)
+        numbers.add_owner(self)
         return numbers
 
     def __delattr__(self, name: str) -> None:
@@ -1051,13 +1072,13 @@ class Optimizer(Checked):
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype = self._state_dtype(weight)
         as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
-        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight)
+        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight, rule)
         codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
         first = self.initial_state
         slots: tuple[Any, ...] = tuple(
             (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
             if slot in codes
-            else placed(np.full(shape, first, dtype, order_of(weight)), weight)
+            else placed(np.full(shape, first, dtype, order_of(weight, rule)), weight)
             if first
             else like(weight, shape, dtype, order)
             for slot in (rule.state if rule else ())
@@ -1165,6 +1186,7 @@ class Optimizer(Checked):
             The arrays do not match, or the learning rate is not a non-negative number. Nothing
             changes.
         """
+        check_key(index)
         with self.lock, unused(self.stepping):
             state, masters = self.direct_state(weight, state)
             self._direct(masters).update(index, weight, grad, state)
@@ -1179,6 +1201,7 @@ class Optimizer(Checked):
         state : None, numpy.ndarray or tuple
             The state returned by :meth:`create_state_multi_precision`.
         """
+        check_key(index)
         if self.native:
             with self.lock, unused(self.stepping):
                 self._direct().update(index, weight, grad, state)
@@ -1602,7 +1625,7 @@ class Optimizer(Checked):
                 own[name] = Tracked(value, weakly(self._changed_tables))
             elif name in self.by_index:
                 own[name] = self.by_index[name](value)
-                own[name].changed = weakly(self._changed)
+                own[name].add_owner(self)
             elif name not in self.in_arrays:
                 own[name] = value
         for name in self.in_arrays:

@@ -15,7 +15,7 @@ class Watch:
 
     seen = 0
 
-    def note(self):
+    def _changed(self):
         self.seen += 1
 
 
@@ -50,7 +50,8 @@ def test_positions_hold_what_the_mapping_says(kind):
 
 def test_a_position_that_belongs_to_another_index_is_in_another_array():
     numbers, watch = Counts({index: index for index in range(5)}), Watch()
-    numbers.changed = watch.note
+    numbers.add_owner(watch)
+    numbers.add_owner(watch)  # is told once
     before, slots = numbers.array, numbers.slots(range(5), 0)
     numbers[4] = 9
     assert numbers.array is before
@@ -72,7 +73,7 @@ def test_growth_keeps_numbers_and_the_largest_count():
     assert list(numbers.values()) == list(range(100))
 
 
-def test_new_indices_start_where_they_are_told_to():
+def test_new_indices_start_at_the_initial_count():
     numbers = Counts({"a": 3})
     assert numbers.array[numbers.slots(["b", "a", "b"], 5)].tolist() == [5, 3, 5]
     assert numbers == {"a": 3, "b": 5}
@@ -99,22 +100,22 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_every_change_is_noticed(change):
+def test_every_change_is_detected(change):
     watch, plain = Watch(), {"a": 1}
-    table = Tracked(plain, weakly(watch.note))
+    table = Tracked(plain, weakly(watch._changed))
     change(table)
     change(plain)
     assert table == plain
     assert watch.seen == 1
 
 
-def test_a_change_that_fails_half_way_is_noticed():
+def test_a_change_that_fails_half_way_is_detected():
     def pairs():
         yield "b", 2
         raise OSError("no more")
 
     watch = Watch()
-    table = Tracked({}, weakly(watch.note))
+    table = Tracked({}, weakly(watch._changed))
     with pytest.raises(OSError, match="no more"):
         table.update(pairs())
     assert table == {"b": 2}
@@ -123,7 +124,7 @@ def test_a_change_that_fails_half_way_is_noticed():
 
 def test_copies_are_plain_dictionaries_and_nothing_is_kept_alive():
     watch = Watch()
-    table = Tracked({"a": [1]}, weakly(watch.note))
+    table = Tracked({"a": [1]}, weakly(watch._changed))
     for other in (table.copy(), copy.copy(table), copy.deepcopy(table), table | {}):
         assert type(other) is dict
         assert other == {"a": [1]}

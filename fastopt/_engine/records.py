@@ -317,8 +317,11 @@ class Records:
 
     # Calls
 
-    def set_norm(self, updater: Any, share: float = 1.0) -> None:
-        """Enter the numbers that the next call is measured with; `share` multiplies gradients."""
+    def set_norm(self, updater: Any, share: float = 1.0, factor: float | None = None) -> None:
+        """Enter the numbers that the next call is measured with; `share` multiplies gradients.
+
+        With `factor`, that of gradients that have been measured before, none is measured.
+        """
         norm = self.norm
         norm[w.FACTOR] = norm[w.SHARE] = share
         if self.norms:
@@ -327,6 +330,8 @@ class Records:
             norm[w.RESCALE_GRAD] = rescale * share
             norm[w.SCALE] = scale_of(updater.loss_scaler)
             norm[w.LIMIT] = inf if limit is None else limit
+            if factor is not None:
+                norm[w.SCALE], norm[w.LIMIT] = factor, inf
         if self.clips:
             units, scale = updater._units, scale_of(updater.loss_scaler)
             norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)
@@ -625,8 +630,11 @@ class Records:
         weights: list[Any],
         single: bool,
         share: float = 1.0,
+        factor: float | None = None,
     ) -> StepInfo | None:
         """Update tensors that were checked in Python; create the records that are missing.
+
+        With `factor`, that of gradients that have been measured before, none is measured.
 
         Returns
         -------
@@ -661,7 +669,7 @@ class Records:
                 if self.version != optimizer.version:
                     self.refresh(updater)
                 self._find_slots(optimizer)  # new indices may have moved the counts
-                self.set_norm(updater, share)
+                self.set_norm(updater, share, factor)
                 status = self._enter_all(updater, indices, checked, weights, single)
                 if status == w.SKIPPED:  # while there are records of row-sparse gradients
                     return self.outcome(updater, status, indices, checked)

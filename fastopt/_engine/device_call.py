@@ -65,7 +65,6 @@ class DeviceCall:
         self.counted = planner.optimizer._index_update_count
         self.again = again
         self.parts, self.tables = [], list[CudaTable]()
-        self.takes: list[Any] = []
         places: list[list[int]] = []
         for of, own, tables in parts:
             listed = [indices[k] for k in own], [states[k] for k in own]
@@ -75,10 +74,12 @@ class DeviceCall:
                 places.append([own[k] for k in within])
         self.places = places
         everything = list(range(len(indices)))
-        self.takes = [None if each == everything else _taking(each) for each in places]
+        self.takes = [
+            (table, None if own == everything else _taking(own), own[0])
+            for table, own in zip(self.tables, places, strict=True)
+        ]
         for table in self.tables:
             table.given.refuse_capture()
-        self.static = -1
         self.follow()
         self.steps: DeviceSteps | None = None
         self.defers = DeviceSteps.supports(self)
@@ -97,7 +98,7 @@ class DeviceCall:
     @property
     def captured(self) -> bool:
         """Whether the present step becomes part of a graph."""
-        return self.defers and self.tables[0].captured
+        return self.defers and self.tables[0].given.captured
 
     @property
     def settled(self) -> bool:
@@ -136,19 +137,17 @@ class DeviceCall:
             or len(weight) != len(self.indices)
         ):
             return False
-        for table, take in zip(self.tables, self.takes, strict=True):
+        for table, take, _ in self.takes:
             own = weights if take is None else take(weights)
             if not table.given.take_weights(own, table.table):
                 return False
         if [table.given.version for table in self.tables] != self.versions and not self.follow():
             return False
-        for table, take, places in zip(self.tables, self.takes, self.places, strict=True):
+        for table, take, place in self.takes:
             own = grads if take is None else take(grads)
             if not table.given.take_grads(own, table.table, self.written, self.capturable):
                 return False
-            if table.rows is not None and not self._list_rows(
-                table, places[0], own[0], weights[places[0]]
-            ):
+            if table.rows is not None and not self._list_rows(table, place, own[0], weights[place]):
                 self.release()
                 return False
         return True
@@ -190,10 +189,11 @@ class DeviceCall:
         `between` is called when the step has been counted, before it is launched. If it raises an
         error, nothing has changed.
         """
-        if factor == 1 and between is None and self._counts_there and self.deferred():
+        captured, table = self.captured, self.tables[0]
+        there = captured or (self.steps is not None and self.steps.kept)  # in a graph, or beside
+        if there and factor == 1 and between is None and self.deferred():
             return
-        if self.captured:
-            table = self.tables[0]
+        if captured:
             table.driver.refuse_capture(table.stream)
         with uninterrupted:
             self._step(factor, between)
@@ -216,11 +216,6 @@ class DeviceCall:
             self.steps = DeviceSteps(self)
         return self.steps.step(norm, finish)
 
-    @property
-    def _counts_there(self) -> bool:
-        """Whether a step is counted on the device: in a graph, or beside one."""
-        return self.captured or bool(self.steps and self.steps.kept)
-
     def _step(self, factor: float, between: Callable[[], None] | None) -> None:
         counts = self.counted
         if counts.ahead or counts.graphs:
@@ -230,7 +225,7 @@ class DeviceCall:
         sums: list[Any] = []
         try:
             for part in self.parts:
-                if part.optimizer.step_sums is not None:
+                if part.sums:
                     sums.append((part, part.begin_sums(self.indices)))
             for part in self.parts:  # a new index may reallocate the array of counts
                 part.find_slots()
@@ -304,9 +299,7 @@ def _joined(ranges: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 
 def disjoint(tables: Sequence[CudaTable]) -> bool:
-    """Whether no tensor writes to memory that another one reads or writes."""
-    if len(tables) < 2:
-        return True
+    """Whether no tensor writes to memory that it or another one reads, or another one writes."""
     written = Ranges(*_joined([table.written() for table in tables]))
     if written.overlapping():
         return False

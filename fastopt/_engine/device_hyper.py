@@ -141,6 +141,8 @@ class Counting:
         Whether the present step is only counted.
     filled : tuple
         What the hyper-parameters in `rows` depend on besides the counts.
+    static : tuple
+        The version of the optimizer and the factor with which nothing is computed in Python.
     """
 
     def __init__(
@@ -157,11 +159,12 @@ class Counting:
         self.hyper = hyper_of(optimizer)
         if averaging is not None:
             self.hyper = averaging.averages.hyper(self.hyper)
-        self.folds = bool(optimizer.folds)
+        self.folds, self.sums = bool(optimizer.folds), optimizer.step_sums is not None
         self.scales = self.hyper.constant and not optimizer.per_index
         self.tables = [table for table, _ in tables]
         self.rows = [HyperRows(table, places, self) for table, places in tables]
         self.sparse = any(table.layout.sparse for table in self.tables)
+        self.defers = any(table.layout.catch_up for table in self.tables)
         self.params: list[Any] = []
         self.asked: list[Any] | None = None
         self.multipliers: list[tuple[float, float]] = []
@@ -171,6 +174,7 @@ class Counting:
         self.new: list[Index] = []
         self.updates: list[Any] = []
         self.skips = False
+        self.static: tuple[Any, ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -178,7 +182,7 @@ class Counting:
         optimizer = self.optimizer
         return (
             self.hyper.constant
-            and optimizer.step_sums is None
+            and not self.sums
             and optimizer.lr_scheduler is None
             and not optimizer.param_dict
             and not optimizer.per_index
@@ -225,7 +229,7 @@ class Counting:
         `indices` are those of all optimizers of the call.
         """
         check_once(self.optimizer, indices)
-        self.filled = ()
+        self.filled = self.static = ()
         return self.optimizer.step_sums.begin(indices)
 
     def collect_sums(self) -> None:
@@ -238,9 +242,12 @@ class Counting:
     def begin(self, factor: float = 1.0) -> None:
         """Count a step with gradients times `factor`."""
         optimizer = self.optimizer
-        if optimizer.may_skip and self.filled[:1] != (optimizer.version,):
-            self.skips = optimizer.skips()
-        self.advance(factor)
+        if self.static != (optimizer.version, factor):
+            if optimizer.may_skip and self.filled[:1] != (optimizer.version,):
+                self.skips = optimizer.skips()
+            self.advance(factor)
+            static = self.settled and self.scales and not self.defers
+            self.static = (optimizer.version, factor) if static else ()
         for row in self.rows:
             row.begin(self)
             if optimizer.per_index and row.table.layout.keyed:
@@ -269,7 +276,7 @@ class Counting:
             optimizer._index_update_count.pop(index, None)
             if optimizer.carried is not None:
                 optimizer.carried.pop(index, None)
-        self.new, self.version, self.filled = [], -1, ()
+        self.new, self.version, self.filled, self.static = [], -1, (), ()
 
     # Hyper-parameters
 

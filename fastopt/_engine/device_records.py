@@ -11,6 +11,8 @@ from operator import is_
 from typing import Any, NamedTuple
 from weakref import proxy
 
+import numpy as np
+
 from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.device_call import DeviceCall, Part, disjoint
 from fastopt._engine.per_index import Index
@@ -32,6 +34,9 @@ CALLS = 64
 
 KINDS = {int, str}
 """Types of indices."""
+
+NOTHING = np.zeros((2, 0), np.uint64)
+"""Memory ranges of no arrays."""
 
 FORMS = 4
 """Number of forms of a parameter's gradient that are kept."""
@@ -101,16 +106,14 @@ class DeviceRecords:
 
         If the result is None, nothing has changed, and the arguments must be checked.
         """
+        if self.version != self.planner.optimizer.version:
+            self.follow()
         single = type(index) not in (list, tuple)
-        try:
-            key = index if single else tuple(index)
-            call = self.calls.get(key)
-        except TypeError:  # unhashable, such as an array; the checks reject it
+        key = index if single else tuple(index)
+        if not (type(key) in KINDS if single else {*map(type, key)} <= KINDS):
             return None
-        self.follow()
-        if not {*map(type, [index] if single else index)} <= KINDS:
-            return None
-        if call is not None and self.calls.get(key) is call and call.enter(grad, weight):
+        call = self.calls.get(key)
+        if call is not None and call.enter(grad, weight):
             return call
         if single:
             grad, weight, key = [grad], [weight], (index,)
@@ -123,23 +126,32 @@ class DeviceRecords:
         lists = type(grads) in (list, tuple) and type(weights) in (list, tuple)
         if not (lists and len(indices) == len(grads) == len(weights)):
             return None
-        known = [self.known.get(index) for index in indices]
+        known = [self.known[index] for index in indices if index in self.known]
         averages = self.planner.averages
-        if None in known or (averages is not None and averages.average.alternates):
+        if len(known) < len(indices) or (averages is not None and averages.average.alternates):
             return None
-        states = [record.state for record in known if record is not None]
-        calls = list(zip(indices, weights, grads, states, strict=True))
-        for each in calls:
-            if self._known_table(self.known[each[0]], each, averages is not None) is None:
-                return None
-        call = self.prepare(calls, single)
+        calls = [
+            (index, weight, grad, record.state)
+            for index, weight, grad, record in zip(indices, weights, grads, known, strict=True)
+        ]
+        tables = [self._known_table(call, averages is not None) for call in calls]
+        if None in tables:
+            return None
+        call = self.prepare(calls, single, tables=tables)
         self.keep(call)
         return call
 
-    def prepare(self, calls: Sequence[Call], single: bool = False, keep: bool = True) -> DeviceCall:
+    def prepare(
+        self,
+        calls: Sequence[Call],
+        single: bool = False,
+        keep: bool = True,
+        tables: Sequence[Any] = (),
+    ) -> DeviceCall:
         """Return a call of arrays that have been checked, without counting it.
 
-        With `keep` False, its tables are not those of other calls.
+        With `keep` False, its tables are not those of other calls. `tables` are those of records,
+        if their arrays have been entered already.
 
         Raises
         ------
@@ -158,18 +170,15 @@ class DeviceRecords:
         ordered |= len(calls) > 1 and any(
             each.rates_before_count and each.lr_scheduler is not None for each in optimizers
         )
-        states, tables = [state for *_, state in calls], list[CudaTable]()
-        for of, call in zip(planners, calls, strict=True):
-            tables.append(self._table(of, call, averaging, again))
-        if not ordered and not disjoint(tables):
+        states = [state for *_, state in calls]
+        listed = list(zip(planners, calls, strict=True))
+        if not (tables and again):
+            tables = [self._table(of, call, averaging, again) for of, call in listed]
+        if again and not disjoint(tables):  # an error is reported in words, or the list is ordered
             ordered = True
-        again = (
-            again
-            and not ordered
-            and all(table.direct for table in tables)
-            and all(map(is_fixed, states))
-        )
-        again = again and not (averaging is not None and averaging.whole)
+            tables = [self._table(of, call, averaging, False) for of, call in listed]
+        again &= not ordered and not (averaging is not None and averaging.whole)
+        again = again and all(table.direct for table in tables) and all(map(is_fixed, states))
         if ordered:
             parts: list[Part] = [(of, [k], [(tables[k], [0])]) for k, of in enumerate(planners)]
         else:
@@ -188,7 +197,9 @@ class DeviceRecords:
 
     def keep(self, call: DeviceCall) -> None:
         """Keep a call for later ones; drop the oldest one if there are too many."""
-        if not call.again:
+        averages = self.planner.averages
+        alternates = averages is not None and averages.average.alternates
+        if not call.again or alternates:  # the next step may need other tables
             return
         key = call.indices[0] if call.single else tuple(call.indices)
         self.calls.pop(key, None)
@@ -209,8 +220,7 @@ class DeviceRecords:
             averaging.keep()
         call.release()
         self.note(call, weights)
-        if averaging is None or not averaging.average.alternates:
-            self.keep(call)
+        self.keep(call)
 
     def note(self, call: DeviceCall, weights: Sequence[Any]) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
@@ -291,10 +301,8 @@ class DeviceRecords:
         if record is not None and not (record.planner is planner and keeps(record.state, state)):
             self.drop(index)
             record = None
-        found = self._known_table(record, call, averages) if record and keep else None
+        found: CudaTable | None = self._known_table(call, averages) if record and keep else None
         if found is not None:
-            if found.rows is not None:
-                found.list_rows(label(index, planner.optimizer.idx2name), planner.by_row(grad))
             return found
         made: CudaTable = planner.table(index, weight, grad, state, averaging)
         plain = made.direct and is_fixed(state) and not (averaging and averaging.whole)
@@ -306,11 +314,13 @@ class DeviceRecords:
             record.tables[form_of(planner.by_row(grad), averages)] = made
         return made
 
-    def _known_table(self, record: Record | None, call: Call, averages: bool) -> CudaTable | None:
-        """Return the table of a record, with a weight and a dense gradient entered."""
-        if record is None:
-            return None
-        _, weight, grad, _ = call
+    def _known_table(self, call: Call, averages: bool) -> Any:
+        """Return the table of a record, with the arrays of a call entered; None if none fits.
+
+        Whether the arrays overlap is not checked.
+        """
+        index, weight, grad, _ = call
+        record = self.known[index]
         try:
             grad = record.planner.by_row(grad)
             table = record.tables.get(form_of(grad, averages))
@@ -320,8 +330,11 @@ class DeviceRecords:
             return None
         if table is None or not table.given.take_weights([weight], table.table):
             return None
-        fits = table.given.take_grads([grad], table.table, table.spans(), True)
-        return table if fits else None
+        if not table.given.take_grads([grad], table.table, NOTHING, True):
+            return None
+        if table.rows is not None:
+            table.list_rows(label(index, record.planner.optimizer.idx2name), grad)
+        return table
 
 
 def keeps(known: Any, state: Any) -> bool:

@@ -234,8 +234,8 @@ class CallArrays:
     def use(self, streams: Sequence[int]) -> None:
         """Note the streams of gradients, none of which is captured, besides that of weights."""
         self.streams = set(streams)
-        others = self.streams - {self.stream}
-        if others:
+        if self.streams != {self.stream}:
+            others = self.streams - {self.stream}
             if self.captured:  # the others' work would not be part of the graph
                 self.driver.refuse_capture(self.stream)
             self.driver.refuse_capture(*others)

@@ -246,7 +246,8 @@ def _read_numba(arrays: list[Any]) -> Reading:
     memories = [array.gpu_data for array in arrays]
     addresses = [memory.device_ctypes_pointer.value or EMPTY for memory in memories]
     if _several():
-        kinds = [(*_form(a), m.context) for a, m in zip(arrays, memories, strict=True)]
+        numbers = [memory.context.device.id for memory in memories]
+        kinds = [(*_form(a), number) for a, number in zip(arrays, numbers, strict=True)]
     else:
         kinds = [_form(array) for array in arrays]
     return Reading(addresses, kinds, handles_of(arrays))

@@ -321,5 +321,7 @@ def joined_ranges(
     begin: NDArray[np.uint64], end: NDArray[np.uint64], arrays: Sequence[Array]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return flattened start and end addresses, with the bounds of `arrays` appended."""
+    if not arrays:
+        return begin.ravel(), end.ravel()
     bounds = np.array([byte_bounds(array) for array in arrays], np.uint64).reshape(-1, 2)
     return np.append(begin, bounds[:, 0]), np.append(end, bounds[:, 1])

@@ -131,7 +131,7 @@ def varying_rows():
             for o in gc.get_objects()
             if isinstance(o, CudaTable) and o.arrays[0].shape == (100, 8)
         )
-        kept.append(sum(len(table._memory) for table in tables))
+        kept.append(sum(len(table.memory.spaces) for table in tables))
     return kept
 
 

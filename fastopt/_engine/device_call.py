@@ -228,7 +228,8 @@ class DeviceCall:
                 if part.sums:
                     sums.append((part, part.begin_sums(self.indices)))
             for part in self.parts:  # a new index may reallocate the array of counts
-                part.find_slots()
+                if part.version != part.optimizer.version:
+                    part.find_slots()
             before.extend([part.before() for part in self.parts])
             for part in self.parts:
                 part.begin(factor if part.folds else 1.0)
@@ -244,7 +245,8 @@ class DeviceCall:
     def _finish(self, sums: Sequence[Any]) -> None:
         """Do what follows a step that has been launched."""
         for part in self.parts:
-            part.new = []
+            if part.new:
+                part.new = []
         for part, _ in sums:
             part.collect_sums()
 

@@ -101,6 +101,13 @@ class DeviceRecords:
 
     # Calls
 
+    def has(self, index: Any) -> bool:
+        """Whether the first parameter of a call has a record, if that can be told."""
+        if not self.known or (not index and type(index) in (list, tuple)):
+            return False
+        first = index[0] if type(index) in (list, tuple) else index
+        return type(first) in KINDS and first in self.known
+
     def call_of(self, index: Any, grad: Any, weight: Any) -> DeviceCall | None:
         """Return the call for arguments that have not been checked, with their arrays entered.
 

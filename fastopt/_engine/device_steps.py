@@ -33,6 +33,8 @@ class Rows:
     """Device memory with the counts and hyper-parameters of the tensors of a table."""
 
     def __init__(self, own: HyperRows, driver: Any) -> None:
+        from fastopt._kernels import cuda_steps
+
         table, count = own.table, len(own.places)
         layout = table.layout
         self.own, self.table = own, table
@@ -44,6 +46,8 @@ class Rows:
         self.groups = driver.Memory((2, count, len(own.names) + 1), np.float64)
         driver.upload(self.hyper, table.hyper, table.stream)  # read in a skipped first step
         self.sent: dict[str, bytes] = {}
+        correct, dtype, _ = own.corrected
+        self.begin = cuda_steps.begin(layout.keyed, layout.rule.rescale, correct, dtype)
 
     def send(self, name: str, array: Any, driver: Any, again: bool = False) -> None:
         """Upload an array if it has changed, or `again`."""
@@ -71,7 +75,7 @@ class DeviceSteps:
     def __init__(self, call: Any) -> None:
         from fastopt._kernels import cuda_driver, cuda_steps
 
-        self._call, self.driver, self.steps = ref(call), cuda_driver, cuda_steps
+        self._call, self.driver = ref(call), cuda_driver
         (part,) = call.parts
         self.part, self.all_counts = part, call.counted
         self.indices = frozenset(part.indices)
@@ -253,15 +257,15 @@ class DeviceSteps:
     def _run(self, row: Rows, first: bool) -> None:
         """Launch the step of a table; the first one computes the norm."""
         table, lead = row.table, self.lead.stream
-        correct, dtype, _ = row.own.corrected
-        layout = table.layout
-        begin = self.steps.begin(layout.keyed, layout.rule.rescale, correct, dtype)
         if table.stream != lead:
             self.driver.order(lead, table.stream)
         of_row = row.fields, row.slots, row.counts, row.groups, row.carried
         arguments = self.sums, self.order, self.norm, *of_row, int(first)
-        with self.part.planner.compiling(self.part.indices[0]):
-            table.run_counted(begin, row.hyper, arguments)
+        try:
+            table.run_counted(row.begin, row.hyper, arguments)
+        except Exception:
+            with self.part.planner.compiling(self.part.indices[0]):
+                raise
         if table.stream != lead:
             self.driver.order(table.stream, lead)
         table.release()
@@ -283,7 +287,7 @@ class DeviceSteps:
 
     def _count(self) -> None:
         """Count a step on the host."""
-        self._add(np.ones(len(self.base), np.int64))
+        self._add(1)
 
     def _add(self, steps: Any) -> None:
         """Add to the counts of the tensors on the host."""
@@ -291,8 +295,9 @@ class DeviceSteps:
             self.counts = self.all_counts.counted
             self.slots = self.all_counts.positions(self.part.indices)
         self.base += steps
-        self.counts[self.slots] += steps
-        self.counts[0] = max(self.counts.item(0), self.counts[self.slots].max())
+        counted = self.counts[self.slots] + steps
+        self.counts[self.slots] = counted
+        self.counts[0] = max(self.counts.item(0), *counted.tolist())
 
     def follow_graphs(self) -> None:
         """Wait for the device, and count the steps that graphs have repeated."""

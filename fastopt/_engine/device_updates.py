@@ -15,6 +15,7 @@ from fastopt._engine.device_call import DeviceCall
 from fastopt._engine.per_index import Index
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda
+from fastopt._kernels.record_words import OK
 from fastopt.amp import StepInfo
 
 __all__ = ["again", "update"]
@@ -40,12 +41,52 @@ def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
                 return planner.folds and _measured_again(updater, index, grad, weight)
         call = devices.call_of(index, grad, weight)
         if call is None:
-            return False
-        updater._check_names(call.indices)
-        call.step()
-        devices.note(call, (weight,) if call.single else weight)
+            if not _mixed_again(updater, index, grad, weight):
+                return False
+        else:
+            updater._check_names(call.indices)
+            call.step()
+            devices.note(call, (weight,) if call.single else weight)
         if updater._info is not STEPPED:
             updater._info = STEPPED
+    return True
+
+
+class Refused(Exception):
+    """The part of a call that is on the host does not fit."""
+
+
+def _mixed_again(updater: Any, *arguments: Any) -> bool:
+    """Like :func:`again`, for lists with some of the parameters on the host, without a measure."""
+    devices, records, index = updater.planner.devices, updater._records, arguments[0]
+    if not records.quick or records.live or records.version != updater.optimizer.version:
+        return False
+    if not all(type(each) in (list, tuple) and len(each) == len(index) for each in arguments):
+        return False
+    if not {*map(type, index)} <= {int, str}:
+        return False
+    there = [k for k, each in enumerate(index) if each in devices.known]
+    here = [k for k, each in enumerate(index) if each not in devices.known]
+    if not (there and here):
+        return False
+    own = [tuple(each[k] for k in here) for each in arguments]
+    others = [tuple(each[k] for k in there) for each in arguments]
+    call = devices.call_of(*others) if records.admits(*own) else None
+    if call is None:
+        return False
+
+    def between() -> None:
+        status = records.enter(records.context, *own)
+        if status != OK:
+            status = records.resolve(updater, status, *own)
+        if status < 0:
+            raise Refused
+
+    try:
+        call.step(between=between)
+    except Refused:
+        return False
+    devices.note(call, others[2])
     return True
 
 

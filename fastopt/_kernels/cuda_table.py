@@ -304,10 +304,14 @@ class CudaTable:
 
     def _add_squares(self, total: Any) -> None:
         self._copy_grad(again=True)
+        sparse = self.layout.sparse
+        chunks = single_rows(int(self.table[0, SEGMENTS])) if sparse else self._blocks
+        self._add(self._square_kernel, chunks, total, self._send_entry())
+
+    @cached_property
+    def _square_kernel(self) -> Any:
         layout, column = self.layout, self.table.shape[1] - 1
-        kernel = self.kernels.squares(layout.grad, column, layout.sparse)
-        chunks = single_rows(int(self.table[0, SEGMENTS])) if layout.sparse else self._blocks
-        self._add(kernel, chunks, total, self._send_entry())
+        return self.kernels.squares(layout.grad, column, layout.sparse)
 
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:

@@ -457,6 +457,8 @@ class Updater(Resumable):
                 if status >= 0 and self._info is not STEPPED:
                     self._info = STEPPED
                 return status >= 0
+            if self.planner.devices.has(index):
+                return False
             with uninterrupted:
                 if self._windows is not None:
                     return self._enter_window(self._windows, index, grad, weight)

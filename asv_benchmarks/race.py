@@ -1,5 +1,6 @@
 """Steps that are timed in turn, each in its own process."""
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -21,74 +22,80 @@ Make = Callable[[], Call]
 
 
 class Worker:
-    """A process that measures one step at a time, on request."""
+    """A process that measures one step at a time, on request.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    duration : float
+        Seconds of a sample, at least one call.
+    environment : dict of str to str
+        Environment variables of the process.
+    """
+
+    def __init__(self, duration: float, environment: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, pipe = context.Pipe()
-        self._process = context.Process(target=serve, args=(pipe,), daemon=True)
+        self._process = context.Process(target=serve, args=(pipe, duration), daemon=True)
+        before = dict(os.environ)
+        os.environ.update(environment)
         self._process.start()
+        os.environ.clear()
+        os.environ.update(before)
         pipe.close()
 
-    def begin(self, make: Make) -> str:
-        """Create a step; return why that is impossible, or an empty string."""
-        try:
-            self._pipe.send(make)
-            return self._pipe.recv()
-        except (EOFError, BrokenPipeError):
-            return "its process ended"
-
-    def sample(self) -> float:
-        time.sleep(0.01)  # until the threads of the previous process stop spinning
-        self._pipe.send("sample")
+    def ask(self, request: object) -> object:
+        self._pipe.send(request)
         return self._pipe.recv()
 
-    def end(self) -> None:
-        """Release the memory of the step."""
-        self._pipe.send("end")
+    def sample(self) -> float:
+        time.sleep(0.02)  # until the threads of the previous process stop spinning
+        return self.ask("sample")
 
     def stop(self) -> None:
         self._pipe.close()
         self._process.join()
 
 
-def serve(pipe) -> None:
-    """Serve requests: create a step, sample it, or release it."""
+def serve(pipe, duration: float) -> None:
+    """Serve requests: create a step and return an error or "", sample it, or release it."""
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout is for the table only
     if hasattr(os, "sched_setaffinity"):  # jax has no other way to limit its threads
         usable = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, usable[: numba.config.NUMBA_NUM_THREADS])
     sample = None
-    while True:
-        try:
+    with contextlib.suppress(EOFError):
+        while True:
             request = pipe.recv()
-        except EOFError:
-            return
-        if request == "sample":
-            pipe.send(sample())
-        elif request == "end":
-            sample = None
+            if request == "sample":
+                pipe.send(sample())
+                continue
+            sample, error = None, ""
             gc.collect()
-        else:
-            sample, error = attempt(request)
+            try:
+                sample = request and sampler(request(), duration)
+            except NotImplementedError:
+                error = UNKNOWN
+            except Exception as caught:
+                error = f"{type(caught).__name__}: {caught}".partition("\n")[0]
             pipe.send(error)
 
 
-def attempt(make: Make) -> tuple[Callable[[], float] | None, str]:
-    """Return the sampler of a step and an empty string, or None and the error."""
-    try:
-        return sampler(make()), ""
-    except NotImplementedError:
-        return None, UNKNOWN
-    except Exception as error:
-        return None, f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
 class Race:
-    """Processes for the steps of a table, by name; they end with the ``with`` block."""
+    """Processes for the steps of a table, by name; they end with the ``with`` block.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    duration : float
+        Seconds of a sample, at least one call.
+    environments : dict of str to dict
+        Environment variables of the process of each name.
+    """
+
+    def __init__(
+        self, duration: float = 0.01, environments: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
         self._workers: dict[str, Worker] = {}
+        self._duration, self._environments = duration, environments or {}
 
     def __enter__(self) -> Self:
         return self
@@ -97,26 +104,24 @@ class Race:
         for worker in self._workers.values():
             worker.stop()
 
-    def run(
-        self, makes: Mapping[str, Make], what: str, rounds: int
-    ) -> dict[str, tuple[float, float]]:
-        """Return the median seconds of each step, and its median ratio to the first step."""
+    def run(self, makes: Mapping[str, Make], what: str, rounds: int) -> dict[str, np.ndarray]:
+        """Return the seconds of each step by round."""
         racing = {}
         for name, make in makes.items():
             if name not in self._workers:
-                self._workers[name] = Worker()
-            error = self._workers[name].begin(make)
+                self._workers[name] = Worker(self._duration, self._environments.get(name, {}))
+            try:
+                error = self._workers[name].ask(make)
+            except (EOFError, BrokenPipeError):
+                error = "its process ended"
             if not error:
                 racing[name] = self._workers[name]
             elif error != UNKNOWN:
                 note(f"{name}, {what}: skipped, {error}")
         times = interleaved([worker.sample for worker in racing.values()], rounds)
         for worker in racing.values():
-            worker.end()
-        return {
-            name: (float(np.median(column)), float(np.median(column / times[:, 0])))
-            for name, column in zip(racing, times.T, strict=True)
-        }
+            worker.ask(None)  # releases its memory
+        return dict(zip(racing, times.T, strict=True))
 
 
 def note(line: str) -> None:

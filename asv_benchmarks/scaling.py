@@ -1,9 +1,12 @@
-"""Time of a sharded step of Adam by its parts, compared to a model of memory and network.
+"""Time of a step of Adam on several ranks of this machine.
 
-    python scaling.py            1, 2 and 4 ranks on this machine, then predictions for more
+    python scaling.py            a sharded step by its parts, compared to a model of memory and
+                                 network, and predictions for more ranks
+    python scaling.py ways       a step, in turn with handwritten MPI code
+    python scaling.py backward   a simulated backward pass and a step
 
-A parent process starts ``mpiexec`` for each number of ranks. In each job, steps and probes of the
-model's costs take turns, on all ranks at once, so that disturbances affect them alike.
+A parent process starts ``mpiexec`` for each number of ranks. In each job, the measured functions
+take turns, on all ranks at once, so that disturbances affect them alike.
 """
 
 import argparse
@@ -11,8 +14,10 @@ import json
 import math
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +25,10 @@ from benchmarks.mpi import job, mpiexec
 from benchmarks.tables import SMALL, Shapes, elements, resnet50
 
 MODELS: dict[str, Shapes] = {"ResNet-50": resnet50(), "1,000 x 1,000": SMALL}
+Ways = dict[str, Callable[[], object]]
+BACKWARD = 0.1
+"""Seconds of a simulated backward pass."""
+
 PARTS = ("packing", "communication", "update")
 BYTES = 4
 """Bytes of one element of a gradient or weight."""
@@ -137,33 +146,137 @@ def probes(comm, size: int, bucket: int):
     return works, counts
 
 
-def measure(name: str, rounds: int) -> dict[str, object]:
-    """Return medians of a step, its parts and its costs, on the ranks of this job."""
+def arrays(shapes, one: bool):
+    """Return weights and gradients of these shapes, separate or each in one flat buffer."""
+    from fastopt.mpi import flat_like
+
+    draw = np.random.default_rng(0).standard_normal
+    found = []
+    for _ in range(2):
+        each = [draw(shape, np.float32) for shape in shapes]
+        for flat, array in zip(memory := flat_like(each), each, strict=True):
+            flat[...] = array
+        found.append(memory if one else each)
+    return found
+
+
+def by_hand(comm, size: int) -> Ways:
+    """Return handwritten steps: one with sharded state, and one with a full update on each rank."""
     from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD
-    shapes = MODELS[name]
+    from fastopt import optimizer
+
+    weights, grads, sums = np.ones((3, size), np.float32)
+    ends = [size * rank // comm.size for rank in range(comm.size + 1)]
+    counts = np.diff(ends).tolist()
+    own = slice(ends[comm.rank], ends[comm.rank + 1])
+    share = np.empty(counts[comm.rank], np.float32)
+    one, other = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
+
+    def flat():
+        comm.Reduce_scatter(grads, share, counts, MPI.SUM)
+        one(0, share, weights[own])
+        comm.Allgatherv(MPI.IN_PLACE, [weights, counts])
+
+    def full():
+        comm.Allreduce(grads, sums)
+        other(0, sums, weights)
+
+    return {"flat loop": flat, "Allreduce, full update": full}
+
+
+def steps(comm, shapes) -> Ways:
+    """Return all variants of a step, by hand too."""
+    from fastopt import optimizer
+    from fastopt.mpi import ShardedUpdater
+
+    ways: Ways = {}
+    indices = list(range(len(shapes)))
+    for name, one in (("fastopt", False), ("fastopt, flat_like", True)):
+        weights, grads = arrays(shapes, one)
+        updater = ShardedUpdater(optimizer.Adam(), comm)
+        ways[name] = lambda u=updater, g=grads, w=weights: u(indices, g, w)
+    return ways | by_hand(comm, elements(shapes))
+
+
+def passes(comm, shapes) -> Ways:
+    """Return variants of a simulated backward pass of BACKWARD seconds, followed by a step."""
+    from fastopt import optimizer
+    from fastopt.mpi import ShardedUpdater
+
+    size, work = elements(shapes), np.ones(100_000, np.float32)
+
+    def sleep(until: float) -> None:
+        time.sleep(max(until - time.perf_counter(), 0))
+
+    def compute(until: float) -> None:
+        while time.perf_counter() < until:
+            np.add(work, 1, out=work)
+
+    ways: Ways = {}
+    indices = list(range(len(shapes)))
+    for spends in (sleep, compute):
+        for one in (False, True):
+            for begins in (False, True):
+                weights, grads = arrays(shapes, one)
+                updater = ShardedUpdater(optimizer.Adam(), comm, overlap=begins)
+
+                def step(w=weights, g=grads, u=updater, spends=spends, begins=begins):
+                    begin, done = time.perf_counter(), 0
+                    for k in reversed(indices):
+                        done += math.prod(shapes[k])
+                        spends(begin + BACKWARD * done / size)
+                        if begins:
+                            u.begin(k, g[k])
+                    u(indices, g, w)
+
+                memory, calls = "flat_like" if one else "apart", "begin()" if begins else "call"
+                ways[f"{spends.__name__}, {memory}, {calls}"] = step
+    return ways
+
+
+def timed(ways: Ways, comm, rounds: int) -> Iterator[tuple[str, float]]:
+    """Time all in turn, and yield their names and seconds, but those of the first two rounds."""
+    for turn in range(rounds + 2):
+        for name, work in ways.items():
+            seconds = clocked(comm, work)
+            if turn >= 2:
+                yield name, seconds
+
+
+def measured_parts(comm, shapes: Shapes, rounds: int) -> dict[str, object]:
+    """Return medians of a step, its parts and its costs, on the ranks of this job."""
     updater, step = sharded(comm, shapes)
     _, tiny = sharded(comm, [(1,)] * len(shapes))
     works, counts = probes(comm, elements(shapes), updater.bucket_bytes)
-    works = {"step": step, "call": tiny, **works}
-    times: dict[str, list[float]] = {key: [] for key in works}
-    parts: dict[str, list[float]] = {part: [] for part in PARTS}
-    for turn in range(rounds + 2):
-        for key, work in works.items():
-            seconds = clocked(comm, work)
-            if turn >= 2:
-                times[key].append(seconds)
-                if key == "step":
-                    for part in PARTS:
-                        parts[part].append(updater.seconds[part])
+    times: dict[str, list[float]] = defaultdict(list)
+    for key, seconds in timed({"step": step, "call": tiny, **works}, comm, rounds):
+        times[key].append(seconds)
+        if key == "step":
+            for part in PARTS:
+                times[part].append(updater.seconds[part])
     medians = {key: float(np.median(column)) for key, column in times.items()}
     costs = {key: medians[key] / count for key, count in counts.items()}
     return {
         "step": medians["step"],
-        "parts": {part: float(np.median(column)) for part, column in parts.items()},
+        "parts": {part: medians[part] for part in PARTS},
         "costs": {**costs, "call": medians["call"]},
     }
+
+
+def measured_ways(make, comm, shapes: Shapes, rounds: int) -> dict[str, list[float]]:
+    """Return median and minimum seconds of each variant."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for name, seconds in timed(make(comm, shapes), comm, rounds):
+        times[name].append(seconds)
+    return {name: [float(np.median(each)), min(each)] for name, each in times.items()}
+
+
+MEASURES = {
+    "parts": measured_parts,
+    "ways": partial(measured_ways, steps),
+    "backward": partial(measured_ways, passes),
+}
 
 
 def row(name: str, ranks: int, parts: dict[str, float], step: float | None = None) -> str:
@@ -173,34 +286,49 @@ def row(name: str, ranks: int, parts: dict[str, float], step: float | None = Non
     return f"| {name} | {ranks} | " + " | ".join(f"{1e3 * each:.2f}" for each in columns) + " |"
 
 
+def print_parts(name: str, shapes: Shapes, of_ranks: Callable[[int], dict]) -> None:
+    from fastopt.checkpoint.placement import line_bytes
+
+    size, costs = elements(shapes), {}
+    print(f"| {name} | ranks | {' | '.join(PARTS)} | step |\n|---|---|---|---|---|---|")
+    for ranks in (1, 2, 4):
+        found = of_ranks(ranks)
+        costs[ranks] = Costs(**found["costs"])
+        print(row("measured", ranks, found["parts"], found["step"]))
+        print(row("model", ranks, costs[ranks].step(size, ranks)), flush=True)
+    for ranks in (64, 1024):
+        print(row("prediction", ranks, predicted(costs[1], size, ranks, line_bytes(ranks))))
+    print(f"costs on one rank: {costs[1]}\n")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", choices=MEASURES, default="parts")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--name", choices=MODELS, help="measure this on the ranks of this job")
     args = parser.parse_args()
     if args.name:
         from mpi4py import MPI
 
-        measured = measure(args.name, args.rounds)
-        if MPI.COMM_WORLD.rank == 0:
-            print(json.dumps(measured))
+        comm = MPI.COMM_WORLD
+        found = MEASURES[args.what](comm, MODELS[args.name], args.rounds)
+        if comm.rank == 0:
+            print(json.dumps(found))
         return
-    from fastopt.checkpoint.placement import line_bytes
-
     if mpiexec() is None:
         sys.exit("scaling.py needs mpiexec, as of pip install mpich")
     for name, shapes in MODELS.items():
-        size = elements(shapes)
-        print(f"| {name} | ranks | {' | '.join(PARTS)} | step |\n|---|---|---|---|---|---|")
-        costs: dict[int, Costs] = {}
-        for ranks in (1, 2, 4):
-            found = job(ranks, Path(__file__), name, "--rounds", str(args.rounds))
-            costs[ranks] = Costs(**found["costs"])
-            print(row("measured", ranks, found["parts"], found["step"]))
-            print(row("model", ranks, costs[ranks].step(size, ranks)), flush=True)
-        for ranks in (64, 1024):
-            print(row("prediction", ranks, predicted(costs[1], size, ranks, line_bytes(ranks))))
-        print(f"costs on one rank: {costs[1]}\n")
+        options = name, args.what, "--rounds", str(args.rounds)
+        if args.what == "parts":
+            print_parts(name, shapes, lambda ranks, o=options: job(ranks, Path(__file__), *o))
+            continue
+        for ranks in [2] if args.what == "backward" else [1, 2, 4]:
+            print(f"| {name}, {ranks} ranks | median, ms | minimum, ms |\n|---|---|---|")
+            for way, (median, least) in job(ranks, Path(__file__), *options).items():
+                print(f"| {way} | {1e3 * median:.1f} | {1e3 * least:.1f} |", flush=True)
+            print(flush=True)
 
 
 if __name__ == "__main__":

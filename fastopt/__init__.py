@@ -30,6 +30,7 @@ from fastopt.vectors import flat as flat
 if typing.TYPE_CHECKING:
     from fastopt.optimizer import ADOPT as ADOPT
     from fastopt.optimizer import ASGD as ASGD
+    from fastopt.optimizer import CAME as CAME
     from fastopt.optimizer import DCASGD as DCASGD
     from fastopt.optimizer import FTML as FTML
     from fastopt.optimizer import LAMB as LAMB
@@ -49,6 +50,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Adam as Adam
     from fastopt.optimizer import AdamAtan2 as AdamAtan2
     from fastopt.optimizer import Adamax as Adamax
+    from fastopt.optimizer import AdamMini as AdamMini
     from fastopt.optimizer import AdaMuon as AdaMuon
     from fastopt.optimizer import AdamW as AdamW
     from fastopt.optimizer import Adan as Adan
@@ -68,6 +70,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Rprop as Rprop
     from fastopt.optimizer import ScheduleFreeAdamW as ScheduleFreeAdamW
     from fastopt.optimizer import ScheduleFreeSGD as ScheduleFreeSGD
+    from fastopt.optimizer import Scion as Scion
     from fastopt.optimizer import Shampoo as Shampoo
     from fastopt.optimizer import Signum as Signum
     from fastopt.optimizer import StableSPAM as StableSPAM
@@ -119,6 +122,8 @@ def __getattr__(name: str) -> typing.Any:
     if name.lower() in optimizer.opt_registry:
         klass = getattr(optimizer, name, None)
         if getattr(klass, "__name__", None) == name:
+            if klass.__module__.startswith("fastopt."):  # others may be registered again
+                globals()[name] = klass
             return klass
     if name in _LAZY:
         return getattr(importlib.import_module("fastopt.table"), name)

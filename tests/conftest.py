@@ -31,6 +31,22 @@ def rng():
     return np.random.default_rng(0)
 
 
+@pytest.fixture
+def unrecorded(monkeypatch):
+    """Indices of each call that records did not serve; the planner of such a call is marked."""
+    from fastopt._engine.unrecorded import UnrecordedCall
+
+    found, create = [], UnrecordedCall.__init__
+
+    def noting(self, planner, calls):
+        found.append([index for index, *_ in calls])
+        planner.unrecorded = True
+        create(self, planner, calls)
+
+    monkeypatch.setattr(UnrecordedCall, "__init__", noting)
+    return found
+
+
 @pytest.fixture(scope="session")
 def run_python():
     """Run code in a new process, with changes to the environment; return what it printed.

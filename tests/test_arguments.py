@@ -67,9 +67,11 @@ def test_what_a_constructor_refuses_no_assignment_and_no_checkpoint_brings_in(na
         before = made.__getstate__()
         error = refusal(check, attribute, odd)
         told = refusal(setattr, made, attribute, odd)
+        argument = parameter_of(klass, attribute)
+        if error is None and told is not None:  # it contradicts the other attributes
+            error = refusal(klass, **{argument: odd})
         assert (type(told), str(told)) == (type(error), str(error))
         assert error is None or made.__getstate__() == before
-        argument = parameter_of(klass, attribute)
         if argument and odd is not None:
             by_constructor = refusal(klass, **{argument: odd})
             assert error is None or type(by_constructor) is type(error)
@@ -81,6 +83,30 @@ def test_what_a_constructor_refuses_no_assignment_and_no_checkpoint_brings_in(na
         with pytest.raises(CheckpointError, match=str(error)[:12]):
             updater.load_states_dict(saved)
         assert made.__getstate__() == before
+
+
+CONTRADICTIONS = [
+    ("RMSProp", {"centered": True}, "momentum", 0.5, "momentum must be 0"),
+    ("SGD", {"formula": "torch", "dampening": 0.5}, "formula", "mxnet", "needs formula='torch'"),
+    ("SGD", {}, "corrected_decay", 0.1, "needs decoupled decay"),
+    ("SGD", {"decouple": True, "corrected_decay": 0.1}, "decouple", False, "needs decoupled decay"),
+    ("AdamW", {"cautious_decay": True, "lazy_update": True}, "sparse_decay", "dense", "touched"),
+    ("AdamW", {"sparse_decay": "dense", "lazy_update": True}, "lazy_update", False, "needs lazy"),
+    ("Muon", {"fallback": "adamw", "fallback_for": "x"}, "fallback", None, "needs a fallback"),
+    ("CAME", {}, "state_dtype", "bfloat16", "state_dtype must be None"),
+]
+"""A class, its arguments, an assignment that contradicts them, and what the error says."""
+
+
+@pytest.mark.parametrize(("name", "given", "attribute", "value", "words"), CONTRADICTIONS)
+def test_an_assignment_that_contradicts_other_attributes_changes_nothing(
+    name, given, attribute, value, words
+):
+    made = OPTIMIZERS[name](**given)
+    before = made.__getstate__()
+    with pytest.raises(ValueError, match=words):
+        setattr(made, attribute, value)
+    assert made.__getstate__() == before
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -5,7 +5,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
-from fastopt import optimizer, plain
+from fastopt import optimizer
 from fastopt.bench.clock import Call, ratio
 from fastopt.bench.steps import draw
 
@@ -27,11 +27,11 @@ FORMS = {
 }
 
 
-def adam(size: int, dtype: str = "float32", casts: bool = False, **kwargs: object) -> Call:
-    """Return a warm step of Adam; with `casts`, NumPy casts before and after a float32 update."""
+def adam(size: int, dtype: str = "float32", **kwargs: object) -> Call:
+    """Return a warm step of Adam."""
     weight, grad = (array.astype(DTYPES[dtype], copy=False) for array in draw(size))
     updater = optimizer.get_updater(optimizer.Adam(**kwargs))
-    step = partial(plain.with_masters(updater) if casts else updater, 0, grad, weight)
+    step = partial(updater, 0, grad, weight)
     step()
     return step
 
@@ -39,16 +39,6 @@ def adam(size: int, dtype: str = "float32", casts: bool = False, **kwargs: objec
 def of_form(form: str, size: int = SIZE) -> Call:
     dtype, kwargs = FORMS[form]
     return adam(size, dtype, **kwargs)
-
-
-def slowdown(form: str, size: int = SIZE, rounds: int = 15) -> float:
-    """Return the time relative to float32 Adam."""
-    return ratio(of_form(form, size), adam(size), rounds)
-
-
-def speedup_over_casts(dtype: str, rounds: int = 5) -> float:
-    """Return the speedup of masters over casts with NumPy around float32 Adam."""
-    return ratio(adam(SIZE, dtype, casts=True), adam(SIZE, dtype, **MASTERS), rounds)
 
 
 class Forms:

@@ -1,55 +1,28 @@
 """Steps on few float32 weights: fastopt, NumPy without temporaries, and a handwritten loop."""
 
 import math
-from collections.abc import Callable
-from functools import partial
-from itertools import count, cycle
+from itertools import count
 
 import numpy as np
 from numba import njit, prange
 
-from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.bench.clock import Call, microseconds, ratio
 from fastopt.bench.steps import MOMENTUM
 from fastopt.lr_scheduler import CosineScheduler
 
-from .tables import Shapes
+from .tables import LR, Shapes, drawn, list_step
 
-LR = 1e-3
-ARGUMENTS = {
-    "adam": {"learning_rate": LR},
-    "sgd": {"learning_rate": LR, "momentum": MOMENTUM},
-}
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 DEMO: Shapes = [(64, 128), (128,), (128, 10), (10,)]
 """Weights and biases of the demo's network."""
 
 
-def drawn(shapes: Shapes, fresh: bool) -> tuple[list[np.ndarray], Callable[[], list[np.ndarray]]]:
-    """Return weights and a function that returns gradients, new arrays each time if `fresh`."""
-    draw = np.random.default_rng(0).standard_normal
-    sets = [[draw(shape, np.float32) for shape in shapes] for _ in range(4 if fresh else 2)]
-    return sets[0], partial(next, cycle(sets[1:]))
-
-
-def fastopt_step(algorithm: str, shapes: Shapes, fresh: bool, **options: object) -> Call:
-    """Return a step with one call for all weights; `options` are passed to the updater."""
-    weights, gradients = drawn(shapes, fresh)
-    rates = CosineScheduler(10**9, base_lr=LR) if options else None
-    made = optimizer.create(algorithm, lr_scheduler=rates, **ARGUMENTS[algorithm])
-    updater = optimizer.Updater(made, **options)
-    if len(weights) == 1:
-        ((weight,), (grad,)) = weights, gradients()
-        return lambda: updater(0, grad, weight)
-    indices = list(range(len(weights)))
-    return lambda: updater(indices, gradients(), weights)
-
-
 def guarded_step(algorithm: str, shapes: Shapes, fresh: bool) -> Call:
     """Return a step with a loss scaler, global-norm clipping and a cosine schedule."""
-    options = {"loss_scaler": LossScaler(), "clip_global_norm": 1.0}
-    return fastopt_step(algorithm, shapes, fresh, **options)
+    rates = CosineScheduler(10**9, base_lr=LR)
+    settings = {"loss_scaler": LossScaler(), "clip_global_norm": 1.0}
+    return list_step(shapes, fresh, algorithm, rates, **settings)
 
 
 def numpy_step(algorithm: str, shapes: Shapes, fresh: bool) -> Call:
@@ -117,8 +90,9 @@ class Few:
 
     def setup(self, weights, algorithm, gradients):
         sizes = {"4 x 1,000": [(1_000,)] * 4, "demo": DEMO, "20 x 1,000": [(1_000,)] * 20}
-        arguments = algorithm, sizes[weights], gradients == "new"
-        self.step, self.plain = fastopt_step(*arguments), numpy_step(*arguments)
+        shapes, fresh = sizes[weights], gradients == "new"
+        self.step = list_step(shapes, fresh, algorithm)
+        self.plain = numpy_step(algorithm, shapes, fresh)
 
     def track_time(self, *_):
         return microseconds(self.step)
@@ -135,12 +109,18 @@ class Guarded:
     """A list of weights with a loss scaler, global-norm clipping and a schedule."""
 
     def setup(self):
-        self.step = guarded_step("adam", [(1_000,)] * 20, True)
+        arguments = "adam", [(1_000,)] * 20, True
+        self.step, self.plain = guarded_step(*arguments), numpy_step(*arguments)
 
     def track_time(self):
         return microseconds(self.step)
 
     track_time.unit = "us"
+
+    def track_slowdown(self):
+        return ratio(self.step, self.plain)
+
+    track_slowdown.unit = "times NumPy in place without them"
 
 
 class One:
@@ -151,7 +131,7 @@ class One:
 
     def setup(self, elements):
         arguments = "adam", [(elements,)], False
-        self.step = fastopt_step(*arguments)
+        self.step = list_step([(elements,)])
         self.plain, self.loop = numpy_step(*arguments), loop_step(*arguments)
 
     def track_slowdown(self, _):

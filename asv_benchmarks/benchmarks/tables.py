@@ -1,15 +1,24 @@
 """Adam on many float32 tensors in one call."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 
 from fastopt import optimizer
-from fastopt.bench.clock import microseconds, ratio
-from fastopt.bench.steps import Step
+from fastopt.bench.clock import Call, microseconds, ratio
+from fastopt.bench.steps import MOMENTUM, Step
 
 Shapes = list[tuple[int, ...]]
+
+LR = 1e-3
+ARGUMENTS = {
+    "adam": {"learning_rate": LR},
+    "sgd": {"learning_rate": LR, "momentum": MOMENTUM},
+}
 
 SMALL: Shapes = [(1_000,)] * 1_000
 """Many small tensors."""
@@ -39,37 +48,31 @@ def elements(shapes: Shapes) -> int:
     return sum(map(math.prod, shapes))
 
 
-class ListStep:
-    """A call of Adam on a list of weights, compiled and with all memory touched.
+def drawn(shapes: Shapes, fresh: bool) -> tuple[list[np.ndarray], Callable[[], list[np.ndarray]]]:
+    """Return weights and a function that returns gradients, new arrays each time if `fresh`."""
+    draw = np.random.default_rng(0).standard_normal
+    sets = [[draw(shape, np.float32) for shape in shapes] for _ in range(4 if fresh else 2)]
+    return sets[0], partial(next, cycle(sets[1:]))
 
-    Parameters
-    ----------
-    shapes : list of tuple of int
-        Shape of each weight.
-    fresh : bool
-        Whether each call has other gradient arrays than the two calls before.
-    **kwargs
-        Arguments of the optimizer.
-    """
 
-    def __init__(self, shapes: Shapes, fresh: bool = False, **kwargs: object) -> None:
-        draw = np.random.default_rng(0).standard_normal
-        self._indices = list(range(len(shapes)))
-        self._weights = [draw(shape, np.float32) for shape in shapes]
-        self._gradients = cycle(
-            [[draw(shape, np.float32) for shape in shapes] for _ in range(3 if fresh else 1)]
-        )
-        self._updater = optimizer.get_updater(optimizer.Adam(**kwargs))
-        self()
-
-    def __call__(self) -> None:
-        self._updater(self._indices, next(self._gradients), self._weights)
+def list_step(
+    shapes: Shapes, fresh: bool = False, rule: str = "adam", schedule: Any = None, **settings: Any
+) -> Call:
+    """Return a step with one call for all weights; `settings` are passed to the updater."""
+    weights, gradients = drawn(shapes, fresh)
+    made = optimizer.create(rule, lr_scheduler=schedule, **ARGUMENTS.get(rule, {}))
+    updater = optimizer.Updater(made, **settings)
+    if len(weights) == 1 and not fresh:
+        ((weight,), (grad,)) = weights, gradients()
+        return lambda: updater(0, grad, weight)
+    indices = list(range(len(weights)))
+    return lambda: updater(indices, gradients(), weights)
 
 
 def against_flat(rounds: int = 15) -> float:
     """Return the time of a step of ResNet-50 relative to a flat weight of the same size."""
     shapes = resnet50()
-    return ratio(ListStep(shapes), Step("adam", elements(shapes)), rounds)
+    return ratio(list_step(shapes), Step("adam", elements(shapes)), rounds)
 
 
 class Small:
@@ -78,7 +81,7 @@ class Small:
     unit = "us"
 
     def setup(self, gradients):
-        self.step = ListStep(SMALL, fresh=gradients == "fresh")
+        self.step = list_step(SMALL, gradients == "fresh")
 
     def track_update(self, gradients):
         return microseconds(self.step)
@@ -86,7 +89,7 @@ class Small:
 
 class ResNet50:
     def setup(self):
-        self.step = ListStep(resnet50())
+        self.step = list_step(resnet50())
 
     def track_update(self):
         return microseconds(self.step)

@@ -167,7 +167,7 @@ class AveragingStep:
                 f"{context}: rule {rule.name} keeps one state number for each row, an average "
                 "needs one for each element"
             )
-        slots, average = len(rule.state), header(self.array(index, exact))
+        slots, average = len(rule.state), header(self.array(index, exact, rule))
         return self.average.derive(rule), (*arrays[:slots], average, *arrays[slots:])
 
     def rate(self, index: Index) -> float:
@@ -176,13 +176,13 @@ class AveragingStep:
         rate: float = self.average.rate(counts.get(index, first) + 1 - first)
         return rate
 
-    def array(self, index: Index, exact: Exact) -> Any:
+    def array(self, index: Index, exact: Exact, rule: Rule | None = None) -> Any:
         """Return the average of an index; a new index starts with a copy of its weight."""
         average = self.averages.arrays.get(index)
         if average is None:
             average = self.new.get(index)
         if average is None:
-            average = self.new[index] = exact_copy(exact)
+            average = self.new[index] = exact_copy(exact, rule)
         else:
             context, dtype = label(index, self.names), np.dtype(real_of(exact[0].dtype)).name
             check_like(context, "average", header(average), (dtype,), exact[0].shape)
@@ -196,7 +196,7 @@ class AveragingStep:
         self.new, self.whole = {}, []
 
 
-def exact_copy(exact: Exact) -> Any:
+def exact_copy(exact: Exact, rule: Rule | None = None) -> Any:
     """Copy a weight in the dtype of the arithmetic, on the same device."""
     weight = exact[0]
     values = host(weight)
@@ -205,7 +205,7 @@ def exact_copy(exact: Exact) -> Any:
     real = real_of(weight.dtype)
     if isinstance(weight, Header):
         return placed(np.array(values, real, order="C"), weight)
-    average = like(weight, weight.shape, real, order_of(weight))
+    average = like(weight, weight.shape, real, order_of(weight, rule))
     average[...] = values
     return average
 

@@ -17,14 +17,14 @@ from fastopt._kernels.layout import real_of
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.sparse import RowSparse
 
-__all__ = ["ACCUMULATED", "STEPPED", "measured", "overflow", "scale_of", "squares", "times"]
+__all__ = ["STEPPED", "UNCHANGED", "measured", "overflow", "scale_of", "squares", "times"]
 
 
 STEPPED = StepInfo(stepped=True, skipped=False)
 """Outcome of a call that measures nothing."""
 
-ACCUMULATED = StepInfo(stepped=False, skipped=False)
-"""Outcome of a call that only accumulated its gradients."""
+UNCHANGED = StepInfo(stepped=False, skipped=False)
+"""Outcome before the first call, and of a call that only accumulated its gradients."""
 
 
 def measured(

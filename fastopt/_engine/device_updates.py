@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.clip import ACCUMULATED, STEPPED, overflow, scale_of, squares, times
+from fastopt._engine.clip import STEPPED, UNCHANGED, overflow, scale_of, squares, times
 from fastopt._engine.device_call import DeviceCall
 from fastopt._engine.per_index import Index
 from fastopt._interrupts import uninterrupted
@@ -141,7 +141,7 @@ def _add_and_step(updater: Any, adding: DeviceCall, call: DeviceCall, phase: int
         raise
     if not last:
         call.release()
-        updater._info = ACCUMULATED
+        updater._info = UNCHANGED
 
 
 def _step(updater: Any, call: DeviceCall, share: float = 1.0) -> None:

@@ -4,7 +4,7 @@ Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, starmap
 from typing import Any, NamedTuple
 
@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import AveragingStep
-from fastopt._engine.first_calls import blank_of, states
+from fastopt._engine.first_calls import Batch, batch_of, blank_of
 from fastopt._engine.forms import (
     BLANKS,
     FORMS,
+    NUMBERS,
     Form,
     filled,
     form_of,
+    is_pitched,
     kernels_of,
     nesting,
     remember,
@@ -92,6 +94,12 @@ class NewParameter:
         return bool(getattr(self.grad, "dtype", None) == self.weight.dtype)
 
     @property
+    def has_template(self) -> bool:
+        """Whether the record may be that of another parameter of the same form, with addresses."""
+        flags = self.weight.flags
+        return self.copy is None and not (self.by_row and not flags.forc)
+
+    @property
     def by_row(self) -> bool:
         """Whether the gradient indexes rows, or all of them."""
         return is_by_row(self.planner, self.index, self.grad, self.weight)
@@ -132,6 +140,8 @@ class Enrolment:
     ) -> None:
         self.records, self.updater, self.planner = records, updater, updater.planner
         self.indices, self.weights = indices, weights
+        self._common: dict[Any, Any] = {}
+        self._complete: Mapping[Index, Any] = {}
         self.new = [k for k, index in enumerate(indices) if index not in records.slots]
         tables = [updater.states, updater.states_synced]
         if self.planner.averages is not None:
@@ -158,8 +168,10 @@ class Enrolment:
 
         Returns whether records support all of them.
         """
-        lists = self.indices, grads, self.weights
-        return all(self._provide(*each, dense) for each in zip(*lists, strict=True))
+        lists = zip(self.indices, grads, self.weights, strict=True)
+        own = self._complete
+        left = (each for each in lists if each[0] not in own or type(each[1]) is not np.ndarray)
+        return all(self._provide(*each, dense) for each in left)
 
     def _provide(self, index: Index, grad: Any, weight: Any, dense: bool) -> bool:
         """Enter the missing loops of a parameter; return whether records support them."""
@@ -170,6 +182,8 @@ class Enrolment:
         if kept is None or not (sparse or dense) or kept.words[place]:
             return True
         resting: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []
+        if kept.layout.pitched and not sparse:
+            return False
         for record, layout in (*resting, (kept.record, kept.layout)):
             found = row_layout(own.optimizer, layout, record) if sparse else layout
             if found is None:
@@ -194,65 +208,53 @@ class Enrolment:
 
         Returns whether records support all of them. See :meth:`_create` for `known`.
         """
-        indices, slots = self.indices, self.records.slots
-        planners = {indices[k]: self.planner.of(indices[k]) for k in self.new}
-        if self.planner.groups is not None:
-            self.planner.groups.sync()  # new indices may have changed multipliers
+        indices, slots, groups = self.indices, self.records.slots, self.planner.groups
+        if groups is not None:
+            for k in self.new:
+                groups.planner_of(indices[k])
+            groups.sync()  # new indices may have changed multipliers
         made: dict[Index, Any] = {}
-        forms = self._alike(planners, grads)
-        if forms is None:
-            return False
-        for (_, key), own in forms.items():
-            for n, k in enumerate(own):
-                index, form = indices[k], BLANKS.get(key) if known else None
-                if form is not None:
-                    rest = dict.fromkeys(indices[j] for j in own[n:])
-                    made |= self._write_all(planners[index], form, rest)
-                    break
-                if index in slots:
-                    continue
-                found = self._enroll_one(planners[index], k, grads[k], known)
-                if found is None:
-                    return False
-                made[index], form = found
-                if type(key) is tuple:
-                    start = made[index]
-                    blank = blank_of(planners[index].optimizer, index, self.weights[k], start)
-                    if blank is not None:
-                        remember(BLANKS, key, form._replace(blank=blank))
-        if len(forms) > 1:  # in the order of the call
-            made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
+        ready: dict[Index, tuple[Any, Form]] = {}
+        for k in self.new:
+            index, weight = indices[k], self.weights[k]
+            if index in slots or index in ready:
+                continue
+            if type(weight) is not np.ndarray or weight.ndim > w.AXES:
+                return False
+            planner = self.planner if groups is None else groups.planner_of(index)
+            key = self._key(planner, index, grads[k], weight)
+            form = BLANKS.get(key) if known else None
+            if form is not None:
+                ready[index] = planner, form
+                continue
+            found = self._enroll_one(planner, k, grads[k], known)
+            if found is None:
+                return False
+            made[index], form = found
+            blank = key and blank_of(planner.optimizer, index, weight, made[index])
+            if blank:
+                remember(BLANKS, key, form._replace(blank=blank, number=next(NUMBERS)))
+        if ready:
+            made |= self._write_all(ready)
+            self._complete = ready
+            if len(made) > len(ready):  # in the order of the call
+                made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
         dict.update(self.updater.states, made)
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))
         return True
 
-    def _alike(
-        self, planners: Mapping[Index, Any], grads: Sequence[Any]
-    ) -> dict[Any, list[int]] | None:
-        """Return the new tensors by planner and what their states and records depend on.
-
-        A tensor whose state does not start at zero is alone under its place. The result is None if
-        records do not support a weight.
-        """
-        forms: dict[Any, list[int]] = {}
-        settings: dict[Any, Any] = {}
-        plain = self.planner.averages is None and not self.planner.offsets
-        copies, known = self.planner.copies, self.updater.states
-        for k in self.new:
-            index, weight = self.indices[k], self.weights[k]
-            if type(weight) is not np.ndarray or weight.ndim > w.AXES:
-                return None
-            planner = planners[index]
-            common = settings.get(planner)
-            if common is None:
-                common = settings[planner] = plain and self._settings(planner.optimizer)
-            if not common or index in copies or index in known or isinstance(grads[k], RowSparse):
-                forms[planner, k] = [k]
-                continue
-            same = getattr(grads[k], "dtype", None) == weight.dtype
-            key = common, weight.dtype, weight.shape, is_fortran(weight), same
-            forms.setdefault((planner, key), []).append(k)
-        return forms
+    def _key(self, planner: Any, index: Index, grad: Any, weight: Array) -> Any:
+        """Return what state and record of a new tensor depend on; None if it is like no other."""
+        if planner not in self._common:
+            plain = self.planner.averages is None and not self.planner.offsets
+            self._common[planner] = plain and self._settings(planner.optimizer)
+        common, known = self._common[planner], self.updater.states
+        if not common or index in self.planner.copies or index in known:
+            return None
+        if isinstance(grad, RowSparse):
+            return None
+        same = getattr(grad, "dtype", None) == weight.dtype
+        return common, weight.dtype, weight.shape, is_fortran(weight), same
 
     def _settings(self, optimizer: Any) -> Any:
         """Return what the records of an optimizer depend on; False if each one differs."""
@@ -274,51 +276,68 @@ class Enrolment:
             averaging.keep()
         return state, form
 
-    def _write_all(
-        self, planner: Any, form: Form, indices: Mapping[Index, None]
-    ) -> dict[Index, Any]:
-        """Create the states and records of parameters of one form; return the states."""
-        optimizer, count, listed = planner.optimizer, len(indices), list(indices)
-        assert form.blank is not None
-        records = self.records
-        found, arrays, places = states(form.blank, count)
-        blocks = np.empty((count, len(form.block)), np.int64)
-        first = address_of(blocks)
-        bases = np.arange(first, first + blocks.nbytes, blocks.strides[0])
-        np.multiply((bases - form.base)[:, None], form.inside, blocks)
-        blocks += form.block
-        shared = self._shared_all(planner, listed, form.layout)
-        slots = optimizer._index_update_count.slots(listed, optimizer.begin_num_update)
-        others = list(zip(*(arrays[k] for k in form.leaves), strict=True)) or [()] * count
-        numbers = [
-            (each.address, id(index), *map(id, own))
-            for each, index, own in zip(shared, listed, others, strict=True)
-        ]
-        blocks[:, [w.HYPER, w.INDEX_ID, *form.guards]] = numbers
-        blocks[:, form.columns] = places[:, form.leaves]
-        blocks[:, w.COUNT] = slots
-        if form.layout.keyed:
-            blocks[:, w.NUMBER] = list(map(index_number, listed))
-            blocks[:, w.SEED] = index_number(optimizer.seed)
-        if optimizer.carried is not None:
-            blocks[:, w.CARRIED] = optimizer.carried_slots(listed)
-        if len(form.leaves) > records.widest:
-            records.widest, records.words[w.CAPACITY] = len(form.leaves), 0
-        kept, kernels, layout = records.kept, form.kernels, form.layout
-        for block, index, each, own in zip(blocks, listed, shared, others, strict=True):
-            kept[index] = Kept(block, block.data, layout, each, (*own, kernels, index))
-        records.slots.update(zip(listed, bases.tolist(), strict=True))
+    def _write_all(self, ready: Mapping[Index, tuple[Any, Form]]) -> dict[Index, Any]:
+        """Create the states and records of parameters of known forms; return the states."""
+        records, kept, indices = self.records, self.records.kept, list(ready)
+        forms = [form for _, form in ready.values()]
+        batch = batch_of(forms)
+        states, others, addresses = batch.states(forms)
+        shared = self._shared_all(ready)
+        heads = [word for k, each in enumerate(shared) for word in (each.address, id(indices[k]))]
+        block = batch.block.copy()
+        base = address_of(block)
+        block[batch.inside] += base
+        block[batch.addresses] = addresses
+        block[batch.named] = heads + list(map(id, others))
+        cuts, guards, view = batch.cuts, batch.guards, block.data
+        self._write_counts(block, batch, ready)
+        if max(map(len, (form.leaves for form in forms))) > records.widest:
+            records.widest, records.words[w.CAPACITY] = max(len(form.leaves) for form in forms), 0
+        slots = {}
+        for k, (index, form) in enumerate(zip(indices, forms, strict=True)):
+            begin, end = cuts[k], cuts[k + 1]
+            alive = (*others[guards[k] : guards[k + 1]], form.kernels, index)
+            kept[index] = Kept(block[begin:end], view[begin:end], form.layout, shared[k], alive)
+            slots[index] = base + 8 * begin
+        records.slots.update(slots)
         if records.kept is not kept:  # a signal handler has dropped all records
-            for index in listed:
+            for index in indices:
                 records.slots.pop(index, None)
-        return dict(zip(listed, found, strict=True))
+        return dict(zip(indices, states, strict=True))
 
-    def _shared_all(self, planner: Any, indices: Sequence[Index], layout: Layout) -> list[Shared]:
-        """Return the hyper-parameters of each parameter."""
-        optimizer = planner.optimizer
-        if not (optimizer.param_dict or optimizer.lr_mult or optimizer.wd_mult):
-            return [self.records.shared_by(planner, indices[0], layout)] * len(indices)
-        return [self.records.shared_by(planner, index, layout) for index in indices]
+    def _shared_all(self, ready: Mapping[Index, tuple[Any, Form]]) -> list[Shared]:
+        """Return the hyper-parameters of each parameter with a known form."""
+        alike: dict[Any, Shared] = {}
+        found = []
+        for index, (planner, form) in ready.items():
+            optimizer, key = planner.optimizer, (planner, form.number)
+            if optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict:
+                key = index, 0
+            if key not in alike:
+                alike[key] = self.records.shared_by(planner, index, form.layout)
+            found.append(alike[key])
+        return found
+
+    def _write_counts(
+        self, block: Words, batch: Batch, ready: Mapping[Index, tuple[Any, Form]]
+    ) -> None:
+        """Enter where counts and carried numbers are, and the keys of random numbers."""
+        groups: dict[Any, list[int]] = {}
+        for k, (planner, _) in enumerate(ready.values()):
+            groups.setdefault(planner.optimizer, []).append(k)
+        indices = list(ready)
+        for optimizer, own in groups.items():
+            listed = indices if len(own) == len(indices) else [indices[k] for k in own]
+            places = batch.counts if listed is indices else batch.counts[own]
+            counts = optimizer._index_update_count
+            block[places] = counts.slots(listed, optimizer.begin_num_update)
+            if optimizer.carried is not None:
+                block[places + (w.CARRIED - w.COUNT)] = optimizer.carried_slots(listed)
+            for k in own:
+                if ready[indices[k]][1].layout.keyed:
+                    first = batch.cuts[k]
+                    block[first + w.NUMBER] = index_number(indices[k])
+                    block[first + w.SEED] = index_number(optimizer.seed)
 
     def _create(
         self, new: NewParameter, averaging: AveragingStep | None, known: bool
@@ -357,10 +376,10 @@ class Enrolment:
         The rule may have one more slot than that of the optimizer, the `average` of the weight.
         """
         key = new.key(rule, self.records.passes)
-        form = FORMS.get(key) if known and new.copy is None else None
+        form = FORMS.get(key) if known and new.has_template else None
         if form is None:
             form = self._new_form(new, rule, average)
-            if form is not None and new.copy is None:
+            if form is not None and new.has_template:
                 remember(FORMS, key, form)
         return form
 
@@ -378,10 +397,12 @@ class Enrolment:
         records = self.records
         scaled = records.factors and not planner.optimizer.folds
         layout = self._layout(new, rule, exact, arrays, scaled)
-        order = C_ORDER
-        if rule.elementwise and not (layout.keyed or layout.coded) and is_fortran(weight):
+        order, in_place = C_ORDER, not (new.by_row or layout.keyed or layout.coded)
+        if rule.elementwise and in_place and is_fortran(weight):
             order = F_ORDER
-        for array in others:
+        if self._is_pitched(new, layout, (*exact, *arrays)):
+            layout, order = replace(layout, pitched=True), C_ORDER
+        for array in () if layout.pitched else others:
             flags = array.flags
             if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
                 return None
@@ -395,7 +416,16 @@ class Enrolment:
         positions = [places[id(array)] for array in others if id(array) in places]
         form = form_of(layout, kernels, weight, others, order, column, positions)
         form.block[w.SCALED] = scaled
+        if layout.pitched:
+            form.block[w.CLEAR_WEIGHT] = address_of(weight)
         return form
+
+    def _is_pitched(self, new: NewParameter, layout: Layout, arrays: Sequence[Array]) -> bool:
+        """Whether indexed rows are updated where they lie, in rows with a common stride."""
+        records, rule = self.records, layout.rule
+        plain = new.by_row and records.averages is None and not (records.clips or rule.passes)
+        rows = rule.row is not None or updates_rows(new.planner.optimizer, layout)
+        return plain and rows and is_pitched(arrays)
 
     def _layout(
         self,

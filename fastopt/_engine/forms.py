@@ -4,28 +4,44 @@ Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from fastopt._engine.first_calls import Blank
 from fastopt._engine.per_index import Index
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import chunks_of
-from fastopt._kernels.layout import ADDRESS, BFLOAT16, FLOAT16, OFFSET, WIDTH, Layout, kind_of
-from fastopt._kernels.numpy_abi import guard, kind_word
+from fastopt._kernels.layout import (
+    ADDRESS,
+    BFLOAT16,
+    FLOAT16,
+    OFFSET,
+    PITCH,
+    WIDTH,
+    Layout,
+    kind_of,
+)
+from fastopt._kernels.numpy_abi import NBYTES, guard, kind_word
 from fastopt._kernels.table import address_of, items_of
 from fastopt.kernels.rule import Rule
+
+if TYPE_CHECKING:
+    from fastopt._engine.first_calls import Blank
 
 __all__ = [
     "BLANKS",
     "FORMS",
     "INSIDE",
+    "MOST_FORMS",
+    "NUMBERS",
     "Form",
     "filled",
     "form_of",
+    "is_pitched",
     "kernels_of",
     "nesting",
     "remember",
@@ -43,9 +59,8 @@ class Form(NamedTuple):
     """A record of one parameter as a template for others of the same form."""
 
     block: Words
-    """The words of the record, and behind them the arrays that it has the addresses of."""
-    base: int
-    """Address of the block."""
+    """The words of the record, and behind them the arrays that it has the addresses of; these are
+    relative to the start."""
     layout: Layout
     leaves: list[int]
     """Positions in the state of the arrays besides the weight."""
@@ -56,17 +71,20 @@ class Form(NamedTuple):
     kernels: Words | None
     """Addresses of the loops for dense gradients, whose address is in the block; None if the first
     gradient is row-sparse."""
-    inside: Words
-    """1 at words with addresses in the block, else 0."""
-    blank: Blank | None = None
+    blank: "Blank | Any" = None
     """The state before the first update, if it is always the same."""
+    number: int = -1
+    """Number of a form with `blank`."""
 
 
 FORMS: dict[Any, Form] = {}
 """Forms of records, whatever the updater."""
 
 BLANKS: dict[Any, Form] = {}
-"""Forms of parameters whose states are zeros at first; see :meth:`Enrolment._alike`."""
+"""Forms of parameters whose states are zeros at first; see :meth:`Enrolment._key`."""
+
+NUMBERS = count()
+"""Numbers of forms with a state before the first update."""
 
 MOST_FORMS = 4096
 """Number of forms from which they are forgotten."""
@@ -81,6 +99,18 @@ def remember(forms: dict[Any, Form], key: Any, form: Form) -> None:
 
 INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
+
+
+def is_pitched(arrays: Sequence[Array]) -> bool:
+    """Whether all arrays have contiguous rows with one common stride, larger than a row."""
+    lead = arrays[0]
+    return not lead.flags.c_contiguous and all(
+        array.ndim == 2
+        and array.flags.aligned
+        and array.strides == (lead.strides[0], array.itemsize)
+        and array.strides[0] >= array.shape[1] * array.itemsize
+        for array in arrays
+    )
 
 
 def nesting(state: Any) -> Any:
@@ -137,8 +167,8 @@ def _kernels_of(
         return np.array([0, squares, units, by_row, 0, cpu_addresses.follow(layout, alone), 0])
     found = [cpu_addresses.update(layout, numbers), squares, units, by_row]
     found += [cpu_addresses.flush(layout) if flushed else 0, 0, len(rule.passes)]
-    for step, count in enumerate(rule.sums):
-        found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
+    for step, number in enumerate(rule.sums):
+        found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), number]
     return np.array(found, np.int64)
 
 
@@ -149,9 +179,7 @@ def _packed(record: Words, inside: dict[int, Array]) -> Words:
         record[place] = 8 * end
         pieces.append(np.ascontiguousarray(array).view(np.int64).ravel())
         end += array.size
-    block = np.concatenate(pieces)
-    block[INSIDE] += block.ctypes.data
-    return block
+    return np.concatenate(pieces)
 
 
 def form_of(
@@ -167,15 +195,20 @@ def form_of(
 
     The weight's address is in `column` of its row; `others` are at `positions` of its state.
     """
-    width, (count, _) = items_of(layout, weight)
+    width, (items, _) = items_of(layout, weight)
     row = np.zeros(layout.first_grad + 1, np.int64)
     row[WIDTH] = width
-    guards = guard(others, len(others), order) if others else np.zeros((0, 1), np.uint64)
+    required = 0 if layout.pitched else order
+    guards = guard(others, len(others), required) if others else np.zeros((0, 1), np.uint64)
+    if layout.pitched:
+        row[PITCH] = weight.strides[0]
+        for words, array in zip(guards, others, strict=True):
+            words[NBYTES] = np.subtract(*byte_bounds(array)[::-1])
     flat, _ = chunks_of((weight.size, 1))
     inside = {
         w.ROW: row,
         w.GUARDS: guards,
-        w.CHUNKS: np.array([0, 0, count]),
+        w.CHUNKS: np.array([0, 0, items]),
         w.FLAT: flat,
         w.FIELDS: np.zeros(len(layout.rule.hyper)),
         w.SUMS: np.zeros(len(flat) * max(layout.rule.sums, default=1)),
@@ -193,7 +226,7 @@ def form_of(
         w.NDIMS: weight.ndim,
         w.SIZE: weight.size,
         w.BYTES: weight.nbytes,
-        w.ITEM_COUNT: count,
+        w.ITEM_COUNT: items,
         w.FLAT_COUNT: len(flat),
         w.KEYED: layout.keyed,
     }
@@ -202,18 +235,14 @@ def form_of(
         record[place] = number
     record[w.LENGTHS : w.LENGTHS + weight.ndim] = weight.shape
     block = _packed(record, inside)
-    moving = np.zeros(len(block), np.int64)
-    moving[INSIDE] = 1
     first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]
     return Form(
         block,
-        block.ctypes.data,
         layout,
         positions,
         [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
         [first[1] + k * guards.shape[1] for k in range(len(others))],
         kernels,
-        moving,
     )
 
 
@@ -229,7 +258,7 @@ def filled(
     if copy is not None:
         others = (copy, *others)
     base: int = block.ctypes.data
-    block[INSIDE] += base - form.base
+    block[INSIDE] += base
     block[form.columns] = list(map(address_of, others))
     block[form.guards] = [id(array) for array in others]
     if planner.offsets:

@@ -4,6 +4,7 @@ Tests: ``tests/engine/test_records.py``.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -17,6 +18,7 @@ from fastopt._kernels import record_words as w
 from fastopt._kernels.advance import step as corrected_fields
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.table import address_of
+from fastopt.kernels.rule import Rule
 
 __all__ = ["Shared"]
 
@@ -24,6 +26,12 @@ Words = NDArray[np.int64]
 
 RATES = ("rate", "lr", "wd")
 """Hyper-parameters that schedules change."""
+
+
+@cache
+def names_of(rule: Rule, extra: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of all hyper-parameters of a rule, the `extra` ones last."""
+    return (*rule.hyper, *(name for name in extra if name not in rule.hyper))
 
 
 class Shared:
@@ -49,26 +57,26 @@ class Shared:
             hyper = hyper._replace(correct=None, extra=())  # see counted()
         self.optimizer, self.hyper, self.multipliers = optimizer, hyper, multipliers
         self.layout, self.version = layout, -1
-        extra = (name for name in hyper.extra if name not in rule.hyper)
-        self.names = names = (*rule.hyper, *extra)
+        self.names = names = names_of(rule, hyper.extra)
         self.rates = [0] * len(RATES)
         """Columns of RATES in `values`, 0 for those that ``hyper()`` computes."""
-        self.values = np.zeros(1 + 2 * len(names))
+        memory: Words = np.zeros(w.HYPER_WORDS + 1 + 2 * len(names), np.int64)
+        self.words, self.values = memory[: w.HYPER_WORDS], memory[w.HYPER_WORDS :].view(np.float64)
+        self.words_view: Any = self.words.data
         self.view: Any = self.values.data
         self.given: Mapping[str, float] | None = None
         self.summed = optimizer.step_sums is not None
         self.fixed: bool | None = None
         """Whether ``hyper()`` reads no rates, so that it need not be called; None if unknown."""
-        self.words: Words = np.zeros(w.HYPER_WORDS, np.int64)
-        self.words[w.CARRIES] = int(hyper.carries)
-        self.words[w.AHEAD] = not optimizer.rates_before_count
-        self.words[w.NAMES], self.words[w.OWN] = len(names), len(rule.hyper)
-        self.words[w.RESCALE] = rule.rescale if optimizer.folds else -1
-        self.words[w.WIDE] = layout.real is np.float64
-        self.words[w.VALUES] = self.values.ctypes.data
+        self.address, words = address_of(memory), self.words_view
+        words[w.CARRIES] = int(hyper.carries)
+        words[w.AHEAD] = int(not optimizer.rates_before_count)
+        words[w.NAMES], words[w.OWN] = len(names), len(rule.hyper)
+        words[w.RESCALE] = rule.rescale if optimizer.folds else -1
+        words[w.WIDE] = int(layout.real is np.float64)
+        words[w.VALUES] = self.address + 8 * w.HYPER_WORDS
         if hyper.correct is not None:
-            self.words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
-        self.address, self.words_view = address_of(self.words), self.words.data
+            words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
         self.carried: Any = None
 
     def find_carried(self) -> None:

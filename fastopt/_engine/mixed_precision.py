@@ -49,7 +49,7 @@ def state_with_master(optimizer: Any, index: Index, weight: Array) -> Any:
     start = optimizer.masters_given.get(index)
     start = host(weight) if start is None else start
     check_like(context, "master", start, (*HALVES, "float32"), weight.shape)
-    exact = np.asarray(start, np.float32, order=order_of(weight))
+    exact = np.asarray(start, np.float32, order=order_of(weight, optimizer.rule_for(index)))
     master = placed(exact, weight)
     inner = optimizer.create_state(index, master)
     if split:

@@ -32,7 +32,8 @@ class PerIndex(MutableMapping[Index, Any]):
         self.changed: Callable[[], None] = _nothing
         self._slots: dict[Index, int] = {}
         self.array = np.zeros(8, self.dtype)
-        self.update(values or {})
+        if values:
+            self.update(values)
 
     def slots(self, indices: Sequence[Index], start: float) -> NDArray[np.int64]:
         """Return positions in :attr:`array`; indices without a number are set to `start`."""

@@ -12,6 +12,7 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from fastopt._engine.averaging import Averages, AveragingStep
 from fastopt._engine.device_records import DeviceRecords
+from fastopt._engine.forms import is_pitched
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.lazy_decay import decay_of
 from fastopt._engine.mixed_precision import arrays_of
@@ -20,6 +21,7 @@ from fastopt._engine.per_index import Index
 from fastopt._engine.plan import Plan
 from fastopt._engine.records import Records
 from fastopt._engine.step_sums import SummedPlan
+from fastopt._engine.unrecorded import UnrecordedCall
 from fastopt._engine.validate import (
     check,
     check_apart,
@@ -160,7 +162,7 @@ class Planner:
 
     # Plans
 
-    def prepare(self, calls: Sequence[Call], single: bool = False, keep: bool = True) -> Any:
+    def prepare(self, calls: Sequence[Call], single: bool = False) -> Any:
         """Check a call and create its plan, without counting the step or caching the plan.
 
         Parameters
@@ -169,19 +171,20 @@ class Planner:
             The tensors of the call.
         single : bool
             Whether the call passes one index instead of lists.
-        keep : bool
-            Whether the plan may be kept; if False, the caller launches its tables.
 
         Returns
         -------
-        Plan or Joint
-            A Joint if some parameters belong to other optimizers than the planner's own.
+        UnrecordedCall, Plan or Joint
+            For arrays on the host of one process an UnrecordedCall; a Joint if some parameters
+            belong to other optimizers than the planner's own.
 
         Raises
         ------
         TypeError, ValueError
             The arrays do not match.
         """
+        if self.launcher is launch and not any(is_cuda(weight) for _, weight, *_ in calls):
+            return UnrecordedCall(self, calls)
         key = calls[0][0] if single else tuple(index for index, *_ in calls)
         indices = [index for index, *_ in calls]
         averaging = self.averages.step(self.optimizer, indices) if self.averages else None
@@ -189,7 +192,7 @@ class Planner:
         if self.groups is not None:
             plan = self.groups.prepare(calls, single, key, averaging)
         if plan is None:
-            plan = self.plan_of(calls, single, averaging, keep)
+            plan = self.plan_of(calls, single, averaging)
             plan.key = key
         return plan
 
@@ -198,14 +201,12 @@ class Planner:
         calls: Sequence[Call],
         single: bool,
         averaging: AveragingStep | None,
-        keep: bool = True,
     ) -> Plan:
         """Create the plan of a call for the planner's own optimizer; see :meth:`prepare`."""
         indices = [index for index, *_ in calls]
         tables = [self.table(*call, averaging=averaging) for call in calls]
         spread = [(table, [place]) for place, table in enumerate(tables)]
         in_order = len(set(indices)) < len(indices) or not disjoint(tables)
-        in_order |= not keep  # the caller launches
         optimizer = self.optimizer
         if optimizer.rates_before_count and optimizer.lr_scheduler is not None:
             in_order |= len(calls) > 1  # the count of each tensor determines the next one's rate
@@ -215,7 +216,7 @@ class Planner:
         if self.optimizer.step_sums is not None:
             kind = SummedPlan
         plan = kind(self, indices, weights, states, groups, single, in_order, averaging)
-        keep = keep and not in_order and all(table.direct for table in tables)
+        keep = not in_order and all(table.direct for table in tables)
         keep = keep and not (averaging is not None and averaging.whole)
         plan.kept = keep and all(map(is_fixed, states)) and readable()
         return plan
@@ -312,8 +313,7 @@ class Planner:
                     if total is None:
                         optimizer.count_only(index)
                         continue
-                    plan = self.prepare([(index, weight, total, state)], keep=False)
-                    tables += plan.count()
+                    tables += UnrecordedCall(self, [(index, weight, total, state)]).count()
                 self.launch(tables, calls[0][0])
                 self.updated.update((index, weight) for index, weight, *_ in calls)
             except BaseException:
@@ -518,7 +518,7 @@ def table_of(
         lead = weight[0] if lead is None else lead
         return _on_device(layout, arrays, parts, lead)
     checked = arrays[:-1] if sparse else arrays
-    if by_row and _is_pitched(checked):
+    if by_row and is_pitched(checked):
         layout = replace(layout, pitched=True)
         table = HostTable(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         table.direct = True
@@ -555,18 +555,6 @@ def _named(
         **dict(zip(roles, weight, strict=True)),
         **dict(zip(slots, state, strict=True)),
     }
-
-
-def _is_pitched(arrays: Sequence[Array]) -> bool:
-    """Whether all arrays have contiguous rows with one common stride, larger than a row."""
-    lead = arrays[0]
-    return not lead.flags.c_contiguous and all(
-        array.ndim == 2
-        and array.flags.aligned
-        and array.strides == (lead.strides[0], array.itemsize)
-        and array.strides[0] >= array.shape[1] * array.itemsize
-        for array in arrays
-    )
 
 
 def _in_c_order(array: Array) -> bool:

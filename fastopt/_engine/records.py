@@ -54,8 +54,25 @@ RELEASED_FROM = 1 << 24
 """Bytes of scratch memory from which it is released after a call."""
 
 
-FEW = 16
-"""Number of tensors of a call that there is always memory for."""
+EMPTY = np.empty(0, np.int64)
+"""Memory that is allocated when it is needed."""
+
+FEW, WIDEST = 16, 4
+"""Numbers of tensors of a call, and of arrays of a state, that there is always memory for."""
+
+ROWS = w.CONTEXT + w.NORM_NUMBERS
+SPANS = ROWS + FEW * w.TENSOR
+NOTHING = SPANS + 2 * FEW * (1 + WIDEST)
+"""Where parts of this memory begin: rows of tensors, their memory ranges, and a record without
+elements with its loops and its row."""
+
+LOOPS, ROW = NOTHING + w.RECORD, NOTHING + w.RECORD + w.PASS
+INSIDE = [w.SELF, w.NORM, w.TENSORS, w.SPANS, w.NOTHING, NOTHING + w.KERNELS, NOTHING + w.ROW]
+"""Words with addresses in this memory."""
+
+FROZEN = np.zeros(w.RECORD, np.int64)
+FROZEN[w.FROZEN] = 1
+"""The record of parameters that are left out of all calls."""
 
 
 class Records:
@@ -111,37 +128,25 @@ class Records:
         self.shared: dict[Any, Shared] = {}
         self.rows: dict[Any, Shared] = {}
         self.asked: dict[Index, tuple[Any, Any]] = {}
-        self.counts: Any = np.empty(0)
-        self.counts_view: Any = self.counts.data
-        self.scratch = self.counts
-        self.counting: Words = np.empty(0, np.int64)
-        self.widest = 4
+        self.counts: Any = EMPTY
+        self.counts_view: Any = None
+        self.scratch: Any = EMPTY
+        self.counting: Words = EMPTY
+        self.widest = WIDEST
         self._make_memory()
         self.words[w.SLOTS] = id(self.slots)
-        self.nothing = nothing = np.zeros(w.RECORD + w.PASS + 4, np.int64)
-        self.words[w.NOTHING] = address_of(nothing)
-        self.frozen = np.zeros(w.RECORD, np.int64)
-        self.frozen[w.FROZEN] = 1
         self.freezes = False
-        nothing[w.KERNELS] = address_of(nothing[w.RECORD :])
-        nothing[w.ROW] = address_of(nothing[w.RECORD + w.PASS :])
-        nothing[w.WEIGHT_COLUMN], nothing[w.GRAD_COLUMN] = 2, 3
         self.enter: Any = None
 
     def _make_memory(self) -> None:
-        """Allocate the context of calls, and rows for the tensors of small ones."""
-        rows, first = FEW * w.TENSOR, w.CONTEXT + w.NORM_NUMBERS
-        memory = np.zeros(first + rows + 2 * FEW * (1 + self.widest), np.int64)
+        """Allocate the context of calls, rows for the tensors of small ones, and NOTHING."""
+        memory = blank_memory().copy()
         self.context = address_of(memory)
+        memory[INSIDE] += self.context
         words = self.words = memory[: w.CONTEXT]
         self.view = words.data
-        words[:] = blank_context()
-        self.norm = memory[w.CONTEXT : first].view(np.float64)
-        self.norm[:] = 1.0
-        self.tensors, self.spans = memory[first : first + rows], memory[first + rows :]
-        words[w.SELF], words[w.NORM] = self.context, self.context + 8 * w.CONTEXT
-        words[w.TENSORS] = self.context + 8 * first
-        words[w.SPANS], words[w.CAPACITY] = self.context + 8 * (first + rows), FEW
+        self.norm = memory[w.CONTEXT : ROWS].view(np.float64)
+        self.tensors, self.spans = memory[ROWS:SPANS], memory[SPANS:NOTHING]
 
     # Settings
 
@@ -172,7 +177,8 @@ class Records:
         if not same:
             self._follow(updater)
         if self.usable:
-            self._find_slots(optimizer)
+            if self.kept:
+                self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
                 self._share_all(planner, list(self.kept))
                 self.multipliers_version = optimizer.multipliers_version
@@ -241,16 +247,22 @@ class Records:
             still = still and shared.carried is getattr(shared.optimizer.carried, "array", None)
         if still and self.counts is counts.array:
             return
+        if self.counts is not EMPTY:  # else all positions are new
+            self._move_slots(counts)
+        for shared in (*self.shared.values(), *self.rows.values()):
+            shared.find_carried()
+        self.words[w.COUNTS] = address_of(counts.array)
+        self.counts, self.counts_view = counts.array, counts.array.data
+
+    def _move_slots(self, counts: Any) -> None:
+        """Enter the positions of all records in `counts`; drop those that have none."""
         for index in [index for index in self.kept if index not in counts]:
             self.drop(index)
         slots = counts.slots(list(self.kept), 0).tolist()
         for (index, kept), slot in zip(self.kept.items(), slots, strict=True):
-            kept.record[w.COUNT] = slot
-            kept.record[w.CARRIED] = kept.shared.optimizer.carried_slots([index])[0]
-        for shared in (*self.shared.values(), *self.rows.values()):
-            shared.find_carried()
-        self.words[w.COUNTS] = counts.array.ctypes.data
-        self.counts, self.counts_view = counts.array, counts.array.data
+            kept.words[w.COUNT], optimizer = slot, kept.shared.optimizer
+            if optimizer.carried is not None:
+                kept.words[w.CARRIED] = optimizer.carried_slots([index])[0]
 
     def _share_all(self, planner: Any, indices: Sequence[Index]) -> None:
         """Enter the hyper-parameters of records; drop those whose multiplier is no number."""
@@ -593,7 +605,7 @@ class Records:
         """Leave parameters out of all calls, with whatever gradient."""
         if self.usable and {*map(type, indices)} <= {int, str}:
             self.freezes = True
-            self.slots.update(dict.fromkeys(indices, address_of(self.frozen)))
+            self.slots.update(dict.fromkeys(indices, address_of(FROZEN)))
 
     def moving(self, index: Any, *lists: Any) -> Sequence[Any]:
         """Return the items of the arguments of a call, in tuples, without frozen parameters."""
@@ -602,7 +614,7 @@ class Records:
         items: Any = zip(index, *lists, strict=True)
         if not self.freezes:
             return list(items)
-        slots, frozen = self.slots, address_of(self.frozen)
+        slots, frozen = self.slots, address_of(FROZEN)
         return [each for each in items if slots.get(each[0]) != frozen]
 
     def note(self, planner: Any, index: Any, weight: Any) -> None:
@@ -735,10 +747,13 @@ def is_served(optimizer: Any) -> bool:
 
 
 @cache
-def blank_context() -> Words:
-    """Return the words of a context before the first call."""
-    words = np.zeros(w.CONTEXT, np.int64)
-    words[w.LARGE_FROM] = PARALLEL_FROM
+def blank_memory() -> Words:
+    """Return the memory of records before the first call, with addresses relative to its start."""
+    words = np.zeros(ROW + 4, np.int64)
+    words[INSIDE] = 8 * np.array([0, w.CONTEXT, ROWS, SPANS, NOTHING, LOOPS, ROW])
+    words[w.CONTEXT : ROWS].view(np.float64)[:] = 1.0
+    words[NOTHING + w.WEIGHT_COLUMN], words[NOTHING + w.GRAD_COLUMN] = 2, 3
+    words[w.LARGE_FROM], words[w.CAPACITY] = PARALLEL_FROM, FEW
     types = np.ndarray, list, tuple, int, np.int64, str, float
     words[w.NDARRAY : w.FLOAT + 1] = list(map(id, types))
     known = [np.float32, np.float64, np.float16]

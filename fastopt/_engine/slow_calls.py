@@ -33,10 +33,9 @@ ATTEMPTS = 2
 class SlowCallCounter:
     """Counts the slow calls of an updater, and reports ten of them in a row once."""
 
-    def __init__(self) -> None:
-        self.calls = SlowCalls()
-        self._in_a_row = self._entered = 0
-        self._reported = False
+    calls = SlowCalls()
+    _in_a_row = _entered = 0
+    _reported = False
 
     def reason(
         self,
@@ -58,17 +57,20 @@ class SlowCallCounter:
         known, on_records = updater.states, updater._records.usable
         if not (on_records and indices and all(index in known for index in indices)):
             return None
+        kept = updater._records.kept
         for index, grad, weight in zip(indices, grads, weights, strict=True):
             if is_cuda(weight):
                 return None
             why = reason_of(grad, weight)
-            if not (why or unchecked) and is_row_sparse(grad) and updater.accumulate > 1:
-                why = "its gradient is row-sparse, which needs Python with accumulate"
+            if not (why or unchecked) and is_row_sparse(grad):
+                if updater.accumulate > 1:
+                    why = "its gradient is row-sparse, which needs Python with accumulate"
+                elif index not in kept and not weight.flags.c_contiguous:
+                    why = "its gradient is row-sparse, and its weight is not in C order"
             if why:
                 return index, why
         if unchecked:
             return None
-        kept = updater._records.kept
         for index, weight in zip(indices, weights, strict=True):
             if index not in kept:
                 order = "" if weight.flags.c_contiguous else "its weight is not in C order, "
@@ -102,8 +104,6 @@ def reason_of(grad: Any, weight: Any) -> str:
     if is_row_sparse(grad):
         if not isinstance(grad, (RowSparse, tuple, list)):
             return f"its gradient is a {type(grad).__name__}"
-        if not weight.flags.c_contiguous:
-            return "its gradient is row-sparse, and its weight is not in C order"
         parts = (grad.values, grad.indices) if isinstance(grad, RowSparse) else grad
         arrays[:1] = [("gradient", each) for each in parts if isinstance(each, np.ndarray)]
     for role, array in arrays:

@@ -387,9 +387,13 @@ def is_half(array: Array) -> bool:
     return array.dtype.itemsize == 2 and array.dtype.name in HALVES
 
 
-def order_of(weight: Array) -> Literal["C", "F"]:
-    """Return the memory order for the state of `weight`."""
-    return "F" if is_fortran(weight) else "C"
+def order_of(weight: Array, rule: Rule | None = None) -> Literal["C", "F"]:
+    """Return the memory order for the state of `weight` under a rule.
+
+    It is that of the weight, unless positions matter to the rule: those are positions in C order.
+    """
+    free = rule is None or (rule.elementwise and not rule.noise)
+    return "F" if free and is_fortran(weight) else "C"
 
 
 def is_fortran(array: Array) -> bool:

@@ -7,7 +7,7 @@ Tests: ``tests/engine/test_records.py``.
 
 from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
-from fastopt._kernels.layout import ADDRESS
+from fastopt._kernels.layout import ADDRESS, PITCH
 from fastopt._kernels.numpy_abi import ALIGNED, F_ORDER, FIRST, WRITEABLE
 from fastopt._kernels.objects import (
     after,
@@ -97,6 +97,17 @@ def enter_strides(array, record, target, low, high):
 
 
 @scalar
+def admit_pitched(tensor, record, strides, pitch):
+    """Check a weight whose rows have a common stride; its memory was checked in Python."""
+    first, height, size = tensor[w.T_LOW], record[w.LENGTHS], size_of(record[w.WEIGHT_CODE])
+    if first != record[w.CLEAR_WEIGHT] or strides[0] != pitch or strides[1] != size:
+        return w.REFUSED
+    tensor[w.T_COPIED], tensor[w.T_HIGH] = 0, first + (height - 1) * pitch
+    tensor[w.T_HIGH] += record[w.LENGTHS + 1] * size
+    return w.OK
+
+
+@scalar
 def admit_weight(x, tensor, record, weight):
     """Check a weight, and enter where it lies."""
     array = words(weight)
@@ -105,9 +116,11 @@ def admit_weight(x, tensor, record, weight):
     flags = array[w.FLAGS]
     if flags & (WRITEABLE | ALIGNED) != WRITEABLE | ALIGNED or not has_shape(array, record):
         return w.REFUSED
-    first = array[w.DATA]
+    first, pitch = array[w.DATA], words(record[w.ROW])[PITCH]
     tensor[w.T_WEIGHT] = tensor[w.T_LOW] = first
     tensor[w.T_HIGH] = first + record[w.BYTES]
+    if pitch:
+        return admit_pitched(tensor, record, words(array[w.STRIDES]), pitch)
     tensor[w.T_COPIED] = 0 if flags & record[w.ORDER] else 1
     if tensor[w.T_COPIED]:
         tensor[w.T_HIGH] = first + size_of(record[w.WEIGHT_CODE])

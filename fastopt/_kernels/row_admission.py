@@ -43,8 +43,12 @@ __all__ = ["addresses", "cut_rows", "enter_rows", "row_room", "rows_before", "wo
 
 @scalar
 def work_of(tensor, record):
-    """Return the cost of the update of a tensor, in elements of a dense one."""
-    if tensor[w.T_LISTED] and words(tensor[w.T_KERNELS])[w.BY_ROW]:
+    """Return the cost of the update of a tensor, in elements of a dense one.
+
+    A weight that is not in C order is copied as a whole.
+    """
+    by_row = tensor[w.T_LISTED] and words(tensor[w.T_KERNELS])[w.BY_ROW]
+    if by_row and not tensor[w.T_COPIED]:
         return tensor[w.T_LENGTH] * words(record[w.ROW])[WIDTH] * ROW_COST
     return record[w.SIZE]
 
@@ -207,14 +211,13 @@ def check_rows(x, tensor, record, grad):
     kernels, ordered = record[w.ROW_KERNELS], record[w.ORDER] == C_ORDER
     if kernels == 0 or not ordered:
         return w.REFUSED
-    by_row = words(kernels)[w.BY_ROW] != 0
     every = words(grad)[w.TYPE] == x[w.NDARRAY] and words(kernels)[w.BY_ROW] == w.EVERY_ROW
     values, indices = grad, 0
     if not every:
         values, indices = parts(x, record, grad)
         if values == 0 or indices == 0:
             return w.REFUSED
-    if words(values)[w.TYPE] != x[w.NDARRAY] or (tensor[w.T_COPIED] and by_row):
+    if words(values)[w.TYPE] != x[w.NDARRAY]:
         return w.REFUSED
     before, tensor[w.T_LENGTH] = 1, record[w.LENGTHS]
     if not every:
@@ -348,7 +351,8 @@ def cut_rows(tensor, record):
 def order_rows(context, k, _, __, ___):
     """Order the rows of tensor `k`, and divide them into chunks.
 
-    Rows that are updated one by one need no order, only if their squares are summed.
+    Rows that are updated one by one need no order, unless their squares are summed or the rule
+    sums over the tensor.
     """
     x = words(context)
     tensor = tensor_of(x, k)
@@ -357,8 +361,9 @@ def order_rows(context, k, _, __, ___):
     places = region + 8 * count
     cuts = tensor[w.T_CUTS] = region + 8 * own_room(tensor)
     tensor[w.T_CUT_SUMS] = cuts + 24 * (count // step + 1)
-    by_row, height = words(tensor[w.T_KERNELS])[w.BY_ROW] != 0, record[w.LENGTHS]
-    any_order = by_row and x[w.MEASURE] == 0
+    kernels, height = words(tensor[w.T_KERNELS]), record[w.LENGTHS]
+    by_row = kernels[w.BY_ROW] != 0
+    any_order = by_row and x[w.MEASURE] == 0 and kernels[w.PASSES] == 0
     if tensor[w.T_ASCENDS] or (
         any_order and are_unique(words(region), count, height, words(places))
     ):

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import ACCUMULATED
+from fastopt._engine.clip import UNCHANGED
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, check_like, label
@@ -266,7 +266,7 @@ class ShardedUpdater(Resumable):
                 sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
                 self._update(indices, sums, weights)
             else:
-                self.shard._report(ACCUMULATED)
+                self.shard._report(UNCHANGED)
         except BaseException:
             windows.put_back(before)
             raise
@@ -527,7 +527,7 @@ class ShardedUpdater(Resumable):
                 if len(plan.indices) == 1:
                     self.shard(plan.indices[0], grads[0], plan.slices[0])
                 elif not plan.indices and self.groups:  # all are frozen
-                    vars(self.shard)["_info"] = ACCUMULATED
+                    vars(self.shard)["_info"] = UNCHANGED
                 else:
                     self.shard(plan.indices, grads, plan.slices)
             except Exception as error:

@@ -31,12 +31,14 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.adam import Adam as Adam
     from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2
     from fastopt.optimizer.adamax import Adamax as Adamax
+    from fastopt.optimizer.adammini import AdamMini as AdamMini
     from fastopt.optimizer.adamuon import AdaMuon as AdaMuon
     from fastopt.optimizer.adamw import AdamW as AdamW
     from fastopt.optimizer.adan import Adan as Adan
     from fastopt.optimizer.ademamix import AdEMAMix as AdEMAMix
     from fastopt.optimizer.adopt import ADOPT as ADOPT
     from fastopt.optimizer.asgd import ASGD as ASGD
+    from fastopt.optimizer.came import CAME as CAME
     from fastopt.optimizer.dcasgd import DCASGD as DCASGD
     from fastopt.optimizer.families import AdamFamily as AdamFamily
     from fastopt.optimizer.families import CautiousFamily as CautiousFamily
@@ -65,6 +67,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.rprop import Rprop as Rprop
     from fastopt.optimizer.schedulefreeadamw import ScheduleFreeAdamW as ScheduleFreeAdamW
     from fastopt.optimizer.schedulefreesgd import ScheduleFreeSGD as ScheduleFreeSGD
+    from fastopt.optimizer.scion import Scion as Scion
     from fastopt.optimizer.sgd import SGD as SGD
     from fastopt.optimizer.sgd import ccSGD as ccSGD
     from fastopt.optimizer.sgld import SGLD as SGLD
@@ -86,6 +89,8 @@ def __getattr__(name: str) -> typing.Any:
     module = opt_registry.module(name.lower())
     for klass in (getattr(module, name, None), opt_registry.get(name.lower())):
         if isinstance(klass, type) and klass.__name__ == name and issubclass(klass, Optimizer):
+            if klass.__module__.startswith(f"{__name__}."):  # others may be registered again
+                globals()[name] = klass
             return klass
     if module is not None and name.islower():
         return module

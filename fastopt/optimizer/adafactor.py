@@ -6,28 +6,36 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from fastopt._engine.buffers import Buffers
+from fastopt._kernels.factored import stepped
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.optimizer.factoredsteps import FactoredSteps, clipped_factor, root_mean_square
 from fastopt.optimizer.keywords import FactoredArguments, Rate
-from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
+from fastopt.optimizer.matrices import MatrixFamily, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
 
 __all__ = ["Adafactor"]
 
 
-class _Factored:
+class _Factored(FactoredSteps):
     """Directions: gradients divided by the root of the factored second moment."""
 
-    def __init__(self) -> None:
-        self._rescaled = Rescaled()
-        self._buffers = Buffers()
+    def run(
+        self,
+        main: "Adafactor",
+        index: Index,
+        target: Array,
+        weight: Array,
+        grad: Array,
+        state: tuple[Array, ...],
+        record: Array,
+    ) -> None:
+        """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
+        steps = self.measured(grad, weight, state, main.share(index), main.eps1, record)
+        factor = main.factor(index, steps.weight_size)
+        record["lr"] *= factor * clipped_factor(steps.size, main.clip_threshold)
+        self.call(stepped(), steps.source, steps.scales, target.reshape(steps.source.shape), record)
 
-    def reserve(self, main: "Adafactor", index: Index, direction: Array) -> None:
-        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
-        self._buffers("squares", direction.shape, direction.dtype)
-        self._rescaled.reserve(direction)
-
-    def write(
+    def write_vector(
         self,
         main: "Adafactor",
         index: Index,
@@ -35,51 +43,12 @@ class _Factored:
         direction: Array,
         grad: Array,
         state: Any,
-    ) -> bool:
-        """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
-        if not direction.size:
-            return False
-        squares = self._buffers("squares", direction.shape, direction.dtype)
-        gradient = self._rescaled(main, index, direction, grad)
-        count = main._index_update_count[index] - main.begin_num_update
-        share = count**-main.decay_rate
-        with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
-            size = _root_mean_square(weight, squares)
-            np.multiply(gradient, gradient, out=squares)
-            squares += direction.dtype.type(main.eps1)
-            if direction.ndim < 2:
-                _blend(state, squares, share)
-                np.divide(gradient, np.sqrt(state, out=squares), out=direction)
-            else:
-                rows, columns = state
-                _blend(rows, squares.mean(-1, dtype=np.float64), share)
-                _blend(columns, squares.mean(-2, dtype=np.float64), share)
-                part = rows / rows.mean(-1, keepdims=True, dtype=np.float64)
-                np.multiply(gradient, _inverse_root(part, direction)[..., np.newaxis], direction)
-                direction *= _inverse_root(columns, direction)[..., np.newaxis, :]
-            factor = main.factor(count, main._get_lr(index), size)
-            if main.clip_threshold is not None:
-                own = _root_mean_square(direction, squares) / main.clip_threshold
-                factor = factor if own <= 1 else factor / own
-            direction *= direction.dtype.type(factor)
-        return True
-
-
-def _root_mean_square(array: Array, squares: Array) -> float:
-    """Return the root mean square, with the squares summed in float64."""
-    squares[...] = array
-    np.multiply(squares, squares, out=squares)
-    return math.sqrt(squares.sum(dtype=np.float64) / squares.size)
-
-
-def _blend(average: Array, new: Array, share: float) -> None:
-    """Move an average towards a new value by the fraction `share`."""
-    average += (new - average) * share
-
-
-def _inverse_root(moment: Array, direction: Array) -> Array:
-    found: Array = (1 / np.sqrt(moment, dtype=np.float64)).astype(direction.dtype)
-    return found
+    ) -> None:
+        """See :meth:`FactoredSteps.write_vector`."""
+        step, size = self.divided(main, grad, state, main.share(index))
+        factor = main.factor(index, root_mean_square(weight))
+        factor *= clipped_factor(size, main.clip_threshold)
+        np.multiply(step, step.dtype.type(factor), out=direction)
 
 
 @register
@@ -105,8 +74,7 @@ class Adafactor(MatrixFamily):
     the results agree if both are small. optax.adafactor has :math:`\alpha` without
     :math:`t^{-1/2}`, like ``relative_step=False``.
 
-    Means are computed by NumPy in float64 on one thread, since column sums do not follow the memory
-    order, which the compiled kernels require.
+    Means are computed in float64, on one thread.
 
     State: the tuple of arrays :math:`R` and :math:`C`, with the weight's shape without the last
     axis and without the second to last; for weights with fewer than two dimensions the array
@@ -198,9 +166,17 @@ class Adafactor(MatrixFamily):
         self.relative_step = relative_step
         super().__init__(learning_rate, fallback, fallback_for, **common)
 
-    def factor(self, count: int, lr: float, size: float) -> float:
+    def steps(self, index: Index) -> int:
+        """Return the number of updates of a weight, with the present one."""
+        return int(self._index_update_count[index]) - self.begin_num_update
+
+    def share(self, index: Index) -> float:
+        """Return the share of the present gradient in the second moments."""
+        return float(self.steps(index) ** -self.decay_rate)
+
+    def factor(self, index: Index, size: float) -> float:
         """Return the factor of the learning rate for a weight with root mean square `size`."""
-        bound = 1 / math.sqrt(count)
+        lr, bound = self._get_lr(index), 1 / math.sqrt(self.steps(index))
         factor = bound / lr if self.relative_step and lr > bound else 1.0
         if self.scale_parameter:
             factor *= size if not size < self.eps2 else self.eps2

@@ -92,9 +92,11 @@ class AdamFamily(Optimizer):
         **common: Unpack[MomentArguments],
     ) -> None:
         super().__init__(learning_rate=learning_rate, **common)
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
+        self._assign(beta1=beta1, beta2=beta2, epsilon=epsilon)
+
+    beta1: float
+    beta2: float
+    epsilon: float
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -181,20 +183,21 @@ class VariantFlags(Optimizer):
         **common: Any,
     ) -> None:
         given = {"cautious": cautious, "cautious_decay": cautious_decay, "stable": stable}
-        for name in self.variants:
-            setattr(self, name, given[name])
+        self._assign(**{name: given[name] for name in self.variants})
         super().__init__(*args, **common)
 
     @property
     def variant(self) -> Variant:
         """The selected variant."""
         own = vars(self)
-        return Variant(*(bool(own.get(name)) for name in Variant._fields))
+        return Variant(*[own.get(name, False) for name in Variant._fields])
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
         super().check_together()
-        if self.variant.cautious_decay and self.sparse_decay != "touched":
+        if self.sparse_decay == "touched":
+            return
+        if self.variant.cautious_decay:
             raise ValueError(
                 "cautious_decay=True decays by the gradient's sign, so it needs "
                 f"sparse_decay='touched', got {self.sparse_decay!r}"
@@ -240,7 +243,8 @@ class Varied(VariantFlags):
     @property
     def rule(self) -> Rule:
         """Rule of the selected variant."""
-        return varied(self.plain, self.traits, self.variant)
+        which = self.variant
+        return varied(self.plain, self.traits, which) if any(which) else self.plain
 
 
 class CoupledVariants(Varied):

@@ -132,10 +132,11 @@ class Group:
         twin.unchecked = False
         attributes = [ATTRIBUTES.get(name, name) for name in overrides]
         self.own |= {*attributes}
-        self._copy(main)
         try:
-            for name, value in overrides.items():
+            for name, value in overrides.items():  # as in a constructor, checked together below
                 setattr(twin, ATTRIBUTES.get(name, name), value)
+            twin._changed_tables()
+            self._copy(main)
             twin.check_together()
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.label}: {error}") from error

@@ -236,16 +236,27 @@ class MatrixArguments(RatedArguments, Epsilon, Cautious, total=False):
     """Arguments besides `learning_rate` and `eps` of optimizers with cautious variants."""
 
 
-class MuonArguments(MatrixArguments, Eps, total=False):
-    """Arguments besides `learning_rate` and `momentum` of relatives of Muon."""
+class CautiousFactoredArguments(RatedArguments, Cautious, total=False):
+    """Arguments besides those that :class:`~fastopt.optimizer.CAME` declares itself."""
 
-    nesterov: bool
+    betas: tuple[float, float, float]
+
+
+class OrthogonalArguments(MatrixArguments, Eps, total=False):
+    """Arguments of every optimizer that orthogonalizes directions like Muon."""
+
     coefficients: Literal["polar", "polar_express", "quintic"]
     steps: int
-    adjust: Literal["rms", "original"]
     split: Mapping[str, int | Sequence[int]] | None
     fallback: Any
     fallback_for: str | Sequence[str] | None
+
+
+class MuonArguments(OrthogonalArguments, total=False):
+    """Arguments besides `learning_rate` and `momentum` of relatives of Muon."""
+
+    nesterov: bool
+    adjust: Literal["rms", "original", "spectral"]
 
 
 class FactoredArguments(RatedArguments, total=False):

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import repeat
+from operator import index as as_index
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Unpack
 
@@ -119,6 +121,26 @@ class Directions(Protocol):
         """Write the direction and the state; return whether to step along the direction."""
 
 
+class InPlace(Directions):
+    """Abstract base of directions that can also update some weights without an array for them."""
+
+    def fits(self, main: Any, weight: Array, grad: Array, state: Any) -> bool:
+        """Whether :meth:`step` can update a weight."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        main: Any,
+        index: Index,
+        weight: Array,
+        grad: Array,
+        state: Any,
+        rates: tuple[float, float],
+    ) -> None:
+        """Update a weight, with the factors ``shrink`` and ``lr`` in `rates`."""
+        raise NotImplementedError
+
+
 class Part:
     """An inner optimizer that shares some attributes of another optimizer.
 
@@ -201,13 +223,14 @@ class _Work:
         self._last = _Descent()
         self._descent = Part(self._last, (*ROUNDED, *decay))
         self._mask = Part(_Mask(), SCALES)
-        self._directions = main.directions()
+        self._directions = made = main.directions()
+        self._whole = made if isinstance(made, InPlace) else None
         self._kept: dict[Any, Array] = {}
+        self.slots: dict[Shape, Mapping[str, Shape]] = {}
+        self.slots_version = -1
 
-    def step(
-        self, main: "MatrixFamily", index: Index, weight: Array, grad: Any, state: Any
-    ) -> None:
-        """Update a weight; its direction is computed after the step is counted."""
+    def _reserved(self, main: "MatrixFamily", index: Index, weight: Array) -> Array:
+        """Return memory for a direction, after all allocations and checks of the step."""
         real = np.dtype(real_of(weight.dtype))
         fortran = weight.ndim == 2 and is_fortran(weight)
         direction = self._kept.get((weight.shape, real, fortran))
@@ -216,17 +239,31 @@ class _Work:
             self._kept[weight.shape, real, fortran] = direction
         self._directions.reserve(main, index, direction)
         self._descent.check(main, index, weight, direction)
+        return direction
+
+    def step(
+        self, main: "MatrixFamily", index: Index, weight: Array, grad: Any, state: Any
+    ) -> None:
+        """Update a weight; its direction is computed after the step is counted."""
+        whole = self._whole
+        if whole is not None and not whole.fits(main, weight, grad, state):
+            whole = None
+        if whole is None:
+            direction = self._reserved(main, index, weight)
         counts = main._index_update_count
         before, largest = counts.get(index), counts.largest
         known = main.snapshot() if main.per_index else None
         try:
             main._update_count(index)
             lr, wd = main.rates(index)
-            if self._directions.write(main, index, weight, direction, grad, state):
+            shrink = 1 - lr * wd
+            rate = lr * shrink if main.decays_last else lr
+            if whole is not None:
+                whole.step(main, index, weight, grad, state, (shrink, rate))
+            elif self._directions.write(main, index, weight, direction, grad, state):
                 if vars(main).get("cautious"):
                     self._mask.step(main, index, 0, direction, grad, None)
-                shrink = 1 - lr * wd
-                self._last.take({"shrink": shrink, "lr": lr * shrink if main.decays_last else lr})
+                self._last.take({"shrink": shrink, "lr": rate})
                 self._descent.step(main, index, counts[index] - 1, weight, direction, None)
         except BaseException:
             if known is not None:
@@ -237,6 +274,12 @@ class _Work:
             else:
                 counts[index] = before
             raise
+
+
+def _has(array: Any, shape: Shape, exact: Array) -> bool:
+    """Whether an array is writeable, in C order, and has this shape and the dtype of `exact`."""
+    usual = type(array) is np.ndarray and array.shape == shape and array.dtype == exact.dtype
+    return usual and array.flags.carray
 
 
 def _check_fallback(name: str, value: Any) -> Any:
@@ -416,7 +459,10 @@ class MatrixFamily(VariantFlags):
 
     def _check_slots(self, context: str, exact: Array, state: Any) -> None:
         """Raise unless a state matches a weight with the shape and dtype of `exact`."""
-        slots, arrays = self.slots(exact.shape), tuple(headers(leaves(state)))
+        slots, arrays = self.named_slots(exact.shape), leaves(state)
+        if len(arrays) == len(slots) and all(map(_has, arrays, slots.values(), repeat(exact))):
+            return
+        arrays = tuple(headers(arrays))
         if len(arrays) != len(slots):
             raise ValueError(
                 f"{context}: {type(self).__name__} needs {len(slots)} state arrays {tuple(slots)}, "
@@ -425,6 +471,31 @@ class MatrixFamily(VariantFlags):
         dtypes = [np.dtype(real_of(exact.dtype)).name] + ["bfloat16"] * self.rounds_state
         for (slot, shape), array in zip(slots.items(), arrays, strict=True):
             check_like(context, f"state {slot!r}", array, dtypes, shape)
+
+    def named_slots(self, shape: Shape) -> Mapping[str, Shape]:
+        """Return :meth:`slots`, which are computed once for each shape.
+
+        Raises
+        ------
+        TypeError
+            The method does not return a dictionary of shapes.
+        """
+        work = self._working()
+        if work.slots_version != self.mode_version:
+            work.slots_version = self.mode_version
+            work.slots.clear()
+        found = work.slots.get(shape)
+        if found is None:
+            given = self.slots(shape)
+            try:
+                found = {name: tuple(map(as_index, size)) for name, size in given.items()}
+            except (AttributeError, TypeError):
+                raise TypeError(
+                    f"{type(self).__name__}.slots() must return a dict of a shape for each name, "
+                    f"such as {{'mom': shape}}, got {brief(given)}"
+                ) from None
+            work.slots[shape] = found
+        return found
 
     def dense_gradient(self, index: Index, weight: Array, grad: RowSparse) -> Any:
         """See :meth:`Optimizer.dense_gradient`; a fallback accepts row-sparse gradients."""
@@ -446,7 +517,7 @@ class MatrixFamily(VariantFlags):
         self._check_matrix(index, weight)
         dtype, order = self._state_dtype(weight), order_of(weight)
         arrays = tuple(
-            like(weight, shape, dtype, order) for shape in self.slots(weight.shape).values()
+            like(weight, shape, dtype, order) for shape in self.named_slots(weight.shape).values()
         )
         return arrays[0] if len(arrays) == 1 else arrays or None
 

@@ -108,7 +108,7 @@ class _Computed:
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         gradient = self._rescaled(main, index, direction, grad)
-        arrays = dict(zip(main.slots(weight.shape), leaves(state), strict=True))
+        arrays = dict(zip(main.named_slots(weight.shape), leaves(state), strict=True))
         slots = dict(arrays)
         result = main.direction(main._index_update_count[index], gradient, slots)
         context = f"{label(index, main.idx2name)}: {type(main).__name__}.direction() must"

@@ -61,6 +61,8 @@ class Orthogonal:
 
     def reserve(self, main: Any, index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
+        if direction.ndim < 2:
+            return
         for matrix in main.matrices(index, direction):
             self._orthogonalize.reserve(matrix)
 
@@ -136,8 +138,9 @@ class Muon(MatrixFamily):
     ``"quintic"``. Singular values that are zero stay zero.
 
     For a matrix with n rows and m columns, :math:`s` is :math:`0.2 \sqrt{\max(n, m)}` with
-    ``adjust="rms"``, so that learning rates and weight decays of AdamW can be reused, and
-    :math:`\sqrt{\max(1, n / m)}` with ``adjust="original"``.
+    ``adjust="rms"``, so that learning rates and weight decays of AdamW can be reused,
+    :math:`\sqrt{\max(1, n / m)}` with ``adjust="original"``, and :math:`\sqrt{n / m}` with
+    ``adjust="spectral"``.
 
     Sources: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Amsel
     et al., "The Polar Express", arXiv:2505.16932; Liu et al., "Muon is Scalable for LLM
@@ -170,7 +173,8 @@ class Muon(MatrixFamily):
         Directions whose Frobenius norm is smaller are divided by `eps` instead of that norm, at
         least 1e-30. Default 1e-7.
     adjust : str
-        'rms' or 'original'. Default 'rms'; torch has 'original', and a weight decay of 0.1.
+        'rms', 'original' or 'spectral'. Default 'rms'; torch has 'original', and a weight decay of
+        0.1.
     split : dict of str to int or sequence of int, optional
         Weights that consist of several matrices stacked along the first axis, such as the queries,
         keys and values of attention, or its heads. Maps a regular expression for names to the
@@ -225,7 +229,7 @@ class Muon(MatrixFamily):
         "coefficients": Choice(*COEFFICIENTS),
         "steps": Integer(least=1, most=100),
         "eps": Real(least=1e-30),
-        "adjust": Choice("rms", "original"),
+        "adjust": Choice("rms", "original", "spectral"),
         "split": _check_split,
     }
 
@@ -237,7 +241,7 @@ class Muon(MatrixFamily):
         coefficients: Literal["polar", "polar_express", "quintic"] = "polar",
         steps: int = 5,
         eps: float = 1e-7,
-        adjust: Literal["rms", "original"] = "rms",
+        adjust: Literal["rms", "original", "spectral"] = "rms",
         split: Mapping[str, int | Sequence[int]] | None = None,
         fallback: Optimizer | str | None = None,
         fallback_for: str | Sequence[str] | None = None,
@@ -298,4 +302,5 @@ class Muon(MatrixFamily):
         """Return the factor of the orthogonalized step of a matrix of this shape."""
         if self.adjust == "rms":
             return 0.2 * math.sqrt(max(rows, columns))
-        return math.sqrt(max(1.0, rows / columns)) if columns else 1.0
+        ratio = rows / columns if columns else 1.0
+        return math.sqrt(ratio if self.adjust == "spectral" else max(1.0, ratio))

@@ -5,6 +5,7 @@ import math
 import threading
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from inspect import getattr_static
 from itertools import product
 from math import inf
 from typing import Any, ClassVar, Literal, TypeVar, Unpack, cast
@@ -241,6 +242,17 @@ def _check_rate(name: str, lr: Any) -> float:
     return RATE(name, lr)
 
 
+def _largest_rate(name: str, value: Any) -> float:
+    """Check the learning rate that others are divided by."""
+    rate = number(name, value)
+    if rate < SMALLEST_RATE:
+        raise ValueError(
+            f"{name} must be the largest learning rate, above 0, or None for uncorrected decay, "
+            f"got {brief(value)}"
+        )
+    return rate
+
+
 def _check_sym_info(name: str, value: Any) -> Any:
     """Check `sym_info`: an empty tuple, or the attributes and argument names of a symbol."""
     if isinstance(value, tuple) and len(value) in (0, 2):
@@ -409,6 +421,9 @@ class Optimizer(Checked):
     rule_by_index: ClassVar[bool] = False
     """Whether the class overrides :meth:`rule_for`, so that rules differ between parameters."""
 
+    _plain: ClassVar[bool] = True
+    """Whether all arguments are stored as attributes, without properties or own ``__setattr__``."""
+
     _plain_rate: ClassVar[bool] = True
     """Whether the class assigns learning rates like this one."""
 
@@ -455,7 +470,7 @@ class Optimizer(Checked):
         "state_dtype": OrNone(Choice("bfloat16", "int8")),
         "state_min_size": OrNone(Integer(least=1)),
         "maximize": Flag(),
-        "corrected_decay": OrNone(Real(least=SMALLEST_RATE)),
+        "corrected_decay": OrNone(_largest_rate),
     }
     progress: ClassVar[Descriptions] = {
         "num_update": Integer(least=0),
@@ -468,6 +483,26 @@ class Optimizer(Checked):
         "masters_given": TableOf(ArrayOf(("float32",))),
     }
 
+    lr: float
+    lr_scheduler: Schedule | None
+    wd: float
+    begin_num_update: int
+    rescale_grad: float
+    clip_gradient: float | None
+    multi_precision: bool
+    seed: int
+    sparse_decay: Literal["touched", "catch_up", "dense"]
+    lazy_update: bool
+    rounding: Literal["nearest", "stochastic"]
+    master: Literal["float32", "split"]
+    state_dtype: Literal["bfloat16", "int8"] | None
+    state_min_size: int | None
+    maximize: bool
+    corrected_decay: float | None
+    sym_info: tuple[Any, ...]
+    row_decay: dict[Index, tuple[Array, float]]
+    masters_given: dict[Index, Array]
+    _index_update_count: Counts
     lr_mult: dict[Any, float]
     wd_mult: dict[Any, float]
     idx2name: dict[Any, str]
@@ -507,6 +542,9 @@ class Optimizer(Checked):
         cls.evaluates = cls.evaluated is not Optimizer.evaluated
         cls.may_skip = cls.skips is not Optimizer.skips
         cls.rule_by_index = cls.rule_for is not Optimizer.rule_for
+        cls._plain = cls.__setattr__ is Optimizer.__setattr__ and not any(
+            hasattr(getattr_static(cls, name, None), "__set__") for name in cls._arguments
+        )
         cls._plain_rate = (
             cls.learning_rate is Optimizer.learning_rate
             and cls.set_learning_rate is Optimizer.set_learning_rate
@@ -514,7 +552,7 @@ class Optimizer(Checked):
             and not hasattr(cls, "lr")
             and cls._arguments["lr"] is _check_rate
         )
-        cls._followed = frozenset({*cls.by_index, *cls.aliases})
+        cls._followed = frozenset({*TABLES, *cls.by_index, *cls.aliases})
         cls.per_index = any(getattr(cls, name) is not getattr(Optimizer, name) for name in COUNTED)
 
     def __init__(
@@ -543,39 +581,55 @@ class Optimizer(Checked):
         if unknown:
             raise unknown_arguments(type(self), unknown)
         self._start()
-        vars(self)["_constructing"] = True
         _check_parameters(param_idx2name, param_dict, sym)
         if callable(learning_rate):
             if lr_scheduler is not None:
                 raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
             learning_rate, lr_scheduler = None, _check_schedule("learning_rate", learning_rate)
-        self.lr_scheduler = lr_scheduler
-        self.lr = self._first_rate(learning_rate)
-        self.wd = wd
-        self.begin_num_update = begin_num_update
-        self._index_update_count = Counts()
+        by_default = self.lazy_by_default or sparse_decay != "touched"
+        self._assign(lr_scheduler=lr_scheduler)
+        self._assign(
+            lr=self._first_rate(learning_rate),
+            wd=wd,
+            begin_num_update=begin_num_update,
+            _index_update_count=self._stored("_index_update_count", {}),
+        )
         self.num_update = self.begin_num_update
-        self.idx2name = dict(param_idx2name or {})
-        self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
-        self.param_dict = dict(param_dict or {})
+        self._assign(
+            idx2name=self._stored("idx2name", param_idx2name or {}),
+            sym_info=(sym.attr_dict(), sym.list_arguments()) if sym is not None else (),
+            param_dict=self._stored("param_dict", param_dict or {}),
+        )
         self.set_lr_mult({})
         self.set_wd_mult({})
-        self.rescale_grad = rescale_grad
-        self.clip_gradient = clip_gradient
-        self.multi_precision = multi_precision
-        self.seed = seed
-        self.sparse_decay = sparse_decay
-        by_default = self.lazy_by_default or sparse_decay != "touched"
-        self.lazy_update = by_default if lazy_update is None else lazy_update
-        self.rounding = rounding
-        self.master = master
-        self.state_dtype = state_dtype
-        self.state_min_size = state_min_size
-        self.maximize = maximize
-        self.corrected_decay = corrected_decay
-        self.row_decay: dict[Index, tuple[Array, float]] = {}
-        self.masters_given: dict[Index, Array] = {}
+        self._assign(
+            rescale_grad=rescale_grad,
+            clip_gradient=clip_gradient,
+            multi_precision=multi_precision,
+            seed=seed,
+            sparse_decay=sparse_decay,
+            lazy_update=by_default if lazy_update is None else lazy_update,
+            rounding=rounding,
+            master=master,
+            state_dtype=state_dtype,
+            state_min_size=state_min_size,
+            maximize=maximize,
+            corrected_decay=corrected_decay,
+            row_decay={},
+            masters_given={},
+        )
         self.check_together()
+
+    def _assign(self, **values: Any) -> None:
+        """Validate and set attributes in a constructor; faster than assignments."""
+        if not self._plain:
+            for name, value in values.items():
+                setattr(self, name, value)
+            return
+        own, arguments = self.__dict__, self._arguments
+        for name, value in values.items():
+            described = arguments.get(name)
+            own[name] = value if described is None else described(name, value)
 
     def _start(self) -> None:
         """Initialize the attributes of the current process."""
@@ -585,14 +639,12 @@ class Optimizer(Checked):
         attributes["_warned"] = False
         attributes["whole_shapes"] = {}
         attributes["followers"] = None
-        self._changed_tables()
         _locked.add(self)
 
     @classmethod
     def finish(cls, instance: Any) -> None:
         """Set versions for the first time, once all attributes are set."""
-        own = vars(instance)
-        if own.pop("_constructing", False):
+        if "lock" in vars(instance):
             instance._changed_tables()
 
     def _start_locks(self) -> None:
@@ -607,33 +659,50 @@ class Optimizer(Checked):
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
+        if "version" not in own:  # it is constructed, and finish() sets versions
+            if name in self._followed:
+                value = self._stored(name, value)
+            described = self._arguments.get(name)
+            object.__setattr__(self, name, value if described is None else described(name, value))
+            return
         plain = name in RATES and type(value) is float and 0 <= value < inf
         if plain and self._plain_rate and "lr" in own and own["lr_scheduler"] is None:
             if own["lr"] != value:  # trainers assign it in every step
                 own["lr"] = value
                 self._set_versions("version")
             return
-        if "_constructing" in own and name not in TABLES and name not in self._followed:
-            described = self._arguments.get(name)
-            object.__setattr__(self, name, described(name, value) if described else value)
-            return
+        if name in self._followed:
+            value = self._stored(name, value)
         before = own.get(name)
-        if name in TABLES:
-            value = Tracked(value, self._changed_tables)
-        elif name in self.by_index:
-            value = self._by_index(name, value)
-        if before is None and name in self.aliases and name not in own:
-            names = self.aliases[name]
-            if own.keys() >= {*names}:
-                kind = f"{type(self).__name__!r} object has no attribute {name!r}"
-                raise AttributeError(f"{kind} to set; set {' and '.join(names)}")
         try:
             super().__setattr__(name, value)
+            if name in own and name in self._arguments and name not in VALUES:
+                self._check_assigned(name, before)
         finally:  # even if Ctrl-C interrupts the assignment
             if name not in VALUES:
                 self._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
             elif before != own.get(name):  # trainers assign them in every step
                 self._set_versions("version")
+
+    def _check_assigned(self, name: str, before: Any) -> None:
+        """Set an attribute back to `before` if it contradicts the others."""
+        try:
+            self.check_together()
+        except BaseException:
+            self.__dict__[name] = before
+            raise
+
+    def _stored(self, name: str, value: Any) -> Any:
+        """Return the mapping that stores a value; raise for an alias of other attributes."""
+        if name in TABLES:
+            return Tracked(value, weakly(self._changed_tables))
+        if name in self.by_index:
+            return self._by_index(name, value)
+        own, names = vars(self), self.aliases[name]
+        if name not in own and own.keys() >= {*names}:
+            kind = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{kind} to set; set {' and '.join(names)}")
+        return value
 
     def _by_index(self, name: str, values: Mapping[Index, Any]) -> PerIndex:
         """Return a new PerIndex of `values`; numbers that belong to no index are kept."""
@@ -1003,13 +1072,13 @@ class Optimizer(Checked):
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype = self._state_dtype(weight)
         as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
-        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight)
+        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight, rule)
         codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
         first = self.initial_state
         slots: tuple[Any, ...] = tuple(
             (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
             if slot in codes
-            else placed(np.full(shape, first, dtype, order_of(weight)), weight)
+            else placed(np.full(shape, first, dtype, order_of(weight, rule)), weight)
             if first
             else like(weight, shape, dtype, order)
             for slot in (rule.state if rule else ())
@@ -1452,9 +1521,12 @@ class Optimizer(Checked):
         also : collection of int or str
             Parameters with accumulated gradients that are not applied yet.
         """
-        before = {*self._index_update_count, *also}
-        names, seen = self.idx2name, {*indices, *before}
-        again = len(indices) > 1 or indices[0] in before
+        counted, names = self._index_update_count, self.idx2name
+        again = len(indices) > 1 or indices[0] in counted or indices[0] in also
+        if not (names or self.lr_mult or self.wd_mult):
+            vars(self)["unchecked"] = not again
+            return
+        seen = {*indices, *counted, *also}
         if not again and not (names and names.keys() <= seen):
             return
         vars(self)["unchecked"] = False  # no result depends on it, so the versions stay
@@ -1548,7 +1620,7 @@ class Optimizer(Checked):
         own = vars(self)
         for name, value in attributes.items():
             if name in TABLES:
-                own[name] = Tracked(value, self._changed_tables)
+                own[name] = Tracked(value, weakly(self._changed_tables))
             elif name in self.by_index:
                 own[name] = self.by_index[name](value)
                 own[name].changed = weakly(self._changed)

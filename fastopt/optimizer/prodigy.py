@@ -236,7 +236,7 @@ class Prodigy(Varied, AdamFamily):
     def create_state(self, index: Index, weight: Array) -> Any:
         """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""
         mean, var, total, _, *numbers = super().create_state(index, weight)
-        return mean, var, total, exact_copy((header(weight),)), *numbers
+        return mean, var, total, exact_copy((header(weight),), self.rule), *numbers
 
     def restart(self, indices: Collection[Index]) -> None:
         """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""

@@ -171,7 +171,8 @@ class RMSProp(Optimizer):
     clip_weights : float, optional
         Maximum magnitude of a weight. None, 0 and negative values mean no limit.
     momentum : float
-        Momentum :math:`\mu` of the variant that is not centered. Default 0.
+        Momentum :math:`\mu` of the variant that is not centered, at least 0 and below 1. Default
+        0.
     formula : str
         'mxnet' or 'torch', whose ``alpha`` is `gamma1`; its ``momentum`` with `centered` is
         `gamma2`. The defaults are then those of torch: `learning_rate` 0.01, `gamma1` 0.99,
@@ -198,7 +199,7 @@ class RMSProp(Optimizer):
     arguments: ClassVar[Descriptions] = {
         "gamma1": Real(least=0, below=1),
         "gamma2": Real(),
-        "momentum": Real(),
+        "momentum": Real(least=0, below=1),
         "epsilon": Real(least=0),
         "centered": Flag(),
         "clip_weights": OrNone(Real(infinite=True)),

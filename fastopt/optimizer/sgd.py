@@ -113,7 +113,7 @@ class SGD(CautiousMomentumFamily):
         'mxnet' or 'torch', where `learning_rate` is by default 0.001 instead of 0.01. Default
         'mxnet'.
     dampening : float
-        :math:`\tau`; needs ``formula="torch"``. Default 0.
+        :math:`\tau`, from 0 to 1; needs ``formula="torch"``. Default 0.
     decouple : bool
         Use decoupled weight decay. Default False.
     cautious : bool
@@ -142,7 +142,7 @@ class SGD(CautiousMomentumFamily):
     lazy_by_default = master_last = True
     arguments: ClassVar[Descriptions] = {
         "formula": FORMULA,
-        "dampening": Real(),
+        "dampening": Real(least=0, most=1),
         "decouple": Flag(),
     }
     torch_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": 0.001}

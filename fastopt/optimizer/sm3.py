@@ -1,63 +1,72 @@
 """SM3: AdaGrad with one accumulator for each slice along each axis."""
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from fastopt._engine.buffers import Buffers
-from fastopt._engine.validate import leaves
+from fastopt._kernels.factored import covered
 from fastopt.arguments import Descriptions, Real
 from fastopt.optimizer.keywords import MatrixArguments, Rate
-from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
+from fastopt.optimizer.matrices import MatrixFamily, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.rowsteps import RowSteps
 
 __all__ = ["SM3"]
 
 
-class _Covered:
+class _Covered(RowSteps):
     """Directions: momentum of gradients divided by roots of bounds on their sums of squares."""
 
+    fields = ("eps", "momentum", "fresh")
+
     def __init__(self) -> None:
-        self._rescaled = Rescaled()
-        self._buffers = Buffers()
+        super().__init__()
+        self._known: dict[Any, Any] = {}
 
-    def reserve(self, main: "SM3", index: Index, direction: Array) -> None:
-        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
-        for name in ("bounds", "squares"):
-            self._buffers(name, direction.shape, direction.dtype)
-        self._rescaled.reserve(direction)
+    def values(self, main: "SM3") -> tuple[float, ...]:
+        """See :meth:`RowSteps.values <fastopt.optimizer.rowsteps.RowSteps.values>`."""
+        return main.eps, main.momentum, 1 - main.momentum
 
-    def write(
-        self, main: "SM3", index: Index, weight: Array, direction: Array, grad: Array, state: Any
-    ) -> bool:
-        """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
-        if not direction.size:
-            return False
-        arrays, count, real = leaves(state), direction.ndim, direction.dtype.type
-        bounds = self._buffers("bounds", direction.shape, direction.dtype)
-        squares = self._buffers("squares", direction.shape, direction.dtype)
-        gradient = self._rescaled(main, index, direction, grad)
-        covers = arrays[: max(count, 1)]
-        with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
-            bounds.fill(np.inf)
-            for axis, cover in enumerate(covers):
-                ahead = cover.reshape(-1, *[1] * (count - axis - 1)) if count > 1 else cover
-                np.minimum(bounds, ahead, out=bounds)
-            bounds += np.multiply(gradient, gradient, out=squares)
-            for axis, cover in enumerate(covers):
-                others = tuple(other for other in range(count) if other != axis)
-                np.max(bounds, axis=others, out=cover)
-            bounds += real(main.eps)
-            direction.fill(0)
-            np.divide(gradient, np.sqrt(bounds, out=bounds), out=direction, where=bounds != 0)
-            if main.momentum:
-                mean = arrays[-1]
-                mean *= real(main.momentum)
-                direction *= real(1 - main.momentum)
-                mean += direction
-                direction[...] = mean
-        return True
+    def run(
+        self,
+        main: "SM3",
+        index: Index,
+        target: Array,
+        weight: Array,
+        grad: Array,
+        state: tuple[Array, ...],
+        record: Array,
+    ) -> None:
+        """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
+        flat, scratch = self._scratch(grad.shape, grad.dtype)
+        *covers, columns = state[: max(grad.ndim, 1)]
+        ahead = covers[0] if len(covers) == 1 else scratch[0]
+        if len(covers) > 1:
+            np.concatenate(covers, out=ahead)
+        target = target.reshape(flat)
+        mean = state[-1].reshape(flat) if main.momentum else target
+        kernel = covered(grad.dtype.type, main.momentum != 0)
+        columns = columns.reshape(flat[1])
+        self.call(kernel, grad.reshape(flat), target, mean, ahead, columns, *scratch[1:], record)
+        if len(covers) > 1:
+            ends = list(accumulate(map(len, covers)))
+            for cover, values in zip(covers, np.split(ahead, ends[:-1]), strict=True):
+                cover[...] = values
+
+    def _scratch(self, shape: Shape, dtype: Any) -> Any:
+        """Return the shape of a weight as rows along the last axis, and scratch memory."""
+        known = self._known.get((shape, dtype))
+        if known is None:
+            lengths, width = shape[:-1], shape[-1] if shape else 1
+            flat, count = (math.prod(lengths), width), sum(lengths)
+            ahead, raised = (np.empty(count, dtype) for _ in range(2))
+            sizes = np.array(lengths, np.int64)
+            memory = ahead, raised, np.empty(width, dtype), sizes, np.empty_like(sizes)
+            known = self._known[shape, dtype] = flat, memory
+        return known
 
 
 @register
@@ -79,8 +88,7 @@ class SM3(MatrixFamily):
     Source: Anil, Gupta, Koren and Singer, "Memory-Efficient Adaptive Optimization",
     arXiv:1901.11150, algorithm SM3-II. optax.sm3 has an :math:`\epsilon` of 1e-8.
 
-    SM3 is computed by NumPy on one thread, since column maxima do not follow the memory order,
-    which the compiled kernels require.
+    A step reads and writes each array once, on one thread.
 
     State: a tuple with one accumulator for each axis, of its length (for weights with fewer than
     two dimensions one array in the weight's shape), and :math:`m`, in the weight's shape, unless

@@ -112,6 +112,9 @@ class StableSPAM(CautiousFamily):
     arXiv:2502.17055. In the authors' code a restart also resets :math:`t` in the corrections of
     :math:`\theta`, :math:`a` and :math:`b`, although these do not restart.
 
+    A gradient that is not finite makes the weight, its moments and these averages NaN, like the
+    elements of Adam's. A loss scaler or `clip_global_norm` of the updater skips such steps.
+
     State: the tuple :math:`(m, v, \theta, a, b)` of two arrays in the weight's shape and three
     zero-dimensional arrays.
 

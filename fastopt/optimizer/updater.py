@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine import device_updates
 from fastopt._engine.averaging import Averages, exact_copy
-from fastopt._engine.clip import ACCUMULATED, STEPPED, measured, scale_of, squares, times
+from fastopt._engine.clip import STEPPED, UNCHANGED, measured, scale_of, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.mixed_precision import has_master, set_master, split_state
 from fastopt._engine.plan import Plan
@@ -20,7 +20,7 @@ from fastopt._engine.planner import Call, Planner
 from fastopt._engine.records import Records
 from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
-from fastopt._engine.tracked import Tracked
+from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
 from fastopt._foreign import as_gradient, as_weight, latest
 from fastopt._interrupts import between_updates, uninterrupted
@@ -180,8 +180,9 @@ class Updater(Resumable):
         optimizer = create(optimizer)
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
-        found = {name: Tracked({}, self._forget_plans) for name in ("states", "states_synced")}
-        vars(self).update(DEFAULTS, **found, _info=StepInfo(stepped=False, skipped=False))
+        forget = weakly(self._forget_plans)
+        found = {name: Tracked({}, forget) for name in ("states", "states_synced")}
+        vars(self).update(DEFAULTS, **found, _info=UNCHANGED)
         self.optimizer = optimizer
         given = loss_scaler, clip_global_norm, accumulate, average, clip_adaptive_eps, clip_adaptive
         for (name, default), value in zip(DEFAULTS.items(), given, strict=True):
@@ -230,7 +231,7 @@ class Updater(Resumable):
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{own} to set; set updater.optimizer.learning_rate")
         if name in ("states", "states_synced"):
-            value = Tracked(value, self._forget_plans)
+            value = Tracked(value, weakly(self._forget_plans))
         elif name in SETTINGS:
             value = self._set(name, value)
         elif name in LIMITS:
@@ -428,7 +429,7 @@ class Updater(Resumable):
                 if indices := taken(indices):
                     self(indices, taken(grads), taken(weights))
                 else:
-                    self._info = StepInfo(stepped=False, skipped=False)
+                    self._info = UNCHANGED
                 return
         if {*map(type, grads), *map(type, weights)} <= OURS:
             self._update(indices, grads, weights, single)
@@ -483,7 +484,7 @@ class Updater(Resumable):
         finish = partial(windows.finish, indices, windows.after(indices))
         steady = not last or not records.asks
         before = {} if steady else windows.before(indices)
-        share, info = 1 / windows.every, ACCUMULATED
+        share, info = 1 / windows.every, UNCHANGED
         records.words[DONE], adder.done = 0, False
         try:
             if not adder.call_again(index, grad, summed):
@@ -671,7 +672,7 @@ class Updater(Resumable):
                     self._measured_step(indices, grads, weights, single)
                 else:
                     self._step(indices, grads, weights, single)
-                    self._info = STEPPED
+                    vars(self)["_info"] = STEPPED
             if why is not None:
                 slow.add(self, *why)
                 vars(self)["_slow"] = slow
@@ -800,7 +801,7 @@ class Updater(Resumable):
                 windows.put_back(before)
             raise
         if not last:
-            self._info = ACCUMULATED
+            self._info = UNCHANGED
         return True
 
     def _step_again(self, plan: Plan, share: float = 1.0) -> None:
@@ -882,7 +883,7 @@ class Updater(Resumable):
                 windows.put_back(before)
             raise
         if not last:
-            self._info = ACCUMULATED
+            self._info = UNCHANGED
 
     def _check_summable(self, entries: Sequence[Entry]) -> None:
         """Raise if gradients cannot be accumulated: repeated indices, or lazy rows on a device."""
@@ -1240,7 +1241,7 @@ class Updater(Resumable):
                 self._windows.clear()
             for optimizer in planner.optimizers():
                 optimizer.restart(known)
-            self._info = StepInfo(stepped=False, skipped=False)
+            self._info = UNCHANGED
 
     def _restarts_at_zero(self, index: Index) -> bool:
         """Whether a new state of a parameter consists of zeros in the memory of the present one."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastopt._engine.per_index import Counts, PerIndex
-from fastopt._engine.tracked import Tracked
+from fastopt._engine.tracked import Tracked, weakly
 
 
 class Watch:
@@ -101,7 +101,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_every_change_is_noticed(change):
     watch, plain = Watch(), {"a": 1}
-    table = Tracked(plain, watch.note)
+    table = Tracked(plain, weakly(watch.note))
     change(table)
     change(plain)
     assert table == plain
@@ -114,7 +114,7 @@ def test_a_change_that_fails_half_way_is_noticed():
         raise OSError("no more")
 
     watch = Watch()
-    table = Tracked({}, watch.note)
+    table = Tracked({}, weakly(watch.note))
     with pytest.raises(OSError, match="no more"):
         table.update(pairs())
     assert table == {"b": 2}
@@ -123,7 +123,7 @@ def test_a_change_that_fails_half_way_is_noticed():
 
 def test_copies_are_plain_dictionaries_and_nothing_is_kept_alive():
     watch = Watch()
-    table = Tracked({"a": [1]}, watch.note)
+    table = Tracked({"a": [1]}, weakly(watch.note))
     for other in (table.copy(), copy.copy(table), copy.deepcopy(table), table | {}):
         assert type(other) is dict
         assert other == {"a": [1]}

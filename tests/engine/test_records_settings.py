@@ -16,9 +16,12 @@ from fastopt.sparse import RowSparse
 from helpers.cases import FIRST, LIGHT, OF_MATRICES, named
 from helpers.tensor_lists import everything, normal
 
-pytestmark = pytest.mark.skipif(
-    numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
+    ),
+    pytest.mark.usefixtures("unrecorded"),
+]
 
 SHAPES = [(3, 4), (5,), (3, 4), (2, 3, 2), (1,)]
 
@@ -106,13 +109,13 @@ def test_no_form_of_a_call_needs_python_twice(name, setting, form, monkeypatch):
     plain, _ = story(make(), SETTINGS[setting]())
     found, updater = story(make(), SETTINGS[setting](), form, watch=watch)
     assert found == plain
-    assert not updater.planner.plans
+    assert not hasattr(updater.planner, "unrecorded")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", named(sorted({*FIRST} - UNSERVED), "adam"))
-def test_records_have_the_bits_of_plans(name, setting, monkeypatch):
-    """Plans update what records do not support, so both may update the same parameters."""
+def test_records_have_the_bits_of_single_updates(name, setting, monkeypatch):
+    """Other calls update tensor by tensor, so both may update the same parameters."""
 
     def make():
         return FIRST[name].make(wd=FIRST[name].wd)
@@ -185,7 +188,7 @@ def test_attributes_of_groups_are_followed():
                 updater.states = updater.states
             updater([0, 1, 2], [np.ones(3)] * 3, weights)
         ends.append(everything(updater, weights))
-        assert not updater.planner.plans
+        assert not hasattr(updater.planner, "unrecorded")
     assert ends[0] == ends[1]
 
 
@@ -212,7 +215,7 @@ def test_a_schedule_may_change_attributes_while_gradients_are_scaled(setting):
 
 @pytest.mark.parametrize("calls", ["dr", "drd", "ddrrd", "drdr", "drrdr"])
 def test_averages_replace_the_last_weight_of_dense_and_of_row_sparse_calls(calls):
-    """Records update with dense gradients, and plans with the others."""
+    """Whether records serve them or not."""
     updater = fastopt.Updater(optimizer.SGD(lr=1.0), average=fastopt.EMA(decay=0.5))
     weights = {"d": np.ones((3, 2)), "r": np.ones((3, 2))}
     grads = {"d": np.ones((3, 2)), "r": RowSparse(np.ones((1, 2)), np.array([1]), (3, 2))}
@@ -233,7 +236,7 @@ def test_multipliers_of_parameters_are_asked_in_every_call():
         total += 1.0 + step
         updater([0, 1], [np.ones(1), np.ones(1)], weights)
     np.testing.assert_array_equal(weights, [[-total], [-30]])
-    assert not updater.planner.plans
+    assert not hasattr(updater.planner, "unrecorded")
     assert len(updater._records.shared) <= 3
 
 

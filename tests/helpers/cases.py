@@ -200,7 +200,10 @@ CASES = [
     ),
 ]
 
-OF_MATRICES = ("adafactor", "adamuon", "muon", "normuon", "shampoo", "sm3", "soap")
+OF_MATRICES = (
+    *("adafactor", "adammini", "adamuon", "came", "muon"),
+    *("normuon", "scion", "shampoo", "sm3", "soap"),
+)
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
 OF_STEPS = ("prodigy",)

@@ -16,9 +16,9 @@ DEFECTS = [
     ("kernels/scalars.py", "grad, h) + h.wd * weight", "grad, h) - h.wd * weight", RECORDED),
     ("optimizer/adam.py", "root / (1 - h.beta1**t)", "root / (1 - h.beta1)", GOLDEN),
     # optimizers of matrices
-    ("optimizer/sm3.py", "np.minimum(bounds, ahead", "np.maximum(bounds, ahead", "sm3"),
+    ("_kernels/factored.py", "lower(before[j], cover)", "larger(before[j], cover)", "sm3"),
     ("optimizer/sm3.py", "if self.momentum else", "if not self.momentum else", "sm3"),
-    ("optimizer/adafactor.py", "(new - average) * share", "new * share", "adafactor"),
+    ("_kernels/factored.py", "(mean - rows[b, i]) * share", "mean * share", "adafactor"),
     ("optimizer/muon.py", "0.2 * math.sqrt(max(", "0.2 * math.sqrt(min(", "muon"),
     ("optimizer/muon.py", "if sum(sizes) != rows:", "if sum(sizes) > rows:", "muon"),
     ("optimizer/shampoo.py", "1 - self.beta2**count", "1.0", "shampoo"),

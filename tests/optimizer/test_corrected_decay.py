@@ -107,5 +107,5 @@ def test_decay_that_is_not_decoupled_has_no_correction(name):
 
 @pytest.mark.parametrize("bad", [0.0, -1.0])
 def test_a_largest_rate_of_zero_is_refused(bad):
-    with pytest.raises(ValueError, match="corrected_decay must be a finite number"):
+    with pytest.raises(ValueError, match="must be the largest learning rate, above 0, or None"):
         fastopt.AdamW(corrected_decay=bad)

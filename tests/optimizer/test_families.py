@@ -41,6 +41,9 @@ FORMS = {
     "shampoo": {"precondition_frequency": 2},
     "sm3": {},
     "adafactor": {},
+    "came": {},
+    "adammini": {},
+    "scion": {},
 }
 """Arguments of the forms by name, which begins with that of the class."""
 

@@ -8,7 +8,18 @@ import pytest
 
 import fastopt
 from fastopt._engine.validate import leaves
-from fastopt.optimizer import SM3, SOAP, Adafactor, AdaMuon, Muon, NorMuon, Shampoo
+from fastopt.optimizer import (
+    CAME,
+    SM3,
+    SOAP,
+    Adafactor,
+    AdamMini,
+    AdaMuon,
+    Muon,
+    NorMuon,
+    Scion,
+    Shampoo,
+)
 from helpers.cases import OF_MATRICES, exhaustive
 from helpers.matrix_rules import F32, check_lists, drawn, single, trained
 from helpers.resuming import WAYS, resumed
@@ -22,8 +33,11 @@ FORMS = {
     "sm3": SM3,
     "sm3 without momentum": partial(SM3, momentum=0),
     "adafactor": Adafactor,
+    "came": CAME,
+    "adammini": AdamMini,
+    "scion": partial(Scion, radius=1.0),
 }
-RATES = dict.fromkeys(FORMS, 0.5) | {"soap": 0.1, "shampoo": 0.1}
+RATES = dict.fromkeys(FORMS, 0.5) | dict.fromkeys(("soap", "shampoo", "adammini"), 0.1)
 """Initial rates with which a quadratic is minimized in 200 steps."""
 
 LAYOUTS = {

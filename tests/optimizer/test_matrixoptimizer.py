@@ -58,6 +58,16 @@ def test_without_slots_there_is_no_state():
     assert updater.states[0] is None
 
 
+@pytest.mark.parametrize("wrong", [["mom"], {"mom": 3}, None], ids=str)
+def test_slots_that_are_no_shapes_by_name_are_refused(wrong):
+    class Wrong(Momentum):
+        def slots(self, shape):
+            return wrong
+
+    with pytest.raises(TypeError, match=r"Wrong.slots\(\) must return a dict .* such as {'mom'"):
+        trained(Wrong(0.1), np.ones((2, 2)), [np.ones((2, 2))])
+
+
 def test_slots_may_be_assigned(rng):
     class Assigned(Momentum):
         def direction(self, t, grad, state):

@@ -1,5 +1,6 @@
 """The base class: registry, arguments, counts, rates, multipliers, copies."""
 
+import copy
 import pickle
 from types import SimpleNamespace
 
@@ -568,3 +569,57 @@ def test_groupadagrad_refuses_what_it_has_no_formula_for():
 def test_ccsgd_says_that_it_is_deprecated():
     with pytest.warns(DeprecationWarning, match="use SGD"):
         assert isinstance(optimizer.create("ccsgd", momentum=0.5), optimizer.SGD)
+
+
+class Noting(optimizer.Adam):
+    """A class of the user with a property for an argument, and attributes of its own."""
+
+    def __init__(self, **given):
+        self.before = "before"
+        super().__init__(**given)
+        self.after = self.lr
+
+    @property
+    def wd(self):
+        return self.__dict__["halved"]
+
+    @wd.setter
+    def wd(self, value):
+        self.__dict__["halved"] = value / 2
+
+
+class Watching(optimizer.SGD):
+    """A class of the user that sees each assignment."""
+
+    def __setattr__(self, name, value):
+        self.__dict__.setdefault("assigned", []).append(name)
+        super().__setattr__(name, value)
+
+
+def test_constructors_assign_as_users_classes_want():
+    made = Noting(lr=0.5, wd=0.5)
+    assert (made.before, made.after, made.wd) == ("before", 0.5, 0.25)
+    assert {"lr", "wd", "momentum", "rescale_grad", "lr_mult"} <= {*Watching(momentum=0.5).assigned}
+    with pytest.raises(ValueError, match="wd must be"):
+        Watching(wd=-1.0)
+    for kind in (Noting, Watching):
+        first = kind(lr=0.5)
+        again = pickle.loads(pickle.dumps(first))
+        for one in (first, again, copy.deepcopy(first)):
+            version = one.version
+            one.rescale_grad = 0.5
+            assert one.version != version
+
+
+def test_a_change_in_the_constructor_of_a_subclass_is_used():
+    class Doubled(optimizer.SGD):
+        def __init__(self, **given):
+            super().__init__(**given)
+            self.lr = 2 * self.lr
+            self.lr_mult["bias"] = 0.5
+            self.learning_rate *= 2
+
+    updater = optimizer.Updater(Doubled(lr=0.125))
+    weights = {"kernel": np.ones(1), "bias": np.ones(1)}
+    updater.step({"kernel": np.ones(1), "bias": np.ones(1)}, weights)
+    assert (weights["kernel"], weights["bias"]) == (0.5, 0.75)

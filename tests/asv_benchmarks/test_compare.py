@@ -1,0 +1,104 @@
+"""``asv_benchmarks/compare.py``: its tables, and what it refuses."""
+
+import importlib
+import re
+import sys
+
+import numba
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from helpers.paths import ROOT
+
+RESULTS = {
+    "Adam, 1,000": {"fastopt": [8.5e-6] * 2, "limit": [2.125e-6] * 2, "NumPy": [8.5e-6, 9.52e-6]},
+    "lazy Adam": {"fastopt": [1.25e-3] * 2, "torch SparseAdam": [1e-2] * 2},
+}
+RESULTS = {
+    label: {column: np.array(seconds) for column, seconds in times.items()}
+    for label, times in RESULTS.items()
+}
+
+
+@pytest.fixture
+def compare(monkeypatch):
+    pytest.importorskip("ml_dtypes")
+    monkeypatch.syspath_prepend(ROOT / "asv_benchmarks")
+    return importlib.import_module("compare")
+
+
+def run(compare, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+    return compare.main()
+
+
+def test_a_line_has_a_time_and_ratios_and_blanks_for_what_was_not_measured(compare):
+    head, lines = compare.lines_of(compare.peers(), RESULTS)
+    assert head == ["step", "fastopt, time", "limit", "NumPy", "torch SparseAdam"]
+    assert lines[0] == ["Adam, 1,000", "8.5 us", "0.25", "1.06", ""]
+    assert lines[1] == ["lazy Adam", "1.25 ms", "", "", "8.00"]
+
+
+def test_bars_are_columns_of_their_table_and_lines_of_the_page(compare):
+    asked = compare.bars()
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert all({*bars} <= {*asked.columns} for bars in asked.bars.values())
+    for label in ("Adam, 1,000 elements", "SGD with momentum, 1,000 elements"):
+        for column, bar in asked.bars[label].items():
+            assert f"| {label}, time of {column} / time | >= {bar:g} |" in page
+
+
+def test_layers_have_medians_and_percentiles(compare):
+    times = {"1 thread": np.arange(11) * 1e-6, "TBB": np.full(11, 2e-3)}
+    head, lines = compare.lines_of_layers({"adam, 65,536": times})
+    assert head == ["update", "1 thread", "TBB"]
+    assert lines == [["adam, 65,536", "5.0 us / 9.0 us", "2.00 ms / 2.00 ms"]]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="measures compiled kernels")
+def test_one_command_prints_one_table(compare, monkeypatch, capfd):
+    """In the libraries that are always there; the others are skipped with a line."""
+    monkeypatch.setattr(compare, "find_spec", lambda library: library == "numpy")
+    assert run(compare, monkeypatch, "--quick", "--only", "^Adam, 1,000$") == 0
+    out, err = capfd.readouterr()
+    assert "torch: skipped, it is not installed\n" in err
+    assert re.search(r"^\| step +\| fastopt, time \| limit \| NumPy \|$", out, re.MULTILINE)
+    cells = r" +[\d.]+ [um]s \| +[\d.]+ \| +[\d.]+ \|"
+    assert re.search(rf"^\| Adam, 1,000 \|{cells}$", out, re.MULTILINE)
+    assert re.search(r"\n\w+ .* threads; Python .*, fastopt .*; \d{4}-\d\d-\d\d\.\n$", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--only", "nothing like it"], "--only: no case matches 'nothing like it'; there are "),
+        (["torch"], "this table needs torch"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_line(
+    arguments, sentence, compare, monkeypatch, capsys
+):
+    versions = (
+        {"fastopt": "1"} if "torch" in arguments else dict.fromkeys(("fastopt", "numpy"), "1")
+    )
+    monkeypatch.setattr(compare, "installed", lambda columns: versions)
+    assert run(compare, monkeypatch, *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"compare.py: {sentence}" in captured.err.splitlines()[-1]
+
+
+def test_numpy_code_steps_rows_as_fastopt_does(compare):
+    libraries = importlib.import_module("libraries")
+    ids = np.array([7, 3, 19, 7, 3, 3])
+    rng = np.random.default_rng(0)
+    ours, theirs = np.zeros((2, 20, 4), np.float32)
+    updater, plain = optimizer.get_updater(optimizer.Adam()), libraries.forms.Adam()
+    for _ in range(2):
+        values = rng.standard_normal((len(ids), 4), np.float32)
+        plain.rows(0, libraries.summed(ids, values), theirs)
+        updater(0, (values, ids), ours)
+    assert abs(ours).max() > 1e-3
+    np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-7)

@@ -1,0 +1,117 @@
+"""Write packages.json: steps of optimizers of the package pytorch_optimizer, in float64.
+
+Run with torch and pytorch_optimizer installed: ``python tests/golden/make_packages.py``. It rounds to
+bfloat16 before it iterates, and keeps a state in float32; that alone is left out.
+"""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytorch_optimizer as packaged
+import torch
+from pytorch_optimizer.optimizer import scion
+from pytorch_optimizer.optimizer.scion import LMONorm
+
+STEPS = 8
+ITERATE = scion.zero_power_via_newton_schulz_5
+scion.zero_power_via_newton_schulz_5 = lambda g, steps: ITERATE(g, steps, dtype=torch.float64)
+
+CASES = [
+    ("came", "CAME", (4, 6), {"lr": 0.05}, {}),
+    (
+        "came",
+        "CAME",
+        (2, 3, 4),
+        {"lr": 0.05, "betas": (0.8, 0.9, 0.7), "weight_decay": 0.1, "clip_threshold": 0.5},
+        {"beta1": 0.8, "beta2": 0.9, "beta3": 0.7},
+    ),
+    ("came", "CAME", (5,), {"lr": 0.05, "weight_decay": 0.1}, {}),
+    (
+        "adammini",
+        "AdamMini",
+        (4, 6),
+        {"lr": 0.05, "weight_decay": 0.1},
+        {"heads": {".": 2}},
+    ),
+    ("adammini", "AdamMini", (5,), {"lr": 0.05, "betas": (0.8, 0.9)}, {"beta1": 0.8, "beta2": 0.9, "wd": 0.1}),
+    ("scion", "SCION", (4, 6), {"lr": 0.02, "scale": 5.0}, {"radius": 5.0, "momentum": 0.9}),
+    (
+        "scion",
+        "SCION",
+        (6, 4),
+        {"lr": 0.02, "scale": 5.0, "momentum": 0.3, "constraint": True},
+        {"radius": 5.0, "momentum": 0.7, "wd": 1.0},
+    ),
+    ("scion", "SCION", (4, 3, 2, 2), {"lr": 0.02, "scale": 5.0}, {"radius": 5.0}),
+    ("scion", "SCION", (5,), {"lr": 0.02, "scale": 5.0}, {"radius": 5.0}),
+    (
+        "scion",
+        "SCION",
+        (3, 5),
+        {"lr": 0.02, "norm_type": LMONorm.SIGN, "scale": 30.0},
+        {"norms": {".": ("sign", 30.0)}},
+    ),
+    (
+        "scion",
+        "SCION",
+        (3, 6),
+        {"lr": 0.02, "norm_type": LMONorm.ROW, "scale": 30.0},
+        {"norms": {".": ("rows", 30.0)}},
+    ),
+]
+"""Our name, the package's, a shape, its arguments, and ours that are called otherwise."""
+
+SAME = ("lr", "weight_decay", "clip_threshold")
+
+
+def data(shape):
+    """First weights, and gradients of several scales."""
+    rng = np.random.default_rng(sum(shape))
+    scales = np.geomspace(1, 1e-2, STEPS).reshape(-1, *[1] * len(shape))
+    return rng.normal(size=shape), rng.normal(size=(STEPS, *shape)) * scales
+
+
+class Layer(torch.nn.Module):
+    """A module whose weight has the name of a linear layer's."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+
+def steps(kind, shape, arguments):
+    """The weights after each step."""
+    start, gradients = data(shape)
+    weight = torch.nn.Parameter(torch.tensor(start))
+    if kind == "AdamMini":
+        module = torch.nn.ModuleDict({"q_proj" if len(shape) > 1 else "mlp": Layer(weight)})
+        sizes = {"num_embeds": 12, "num_heads": 12}
+        optimizer = packaged.AdamMini(module, **sizes, **arguments)
+    else:
+        optimizer = getattr(packaged, kind)([weight], **arguments)
+    for gradient in gradients:
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        yield weight.detach().tolist()
+
+
+def cases():
+    """Every case with its data and weights."""
+    for name, kind, shape, arguments, ours in CASES:
+        yield {
+            "name": name,
+            "shape": shape,
+            "arguments": {**{k: v for k, v in arguments.items() if k in SAME}, **ours},
+            "data": [part.tolist() for part in data(shape)],
+            "weights": list(steps(kind, shape, arguments)),
+        }
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
+    torch.float32 = torch.float64
+    packages = {"torch": torch.__version__, "pytorch_optimizer": version("pytorch_optimizer")}
+    path = Path(__file__).with_name("packages.json")
+    path.write_text(json.dumps({"packages": packages, "cases": list(cases())}) + "\n")

@@ -1,0 +1,133 @@
+"""Optimizers of matrices: steps of the package pytorch_optimizer, and the papers' formulas."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from helpers.matrix_rules import check_recorded, single
+from helpers.paths import GOLDEN
+
+CASES = json.loads((GOLDEN / "packages.json").read_text())["cases"]
+F32, F64 = np.float32, np.float64
+
+
+def named(case):
+    return f"{case['name']}-{'x'.join(map(str, case['shape']))}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize(("dtype", "rtol"), [(F32, 3e-5), (F64, 1e-8)])
+def test_each_step_is_that_of_the_package(case, dtype, rtol):
+    arguments = {"coefficients": "quintic"} if case["name"] == "scion" else {}
+    made = optimizer.create(case["name"], **arguments, **case["arguments"])
+    check_recorded(made, case["data"], case["weights"], dtype, rtol)
+
+
+def factored(var, square, beta):
+    """The second moment of rows and columns, whose averages are in the list `var`."""
+    for k, axis in enumerate((-1, -2)):
+        var[k] = beta * var[k] + (1 - beta) * square.mean(axis, keepdims=True)
+    return var[0] * var[1] / var[0].mean(-2, keepdims=True)
+
+
+def came(weight, gradients, lr, wd):
+    """arXiv:2307.02047, algorithm 2."""
+    mean, var, rest = 0.0, [0.0, 0.0], [0.0, 0.0]
+    for grad in gradients:
+        step = grad / np.sqrt(factored(var, grad**2 + 1e-30, 0.999))
+        step = step / max(1.0, np.sqrt(np.mean(step**2)))
+        mean = 0.9 * mean + 0.1 * step
+        stable = np.sqrt(factored(rest, (step - mean) ** 2 + 1e-16, 0.9999))
+        weight = (1 - lr * wd) * weight - lr * mean / stable
+        yield weight
+
+
+def adammini(weight, gradients, lr, wd):
+    """arXiv:2406.16793, algorithm 1, with a block for each slice along the first axis."""
+    mean = var = 0.0
+    axes = tuple(range(1, weight.ndim))
+    for t, grad in enumerate(gradients, 1):
+        mean = 0.9 * mean + 0.1 * grad
+        var = 0.999 * var + 0.001 * np.mean(grad**2, axes, keepdims=True)
+        step = mean / (1 - 0.9**t) / (np.sqrt(var / (1 - 0.999**t)) + 1e-8)
+        weight = (1 - lr * wd) * weight - lr * step
+        yield weight
+
+
+def scion(weight, gradients, lr, wd):
+    """arXiv:2502.07529, algorithm 1 and table 2, with the polynomials of Polar Express."""
+    mean, (rows, columns) = 0.0, (len(weight), weight.shape[1])
+    for grad in gradients:
+        mean = 0.9 * mean + 0.1 * grad
+        flat = optimizer.orthogonalize(mean.reshape(rows, -1)).reshape(weight.shape)
+        step = 50 * math.sqrt(rows / columns) / math.prod(weight.shape[2:]) * flat
+        weight = (1 - lr * wd) * weight - lr * step
+        yield weight
+
+
+@pytest.mark.parametrize("steps", [came, adammini, scion], ids=lambda steps: steps.__name__)
+@pytest.mark.parametrize("shape", [(4, 6), (9, 2), (3, 4, 2)], ids=str)
+def test_each_step_is_that_of_the_paper(steps, shape, rng):
+    """Gradients are rescaled and decay depends on the learning rate, which changes."""
+    weight, gradients = single(rng, shape, steps=6, dtype=F64)
+    made = optimizer.create(steps.__name__, lr=0.05, wd=0.2, rescale_grad=0.5)
+    expected = np.array(list(steps(weight, [0.5 * grad for grad in gradients], 0.05, 0.2)))
+    check_recorded(made, (weight, gradients), expected, F64, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["q_proj", "mlp"])
+def test_the_rows_of_a_head_share_a_second_moment(name, rng):
+    weight, (grad, *_) = single(rng, (6, 4), dtype=F64)
+    made = optimizer.AdamMini(heads={"q_proj": 2}, param_idx2name={0: name, 1: "q_proj"})
+    updater = optimizer.get_updater(made)
+    updater(0, grad, weight)
+    blocks = grad.reshape((2, 12) if name == "q_proj" else (6, 4))
+    squares = np.repeat(np.mean(blocks**2, axis=1), 6 // len(blocks))
+    np.testing.assert_allclose(updater.states[0][1].ravel(), 0.001 * squares, rtol=1e-12)
+
+
+def test_a_constrained_step_stays_in_the_ball(rng):
+    """Whatever the gradients are, as a convex combination of the weight and a point of it."""
+    weight, gradients = single(rng, (5, 4), steps=40, dtype=F64)
+    made = optimizer.Scion(0.3, radius=2.0, wd=1, norms={"": ("sign", 2.0)})
+    updater = optimizer.get_updater(made)
+    for grad in gradients:
+        updater(0, grad, weight)
+    assert np.abs(weight).max() <= 2.0 / 4 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: optimizer.CAME(beta3=1), ValueError, "beta3 must be a finite number"),
+        (lambda: optimizer.CAME(clip_threshold=0), ValueError, "clip_threshold must be a finite"),
+        (lambda: optimizer.AdamMini(heads={"q": 0}), ValueError, r"heads\['q'\] must be"),
+        (lambda: optimizer.AdamMini(heads=["q"]), TypeError, "heads must map regular expressions"),
+        (lambda: optimizer.AdamMini(heads={"(": 2}), ValueError, "is not a regular expression"),
+        (lambda: optimizer.Scion(norms={"q": "sign"}), TypeError, "such as {'head': "),
+        (lambda: optimizer.Scion(norms={"q": ("L1", 1)}), ValueError, r"norms\['q'\] must be"),
+        (lambda: optimizer.Scion(adjust="none"), ValueError, "adjust must be"),
+    ],
+)
+def test_wrong_arguments_are_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("made", "shape", "words"),
+    [
+        (optimizer.AdamMini(heads={".": 4}), (6, 2), "0: 6 rows .* among 4 heads"),
+        (optimizer.Scion(norms={".": ("sign", 1)}), (3,), "'sign' needs weights of two or more"),
+        (optimizer.Scion(split={".": (2, 2)}), (3, 2), "0: 3 rows of shape .* cannot be split"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(made, shape, words):
+    updater, weight = optimizer.get_updater(made), np.ones(shape)
+    with pytest.raises(ValueError, match=words):
+        updater(0, np.ones(shape), weight)
+    np.testing.assert_array_equal(weight, 1)
+    assert updater.optimizer.num_update == 0

@@ -131,7 +131,7 @@ class DeviceRecords:
     ) -> DeviceCall | None:
         """Return a new call of parameters that have records, with its arrays entered."""
         lists = type(grads) in (list, tuple) and type(weights) in (list, tuple)
-        if not (lists and len(indices) == len(grads) == len(weights)):
+        if not (lists and 0 < len(indices) == len(grads) == len(weights)):
             return None
         known = [self.known[index] for index in indices if index in self.known]
         averages = self.planner.averages

@@ -239,7 +239,7 @@ class Planner:
         kinds: dict[Any, list[int]] = {}
         run, last = 0, None
         for place, table in enumerate(tables):
-            kind: Any = place if table.alone else (table.device, table.stream_handle, table.layout)
+            kind: Any = place if table.alone else table.layout
             if self.optimizer.in_list_order and kind != last:
                 run, last = run + 1, kind
             kinds.setdefault((run, kind), []).append(place)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
+from fastopt._engine.owner import Owner
 from fastopt._engine.per_index import Index
 from fastopt._engine.planner import Call, Planner
 from fastopt._interrupts import uninterrupted
@@ -18,7 +19,7 @@ NOTHING = object()
 """The state of an index that has not been updated."""
 
 
-class Direct:
+class Direct(Owner):
     """Records of the parameters that an optimizer updates without an updater.
 
     Parameters
@@ -34,15 +35,8 @@ class Direct:
         State of each index in its last call, whose arrays its record has the addresses of.
     """
 
-    loss_scaler = clip_global_norm = _windows = _units = None
-    _on_records = True
-    _runs_updates = False
-
     def __init__(self, optimizer: Any, masters: bool) -> None:
-        self.optimizer, self.planner = optimizer, Planner(optimizer, masters)
-        self.records, self._plans = self.planner.records, self.planner.plans
-        self.states: dict[Index, Any] = {}
-        self.states_synced: dict[Index, Any] = {}
+        super().__init__(Planner(optimizer, masters))
 
     def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
         """Update one tensor; see :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
@@ -124,7 +118,3 @@ class Direct:
                 self.states[index] = state
         taken = self.records.take(self, indices, grads, weights, single)
         return taken is not None
-
-    def _state(self, index: Index, weight: Any, sparse: bool = False) -> Any:
-        """Return the state of an index in the present call."""
-        return self.states[index]

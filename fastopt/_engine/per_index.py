@@ -1,7 +1,8 @@
 """Mappings from index to number whose values are stored in one array."""
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ class PerIndex(MutableMapping[Index, Any]):
     """Mapping from index to number, stored in one array that kernels can read and write.
 
     When the position of an index changes or the array grows, :attr:`array` is replaced by a new
-    object and :attr:`changed` is called.
+    object and all owners are told, see :meth:`add_owner`.
 
     Parameters
     ----------
@@ -29,11 +30,18 @@ class PerIndex(MutableMapping[Index, Any]):
     """Positions before this one belong to no index."""
 
     def __init__(self, values: Mapping[Index, Any] | None = None) -> None:
-        self.changed: Callable[[], None] = _nothing
+        self._owners: list[Any] = []
         self._slots: dict[Index, int] = {}
         self.array = np.zeros(8, self.dtype)
         if values:
             self.update(values)
+
+    def add_owner(self, owner: Any) -> None:
+        """Call ``owner._changed()`` when the array is replaced, while the owner lives."""
+        alive = [each for each in self._owners if each() is not None]
+        if all(each() is not owner for each in alive):
+            alive.append(ref(owner))
+        self._owners = alive
 
     def slots(self, indices: Sequence[Index], start: float) -> NDArray[np.int64]:
         """Return positions in :attr:`array`; indices without a number are set to `start`."""
@@ -89,7 +97,10 @@ class PerIndex(MutableMapping[Index, Any]):
 
     def _replace(self, array: NDArray[Any]) -> None:
         self.array = array
-        self.changed()
+        for each in self._owners:
+            owner = each()
+            if owner is not None:
+                owner._changed()
 
     def __iter__(self) -> Iterator[Index]:
         return iter(self._slots)
@@ -109,10 +120,6 @@ class PerIndex(MutableMapping[Index, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self),)
-
-
-def _nothing() -> None:
-    """Do nothing: no object depends on the array."""
 
 
 class Counts(PerIndex):

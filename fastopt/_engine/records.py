@@ -3,16 +3,15 @@
 A record is created when a parameter is first updated, and describes the form of its arrays. Every
 later call that the form admits runs in compiled code, whatever objects, order or subset it brings.
 Other calls return to Python, which creates missing records, enlarges tables or computes a learning
-rate, and enters the call again; what records do not support has a plan
-(:mod:`fastopt._engine.plan`).
+rate, and enters the call again; what records do not support is updated tensor by tensor
+(:mod:`fastopt._engine.unrecorded`).
 
 Tests: ``tests/engine/test_records.py``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache, partial
-from math import inf
+from functools import cache
 from typing import Any
 
 import numba
@@ -20,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import STEPPED, overflow, scale_of, squares
+from fastopt._engine.clip import outcome, set_norm
 from fastopt._engine.enrolment import Enrolment, Kept
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import ATTRIBUTES, as_rows, integer_words
-from fastopt._engine.step_sums import check_once
-from fastopt._engine.validate import check_index, leaves
+from fastopt._engine.step_rates import ROOM, update_with_rates
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
@@ -37,18 +35,14 @@ from fastopt._kernels.numpy_abi import kind_word, readable
 from fastopt._kernels.table import address_of, launch
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
-from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
+from fastopt.sparse import RowSparse
 
 __all__ = ["Records"]
 
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 
-COUNT, EXPECTED, EXPECTED_TIME, TIMED = w.COUNT, w.EXPECTED, w.EXPECTED_TIME, w.TIMED
 WEIGHT_ID = w.WEIGHT_ID
-
-ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
-"""Statuses of calls that are entered again with more memory or on several threads."""
 
 RELEASED_FROM = 1 << 24
 """Bytes of scratch memory from which it is released after a call."""
@@ -177,7 +171,7 @@ class Records:
         if not same:
             self._follow(updater)
         if self.usable:
-            if self.kept:
+            if self.counts is not EMPTY:
                 self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
                 self._share_all(planner, list(self.kept))
@@ -329,51 +323,11 @@ class Records:
 
     # Calls
 
-    def set_norm(self, updater: Any, share: float = 1.0, factor: float | None = None) -> None:
-        """Enter the numbers that the next call is measured with; `share` multiplies gradients.
-
-        With `factor`, that of gradients that have been measured before, none is measured.
-        """
-        norm = self.norm
-        norm[w.FACTOR] = norm[w.SHARE] = share
-        if self.norms:
-            limit = updater.clip_global_norm
-            rescale = float(updater.optimizer.rescale_grad)
-            norm[w.RESCALE_GRAD] = rescale * share
-            norm[w.SCALE] = scale_of(updater.loss_scaler)
-            norm[w.LIMIT] = inf if limit is None else limit
-            if factor is not None:
-                norm[w.SCALE], norm[w.LIMIT] = factor, inf
-        if self.clips:
-            units, scale = updater._units, scale_of(updater.loss_scaler)
-            norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)
-            norm[w.UNIT_LIMIT], norm[w.UNIT_LEAST] = units.limit, units.least
-
-    def outcome(self, updater: Any, status: int, index: Any, grad: Any) -> StepInfo:
-        """Return the outcome of a call, from its status."""
-        if not self.norms:
-            return STEPPED
-        norm = self.norm.item(w.GLOBAL_NORM)
-        if status != w.SKIPPED:
-            return StepInfo(stepped=True, skipped=False, global_norm=norm)
-        calls = [(i, None, self._whole(i, g), None) for i, g in self.moving(index, grad)]
-        indices = [each for each, *_ in calls]
-        return overflow(squares(calls), indices, updater.optimizer.idx2name, norm)
-
-    def _whole(self, index: Index, grad: Any) -> Any:
-        """Return a gradient as an array or a RowSparse."""
-        if isinstance(grad, RowSparse):
-            return grad
-        if not is_row_sparse(grad):
-            return np.asarray(grad)
-        words = self.kept[index].record
-        return as_row_sparse(grad, tuple(words[w.LENGTHS :][: words[w.NDIMS]].tolist()))
-
     def admits(self, index: Any, grad: Any, weight: Any) -> bool:
         """Whether a call can be entered, with memory for it; nothing is updated."""
         self.words[w.CHECKS] = 1
         try:
-            return self._with_room(w.NO_ROOM, (index, grad, weight)) == w.OK
+            return self.with_room(w.NO_ROOM, (index, grad, weight)) == w.OK
         finally:
             self.words[w.CHECKS] = 0
 
@@ -381,19 +335,19 @@ class Records:
         """Do what a status of a call asks for; return the status in the end."""
         arguments = index, grad, weight
         if status in ROOM:
-            status = self._with_room(status, arguments)
+            status = self.with_room(status, arguments)
         if status == w.ASKS and (self.begins or type(index) in (list, tuple)):
             with uninterrupted:
-                status = self._with_rates(updater, arguments)
+                status = update_with_rates(self, updater, arguments)
         elif status == w.ASKS:
-            status = self._with_rates(updater, arguments)
+            status = update_with_rates(self, updater, arguments)
         if status == w.MOVED:
             self.note(updater.planner, index, weight)
         if len(self.scratch) >= RELEASED_FROM:
             self._make_room(0)
         return status
 
-    def _with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
+    def with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
         """Enter a call again with more memory, or on several threads, if its status asks for it."""
         words = self.words
         while status in ROOM:
@@ -424,182 +378,6 @@ class Records:
                 words[w.MEASURE_LARGE], words[w.MEASURE_SHARE] = measuring.run()
             if self.clips:
                 words[w.CLIP_LARGE], words[w.CLIP_SHARE] = clipping.run()
-
-    def _with_rates(self, updater: Any, arguments: tuple[Any, Any, Any]) -> int:
-        """Compute the hyper-parameters of an update, and update."""
-        words, counts, index = self.words, self.counts, arguments[0]
-        tracked = updater.optimizer._index_update_count  # a schedule may replace their array
-        indices = index if type(index) in (list, tuple) else [index]
-        if self.freezes:
-            indices = [each for (each,) in self.moving(indices)]
-        before = counts.item(0)
-        undo: list[Callable[[], None]] = []
-        rates: dict[Any, float] = {}
-        decays: list[tuple[Kept, Index, Any]] = []
-        try:
-            if self.begins:
-                self._begin(indices, undo)
-            if self.by_tensor or words[w.UNEVEN]:
-                self._fill_each(updater, indices)
-            else:
-                update = words.item(w.UPDATE_NUMBER)
-                alone = updater.planner.groups is None
-                for of in (updater.optimizer,) if alone else self._optimizers(indices):
-                    rates[of] = of.lr
-                    if of.lr_scheduler is not None:
-                        counts[0] = update
-                        rate = of.lr_scheduler(update)
-                        rates[of] = rate if type(rate) is float else of.scheduled(rate)
-                if self.version != updater.optimizer.version:
-                    self.refresh(updater)
-                for shared in self.shared.values():
-                    if shared.optimizer in rates:
-                        shared.fill(rates[shared.optimizer], words.item(w.TIME), again=True)
-            if not self.usable:  # the schedule has changed settings
-                return w.REFUSED
-            if self.defers:
-                if words[w.UNEVEN] or words[w.REPEATS]:
-                    return w.REFUSED
-                decays = self._defer(index, arguments[2], rates)
-            words[w.ASKED] = 1
-            status: int = self.enter(self.context, *arguments)
-            if status in ROOM:
-                status = self._with_room(status, arguments)
-        finally:
-            words[w.ASKED] = words[w.EACH] = 0
-            if not words[w.DONE]:
-                tracked.largest = before
-                for each in reversed(undo):
-                    each()
-            else:
-                for kept, index, decay in decays:
-                    kept.shared.optimizer.row_decay[index] = decay
-                if self.sums:
-                    self._collect(updater.states, indices)
-        return status
-
-    def foresee(self, updater: Any, index: Any) -> None:
-        """Compute the hyper-parameters of the update that a call with one index should be.
-
-        If it is another one, the front asks for those.
-        """
-        words, counts, optimizer = self.view, self.counts_view, updater.optimizer
-        try:
-            record = self.kept[index].words
-        except (KeyError, TypeError):  # the front refuses the call
-            return
-        before, time = counts[0], counts[record[COUNT]] + 1
-        update = before if before > time else time
-        rate, schedule = optimizer.lr, optimizer.lr_scheduler
-        try:
-            if schedule is not None:
-                counts[0] = update  # for a schedule or hyper() that asks the optimizer
-                rate = schedule(update)
-                if type(rate) is not float:
-                    rate = optimizer.scheduled(rate)
-                if self.version != optimizer.version:  # the schedule has changed settings
-                    self.refresh(updater)
-                    return
-            for shared in self.shared.values():
-                if not shared.follow(rate):
-                    shared.fill(rate, time, again=True)
-        except BaseException:
-            optimizer._index_update_count.largest = before  # the schedule may replace their array
-            raise
-        finally:
-            counts[0] = before
-        words[EXPECTED], words[EXPECTED_TIME] = update, time if words[TIMED] else 0
-
-    def _defer(
-        self, indices: Any, weights: Any, rates: Mapping[Any, float]
-    ) -> list[tuple[Kept, Index, Any]]:
-        """Enter the deferred decay of a step; return that of each parameter after it."""
-        decays: list[tuple[Kept, Index, Any]] = []
-        for index, weight in self.moving(indices, weights):
-            kept = self.kept[index]
-            optimizer, t = kept.shared.optimizer, self.counts.item(kept.words[w.COUNT]) + 1
-            if kept.deferred is not None:
-                lr_mult, wd_mult = kept.shared.multipliers
-                rate = rates[optimizer]
-                lr, wd = rate * lr_mult, optimizer.decay_at(rate) * wd_mult
-                after = kept.deferred.begin(optimizer, index, weight, t, lr, wd)
-                decays.append((kept, index, after))
-        return decays
-
-    def _begin(self, indices: Sequence[Index], undo: list[Callable[[], None]]) -> None:
-        """Begin the step of optimizers that count themselves or sum over the tensors of a step.
-
-        Functions that undo it are added to `undo`.
-        """
-        for optimizer in self._optimizers(indices):
-            if optimizer.per_index:
-                undo.append(partial(optimizer.put_back, optimizer.snapshot()))
-            sums = optimizer.step_sums
-            if sums is not None:
-                check_once(optimizer, indices)
-                undo.append(partial(sums.put_back, sums.begin(indices)))
-
-    def _collect(self, states: Mapping[Index, Any], indices: Sequence[Index]) -> None:
-        """Add the numbers that the tensors of a completed step have kept to its sums."""
-        for optimizer in self.sums:
-            kept = [(index, self.kept[index]) for index in indices]
-            own = {i: k.layout.rule.kept for i, k in kept if k.shared.optimizer is optimizer}
-            arrays = (leaves(states[index])[-len(names) :] for index, names in own.items())
-            numbers = [[array.item() for array in each] for each in arrays]
-            optimizer.step_sums.add(list(own), numbers)
-
-    def _fill_each(self, updater: Any, indices: Sequence[Index]) -> None:
-        """Compute the hyper-parameters of each tensor of a call, in the order of its list."""
-        words, counts, tensors = self.words, self.counts, self.tensors
-        largest = counts.item(0)
-        times: dict[int, int] = {}
-        steps: list[tuple[int, int]] = []
-        rates: dict[Any, float] = {}
-        for kept in map(self.kept.__getitem__, indices):
-            optimizer, slot = kept.shared.optimizer, kept.words[w.COUNT]
-            times[slot] = t = times.get(slot, counts.item(slot)) + 1
-            update = max(t - optimizer.rates_before_count, largest)
-            largest = max(update, t)
-            if not optimizer.per_index and (optimizer, update) not in rates:
-                if optimizer.lr_scheduler is not None:
-                    counts[0] = update
-                rates[optimizer, update] = float(optimizer.learning_rate)
-            steps.append((update, t))
-        if self.version != updater.optimizer.version:
-            self.refresh(updater)
-        used: dict[Any, Shared] = {}
-        for k, (index, (update, t)) in enumerate(zip(indices, steps, strict=True)):
-            found = self.kept.get(index)
-            if found is None:  # the schedule has changed states, so that the front refuses the call
-                return
-            shared, own = found.shared, -1
-            if shared.optimizer.per_index:
-                row = used[k] = self._row(shared, len(used))
-                own = row.counted(check_index(index), found.words[w.CARRIED])
-            else:
-                key = shared, rates[shared.optimizer, update], t
-                if key not in used:
-                    row = used[key] = self._row(shared, len(used))
-                    if words[w.SCHEDULED]:  # hyper() may read the schedule too
-                        counts[0] = update
-                    row.fill(key[1], t, row.version == shared.optimizer.version)
-                    row.version = shared.optimizer.version
-                row = used[key]
-            place = k * w.TENSOR
-            tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, own
-        words[w.EACH] = 1
-
-    def _row(self, shared: Shared, number: int) -> Shared:
-        """Return hyper-parameters for one tensor of a call, which are used again by later calls."""
-        row = self.rows.get((shared, number))
-        if row is None:
-            row = self.rows[shared, number] = shared.for_tensor()
-        row.words[w.SKIPS] = shared.words[w.SKIPS]
-        return row
-
-    def _optimizers(self, indices: Sequence[Index]) -> list[Any]:
-        """Return the optimizers of a call's parameters, in the order of its list."""
-        return list(dict.fromkeys(self.kept[each].shared.optimizer for each in indices))
 
     def freeze(self, indices: Sequence[Index]) -> None:
         """Leave parameters out of all calls, with whatever gradient."""
@@ -678,13 +456,14 @@ class Records:
                 fits = enrolment.enroll(checked, attempt < 2)
                 if not (fits and enrolment.provide(checked, attempt > 0)):
                     break
-                if self.version != optimizer.version:
+                if self.version != optimizer.version:  # new indices may have moved the counts
                     self.refresh(updater)
-                self._find_slots(optimizer)  # new indices may have moved the counts
-                self.set_norm(updater, share, factor)
+                if self.counts is EMPTY:
+                    self._find_slots(optimizer)
+                set_norm(self, updater, share, factor)
                 status = self._enter_all(updater, indices, checked, weights, single)
                 if status == w.SKIPPED:  # while there are records of row-sparse gradients
-                    return self.outcome(updater, status, indices, checked)
+                    return outcome(self, updater, status, indices, checked)
             finally:
                 self.norm[w.FACTOR] = 1.0
                 if not self.words[w.DONE]:
@@ -695,7 +474,7 @@ class Records:
             return None
         for index in indices if status != w.SKIPPED else ():
             optimizer.masters_given.pop(index, None)
-        return self.outcome(updater, status, indices, checked)
+        return outcome(self, updater, status, indices, checked)
 
     def _enter_all(self, updater: Any, *lists: Any) -> int:
         """Enter the lists of a call, or, if the last argument says so, their only items."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from fastopt._engine.accumulate import accumulate, room, sum_of_rows
 from fastopt._engine.hyper import constant
+from fastopt._engine.owner import Owner
 from fastopt._engine.planner import Planner, table_of
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import assign, host
@@ -63,7 +64,7 @@ class Sums(Planner):
         return table
 
 
-class Adder:
+class Adder(Owner):
     """Updater whose weights are sums of gradients.
 
     Parameters
@@ -72,18 +73,8 @@ class Adder:
         Whether to add to the sums; otherwise gradients start new sums.
     """
 
-    loss_scaler = clip_global_norm = _windows = _units = None
-    _on_records = _runs_updates = True
-
     def __init__(self, keep: bool) -> None:
-        self.planner = Sums(Sum(keep=keep))
-        self.optimizer = self.planner.optimizer
-        self.records, self._plans = self.planner.records, self.planner.plans
-        self.states: dict[Index, Any] = {}
-        self.states_synced: dict[Index, Any] = {}
-
-    def _state(self, index: Index, weight: Any, sparse: bool = False) -> None:
-        """Return the state of a sum: None."""
+        super().__init__(Sums(Sum(keep=keep)))
 
     def add(self, calls: Sequence[Any], single: bool) -> None:
         """Add gradients to dense sums: ``(index, sum, gradient, None)`` for each."""

@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
-from weakref import WeakMethod
 
 from fastopt._engine.joint import Joint
-from fastopt._engine.per_index import Index, PerIndex
+from fastopt._engine.per_index import Index
 from fastopt._engine.planner import Call, Planner, disjoint
 from fastopt._naming import Same, rename, unknown_arguments
 from fastopt._notices import warn_user
@@ -215,7 +214,6 @@ class Groups:
         self._planners: dict[int, Planner] = {}
         self._routes: dict[Index, Group | None] = {}
         self._selectors: dict[tuple[Index, ...], Any] = {}
-        self._watched: dict[str, PerIndex] = {}
         self._names: dict[Any, str] = {}
         self._generation = 0
         self._version = self._tables_version = -1
@@ -321,10 +319,7 @@ class Groups:
         if self._version == main.version:
             return
         for name in main.by_index:
-            numbers = vars(main)[name]
-            if self._watched.get(name) is not numbers:
-                self._watched[name] = numbers
-                numbers.changed = _chain(numbers.changed, WeakMethod(self._changed))
+            vars(main)[name].add_owner(self)
         tables = self._tables_version != main.multipliers_version
         if self._names != main.idx2name:
             self._names = dict(main.idx2name)
@@ -396,18 +391,6 @@ class Groups:
                 each = [(planner, [k]) for k, planner in enumerate(planners)]
                 joint = Joint(self, calls, single, planned(each), key, averaging, in_order=True)
         return joint
-
-
-def _chain(before: Callable[[], None], method: Any) -> Callable[[], None]:
-    """Return a function that calls `before`, and a method while its object is alive."""
-
-    def changed() -> None:
-        before()
-        alive = method()
-        if alive is not None:
-            alive()
-
-    return changed
 
 
 def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:

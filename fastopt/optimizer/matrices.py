@@ -162,6 +162,8 @@ class Part:
             own, found = vars(self.optimizer), vars(main)
             own.update((name, found[name]) for name in self.names)
             own["unchecked"] = False  # `main` checks the multipliers
+            for name in {*main.by_index} & {*self.names}:
+                found[name].add_owner(self.optimizer)
             if self._tables != main.multipliers_version:
                 self.optimizer._changed_tables()
             else:

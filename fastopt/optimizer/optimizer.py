@@ -709,7 +709,7 @@ class Optimizer(Checked):
         numbers, before = self.by_index[name](values), vars(self).get(name)
         if before is not None:
             numbers.array[: numbers.first] = before.array[: numbers.first]
-        numbers.changed = weakly(self._changed)
+        numbers.add_owner(self)
         return numbers
 
     def __delattr__(self, name: str) -> None:
@@ -1623,7 +1623,7 @@ class Optimizer(Checked):
                 own[name] = Tracked(value, weakly(self._changed_tables))
             elif name in self.by_index:
                 own[name] = self.by_index[name](value)
-                own[name].changed = weakly(self._changed)
+                own[name].add_owner(self)
             elif name not in self.in_arrays:
                 own[name] = value
         for name in self.in_arrays:

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine import device_updates
 from fastopt._engine.averaging import Averages, exact_copy
-from fastopt._engine.clip import STEPPED, UNCHANGED, measured, scale_of, squares, times
+from fastopt._engine.clip import (
+    STEPPED,
+    UNCHANGED,
+    measured,
+    outcome,
+    scale_of,
+    set_norm,
+    squares,
+    times,
+)
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.mixed_precision import has_master, set_master, split_state
 from fastopt._engine.plan import Plan
@@ -20,6 +29,7 @@ from fastopt._engine.planner import Call, Planner
 from fastopt._engine.records import Records
 from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
+from fastopt._engine.step_rates import foresee
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
 from fastopt._foreign import as_gradient, as_weight, latest
@@ -379,7 +389,7 @@ class Updater(Resumable):
                         records.view[EXPECTED] = 0
                     else:
                         with optimizer.updating:
-                            records.foresee(self, index)
+                            foresee(records, self, index)
                 status = records.enter(records.context, index, grad, weight)
                 if status == MOVED:
                     records.note(self.planner, index, weight)
@@ -520,13 +530,13 @@ class Updater(Resumable):
         """
         records = self._records
         try:
-            records.set_norm(self, share)
+            set_norm(records, self, share)
             status = records.enter(records.context, index, grad, weight)
             if status != OK:
                 status = records.resolve(self, status, index, grad, weight)
         finally:
             records.norm[FACTOR] = 1.0
-        return records.outcome(self, status, index, grad) if status >= 0 else None
+        return outcome(records, self, status, index, grad) if status >= 0 else None
 
     def step(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> None:
         """Update weights in nested dictionaries, lists, tuples and dataclasses in place.

@@ -15,7 +15,7 @@ class Watch:
 
     seen = 0
 
-    def note(self):
+    def _changed(self):
         self.seen += 1
 
 
@@ -50,7 +50,8 @@ def test_positions_hold_what_the_mapping_says(kind):
 
 def test_a_position_that_belongs_to_another_index_is_in_another_array():
     numbers, watch = Counts({index: index for index in range(5)}), Watch()
-    numbers.changed = watch.note
+    numbers.add_owner(watch)
+    numbers.add_owner(watch)  # is told once
     before, slots = numbers.array, numbers.slots(range(5), 0)
     numbers[4] = 9
     assert numbers.array is before
@@ -101,7 +102,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_every_change_is_noticed(change):
     watch, plain = Watch(), {"a": 1}
-    table = Tracked(plain, weakly(watch.note))
+    table = Tracked(plain, weakly(watch._changed))
     change(table)
     change(plain)
     assert table == plain
@@ -114,7 +115,7 @@ def test_a_change_that_fails_half_way_is_noticed():
         raise OSError("no more")
 
     watch = Watch()
-    table = Tracked({}, weakly(watch.note))
+    table = Tracked({}, weakly(watch._changed))
     with pytest.raises(OSError, match="no more"):
         table.update(pairs())
     assert table == {"b": 2}
@@ -123,7 +124,7 @@ def test_a_change_that_fails_half_way_is_noticed():
 
 def test_copies_are_plain_dictionaries_and_nothing_is_kept_alive():
     watch = Watch()
-    table = Tracked({"a": [1]}, weakly(watch.note))
+    table = Tracked({"a": [1]}, weakly(watch._changed))
     for other in (table.copy(), copy.copy(table), copy.deepcopy(table), table | {}):
         assert type(other) is dict
         assert other == {"a": [1]}

@@ -1,0 +1,208 @@
+"""Hyper-parameters of the steps of records that Python computes: schedules, counts, decay.
+
+What it changes before a step (counts, sums over tensors) is undone unless the step succeeds.
+
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_records_settings.py``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fastopt._engine.enrolment import Kept
+from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.per_index import Index
+from fastopt._engine.step_sums import check_once
+from fastopt._engine.validate import check_index, leaves
+from fastopt._kernels import record_words as w
+
+__all__ = ["ROOM", "foresee", "update_with_rates"]
+
+ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
+"""Statuses of calls that are entered again with more memory or on several threads."""
+
+COUNT, EXPECTED, EXPECTED_TIME, TIMED = w.COUNT, w.EXPECTED, w.EXPECTED_TIME, w.TIMED
+
+
+def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any]) -> int:
+    """Compute the hyper-parameters of an update, and update."""
+    words, counts, index = records.words, records.counts, arguments[0]
+    tracked = updater.optimizer._index_update_count  # a schedule may replace their array
+    indices = index if type(index) in (list, tuple) else [index]
+    if records.freezes:
+        indices = [each for (each,) in records.moving(indices)]
+    before = counts.item(0)
+    undo: list[Callable[[], None]] = []
+    rates: dict[Any, float] = {}
+    decays: list[tuple[Kept, Index, Any]] = []
+    try:
+        if records.begins:
+            _begin(records, indices, undo)
+        if records.by_tensor or words[w.UNEVEN]:
+            _fill_each(records, updater, indices)
+        else:
+            update = words.item(w.UPDATE_NUMBER)
+            alone = updater.planner.groups is None
+            for of in (updater.optimizer,) if alone else _optimizers(records, indices):
+                rates[of] = of.lr
+                if of.lr_scheduler is not None:
+                    counts[0] = update
+                    rate = of.lr_scheduler(update)
+                    rates[of] = rate if type(rate) is float else of.scheduled(rate)
+            if records.version != updater.optimizer.version:
+                records.refresh(updater)
+            for shared in records.shared.values():
+                if shared.optimizer in rates:
+                    shared.fill(rates[shared.optimizer], words.item(w.TIME), again=True)
+        if not records.usable:  # the schedule has changed settings
+            return w.REFUSED
+        if records.defers:
+            if words[w.UNEVEN] or words[w.REPEATS]:
+                return w.REFUSED
+            decays = _defer(records, index, arguments[2], rates)
+        words[w.ASKED] = 1
+        status: int = records.enter(records.context, *arguments)
+        if status in ROOM:
+            status = records.with_room(status, arguments)
+    finally:
+        words[w.ASKED] = words[w.EACH] = 0
+        if not words[w.DONE]:
+            tracked.largest = before
+            for each in reversed(undo):
+                each()
+        else:
+            for kept, index, decay in decays:
+                kept.shared.optimizer.row_decay[index] = decay
+            if records.sums:
+                _collect(records, updater.states, indices)
+    return status
+
+
+def foresee(records: Any, updater: Any, index: Any) -> None:
+    """Compute the hyper-parameters of the update that a call with one index should be.
+
+    If it is another one, the front asks for those.
+    """
+    words, counts, optimizer = records.view, records.counts_view, updater.optimizer
+    try:
+        record = records.kept[index].words
+    except (KeyError, TypeError):  # the front refuses the call
+        return
+    before, time = counts[0], counts[record[COUNT]] + 1
+    update = before if before > time else time
+    rate, schedule = optimizer.lr, optimizer.lr_scheduler
+    try:
+        if schedule is not None:
+            counts[0] = update  # for a schedule or hyper() that asks the optimizer
+            rate = schedule(update)
+            if type(rate) is not float:
+                rate = optimizer.scheduled(rate)
+            if records.version != optimizer.version:  # the schedule has changed settings
+                records.refresh(updater)
+                return
+        for shared in records.shared.values():
+            if not shared.follow(rate):
+                shared.fill(rate, time, again=True)
+    except BaseException:
+        optimizer._index_update_count.largest = before  # the schedule may replace their array
+        raise
+    finally:
+        counts[0] = before
+    words[EXPECTED], words[EXPECTED_TIME] = update, time if words[TIMED] else 0
+
+
+def _defer(
+    records: Any, indices: Any, weights: Any, rates: Mapping[Any, float]
+) -> list[tuple[Kept, Index, Any]]:
+    """Enter the deferred decay of a step; return that of each parameter after it."""
+    decays: list[tuple[Kept, Index, Any]] = []
+    for index, weight in records.moving(indices, weights):
+        kept = records.kept[index]
+        optimizer, t = kept.shared.optimizer, records.counts.item(kept.words[w.COUNT]) + 1
+        if kept.deferred is not None:
+            lr_mult, wd_mult = kept.shared.multipliers
+            rate = rates[optimizer]
+            lr, wd = rate * lr_mult, optimizer.decay_at(rate) * wd_mult
+            after = kept.deferred.begin(optimizer, index, weight, t, lr, wd)
+            decays.append((kept, index, after))
+    return decays
+
+
+def _begin(records: Any, indices: Sequence[Index], undo: list[Callable[[], None]]) -> None:
+    """Begin the step of optimizers that count themselves or sum over the tensors of a step.
+
+    Functions that undo it are added to `undo`.
+    """
+    for optimizer in _optimizers(records, indices):
+        if optimizer.per_index:
+            undo.append(partial(optimizer.put_back, optimizer.snapshot()))
+        sums = optimizer.step_sums
+        if sums is not None:
+            check_once(optimizer, indices)
+            undo.append(partial(sums.put_back, sums.begin(indices)))
+
+
+def _collect(records: Any, states: Mapping[Index, Any], indices: Sequence[Index]) -> None:
+    """Add the numbers that the tensors of a completed step have kept to its sums."""
+    for optimizer in records.sums:
+        kept = [(index, records.kept[index]) for index in indices]
+        own = {i: k.layout.rule.kept for i, k in kept if k.shared.optimizer is optimizer}
+        arrays = (leaves(states[index])[-len(names) :] for index, names in own.items())
+        numbers = [[array.item() for array in each] for each in arrays]
+        optimizer.step_sums.add(list(own), numbers)
+
+
+def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> None:
+    """Compute the hyper-parameters of each tensor of a call, in the order of its list."""
+    words, counts, tensors = records.words, records.counts, records.tensors
+    largest = counts.item(0)
+    times: dict[int, int] = {}
+    steps: list[tuple[int, int]] = []
+    rates: dict[Any, float] = {}
+    for kept in map(records.kept.__getitem__, indices):
+        optimizer, slot = kept.shared.optimizer, kept.words[w.COUNT]
+        times[slot] = t = times.get(slot, counts.item(slot)) + 1
+        update = max(t - optimizer.rates_before_count, largest)
+        largest = max(update, t)
+        if not optimizer.per_index and (optimizer, update) not in rates:
+            if optimizer.lr_scheduler is not None:
+                counts[0] = update
+            rates[optimizer, update] = float(optimizer.learning_rate)
+        steps.append((update, t))
+    if records.version != updater.optimizer.version:
+        records.refresh(updater)
+    used: dict[Any, Shared] = {}
+    for k, (index, (update, t)) in enumerate(zip(indices, steps, strict=True)):
+        found = records.kept.get(index)
+        if found is None:  # the schedule has changed states, so that the front refuses the call
+            return
+        shared, own = found.shared, -1
+        if shared.optimizer.per_index:
+            row = used[k] = _row(records, shared, len(used))
+            own = row.counted(check_index(index), found.words[w.CARRIED])
+        else:
+            key = shared, rates[shared.optimizer, update], t
+            if key not in used:
+                row = used[key] = _row(records, shared, len(used))
+                if words[w.SCHEDULED]:  # hyper() may read the schedule too
+                    counts[0] = update
+                row.fill(key[1], t, row.version == shared.optimizer.version)
+                row.version = shared.optimizer.version
+            row = used[key]
+        place = k * w.TENSOR
+        tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, own
+    words[w.EACH] = 1
+
+
+def _row(records: Any, shared: Shared, number: int) -> Shared:
+    """Return hyper-parameters for one tensor of a call, which are used again by later calls."""
+    row: Shared | None = records.rows.get((shared, number))
+    if row is None:
+        row = records.rows[shared, number] = shared.for_tensor()
+    row.words[w.SKIPS] = shared.words[w.SKIPS]
+    return row
+
+
+def _optimizers(records: Any, indices: Sequence[Index]) -> list[Any]:
+    """Return the optimizers of a call's parameters, in the order of its list."""
+    return list(dict.fromkeys(records.kept[each].shared.optimizer for each in indices))

@@ -359,12 +359,13 @@ class Enrolment:
             arrays = [*arrays, *average]
         known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
         form = self._form(new, rule, average, known)
-        if form is None:
+        alternates = averaging is not None and averaging.average.alternates
+        # Of two records the front checks the first alone.
+        resting = self._form(new, own, (), False) if alternates else None
+        if form is None or (alternates and resting is None):
             return None
         self._write(new, form, arrays)
-        if averaging is not None and averaging.average.alternates:
-            resting = self._form(new, own, (), False)  # the front checks the other record alone
-            assert resting is not None
+        if resting is not None:
             self._write_resting(new, resting, arrays)
         return form
 

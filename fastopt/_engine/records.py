@@ -400,10 +400,10 @@ class Records:
         listed = type(index) in (list, tuple)
         if planner.plans:
             planner.forget_replaced(*((index, weight) if listed else ((index,), (weight,))))
-        moved = self.moving(index, weight)
-        planner.updated.update(moved)
-        kept = self.kept
+        moved = self.moving(index, weight) if listed else ((index, weight),)
+        updated, kept = planner.updated, self.kept
         for each, array in moved:
+            updated[each] = array
             own = kept.get(each)
             if own is not None:  # a signal handler may have changed the states
                 own.words[WEIGHT_ID] = id(array)

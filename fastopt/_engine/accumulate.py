@@ -78,7 +78,7 @@ def room(context: str, total: Any, weight: Array, keep: bool) -> Any:
     return placed(total, of)
 
 
-def adding(context: str, total: Any, grad: Any, keep: bool) -> Table:
+def adding(context: str, total: Any, grad: Any, keep: bool) -> Any:
     """Return the table whose launch adds `grad` to `total`, or overwrites it unless `keep`.
 
     A row-sparse gradient changes only the indexed rows.

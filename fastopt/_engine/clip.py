@@ -18,11 +18,17 @@ from fastopt._kernels.layout import real_of
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["STEPPED", "measured", "outcome", "overflow", "scale_of", "set_norm", "squares", "times"]
+__all__ = [
+    *("STEPPED", "UNCHANGED", "measured", "outcome", "overflow", "scale_of", "set_norm"),
+    *("squares", "times"),
+]
 
 
 STEPPED = StepInfo(stepped=True, skipped=False)
 """Outcome of a call that measures nothing."""
+
+UNCHANGED = StepInfo(stepped=False, skipped=False)
+"""Outcome before the first call, and of a call that only accumulated its gradients."""
 
 
 def measured(
@@ -105,8 +111,11 @@ def times(grad: Any, factor: float) -> Any:
 # Calls of records
 
 
-def set_norm(records: Any, updater: Any, share: float = 1.0) -> None:
-    """Enter the numbers that the next call is measured with; `share` multiplies gradients."""
+def set_norm(records: Any, updater: Any, share: float = 1.0, factor: float | None = None) -> None:
+    """Enter the numbers that the next call is measured with; `share` multiplies gradients.
+
+    With `factor`, that of gradients that have been measured before, none is measured.
+    """
     norm = records.norm
     norm[w.FACTOR] = norm[w.SHARE] = share
     if records.norms:
@@ -115,6 +124,8 @@ def set_norm(records: Any, updater: Any, share: float = 1.0) -> None:
         norm[w.RESCALE_GRAD] = rescale * share
         norm[w.SCALE] = scale_of(updater.loss_scaler)
         norm[w.LIMIT] = inf if limit is None else limit
+        if factor is not None:
+            norm[w.SCALE], norm[w.LIMIT] = factor, inf
     if records.clips:
         units, scale = updater._units, scale_of(updater.loss_scaler)
         norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)

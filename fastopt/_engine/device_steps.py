@@ -12,9 +12,9 @@ from weakref import WeakSet, ref
 
 import numpy as np
 
+from fastopt._engine.device_hyper import HyperRows
 from fastopt._kernels.advance import CARRIED, COUNT
 from fastopt._kernels.cpu_calls import LENGTH
-from fastopt._kernels.table import launch
 
 __all__ = ["DeviceSteps"]
 
@@ -30,33 +30,37 @@ AHEAD = 32
 
 
 class Rows:
-    """Device memory with the counts and hyper-parameters of the tensors of a group."""
+    """Device memory with the counts and hyper-parameters of the tensors of a table."""
 
-    def __init__(self, group: Any, driver: Any) -> None:
-        table, count = group.table, len(group.places)
+    def __init__(self, own: HyperRows, driver: Any) -> None:
+        from fastopt._kernels import cuda_steps
+
+        table, count = own.table, len(own.places)
         layout = table.layout
-        self.group, self.table = group, table
+        self.own, self.table = own, table
         self.hyper = driver.Memory((max(count, 1),), layout.record)
         self.fields = self.hyper.part((count, len(layout.rule.hyper)), layout.real)
-        self.slots = driver.Memory(group.tensors.shape, np.int64)
+        self.slots = driver.Memory(own.tensors.shape, np.int64)
         self.counts = driver.Memory((count,), np.int64)
         self.carried = driver.Memory((count,), np.float64)
-        self.groups = driver.Memory((2, count, len(group.names) + 1), np.float64)
-        driver.upload(self.hyper, table.hyper, table.stream_handle)  # read in a skipped first step
+        self.groups = driver.Memory((2, count, len(own.names) + 1), np.float64)
+        driver.upload(self.hyper, table.hyper, table.stream)  # read in a skipped first step
         self.sent: dict[str, bytes] = {}
+        correct, dtype, _ = own.corrected
+        self.begin = cuda_steps.begin(layout.keyed, layout.rule.rescale, correct, dtype)
 
     def send(self, name: str, array: Any, driver: Any, again: bool = False) -> None:
         """Upload an array if it has changed, or `again`."""
         content = array.tobytes()
         if again or self.sent.get(name) != content:
             self.sent.pop(name, None)
-            driver.upload(getattr(self, name), array, self.table.stream_handle)
+            driver.upload(getattr(self, name), array, self.table.stream)
             self.sent[name] = content
 
 
 @final
 class DeviceSteps:
-    """Update counts and hyper-parameters of a plan's steps, on the device.
+    """Update counts and hyper-parameters of a call's steps, on the device.
 
     A kernel counts each step, unless the norm of its gradients is not finite. The host learns this
     when :meth:`settle` is called: :class:`~fastopt._engine.per_index.Counts` does so before its
@@ -64,18 +68,19 @@ class DeviceSteps:
 
     Parameters
     ----------
-    plan : Plan
-        The plan; :meth:`supports` it.
+    call : DeviceCall
+        The call; :meth:`supports` it.
     """
 
-    def __init__(self, plan: Any) -> None:
+    def __init__(self, call: Any) -> None:
         from fastopt._kernels import cuda_driver, cuda_steps
 
-        self._plan, self.driver, self.steps = ref(plan), cuda_driver, cuda_steps
-        self.all_counts = plan.optimizer._index_update_count
-        self.listed, self.indices = list(plan.indices), frozenset(plan.indices)
+        self._call, self.driver = ref(call), cuda_driver
+        (part,) = call.parts
+        self.part, self.all_counts = part, call.counted
+        self.indices = frozenset(part.indices)
         self.apart: WeakSet[Any] = WeakSet()
-        self.lead = plan.tables[0]
+        self.lead = call.tables[0]
         self.pending: deque[tuple[Any, Any]] = deque()
         self.counts = self.slots = self.base = np.empty(0, np.int64)
         self.entered: Any = None
@@ -85,41 +90,35 @@ class DeviceSteps:
         self.kept: list[Any] = []
         with self._entered(), self._beside():
             self.norm = self.driver.Memory((cuda_steps.NORM_NUMBERS,), np.float64)
-            self.sums = self.driver.Memory((len(plan.indices), 1), np.float64)
-            self.order = self.driver.Memory((len(plan.indices),), np.int64)
-            self.rows = [Rows(group, cuda_driver) for group in plan.groups]
-            places = [place for group in plan.groups for place in group.places]
+            self.sums = self.driver.Memory((len(part.indices), 1), np.float64)
+            self.order = self.driver.Memory((len(part.indices),), np.int64)
+            self.rows = [Rows(own, cuda_driver) for own in part.rows]
+            places = [place for own in part.rows for place in own.places]
             order = np.argsort(np.array(places, np.int64))
-            self.driver.upload(self.order, order, self.lead.stream_handle)
+            self.driver.upload(self.order, order, self.lead.stream)
         self.parts, first = [], 0
-        for group in plan.groups:
-            self.parts.append(self.sums.part((len(group.places), 1), first=first))
-            first += len(group.places)
+        for own in part.rows:
+            self.parts.append(self.sums.part((len(own.places), 1), first=first))
+            first += len(own.places)
 
     @staticmethod
-    def supports(plan: Any) -> bool:
+    def supports(call: Any) -> bool:
         """Whether everything in a step that depends on its count can be computed on the device."""
-        optimizer = plan.optimizer
+        part, tables = call.parts[0], call.tables
         return (
-            all(table.device == plan.tables[0].device for table in plan.tables)
-            and plan.tables[0].device is not None
-            and not (plan.in_order or optimizer.per_index)
-            and plan.hyper.constant
-            and not plan.hyper.carries
-            and plan.averaging is None
-            and optimizer.step_sums is None
-            and plan.planner.launcher is launch
-            and not any(table.layout.catch_up for table in plan.tables)
+            len(call.parts) == 1
+            and all(table.device == tables[0].device for table in tables)
+            and not part.optimizer.per_index
+            and part.hyper.constant
+            and not part.hyper.carries
+            and part.averaging is None
+            and part.optimizer.step_sums is None
+            and not any(table.layout.catch_up for table in tables)
         )
 
     def _beside(self) -> Any:
         """Return a context in which uploads and allocations are not captured."""
         return self.driver.beside_capture() if self.lead.captured else nullcontext()
-
-    @property
-    def plan(self) -> Any:
-        """The plan, which keeps this object."""
-        return self._plan()
 
     def _entered(self) -> Any:
         return self.driver.entered(self.lead.device.device_id)
@@ -154,7 +153,7 @@ class DeviceSteps:
             self._launch(norm is not None)
             if norm is None:
                 return True
-            report = self.driver.Report(self.norm, self.lead.stream_handle)
+            report = self.driver.Report(self.norm, self.lead.stream)
         self.pending.append((report, finish))
         while len(self.pending) > AHEAD or (len(self.pending) > 1 and self.pending[0][0].ready()):
             self._follow(None)
@@ -164,8 +163,8 @@ class DeviceSteps:
 
     def _renew(self) -> bool:
         """Bring counts of the host and hyper-parameters up to date, as far as these need it."""
-        plan, counts = self.plan, self.all_counts
-        optimizer = plan.optimizer
+        part, counts = self.part, self.all_counts
+        optimizer = part.optimizer
         for other in counts.ahead:
             if other is not self and other not in self.apart:
                 if not self.indices.isdisjoint(other.indices):
@@ -176,19 +175,19 @@ class DeviceSteps:
             return False  # the host counts without an update
         if optimizer.lr_scheduler is not None:
             counts.settle()
-        elif plan.filled[:1] == (optimizer.version,) and not optimizer.param_dict:
+        elif part.filled[:1] == (optimizer.version,) and not optimizer.param_dict:
             return True
-        if plan.counts_version != optimizer.version:
+        if part.version != optimizer.version:
             counts.settle()
-            plan._find_slots()
-        own = plan.counts[plan.slots]
+            part.find_slots()
+        own = part.counts[part.slots]
         if optimizer.lr_scheduler is not None and (own != own[0]).any():
             return False
-        largest = plan.counts.item(0)
+        largest = part.counts.item(0)
         try:
-            plan._advance(plan.groups, starts=False)
+            part.advance()
         finally:
-            plan.counts[0] = largest  # a schedule is evaluated ahead of the count
+            part.counts[0] = largest  # a schedule is evaluated ahead of the count
         return True
 
     def _launch(self, measured: bool) -> None:
@@ -208,9 +207,9 @@ class DeviceSteps:
                 self._measure()
             self._run(row, measured and number == 0)
         for row in self.rows:
-            self.kept.append(row.table.memory)
+            self.kept.append(row.table.memory.content)
             row.table.renew_entry()
-        self.kept.append(self.plan)
+        self.kept.append(self._call())
         if self not in self.all_counts.graphs:
             self.all_counts.graphs.append(self)
 
@@ -222,54 +221,53 @@ class DeviceSteps:
 
     def _send(self, norm: Norm | None, captured: bool) -> None:
         """Upload what has changed."""
-        plan, counts = self.plan, self.all_counts
-        stale = self.counts is not counts.counted or self.entered is not plan.slots
+        part, counts = self.part, self.all_counts
+        stale = self.counts is not counts.counted or self.entered is not part.slots
         if stale or (counts.counted[self.slots] != self.base).any():
             counts.settle()
-            self.counts, self.slots, self.entered = counts.counted, plan.slots, plan.slots
+            self.counts, self.slots, self.entered = counts.counted, part.slots, part.slots
             self.base = self.counts[self.slots]
             for row in self.rows:
-                places = row.group.places
+                places = row.own.places
                 row.send("counts", self.base[places], self.driver, again=True)
             self.filled = None
-        if self.filled is not plan.filled:
+        if self.filled is not part.filled:
             for row in self.rows:
-                group = row.group
-                tensors = group.tensors.copy()
+                tensors, filled = row.own.tensors.copy(), row.own.values[0]
                 tensors[:, [COUNT, CARRIED]] = 0  # positions on the host
                 row.send("slots", tensors, self.driver)
                 values = np.zeros(row.groups.shape)
-                values[0, : group.values.shape[1]] = group.values[0]
+                values[0, : len(filled)] = filled
                 row.send("groups", values, self.driver)
-            self.filled = plan.filled
+            self.filled = part.filled
         if norm != self.given or not self.sent:
             rescale, scale, limit, share = norm or NOT_MEASURED
             numbers = np.array([rescale, scale, limit, scale, 0.0, share])
-            self.driver.upload(self.norm, numbers, self.lead.stream_handle)
+            self.driver.upload(self.norm, numbers, self.lead.stream)
             self.given, self.sent = norm, True
 
     def _measure(self) -> None:
         """Launch the sums of squares of all gradients; the first table's stream waits for all."""
-        lead = self.lead.stream_handle
+        lead = self.lead.stream
         for row, part in zip(self.rows, self.parts, strict=True):
             row.table.add_squares(part)
-            if row.table.stream_handle != lead:
-                self.driver.order(row.table.stream_handle, lead)
+            if row.table.stream != lead:
+                self.driver.order(row.table.stream, lead)
 
     def _run(self, row: Rows, first: bool) -> None:
-        """Launch the step of a group; the first one computes the norm."""
-        table, group, lead = row.table, row.group, self.lead.stream_handle
-        correct, dtype, _ = group.compiled
-        layout = table.layout
-        begin = self.steps.begin(layout.keyed, layout.rule.rescale, correct, dtype)
-        if table.stream_handle != lead:
-            self.driver.order(lead, table.stream_handle)
+        """Launch the step of a table; the first one computes the norm."""
+        table, lead = row.table, self.lead.stream
+        if table.stream != lead:
+            self.driver.order(lead, table.stream)
         of_row = row.fields, row.slots, row.counts, row.groups, row.carried
         arguments = self.sums, self.order, self.norm, *of_row, int(first)
-        with self.plan.planner.compiling(self.plan.indices[0]):
-            table.run_counted(begin, row.hyper, arguments)
-        if table.stream_handle != lead:
-            self.driver.order(table.stream_handle, lead)
+        try:
+            table.run_counted(row.begin, row.hyper, arguments)
+        except Exception:
+            with self.part.planner.compiling(self.part.indices[0]):
+                raise
+        if table.stream != lead:
+            self.driver.order(table.stream, lead)
         table.release()
 
     def settle(self) -> None:
@@ -289,28 +287,29 @@ class DeviceSteps:
 
     def _count(self) -> None:
         """Count a step on the host."""
-        self._add(np.ones(len(self.base), np.int64))
+        self._add(1)
 
     def _add(self, steps: Any) -> None:
         """Add to the counts of the tensors on the host."""
         if self.counts is not self.all_counts.counted:  # other indices came, or went
             self.counts = self.all_counts.counted
-            self.slots = self.all_counts.positions(self.listed)
+            self.slots = self.all_counts.positions(self.part.indices)
         self.base += steps
-        self.counts[self.slots] += steps
-        self.counts[0] = max(self.counts.item(0), self.counts[self.slots].max())
+        counted = self.counts[self.slots] + steps
+        self.counts[self.slots] = counted
+        self.counts[0] = max(self.counts.item(0), *counted.tolist())
 
     def follow_graphs(self) -> None:
         """Wait for the device, and count the steps that graphs have repeated."""
         found = np.empty_like(self.base)
         with self._entered():
             for row in self.rows:
-                counts = self.driver.download(row.counts, row.table.stream_handle)
-                found[row.group.places] = counts
+                counts = self.driver.download(row.counts, row.table.stream)
+                found[row.own.places] = counts
         self._add(found - self.base)
 
     def _sums(self) -> Any:
         """Return the sums of squares of the gradients of the last step."""
         with self._entered():
-            sums = self.driver.download(self.sums, self.lead.stream_handle)[:, 0]
-            return sums[self.driver.download(self.order, self.lead.stream_handle)]
+            sums = self.driver.download(self.sums, self.lead.stream)[:, 0]
+            return sums[self.driver.download(self.order, self.lead.stream)]

@@ -190,7 +190,6 @@ class Plan:
         self.folds = optimizer.folds and not in_order
         self.scales = self.hyper.constant and not optimizer.per_index
         self.tables = [table for table, _ in tables]
-        self.on_device = any(table.device for table in self.tables)
         spans = np.concatenate([table.spans() for table in self.tables], axis=1)
         self.written = np.ascontiguousarray(spans[:, np.argsort(spans[0])])
         self.params: list[Any] = []
@@ -245,8 +244,6 @@ class Plan:
             if self.mode != self.planner.mode(self.indices):
                 return False
             self.mode_version = optimizer.mode_version
-        if self.on_device and not self._take_device_grads(grad):
-            return False
         objects = index, grad, weight
         for group in self.groups:
             if group.enter is None:
@@ -255,19 +252,6 @@ class Plan:
                 return False
         for group in self.sparse:
             if not self._list_rows(group, grad[group.places[0]] if self.length else grad):
-                return False
-        return True
-
-    def _take_device_grads(self, grad: Any) -> bool:
-        """Enter gradients on devices; return False if a gradient or weight does not fit."""
-        row = grad if self.length else (grad,)
-        if self.length and (type(grad) not in (list, tuple) or len(grad) != self.length):
-            return False
-        for group in self.groups:
-            table: Any = group.table
-            if table.device is not None and not table.take_grads(
-                [row[k] for k in group.places], self.written
-            ):
                 return False
         return True
 

@@ -4,14 +4,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import is_
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from fastopt._engine.averaging import Averages, AveragingStep
-from fastopt._engine.device_plan import DevicePlan
+from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.forms import is_pitched
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.lazy_decay import decay_of
@@ -102,13 +102,14 @@ class Planner:
         self.structures = Structures()
         self.groups: Any = None
         self.averages: Averages | None = None
-        self.records = Records()
+        self.records, self.devices = Records(), DeviceRecords(self)
 
     def forget(self) -> None:
         """Drop all plans and records, between the calls of other threads."""
         with self.optimizer.lock:
             self.plans.clear()
             self.records.forget()
+            self.devices.forget()
 
     def mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
         """Return everything besides the arrays that determines the kernels of these indices."""
@@ -214,8 +215,6 @@ class Planner:
         kind: type[Plan] = Plan
         if self.optimizer.step_sums is not None:
             kind = SummedPlan
-        elif any(table.device for table in tables):
-            kind = DevicePlan
         plan = kind(self, indices, weights, states, groups, single, in_order, averaging)
         keep = not in_order and all(table.direct for table in tables)
         keep = keep and not (averaging is not None and averaging.whole)
@@ -240,7 +239,7 @@ class Planner:
         kinds: dict[Any, list[int]] = {}
         run, last = 0, None
         for place, table in enumerate(tables):
-            kind: Any = place if table.alone else (table.device, table.stream_handle, table.layout)
+            kind: Any = place if table.alone else table.layout
             if self.optimizer.in_list_order and kind != last:
                 run, last = run + 1, kind
             kinds.setdefault((run, kind), []).append(place)
@@ -274,6 +273,9 @@ class Planner:
 
     def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
         """Update one tensor with a state that the caller keeps."""
+        if is_cuda(weight):
+            self.update_all([(index, weight, grad, state)], single=True)
+            return
         plan = self.plans.get(index)
         if plan is not None and plan.keeps(state) and plan.fits(index, grad, weight):
             plan.step()
@@ -282,7 +284,12 @@ class Planner:
 
     def update_all(self, calls: Sequence[Call], single: bool = False, factor: float = 1.0) -> None:
         """Update tensors that have no plan yet, with gradients times `factor`."""
-        if self.optimizer.is_accumulating:
+        there = [call for call in calls if is_cuda(call[1])]
+        if there:
+            here = [call for call in calls if not is_cuda(call[1])]
+            between = partial(self.update_all, here, factor=factor) if here else None
+            self.devices.update_all(there, single, factor, between)
+        elif self.optimizer.is_accumulating:
             self._accumulate(calls)
         elif calls:
             plan = self.prepare(calls, single)
@@ -323,7 +330,7 @@ class Planner:
         grad: Any,
         state: Any,
         averaging: AveragingStep | None = None,
-    ) -> Table:
+    ) -> Any:
         """Check the arrays of one tensor and create its table."""
         optimizer, copy = self.optimizer, self.copies.get(index)
         context, rule = label(index, optimizer.idx2name), self.rule_of(index)
@@ -354,7 +361,7 @@ class Planner:
 
     def _whole(
         self, averaging: AveragingStep, index: Index, exact: tuple[Array, ...], lead: Any
-    ) -> Table:
+    ) -> Any:
         """Return a table that averages all rows of a weight after the indexed rows' update."""
         context, nothing = label(index, self.optimizer.idx2name), _no_rows(lead)
         state = (header(averaging.array(index, exact)),)
@@ -461,7 +468,7 @@ def table_of(
     state: tuple[Array, ...],
     lead: Any = None,
     **options: bool,
-) -> Table:
+) -> Any:
     """Create the table of one tensor from arrays that have been checked.
 
     Parameters
@@ -558,7 +565,7 @@ def _in_f_order(array: Array) -> bool:
     return array.flags.f_contiguous and array.flags.aligned
 
 
-def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> Table:
+def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> Any:
     """Create the table of arrays on a CUDA device, with contiguous copies where needed.
 
     Weight and state whose elements lie in memory in one order are updated as they are, whatever the
@@ -572,8 +579,5 @@ def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> 
         copies = (*arrays[:-1], arranged(arrays[-1], arrays[0], streams[-1]))
     else:
         copies = tuple(map(contiguous, arrays, streams))
-    table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
-    table.of_copies(arrays[:-1], copies[-1], copies[-1])
-    table.direct = all(map(is_, copies[:-1], arrays[:-1]))
-    table.prepare(lead, arrays[:-1], arrays[-1], copies[-1])
-    return table
+    states, values = copies[parts:-1], copies[-1]
+    return CudaTable(layout, copies[:parts], states, arrays[:-1], lead, arrays[-1], values)

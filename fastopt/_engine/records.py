@@ -420,8 +420,11 @@ class Records:
         weights: list[Any],
         single: bool,
         share: float = 1.0,
+        factor: float | None = None,
     ) -> StepInfo | None:
         """Update tensors that were checked in Python; create the records that are missing.
+
+        With `factor`, that of gradients that have been measured before, none is measured.
 
         Returns
         -------
@@ -457,7 +460,7 @@ class Records:
                     self.refresh(updater)
                 if self.counts is EMPTY:
                     self._find_slots(optimizer)
-                set_norm(self, updater, share)
+                set_norm(self, updater, share, factor)
                 status = self._enter_all(updater, indices, checked, weights, single)
                 if status == w.SKIPPED:  # while there are records of row-sparse gradients
                     return outcome(self, updater, status, indices, checked)

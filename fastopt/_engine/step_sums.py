@@ -11,8 +11,6 @@ from fastopt._engine.per_index import Index
 from fastopt._engine.plan import Plan
 from fastopt._engine.validate import label, leaves
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels.device_memory import host
-from fastopt._kernels.devices import header
 
 __all__ = ["StepSums", "SummedPlan", "check_once"]
 
@@ -75,10 +73,7 @@ class SummedPlan(Plan):
 
     def collect(self) -> None:
         """Add the numbers that the tensors kept in the completed step."""
-        if self.on_device:
-            numbers = [[float(host(header(array))) for array in own] for own in self.numbers]
-        else:
-            numbers = [[array.item() for array in own] for own in self.numbers]
+        numbers = [[array.item() for array in own] for own in self.numbers]
         self.optimizer.step_sums.add(self.indices, numbers)
 
     def step(self, factor: float = 1.0, shielded: bool = False) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "Values",
     "beside_capture",
     "clear",
+    "compiling",
     "copy_word",
     "download",
     "entered",
@@ -204,7 +205,8 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
         Arguments of the kernel; integers are int64.
     """
     if SIMULATED:
-        kernel[blocks, threads](*[a if isinstance(a, int) else a.argument for a in arguments])
+        if not _beside.compiles:
+            kernel[blocks, threads](*[a if isinstance(a, int) else a.argument for a in arguments])
         return
     words: list[int] = []
     key: tuple[Any, ...] = (kernel, _context())
@@ -218,6 +220,8 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     handle = _handles.get(key)
     if handle is None:
         handle = _handles[key] = _compile(kernel, arguments)
+    if _beside.compiles:
+        return
     x, y = threads if isinstance(threads, tuple) else (threads, 1)
     memory = _arguments
     memory.pack[len(words)](memory.buffer, 0, *words)
@@ -237,6 +241,16 @@ def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
         raise NumbaError(str(error)) from error
     made.bind()
     return int(made._codelibrary.get_cufunc().handle)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Context in which kernels are compiled for their arguments, and not launched."""
+    _beside.compiles = True
+    try:
+        yield
+    finally:
+        _beside.compiles = False
 
 
 def _context() -> int:
@@ -311,9 +325,10 @@ def beside_capture() -> Iterator[None]:
 
 
 class _Beside(local):
-    """Stream of uploads beside a capture."""
+    """Stream of uploads beside a capture, and whether launches only compile."""
 
     stream: int | None = None
+    compiles = False
 
 
 _beside = _Beside()

@@ -1,451 +1,220 @@
-"""Tables of tensors on a CUDA device.
+"""Tables of tensors on a CUDA device: the kernel arguments that describe the arrays of a launch.
+
+:mod:`~fastopt._kernels.cuda_arrays` verifies the arrays of a call, and
+:mod:`~fastopt._kernels.cuda_rows` sorts the rows of row-sparse gradients.
 
 Tests: ``tests/kernels/test_cuda_driver.py``.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, final
-from weakref import ref
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
-from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from fastopt._kernels import cpu_calls
 from fastopt._kernels.chunks import Chunks, chunks_of
-from fastopt._kernels.compiling import bind
-from fastopt._kernels.device_memory import Copy, contiguous, move
-from fastopt._kernels.devices import (
-    Header,
-    Reading,
-    device_of,
-    handles_of,
-    header,
-    mark_written,
-    readings,
-    stays,
-)
+from fastopt._kernels.cuda_arrays import CallArrays
+from fastopt._kernels.cuda_memory import TableMemory
+from fastopt._kernels.cuda_rows import IndexedRows, single_rows
+from fastopt._kernels.device_memory import move
+from fastopt._kernels.devices import Header, device_of, header, mark_written
 from fastopt._kernels.lanes import BLOCK, LANES
 from fastopt._kernels.layout import (
+    ADDRESS,
     APPLIED,
     DECAY,
-    DONE,
-    FOLDED,
-    ORDER,
-    ROWS,
     SEGMENTS,
-    STARTS,
+    WIDTH,
     Layout,
+    kind_of,
 )
-from fastopt._kernels.segments import FOLD, MIXED, OUTSIDE
-from fastopt._kernels.table import Array, Combine, Table
+from fastopt._kernels.table import items_of, joined_ranges
 
 if TYPE_CHECKING:
     from fastopt.sparse import RowSparse
 
-__all__ = ["CudaTable"]
-
-FEW = 8
-"""Number of arrays of chunks that are cached on the device."""
+__all__ = ["CudaTable", "launch"]
 
 EACH = 16
 """Elements that each thread of a full block updates."""
 
-DONE_BYTES = 8
-"""Bytes of the DONE column of a table, its first."""
-
-assert DONE == 0
-
 MOST = 64
 """Maximum number of hyper-parameters that are passed by value."""
 
-UNREADABLE = AttributeError, KeyError, TypeError, ValueError
-"""Errors from reading an object that is not a device array; the full checks report it."""
+Addresses = NDArray[np.uint64]
 
 
 @final
-class CudaTable(Table):
-    """A table whose arrays are on a CUDA device, described by headers.
+class CudaTable:
+    """Kernel arguments for the arrays of one tensor, or of several with one layout and stream.
 
-    Hyper-parameters that are equal for all tensors are passed to kernels by value. Everything else
-    is uploaded when it has changed, which is rare for the addresses.
+    Arrays are described by headers. Hyper-parameters that are equal for all tensors are passed to
+    kernels by value. Everything else is uploaded when it has changed, which is rare for the
+    addresses.
+
+    Parameters
+    ----------
+    layout : Layout
+        The layout for which the kernels are compiled.
+    weight : tuple of Header
+        The exact weight, and its rounded copy or low 16 bits if it has one.
+    state : tuple of Header
+        One array for each slot of the rule, and for each number that the rule keeps for a tensor.
+    originals : sequence of Header
+        The caller's arrays in place of `weight` and `state`; where one differs, kernels work on a
+        copy of it.
+    lead : Header
+        The array of the weight that the caller passes.
+    grad, values : Header
+        The caller's gradient, or the values of its rows; and the array that kernels read.
+
+    Attributes
+    ----------
+    table : numpy.ndarray
+        The rows of the table; see :mod:`fastopt._kernels.layout`.
+    given : CallArrays
+        The weights and gradients of a call.
+    rows : IndexedRows or None
+        The rows of a row-sparse gradient.
+    done : bool
+        Whether the update of the present step has been launched.
+    counted : bool
+        Whether the last step was counted on the device.
     """
 
-    move = staticmethod(move)
-
     def __init__(
-        self, layout: Layout, weight: tuple[Array, ...], state: tuple[Array, ...], grad: Array
+        self,
+        layout: Layout,
+        weight: tuple[Header, ...],
+        state: tuple[Header, ...],
+        originals: Sequence[Header],
+        lead: Header,
+        grad: Header,
+        values: Header,
     ) -> None:
-        super().__init__(layout, weight, state, grad, 0)  # headers have one layout for life
-        # Gradients are checked by take_grads().
-        self.guards = np.ascontiguousarray(self.guards[:, : len(self.arrays)])
-        self.grad_bytes = np.array([grad.nbytes], np.uint64)
-        self.grad_kinds: list[Any] = []
-        self.watched: list[Header] = []
-        self.watched_at: tuple[list[int], list[Any]] = [], []
-        self.leads: list[Any] = []
+        self.layout = layout
+        self.arrays: Sequence[Header] = (*weight, *state)  # kept alive
+        self.sizes: tuple[int, ...] = (weight[0].size,)
+        self.width, item = items_of(layout, weight[0])
+        self.items: tuple[tuple[int, int], ...] = (item,)
+        self.table = np.zeros((1, ADDRESS + len(self.arrays) + 1), np.uint64)
+        addresses = [array.ctypes.data for array in self.arrays]
+        self.table[0, WIDTH] = self.width
+        self.table[0, ADDRESS:] = [*addresses, 0 if layout.sparse else values.ctypes.data]
+        self.nbytes = np.array([[array.nbytes for array in self.arrays]], np.uint64)
+        pairs = list(zip(originals, self.arrays, strict=True))
+        self._begin([pair for pair in pairs if pair[0] is not pair[1]])
+        of_lead = [k for k, each in enumerate(originals[: len(weight)]) if each is lead]
+        column, others = ADDRESS + (of_lead or [0])[0], [o for o in originals if o is not lead]
+        with self.driver.entered(self.device.device_id):
+            given = CallArrays(layout, lead, column, others, grad, values)
+        self._use(given)
+        given.refuse_capture()
 
-    def _begin(self) -> None:
-        from fastopt._kernels import cuda, cuda_blocks, cuda_driver, cuda_order
+    def _begin(self, copied: Sequence[tuple[Header, Header]]) -> None:
+        """Allocate the hyper-parameters and divide the tensors into chunks."""
+        from fastopt._kernels import cuda, cuda_blocks, cuda_driver
 
-        self.rate = EACH * cuda.THREADS
-        super()._begin()
-        self.kernels, self.coding, self.sorting, self.driver = (
-            cuda,
-            cuda_blocks,
-            cuda_order,
-            cuda_driver,
-        )
+        self.kernels, self.coding, self.driver = cuda, cuda_blocks, cuda_driver
+        layout = self.layout
         self.device: Any = device_of(self.arrays[0])
+        self.fields = np.zeros((len(self.table), len(layout.rule.hyper)), layout.real)
+        self.hyper = self.fields.view(layout.record).reshape(-1)
         self.words = self.fields.view(f"u{self.fields.itemsize}")
+        self.rate = EACH * cuda.THREADS
+        self.chunks, self.total = _chunks(self.items, self.rate)
+        self.copied, self.direct = copied, not copied
         self.uploaded: bytes | None = None
         count = self.words.shape[1]
         self._by_value: Any = None
-        if not self.layout.rule.passes and 0 < count <= MOST:
+        if not layout.rule.passes and 0 < count <= MOST:
             self._by_value = cuda_driver.values(self.fields.dtype, count)
-        self._memory: dict[Any, Any] = {}
-        self._chunks: dict[int, tuple[Array, Any]] = {}
-        self._streams: set[int] = set()
-        self._segments: Any = None
-        self._take: Any = None
-        self._seen: list[int] = []
-        self._alive: list[Any] = []
-        self._dead: list[Any] = []
-        self.strided: _Strided | None = None
-        self.captured = self.capturable = False
+        self.decay: tuple[Any, ...] = ()
+        self.at_once = self.done = self.counted = False
+        self.rows: IndexedRows | None = None
 
-    @property
-    def alone(self) -> bool:
-        """See :meth:`Table.alone`."""
-        return super().alone or self.strided is not None
-
-    def watch(self, arrays: Sequence[Header]) -> None:
-        """Record the arrays that their owners might move; numba's never move."""
-        self.watched = [each for each in arrays if each.kept is None and not stays(each.array())]
-        addresses = [each.ctypes.data for each in self.watched]
-        self.watched_at = addresses, readings([each.array() for each in self.watched]).kinds
+    def _use(self, given: CallArrays) -> None:
+        """Use the stream of these arrays."""
+        self.given, self.memory = given, TableMemory(given)
+        if self.layout.sparse:
+            self.rows = IndexedRows(self)
 
     @classmethod
-    def joined(cls, tables: Sequence[Any]) -> Any:
-        """Merge tables with the same layout and device into one."""
-        made = super().joined(tables)
-        made.grad_bytes = np.concatenate([table.grad_bytes for table in tables])
-        made.grad_kinds = [kind for table in tables for kind in table.grad_kinds]
-        made.watched = [array for table in tables for array in table.watched]
-        addresses, kinds = (
-            [each for table in tables for each in table.watched_at[k]] for k in range(2)
-        )
-        made.watched_at = addresses, kinds
-        made.leads = [lead for table in tables for lead in table.leads]
-        made._streams = {stream for table in tables for stream in table._streams}
+    def joined(cls, tables: Sequence["CudaTable"]) -> Self:
+        """Merge tables with the same layout, device and stream into one."""
+        made, lead = cls.__new__(cls), tables[0]
+        made.layout, made.width = lead.layout, lead.width
+        made.arrays = [array for table in tables for array in table.arrays]
+        made.sizes = tuple([size for table in tables for size in table.sizes])
+        made.items = tuple([item for table in tables for item in table.items])
+        made.table = np.concatenate([table.table for table in tables])
+        made.nbytes = np.concatenate([table.nbytes for table in tables])
+        made._begin([])
+        made._use(CallArrays.joined([table.given for table in tables]))
         return made
-
-    def _cut(self) -> tuple[Chunks, int]:
-        return chunks_of(*self.items, size=self.rate)
 
     # The arrays of a call
 
-    def prepare(self, lead: Any, arrays: Sequence[Header], grad: Header, values: Any) -> None:
-        """Record the properties that later calls are compared with.
-
-        Parameters
-        ----------
-        lead : Header
-            The array whose stream is used.
-        arrays : sequence of Header
-            The caller's arrays of weight and state.
-        grad : Header
-            The caller's gradient.
-        values : Header
-            The gradient that kernels read: `grad`, or a copy of it.
-        """
-        self.leads = [lead]
-        self.watch(arrays)
-        self._streams = set() if self.layout.sparse else {values.stream}
-        of = grad.array() if grad.kept is None else None
-        self.grad_kinds = [None] if of is None else readings([of]).kinds
-        if values is not grad and not self.layout.sparse:
-            with self.driver.entered(self.device.device_id):
-                self.strided = _Strided(values, grad)
-        self.driver.refuse_capture(self.stream_handle, *self._streams - {self.stream_handle})
-
-    @cached_property
-    def _moving(self) -> list[Any]:
-        """Watched arrays whose stream the update uses."""
-        return [lead for lead in self.leads if any(lead is each for each in self.watched)]
-
-    @cached_property
-    def _tensors(self) -> list[Any]:
-        """References to the watched arrays, whose versions torch counts."""
-        return [each.array for each in self.watched]
-
-    def _unmoved(self) -> bool:
-        """Whether weight and state have not moved and are used on one stream."""
-        try:
-            found = readings([each.array() for each in self.watched])
-            if (found.addresses, found.kinds) != self.watched_at:
-                return False
-        except UNREADABLE:
-            return False
-        for each, stream in zip(self.watched, found.streams, strict=True):
-            each.stream = stream
-        handle = self.stream_handle
-        return all(lead.stream == handle for lead in self._moving)
-
-    def take_grads(self, grads: Sequence[Any], written: NDArray[np.uint64]) -> bool:
-        """Enter the gradients of a call, unless they are row-sparse.
-
-        Parameters
-        ----------
-        grads : sequence
-            The gradient of each tensor.
-        written : numpy.ndarray
-            Sorted memory ranges that are written to, which gradients must not overlap.
-
-        Returns
-        -------
-        bool
-            False, with nothing changed, if a gradient differs in kind from the one that the table
-            was made for, or a weight or state has moved.
-
-        Raises
-        ------
-        RuntimeError
-            The stream is being captured for a CUDA graph.
-        """
-        if self.watched and not self._unmoved():
-            return False
-        handle = self.stream_handle
-        self.captured = self.driver.is_captured(handle)
-        if self.captured and not self.capturable:
-            self.driver.refuse_capture(handle)
-        if self.layout.sparse:
-            return True
-        ids = list(map(id, grads))
-        again = ids == self._seen
-        if again and self._alive and not self._dead:  # the same numba arrays
-            return self._use(handles_of(grads), handle)
-        try:
-            found = readings(grads)
-        except UNREADABLE:
-            return False
-        if found.kinds != self.grad_kinds:
-            return False
-        self._use(found.streams, handle)
-        if not self._enter(found, written):
-            return False
-        self._seen, self._alive, self._dead = ids, [], []
-        if again and all(map(stays, grads)):
-            died = self._dead.append
-            self._alive = [ref(grad, died) for grad in grads]
-        return True
-
-    def _use(self, streams: Sequence[int], handle: int) -> bool:
-        """Record the streams of gradients, none of which is captured, besides the table's own."""
-        self._streams = set(streams)
-        if self._streams != {handle}:
-            if self.captured:  # the others' work would not be part of the graph
-                self.driver.refuse_capture(handle)
-            self.driver.refuse_capture(*self._streams - {handle})
-        return True
-
-    def _enter(self, found: Reading, written: NDArray[np.uint64]) -> bool:
-        """Enter addresses of gradients if they are aligned and overlap no written memory."""
-        first = np.array(found.addresses, np.uint64)
-        itemsize = np.dtype(self.layout.grad).itemsize
-        arguments = self.table, written, self.grad_bytes, itemsize, first
-        if self.strided is not None:
-            arguments = self.strided.arguments(written, first)
-        if self._take is None:
-            self._take = bind(cpu_calls.take_addresses(), *arguments)
-        taken: bool = self._take(*arguments)
-        if taken and self.strided is not None:
-            self.strided.source = found.addresses[0]
-        return taken
-
-    def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """See :meth:`Table.read`; gradients that are copied are read where they are."""
-        if self.strided is None:
-            return super().read()
-        return self.strided.bounds()
-
-    def _grad_bytes(self) -> NDArray[np.uint64]:
-        return self.grad_bytes
+    @property
+    def stream(self) -> int:
+        """Handle of the stream that the weights are used on."""
+        return self.given.stream
 
     @property
-    def stream_handle(self) -> int:  # type: ignore[override]
-        """Handle of the stream that the first weight is used on."""
-        handle: int = self.leads[0].stream
-        return handle
+    def captured(self) -> bool:
+        """Whether that stream is being captured for a CUDA graph."""
+        return self.given.captured
 
-    # Kernel arguments
+    @property
+    def alone(self) -> bool:
+        """Whether the table must not be joined with others."""
+        return bool(self.layout.sparse or self.copied or self.given.strided)
 
-    def _space(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> Any:
-        """Return reusable device memory of this shape."""
-        memory = self._memory.get((name, shape))
-        if memory is None:
-            memory = self._memory[name, shape] = self.driver.Memory(shape, dtype)
-        return memory
+    def renew(self) -> None:
+        """Refresh the copies, after other tensors have been updated."""
+        for original, copy in self.copied:
+            move(copy, original)
 
-    def _grown(self, name: str, size: int, dtype: Any, *row: int) -> Any:
-        """Return reusable device memory of at least `size` rows of this shape."""
-        memory = self._memory.get((name, row))
-        if memory is None or memory.shape[0] < size:
-            if memory is not None:
-                self.driver.hold(memory, self.stream_handle)
-            memory = self._memory[name, row] = self.driver.Memory((size, *row), dtype)
-        return memory
-
-    def _uploaded(self, rows: NDArray[np.int64]) -> int:
-        """Upload row indices; return their address."""
-        memory = self._grown("indices", max(len(rows), 1), np.int64)
-        self.driver.upload(memory, rows, self.stream_handle)
-        return int(header(memory.array).ctypes.data)
-
-    def _send(self, name: str, array: Array) -> Any:
-        """Upload `array` to reusable device memory."""
-        memory = self._space(name, array.shape, array.dtype)
-        self.driver.upload(memory, array, self.stream_handle)
-        return memory
-
-    def _send_entry(self) -> Any:
-        """Return device memory with the table, uploaded if it has changed."""
-        memory = self._space("entry", self.table.shape, self.table.dtype)
-        content = self.table.tobytes()[DONE_BYTES:]
-        if content != self.uploaded:
-            self.uploaded, sent = None, self.table.copy()
-            sent[:, DONE] = 0  # on the device, whether the step is skipped
-            self.driver.upload(memory, sent, self.stream_handle)
-            self.uploaded = content
-        if self._segments is not None:
-            self.driver.copy_word(memory, SEGMENTS, self._segments, 2, self.stream_handle)
-        return memory
-
-    def _send_hyper(self) -> Any:
-        """Return the hyper-parameters, by value if all tensors share them and none is written."""
-        words, by_value = self.words, self._by_value
-        if by_value is not None and (len(words) == 1 or (words[1:] == words[0]).all()):
-            return by_value(words[0].tolist())
-        memory = self._space("hyper", (len(words),), self.layout.record)
-        self.driver.upload(memory, self.hyper, self.stream_handle)
-        return memory
-
-    def _send_chunks(self, chunks: NDArray[np.int64]) -> Any:
-        """Return device memory with chunks, cached by the identity of `chunks`."""
-        known = self._chunks.get(id(chunks))
-        if known is None:
-            if len(self._chunks) > FEW:
-                self.driver.hold(dict(self._chunks), self.stream_handle)
-                self._chunks.clear()
-            memory = self.driver.Memory(chunks.shape, chunks.dtype)
-            self.driver.upload(memory, chunks, self.stream_handle)
-            known = self._chunks[id(chunks)] = chunks, memory
-        return known[1]
-
-    def _fetch(self, memory: Any) -> Array:
-        """Download device memory after the earlier launches have finished."""
-        copied: Array = self.driver.download(memory, self.stream_handle)
-        return copied
-
-    def _launch(self, kernel: Any, chunks: int, threads: Any, *arguments: Any) -> None:
-        if chunks:
-            self.kernels.launch(kernel, chunks, threads, self.stream_handle, *arguments)
-
-    @cached_property
-    def _threads(self) -> tuple[int, int]:
-        """Threads of a block: as many in x as a row needs, the rest in y."""
-        if not self.layout.lazy:
-            return self.kernels.THREADS, 1
-        across = min(1 << max(self.width - 1, 1).bit_length(), self.kernels.THREADS)
-        return across, self.kernels.THREADS // across
+    def serves(self, grad: "RowSparse") -> bool:
+        """Whether the kernels are compiled for this kind of row-sparse gradient."""
+        layout = self.layout
+        return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
 
     def list_rows(self, context: str, grad: "RowSparse") -> None:
-        """See :meth:`Table.list_rows`; rows are sorted and counted on the device."""
-        values, indices = header(grad.values), header(grad.indices)
-        height, count = len(self.arrays[0]), len(indices)
-        if values.size != count * self.width:
-            expected = (count, *grad.shape[1:])
-            raise ValueError(f"{context}: values must have shape {expected}, got {values.shape}")
-        on_host = not isinstance(indices, Header)
-        if not on_host and device_of(indices) != self.device:
-            raise ValueError(f"{context}: indices of rows must be on {self.device}, as values are")
-        rows, order = _surveyed(context, indices, height) if on_host else (indices, None)
-        streams = [values.stream] if on_host else [values.stream, indices.stream]
-        self._use(streams, self.stream_handle)
-        with self._on_device():
-            made = contiguous(values, values.stream)
-            if on_host:
-                at = self._uploaded(rows)
-            else:
-                rows = contiguous(indices, indices.stream)
-                at = rows.ctypes.data
-            self.listed = made, rows, grad.values, grad.indices
-            entry = self.table[0]
-            places = [at, *self._places(count), made.ctypes.data]
-            entry[[ROWS, STARTS, ORDER, -1]] = [*places[1:4], places[-1]]
-            entry[SEGMENTS] = count  # if no row is repeated; see _send_entry()
-            self._segments = None
-            if count:
-                self._segments = self._ordered(context, places, rows, height, order)
-        self.row_chunks = chunks_of((count, self.width), size=self.rate)
+        """Set a row-sparse gradient; see :meth:`IndexedRows.take`."""
+        assert self.rows is not None
+        count = self.rows.take(context, grad)
         if self.layout.by_row:
-            self.chunks, self.total = self.row_chunks
+            self.chunks, self.total = chunks_of((count, self.width), size=self.rate)
 
-    def _places(self, count: int) -> list[int]:
-        """Return the addresses of the arrays for sorting `count` indexed rows."""
-        room = self._grown("rows", self.sorting.ARRAYS * (count + 1), np.int64)
-        base, step = header(room.array).ctypes.data, (count + 1) * 8
-        return [base + k * step for k in range(self.sorting.ARRAYS)]
+    def written(self) -> tuple[Addresses, Addresses]:
+        """Return the start and end addresses of the written arrays."""
+        begin = self.table[:, ADDRESS:-1]
+        return joined_ranges(begin, begin + self.nbytes, [each for each, _ in self.copied])
 
-    def _ordered(
-        self, context: str, places: list[int], rows: Array, height: int, order: int | None
-    ) -> Any:
-        """Sort row indices on the device; return device memory with the number of unique rows.
+    def spans(self) -> Addresses:
+        """Return the sorted start and end addresses of the written arrays, as two rows."""
+        first, last = self.written()
+        order = np.argsort(first)
+        return np.stack([first[order], last[order]])
 
-        `order` is from :func:`fastopt._kernels.segments.survey`; if it is None, the host waits for
-        the device to check the indices.
-        """
-        size, threads, wide = len(rows), self.sorting.SORTERS, self.layout.wide_grad[0]
-        groups = size // FOLD
-        folded = self._grown("folded", max(groups * self.width, 1), wide)
-        self.table[0, FOLDED] = header(folded.array).ctypes.data
-        listed = [*places, int(self.table[0, FOLDED])]
-        addresses = self._send("places", np.array([listed], np.uint64))
-        answer = self._send("answer", np.zeros(3, np.int64))
+    def read(self) -> tuple[Addresses, Addresses]:
+        """Return the start and end addresses of the gradients, where the caller has them."""
+        if self.given.strided is not None:
+            return self.given.strided.bounds()
+        begin, sizes = self.table[:, -1], self.given.grad_bytes
+        if self.rows is not None:
+            sizes = np.array([self.rows.listed[0].nbytes if self.rows.listed else 0], np.uint64)
+        return begin, begin + sizes
 
-        def run(kernel: Any, *arguments: Any) -> None:
-            self._launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
-
-        kind = rows.dtype.type
-        fetch = self._fetch if order is None else lambda _: (0, order == MIXED, 0)
-        ordered = self.sorting.order_rows(run, answer, fetch, kind, size, height)
-        if ordered is None:
-            raise ValueError(f"{context}: indices must be at least 0 and below {height}")
-        keys, bits = ordered
-        if keys and groups and self.width:
-            across = min(self.width, self.sorting.FOLDERS)
-            kernel = self.sorting.fold(self.layout.grad)
-            self._launch(kernel, groups, across, addresses, self.width, keys, bits)
-        return answer
-
-    def apply_decay(self, applied: Any, before: float, after: float, at_once: bool) -> None:
-        """See :meth:`Table.apply_decay`."""
-        with self._on_device():
-            totals = self._send("decay", np.array([before, after]))
-        addresses = [header(array).ctypes.data for array in (applied, totals.array)]
-        self.table[0, [APPLIED, DECAY]] = addresses
-        self.decay, self.at_once = (applied, totals), at_once
-
-    # Launches
-
-    def _on_device(self) -> Any:
+    def on_device(self) -> Any:
         """Return a context that makes the device current, and its stream wait for gradients'."""
-        device, handle = self.device.device_id, self.stream_handle
-        if self._streams <= {handle}:
+        device, handle = self.device.device_id, self.stream
+        if self.given.streams <= {handle}:
             return self.driver.entered(device)
-        return self._after_others(device, handle, self._streams - {handle})
+        return self._after_others(device, handle, self.given.streams - {handle})
 
     @contextmanager
     def _after_others(self, device: int, handle: int, others: set[int]) -> Iterator[None]:
@@ -460,34 +229,94 @@ class CudaTable(Table):
             for other in others:
                 self.driver.order(handle, other)
 
+    # Kernel arguments
+
+    def _send_entry(self) -> Any:
+        """Return device memory with the table, uploaded if it has changed."""
+        memory = self.memory.space("entry", self.table.shape, self.table.dtype)
+        content = self.table.tobytes()
+        if content != self.uploaded:
+            self.uploaded = None
+            self.driver.upload(memory, self.table, self.stream)
+            self.uploaded = content
+        if self.rows is not None and self.rows.unique is not None:
+            self.driver.copy_word(memory, SEGMENTS, self.rows.unique, 2, self.stream)
+        return memory
+
+    def _send_hyper(self) -> Any:
+        """Return the hyper-parameters, by value if all tensors share them and none is written."""
+        words, by_value = self.words, self._by_value
+        if by_value is not None and (len(words) == 1 or (words[1:] == words[0]).all()):
+            return by_value(words[0].tolist())
+        memory = self.memory.space("hyper", (len(words),), self.layout.record)
+        self.driver.upload(memory, self.hyper, self.stream)
+        return memory
+
+    def launch(self, kernel: Any, blocks: int, threads: Any, *arguments: Any) -> None:
+        """Launch a kernel on the table's stream, if it has blocks."""
+        if blocks:
+            self.kernels.launch(kernel, blocks, threads, self.stream, *arguments)
+
+    @cached_property
+    def _threads(self) -> tuple[int, int]:
+        """Threads of a block: as many in x as a row needs, the rest in y."""
+        if not self.layout.lazy:
+            return self.kernels.THREADS, 1
+        across = min(1 << max(self.width - 1, 1).bit_length(), self.kernels.THREADS)
+        return across, self.kernels.THREADS // across
+
+    def apply_decay(self, applied: Any, before: float, after: float, at_once: bool) -> None:
+        """Apply deferred weight decay to the indexed rows (`at_once`: to all) in the next update.
+
+        Parameters
+        ----------
+        applied : device array
+            Decay applied to each row so far, as a sum of logarithms.
+        before, after : float
+            Accumulated decay before and after the step, as sums of logarithms.
+        at_once : bool
+            Whether to apply the decay of all rows in each step.
+        """
+        with self.on_device():
+            totals = self.memory.send("decay", np.array([before, after]))
+        addresses = [header(array).ctypes.data for array in (applied, totals.array)]
+        self.table[0, [APPLIED, DECAY]] = addresses
+        self.decay, self.at_once = (applied, totals), at_once
+
+    # Sums
+
     def squares(self) -> NDArray[np.float64]:
-        """See :meth:`Table.squares`; each indexed row is one chunk."""
-        with self._on_device():
-            total = self._space("total", (len(self.sizes), 1))
+        """Return the sum of squares of each gradient; the order depends only on its shape."""
+        with self.on_device():
+            total = self.memory.space("total", (len(self.sizes), 1))
             self._add_squares(total)
-            return np.asarray(self._fetch(total)[:, 0])
+            return np.asarray(self.memory.fetch(total)[:, 0])
 
     def add_squares(self, total: Any) -> None:
         """Write the sum of squares of each gradient to device memory, like :meth:`squares`."""
-        with self._on_device():
+        with self.on_device():
             self._add_squares(total)
 
     def _copy_grad(self, again: bool) -> None:
         """Copy a gradient whose elements do not lie like the weight's, once in a step."""
-        if self.strided is not None:
-            self.strided.copy(self.stream_handle, again)
+        if self.given.strided is not None:
+            self.given.strided.copy(self.stream, again)
 
     def _add_squares(self, total: Any) -> None:
         self._copy_grad(again=True)
+        sparse = self.layout.sparse
+        chunks = single_rows(int(self.table[0, SEGMENTS])) if sparse else self._blocks
+        self._add(self._square_kernel, chunks, total, self._send_entry())
+
+    @cached_property
+    def _square_kernel(self) -> Any:
         layout, column = self.layout, self.table.shape[1] - 1
-        kernel = self.kernels.squares(layout.grad, column, layout.sparse)
-        chunks = _single(int(self.table[0, SEGMENTS])) if layout.sparse else self._blocks
-        self._add(kernel, chunks, total, self._send_entry())
+        return self.kernels.squares(layout.grad, column, layout.sparse)
 
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:
         """Chunks of BLOCK elements."""
-        return chunks_of(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
+        return _chunks([(size, 1) for size in self.sizes], BLOCK)[0]
 
     def _add(
         self,
@@ -499,24 +328,25 @@ class CudaTable(Table):
     ) -> None:
         """Launch a summing kernel, whose totals for each tensor are written to `total`."""
         tensors, count = total.shape
-        partial = self._grown("partial", max(len(chunks), 1), np.float64, count)
+        partial = self.memory.grown("partial", max(len(chunks), 1), np.float64, count)
         grid, warps = -(-len(chunks) // self.kernels.WARPS), self.kernels.WARPS
         if len(chunks):
-            sent = self._send_chunks(chunks)
-            self._launch(kernel, grid, (LANES, warps), sent, *arguments, partial)
-        firsts = self._firsts(chunks)
+            sent = self.memory.send_chunks(chunks)
+            self.launch(kernel, grid, (LANES, warps), sent, *arguments, partial)
         adding = self.kernels.totals(count, largest)
-        self._launch(adding, tensors, self.kernels.THREADS, firsts, partial, total)
+        self.launch(adding, tensors, self.kernels.THREADS, self._firsts(chunks), partial, total)
 
     def _firsts(self, chunks: NDArray[np.int64]) -> Any:
         """Return device memory with the first chunk of each tensor, then the number of chunks."""
-        if chunks is not self._blocks:
-            return self._send("firsts", _firsts_of(chunks, len(self.sizes)))
-        if ("firsts", None) not in self._memory:
-            firsts = _firsts_of(chunks, len(self.sizes))
-            memory = self._memory["firsts", None] = self.driver.Memory(firsts.shape, firsts.dtype)
-            self.driver.upload(memory, firsts, self.stream_handle)
-        return self._memory["firsts", None]
+        if chunks is self._blocks:
+            return self.memory.send_once("firsts", self._first_blocks)
+        return self.memory.send("firsts", _firsts_of(chunks, len(self.sizes)))
+
+    @cached_property
+    def _first_blocks(self) -> NDArray[np.int64]:
+        return _firsts_of(self._blocks, len(self.sizes))
+
+    # Launches
 
     @cached_property
     def _update_kernel(self) -> Any:
@@ -528,11 +358,20 @@ class CudaTable(Table):
             return kernels.rows(layout)
         return kernels.lazy(layout) if layout.lazy else kernels.dense(layout)
 
-    def run(self, combine: Combine | None = None) -> None:
-        """See :meth:`Table.run`; it returns before the device has finished."""
-        if combine is not None:
-            raise TypeError("slices of tensors are updated in main memory only")
-        with self._on_device():
+    def compile(self) -> None:
+        """Compile the kernels of the next :meth:`run`, so that it does not fail for that reason."""
+        with self.on_device(), self.driver.compiling():
+            self._update(self._send_entry(), self._send_hyper())
+        self.done = False
+
+    def run(self) -> None:
+        """Launch the kernels of every reduction and of the update.
+
+        It returns before the device has finished.
+        """
+        if self.counted:  # on the device, the step may have been marked as skipped
+            self.uploaded, self.counted = None, False
+        with self.on_device():
             self._update(self._send_entry(), self._send_hyper())
         self._end()
 
@@ -541,24 +380,16 @@ class CudaTable(Table):
 
         The kernel `begin` counts the step; `arguments` are those after the table.
         """
-        with self._on_device():
+        self.counted = True
+        with self.on_device():
             entry = self._send_entry()
-            self._launch(begin, 1, self.kernels.THREADS, entry, *arguments)
+            self.launch(begin, 1, self.kernels.THREADS, entry, *arguments)
             self._update(entry, hyper)
         self._end()
 
     def renew_entry(self) -> None:
         """Let the next launches have the table in other memory, as a graph keeps the present."""
-        self._memory.pop(("entry", self.table.shape), None)
-        self.uploaded = None
-
-    @property
-    def memory(self) -> Any:
-        """All device memory that the last launches use."""
-        return dict(self._memory), dict(self._chunks)
-
-    def forget_skip(self) -> None:
-        """Let the next update run even if the last one counted on the device was skipped."""
+        self.memory.forget("entry", self.table.shape)
         self.uploaded = None
 
     def _update(self, entry: Any, hyper: Any) -> None:
@@ -566,112 +397,79 @@ class CudaTable(Table):
         rule, layout, kernels = self.layout.rule, self.layout, self.kernels
         self._copy_grad(again=False)
         for step, count in enumerate(rule.sums):
-            total = self._space("total", (len(self.sizes), count))
+            total = self.memory.space("total", (len(self.sizes), count))
             kernel, largest = kernels.sums(layout, step), rule.passes[step].largest
             self._add(kernel, self._blocks, total, entry, hyper, largest=largest)
             threads = kernels.THREADS
             grid = -(-len(self.sizes) // threads)
-            self._launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
+            self.launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
         if self.total:
             by_warp = rule.row or layout.coded
             threads = (LANES, kernels.WARPS) if by_warp else self._threads
-            chunks, kernel = self._send_chunks(self.chunks), self._update_kernel
-            self._launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
+            chunks, kernel = self.memory.send_chunks(self.chunks), self._update_kernel
+            self.launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
             if layout.catch_up:
-                self._launch(kernels.mark_decay(True), len(self.chunks), threads, chunks, entry)
-        self.table[0, DONE] = 1
+                self.launch(kernels.mark_decay(True), len(self.chunks), threads, chunks, entry)
+        self.done = True
 
     def _end(self) -> None:
         """Do what follows the launches of an update."""
-        if self.watched:
-            mark_written([array() for array in self._tensors])
+        if self.given.tensors:
+            mark_written(self.given.tensors)
         if self.at_once:
             self.flush_decay()
-        if self.copied or self.listed or self.borrowed:
-            self.copy_back()
+        self.copy_back()
+
+    def copy_back(self) -> None:
+        """Copy weight and state back if kernels worked on copies, then :meth:`release`."""
+        for original, copy in self.copied:
+            move(original, copy)
+        self.release()
 
     def release(self) -> None:
-        """See :meth:`Table.release`; copies live until the device has finished with them."""
-        copies = (*(pair[1] for pair in self.copied), *(self.borrowed or ())[1:], *self.listed)
-        of = [array for array in copies if isinstance(array, Header)]
-        if held := [array.kept for array in of if array.kept is not None]:
+        """Release the gradients and copies, which live until the device has finished with them."""
+        self.given.tensors = ()
+        held = [copy.kept for _, copy in self.copied if copy.kept is not None]
+        if self.rows is not None:
+            held += self.rows.release()
+        if held:
             with self.driver.entered(self.device.device_id):
-                self.driver.hold(held, self.stream_handle)
-        super().release()
+                self.driver.hold(held, self.stream)
+        self.copied = []
 
     def flush_decay(self) -> None:
-        """See :meth:`Table.flush_decay`."""
+        """Apply the deferred weight decay of all rows, including the last step's."""
         totals: Any = self.decay[1]
         height = len(self.arrays[0])
         chunks, total = chunks_of((height, self.width), size=self.rate)
         if not total:
             return
-        with self._on_device():
-            last = self._fetch(totals)[1]
-            self.driver.upload(totals, np.full(2, last), self.stream_handle)
-            entry = self._send_entry()
-            sent = self._send_chunks(chunks)
+        with self.on_device():
+            last = self.memory.fetch(totals)[1]
+            self.driver.upload(totals, np.full(2, last), self.stream)
+            entry, sent = self._send_entry(), self.memory.send_chunks(chunks)
             threads = self._threads
-            self._launch(self.kernels.flush_decay(self.layout), len(chunks), threads, sent, entry)
-            self._launch(self.kernels.mark_decay(False), len(chunks), threads, sent, entry)
+            self.launch(self.kernels.flush_decay(self.layout), len(chunks), threads, sent, entry)
+            self.launch(self.kernels.mark_decay(False), len(chunks), threads, sent, entry)
 
 
-class _Strided:
-    """A dense gradient that is copied in each step, as its elements do not lie like the weight's.
-
-    Parameters
-    ----------
-    values : Header
-        The copy, which kernels read.
-    grad : Header
-        The gradient.
-    """
-
-    def __init__(self, values: Header, grad: Header) -> None:
-        self.values, self.source = values, grad.ctypes.data
-        first, last = byte_bounds(grad)
-        self.before = np.array([self.source - first], np.uint64)
-        self.size = np.array([last - first], np.uint64)
-        self.table = np.zeros((1, 1), np.uint64)
-        self.copies = Copy(values, grad)
-        self.fresh = False
-
-    def arguments(self, written: NDArray[np.uint64], first: NDArray[np.uint64]) -> tuple[Any, ...]:
-        """Return the arguments with which the address of a gradient is checked."""
-        return self.table, written, self.size, self.copies.unit, first - self.before
-
-    def bounds(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the start and end addresses of the gradient."""
-        first = np.array([self.source], np.uint64) - self.before
-        return first, first + self.size
-
-    def copy(self, stream: int, again: bool) -> None:
-        """Copy the gradient unless it is fresh; `again` if more kernels of the step follow."""
-        if again or not self.fresh:
-            self.copies.run(self.source, stream)
-        self.fresh = again
-
-
-def _surveyed(context: str, indices: Array, height: int) -> tuple[Array, int]:
-    """Return a copy of row indices on the host, and their order.
-
-    Raises
-    ------
-    ValueError
-        An index is out of range.
-    """
-    rows = np.empty(len(indices), np.int64)
-    order, wrong = cpu_calls.survey()(np.asarray(indices, np.int64), height, rows)
-    if order == OUTSIDE:
-        raise ValueError(f"{context}: indices must be at least 0 and below {height}, got {wrong}")
-    return rows, order
-
-
-@lru_cache(maxsize=64)
-def _single(count: int) -> NDArray[np.int64]:
-    """Return `count` chunks of one indexed row each."""
-    return np.stack([np.zeros(count, np.int64), np.arange(count), np.ones(count, np.int64)], axis=1)
+def _chunks(items: Sequence[tuple[int, int]], size: int) -> tuple[Chunks, int]:
+    """Return the chunks of several tensors, like :func:`chunks_of`, from those of each."""
+    parts = [chunks_of(item, size=size) for item in items]
+    if len(parts) == 1:
+        return parts[0]
+    chunks = np.concatenate([each for each, _ in parts])
+    chunks[:, 0] = np.repeat(np.arange(len(parts)), [len(each) for each, _ in parts])
+    return chunks, sum([total for _, total in parts])
 
 
 def _firsts_of(chunks: NDArray[np.int64], tensors: int) -> NDArray[np.int64]:
     return np.searchsorted(chunks[:, 0], np.arange(tensors + 1)).astype(np.int64)
+
+
+def launch(tables: Sequence[CudaTable]) -> None:
+    """Update the tensors of tables in place, in order."""
+    for table in tables:
+        if table is not tables[0]:
+            table.renew()
+        table.run()

@@ -190,7 +190,8 @@ class Reading(NamedTuple):
     addresses : list of int
         Addresses.
     kinds : list
-        Shape, strides, dtype and device; equal for arrays that may replace each other.
+        Shape, strides, dtype, device, and whether it is read-only if that may differ among arrays
+        of its type; equal for arrays of one type that may replace each other.
     streams : list of int
         Handles of the streams that they are used on.
     """
@@ -245,7 +246,8 @@ def _read_numba(arrays: list[Any]) -> Reading:
     memories = [array.gpu_data for array in arrays]
     addresses = [memory.device_ctypes_pointer.value or EMPTY for memory in memories]
     if _several():
-        kinds = [(*_form(a), m.context) for a, m in zip(arrays, memories, strict=True)]
+        numbers = [memory.context.device.id for memory in memories]
+        kinds = [(*_form(a), number) for a, number in zip(arrays, numbers, strict=True)]
     else:
         kinds = [_form(array) for array in arrays]
     return Reading(addresses, kinds, handles_of(arrays))
@@ -271,7 +273,13 @@ def _read_interfaces(arrays: list[Any]) -> Reading:
     if any(each.get("mask") is not None for each in interfaces):
         raise TypeError("masked CUDA arrays are not supported")
     kinds = [
-        (each["shape"], each.get("strides"), each["typestr"], _ordinal(array))
+        (
+            each["shape"],
+            each.get("strides"),
+            each["typestr"],
+            bool(each["data"][1]),
+            _ordinal(array),
+        )
         for each, array in zip(interfaces, arrays, strict=True)
     ]
     addresses = [each["data"][0] or EMPTY for each in interfaces]

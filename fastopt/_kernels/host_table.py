@@ -91,7 +91,7 @@ class HostTable(Table):
                 rows, starts, order, chunks = cpu_calls.order_rows()(rows, height, self._step)
         self.listed = values, rows, starts, order
         self.row_guards = None
-        if values is grad.values and self.device is None:
+        if values is grad.values:
             self._guard_rows(values, height)
         entry = self.table[0]
         entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]

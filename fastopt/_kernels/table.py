@@ -28,7 +28,6 @@ from fastopt._kernels.layout import (
 )
 from fastopt._kernels.numpy_abi import C_ORDER, NBYTES, guard
 from fastopt._kernels.threads import turn
-from fastopt.device import Device
 
 if TYPE_CHECKING:
     from fastopt.sparse import RowSparse
@@ -74,10 +73,6 @@ class Table(ABC):
         The whole update, if it is one launch without other work.
     """
 
-    device: Device | None = None
-    """Device of the arrays; None is the host."""
-    stream_handle = 0
-    """Handle of the stream that the first weight is used on, if it is on a CUDA device."""
     indices: Sequence[int | str] = ()
     """Indices of the tensors' parameters, if a plan holds the table."""
     move: Callable[[Any, Any], None] = staticmethod(np.copyto)
@@ -321,5 +316,7 @@ def joined_ranges(
     begin: NDArray[np.uint64], end: NDArray[np.uint64], arrays: Sequence[Array]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return flattened start and end addresses, with the bounds of `arrays` appended."""
+    if not arrays:
+        return begin.ravel(), end.ravel()
     bounds = np.array([byte_bounds(array) for array in arrays], np.uint64).reshape(-1, 2)
     return np.append(begin, bounds[:, 0]), np.append(end, bounds[:, 1])

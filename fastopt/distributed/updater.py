@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from fastopt._engine.averaging import Averages
+from fastopt._engine.clip import UNCHANGED
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, check_like, label
@@ -36,7 +37,6 @@ from fastopt.distributed.slices import Slices, by_index
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.optimizer import Array, Index
-from fastopt.optimizer.updater import UNCHANGED
 from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["ShardedUpdater"]

@@ -13,7 +13,6 @@ from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import DONE, OK
-from fastopt._kernels.table import Table
 from fastopt.optimizer.optimizer import Index, Optimizer
 from fastopt.sparse import RowSparse
 
@@ -55,7 +54,7 @@ class Sums(Planner):
         grad: Any,
         state: Any,
         averaging: Any = None,
-    ) -> Table:
+    ) -> Any:
         """See :meth:`Planner.table <fastopt._engine.planner.Planner.table>`."""
         context, sparse = label(index, self.optimizer.idx2name), isinstance(grad, RowSparse)
         lazy = sparse and self.optimizer.lazy_update
@@ -79,6 +78,9 @@ class Adder(Owner):
 
     def add(self, calls: Sequence[Any], single: bool) -> None:
         """Add gradients to dense sums: ``(index, sum, gradient, None)`` for each."""
+        if any(is_cuda(call[1]) for call in calls):
+            self.planner.update_all(calls, single)
+            return
         indices, sums, grads = [[call[k] for call in calls] for k in range(3)]
         if self.records.take(self, indices, grads, sums, single) is None:
             plan = self.planner.prepare(calls, single)

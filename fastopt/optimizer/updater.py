@@ -1,6 +1,5 @@
 """The updater: holds the state of each parameter and dispatches calls to cached plans."""
 
-import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -11,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._arrays import Gradient, Weight
+from fastopt._engine import device_updates
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.clip import (
     STEPPED,
+    UNCHANGED,
     measured,
     outcome,
-    overflow,
     scale_of,
     set_norm,
     squares,
     times,
 )
 from fastopt._engine.clip_adaptive import UnitClip
-from fastopt._engine.device_plan import DevicePlan
 from fastopt._engine.mixed_precision import has_master, set_master, split_state
 from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Call, Planner
@@ -70,9 +69,6 @@ OURS = {np.ndarray, RowSparse}
 
 CREATE = "create_state", "create_state_multi_precision"
 """Methods that create states."""
-
-UNCHANGED = StepInfo(stepped=False, skipped=False)
-"""Outcome before the first call, and of a call that only accumulated its gradients."""
 
 LIMITS = {
     "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
@@ -406,6 +402,8 @@ class Updater(Resumable):
                     return
             elif self._enter(index, grad, weight):
                 return
+            if self.planner.devices.known and device_updates.again(self, index, grad, weight):
+                return
             if self._plans and self._update_again(index, grad, weight):
                 return
         self._check_call(index, grad, weight)
@@ -470,6 +468,8 @@ class Updater(Resumable):
                 if status >= 0 and self._info is not STEPPED:
                     self._info = STEPPED
                 return status >= 0
+            if self.planner.devices.has(index):
+                return False
             with uninterrupted:
                 if self._windows is not None:
                     return self._enter_window(self._windows, index, grad, weight)
@@ -704,7 +704,11 @@ class Updater(Resumable):
         optimizer = self.optimizer
         if self._records.take(self, indices, grads, weights, single) is not None:
             return
-        calls = self._checked(indices, grads, weights)
+        entries = self._checked_entries(indices, grads, weights)
+        if optimizer.native and any(map(is_cuda, weights)):
+            device_updates.update(self, entries, single)
+            return
+        calls = self._with_states(entries)
         if not optimizer.native:
             self._update_in_python(calls)
             return
@@ -812,47 +816,12 @@ class Updater(Resumable):
 
     def _step_again(self, plan: Plan, share: float = 1.0) -> None:
         """Update with a plan whose array arguments are set, and gradients times `share`."""
-        if isinstance(plan, DevicePlan) and self._deferred(plan, share):
-            return
         info, factor = self._measured(lambda: self._squares(plan, ()), plan.indices, share)
         if info.stepped:
             plan.step(factor * share)
         else:
             plan.release()
         self._report(info)
-
-    def _deferred(self, plan: DevicePlan, share: float) -> bool:
-        """Update on a device without waiting for the norm, whose outcome is reported later.
-
-        Returns False, with nothing changed, if the host must know the norm first.
-        """
-        scaler, limit, names = self.loss_scaler, self.clip_global_norm, self.optimizer.idx2name
-        if scaler is None and limit is None:
-            return False
-        if scaler is not None and plan.captured:
-            raise RuntimeError(
-                "a loss scaler adapts its scale on the host, which a CUDA graph does not reach: "
-                "call the updater outside of the capture, or scale by a fixed rescale_grad"
-            )
-        indices, awaited = plan.indices, StepInfo(stepped=False, skipped=False)
-
-        def finish(norm: float, sums: Callable[[], Any] | None) -> None:
-            info = StepInfo(stepped=True, skipped=False, global_norm=norm)
-            if not math.isfinite(norm):
-                info = overflow(sums() if sums else np.empty(0), indices, names, norm)
-            if self._info is awaited:
-                vars(self)["_info"] = info
-            if scaler is not None:
-                scaler.update(overflow=info.skipped)
-
-        rescale_grad = as_float("rescale_grad", self.optimizer.rescale_grad)
-        bound = math.inf if limit is None else limit
-        if not plan.deferred((rescale_grad * share, scale_of(scaler), bound, share), finish):
-            return False
-        vars(self)["_info"] = awaited
-        if scaler is not None:
-            scaler._awaited = self._settle
-        return True
 
     def refresh_graphs(self) -> None:
         """Let CUDA graphs with calls of this updater use the present hyper-parameters.
@@ -952,6 +921,9 @@ class Updater(Resumable):
         """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
         weights, grads = [weight for _, weight, _ in entries], [grad for *_, grad in entries]
+        if optimizer.native and any(map(is_cuda, weights)):
+            device_updates.update(self, entries, single, share, finish)
+            return
         if self._take(indices, grads, weights, single, share, finish):
             return
         if self._units is not None and entries:
@@ -1266,6 +1238,7 @@ class Updater(Resumable):
                 self._averages.arrays.clear()
             known = {*self.states, *records.kept, *(self._windows.calls if self._windows else ())}
             planner.plans.clear()
+            planner.devices.forget()
             for index, state in list(self.states.items()):
                 if self._restarts_at_zero(index):
                     for array in leaves(state):
@@ -1442,7 +1415,7 @@ class Updater(Resumable):
                 vars(self)["_averages"] = averages
                 averages.swap_in(targets)
                 vars(self)["_plans"] = {}  # no plan matches, so every call is checked and raises
-                self.planner.records.forget()
+                self.planner.forget()
             yield
         finally:
             if entered:

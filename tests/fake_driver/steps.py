@@ -104,6 +104,27 @@ def many(count, fresh=False, updater=None):
     return warm(lambda: updater(indices, next(turns), weights))
 
 
+def new_weights(count):
+    """Weights that are other objects at other addresses in each call."""
+    updater, indices = optimizer.get_updater(optimizer.Adam()), list(range(count))
+    grads = [on_device(30) for _ in range(count)]
+    turns = iter([[on_device(30) for _ in range(count)] for _ in range(WARM + 1)])
+    return warm(lambda: updater(indices, grads, next(turns)))
+
+
+def lists_in_turn(count):
+    """Lists of which each has other weights."""
+    updater = optimizer.get_updater(optimizer.Adam())
+    lists = [
+        ([2 * k, 2 * k + 1], *([on_device(30) for _ in range(2)] for _ in "gw"))
+        for k in range(count)
+    ]
+    for _ in range(2):
+        for each in lists:
+            updater(*each)
+    return logged(lambda: updater(*lists[0]))
+
+
 def first(count, **kwargs):
     """The first step of a list, whose states are allocated and filled with zeros."""
     updater = optimizer.get_updater(optimizer.Adam(**kwargs))
@@ -131,7 +152,7 @@ def varying_rows():
             for o in gc.get_objects()
             if isinstance(o, CudaTable) and o.arrays[0].shape == (100, 8)
         )
-        kept.append(sum(len(table._memory) for table in tables))
+        kept.append(sum(len(table.memory.spaces) for table in tables))
     return kept
 
 
@@ -307,6 +328,8 @@ STEPS = {
     "strided gradient, new": lambda: strided_gradient(fresh=True),
     "list of 1000": lambda: many(1000),
     "list of 200, new gradients": lambda: many(200, fresh=True),
+    "list of 200, new weights": lambda: new_weights(200),
+    "20 lists in turn": lambda: lists_in_turn(20),
     "list of 1000, two classes": two_classes,
     "list of 1000, two classes, schedule": lambda: two_classes(lr_scheduler=CosineScheduler(100)),
     "list of 1000, two classes, new gradients": lambda: two_classes(fresh=True),

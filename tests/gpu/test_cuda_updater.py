@@ -55,6 +55,45 @@ def test_a_read_only_weight_is_refused():
         step(optimizer.get_updater(optimizer.SGD()), Foreign(weight, data=(pointer, True)))
 
 
+@pytest.mark.parametrize("settings", [{}, {"clip_global_norm": 0.5}, {"accumulate": 2}], ids=str)
+def test_any_list_of_known_weights_at_any_address_is_updated(settings, rng):
+    here, there = (
+        optimizer.Updater(optimizer.Adam(learning_rate=0.1, wd=0.1), **settings) for _ in range(2)
+    )
+    shapes = [(3,), (2, 2), (3,), (5,), (1,)]
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    for count in (5, 3, 1, 5, 4, 2, 3):
+        chosen = rng.permutation(5)[:count].tolist() if "accumulate" not in settings else range(5)
+        grads = [rng.normal(size=shapes[k]).astype(np.float32) for k in chosen]
+        moved = [Foreign(on_device(weights[k])) for k in chosen]
+        own = [weights[k] for k in chosen]
+        there(list(chosen), [on_device(grad) for grad in grads], moved)
+        here(list(chosen), grads, own)
+        check_close([each.array for each in moved], own)
+    assert there.optimizer._index_update_count == here.optimizer._index_update_count
+
+
+def test_another_weight_of_a_known_parameter_is_verified():
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+    weights = [on_device(np.ones(3, np.float32)) for _ in range(2)]
+    grads = [on_device(np.ones(3, np.float32)) for _ in range(2)]
+    for _ in range(2):
+        updater([0, 1], grads, weights)
+    pointer = Foreign(weights[0]).__cuda_array_interface__["data"][0]
+    wrong = {
+        "weight is read-only": Foreign(weights[0], data=(pointer, True)),
+        "shape": on_device(np.ones(4, np.float32)),
+        "share memory": grads[1],
+    }
+    for words, weight in wrong.items():
+        with pytest.raises(ValueError, match=f"index 1: .*{words}"):
+            updater([0, 1], grads, [weights[0], weight])
+    np.testing.assert_array_equal(host(weights), -1)
+    assert updater.optimizer.num_update == 2
+    updater([0, 1], grads, [weights[1], weights[1]])  # tied: one after the other
+    np.testing.assert_array_equal(host(weights), [[-1] * 3, [-3] * 3])
+
+
 def test_a_weight_that_moves_is_followed(rng):
     first, second = (on_device(rng.normal(size=5).astype(np.float32)) for _ in range(2))
     before = host(first)

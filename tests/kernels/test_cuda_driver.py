@@ -48,6 +48,8 @@ EXPECTED = {
     "strided gradient, new": ["upload", "launch", "launch"],
     "list of 1000": ["launch"],
     "list of 200, new gradients": [*NEW_ADDRESSES, "launch"],
+    "list of 200, new weights": [*NEW_ADDRESSES, "launch"],
+    "20 lists in turn": ["launch"],
     "list of 1000, two classes": HYPER,
     "list of 1000, two classes, schedule": HYPER,
     "list of 1000, two classes, new gradients": [*NEW_ADDRESSES, *HYPER],

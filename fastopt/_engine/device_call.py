@@ -1,0 +1,308 @@
+"""A call whose arrays are on CUDA devices: its arrays are entered, counted and launched.
+
+Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._engine.device_hyper import Counting
+from fastopt._engine.device_steps import DeviceSteps, Finish, Norm
+from fastopt._engine.overlap import Ranges
+from fastopt._engine.per_index import Index
+from fastopt._engine.validate import check, label
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels.cuda_table import CudaTable, launch
+from fastopt.sparse import RowSparse
+
+__all__ = ["DeviceCall", "Part", "disjoint"]
+
+Part = tuple[Any, Sequence[int], Sequence[tuple[CudaTable, Sequence[int]]]]
+"""A planner, the positions of its tensors in a call, and their tables with positions in these."""
+
+
+class DeviceCall:
+    """The tensors of a call, in tables whose addresses each call enters.
+
+    Parameters
+    ----------
+    planner : Planner
+        The planner of the updater.
+    indices, states : sequence
+        Indices of the call, and the states of the tensors.
+    parts : sequence of Part
+        The tables of each optimizer, in the order of the launches.
+    single : bool
+        Whether the call passes one index instead of lists.
+    averaging : AveragingStep, optional
+        Weight averaging of the step.
+    again : bool
+        Whether the tables may serve later calls.
+
+    Attributes
+    ----------
+    parts : list of Counting
+        Counts and hyper-parameters, by optimizer.
+    tables : list of CudaTable
+        The tables of all optimizers, in the order of the launches.
+    """
+
+    def __init__(
+        self,
+        planner: Any,
+        indices: Sequence[Index],
+        states: Sequence[Any],
+        parts: Sequence[Part],
+        single: bool,
+        averaging: Any = None,
+        again: bool = True,
+    ) -> None:
+        self.indices, self.single, self.averaging = list(indices), single, averaging
+        self.counted = planner.optimizer._index_update_count
+        self.again = again
+        self.parts, self.tables = [], list[CudaTable]()
+        places: list[list[int]] = []
+        for of, own, tables in parts:
+            listed = [indices[k] for k in own], [states[k] for k in own]
+            self.parts.append(Counting(of, *listed, tables, averaging))
+            for table, within in tables:
+                self.tables.append(table)
+                places.append([own[k] for k in within])
+        self.places = places
+        everything = list(range(len(indices)))
+        self.takes = [
+            (table, None if own == everything else _taking(own), own[0])
+            for table, own in zip(self.tables, places, strict=True)
+        ]
+        for table in self.tables:
+            table.given.refuse_capture()
+        self.follow()
+        self.steps: DeviceSteps | None = None
+        self.defers = DeviceSteps.supports(self)
+        self.capturable = self.defers and not any(table.alone for table in self.tables)
+
+    @property
+    def done(self) -> bool:
+        """Whether the step has updated; whoever reads it sets it to False before the step."""
+        return all(table.done for table in self.tables)
+
+    @done.setter
+    def done(self, value: bool) -> None:
+        for table in self.tables:
+            table.done = value
+
+    @property
+    def captured(self) -> bool:
+        """Whether the present step becomes part of a graph."""
+        return self.defers and self.tables[0].given.captured
+
+    @property
+    def settled(self) -> bool:
+        """Whether no step computes hyper-parameters in Python."""
+        return all(part.settled for part in self.parts)
+
+    @property
+    def filled(self) -> bool:
+        """Whether no optimizer has changed since its hyper-parameters were computed."""
+        return all(part.filled[:1] == (part.optimizer.version,) for part in self.parts)
+
+    # The arrays of a call
+
+    def follow(self) -> bool:
+        """Note the memory that is written to; return whether no two arrays share some."""
+        self.versions = [table.given.version for table in self.tables]
+        first, last = _joined([table.written() for table in self.tables])
+        order = np.argsort(first)
+        self.written = np.stack([first[order], last[order]])
+        apart = bool((self.written[1, :-1] <= self.written[0, 1:]).all())
+        if not apart:
+            self.versions = []
+        return apart
+
+    def enter(self, grad: Any, weight: Any) -> bool:
+        """Enter the arrays of a call into the tables; return whether they fit.
+
+        If not, only caches have changed.
+        """
+        grads, weights = grad, weight
+        if self.single:
+            grads, weights = (grad,), (weight,)
+        elif (
+            not (_is_list(grad) and _is_list(weight))
+            or len(grad) != len(self.indices)
+            or len(weight) != len(self.indices)
+        ):
+            return False
+        for table, take, _ in self.takes:
+            own = weights if take is None else take(weights)
+            if not table.given.take_weights(own, table.table):
+                return False
+        if [table.given.version for table in self.tables] != self.versions and not self.follow():
+            return False
+        for table, take, place in self.takes:
+            own = grads if take is None else take(grads)
+            if not table.given.take_grads(own, table.table, self.written, self.capturable):
+                return False
+            if table.rows is not None and not self._list_rows(table, place, own[0], weights[place]):
+                self.release()
+                return False
+        return True
+
+    def _list_rows(self, table: CudaTable, place: int, grad: Any, weight: Any) -> bool:
+        """Enter the row-sparse gradient of a tensor; return False if it needs another kernel."""
+        part = next(each for each in self.parts if table in each.tables)
+        index, planner = self.indices[place], part.planner
+        context = label(index, part.optimizer.idx2name)
+        if type(grad) is not RowSparse or grad.shape != weight.shape:
+            try:
+                grad = check(context, weight, grad, planner.copies.get(index))
+            except TypeError:  # another array library, or an error that the full checks report
+                return False
+            grad = planner.by_row(grad)
+        if not (isinstance(grad, RowSparse) and table.serves(grad)):
+            return False
+        table.list_rows(context, grad)
+        first, last = table.read()
+        return not Ranges(*self.written).meeting(first, last)
+
+    def release(self) -> None:
+        """Release the gradients, for a call that ends without a launch."""
+        for table in self.tables:
+            table.release()
+
+    def squares(self) -> NDArray[np.float64]:
+        """Return the sum of squares of each gradient; non-finite elements propagate."""
+        totals = np.zeros(len(self.indices))
+        for table, places in zip(self.tables, self.places, strict=True):
+            totals[places] = table.squares()
+        return totals
+
+    # One step
+
+    def step(self, factor: float = 1.0, between: Callable[[], None] | None = None) -> None:
+        """Update with gradients times `factor`, after :meth:`enter`.
+
+        `between` is called when the step has been counted, before it is launched. If it raises an
+        error, nothing has changed.
+        """
+        captured, table = self.captured, self.tables[0]
+        there = captured or (self.steps is not None and self.steps.kept)  # in a graph, or beside
+        if there and factor == 1 and between is None and self.deferred():
+            return
+        if captured:
+            table.driver.refuse_capture(table.stream)
+        with uninterrupted:
+            self._step(factor, between)
+
+    def count(self) -> list[CudaTable]:
+        """Count a step; return the tables that the caller launches."""
+        for part in self.parts:
+            part.find_slots()
+            part.begin()
+        return [table for part in self.parts if not part.skips for table in part.tables]
+
+    def deferred(self, norm: Norm | None = None, finish: Finish | None = None) -> bool:
+        """Launch a step whose norm stays on the device; see :meth:`DeviceSteps.step`.
+
+        Returns False, with nothing changed, if the host must know the norm first.
+        """
+        if not self.defers:
+            return False
+        if self.steps is None:
+            self.steps = DeviceSteps(self)
+        return self.steps.step(norm, finish)
+
+    def _step(self, factor: float, between: Callable[[], None] | None) -> None:
+        counts = self.counted
+        if counts.ahead or counts.graphs:
+            counts.settle()
+        self.done, largest = False, counts.counted.item(0)
+        before: list[Any] = []
+        sums: list[Any] = []
+        try:
+            for part in self.parts:
+                if part.sums:
+                    sums.append((part, part.begin_sums(self.indices)))
+            for part in self.parts:  # a new index may reallocate the array of counts
+                if part.version != part.optimizer.version:
+                    part.find_slots()
+            before.extend([part.before() for part in self.parts])
+            for part in self.parts:
+                part.begin(factor if part.folds else 1.0)
+            self._launch(between)
+        except BaseException:
+            if not self.done:
+                self._roll_back(before, sums, largest)
+            raise
+        finally:
+            if self.done:
+                self._finish(sums)
+
+    def _finish(self, sums: Sequence[Any]) -> None:
+        """Do what follows a step that has been launched."""
+        for part in self.parts:
+            if part.new:
+                part.new = []
+        for part, _ in sums:
+            part.collect_sums()
+
+    def _launch(self, between: Callable[[], None] | None) -> None:
+        """Launch the tables of all parts whose step is not only counted."""
+        tables, planner, index = self.tables, self.parts[0].planner, self.indices[0]
+        if any(part.skips for part in self.parts):
+            tables = [table for part in self.parts if not part.skips for table in part.tables]
+            for table in self.tables if not tables else ():
+                table.release()
+        if between is not None:
+            with planner.compiling(index):
+                for table in tables:
+                    table.compile()
+            between()
+        try:
+            launch(tables)
+        except Exception:
+            with planner.compiling(index):
+                raise
+        self.done = True
+
+    def _roll_back(self, before: Sequence[Any], sums: Sequence[Any], largest: int) -> None:
+        """Undo a step that has not been launched."""
+        for part, own in reversed(list(zip(self.parts, before, strict=False))):
+            part.roll_back(own)
+        self.counted.largest = largest
+        for part in self.parts:
+            part.forget_new()
+        for part, own in reversed(sums):
+            part.optimizer.step_sums.put_back(own)
+        self.release()
+
+
+def _is_list(values: Any) -> bool:
+    return type(values) is list or type(values) is tuple
+
+
+def _taking(places: Sequence[int]) -> Any:
+    """Return a function that selects the items of a list at `places`, as a tuple or list."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1))
+
+
+def _joined(ranges: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return the start and end addresses of the ranges of several tables."""
+    if len(ranges) == 1:
+        return ranges[0]
+    first, last = zip(*ranges, strict=True)
+    return np.concatenate(first), np.concatenate(last)
+
+
+def disjoint(tables: Sequence[CudaTable]) -> bool:
+    """Whether no tensor writes to memory that it or another one reads, or another one writes."""
+    written = Ranges(*_joined([table.written() for table in tables]))
+    if written.overlapping():
+        return False
+    return not written.meeting(*_joined([table.read() for table in tables]))

@@ -1,0 +1,302 @@
+"""Updates of an updater whose weights are on CUDA devices, all of them or some.
+
+Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_groups.py``.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.clip import STEPPED, UNCHANGED, overflow, scale_of, squares, times
+from fastopt._engine.device_call import DeviceCall
+from fastopt._engine.per_index import Index
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels.devices import is_cuda
+from fastopt._kernels.record_words import OK
+from fastopt.amp import StepInfo
+
+__all__ = ["again", "update"]
+
+Entry = tuple[Index, Any, Any]
+"""Index, weight and gradient."""
+
+
+def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
+    """Update parameters that have records; if the result is False, nothing has changed.
+
+    The caller holds the lock of the optimizer.
+    """
+    planner, optimizer = updater.planner, updater.optimizer
+    devices = planner.devices
+    if optimizer.updating.locked() or updater._units is not None:
+        return False
+    if type(grad) is list and type(weight) is list:
+        grad, weight = tuple(grad), tuple(weight)  # another thread may change the lists
+    with optimizer.updating:
+        if planner.measures:
+            with uninterrupted:
+                return planner.folds and _measured_again(updater, index, grad, weight)
+        call = devices.call_of(index, grad, weight)
+        if call is None:
+            if not _mixed_again(updater, index, grad, weight):
+                return False
+        else:
+            updater._check_names(call.indices)
+            call.step()
+            devices.note(call, (weight,) if call.single else weight)
+        if updater._info is not STEPPED:
+            updater._info = STEPPED
+    return True
+
+
+class Refused(Exception):
+    """The part of a call that is on the host does not fit."""
+
+
+def _mixed_again(updater: Any, *arguments: Any) -> bool:
+    """Like :func:`again`, for lists with some of the parameters on the host, without a measure."""
+    devices, records, index = updater.planner.devices, updater._records, arguments[0]
+    if not records.quick or records.live or records.version != updater.optimizer.version:
+        return False
+    if not all(type(each) in (list, tuple) and len(each) == len(index) for each in arguments):
+        return False
+    if not {*map(type, index)} <= {int, str}:
+        return False
+    there = [k for k, each in enumerate(index) if each in devices.known]
+    here = [k for k, each in enumerate(index) if each not in devices.known]
+    if not (there and here):
+        return False
+    own = [tuple(each[k] for k in here) for each in arguments]
+    others = [tuple(each[k] for k in there) for each in arguments]
+    call = devices.call_of(*others) if records.admits(*own) else None
+    if call is None:
+        return False
+
+    def between() -> None:
+        status = records.enter(records.context, *own)
+        if status != OK:
+            status = records.resolve(updater, status, *own)
+        if status < 0:
+            raise Refused
+
+    try:
+        call.step(between=between)
+    except Refused:
+        return False
+    devices.note(call, others[2])
+    return True
+
+
+def _measured_again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
+    """Like :func:`again`, with gradients that are measured or accumulated."""
+    devices, windows = updater.planner.devices, updater._windows
+    listed = type(index) in (list, tuple)
+    indices = index if listed else [index]
+    adding, phase, target = None, 0, grad
+    if windows is not None:
+        if not {*map(type, indices)} <= {int, str}:
+            return False
+        phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
+        if phase < 0:
+            return False
+        target = sums if listed else sums[0]
+        adding = windows.adders[phase > 0].planner.devices.call_of(index, grad, target)
+        if adding is None:
+            return False
+    call = devices.call_of(index, target, weight)
+    if call is None:
+        return False
+    updater._check_names(call.indices)
+    if adding is None:
+        _step(updater, call)
+    else:
+        _add_and_step(updater, adding, call, phase)
+    devices.note(call, weight if listed else (weight,))
+    return True
+
+
+def _add_and_step(updater: Any, adding: DeviceCall, call: DeviceCall, phase: int) -> None:
+    """Add gradients to their sums; when these are complete, update."""
+    windows, indices = updater._windows, call.indices
+    finish = partial(windows.finish, indices, windows.after(indices))
+    last, share = phase + 1 == windows.every, 1 / windows.every
+    steady = call.filled and call.settled
+    before = {} if steady or not last else windows.before(indices)
+    adding.done = call.done = False
+    try:
+        adding.step()
+        if last:
+            _step(updater, call, share)
+        finish()
+    except BaseException:
+        if last and steady and adding.done and not call.done:
+            _step(updater, call, share)  # no sum was copied: complete the call
+        if call.done or (adding.done and not last):
+            finish()
+        else:
+            windows.put_back(before)
+        raise
+    if not last:
+        call.release()
+        updater._info = UNCHANGED
+
+
+def _step(updater: Any, call: DeviceCall, share: float = 1.0) -> None:
+    """Update with the arrays that have been entered, and gradients times `share`."""
+    if _deferred(updater, call, share):
+        return
+    info, factor = updater._measured(call.squares, call.indices, share)
+    if info.stepped:
+        call.step(factor * share)
+    else:
+        call.release()
+    updater._report(info)
+
+
+def _deferred(updater: Any, call: DeviceCall, share: float) -> bool:
+    """Update without waiting for the norm, whose outcome is reported later.
+
+    Returns False, with nothing changed, if the host must know the norm first.
+    """
+    scaler, limit, optimizer = updater.loss_scaler, updater.clip_global_norm, updater.optimizer
+    if scaler is None and limit is None:
+        return False
+    if scaler is not None and call.captured:
+        raise RuntimeError(
+            "a loss scaler adapts its scale on the host, which a CUDA graph does not reach: "
+            "call the updater outside of the capture, or scale by a fixed rescale_grad"
+        )
+    indices, names = call.indices, optimizer.idx2name
+    awaited = StepInfo(stepped=False, skipped=False)
+
+    def finish(norm: float, sums: Callable[[], Any] | None) -> None:
+        info = StepInfo(stepped=True, skipped=False, global_norm=norm)
+        if not math.isfinite(norm):
+            info = overflow(sums() if sums else np.empty(0), indices, names, norm)
+        if updater._info is awaited:
+            vars(updater)["_info"] = info
+        if scaler is not None:
+            scaler.update(overflow=info.skipped)
+
+    rescale_grad = float(optimizer.rescale_grad)
+    bound = math.inf if limit is None else limit
+    if not call.deferred((rescale_grad * share, scale_of(scaler), bound, share), finish):
+        return False
+    vars(updater)["_info"] = awaited
+    if scaler is not None:
+        scaler._awaited = updater._settle
+    return True
+
+
+# Calls that have been checked
+
+
+def update(
+    updater: Any,
+    entries: Sequence[Entry],
+    single: bool,
+    share: float = 1.0,
+    finish: Callable[[], None] | None = None,
+) -> None:
+    """Update parameters, with gradients times `share`; then call `finish`.
+
+    Weights on the host are updated when those on devices have been counted, before these are
+    launched.
+    """
+    planner = updater.planner
+    if updater._units is not None:
+        indices, weights, grads = ([entry[k] for entry in entries] for k in range(3))
+        grads = updater._clipped_units(indices, weights, grads, share)  # raises for devices
+        entries = list(zip(indices, weights, grads, strict=True))
+    here = [entry for entry in entries if not is_cuda(entry[1])]
+    calls = updater._with_states([entry for entry in entries if is_cuda(entry[1])])
+    accumulates = updater.optimizer.is_accumulating
+    call = planner.devices.prepare(calls, single) if planner.folds and not accumulates else None
+    indices = [index for index, *_ in entries]
+    sums = partial(_squares, call, calls, here, indices)
+    info, factor = updater._measured(sums, indices, share)
+    if info.stepped:
+        between = partial(_update_here, updater, here, factor, share) if here else None
+        if call is None and not accumulates:
+            call = planner.devices.prepare(_scaled(planner, calls, factor * share), single)
+        if call is not None:
+            _commit(updater, call, calls, factor * share, between, finish)
+        else:
+            calls = [(*each[:2], times(each[2], factor * share), each[3]) for each in calls]
+            planner.devices.update_all(calls, single, between=between)
+            updater._keep(calls)
+    elif call is not None:
+        call.release()
+    if finish is not None:
+        finish()
+    updater._report(info)
+
+
+def _squares(
+    call: DeviceCall | None, calls: Sequence[Any], here: Sequence[Entry], indices: Sequence[Index]
+) -> np.ndarray[Any, Any]:
+    """Return the sum of squares of each gradient, in the order of the list."""
+    there = squares(calls) if call is None else call.squares()
+    if not here:
+        return there
+    own = squares([(*entry, None) for entry in here])
+    found = dict(zip([index for index, *_ in calls], there, strict=True))
+    found.update(zip([index for index, *_ in here], own, strict=True))
+    return np.array([found[index] for index in indices])
+
+
+def _scaled(planner: Any, calls: Sequence[Any], factor: float) -> list[Any]:
+    """Return calls whose gradients are multiplied, where the rule does not do it."""
+    return [
+        (i, w, grad if planner.of(i).optimizer.folds else times(grad, factor), state)
+        for i, w, grad, state in calls
+    ]
+
+
+def _update_here(updater: Any, entries: Sequence[Entry], factor: float, share: float) -> None:
+    """Update the weights of a call that are on the host, with measured gradients."""
+    indices, weights, grads = ([entry[k] for entry in entries] for k in range(3))
+    if updater._records.take(updater, indices, grads, weights, False, share, factor) is not None:
+        return
+    calls = _scaled(updater.planner, updater._with_states(entries), factor * share)
+    updater.planner.update_all(calls, factor=factor * share)
+    updater._keep(calls)
+
+
+def _commit(
+    updater: Any,
+    call: DeviceCall,
+    calls: Sequence[Any],
+    factor: float,
+    between: Callable[[], None] | None,
+    finish: Callable[[], None] | None,
+) -> None:
+    """Update with a new call; states are stored, and all else is finished, if it launches.
+
+    States are stored before the launch, and `finish` is called after it even if an exception
+    from outside, such as that of a signal handler, comes in between.
+    """
+    tables = updater.states, updater.states_synced, updater.optimizer.masters_given
+    known = [(own, {index: own[index] for index, *_ in calls if index in own}) for own in tables]
+
+    def end() -> None:
+        updater.planner.devices.remember(call, [weight for _, weight, *_ in calls])
+        if finish is not None:
+            finish()
+
+    try:
+        updater._keep(calls)
+        call.step(factor, between)
+        end()
+    except BaseException:
+        if call.done:
+            end()
+        else:
+            for own, before in known:
+                for index, *_ in calls:
+                    dict.pop(own, index, None)
+                dict.update(own, before)
+        raise

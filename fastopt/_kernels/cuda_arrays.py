@@ -1,0 +1,300 @@
+"""Arrays of a call on a CUDA device: weights and gradients are verified and entered into a table.
+
+Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Self
+from weakref import ref
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+from numpy.typing import NDArray
+
+from fastopt._kernels import cpu_calls
+from fastopt._kernels.compiling import bind
+from fastopt._kernels.device_memory import Copy
+from fastopt._kernels.devices import Header, Reading, handles_of, readings, stays
+from fastopt._kernels.layout import Layout
+from fastopt._kernels.table import Array
+
+__all__ = ["CallArrays", "Strided"]
+
+Addresses = NDArray[np.uint64]
+
+UNREADABLE = AttributeError, KeyError, TypeError, ValueError
+"""Errors from reading an object that is not a device array; the full checks report it."""
+
+
+class Known:
+    """Arrays of the last call, if they are numba's: these never move, so they need no reading."""
+
+    __slots__ = ("alive", "dead", "ids")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.alive: list[Any] = []
+        self.dead: list[Any] = []
+
+    def has(self, ids: list[int]) -> bool:
+        """Whether these are the ids of the same arrays."""
+        return bool(self.alive) and not self.dead and ids == self.ids
+
+    def keep(self, arrays: Sequence[Any], ids: list[int]) -> None:
+        """Note the arrays of a call; they are known from the second call in turn on."""
+        again, self.ids, self.alive, self.dead = ids == self.ids, ids, [], []
+        if again and all(map(stays, arrays)):
+            died = self.dead.append
+            self.alive = [ref(array, died) for array in arrays]
+
+    def forget(self) -> None:
+        """Know no arrays."""
+        self.ids, self.alive, self.dead = [], [], []
+
+
+class CallArrays:
+    """The forms of the weights and gradients of a table, with which those of a call are compared.
+
+    Parameters
+    ----------
+    layout : Layout
+        The layout of the table.
+    lead : Header
+        The array of the weight that the caller passes, whose stream is used.
+    column : int
+        The column of its address.
+    others : sequence of Header
+        The caller's other arrays that are written to.
+    grad, values : Header
+        The caller's gradient, and the one that kernels read: `grad`, or a copy of it.
+
+    Attributes
+    ----------
+    stream : int
+        Handle of the stream of the weights.
+    streams : set of int
+        Handles of the streams of the gradients.
+    captured : bool
+        Whether the stream is being captured for a CUDA graph.
+    strided : Strided or None
+        The copies of a gradient whose elements do not lie like the weight's.
+    tensors : sequence
+        Written arrays of the call whose versions torch may count.
+    changed : bool
+        Whether the weights are other objects than those of the call before.
+    version : int
+        Number of calls that have changed the address of a weight.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        lead: Header,
+        column: int,
+        others: Sequence[Header],
+        grad: Header,
+        values: Header,
+    ) -> None:
+        self._begin(layout)
+        weight = lead.array()
+        self.stream = int(lead.stream)
+        self.weight_kinds = [(type(weight), *readings([weight]).kinds)]
+        self.columns, self.items = np.array([column]), np.array([lead.itemsize], np.uint64)
+        moving = [each for each in others if each.kept is None and not stays(each.array())]
+        self.watched = [each.array for each in moving]
+        self.watched_at = [each.ctypes.data for each in moving]
+        self.watched_kinds = readings([each() for each in self.watched]).kinds
+        self.grad_bytes = np.array([values.nbytes], np.uint64)
+        self.streams = set() if layout.sparse else {int(values.stream)}
+        self.grad_kinds = [None] if grad.kept is not None else readings([grad.array()]).kinds
+        self.tensors: Sequence[Any] = [weight, *(each() for each in self.watched)]
+        copied = values is not grad and not layout.sparse
+        self.strided: Strided | None = Strided(values, grad) if copied else None
+
+    def _begin(self, layout: Layout) -> None:
+        from fastopt._kernels import cuda_driver
+
+        self.driver, self.layout = cuda_driver, layout
+        self.itemsize = np.dtype(layout.grad).itemsize
+        self.weights, self.grads = Known(), Known()
+        self.captured, self.changed, self.version = False, True, 0
+        self.written: Addresses | None = None
+        self.take: Any = None
+
+    @classmethod
+    def joined(cls, parts: Sequence["CallArrays"]) -> Self:
+        """Return the arrays of several tables with one layout, device and stream."""
+        made, lead = cls.__new__(cls), parts[0]
+        made._begin(lead.layout)
+        made.stream, made.strided = lead.stream, None
+        made.streams = {stream for part in parts for stream in part.streams}
+        for name in ("weight_kinds", "watched", "watched_at", "watched_kinds", "grad_kinds"):
+            setattr(made, name, [each for part in parts for each in getattr(part, name)])
+        for name in ("columns", "items", "grad_bytes"):
+            setattr(made, name, np.concatenate([getattr(part, name) for part in parts]))
+        made.tensors = [each for part in parts for each in part.tensors]
+        return made
+
+    # Weights
+
+    def take_weights(self, weights: Sequence[Any], table: Array) -> bool:
+        """Enter the weights of a call.
+
+        Returns
+        -------
+        bool
+            False, with nothing changed, if an array differs in form from that of the table, or if
+            their streams differ.
+        """
+        ids = list(map(id, weights))
+        if self.weights.has(ids) and not self.watched:
+            self.tensors, self.changed = (), False
+            return True
+        try:
+            found = readings(weights)
+            others = [each() for each in self.watched]
+            watched = readings(others) if others else Reading([], [], [])
+        except UNREADABLE:
+            return False
+        if list(zip(map(type, weights), found.kinds, strict=True)) != self.weight_kinds:
+            return False
+        if (watched.addresses, watched.kinds) != (self.watched_at, self.watched_kinds):
+            return False
+        if len({*found.streams}) > 1:
+            return False
+        rows, addresses = np.arange(len(table)), np.array(found.addresses, np.uint64)
+        if (table[rows, self.columns] != addresses).any():
+            if (addresses % self.items).any():
+                return False
+            table[rows, self.columns] = addresses
+            self.version += 1
+        self.stream = found.streams[0]
+        self.changed = ids != self.weights.ids
+        self.weights.keep(weights, ids)
+        self.tensors = (*weights, *others)
+        return True
+
+    # Gradients
+
+    def take_grads(
+        self, grads: Sequence[Any], table: Array, written: Addresses, capturable: bool
+    ) -> bool:
+        """Enter the gradients of a call, unless they are row-sparse.
+
+        Parameters
+        ----------
+        grads : sequence
+            The gradient of each tensor.
+        table : numpy.ndarray
+            The table.
+        written : numpy.ndarray
+            Sorted memory ranges that are written to, which gradients must not overlap.
+        capturable : bool
+            Whether the call can be part of a CUDA graph.
+
+        Returns
+        -------
+        bool
+            False, with nothing changed, if a gradient differs in kind from the one that the table
+            was made for.
+
+        Raises
+        ------
+        RuntimeError
+            The stream is being captured for a CUDA graph.
+        """
+        self.check_capture(capturable)
+        if self.layout.sparse:
+            return True
+        if self.written is not written:
+            self._forget(table)
+            self.written = written
+        ids = list(map(id, grads))
+        if self.grads.has(ids):
+            self.use(handles_of(grads))
+            return True
+        try:
+            found = readings(grads)
+        except UNREADABLE:
+            return False
+        if found.kinds != self.grad_kinds:
+            return False
+        self.use(found.streams)
+        if not self._enter(found, table, written):
+            return False
+        self.grads.keep(grads, ids)
+        return True
+
+    def check_capture(self, capturable: bool) -> None:
+        """Note whether the stream is being captured; raise if the call is not capturable."""
+        self.captured = self.driver.is_captured(self.stream)
+        if self.captured and not capturable:
+            self.driver.refuse_capture(self.stream)
+
+    def use(self, streams: Sequence[int]) -> None:
+        """Note the streams of gradients, none of which is captured, besides that of weights."""
+        self.streams = set(streams)
+        if self.streams != {self.stream}:
+            others = self.streams - {self.stream}
+            if self.captured:  # the others' work would not be part of the graph
+                self.driver.refuse_capture(self.stream)
+            self.driver.refuse_capture(*others)
+
+    def refuse_capture(self) -> None:
+        """Raise if one of the streams is being captured for a CUDA graph."""
+        self.driver.refuse_capture(self.stream, *self.streams - {self.stream})
+
+    def _enter(self, found: Reading, table: Array, written: Addresses) -> bool:
+        """Enter addresses of gradients if they are aligned and overlap no written memory."""
+        first = np.array(found.addresses, np.uint64)
+        arguments = table, written, self.grad_bytes, self.itemsize, first
+        if self.strided is not None:
+            arguments = self.strided.arguments(written, first)
+        if self.take is None:
+            self.take = bind(cpu_calls.take_addresses(), *arguments)
+        taken: bool = self.take(*arguments)
+        if taken and self.strided is not None:
+            self.strided.source = found.addresses[0]
+        return taken
+
+    def _forget(self, table: Array) -> None:
+        """Compare all gradients with the memory that is written to, which has changed."""
+        self.grads.forget()
+        target = table if self.strided is None else self.strided.table
+        target[:, -1] = 0
+
+
+class Strided:
+    """A dense gradient that is copied in each step, as its elements do not lie like the weight's.
+
+    Parameters
+    ----------
+    values : Header
+        The copy, which kernels read.
+    grad : Header
+        The gradient.
+    """
+
+    def __init__(self, values: Header, grad: Header) -> None:
+        self.values, self.source = values, grad.ctypes.data
+        first, last = byte_bounds(grad)
+        self.before = np.array([self.source - first], np.uint64)
+        self.size = np.array([last - first], np.uint64)
+        self.table = np.zeros((1, 1), np.uint64)
+        self.copies = Copy(values, grad)
+        self.fresh = False
+
+    def arguments(self, written: Addresses, first: Addresses) -> tuple[Any, ...]:
+        """Return the arguments with which the address of a gradient is checked."""
+        return self.table, written, self.size, self.copies.unit, first - self.before
+
+    def bounds(self) -> tuple[Addresses, Addresses]:
+        """Return the start and end addresses of the gradient."""
+        first = np.array([self.source], np.uint64) - self.before
+        return first, first + self.size
+
+    def copy(self, stream: int, again: bool) -> None:
+        """Copy the gradient unless it is fresh; `again` if more kernels of the step follow."""
+        if again or not self.fresh:
+            self.copies.run(self.source, stream)
+        self.fresh = again

@@ -1,0 +1,101 @@
+"""Device memory of a table of tensors, which its launches use again.
+
+Tests: ``tests/kernels/test_cuda_driver.py``.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._kernels.cuda_arrays import CallArrays
+from fastopt._kernels.devices import header
+from fastopt._kernels.table import Array
+
+__all__ = ["TableMemory"]
+
+FEW = 8
+"""Number of arrays of chunks that are cached on the device."""
+
+
+class TableMemory:
+    """Device memory by purpose and shape.
+
+    Parameters
+    ----------
+    arrays : CallArrays
+        The arrays of the table, whose stream is used.
+    """
+
+    def __init__(self, arrays: CallArrays) -> None:
+        from fastopt._kernels import cuda_driver
+
+        self.driver, self.arrays = cuda_driver, arrays
+        self.spaces: dict[Any, Any] = {}
+        self.chunks: dict[int, tuple[Array, Any]] = {}
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream."""
+        return self.arrays.stream
+
+    @property
+    def content(self) -> Any:
+        """All memory that the last launches use, for a graph to keep."""
+        return dict(self.spaces), dict(self.chunks)
+
+    def space(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> Any:
+        """Return reusable device memory of this shape."""
+        memory = self.spaces.get((name, shape))
+        if memory is None:
+            memory = self.spaces[name, shape] = self.driver.Memory(shape, dtype)
+        return memory
+
+    def grown(self, name: str, size: int, dtype: Any, *row: int) -> Any:
+        """Return reusable device memory of at least `size` rows of this shape."""
+        memory = self.spaces.get((name, row))
+        if memory is None or memory.shape[0] < size:
+            if memory is not None:
+                self.driver.hold(memory, self.stream)
+            memory = self.spaces[name, row] = self.driver.Memory((size, *row), dtype)
+        return memory
+
+    def forget(self, name: str, shape: tuple[int, ...]) -> None:
+        """Let the next launches have other memory."""
+        self.spaces.pop((name, shape), None)
+
+    def send(self, name: str, array: Array) -> Any:
+        """Upload `array` to reusable device memory."""
+        memory = self.space(name, array.shape, array.dtype)
+        self.driver.upload(memory, array, self.stream)
+        return memory
+
+    def send_once(self, name: str, array: Array) -> Any:
+        """Return device memory with an array that is the same in all launches."""
+        if (name, None) not in self.spaces:
+            memory = self.spaces[name, None] = self.driver.Memory(array.shape, array.dtype)
+            self.driver.upload(memory, array, self.stream)
+        return self.spaces[name, None]
+
+    def send_chunks(self, chunks: NDArray[np.int64]) -> Any:
+        """Return device memory with chunks, cached by the identity of `chunks`."""
+        known = self.chunks.get(id(chunks))
+        if known is None:
+            if len(self.chunks) > FEW:
+                self.driver.hold(dict(self.chunks), self.stream)
+                self.chunks.clear()
+            memory = self.driver.Memory(chunks.shape, chunks.dtype)
+            self.driver.upload(memory, chunks, self.stream)
+            known = self.chunks[id(chunks)] = chunks, memory
+        return known[1]
+
+    def send_rows(self, rows: NDArray[np.int64]) -> int:
+        """Upload row indices; return their address."""
+        memory = self.grown("indices", max(len(rows), 1), np.int64)
+        self.driver.upload(memory, rows, self.stream)
+        return int(header(memory.array).ctypes.data)
+
+    def fetch(self, memory: Any) -> Array:
+        """Download device memory after the earlier launches have finished."""
+        copied: Array = self.driver.download(memory, self.stream)
+        return copied

@@ -1,0 +1,153 @@
+"""Row-sparse gradients of a table on a CUDA device: rows are checked and sorted there.
+
+Tests: ``tests/gpu/test_cuda_rows.py``, ``tests/kernels/test_cuda_driver.py``.
+"""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._kernels import cpu_calls
+from fastopt._kernels.device_memory import contiguous
+from fastopt._kernels.devices import Header, device_of, header
+from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS
+from fastopt._kernels.segments import FOLD, MIXED, OUTSIDE
+from fastopt._kernels.table import Array
+
+if TYPE_CHECKING:
+    from fastopt._kernels.cuda_table import CudaTable
+    from fastopt.sparse import RowSparse
+
+__all__ = ["IndexedRows", "single_rows"]
+
+
+class IndexedRows:
+    """The indexed rows of one tensor.
+
+    Parameters
+    ----------
+    table : CudaTable
+        The table of the tensor, whose memory is used.
+
+    Attributes
+    ----------
+    listed : tuple
+        The arrays of the gradient, kept alive until :meth:`release`.
+    unique : device array or None
+        Device memory whose word 2 is the number of unique rows; None without rows.
+    """
+
+    def __init__(self, table: "CudaTable") -> None:
+        from fastopt._kernels import cuda_order
+
+        self.table, self.sorting = table, cuda_order
+        self.listed: tuple[Any, ...] = ()
+        self.unique: Any = None
+
+    def take(self, context: str, grad: "RowSparse") -> int:
+        """Enter a row-sparse gradient; return the number of indexed rows.
+
+        Rows are sorted and counted on the device.
+
+        Raises
+        ------
+        ValueError
+            An index is out of range, or the values have the wrong shape, as the gradient's arrays
+            were changed after its creation.
+        """
+        table, memory = self.table, self.table.memory
+        values, indices = header(grad.values), header(grad.indices)
+        height, count = len(table.arrays[0]), len(indices)
+        if values.size != count * table.width:
+            expected = (count, *grad.shape[1:])
+            raise ValueError(f"{context}: values must have shape {expected}, got {values.shape}")
+        on_host = not isinstance(indices, Header)
+        if not on_host and device_of(indices) != table.device:
+            raise ValueError(f"{context}: indices of rows must be on {table.device}, as values are")
+        rows, order = surveyed(context, indices, height) if on_host else (indices, None)
+        streams = [values.stream] if on_host else [values.stream, indices.stream]
+        table.given.use(streams)
+        with table.on_device():
+            made = contiguous(values, values.stream)
+            if on_host:
+                at = memory.send_rows(rows)
+            else:
+                rows = contiguous(indices, indices.stream)
+                at = rows.ctypes.data
+            self.listed = made, rows, grad.values, grad.indices
+            entry = table.table[0]
+            places = [at, *self._places(count), made.ctypes.data]
+            entry[[ROWS, STARTS, ORDER, -1]] = [*places[1:4], places[-1]]
+            entry[SEGMENTS] = count  # if no row is repeated; see CudaTable.send_entry()
+            self.unique = None
+            if count:
+                self.unique = self._ordered(context, places, rows, height, order)
+        return count
+
+    def _places(self, count: int) -> list[int]:
+        """Return the addresses of the arrays for sorting `count` indexed rows."""
+        room = self.table.memory.grown("rows", self.sorting.ARRAYS * (count + 1), np.int64)
+        base, step = header(room.array).ctypes.data, (count + 1) * 8
+        return [base + k * step for k in range(self.sorting.ARRAYS)]
+
+    def _ordered(
+        self, context: str, places: list[int], rows: Array, height: int, order: int | None
+    ) -> Any:
+        """Sort row indices on the device; return device memory with the number of unique rows.
+
+        `order` is from :func:`fastopt._kernels.segments.survey`; if it is None, the host waits for
+        the device to check the indices.
+        """
+        table, memory = self.table, self.table.memory
+        width, layout = table.width, table.layout
+        size, threads, wide = len(rows), self.sorting.SORTERS, layout.wide_grad[0]
+        groups = size // FOLD
+        folded = memory.grown("folded", max(groups * width, 1), wide)
+        table.table[0, FOLDED] = header(folded.array).ctypes.data
+        listed = [*places, int(table.table[0, FOLDED])]
+        addresses = memory.send("places", np.array([listed], np.uint64))
+        answer = memory.send("answer", np.zeros(3, np.int64))
+
+        def run(kernel: Any, *arguments: Any) -> None:
+            table.launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
+
+        kind = rows.dtype.type
+        fetch = memory.fetch if order is None else lambda _: (0, order == MIXED, 0)
+        ordered = self.sorting.order_rows(run, answer, fetch, kind, size, height)
+        if ordered is None:
+            raise ValueError(f"{context}: indices must be at least 0 and below {height}")
+        keys, bits = ordered
+        if keys and groups and width:
+            across = min(width, self.sorting.FOLDERS)
+            kernel = self.sorting.fold(layout.grad)
+            table.launch(kernel, groups, across, addresses, width, keys, bits)
+        return answer
+
+    def release(self) -> list[Any]:
+        """Release the gradient; return the copies that the device still reads."""
+        of = [array for array in self.listed if isinstance(array, Header)]
+        self.listed = ()
+        return [array.kept for array in of if array.kept is not None]
+
+
+def surveyed(context: str, indices: Array, height: int) -> tuple[Array, int]:
+    """Return a copy of row indices on the host, and their order.
+
+    Raises
+    ------
+    ValueError
+        An index is out of range.
+    """
+    rows = np.empty(len(indices), np.int64)
+    order, wrong = cpu_calls.survey()(np.asarray(indices, np.int64), height, rows)
+    if order == OUTSIDE:
+        raise ValueError(f"{context}: indices must be at least 0 and below {height}, got {wrong}")
+    return rows, order
+
+
+@lru_cache(maxsize=64)
+def single_rows(count: int) -> NDArray[np.int64]:
+    """Return `count` chunks of one indexed row each."""
+    return np.stack([np.zeros(count, np.int64), np.arange(count), np.ones(count, np.int64)], axis=1)

@@ -141,7 +141,7 @@ def outcome(records: Any, updater: Any, status: int, index: Any, grad: Any) -> S
         return StepInfo(stepped=True, skipped=False, global_norm=norm)
     calls = [(i, None, _whole(records, i, g), None) for i, g in records.moving(index, grad)]
     indices = [each for each, *_ in calls]
-    return overflow(squares(calls), indices, updater.optimizer.idx2name, norm)
+    return overflow(updater._squares(None, calls), indices, updater.optimizer.idx2name, norm)
 
 
 def _whole(records: Any, index: Any, grad: Any) -> Any:

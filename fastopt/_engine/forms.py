@@ -168,7 +168,8 @@ def _kernels_of(
     found = [cpu_addresses.update(layout, numbers), squares, units, by_row]
     found += [cpu_addresses.flush(layout) if flushed else 0, 0, len(rule.passes)]
     for step, number in enumerate(rule.sums):
-        found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), number]
+        found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step)]
+        found += [number, int(rule.passes[step].largest)]
     return np.array(found, np.int64)
 
 

@@ -9,7 +9,7 @@ rate, and enters the call again; what records do not support is updated tensor b
 Tests: ``tests/engine/test_records.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -32,7 +32,7 @@ from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.numpy_abi import kind_word, readable
-from fastopt._kernels.table import address_of, launch
+from fastopt._kernels.table import address_of
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
 from fastopt.sparse import RowSparse
@@ -104,6 +104,8 @@ class Records:
         Whether gradients are clipped unit by unit.
     measures : bool
         Whether gradients are measured, clipped or accumulated before an update.
+    entry : callable
+        Function that returns `enter`, the function that enters a call.
     factors : bool
         Whether gradients are multiplied by a factor, so that rules need ``rescale_grad``.
     """
@@ -130,6 +132,7 @@ class Records:
         self._make_memory()
         self.words[w.SLOTS] = id(self.slots)
         self.freezes = False
+        self.entry: Callable[[], Any] = front.enter
         self.enter: Any = None
 
     def _make_memory(self) -> None:
@@ -148,8 +151,7 @@ class Records:
         """Whether the settings of an updater and its optimizers admit records."""
         planner = updater.planner
         averages = planner.averages
-        plain = updater._on_records and planner.launcher is launch
-        plain = plain and updater._plans is planner.plans
+        plain = updater._on_records and updater._plans is planner.plans
         plain = plain and (averages is None or averages.held is None)
         if not plain or numba.config.DISABLE_JIT or not readable():
             return False
@@ -205,7 +207,7 @@ class Records:
         self.mode, self.averages = mode, planner.averages
         self.usable = self.serves(updater)
         if self.usable and self.enter is None:
-            self.enter = front.enter()
+            self.enter = self.entry()
         self.live = self.usable and any(each.param_dict for each in optimizers)
         self.prepares, self.clips = updater._windows is not None, updater._units is not None
         self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
@@ -327,7 +329,7 @@ class Records:
         """Whether a call can be entered, with memory for it; nothing is updated."""
         self.words[w.CHECKS] = 1
         try:
-            return self.with_room(w.NO_ROOM, (index, grad, weight)) == w.OK
+            return self.with_room(w.NO_ROOM, (index, grad, weight)) >= 0
         finally:
             self.words[w.CHECKS] = 0
 
@@ -358,7 +360,7 @@ class Records:
             threads = 0
             if status == w.IS_LARGE:
                 threads = thread_count() if may_run_parallel() else 1
-                self._spread(threads > 1)
+                self.spread(threads > 1)
             with turn() if threads > 1 else nullcontext():
                 words[w.THREADS] = threads
                 try:
@@ -367,13 +369,16 @@ class Records:
                     words[w.THREADS] = 0
         return status
 
-    def _spread(self, spreads: bool) -> None:
-        """Enter the functions of calls on several threads, or that there is one."""
+    def spread(self, spreads: bool, run: Callable[[], tuple[int, int]] = front.run) -> None:
+        """Enter the functions of calls on several threads, or that there is one.
+
+        `run` returns the addresses of the function of a whole call, and of that of a share.
+        """
         words = self.words
         words[w.RUN] = words[w.MEASURE_LARGE] = words[w.CLIP_LARGE] = 0
         if spreads:
             words[w.SPREAD] = front.spread()
-            words[w.RUN], words[w.UPDATE_SHARE] = front.run()
+            words[w.RUN], words[w.UPDATE_SHARE] = run()
             if self.norms:
                 words[w.MEASURE_LARGE], words[w.MEASURE_SHARE] = measuring.run()
             if self.clips:

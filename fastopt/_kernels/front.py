@@ -262,7 +262,7 @@ def divide_scratch(x, n):
         tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
         need, largest = need + size, max(largest, size)
     x[w.LARGE], x[w.LISTED], x[w.NEED_COUNTED] = total >= x[w.LARGE_FROM], listed, counted + 1
-    apart = x[w.LARGE] or x[w.CLIP]
+    apart = x[w.LARGE] or x[w.CLIP] or x[w.CHECKS]
     x[w.NEED] = listed + (need if apart else largest)
     if x[w.NEED] > x[w.ROOM] or (listed > 0 and counted >= x[w.COUNTED]):
         return w.NO_ROOM
@@ -289,6 +289,14 @@ def list_all(x, n):
 
 
 @scalar
+def order_all(x, n):
+    """Order the rows of row-sparse gradients, as kernels read them."""
+    for k in range(n if x[w.LISTED] else 0):
+        if tensor_of(x, k)[w.T_LISTED]:
+            call(x[w.ORDER_ROWS], x[w.SELF], k, 0, 0, 0)
+
+
+@scalar
 def hold(x, n, held):
     """Keep the arrays of a call alive, or release them."""
     for k in range(n):
@@ -307,9 +315,7 @@ def perform(x, context, n):
     shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not is_asked(x) and n > 0
     if asks and not x[w.MEASURE]:
         return w.ASKS
-    for k in range(n if x[w.LISTED] else 0):
-        if tensor_of(x, k)[w.T_LISTED]:
-            call(x[w.ORDER_ROWS], x[w.SELF], k, 0, 0, 0)
+    order_all(x, n)
     if x[w.CLIP]:
         call(x[w.CLIP_LARGE if shared else w.CLIP], context, n, x[w.THREADS], 0, 0)
     if x[w.MEASURE] and not x[w.ASKED]:
@@ -336,7 +342,7 @@ def enter_call(context, index, grad, weight):
         return status
     refusal = divide_scratch(x, n)
     if refusal != w.OK or x[w.CHECKS]:
-        return refusal
+        return status if refusal == w.OK else refusal
     thread = 0
     if x[w.LARGE]:
         hold(x, n, True)

@@ -30,11 +30,12 @@ LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFF
  RESTING, SCALED, FROZEN, ROW_KERNELS, LENGTHS) = range(36)  # fmt: skip
 RECORD = LENGTHS + AXES
 
-# Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
+# Words of the loops of a layout: addresses, and for each reduction two of them, the number of its
+# sums, and whether they are maxima.
 # BY_ROW: chunks of an update consist of indexed rows, and with EVERY_ROW dense gradients index all
 # rows. FLUSH applies deferred decay to all rows after each update, if it is not 0. FOLLOW, if it is
 # not 0, averages all rows after the indexed ones have been updated with the RESTING record.
-UPDATE, SQUARES, UNITS, BY_ROW, FLUSH, FOLLOW, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 5, 6, 7, 3
+UPDATE, SQUARES, UNITS, BY_ROW, FLUSH, FOLLOW, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 5, 6, 7, 4
 EVERY_ROW = 2
 
 # Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of

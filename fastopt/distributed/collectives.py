@@ -84,6 +84,14 @@ def of_all(ranks: Ranks, own: Array) -> Array:
     return every
 
 
+def added(ranks: Ranks, own: Array) -> Array:
+    """The sum of the float64 arrays of all ranks, in rank order, so that all have the same bits."""
+    total = np.zeros(own.shape)
+    for part in of_all(ranks, own):
+        total += part
+    return total
+
+
 def transposed(ranks: Ranks, sent: Array) -> Array:
     """Item `k` of each rank, for this rank's number `k`, stacked in rank order."""
     sent = np.ascontiguousarray(sent)

@@ -8,26 +8,25 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.overlap import Addresses
-from fastopt._kernels.chunks import Chunks, chunks_of
-from fastopt._kernels.table import Table, launch
 from fastopt.distributed.communicator import Parts
 from fastopt.distributed.packing import add_up, pack, unpack
 from fastopt.distributed.plan import DEPTH, Bucket, Group, Plan
-from fastopt.distributed.sums import Sums
+from fastopt.distributed.ranks import Ranks
+from fastopt.distributed.stages import Local, Stages
 
 __all__ = ["Exchange"]
 
 Array = np.ndarray[Any, Any]
 
 
-class Exchange:
+class Exchange(Local):
     """Sums gradients over the ranks, updates slices as sums arrive, and gathers the new weights.
 
     All ranks start and complete the same operations in the same order.
 
     Parameters
     ----------
-    sums : Sums
+    ranks : Ranks
         The ranks.
     plan : Plan
         The tensors.
@@ -45,8 +44,8 @@ class Exchange:
         Number of gradient buckets that this rank has started to send.
     """
 
-    def __init__(self, sums: Sums, plan: Plan, comm: Any = None) -> None:
-        self.sums, self.ranks, self.plan = sums, sums.ranks, plan
+    def __init__(self, ranks: Ranks, plan: Plan, comm: Any = None) -> None:
+        self.ranks, self.plan = ranks, plan
         self.comm, self.rank = self.ranks.comm, self.ranks.rank
         self.gradient_comm = comm or self.comm
         self.grads: list[Any] = [None] * len(plan.indices)
@@ -167,48 +166,20 @@ class Exchange:
 
     # Updates
 
-    def launch(self, tables: Sequence[Any]) -> None:
+    def update(self, stages: Stages) -> None:
         """Update slices, bucket by bucket if elements do not depend on each other."""
         self._since = perf_counter()  # exclude the time of the agreement
-        waiting = self._arrived == 0 and self.plan.buckets
-        if not (waiting and all(map(_separable, tables))):
+        waiting = self._arrived == 0 and self.plan.buckets and not self.plan.listed
+        if not (waiting and stages.is_elementwise):
             self.receive()
-            launch(tables, self.sums.combined)
+            super().update(stages)
             self._lap("update")
             return
-        work = self._work(tables)
-        for bucket, chunks in zip(self.arrivals(), work, strict=True):
-            for table, (own, total) in zip(tables, chunks, strict=True):
-                table.update(own, total)
+        stages.start()
+        for bucket in self.arrivals():
+            stages.update_parts(bucket.updated)
             self._lap("update")
             self._gather(bucket)
-
-    def _work(self, tables: Sequence[Any]) -> list[list[tuple[Chunks, int]]]:
-        """Chunks of each bucket in each table, cached while the tables are the same."""
-        before = self.plan.work
-        if before and len(before[0]) == len(tables):  # noqa: SIM102
-            if all(a is b for a, b in zip(before[0], tables, strict=True)):
-                work: list[list[tuple[Chunks, int]]] = before[1]
-                return work
-        work = [[self._chunks(bucket, table) for table in tables] for bucket in self.plan.buckets]
-        self.plan.work = list(tables), work
-        return work
-
-    def _chunks(self, bucket: Bucket, table: Table) -> tuple[Chunks, int]:
-        """Chunks of a table that cover the elements whose gradients are in a bucket."""
-        grads = bucket.group.grads
-        begin, end = (grads.ctypes.data + grads.itemsize * at for at in bucket.share(self.rank))
-        at, sizes = table.table[:, -1].astype(np.int64), np.array(table.sizes)
-        if table.layout.real != grads.dtype:
-            return np.empty((0, 3), np.int64), 0
-        start = np.clip((begin - at) // grads.itemsize, 0, sizes)
-        stop = np.clip((end - at) // grads.itemsize, 0, sizes)
-        rows = np.flatnonzero(start < stop)
-        chunks, total = chunks_of(*((size, 1) for size in (stop - start)[rows].tolist()))
-        chunks = chunks.copy()
-        chunks[:, 1] += start[rows][chunks[:, 0]]
-        chunks[:, 0] = rows[chunks[:, 0]]
-        return chunks, total
 
     # Weights
 
@@ -258,10 +229,3 @@ def _in_bytes(counts: Sequence[int], starts: Sequence[int], dtype: Any) -> Parts
     """Counts and offsets of elements as numbers of bytes."""
     size = dtype.itemsize
     return [size * count for count in counts], [size * start for start in starts]
-
-
-def _separable(table: Table) -> bool:
-    """Whether the elements of a table can be updated in any portions."""
-    layout = table.layout
-    rule = layout.rule
-    return not (rule.passes or rule.row or layout.sparse or layout.coded or table.copied)

@@ -9,12 +9,11 @@ from fastopt._engine.per_index import PerIndex
 from fastopt._engine.planner import Planner
 from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import label
-from fastopt._kernels.table import Table
 from fastopt.distributed.agreement import Fact, Facts, Numbers
 from fastopt.lr_scheduler.base import LRScheduler
 from fastopt.optimizer.optimizer import TRANSIENT, Index, Optimizer
 
-__all__ = ["Fingerprint", "described", "fingerprints", "hyper_of"]
+__all__ = ["Fingerprint", "described", "fingerprints"]
 
 DEPTH = 8
 """Maximum nesting depth of containers that are compared."""
@@ -96,20 +95,6 @@ def fingerprints(planner: Planner) -> list[Fingerprint]:
     labels = {id(group.optimizer): group.label for group in (groups.groups if groups else ())}
     others = planner.optimizers()[1:]
     return [main, *(Fingerprint(other, f" of {labels[id(other)]}") for other in others)]
-
-
-def hyper_of(tables: Sequence[Table], optimizer: Optimizer) -> Numbers:
-    """Hyper-parameters of each tensor, as read by its kernel."""
-
-    def describe() -> dict[str, str]:
-        return {
-            f"{name} of {_label(index, optimizer)}": str(value)
-            for table in tables
-            for index, row in zip(table.indices, table.fields.tolist(), strict=True)
-            for name, value in zip(table.layout.rule.hyper, row, strict=True)
-        }
-
-    return Numbers([table.fields for table in tables], describe)
 
 
 def _label(index: Index, optimizer: Optimizer) -> str:

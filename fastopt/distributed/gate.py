@@ -2,11 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from fastopt._kernels.table import Table
 from fastopt.distributed.agreement import Fact, agree, attempt
-from fastopt.distributed.fingerprint import hyper_of
 from fastopt.distributed.ranks import Ranks
-from fastopt.optimizer.optimizer import Optimizer
 
 __all__ = ["Gate", "Stopped"]
 
@@ -28,7 +25,7 @@ class Stopped(Exception):
 class Gate:
     """Agreement on one call, made once, before its first collective operation or kernel launch.
 
-    At a launch, the hyper-parameters are compared as the kernels read them. If another operation
+    At an update, the hyper-parameters are compared as the kernels read them. If another operation
     comes first, such as sums of norms, a second agreement at the launch compares them. So an error
     on one rank before the launch always meets an agreement on the others, and all ranks raise it.
 
@@ -36,8 +33,6 @@ class Gate:
     ----------
     ranks : Ranks
         The ranks.
-    optimizer : Optimizer
-        The updater's optimizer.
     facts : callable
         Function that returns the facts to compare.
     active : bool
@@ -47,11 +42,10 @@ class Gate:
     def __init__(
         self,
         ranks: Ranks,
-        optimizer: Optimizer,
         facts: Callable[[], Sequence[Fact]],
         active: bool = True,
     ) -> None:
-        self.ranks, self.optimizer, self.facts, self.active = ranks, optimizer, facts, active
+        self.ranks, self.facts, self.active = ranks, facts, active
         self.passed = self.added = self.launched = False
 
     def enter(self, error: Exception | None = None) -> None:
@@ -64,11 +58,10 @@ class Gate:
         self.added = True
         self._agree((), None)
 
-    def launch(self, tables: Sequence[Table]) -> None:
-        """Agree on the hyper-parameters of a launch."""
+    def launch(self, hyper: Callable[[], Fact]) -> None:
+        """Agree on the hyper-parameters of an update."""
         self.launched = True
-        if self.ranks.size > 1:
-            self._agree([hyper_of(tables, self.optimizer)], None)
+        self._agree([hyper()], None)
 
     def _agree(self, more: Sequence[Fact], error: Exception | None) -> None:
         facts: Sequence[Fact] = ()

@@ -79,6 +79,8 @@ class Bucket:
         self.own: list[Part] = [(place, *ends) for place, *ends in parts[mine, 1:4].tolist()]
         self.slices: list[Array] = []
         """Views of this rank's slices that are in the bucket."""
+        self.updated = np.empty((0, 3), np.int64)
+        """Parts of this rank's slices, see :data:`fastopt.distributed.stages.Parts`."""
         sizes = parts[:, 3] - parts[:, 2]
         runs = np.column_stack([parts[:, 1:4], np.cumsum(sizes) - sizes])
         self.sent = _merged(runs)
@@ -364,10 +366,13 @@ class Plan:
             self.grads[place] = group.grads[position:end].reshape(own.shape)
             position = end
         for bucket in group.buckets:
+            parts = []
             for place, first, last in bucket.own:
                 begin = self.placements[place].cut(rank)
                 elements = self.slices[place].reshape(-1)
                 bucket.slices.append(elements[first - begin : last - begin])
+                parts.append((place, first - begin, last - first))
+            bucket.updated = np.array(parts, np.int64).reshape(-1, 3)
 
     def compile(self) -> None:
         """Compile the kernels that sum the gradients of all ranks."""

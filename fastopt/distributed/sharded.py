@@ -4,15 +4,15 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Call
+from fastopt._kernels import front
 from fastopt._kernels.blocks import CODE_BLOCK
-from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt._kernels.chunks import Chunks
 from fastopt._kernels.codes import is_worth_codes
 from fastopt._kernels.layout import real_of
 from fastopt._kernels.table import Table, launch
@@ -22,11 +22,12 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.placement import Form, Placement
 from fastopt.distributed.agreement import Fact, Facts, agree, attempt, is_agreed
+from fastopt.distributed.collectives import added, of_all
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
 from fastopt.distributed.gate import Gate, Stopped
 from fastopt.distributed.job import leader_first, private
-from fastopt.distributed.ranks import LIMIT, time_limit
-from fastopt.distributed.sums import Sums
+from fastopt.distributed.ranks import LIMIT, Ranks, time_limit
+from fastopt.distributed.stages import LOCAL, Local, Stages
 from fastopt.optimizer import Optimizer, Updater
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
@@ -39,40 +40,55 @@ class Shard(Updater):
 
     Attributes
     ----------
-    sums : Sums
-        Sums over the ranks.
+    ranks : Ranks
+        The ranks.
     gate : Gate
         Agreement of the ranks on the current call.
-    receive : callable
-        Function that completes the gradients of the current call.
+    exchange : Local
+        The gradients of the current call.
     """
 
-    sums: Sums
+    ranks: Ranks
     gate: Gate
-    receive: Callable[[], None]
-    _on_records = False
+    exchange: Local = LOCAL
+
+    def _plan_with(self, optimizer: Optimizer) -> None:
+        super()._plan_with(optimizer)
+        self.planner.launcher = self._launch
+        self._records.entry = lambda: Stages(self) if self.ranks.size > 1 else front.enter()
+
+    def _launch(self, tables: Sequence[Table]) -> None:
+        """Launch the kernels of what records do not support."""
+        self.gate.add()
+        self.exchange.receive()
+        launch(tables, self._combined if self.ranks.size > 1 else None)
+
+    def _combined(
+        self, chunks: Chunks, partials: Array, tensors: int, largest: bool
+    ) -> tuple[Chunks, Array]:
+        """See :data:`fastopt._kernels.table.Combine`."""
+        own = np.zeros((tensors, partials.shape[1]))
+        (np.maximum if largest else np.add).at(own, chunks[:, 0], partials)
+        every = of_all(self.ranks, own)
+        whole = np.zeros((tensors, self.ranks.size, 3), np.int64)
+        whole[:, :, 0] = np.arange(tensors)[:, None]
+        return whole.reshape(-1, 3), every.swapaxes(0, 1).reshape(-1, partials.shape[1]).copy()
 
     def of(self, index: Index) -> Any:
         """Optimizer of a parameter."""
         return self.planner.of(index).optimizer
 
-    def launch_by(self, launcher: Callable[[Sequence[Table]], None]) -> None:
-        """Launch the kernels of all groups by a function of their tables."""
-        groups = self.planner.groups
-        for planner in (self.planner, *(groups.planners() if groups else ())):
-            planner.launcher = launcher
-
     def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> Array:
         self.gate.add()
-        self.receive()
-        return self.sums.added(super()._squares(plan, calls))
+        self.exchange.receive()
+        return added(self.ranks, super()._squares(plan, calls))
 
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
     ) -> list[Any]:
         """See :class:`Updater`; placements keep each unit on one rank."""
         self.gate.add()
-        self.receive()
+        self.exchange.receive()
         return super()._clipped_units(indices, weights, grads, share)
 
     def _update_in_python(self, calls: Sequence[Call]) -> None:
@@ -139,7 +155,7 @@ class Sharded(Advised, Spelled):
         self._fingerprints: list[Fingerprint] = []
         self._grouped: tuple[Any, str | None] = None, None
         """Groups, and their description."""
-        self.shard.sums = Sums(self._ranks)
+        self.shard.ranks = self._ranks
         self.placements: dict[Index, Placement] = {}
         self._masters: dict[Index, Array] = {}
         self._unchecked: dict[str, str] = {}
@@ -274,7 +290,7 @@ class Sharded(Advised, Spelled):
             Function that updates this rank's rows with them.
         """
         self._begin(call)
-        launcher = partial(launch, combine=self.shard.sums.combined)
+        self.shard.exchange = LOCAL
         with around():
             given, error = attempt(check)
             gate = self._gate(lambda: [facts(given)])
@@ -282,7 +298,7 @@ class Sharded(Advised, Spelled):
                 gate.enter(error)
                 with self._updating(lambda: gate.passed):
                     sent = send(given)
-                with self._updating(lambda: gate.launched), self._launching(launcher, _nothing):
+                with self._updating(lambda: gate.launched):
                     update(sent)
             except Stopped as stopped:
                 error = stopped.error
@@ -330,25 +346,8 @@ class Sharded(Advised, Spelled):
             call, *optimizer = self._common()
             return [call, *facts(), *optimizer]
 
-        self.shard.gate = Gate(self._ranks, self.optimizer, every, active)
+        self.shard.gate = Gate(self._ranks, every, active)
         return self.shard.gate
-
-    @contextmanager
-    def _launching(
-        self, launcher: Callable[[Sequence[Table]], None], receive: Callable[[], None]
-    ) -> Iterator[None]:
-        """Context in which kernels are launched by `launcher`, after the ranks have agreed."""
-
-        def launch_together(tables: Sequence[Table]) -> None:
-            self.shard.gate.launch(tables)
-            launcher(tables)
-
-        self.shard.receive = receive
-        self.shard.launch_by(launch_together)
-        try:
-            yield
-        finally:
-            self.shard.launch_by(launch)
 
     @contextmanager
     def _updating(self, too_late: Callable[[], bool]) -> Iterator[None]:
@@ -379,10 +378,9 @@ class Sharded(Advised, Spelled):
             return
         trials: dict[tuple[Any, ...], Index] = {}
         for index, placement, dtype, sparse in kinds:
-            large = placement.share >= PARALLEL_FROM
             coded = self._is_coded(index, placement.shape)
             optimizer = self.shard.of(index)
-            kind = dtype, placement.form, sparse, large, coded
+            kind = dtype, placement.form, sparse, coded
             trials.setdefault((id(optimizer), optimizer.rule_for(index), *kind), index)
 
         def compile_all() -> None:
@@ -398,29 +396,21 @@ class Sharded(Advised, Spelled):
         optimizer = self.shard.of(index)
         return optimizer.state_dtype == "int8" and is_worth_codes(shape, optimizer.state_min_size)
 
-    def _try_out(
-        self, index: Index, dtype: Any, form: Form, sparse: bool, large: bool, coded: bool
-    ) -> None:
+    def _try_out(self, index: Index, dtype: Any, form: Form, sparse: bool, coded: bool) -> None:
         """Compile by updating small tensors; ignore errors, which the update itself will raise."""
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for height in (1, PARALLEL_FROM)[: 1 + large]:
-                opt = copy.deepcopy(self.shard.of(index))
-                opt._index_update_count.clear()
-                opt.masters_given.clear()
-                opt.state_min_size = 1 if coded else None
-                width = CODE_BLOCK if coded else 2
-                weight = np.zeros((2 * height,) if form == "flat" else (height, width), dtype)
-                grad: Any = np.zeros(weight.shape, dtype if sparse else real_of(dtype))
-                if sparse:
-                    grad = RowSparse(grad, np.arange(height)[::-1], weight.shape)
-                average, scaler = self.shard.average, copy.deepcopy(self.loss_scaler)
-                alternates = average is not None and average.alternates
-                for each in (None, average) if alternates else (average,):
-                    trial = Updater(opt, scaler, self.clip_global_norm, average=each)
-                    trial.planner.launcher = partial(launch, combine=None)  # like calls of a shard
-                    trial([index], [grad], [weight])
-
-
-def _nothing() -> None:
-    """Do nothing: all gradients have arrived before the update starts."""
+            opt = copy.deepcopy(self.shard.of(index))
+            opt._index_update_count.clear()
+            opt.masters_given.clear()
+            opt.state_min_size = 1 if coded else None
+            width = CODE_BLOCK if coded else 2
+            weight = np.zeros((2,) if form == "flat" else (1, width), dtype)
+            grad: Any = np.zeros(weight.shape, dtype if sparse else real_of(dtype))
+            if sparse:
+                grad = RowSparse(grad, np.arange(1), weight.shape)
+            average, scaler = self.shard.average, copy.deepcopy(self.loss_scaler)
+            alternates = average is not None and average.alternates
+            for each in (None, average) if alternates else (average,):
+                trial = Updater(opt, scaler, self.clip_global_norm, average=each)
+                trial([index], [grad], [weight])

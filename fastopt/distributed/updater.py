@@ -34,6 +34,7 @@ from fastopt.distributed.plan import Plan, Spare, flat
 from fastopt.distributed.resumable import Resumable, listing
 from fastopt.distributed.sharded import Shard
 from fastopt.distributed.slices import Slices, by_index
+from fastopt.distributed.stages import compile_stages
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.optimizer import Array, Index
@@ -196,7 +197,7 @@ class ShardedUpdater(Resumable):
         self._turns: dict[Index, int] = {}
         self._unsure: set[Index] = set()
         self._copies: dict[Index, Array] = {}
-        leader_first(self._node, lambda: (addresses([]), copier(), comparer(), summer()))
+        leader_first(self._node, self._compile_common)
         self.seconds: dict[str, float] = {}
         self._gradient_comm: Any = private(comm).another() if self.overlap else None
         self._exchanging: Exchange | None = None
@@ -332,7 +333,7 @@ class ShardedUpdater(Resumable):
                 return
             self._begun[place] = grad
             if self._exchanging is None:
-                self._exchanging = Exchange(self.shard.sums, plan, self._gradient_comm)
+                self._exchanging = Exchange(self._ranks, plan, self._gradient_comm)
             self._exchanging.put(place, flat(checked))
 
     def _check_begun(self, plan: Plan, grads: Any) -> None:
@@ -362,7 +363,7 @@ class ShardedUpdater(Resumable):
         if begun[0]:
             if exchange is None or not exchange.begun:
                 plan = cast(Plan, self._last)
-                exchange = Exchange(self.shard.sums, plan, self._gradient_comm)
+                exchange = Exchange(self._ranks, plan, self._gradient_comm)
             exchange.discard(int(begun[0]))
 
     @contextmanager
@@ -438,7 +439,7 @@ class ShardedUpdater(Resumable):
                 gate.enter(error)
             with self._updating(lambda: gate.passed):
                 self._prepare(plan, new)
-                exchange = self._exchanging or Exchange(self.shard.sums, plan, self._gradient_comm)
+                exchange = self._exchanging or Exchange(self._ranks, plan, self._gradient_comm)
                 exchange.grads, exchange.at = grads, self._given
                 self._exchanging = exchange
                 rows = self._listed(plan, grads)
@@ -460,13 +461,17 @@ class ShardedUpdater(Resumable):
         self._check_begun(found[0], grad)
         return found
 
+    @staticmethod
+    def _compile_common() -> None:
+        """Compile what the calls of all updaters need."""
+        addresses([]), copier(), comparer(), summer()
+        compile_stages()
+
     def _needs_early(self, plan: Plan, new: dict[Index, Placement]) -> bool:
         """Whether the ranks must agree before the update starts, not at its first operation."""
         optimizer = self.optimizer
         in_python = optimizer.accumulates or not optimizer.native
-        every = self.shard.planner.optimizers()
-        skips = any(each.may_skip and each.skips() for each in every)
-        early = new or plan.listed or self._masters or in_python or skips or not plan.indices
+        early = new or plan.listed or self._masters or in_python or not plan.indices
         return bool(early)
 
     def _prepare(self, plan: Plan, new: dict[Index, Placement]) -> None:
@@ -519,14 +524,12 @@ class ShardedUpdater(Resumable):
             for k, grad in zip(plan.listed, rows.grads, strict=True):
                 grads[k] = grad
         before = None if optimizer.native else self._snapshot()
-        launching = self._launching(exchange.launch, exchange.receive)
-        with self._updating(lambda: gate.launched), launching:
+        self.shard.exchange = exchange
+        with self._updating(lambda: gate.launched):
             if optimizer.accumulates or not optimizer.native:
                 exchange.receive()  # it may launch kernels with other gradients
             try:
-                if len(plan.indices) == 1:
-                    self.shard(plan.indices[0], grads[0], plan.slices[0])
-                elif not plan.indices and self.groups:  # all are frozen
+                if not plan.indices and self.groups:  # all are frozen
                     vars(self.shard)["_info"] = UNCHANGED
                 else:
                     self.shard(plan.indices, grads, plan.slices)

@@ -298,7 +298,7 @@ def check_counts_of_updates():
     made, weight = ShardedUpdater(optimizer.Adam(), comm), np.ones(8, np.float32)
     made(0, ONES, weight)
     made.optimizer._index_update_count[0] = 5 if LAST else 1
-    refused(made, weight, "_index_update_count of index 0", "6")
+    refused(made, weight, "_index_update_count of index 0", "has 5")
 
 
 def check_a_path_that_is_another_directory_on_each_rank():

@@ -175,7 +175,7 @@ class Planner:
         Returns
         -------
         UnrecordedCall, Plan or Joint
-            For arrays on the host of one process an UnrecordedCall; a Joint if some parameters
+            For arrays on the host an UnrecordedCall; a Joint if some parameters
             belong to other optimizers than the planner's own.
 
         Raises
@@ -183,7 +183,7 @@ class Planner:
         TypeError, ValueError
             The arrays do not match.
         """
-        if self.launcher is launch and not any(is_cuda(weight) for _, weight, *_ in calls):
+        if not any(is_cuda(weight) for _, weight, *_ in calls):
             return UnrecordedCall(self, calls)
         key = calls[0][0] if single else tuple(index for index, *_ in calls)
         indices = [index for index, *_ in calls]

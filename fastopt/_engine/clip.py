@@ -18,10 +18,8 @@ from fastopt._kernels.layout import real_of
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = [
-    *("STEPPED", "UNCHANGED", "measured", "outcome", "overflow", "scale_of", "set_norm"),
-    *("squares", "times"),
-]
+__all__ = ["STEPPED", "UNCHANGED", "measured", "outcome", "overflow", "scale_of", "set_norm"]
+__all__ += ["squares", "times"]
 
 
 STEPPED = StepInfo(stepped=True, skipped=False)

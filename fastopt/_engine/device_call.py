@@ -62,6 +62,7 @@ class DeviceCall:
         again: bool = True,
     ) -> None:
         self.indices, self.single, self.averaging = list(indices), single, averaging
+        self.length = len(indices)
         self.counted = planner.optimizer._index_update_count
         self.again = again
         self.parts, self.tables = [], list[CudaTable]()
@@ -114,13 +115,12 @@ class DeviceCall:
 
     def follow(self) -> bool:
         """Note the memory that is written to; return whether no two arrays share some."""
-        self.versions = [table.given.version for table in self.tables]
+        versions = [table.given.version for table in self.tables]
         first, last = _joined([table.written() for table in self.tables])
         order = np.argsort(first)
         self.written = np.stack([first[order], last[order]])
         apart = bool((self.written[1, :-1] <= self.written[0, 1:]).all())
-        if not apart:
-            self.versions = []
+        self.versions = versions if apart else []  # last, as Ctrl-C may come before
         return apart
 
     def enter(self, grad: Any, weight: Any) -> bool:
@@ -128,27 +128,28 @@ class DeviceCall:
 
         If not, only caches have changed.
         """
-        grads, weights = grad, weight
         if self.single:
-            grads, weights = (grad,), (weight,)
-        elif (
-            not (_is_list(grad) and _is_list(weight))
-            or len(grad) != len(self.indices)
-            or len(weight) != len(self.indices)
-        ):
+            grad, weight = (grad,), (weight,)
+        elif not (_is_list(grad) and _is_list(weight) and len(grad) == len(weight) == self.length):
             return False
+        if self._take_weights(weight) and self._take_grads(grad, weight):
+            return True
+        self.release()
+        return False
+
+    def _take_weights(self, weights: Sequence[Any]) -> bool:
         for table, take, _ in self.takes:
             own = weights if take is None else take(weights)
             if not table.given.take_weights(own, table.table):
                 return False
-        if [table.given.version for table in self.tables] != self.versions and not self.follow():
-            return False
+        return [table.given.version for table in self.tables] == self.versions or self.follow()
+
+    def _take_grads(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
         for table, take, place in self.takes:
             own = grads if take is None else take(grads)
             if not table.given.take_grads(own, table.table, self.written, self.capturable):
                 return False
             if table.rows is not None and not self._list_rows(table, place, own[0], weights[place]):
-                self.release()
                 return False
         return True
 

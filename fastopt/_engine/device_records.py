@@ -1,7 +1,15 @@
 """Records of parameters whose arrays are on CUDA devices, and the calls that are made of them.
 
-A record has a table for each form of the gradient. A call joins the tables of its parameters, so
-that a list of any length is a few launches; each call verifies the headers of its arrays.
+A record has a table for each form of the gradient, which is created with full validation. A call
+joins the tables of its parameters by optimizer, device, stream and layout, so that a list of any
+length is a few launches (:mod:`~fastopt._engine.device_call`), and is kept by its indices. Each
+call reads the headers of all weights and gradients, compares them with the form, and enters
+addresses that have changed (:mod:`fastopt._kernels.cuda_arrays`): the objects may be others than
+before. Overlaps are found from the ranges of all written arrays. A list that was not seen before is
+joined from records without further checks. Then the step is counted and its hyper-parameters are
+computed (:mod:`~fastopt._engine.device_hyper`), and what has changed is uploaded before the
+launches (:mod:`fastopt._kernels.cuda_table`). The settings of an updater, and lists with some of
+the weights on the host, are in :mod:`~fastopt._engine.device_updates`.
 
 Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
 """

@@ -166,8 +166,8 @@ class CallArrays:
         if (table[rows, self.columns] != addresses).any():
             if (addresses % self.items).any():
                 return False
+            self.version += 1  # first, as Ctrl-C may come in between
             table[rows, self.columns] = addresses
-            self.version += 1
         self.stream = found.streams[0]
         self.changed = ids != self.weights.ids
         self.weights.keep(weights, ids)

@@ -196,7 +196,7 @@ def test_attributes_of_a_schedule_fit_together():
         loads(dumps(made))
 
 
-def test_an_attribute_of_the_users_own_is_restored_where_it_is_known():
+def test_an_attribute_defined_by_the_user_is_restored_if_the_class_has_it():
     old, new = optimizer.SGD(), optimizer.SGD()
     old.note, new.note = "second run", ""
     saved = optimizer.get_updater(old).states_dict()

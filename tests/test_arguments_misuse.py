@@ -441,14 +441,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_a_sentence(mistake):
+def test_a_mistake_is_reported_in_a_sentence(mistake):
     call, error, words = MISTAKES[mistake]
     with pytest.raises(error, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
 
 
-def test_parameters_in_place_of_states_are_told(tmp_path):
+def test_parameters_in_place_of_states_are_refused_by_name(tmp_path):
     params = ParameterDict()
     params.update({"p": parameter()})
     params.save(tmp_path / "params.safetensors")
@@ -456,7 +456,7 @@ def test_parameters_in_place_of_states_are_told(tmp_path):
         Trainer(params).load_states(tmp_path / "params.safetensors")
 
 
-def test_bytes_of_a_file_in_place_of_states_are_told(tmp_path):
+def test_bytes_of_a_file_in_place_of_states_are_refused_by_name(tmp_path):
     updater().save(tmp_path / "run.safetensors")
     with pytest.raises(checkpoint.CheckpointError, match=r"load\(\) reads files of save\(\)"):
         updater().set_states((tmp_path / "run.safetensors").read_bytes())

@@ -73,7 +73,7 @@ def test_features_are_those_of_the_processor(monkeypatch):
     assert info.features() == "avx2 fma"
 
 
-def test_features_that_llvm_cannot_tell_are_unknown(monkeypatch):
+def test_features_that_llvm_does_not_report_are_unknown(monkeypatch):
     def fail():
         raise RuntimeError("not on this processor")
 
@@ -138,7 +138,7 @@ def test_looking_for_the_kernel_cache_writes_no_file(tmp_path, monkeypatch):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_kernel_cache_that_cannot_be_written_is_none_with_the_reason(monkeypatch):
+def test_a_read_only_kernel_cache_is_reported_with_the_reason(monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError("read-only")
 
@@ -148,7 +148,7 @@ def test_kernel_cache_that_cannot_be_written_is_none_with_the_reason(monkeypatch
     assert "NUMBA_CACHE_DIR" in described
 
 
-def test_cuda_that_cannot_be_imported_is_none_with_the_reason(monkeypatch):
+def test_cuda_that_cannot_be_imported_is_reported_with_the_reason(monkeypatch):
     def missing(name):
         assert name == "numba.cuda"
         raise RuntimeError("no\ntoolkit")
@@ -208,7 +208,7 @@ def test_load_is_reported_and_a_busy_machine_named(mean, line, monkeypatch):
     assert info.load() == line
 
 
-def test_load_is_unknown_where_the_system_does_not_tell_it(monkeypatch):
+def test_load_is_unknown_where_the_system_does_not_report_it(monkeypatch):
     monkeypatch.delattr("os.getloadavg", raising=False)
     assert info.load() == "unknown"
     assert info.busy() == ""

@@ -107,7 +107,7 @@ stop = True
 """
 
 
-def test_other_threads_go_on_while_kernels_run(run_python):
+def test_other_threads_run_while_kernels_run(run_python):
     assert run_python(PROGRESS).split() == ["0", "True", "True"]
 
 

@@ -45,7 +45,7 @@ def test_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"fastopt {fastopt.__version__}\n"
 
 
-def test_help_tells_the_default_rate_of_every_optimizer_that_has_its_own(capsys):
+def test_help_shows_the_default_rate_of_every_optimizer_that_has_its_own(capsys):
     main(["demo", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     rates = {}
@@ -59,7 +59,7 @@ def test_help_tells_the_default_rate_of_every_optimizer_that_has_its_own(capsys)
         assert set(names) - {"ccsgd"} <= set(re.split(", | and ", listed[1]))
 
 
-def test_help_tells_the_rates_of_the_embeddings(capsys):
+def test_help_shows_the_rates_of_the_embeddings(capsys):
     main(["demo", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     assert "embeddings 0.1 for adagrad and groupadagrad, 0.05 for sgd and ccsgd, 0.002 for" in words
@@ -75,7 +75,7 @@ def test_defaults_are_those_of_the_task(task, monkeypatch, capsys):
     assert asked == [task.Options()]
 
 
-def test_help_tells_the_sizes_that_the_tasks_have(capsys, monkeypatch):
+def test_help_shows_the_sizes_of_the_tasks(capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(demo, "run", asked.append)
     assert main(["demo"]) == 0
@@ -96,7 +96,7 @@ def test_help_tells_the_sizes_that_the_tasks_have(capsys, monkeypatch):
     assert f"default two networks, {networks};" in words
 
 
-def test_help_tells_the_sizes_and_the_time_of_a_benchmark(capsys):
+def test_help_shows_the_sizes_and_the_time_of_a_benchmark(capsys):
     main(["bench", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     assert f"default {' '.join(map(str, report.Options().sizes))};" in words

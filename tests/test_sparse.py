@@ -75,7 +75,7 @@ def test_long_sums_are_made_one_after_the_other_not_in_pairs(rng):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_halves_are_summed_without_rounding_in_between(dtype):
+def test_half_precision_values_are_summed_without_intermediate_rounding(dtype):
     values = np.array([2048, 1, 1, 1, 1], dtype)  # each 1 alone would be rounded away
     summed = RowSparse(values, [0] * 5, 1).coalesce()
     same_numbers(summed.values, np.array([2052], dtype))
@@ -268,7 +268,7 @@ def test_values_of_another_dtype_are_copies(rng):
         table.astype(int)
 
 
-def test_repr_tells_shape_type_and_number_of_rows():
+def test_repr_shows_shape_dtype_and_number_of_rows():
     table = row_sparse_array((np.ones((1, 3), np.float32), [4]), shape=(5, 3))
     assert repr(table) == "<RowSparse of shape (5, 3), float32, 1 indexed row>"
     assert "0 indexed rows" in repr(table.retain([]))
@@ -290,7 +290,7 @@ def test_row_sparse_gradients_pass_through():
     [np.ones((5, 3)), np.float64(1), None, (), [np.ones(3)], scipy.sparse.csc_array((5, 3))],
     ids=["array", "scalar", "None", "tuple", "list", "csc"],
 )
-def test_what_is_not_row_sparse_is_told_apart_and_refused(grad):
+def test_other_arrays_than_row_sparse_ones_are_refused(grad):
     assert not is_row_sparse(grad)
     with pytest.raises(TypeError, match=r"gradient must be a RowSparse, a pair .* CSR or COO"):
         as_row_sparse(grad, (5, 3))

@@ -164,7 +164,7 @@ def test_none_leaves_a_weight_or_a_whole_container_alone():
     assert weights["a"]["b"].tolist() == [1, 1]
 
 
-def test_what_was_none_is_updated_once_it_has_a_gradient():
+def test_a_parameter_is_updated_from_its_first_gradient_on():
     updater, weights = adam(), {"a": ones(), "b": ones()}
     updater.step({"a": ones(), "b": None}, weights)
     updater.step({"a": ones(), "b": ones()}, weights)

@@ -399,7 +399,7 @@ def test_values_that_are_set_reach_the_master_of_a_half_precision_weight(dtype):
 
 
 @pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS)
-def test_training_goes_on_from_a_file_bit_for_bit(tmp_path, name, arguments):
+def test_training_resumes_from_a_file_bit_for_bit(tmp_path, name, arguments):
     params, other = model(), model(seed=1)
     made = Trainer(params, name, arguments)
     train(params, made, range(3))
@@ -470,7 +470,7 @@ def test_parameters_of_dicts_are_numbered_by_sorted_name_and_of_lists_in_order()
     assert Trainer({"x": params["b"]}).optimizer.idx2name == {0: "x"}
 
 
-def test_an_optimizer_may_be_given_made():
+def test_an_optimizer_instance_may_be_passed():
     made = optimizer.create("adam", rescale_grad=2.0)
     assert Trainer(model(), made).optimizer is made
     with pytest.raises(ValueError, match="optimizer_params is for an optimizer given by name"):

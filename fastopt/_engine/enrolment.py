@@ -363,7 +363,7 @@ class Enrolment:
             return None
         self._write(new, form, arrays)
         if averaging is not None and averaging.average.alternates:
-            resting = self._form(new, own, (), known)
+            resting = self._form(new, own, (), False)  # the front checks the other record alone
             assert resting is not None
             self._write_resting(new, resting, arrays)
         return form

@@ -54,7 +54,7 @@ def test_a_ratio_that_may_be_luck_is_not_slower(regressions):
     assert not regressions.Comparison(times).is_slower(1.1)
 
 
-def test_wrong_arguments_are_told(regressions, capsys):
+def test_wrong_arguments_are_reported(regressions, capsys):
     for arguments, words in [
         (["HEAD", "--rounds", "5"], "--rounds must be at least 6, got 5"),
         (["HEAD", "--factor", "0.9"], "--factor must be at least 1, got 0.9"),

@@ -162,7 +162,7 @@ def test_report_says_that_a_machine_is_busy(load, monkeypatch, bench):
 
 @pytest.mark.exhaustive
 @compiled
-def test_report_uses_as_many_threads_as_it_is_told_to_and_then_all_again(bench):
+def test_report_uses_the_requested_threads_and_then_all_again(bench):
     before = numba.get_num_threads()
     out = bench("--sizes", "70000", "--optimizers", "sgd", "--threads", "1")
     assert ", threads: 1 on " in out

@@ -81,7 +81,7 @@ def refused(contents, match=None):
         loads(contents)
 
 
-def test_every_flipped_bit_is_noticed():
+def test_every_flipped_bit_is_detected():
     damaged = bytearray(BLOB)
     for position in range(len(BLOB)):
         for bit in (1 << (position % 8), 1 << ((position + 3) % 8)):
@@ -220,7 +220,7 @@ def image(updater):
 
 @settings(max_examples=300)
 @given(st.data())
-def test_any_states_are_taken_up_or_refused_whole(data):
+def test_any_states_are_loaded_or_refused_as_a_whole(data):
     updater = adam(param_idx2name={0: "a_weight", 1: "b_bias"})
     saved = SAVED
     for _ in range(data.draw(st.integers(1, 2))):

@@ -177,7 +177,7 @@ def test_states_of_torch_are_checked_too(entry, betas):
 
 
 @pytest.mark.parametrize("make", [decayed, summed, half, lambda: summed(rows_of(1, 4))])
-def test_what_fits_is_taken(make):
+def test_states_that_fit_are_loaded(make):
     old, new = make(), make()
     new.load_states_dict(old.states_dict())
     np.testing.assert_equal(digest(new)[0], digest(old)[0])

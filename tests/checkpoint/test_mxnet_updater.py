@@ -16,7 +16,7 @@ def sgd(**kwargs):
     return optimizer.get_updater(optimizer.SGD(**kwargs))
 
 
-def test_adam_goes_on_as_if_it_had_never_been_in_mxnet():
+def test_adam_resumes_from_an_mxnet_checkpoint():
     """The sample holds three steps on gradients of ones with Adam's defaults."""
     expected, weight = optimizer.get_updater(optimizer.Adam()), np.ones((2, 3), np.float32)
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_names_are_followed():
         sgd(param_idx2name={0: "b_weight"}).load_mxnet(data)
 
 
-def test_a_schedule_of_mxnet_is_not_taken_up():
+def test_a_schedule_of_mxnet_is_not_loaded():
     data = pickled({0: dense(MOM)}, {"lr_scheduler": "schedule", "lr": 0.5, "momentum": 0.75})
     updater = sgd(lr_scheduler=lr_scheduler.FactorScheduler(3, 0.5, base_lr=0.25))
     with pytest.warns(UserWarning, match="the present one is kept") as record:
@@ -109,7 +109,7 @@ def lbsgd_states(total, momentum, scale):
     ],
     ids=["begun", "not begun", "never"],
 )
-def test_sums_of_gradients_are_taken_up(total, momentum, scale, expected):
+def test_sums_of_gradients_are_loaded(total, momentum, scale, expected):
     updater = optimizer.get_updater(optimizer.LBSGD())
     updater.load_mxnet(lbsgd_states(total, momentum, scale))
     entry = updater.optimizer.cumgrads[0]

@@ -42,7 +42,7 @@ def through_file(old, new, path, **kwargs):
         (optimizer.Nadam, {"per_parameter": True}),
     ],
 )
-def test_parameters_in_another_order_go_on_with_their_own_state(klass, kwargs, tmp_path):
+def test_parameters_in_another_order_keep_their_state(klass, kwargs, tmp_path):
     old, new = updater_of(SIZES, klass, **kwargs), updater_of(reversed(SIZES), klass)
     old.optimizer.set_lr_mult({0: 0.5, "b_bias": 2.0})
     weights = weights_of(SIZES)

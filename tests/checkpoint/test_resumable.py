@@ -20,7 +20,7 @@ print(json.dumps([resumed(updater, sys.argv[1] + "/" + str(n)) for n, updater in
 
 
 @every_or_few
-def test_a_new_process_goes_on_with_the_same_bits(choice, tmp_path, run_python):
+def test_a_new_process_resumes_with_the_same_bits(choice, tmp_path, run_python):
     expected = []
     updaters = [updater_of(case, learning_rate=0.01) for case in CHOICES[choice]]
     for number, updater in enumerate([*updaters, *map(updater_with, SETTINGS)]):
@@ -35,7 +35,7 @@ def test_a_new_process_goes_on_with_the_same_bits(choice, tmp_path, run_python):
 
 
 @pytest.mark.parametrize("case", sampled(CASES), ids=str)
-def test_an_updater_goes_back_to_what_it_was(case, tmp_path):
+def test_an_updater_reloads_its_own_checkpoint(case, tmp_path):
     updater, weights = updater_of(case, learning_rate=0.01), start()
     train(updater, weights, range(3))
     updater.save(tmp_path / "file")

@@ -112,7 +112,7 @@ def assert_close(got, expected, rtol=1e-9):
 
 
 @each_pair
-def test_an_updater_goes_on_where_torch_was(name, options, klass, torch):
+def test_an_updater_resumes_a_run_of_torch(name, options, klass, torch):
     peer, updater = Peer(torch, name, start(), **options), optimizer.get_updater(klass())
     peer.train(range(3))
     weights, state = peer.weights(), peer.optimizer.state_dict()
@@ -125,7 +125,7 @@ def test_an_updater_goes_on_where_torch_was(name, options, klass, torch):
 
 
 @each_pair
-def test_torch_goes_on_where_an_updater_was(name, options, klass, torch):
+def test_torch_resumes_a_run_of_an_updater(name, options, klass, torch):
     updater, weights = optimizer.get_updater(klass()), start()
     peer = Peer(torch, name, weights, **options)
     from_torch_state_dict(updater, peer.optimizer.state_dict())

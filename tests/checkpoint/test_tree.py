@@ -133,7 +133,7 @@ def test_sums_in_the_middle_of_a_batch_survive():
     np.testing.assert_array_equal(weight, other)
 
 
-def test_an_unregistered_class_is_lent_by_the_present_optimizer():
+def test_an_unregistered_class_is_taken_from_the_present_optimizer():
     class Mine(optimizer.SGD):
         pass
 
@@ -162,7 +162,7 @@ def test_trees_that_are_no_states_change_nothing(tree):
     assert vars(updater) == before
 
 
-def test_a_flipped_bit_in_the_numbers_is_noticed():
+def test_a_flipped_bit_in_the_numbers_is_detected():
     updater = optimizer.get_updater(optimizer.Adam())
     updater("fc", np.ones(3), np.ones(3))
     blob = bytearray(updater.get_states())

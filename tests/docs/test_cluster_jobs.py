@@ -62,7 +62,7 @@ def resumed(train, tmp_path):
     return tmp_path
 
 
-def test_a_job_of_threads_goes_on(resumed, train):
+def test_a_job_of_threads_resumes(resumed, train):
     for step, weights in train(2, resumed / "model", 12):
         assert step == 12
         for name, straight in train(1, resumed / "straight", 12)[0][1].items():
@@ -70,7 +70,7 @@ def test_a_job_of_threads_goes_on(resumed, train):
 
 
 @pytest.mark.parametrize("package", COMMANDS)
-def test_launchers_go_on_where_threads_stopped(resumed, train, package):
+def test_launchers_resume_a_job_of_threads(resumed, train, package):
     python, command = COMMANDS[package]
     if not has(python, package) or (package == "mpi4py" and MPIEXEC is None):
         pytest.skip(f"{package} is missing")

@@ -77,7 +77,7 @@ def test_losses_are_those_of_the_librarys_own_optimizer(recipe, script, argument
     np.testing.assert_allclose(ours, theirs, rtol=rtol)
 
 
-def test_the_formula_of_mxnet_is_told_apart_from_that_of_torch(recipe):
+def test_the_formula_of_mxnet_is_distinguished_from_that_of_torch(recipe):
     """So the comparison would notice a wrong choice."""
     autograd = recipe("hips_autograd")
     theirs, ours = autograd.curves("adam")

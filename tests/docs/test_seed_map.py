@@ -85,7 +85,7 @@ def test_tests_that_are_named_exist(row):
         assert re.search(rf"^ *def {test}\(", source, re.MULTILINE), f"{file}::{test}"
 
 
-def test_what_does_not_exist_is_noticed():
+def test_missing_names_are_detected():
     with pytest.raises(AttributeError):
         resolve("fastopt.optimizer.Optimizer.no_such_method")
     assert "no_such_argument" not in accepted(resolve("fastopt.optimizer.SGD"))

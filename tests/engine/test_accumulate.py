@@ -9,7 +9,6 @@ from fastopt import EMA, RowSparse, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from helpers.cases import CASES, exhaustive, kept
-from helpers.resuming import WAYS, resumed
 
 EVERY = 3
 NATIVE = [case for case in CASES if case.name not in ("lbsgd",)]
@@ -64,22 +63,6 @@ def test_the_sum_is_that_of_numpy_in_the_order_of_the_calls(every, shape, seed):
             assert not made.info.skipped
         factor = np.float32(1 / every)
         np.testing.assert_array_equal(weight, before + factor * summed(grads))
-
-
-@given(every=st.integers(2, 4), seed=st.integers(0, 1000), calls=st.integers(1, 9))
-def test_a_list_is_the_same_as_single_calls(every, seed, calls):
-    rng = np.random.default_rng(seed)
-    shapes = [(3, 2), (4,), (2, 2, 2)]
-    together = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-    alone = [weight.copy() for weight in together]
-    listed, single = adam(accumulate=every), adam(accumulate=every)
-    for _ in range(calls):
-        grads = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-        listed([0, 1, 2], grads, together)
-        for index, (grad, weight) in enumerate(zip(grads, alone, strict=True)):
-            single(index, grad, weight)
-    for one, other in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_indices_of_a_list_may_be_at_different_calls(rng):
@@ -187,25 +170,6 @@ def test_a_gradient_that_is_not_finite_skips_the_window(bad, value):
     np.testing.assert_array_equal(weight, expected)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("calls", range(1, 6))
-@pytest.mark.parametrize("kind", WAYS)
-def test_a_run_goes_on_within_a_window(kind, calls, sparse, tmp_path, rng):
-    made, weight = adam(accumulate=EVERY), rng.normal(size=(4, 2)).astype(np.float32)
-    grads = [
-        RowSparse(grad[:2], rng.integers(0, 4, size=2), (4, 2)) if sparse else grad
-        for grad in grads_of(rng, (4, 2), 9)
-    ]
-    for grad in grads[:calls]:
-        made(0, grad, weight)
-    new, other = resumed(kind, made, adam(accumulate=EVERY), tmp_path), weight.copy()
-    for grad in grads[calls:]:
-        made(0, grad, weight)
-        new(0, grad, other)
-        np.testing.assert_array_equal(weight, other)
-    assert made.info.stepped
-
-
 def test_a_checkpoint_within_a_window_needs_the_same_setting():
     made = adam(accumulate=2)
     made(0, np.ones(2), np.ones(2))
@@ -268,51 +232,6 @@ def test_a_failed_call_changes_nothing(calls, rng):
             assert "index 1: gradient must have shape (3,)" in error_of(made, *wrong)
             assert "index 0" in error_of(made, [0, 0], [grads[0]] * 2, [weight] * 2)
     np.testing.assert_array_equal(weight, other)
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_a_failed_schedule_leaves_the_sums_as_they_were(sparse, rng):
-    fails = []
-
-    def schedule(update):
-        if fails:
-            raise RuntimeError("no rate")
-        return 0.1
-
-    def make():
-        return optimizer.Updater(optimizer.Adam(lr_scheduler=schedule), accumulate=2)
-
-    made, twin = make(), make()
-    weight, other = np.ones((3, 2), np.float32), np.ones((3, 2), np.float32)
-    for _ in range(4):
-        grads = grads_of(rng, (3, 2), 2)
-        if sparse:
-            grads = [RowSparse(grad[:2], np.array([1, 0]), (3, 2)) for grad in grads]
-        made(0, grads[0], weight)
-        fails.append(True)
-        with pytest.raises(RuntimeError, match="no rate"):
-            made(0, grads[1], weight)
-        fails.clear()
-        made(0, grads[1], weight)
-        for grad in grads:
-            twin(0, grad, other)
-        np.testing.assert_array_equal(weight, other)
-
-
-def test_a_multiplier_that_fails_leaves_the_sums_as_they_were(rng):
-    made, twin = adam(accumulate=2), adam(accumulate=2)
-    weight, other = np.ones(3), np.ones(3)
-    for _ in range(3):
-        first, second = grads_of(rng, 3, 2, np.float64)
-        made(0, first, weight)
-        made.optimizer.lr_mult[0] = "half"
-        with pytest.raises(TypeError, match="index 0: lr_mult must be a number"):
-            made(0, second, weight)
-        del made.optimizer.lr_mult[0]
-        made(0, second, weight)
-        twin(0, first, other)
-        twin(0, second, other)
-        np.testing.assert_array_equal(weight, other)
 
 
 def test_an_optimizer_in_numpy_takes_the_mean():

@@ -106,7 +106,7 @@ def test_gradients_in_float16_are_divided_in_float32(name):
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @adam_by_default
-def test_an_overflow_changes_nothing_and_tells_who(case, bad):
+def test_an_overflow_changes_nothing_and_names_the_parameter(case, bad):
     tensors = tensors_of(case)
     schedule = lr_scheduler.FactorScheduler(step=2, factor=0.7)
     arguments = {"wd": case.wd, "multi_precision": True, "lr_scheduler": schedule}
@@ -277,7 +277,7 @@ def test_the_norm_has_the_same_bits_for_any_number_of_threads(run_python):
     assert len(set(lines)) == 2
 
 
-def test_rows_listed_repeatedly_are_added_up_before_the_norm():
+def test_repeated_rows_are_summed_before_the_norm():
     rows = RowSparse(np.array([[3.0], [1.0], [3.0]]), np.array([2, 0, 2]), (4, 1))
     for made in MADE.values():
         updater = Updater(made(), clip_global_norm=100.0)
@@ -312,7 +312,7 @@ def test_gradients_are_checked_before_they_are_measured(made):
             assert updater.info is info
 
 
-def test_info_tells_what_the_last_call_did():
+def test_info_reports_the_last_call():
     updater, weight = Updater(optimizer.SGD()), np.ones(3)
     assert updater.info == StepInfo(stepped=False, skipped=False)
     updater(0, np.full(3, np.nan), weight.copy())

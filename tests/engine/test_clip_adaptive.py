@@ -76,24 +76,6 @@ def test_the_numbers_are_those_of_optax():
     np.testing.assert_allclose(vector, [3.30000001192092896, -3.5999999940395354], rtol=1e-6)
 
 
-@given(seed=st.integers(0, 1000))
-def test_a_list_is_the_same_as_single_calls(seed):
-    rng = np.random.default_rng(seed)
-    shapes = [(5, 3), (4,), (2, 70_000)]
-    together = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-    alone = [weight.copy() for weight in together]
-    listed, single = (
-        optimizer.Updater(optimizer.Adam(learning_rate=0.1), clip_adaptive=0.01) for _ in range(2)
-    )
-    for _ in range(3):
-        grads = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-        listed([0, 1, 2], grads, together)
-        for index, (grad, weight) in enumerate(zip(grads, alone, strict=True)):
-            single(index, grad, weight)
-    for one, other in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_the_norm_is_measured_after_units_are_clipped(rng):
     weight, grad = rng.normal(size=(4, 3)), 100 * rng.normal(size=(4, 3))
     expected = clipped(weight, grad, 0.5)

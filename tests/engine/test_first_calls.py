@@ -61,7 +61,7 @@ def forms_of(updater):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", named(sorted(FIRST), *LIGHT, "adam"))
-def test_states_written_together_equal_those_written_alone(
+def test_states_created_together_equal_those_created_alone(
     name, setting, order, groups, monkeypatch
 ):
     if setting == "bfloat16":

@@ -95,7 +95,7 @@ def wavy(n):
 @decoupled
 @settings(max_examples=8)
 @given(problem=problems(steps=6), data=st.data())
-def test_missed_decay_is_made_up_for_under_any_schedule(case, problem, data):
+def test_pending_decay_is_applied_under_any_schedule(case, problem, data):
     """Also with multipliers, dense gradients in between, and flushes before the last."""
     made = case.updater(wd=WD, sparse_decay="catch_up", lr_scheduler=wavy)
     oracle, weight = Oracle(case, problem.weight, wavy), problem.weight.copy()
@@ -135,7 +135,7 @@ def test_adagrad_agrees_with_its_formula_in_numpy(how, rng):
 
 
 @decoupled
-def test_only_listed_rows_are_written_before_a_flush_and_none_in_the_next(case, rng):
+def test_only_indexed_rows_are_written_before_a_flush(case, rng):
     updater = case.updater(wd=WD, sparse_decay="catch_up")
     weight = rng.normal(size=(9, 4))
     if case.name == "adopt":  # its first update only measures
@@ -152,7 +152,7 @@ def test_only_listed_rows_are_written_before_a_flush_and_none_in_the_next(case, 
 
 
 @decaying
-def test_dense_decay_reaches_rows_that_are_not_listed_in_every_step(case, rng):
+def test_dense_decay_reaches_all_rows_in_every_step(case, rng):
     updater, weight = case.updater(wd=WD, sparse_decay="dense"), rng.normal(size=(9, 4))
     for t in range(1, 7):
         updater.optimizer.set_learning_rate(wavy(t))
@@ -242,7 +242,7 @@ def test_steps_that_adamw_skips_decay_nothing(how, rescale, rng):
 
 
 @pytest.mark.parametrize("how", ["touched", "catch_up", "dense"])
-def test_an_optimizer_without_decay_takes_no_notice(how, rng):
+def test_an_optimizer_without_decay_ignores_sparse_decay(how, rng):
     grads = [listing(rng, (6, 2), np.float64, 3) for _ in range(3)]
     results = []
     for kwargs in ({"sparse_decay": how}, {}):
@@ -256,7 +256,7 @@ def test_an_optimizer_without_decay_takes_no_notice(how, rng):
 
 
 @pytest.mark.parametrize("name", ["test", "groupadagrad"])
-def test_optimizers_that_have_no_decay_take_dense_decay_for_none(name, rng):
+def test_optimizers_without_decay_ignore_dense_decay(name, rng):
     made = optimizer.create(name, sparse_decay="dense")
     updater, weight = optimizer.get_updater(made), np.ones((6, 2))
     updater(0, (np.ones((1, 2)), np.array([2])), weight)

@@ -24,7 +24,7 @@ def catching_up(name="adagrad", **kwargs):
 
 
 @pytest.mark.parametrize("name", kept(DECOUPLED, "adagrad", "adamw"))
-def test_what_rows_have_missed_survives_bytes(name, rng):
+def test_pending_decay_survives_bytes(name, rng):
     updater = catching_up(name)
     weight = rng.normal(size=(9, 4))
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_flush_refuses_a_weight_that_it_does_not_know_or_that_does_not_fit():
 
 
 @pytest.mark.parametrize("how", ["touched", "dense"])
-def test_flush_changes_nothing_where_nothing_is_missed(how, rng):
+def test_flush_changes_nothing_without_pending_decay(how, rng):
     made = optimizer.AdaGrad(learning_rate=0.1, wd=WD, sparse_decay=how)
     updater, weight = optimizer.get_updater(made), rng.normal(size=(4, 3))
     updater(0, listing(rng, (4, 3), np.float64, 2), weight)

@@ -33,7 +33,7 @@ def test_a_master_starts_from_unrounded_values(name, order, half, rng):
     assert master.flags[f"{order}_CONTIGUOUS"]
 
 
-def test_a_given_master_is_copied_and_let_go_after_its_first_use(half):
+def test_an_initial_master_is_copied_and_released_after_its_first_use(half):
     updater, start = updater_of("sgd", multi_precision=True), np.full(3, 0.1, np.float32)
     updater.set_master(0, start)
     start[:] = 7
@@ -44,7 +44,7 @@ def test_a_given_master_is_copied_and_let_go_after_its_first_use(half):
     np.testing.assert_array_equal(master_of(updater)[0], 1)
 
 
-def test_a_given_master_survives_a_failing_first_update(half):
+def test_an_initial_master_survives_a_failing_first_update(half):
     updater = updater_of("sgd", multi_precision=True)
     updater.set_master(0, np.full(3, 0.1, np.float32))
     updater.optimizer.lr_mult[0] = float("nan")
@@ -56,7 +56,7 @@ def test_a_given_master_survives_a_failing_first_update(half):
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda u: pickle.loads(pickle.dumps(u))])
-def test_a_given_master_goes_into_copies(clone, half):
+def test_an_initial_master_is_written_to_copies(clone, half):
     updater = updater_of("sgd", multi_precision=True)
     updater.set_master(0, np.full(3, 0.1, np.float32))
     other = clone(updater)
@@ -140,7 +140,7 @@ def test_a_copy_is_the_rounded_weight(case, half, rng):
 
 
 @pytest.mark.parametrize("kind", ["strided", "fortran", "row-sparse"])
-def test_a_copy_may_have_any_layout_and_gradients_may_list_rows(kind, half, rng):
+def test_a_copy_may_have_any_layout_and_gradients_may_be_row_sparse(kind, half, rng):
     updater, weight = updater_of(), rng.normal(size=(6, 4)).astype(np.float32)
     rounded = np.zeros((6, 8), half)[:, ::2]
     if kind == "fortran":
@@ -167,7 +167,7 @@ def test_copies_are_written_in_lists_too(half, rng):
         np.testing.assert_array_equal(rounded, weight.astype(half))
 
 
-def test_none_ends_a_copy_and_another_takes_its_place(half):
+def test_none_ends_a_copy_and_another_array_replaces_it(half):
     updater, weight = updater_of("sgd"), np.ones(3, np.float32)
     first, second = np.zeros(3, half), np.zeros(3, half)
     updater.set_copy(0, first)

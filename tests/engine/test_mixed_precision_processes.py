@@ -18,7 +18,7 @@ def test_plain_python_and_kernels_agree_bit_for_bit(run_python):
     assert compiled == plain
 
 
-def test_any_number_of_threads_draws_alike(run_python):
+def test_random_numbers_are_the_same_for_any_number_of_threads(run_python):
     names, forms = ["adam", "groupadagrad"], ["stochastic", "compressed state"]
     outputs = [
         run_python(

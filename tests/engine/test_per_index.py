@@ -73,7 +73,7 @@ def test_growth_keeps_numbers_and_the_largest_count():
     assert list(numbers.values()) == list(range(100))
 
 
-def test_new_indices_start_where_they_are_told_to():
+def test_new_indices_start_at_the_initial_count():
     numbers = Counts({"a": 3})
     assert numbers.array[numbers.slots(["b", "a", "b"], 5)].tolist() == [5, 3, 5]
     assert numbers == {"a": 3, "b": 5}
@@ -100,7 +100,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_every_change_is_noticed(change):
+def test_every_change_is_detected(change):
     watch, plain = Watch(), {"a": 1}
     table = Tracked(plain, weakly(watch._changed))
     change(table)
@@ -109,7 +109,7 @@ def test_every_change_is_noticed(change):
     assert watch.seen == 1
 
 
-def test_a_change_that_fails_half_way_is_noticed():
+def test_a_change_that_fails_half_way_is_detected():
     def pairs():
         yield "b", 2
         raise OSError("no more")

@@ -67,7 +67,7 @@ def test_a_failed_call_is_not_the_last_update():
 
 
 @both_ways
-def test_a_replaced_object_of_param_dict_is_asked_from_then_on(way):
+def test_a_replaced_object_of_param_dict_is_used_in_the_next_call(way):
     made = optimizer.SGD(learning_rate=1.0, param_dict={0: Multipliers(1.0), 1: Multipliers(1.0)})
     updater, weights = optimizer.Updater(made), [np.zeros(3), np.zeros(3)]
     for _ in range(2):
@@ -108,7 +108,7 @@ class OwnRates(optimizer.SGLD):
 
 
 @both_ways
-def test_noise_is_drawn_anew_where_rates_are_asked_for(way):
+def test_noise_is_drawn_again_under_a_schedule(way):
     ends = []
     for kind in (OwnRates, optimizer.SGLD):
         updater, weights = optimizer.Updater(kind(learning_rate=0.1)), ones()
@@ -118,7 +118,7 @@ def test_noise_is_drawn_anew_where_rates_are_asked_for(way):
     np.testing.assert_array_equal(*ends)
 
 
-def test_a_rate_that_cannot_be_found_changes_nothing():
+def test_a_rate_that_cannot_be_computed_changes_nothing():
     made = OwnRates(learning_rate=0.1)
     updater, weights = optimizer.Updater(made), ones()
     for _ in range(2):
@@ -197,7 +197,7 @@ def test_a_learning_rate_that_is_a_property_is_asked_in_every_step():
 
 @both_ways
 @pytest.mark.parametrize("kind", [float, np.float64, np.float32, int, np.array])
-def test_a_schedule_is_asked_once_in_a_step(way, kind):
+def test_a_schedule_is_called_once_per_step(way, kind):
     """Whatever kind of number it returns."""
     asked = []
 

@@ -35,7 +35,7 @@ def agree(make, story):
 
 
 @both_ways
-def test_a_gradient_at_the_address_of_a_freed_one_is_looked_at_anew(way):
+def test_a_gradient_at_the_address_of_a_freed_one_is_checked_again(way):
     """Unpickled arrays bring dtypes of their own, which are freed with them."""
     updater, weights = sgd(), [np.zeros(4, np.float32), np.zeros(4, np.float32)]
     for _ in range(20):
@@ -116,7 +116,7 @@ def test_memory_that_grows_or_shrinks_is_updated_as_it_is(way):
 
 
 @both_ways
-def test_what_changes_in_place_is_noticed(way):
+def test_changes_in_place_are_detected(way):
     updater, weights = sgd(), [np.zeros(4), np.zeros(4)]
     grads = [np.ones(4), np.ones(4)]
     way(updater, [0, 1], grads, weights)
@@ -342,7 +342,7 @@ def test_states_that_are_deleted_are_made_again():
     np.testing.assert_array_equal(weight, -4)
 
 
-def test_counts_that_are_deleted_begin_anew():
+def test_deleted_counts_restart_at_zero():
     updater, weights = adam(), [np.zeros(3), np.zeros(3)]
     for _ in range(2):
         updater([0, 1], [np.ones(3)] * 2, weights)
@@ -351,7 +351,7 @@ def test_counts_that_are_deleted_begin_anew():
     assert updater.optimizer._index_update_count == {0: 1, 1: 3}
 
 
-def test_settings_of_an_optimizer_are_followed_by_known_parameters():
+def test_settings_of_an_optimizer_apply_to_updated_parameters():
     """Rounding and row decay decide about kernels, not only about numbers."""
     pytest.importorskip("ml_dtypes")
     results = []

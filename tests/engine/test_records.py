@@ -280,7 +280,7 @@ def test_settings_between_calls_are_followed(size):
     assert ends[0] == ends[1]
 
 
-def test_a_schedule_is_asked_in_every_call():
+def test_a_schedule_is_called_in_every_step():
     """It may read what the user has changed between two calls of one step."""
     rate, asked = [1.0], []
 

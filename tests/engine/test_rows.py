@@ -24,7 +24,7 @@ def made(case, lazy):
 @every_case
 @few
 @given(data=st.data())
-def test_a_lazy_update_that_lists_all_rows_is_the_dense_one(case, data):
+def test_a_lazy_update_of_all_rows_is_the_dense_one(case, data):
     problem = data.draw(problems(case))
     dense = [grad.to_dense() for grad in problem.grads]
     listed = problem.run(made(case, True), [all_rows(grad) for grad in dense])
@@ -88,7 +88,7 @@ def test_repeated_rows_are_added_up_in_the_order_of_the_list(name, lazy, dtype, 
 @every_case
 @few
 @given(data=st.data())
-def test_rows_that_are_not_listed_keep_weight_and_state_under_lazy_updates(case, data):
+def test_rows_without_gradient_keep_weight_and_state_under_lazy_updates(case, data):
     problem = data.draw(problems(case, steps=4))
     if problem.weight.size == 0:
         return

@@ -57,7 +57,7 @@ def test_every_layout_gives_the_same_bits(name, lazy, problem, layout, sources):
 
 
 @pytest.mark.parametrize("kind", ["strided", "fortran"])
-def test_a_state_of_any_layout_is_read_anew_in_every_step(kind, rng):
+def test_a_state_of_any_layout_is_read_in_every_step(kind, rng):
     """Also when the weight itself needs no copy."""
     for grad in (listing(rng, (6, 4), np.float64, 5), rng.normal(size=(6, 4))):
         made, weight = updater("adagrad"), np.ones((6, 4))
@@ -145,7 +145,7 @@ def test_values_in_a_state_are_read_before_it_is_written():
 
 
 @pytest.mark.parametrize("made", ["adam", "lbsgd"])
-def test_no_gradient_that_lists_rows_is_kept_alive(made, rng):
+def test_no_row_sparse_gradient_is_kept_alive(made, rng):
     import weakref
 
     run, weight = updater(made), np.ones((5, 2))

@@ -41,7 +41,7 @@ def test_a_weight_with_a_master_is_the_rounded_float32_weight(name, lazy, half, 
 
 
 @pytest.mark.parametrize("half", HALVES, ids=str)
-def test_rows_that_are_not_listed_keep_masters_copies_and_remainders(half, rng):
+def test_rows_without_gradient_keep_masters_copies_and_low_bits(half, rng):
     grad = listing(rng, (9, 5), half, 4)
     spared = np.setdiff1d(np.arange(9), grad.indices)
     for master in ["float32", "split"][: 1 + (half != np.float16)]:
@@ -64,7 +64,7 @@ def test_rows_that_are_not_listed_keep_masters_copies_and_remainders(half, rng):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kwargs", [{}, {"state_dtype": "bfloat16"}], ids=["weight", "state"])
-def test_what_is_rounded_at_random_is_rounded_alike_whatever_lists_it(kwargs, rng):
+def test_rounding_does_not_depend_on_the_form_of_the_gradient(kwargs, rng):
     """The draws belong to elements of the table, not to the order of the rows."""
     weight = rng.normal(size=(50, 7)).astype(ml_dtypes.bfloat16)
     other = weight.copy()

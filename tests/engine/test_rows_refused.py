@@ -115,7 +115,7 @@ def test_a_gradient_that_was_spoilt_after_it_was_made_is_refused(name, lazy, spo
 
 
 @pytest.mark.parametrize("grads", [[], [1, 2], {}, 3, None], ids=repr)
-def test_a_known_list_of_one_table_is_checked_like_a_new_one(grads):
+def test_a_repeated_list_of_one_table_is_checked_like_a_new_one(grads):
     updater, weight = optimizer.get_updater(optimizer.SGD(lazy_update=True)), np.ones((4, 2))
     rows = RowSparse(np.ones((1, 2)), np.array([1]), (4, 2))
     for _ in range(3):

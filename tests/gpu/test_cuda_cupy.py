@@ -27,7 +27,7 @@ def test_arrays_are_updated_in_place(name, dtype, rng):
     np.testing.assert_allclose(cupy.asnumpy(there), here, **tolerance)
 
 
-def test_rows_are_listed_by_arrays(rng):
+def test_rows_are_indexed_by_arrays(rng):
     here = rng.normal(size=(50, 7)).astype(np.float32)
     there, values = cupy.asarray(here), rng.normal(size=(3, 7)).astype(np.float32)
     ids = np.array([9, 2, 9])

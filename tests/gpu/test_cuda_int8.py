@@ -70,7 +70,7 @@ def test_rows_step_as_on_the_cpu(lazy, rng):
 
 
 @compiled
-def test_masters_of_halves_step_as_on_the_cpu(half, rng):
+def test_masters_of_half_precision_weights_step_as_on_the_cpu(half, rng):
     weight = rng.normal(size=(2, 136)).astype(half)
     grads = [rng.normal(size=(2, 136)).astype(half) for _ in range(2)]
     here, there = (updater_of("adam", multi_precision=True) for _ in range(2))

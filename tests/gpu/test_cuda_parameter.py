@@ -48,7 +48,7 @@ def test_a_trainer_takes_the_same_steps(rng):
     np.testing.assert_allclose(host(there.data()), here.data(), rtol=1e-6)
 
 
-def test_a_gradient_of_listed_rows_adds_up():
+def test_repeated_rows_of_a_gradient_are_summed():
     there, here = (parameter(d, grad_stype="row_sparse") for d in (cuda_device(0), cpu()))
     trainers = [Trainer([each], "adagrad") for each in (there, here)]
     first = RowSparse(np.ones((2, 3), np.float32), np.array([3, 1]), (4, 3))

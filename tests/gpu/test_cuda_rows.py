@@ -35,7 +35,7 @@ def test_every_rule_steps_as_on_the_cpu(case, lazy, rng):
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "groupadagrad"])
 @pytest.mark.parametrize("where", ["lazy", "standard"])
-def test_a_row_that_is_listed_often_is_summed_by_groups(name, where, rng):
+def test_a_row_that_is_indexed_often_is_summed_by_groups(name, where, rng):
     """The order differs from the CPU's: 64 positions are summed before others."""
     ids = np.where(rng.random(200) < 0.8, 7, rng.integers(0, SHAPE[0], 200))
     weight = rng.normal(size=SHAPE).astype(np.float32)
@@ -46,7 +46,7 @@ def test_a_row_that_is_listed_often_is_summed_by_groups(name, where, rng):
 
 
 @pytest.mark.parametrize("count", [127, 128, 200])
-def test_groups_may_begin_anywhere(count):
+def test_groups_may_start_anywhere(count):
     """Exact sums: whole numbers."""
     for before in (0, 63):
         ids = np.array([5] * before + [7] * count + [9] * 3)
@@ -60,7 +60,7 @@ def test_groups_may_begin_anywhere(count):
 @pytest.mark.skipif(SIMULATED, reason="takes minutes in the simulator")
 @pytest.mark.parametrize("count", [5000, 200_000])
 @pytest.mark.parametrize("name", ["adam", "groupadagrad", "lamb"])
-def test_many_listed_rows_step_as_in_float64_on_the_cpu(name, count, rng):
+def test_many_indexed_rows_step_as_in_float64_on_the_cpu(name, count, rng):
     """Lists that several blocks sort and merge, with a row that has a tenth of all positions.
 
     In float32 the sum of that row has rounding errors on either side, as its order differs.
@@ -140,7 +140,7 @@ def test_indices_may_be_in_main_memory(rng):
     check_close(there, here)
 
 
-def test_a_pair_of_device_arrays_lists_rows(rng):
+def test_a_pair_of_device_arrays_is_a_row_sparse_gradient(rng):
     weight = rng.normal(size=SHAPE).astype(np.float32)
     grad = listing(rng, [4, 1, 4])
     here, there = weight.copy(), on_device(weight)
@@ -165,13 +165,13 @@ def test_decay_of_untouched_rows_is_that_of_the_cpu(mode, rng):
     check_close(on_gpu, on_cpu)
 
 
-def test_halves_with_masters_take_listed_rows(half, rng):
+def test_half_precision_weights_with_masters_take_row_sparse_gradients(half, rng):
     weight = rng.normal(size=SHAPE).astype(half)
     grads = [listing(rng, rows, half) for rows in SOME]
     check_steps(lambda: optimizer.get_updater(optimizer.Adam(multi_precision=True)), weight, grads)
 
 
-def test_the_norm_of_listed_rows_counts_each_sum_once(rng):
+def test_the_norm_of_row_sparse_gradients_counts_each_sum_once(rng):
     grad = listing(rng, [7, 0, 7])
     weight = on_device(np.zeros(SHAPE, np.float32))
     updater = optimizer.Updater(optimizer.SGD(), clip_global_norm=1e6)
@@ -216,7 +216,7 @@ def test_wide_and_narrow_rows_are_taken(rng):
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)], ids=str)
 @pytest.mark.parametrize("name", ["adam", "lamb", "groupadagrad"])
-def test_empty_tables_take_listed_rows_again_and_again(name, shape):
+def test_empty_tables_take_row_sparse_gradients(name, shape):
     count = min(shape[0], 1)
     grad = RowSparse(np.ones((count, shape[1]), np.float32), np.zeros(count, np.int64), shape)
     make = lambda: optimizer.Updater(optimizer.create(name), clip_global_norm=1.0)  # noqa: E731

@@ -223,7 +223,7 @@ def test_indices_may_be_replaced_by_ones_on_the_host():
     np.testing.assert_array_equal(weight.copy_to_host()[:, 0], [1, 0, 1, 0])
 
 
-def test_rows_may_be_listed_by_bare_interfaces():
+def test_rows_may_be_indexed_by_bare_interfaces():
     weights, updater = [ones(4, 2), ones(4, 2)], optimizer.get_updater(optimizer.Test())
     pair = Foreign(ones(2, 2)), Foreign(on_device(np.array([3, 1])))
     for _ in range(2):
@@ -243,7 +243,7 @@ def test_rows_may_be_listed_by_bare_interfaces():
     ],
     ids=str,
 )
-def test_a_wrong_interface_is_told_in_words(changes):
+def test_a_wrong_interface_is_reported_in_plain_english(changes):
     updater, weight, wrong = optimizer.get_updater(optimizer.SGD()), ones(3), Foreign(ones(3))
     wrong.changes = changes
     for index in (0, [0]):
@@ -269,7 +269,7 @@ def test_unaligned_arrays_are_copied():
 
 @pytest.mark.parametrize("name", ["adam", "lbsgd", "adamw"])
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copied_updater_holds_no_device_memory_and_goes_on(name, way):
+def test_a_copied_updater_holds_no_device_memory_and_resumes(name, way):
     extra = {"lbsgd": {"batch_scale": 2}, "adamw": {"sparse_decay": "catch_up", "wd": 0.1}}
     updater = optimizer.get_updater(optimizer.create(name, **extra.get(name, {})))
     weight = ones(4, 2)

@@ -1,14 +1,41 @@
 """Short runs of optimizers of matrices, and promises that several of them make."""
 
 import copy
+from functools import partial
 
 import numpy as np
 
 import fastopt
+from fastopt.optimizer import (
+    CAME,
+    SM3,
+    SOAP,
+    Adafactor,
+    AdamMini,
+    AdaMuon,
+    Muon,
+    NorMuon,
+    Scion,
+    Shampoo,
+)
 
-__all__ = ["F32", "check_lists", "check_recorded", "drawn", "single", "trained"]
+__all__ = ["F32", "FORMS", "check_lists", "check_recorded", "drawn", "single", "trained"]
 
 F32 = np.float32
+FORMS = {
+    "muon": Muon,
+    "normuon": NorMuon,
+    "adamuon": AdaMuon,
+    "soap": partial(SOAP, precondition_frequency=2),
+    "shampoo": partial(Shampoo, precondition_frequency=2, cautious=True),
+    "sm3": SM3,
+    "sm3 without momentum": partial(SM3, momentum=0),
+    "adafactor": Adafactor,
+    "came": CAME,
+    "adammini": AdamMini,
+    "scion": partial(Scion, radius=1.0),
+}
+"""Optimizers of matrices in their forms."""
 
 
 def drawn(rng, *shapes, steps=4, dtype=F32):

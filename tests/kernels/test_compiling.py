@@ -70,7 +70,7 @@ class Mine(fastopt.optimizer.Optimizer):
 
 
 @pytest.mark.exhaustive
-def test_an_edited_rule_is_compiled_anew(run_python, tmp_path):
+def test_an_edited_rule_is_compiled_again(run_python, tmp_path):
     code = STEP.format(
         load="import mine, fastopt\n    updater = fastopt.get_updater(mine.Mine(learning_rate=1.0))"
     )
@@ -88,7 +88,7 @@ def test_an_edited_rule_is_compiled_anew(run_python, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_an_edited_helper_of_the_library_is_compiled_anew(run_python, install, tmp_path):
+def test_an_edited_helper_of_the_library_is_compiled_again(run_python, install, tmp_path):
     environment = {"PYTHONPATH": str(install), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     before, _ = result(run_python(ADAM, **environment))
     scalars = install / "fastopt" / "kernels" / "scalars.py"

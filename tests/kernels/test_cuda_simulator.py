@@ -58,7 +58,7 @@ def test_it_holds_in_the_simulator(chosen, name):
     assert done.returncode in (0, nothing_ran), done.stdout[-10_000:] + done.stderr[-2000:]
 
 
-def test_without_cuda_an_array_on_a_device_is_refused_in_words(run_python):
+def test_without_cuda_an_array_on_a_device_is_refused_by_name(run_python):
     told = run_python(FAKE, NUMBA_ENABLE_CUDASIM=None)
     assert "CUDA arrays need" in told
     assert told.splitlines()[-1] == "0 {}"

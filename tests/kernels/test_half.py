@@ -164,7 +164,7 @@ def test_numbers_are_rounded_to_nearest_even(format, patterns):
 
 
 @ALL
-def test_other_libraries_round_alike(format, patterns):
+def test_other_libraries_round_identically(format, patterns):
     dtype = np.float16 if format.name == "float16" else pytest.importorskip("ml_dtypes").bfloat16
     for x in (patterns, format.ties()):
         assert_rounded(format, x, astype(dtype))
@@ -270,7 +270,7 @@ def test_the_16_bits_decide_below_the_normal_numbers_of_bfloat16_too():
 
 
 @BOTH
-def test_random_rounding_leaves_halves_alone(format, rng):
+def test_stochastic_rounding_keeps_half_precision_values(format, rng):
     x = convert(format.widen, BITS)
     missing = format.is_nan(BITS)
     for _ in range(16):
@@ -341,7 +341,7 @@ def test_the_processors_instructions_are_used_where_kernels_may_have_them():
         (False, False, "+f16c", 1),
     ],
 )
-def test_instructions_that_numba_was_told_to_avoid_are_avoided(
+def test_instructions_that_numba_is_set_to_avoid_are_avoided(
     monkeypatch, expected, host, features, avx
 ):
     monkeypatch.setattr(half.binding, "get_host_cpu_features", lambda: {"f16c": host})

@@ -81,7 +81,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no 
 
 @forks
 @pytest.mark.parametrize("layer", BEST)
-def test_a_forked_child_goes_on_with_the_bits_of_its_parent(layer, run_python):
+def test_a_forked_child_continues_with_the_bits_of_its_parent(layer, run_python):
     assert run_python(CHILD + FORK, NUMBA_THREADING_LAYER=layer).strip() == "True"
 
 

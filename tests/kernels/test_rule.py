@@ -221,7 +221,7 @@ def undefined_name(weight, grad, state, h):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_rule_that_cannot_be_compiled_is_told_in_words(function, words, size):
+def test_a_rule_that_cannot_be_compiled_is_reported_in_plain_english(function, words, size):
     class Faulty(optimizer.Optimizer):
         rule = rule(state=("mom",), hyper=("lr",))(
             types.FunctionType(function.__code__, globals(), function.__name__)

@@ -85,7 +85,7 @@ def test_rules_have_the_bits_of_one_process(mpi, ranks, choice):
 
 @pytest.mark.parametrize("ranks", [2])
 @pytest.mark.parametrize("module", ["ranks_faults", "ranks_divergence"])
-def test_ranks_that_disagree_are_told_so(mpi, ranks, module):
+def test_ranks_that_disagree_get_an_error(mpi, ranks, module):
     assert passes(mpi(ranks, RUN, module), module)
 
 
@@ -99,12 +99,12 @@ def test_private_communicators_are_freed(mpi, number):
 
 
 @pytest.mark.parametrize("ranks", [3])
-def test_ranks_go_on_after_errors_and_with_unequal_batches(mpi, ranks):
+def test_ranks_continue_after_errors_and_with_unequal_batches(mpi, ranks):
     assert passes(mpi(ranks, RUN, "ranks_join"), "ranks_join")
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), *exhaustive((4, 1))], ids=str)
-def test_checkpoints_are_taken_up_by_jobs_of_other_sizes(mpi, tmp_path, sizes):
+def test_jobs_of_other_sizes_load_checkpoints(mpi, tmp_path, sizes):
     for ranks in sizes:
         done = mpi(ranks, RUN, "ranks_checkpoints", tmp_path)
         assert passes(done, "ranks_checkpoints")
@@ -261,7 +261,7 @@ def test_demo_refuses_batches_that_are_too_small(mpi):
     assert "fastopt" not in "".join(launcher)
 
 
-def test_info_tells_of_ranks_and_threads(mpi):
+def test_info_shows_ranks_and_threads(mpi):
     text = mpi(2, "-m", "fastopt", "info").stdout
     assert re.search(
         r"^mpi +mpi4py .*; rank 0 of 2, 2 on this node, threads of each: \d+$", text, re.M

@@ -28,7 +28,7 @@ def test_a_trainer_says_what_its_comm_can_be():
         Trainer([Parameter("w", shape=2)], comm=object())
 
 
-def test_demo_tells_what_mpi_needs(run_python):
+def test_demo_names_what_mpi_needs(run_python):
     code = """
 import sys
 sys.modules["mpi4py"] = None

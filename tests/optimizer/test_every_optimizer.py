@@ -1,8 +1,5 @@
 """What every optimizer promises, driven by the table in cases.py."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 from numba.core import event
@@ -114,51 +111,6 @@ def test_update_can_be_called_directly(case, rng):
     for gradient in gradients:
         made.update(0, weight, gradient, state)
     np.testing.assert_array_equal(weight, through_updater)
-
-
-@every_case
-def test_copies_and_pickles_go_on_alike(case, rng):
-    gradients = rng.normal(size=(4, *case.shape))
-    weight, updater = run(case, np.float64, gradients[:2], np.ones(case.shape), wd=case.wd)
-    results = []
-    for clone in (copy.deepcopy(updater), pickle.loads(pickle.dumps(updater)), updater):
-        result = weight.copy()
-        for gradient in gradients[2:]:
-            clone(0, gradient, result)
-        results.append(result)
-    np.testing.assert_array_equal(results[0], results[2])
-    np.testing.assert_array_equal(results[1], results[2])
-
-
-@every_case
-def test_states_survive_bytes_bit_for_bit(case, rng):
-    gradients = rng.normal(size=(5, *case.shape))
-    weight, updater = run(case, np.float64, gradients[:3], np.ones(case.shape), wd=case.wd)
-    restored = case.updater()
-    restored.set_states(updater.get_states(dump_optimizer=True))
-    other = weight.copy()
-    for gradient in gradients[3:]:
-        updater(0, gradient, weight)
-        restored(0, gradient, other)
-    np.testing.assert_array_equal(weight, other)
-
-
-@pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
-@pytest.mark.parametrize("many", [1, 12], ids=["few", "many"])
-def test_a_list_call_equals_single_calls(case, many, rng):
-    shapes = [case.shape, (3, 2), case.shape] * many
-    indices = [0, "name", b"bytes", *range(1, len(shapes) - 2)]
-    lists, singles = case.updater(wd=case.wd), case.updater(wd=case.wd)
-    weights = [rng.normal(size=shape) for shape in shapes]
-    weights[-1] = weights[-1].astype(np.float32)
-    others = copy.deepcopy(weights)
-    for _ in range(3):
-        gradients = [rng.normal(size=w.shape).astype(w.dtype) for w in weights]
-        lists(indices, gradients, weights)
-        for index, gradient, weight in zip(indices, gradients, others, strict=True):
-            singles(index, gradient, weight)
-    for weight, other in zip(weights, others, strict=True):
-        np.testing.assert_array_equal(weight, other)
 
 
 @pytest.mark.parametrize(

@@ -108,38 +108,6 @@ def test_clipping_comes_before_decay_as_it_does_with_torch(name, clip):
 
 
 @every_class
-def test_a_list_is_a_loop_of_single_calls(name, rng):
-    weights = [rng.normal(size=5) for _ in range(3)]
-    others = [weight.copy() for weight in weights]
-    listed, single = (
-        fastopt.Updater(optimizer.create(name, formula="torch", lr=0.1, weight_decay=0.1))
-        for _ in range(2)
-    )
-    for _ in range(4):
-        gradients = [rng.normal(size=5) for _ in weights]
-        listed([0, 1, 2], gradients, weights)
-        for index, (gradient, other) in enumerate(zip(gradients, others, strict=True)):
-            single(index, gradient, other)
-    np.testing.assert_array_equal(weights, others)
-
-
-@every_class
-def test_checkpoints_keep_the_formula(name, tmp_path, rng):
-    old, new = (
-        fastopt.Updater(optimizer.create(name, lr=0.1, formula=f)) for f in ("torch", "mxnet")
-    )
-    weight = rng.normal(size=4)
-    old(0, rng.normal(size=4), weight)
-    old.save(tmp_path / "run.safetensors")
-    new.load(tmp_path / "run.safetensors")
-    assert new.optimizer.formula == "torch"
-    other, gradient = weight.copy(), rng.normal(size=4)
-    old(0, gradient, weight)
-    new(0, gradient, other)
-    np.testing.assert_array_equal(weight, other)
-
-
-@every_class
 def test_a_checkpoint_from_before_has_the_formula_of_mxnet_and_descends(name):
     updater = fastopt.Updater(optimizer.create(name, formula="torch"))
     saved = updater.state_dict()

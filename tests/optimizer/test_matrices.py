@@ -1,6 +1,5 @@
 """What every optimizer of matrices promises, driven by a table of their forms."""
 
-import copy
 from functools import partial
 
 import numpy as np
@@ -8,35 +7,9 @@ import pytest
 
 import fastopt
 from fastopt._engine.validate import leaves
-from fastopt.optimizer import (
-    CAME,
-    SM3,
-    SOAP,
-    Adafactor,
-    AdamMini,
-    AdaMuon,
-    Muon,
-    NorMuon,
-    Scion,
-    Shampoo,
-)
 from helpers.cases import OF_MATRICES, exhaustive
-from helpers.matrix_rules import F32, check_lists, drawn, single, trained
-from helpers.resuming import WAYS, resumed
+from helpers.matrix_rules import F32, FORMS, check_lists, drawn, single, trained
 
-FORMS = {
-    "muon": Muon,
-    "normuon": NorMuon,
-    "adamuon": AdaMuon,
-    "soap": partial(SOAP, precondition_frequency=2),
-    "shampoo": partial(Shampoo, precondition_frequency=2, cautious=True),
-    "sm3": SM3,
-    "sm3 without momentum": partial(SM3, momentum=0),
-    "adafactor": Adafactor,
-    "came": CAME,
-    "adammini": AdamMini,
-    "scion": partial(Scion, radius=1.0),
-}
 RATES = dict.fromkeys(FORMS, 0.5) | dict.fromkeys(("soap", "shampoo", "adammini"), 0.1)
 """Initial rates with which a quadratic is minimized in 200 steps."""
 
@@ -44,12 +17,6 @@ LAYOUTS = {
     "F": np.asfortranarray,
     "strided": lambda array: np.repeat(array, 2, axis=0)[::2],
     "reversed": lambda array: array[::-1].copy()[::-1],
-}
-PRECISIONS = {
-    "float32": (F32, {}),
-    "masters": (np.float16, {"multi_precision": True}),
-    "stochastic": (np.float16, {"rounding": "stochastic"}),
-    "bfloat16 state": (F32, {"state_dtype": "bfloat16"}),
 }
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -130,35 +97,6 @@ def test_masters_give_the_rounded_float32_step(form, half, rng):
     for index, (weight, other) in enumerate(zip(weights, exact, strict=True)):
         np.testing.assert_array_equal(weight, other.astype(half))
         np.testing.assert_array_equal(leaves(halves.states[index])[0], other)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    ("form", "precision"),
-    [
-        *((form, precision) for form in FORMS for precision in ("float32", "masters")),
-        pytest.param("muon", "stochastic", marks=pytest.mark.exhaustive),
-        pytest.param("muon", "bfloat16 state", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_resumed_run_has_the_same_bits(form, precision, way, rng, tmp_path):
-    dtype, arguments = PRECISIONS[precision]
-    if precision == "bfloat16 state":
-        pytest.importorskip("ml_dtypes")
-
-    def make():
-        return fastopt.Updater(FORMS[form](lr=0.01, wd=0.1, fallback="adamw", **arguments))
-
-    weights, gradients = drawn(rng, (4, 6), (5,), (2, 7), steps=6, dtype=dtype)
-    old = make()
-    for grads in gradients[:3]:
-        old([0, 1, "c"], grads, weights)
-    new, others = resumed(way, old, make(), tmp_path), copy.deepcopy(weights)
-    for grads in gradients[3:]:
-        old([0, 1, "c"], grads, weights)
-        new([0, 1, "c"], grads, others)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(old.states), dict(new.states))
 
 
 @every_form

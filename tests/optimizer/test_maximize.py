@@ -88,14 +88,6 @@ def test_the_direction_may_change_on_the_way():
     np.testing.assert_array_equal(weight, 1)
 
 
-def test_checkpoints_keep_the_direction(tmp_path):
-    old, new = fastopt.Updater(fastopt.Adam(maximize=True)), fastopt.Updater("adam")
-    old(0, np.ones(2), np.ones(2))
-    old.save(tmp_path / "run.safetensors")
-    new.load(tmp_path / "run.safetensors")
-    assert new.optimizer.maximize is True
-
-
 def test_what_cannot_ascend_says_so():
     class ByHand(optimizer.Optimizer):
         def update(self, index, weight, grad, state):

@@ -442,7 +442,7 @@ def test_a_state_of_the_wrong_shape_is_refused(rng):
 
 @pytest.mark.parametrize("adjust", ["original", *exhaustive("match_rms_adamw", None)])
 @pytest.mark.parametrize("nesterov", [True, *exhaustive(False)])
-def test_it_goes_on_where_torch_was(adjust, nesterov, rng, monkeypatch):
+def test_it_resumes_a_run_of_torch(adjust, nesterov, rng, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     weight, gradients = single(rng)
@@ -477,7 +477,7 @@ def test_it_goes_on_where_torch_was(adjust, nesterov, rng, monkeypatch):
     )
 
 
-def test_what_torch_cannot_say_is_refused(rng):
+def test_settings_that_torch_lacks_are_refused(rng):
     weight, gradients = single(rng)
     updater, _ = trained(Muon(), weight, gradients)
     with pytest.raises(ValueError, match=re.escape("Muon")):
@@ -531,7 +531,7 @@ def test_it_shows_what_is_not_the_default(rng):
     )
 
 
-def test_direct_updates_and_copies_go_on_alike(rng):
+def test_direct_updates_and_copies_resume_identically(rng):
     weight, gradients = single(rng)
     updater, expected = trained(Muon(lr=0.1), weight, gradients[:2])
     made, own = Muon(lr=0.1), weight.copy()

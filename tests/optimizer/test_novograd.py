@@ -1,6 +1,5 @@
 """Numbers that a rule keeps once for each tensor: NovoGrad's second moment."""
 
-import copy
 import math
 
 import numpy as np
@@ -14,8 +13,6 @@ from fastopt.checkpoint import CheckpointError
 from fastopt.kernels.rule import rule
 from fastopt.optimizer import NovoGrad
 from helpers import oracles
-from helpers.cases import exhaustive
-from helpers.resuming import WAYS, resumed
 
 F32 = np.float32
 
@@ -39,33 +36,6 @@ def test_the_state_is_an_array_and_a_number(rng):
     assert (mom.shape, var.shape, var.dtype) == ((4, 3), (), np.float32)
     first, second = (np.sum(np.square(grads[0], dtype=float)) for grads in gradients)
     np.testing.assert_allclose(var, 0.75 * first + 0.25 * second, rtol=1e-6)
-
-
-def test_a_list_call_equals_single_calls(rng):
-    weights, gradients = drawn(rng, (4, 6), (5,), (), (0, 3))
-    lists, singles = (fastopt.Updater(NovoGrad(lr=0.1, wd=0.1)) for _ in range(2))
-    others = copy.deepcopy(weights)
-    for grads in gradients:
-        lists([0, 1, 2, 3], grads, weights)
-        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
-            singles(index, grad, weight)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(lists.states), dict(singles.states))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_resumed_run_has_the_same_bits(way, rng, tmp_path):
-    weights, gradients = drawn(rng, (4, 6), (5,))
-    old, present = (fastopt.Updater(NovoGrad(lr=0.1, wd=0.1)) for _ in range(2))
-    for grads in gradients[:2]:
-        old([0, "b"], grads, weights)
-    new, others = resumed(way, old, present, tmp_path), copy.deepcopy(weights)
-    for grads in gradients[2:]:
-        old([0, "b"], grads, weights)
-        new([0, "b"], grads, others)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(old.states), dict(new.states))
-    assert new.states["b"][1].shape == ()
 
 
 @pytest.mark.parametrize("shape", [(1,), (4, 3)])
@@ -142,15 +112,6 @@ def test_averages_are_kept_beside_the_number(rng):
         average = F32(0.5) * average + F32(0.5) * got
     np.testing.assert_array_equal(got, expected)
     np.testing.assert_allclose(updater.averages[0], average, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("half_type", exhaustive("float16"))
-def test_masters_give_the_rounded_float32_step(half_type, rng):
-    (weight,), gradients = drawn(rng, (4, 6), dtype=half_type)
-    gradients = [grads[0] for grads in gradients]
-    _, got = trained(NovoGrad(lr=0.1, multi_precision=True), weight, gradients)
-    _, exact = trained(NovoGrad(lr=0.1), weight.astype(F32), [g.astype(F32) for g in gradients])
-    np.testing.assert_array_equal(got, exact.astype(half_type))
 
 
 @pytest.mark.exhaustive

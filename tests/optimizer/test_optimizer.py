@@ -226,7 +226,7 @@ def test_lbsgd_reads_the_schedule_before_it_counts():
     assert seen == [0, 1]
 
 
-def test_a_given_rate_becomes_the_schedules():
+def test_a_learning_rate_becomes_the_base_rate_of_the_schedule():
     schedule = lr_scheduler.FactorScheduler(10, 0.5)
     made = [
         optimizer.SGD(lr_scheduler=schedule),
@@ -303,7 +303,7 @@ def test_one_rate_beside_a_schedule_does_not_warn(klass, arguments, schedule, ra
     assert klass(lr_scheduler=schedule, **arguments).learning_rate == rate
 
 
-def test_optimizers_share_a_schedule_whose_state_goes_on():
+def test_optimizers_share_a_schedule_whose_state_advances():
     plateau = lr_scheduler.PlateauScheduler(0.5, patience=1)
     made = [optimizer.SGD(lr_scheduler=plateau, learning_rate=rate) for rate in (None, 0.2, 0.4)]
     for loss in (1.0, 1.0):

@@ -13,7 +13,6 @@ from fastopt.optimizer import Prodigy
 from helpers import oracles
 from helpers.cases import exhaustive
 from helpers.paths import GOLDEN
-from helpers.resuming import WAYS, resumed
 
 RECORDED = json.loads((GOLDEN / "prodigy.json").read_text())
 RECORDS = RECORDED["cases"]
@@ -118,20 +117,6 @@ def test_parameters_without_a_gradient_have_no_share_in_the_step():
     assert apart.optimizer.d > d
     apart([0, 1, 2], steps[1], others)
     assert updater.optimizer.d != apart.optimizer.d
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_resumed_run_has_the_same_bits(way, tmp_path):
-    weights, steps = start()
-    old, _ = trained(growing(), weights, steps[:8])
-    new = resumed(way, old, fastopt.Updater(Prodigy()), tmp_path)
-    assert new.info.d == old.info.d > 1e-3
-    others = copy.deepcopy(weights)
-    for grads in steps[8:]:
-        old([0, 1, 2], grads, weights)
-        new([0, 1, 2], grads, others)
-    np.testing.assert_equal(weights, others)
-    same(old, new)
 
 
 def test_a_step_that_fails_changes_nothing():

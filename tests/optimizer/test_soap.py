@@ -95,7 +95,7 @@ def test_each_step_is_that_of_the_authors_code(case, dtype, rtol):
 
 @pytest.mark.parametrize("case", RECORDED["goes_on"], ids=named)
 @precisions
-def test_it_goes_on_from_the_state_of_the_authors_code(case, dtype, rtol):
+def test_it_resumes_from_the_state_of_the_authors_code(case, dtype, rtol):
     updater, weight = fastopt.Updater(made_of(case)), np.array(case["weights"][3], dtype)
     updater.states[0] = tuple(np.array(array, dtype) for array in case["state"])
     check(case, updater, weight, 4, dtype, rtol)

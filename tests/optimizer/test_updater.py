@@ -320,7 +320,7 @@ def test_a_strided_weight_may_come_more_than_once_in_a_list(indices, rng):
     np.testing.assert_array_equal(weight, other)
 
 
-def test_a_weight_that_changes_its_nature_in_place_is_noticed():
+def test_a_weight_whose_form_changes_in_place_is_detected():
     updater, weight = adam(), np.ones(6)
     updater(0, np.ones(6), weight)
     readonly(weight)

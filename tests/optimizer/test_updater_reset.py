@@ -104,7 +104,7 @@ def test_the_next_call_needs_no_python(monkeypatch):
     assert all(updater.states[index][0] is array for index, array in states.items())
 
 
-def test_other_parameters_of_a_shared_optimizer_go_on():
+def test_other_parameters_of_a_shared_optimizer_keep_their_progress():
     made = optimizer.Adam()
     first, second = fastopt.Updater(made), fastopt.Updater(made)
     weight = np.ones(3, np.float32)

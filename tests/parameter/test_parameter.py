@@ -251,7 +251,7 @@ def test_unknown_shapes_must_be_allowed_to_wait():
         made((2, 0))
 
 
-def test_a_waiting_parameter_tells_what_it_waits_for():
+def test_a_deferred_parameter_names_the_missing_shape():
     parameter = deferred()
     for read in (parameter.data, parameter.grad, parameter.list_data, parameter.list_grad):
         with pytest.raises(DeferredInitializationError, match=r"shape \(2, -1\) has unknown"):
@@ -469,7 +469,7 @@ def test_bfloat16_goes_by_its_name_and_by_its_type():
     assert Parameter(dtype="bfloat16").dtype == Parameter(dtype=ml_dtypes.bfloat16).dtype
 
 
-def test_bfloat16_without_its_package_is_an_error_in_words(monkeypatch):
+def test_bfloat16_without_its_package_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
     with pytest.raises(TypeError, match="dtype bfloat16 needs the package ml_dtypes"):
         Parameter(dtype="bfloat16")

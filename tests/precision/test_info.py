@@ -81,7 +81,7 @@ def test_steps_that_half_precision_rounds_away_add_up(klass):
 
 @paired
 @halves
-def test_bound_again_after_a_restart_training_goes_on_as_before(klass, dtype):
+def test_training_resumes_after_a_restart(klass, dtype):
     info, updater = made(klass, dtype), updater_of("adam", multi_precision=True)
     info.bind(updater)
     grads = gradients(dtype)
@@ -176,7 +176,7 @@ def test_an_optimizer_without_masters_is_refused():
     assert info.blob_copy["float32"] is before
 
 
-def test_representations_tell_names_and_dtypes():
+def test_representations_show_names_and_dtypes():
     assert repr(made(PseudoFP16Initializer, "float16")) == (
         "<ParameterInfo w: float16, w_fp32: float32, shape (5, 3)>"
     )

@@ -62,7 +62,7 @@ def test_names_follow_where_a_scope_is_made_not_where_it_is_entered():
         assert get_parameter("w", 2).name == "net/fc/w"
 
 
-def test_representation_tells_the_prefix():
+def test_representation_shows_the_prefix():
     assert repr(name_scope("net")) == "<name_scope 'net'>"
 
 
@@ -144,7 +144,7 @@ def test_scopes_are_left_in_order():
         net.__exit__(None, None, None)
 
 
-def test_threads_begin_at_the_root_and_do_not_see_each_other():
+def test_threads_start_at_the_root_and_do_not_see_each_other():
     net, meet = fresh("net"), threading.Barrier(4, timeout=10)
 
     def work(i):
@@ -160,7 +160,7 @@ def test_threads_begin_at_the_root_and_do_not_see_each_other():
     assert results == [("", f"net/thread{i}/w", "") for i in range(4)]
 
 
-def test_threads_share_what_they_name_alike_and_nothing_else():
+def test_threads_share_parameters_of_the_same_name_and_nothing_else():
     params, meet = ParameterDict(), threading.Barrier(8, timeout=10)
 
     def work(_):

@@ -141,7 +141,7 @@ def test_a_function_of_first_values_must_return_rows(values, words):
         plain(init=lambda ids: values).lookup([1])
 
 
-def test_an_optimizer_whose_state_changes_is_noticed():
+def test_an_optimizer_whose_state_changes_is_detected():
     table = plain()
     table.lookup([1])
     table.optimizer.momentum = 0.9
@@ -155,7 +155,7 @@ def test_an_initializer_that_looks_at_the_whole_array_is_refused():
         plain(init=initializer.Orthogonal())
 
 
-def test_the_table_is_at_hand_and_not_imported_before(run_python):
+def test_the_table_is_imported_when_it_is_first_used(run_python):
     code = "import fastopt, sys; print('fastopt.table' in sys.modules); fastopt.EmbeddingTable"
     assert run_python(code).strip() == "False"
     assert "EmbeddingTable" in dir(fastopt)

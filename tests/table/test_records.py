@@ -740,7 +740,7 @@ def test_pages_that_were_prefetched_count_as_held(table):
     assert table._directory.held == 0
 
 
-def test_windows_is_told_what_is_missing(monkeypatch, tmp_path):
+def test_on_windows_the_missing_function_is_named(monkeypatch, tmp_path):
     monkeypatch.delattr(directory.mmap, "MAP_PRIVATE")
     with pytest.raises(OSError, match="needs the mmap of a POSIX system"):
         fastopt.EmbeddingTable(2, "adam", path=tmp_path / "table")

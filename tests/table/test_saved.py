@@ -40,7 +40,7 @@ def stepped(table):
     return checkpoint.dumps([described, sorted(made.items())])
 
 
-def test_a_table_goes_on_from_its_file(tmp_path):
+def test_a_table_resumes_from_its_file(tmp_path):
     table = trained()
     table.save(tmp_path / "file")
     loaded = fastopt.EmbeddingTable.load(tmp_path / "file")
@@ -48,7 +48,7 @@ def test_a_table_goes_on_from_its_file(tmp_path):
     assert stepped(loaded) == stepped(table)
 
 
-def test_an_empty_table_goes_on_from_its_file(tmp_path):
+def test_an_empty_table_resumes_from_its_file(tmp_path):
     fastopt.EmbeddingTable(3, "adam", dtype="float64").save(tmp_path / "file")
     loaded = fastopt.EmbeddingTable.load(tmp_path / "file")
     assert (len(loaded), loaded.dim, loaded.dtype) == (0, 3, np.float64)

@@ -146,15 +146,15 @@ class Stages:
     def is_elementwise(self) -> bool:
         """Whether elements can be updated in any portions; the same on all ranks."""
         kept = self.records.kept
-        layouts = {id(each): each for each in (kept[index].layout for index in self.indices)}
+        layouts = {id(each): each for each in [kept[index].layout for index in self.indices]}
         own = ((each.rule, each.coded) for each in layouts.values())
         return not (self.records.defers or any(r.passes or r.row or coded for r, coded in own))
 
     def start(self) -> None:
         """Count the step of each tensor."""
         self.words[w.DONE] = 1
-        self.words[w.ASKED] = self.words[w.EACH] = self.words[w.EXPECTED] = 0
         self._do(stages.START)
+        self.words[w.ASKED] = self.words[w.EACH] = self.words[w.EXPECTED] = 0
 
     def reduce(self) -> None:
         """Complete the reductions of all tensors, with the sums of all slices."""

@@ -245,6 +245,11 @@ MISTAKES = {
         TypeError,
         "index 0: weight must be a NumPy array, got list",
     ),
+    "weight as a number": (
+        lambda: updater()("bias", 0.5, 1.0),
+        TypeError,
+        r"index 'bias': weight must be .* got float, which cannot change .* store np.array\(x\)$",
+    ),
     "parameter as an array": (
         lambda: ones(2, 2) @ parameter(),
         TypeError,

@@ -402,17 +402,13 @@ class Records:
 
     def note(self, planner: Any, index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
-        if type(index) not in (list, tuple):
-            self._note(planner.updated, index, weight)
-            return
-        for each, array in self.moving(index, weight):
-            self._note(planner.updated, each, array)
-
-    def _note(self, updated: dict[Index, Any], index: Index, weight: Any) -> None:
-        updated[index] = weight
-        kept = self.kept.get(index)
-        if kept is not None:  # a signal handler may have changed the states
-            kept.words[WEIGHT_ID] = id(weight)
+        moved = self.moving(index, weight)
+        planner.updated.update(moved)
+        kept = self.kept
+        for each, array in moved:
+            own = kept.get(each)
+            if own is not None:  # a signal handler may have changed the states
+                own.words[WEIGHT_ID] = id(array)
 
     def take(
         self,

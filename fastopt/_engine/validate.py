@@ -7,6 +7,7 @@ from array import array as BufferOf
 from collections.abc import Mapping, MappingView, Sequence
 from functools import cache
 from itertools import combinations
+from numbers import Number
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from fastopt._kernels.codes import is_coded, scales_shape
 from fastopt._kernels.devices import Header, device_of, header
 from fastopt._kernels.layout import kind_of, real_of
+from fastopt.arguments import brief
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
 
@@ -23,6 +25,7 @@ __all__ = [
     "check",
     "check_apart",
     "check_index",
+    "check_key",
     "check_like",
     "check_state",
     "check_together",
@@ -72,6 +75,15 @@ def check_index(index: Any) -> int | str:
     elif isinstance(index, np.ndarray):
         message = f"{message}; the order is updater(index, grad, weight)"
     raise TypeError(message)
+
+
+def check_key(index: Any) -> None:
+    """Raise TypeError unless `index`, that of an update without an updater, can be a key."""
+    if type(index).__hash__ is None:
+        raise TypeError(
+            f"index must be an int or a str, got {brief(index)}: Optimizer.update takes one "
+            "parameter; Updater(optimizer)(indices, grads, weights) takes lists"
+        )
 
 
 def is_listed(value: Any) -> bool:
@@ -239,6 +251,8 @@ def _check_array(context: str, role: str, array: Any, kind: Any) -> None:
     if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
         nested = role == "weight" and isinstance(array, (list, tuple, Mapping))
         hint = "; updater.step(grads, weights) takes nested weights" if nested else ""
+        if role == "weight" and isinstance(array, (Number, np.generic)):
+            hint = ", which cannot change in place: store np.array(x)"
         if isinstance(array, np.ma.MaskedArray):
             hint = "; pass x.filled(0)" if role == "gradient" else "; pass x.data"
         raise TypeError(

@@ -12,7 +12,15 @@ import numpy as np
 from fastopt._engine.hyper import constant
 from fastopt._engine.mixed_precision import has_master, split_state, to_float32
 from fastopt._engine.planner import Call
-from fastopt._engine.validate import check_like, is_fortran, is_half, label, leaves, order_of
+from fastopt._engine.validate import (
+    check_key,
+    check_like,
+    is_fortran,
+    is_half,
+    label,
+    leaves,
+    order_of,
+)
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import like
 from fastopt._kernels.devices import header, headers, is_cuda
@@ -584,6 +592,7 @@ class MatrixFamily(VariantFlags):
 
     def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """See :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
+        check_key(index)
         with self.lock, unused(self.stepping), uninterrupted:
             if self.falls_back(index, weight):
                 self._fallback().update(index, weight, grad, state)

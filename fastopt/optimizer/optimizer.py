@@ -28,7 +28,7 @@ from fastopt._engine.mixed_precision import (
 from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.step_sums import StepSums
 from fastopt._engine.tracked import Tracked, weakly
-from fastopt._engine.validate import Array, is_half, label, order_of
+from fastopt._engine.validate import Array, check_key, is_half, label, order_of
 from fastopt._kernels import noise
 from fastopt._kernels.codes import is_worth_codes, scales_shape
 from fastopt._kernels.device_memory import host, lie_alike, like, placed
@@ -1186,6 +1186,7 @@ class Optimizer(Checked):
             The arrays do not match, or the learning rate is not a non-negative number. Nothing
             changes.
         """
+        check_key(index)
         with self.lock, unused(self.stepping):
             state, masters = self.direct_state(weight, state)
             self._direct(masters).update(index, weight, grad, state)
@@ -1200,6 +1201,7 @@ class Optimizer(Checked):
         state : None, numpy.ndarray or tuple
             The state returned by :meth:`create_state_multi_precision`.
         """
+        check_key(index)
         if self.native:
             with self.lock, unused(self.stepping):
                 self._direct().update(index, weight, grad, state)

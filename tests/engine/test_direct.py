@@ -121,3 +121,15 @@ def test_a_class_that_calls_the_update_of_its_base_has_records(unrecorded):
             updaters[k](0, np.full((2, 3), factor * (1.0 + step)), weights[k])
     np.testing.assert_array_equal(*weights)
     assert not unrecorded
+
+
+@pytest.mark.parametrize("kind", [optimizer.Adam, optimizer.Muon])
+@pytest.mark.parametrize("index", [[0], np.array([0]), {0: 0}], ids=str)
+def test_a_list_of_indices_is_refused_with_the_cure(kind, index):
+    made, weight = kind(), np.ones((2, 3))
+    state = made.create_state(0, weight)
+    for update in (made.update, made.update_multi_precision):
+        with pytest.raises(TypeError, match=r"index must be .* takes lists$"):
+            update(index, weight, np.ones((2, 3)), state)
+    assert (weight == 1).all()
+    assert made.num_update == 0

@@ -29,6 +29,7 @@ from fastopt.vectors import flat as flat
 
 if typing.TYPE_CHECKING:
     from fastopt.optimizer import ADOPT as ADOPT
+    from fastopt.optimizer import APOLLO as APOLLO
     from fastopt.optimizer import ASGD as ASGD
     from fastopt.optimizer import CAME as CAME
     from fastopt.optimizer import DCASGD as DCASGD
@@ -56,6 +57,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Adan as Adan
     from fastopt.optimizer import AdEMAMix as AdEMAMix
     from fastopt.optimizer import Ftrl as Ftrl
+    from fastopt.optimizer import GaLore as GaLore
     from fastopt.optimizer import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer import LaProp as LaProp
     from fastopt.optimizer import Lion as Lion

@@ -37,6 +37,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.adan import Adan as Adan
     from fastopt.optimizer.ademamix import AdEMAMix as AdEMAMix
     from fastopt.optimizer.adopt import ADOPT as ADOPT
+    from fastopt.optimizer.apollo import APOLLO as APOLLO
     from fastopt.optimizer.asgd import ASGD as ASGD
     from fastopt.optimizer.came import CAME as CAME
     from fastopt.optimizer.dcasgd import DCASGD as DCASGD
@@ -45,6 +46,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.families import StableFamily as StableFamily
     from fastopt.optimizer.ftml import FTML as FTML
     from fastopt.optimizer.ftrl import Ftrl as Ftrl
+    from fastopt.optimizer.galore import GaLore as GaLore
     from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.lamb import LAMB as LAMB
     from fastopt.optimizer.lans import LANS as LANS

@@ -242,6 +242,12 @@ class CautiousFactoredArguments(RatedArguments, Cautious, total=False):
     betas: tuple[float, float, float]
 
 
+class LowRankArguments(MomentArguments, total=False):
+    """`MomentArguments` of optimizers with cautious decay alone."""
+
+    cautious_decay: bool
+
+
 class OrthogonalArguments(MatrixArguments, Eps, total=False):
     """Arguments of every optimizer that orthogonalizes directions like Muon."""
 

@@ -1,13 +1,15 @@
-"""Write packages.json: steps of optimizers of the package pytorch_optimizer, in float64.
+"""Write packages.json: steps of optimizers of pytorch_optimizer, galore_torch and apollo_torch.
 
-Run with torch and pytorch_optimizer installed: ``python tests/golden/make_packages.py``. It rounds to
-bfloat16 before it iterates, and keeps a state in float32; that alone is left out.
+Run with torch and these packages installed: ``python tests/golden/make_packages.py``. The first one
+rounds to bfloat16 before it iterates, and keeps a state in float32; that alone is left out.
 """
 
 import json
 from importlib.metadata import version
 from pathlib import Path
 
+import apollo_torch
+import galore_torch
 import numpy as np
 import pytorch_optimizer as packaged
 import torch
@@ -63,6 +65,17 @@ CASES = [
 ]
 """Our name, the package's, a shape, its arguments, and ours that are called otherwise."""
 
+PROJECTED = [
+    ("galore", (4, 6), {"lr": 0.05, "weight_decay": 0.1}, {"rank": 2, "scale": 0.25}, {}),
+    ("galore", (7, 3), {"lr": 0.05, "betas": (0.8, 0.9)}, {"rank": 3, "scale": 1.0}, {}),
+    ("apollo", (4, 6), {"lr": 0.05, "weight_decay": 0.1}, {"rank": 2, "scale": 1.0}, {}),
+    ("apollo", (7, 3), {"lr": 0.05}, {"rank": 1, "scale": 128.0}, {"scale_by": "tensor"}),
+]
+"""Our name, a shape, arguments, those of a group, and ours that are called otherwise."""
+
+GAP = 3
+"""Steps from one projection to the next."""
+
 SAME = ("lr", "weight_decay", "clip_threshold")
 
 
@@ -97,6 +110,36 @@ def steps(kind, shape, arguments):
         yield weight.detach().tolist()
 
 
+def projected(name, shape, arguments, group, ours):
+    """A case of a package that projects gradients, with the projections that it draws."""
+    start, gradients = data(shape)
+    weight, drawn = torch.nn.Parameter(torch.tensor(start)), []
+    more = {"proj_type": "std", "update_proj_gap": GAP}
+    if name == "apollo":
+        more |= {"proj": "random"}
+        more["scale_type"] = ours.get("scale_by", "channel")
+    kind = galore_torch.GaLoreAdamW if name == "galore" else apollo_torch.APOLLOAdamW
+    optimizer = kind([{"params": [weight], **group, **more}], no_deprecation_warning=True, **arguments)
+    weights = []
+    for step, gradient in enumerate(gradients):
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        weights.append(weight.detach().tolist())
+        if step % GAP == 0:
+            found = optimizer.state[weight]["projector"].ortho_matrix
+            drawn.append((found.T if shape[0] >= shape[1] else found).tolist())
+    betas = dict(zip(("beta1", "beta2"), arguments.get("betas", ()), strict=False))
+    same = {k: v for k, v in arguments.items() if k in SAME}
+    return {
+        "name": name,
+        "shape": shape,
+        "arguments": {**same, **group, **betas, "update_interval": GAP, **ours},
+        "data": [start.tolist(), gradients.tolist()],
+        "drawn": drawn,
+        "weights": weights,
+    }
+
+
 def cases():
     """Every case with its data and weights."""
     for name, kind, shape, arguments, ours in CASES:
@@ -112,6 +155,9 @@ def cases():
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     torch.float32 = torch.float64
-    packages = {"torch": torch.__version__, "pytorch_optimizer": version("pytorch_optimizer")}
+    torch.Tensor.float = torch.Tensor.double
+    names = "torch", "pytorch_optimizer", "galore_torch", "apollo_torch"
+    packages = {name: version(name) for name in names}
+    found = [*cases(), *(projected(*case) for case in PROJECTED)]
     path = Path(__file__).with_name("packages.json")
-    path.write_text(json.dumps({"packages": packages, "cases": list(cases())}) + "\n")
+    path.write_text(json.dumps({"packages": packages, "cases": found}) + "\n")

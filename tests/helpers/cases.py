@@ -201,7 +201,7 @@ CASES = [
 ]
 
 OF_MATRICES = (
-    *("adafactor", "adammini", "adamuon", "came", "muon"),
+    *("adafactor", "adammini", "adamuon", "apollo", "came", "galore", "muon"),
     *("normuon", "scion", "shampoo", "sm3", "soap"),
 )
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""

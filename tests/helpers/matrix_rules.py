@@ -7,12 +7,14 @@ import numpy as np
 
 import fastopt
 from fastopt.optimizer import (
+    APOLLO,
     CAME,
     SM3,
     SOAP,
     Adafactor,
     AdamMini,
     AdaMuon,
+    GaLore,
     Muon,
     NorMuon,
     Scion,
@@ -33,6 +35,8 @@ FORMS = {
     "adafactor": Adafactor,
     "came": CAME,
     "adammini": AdamMini,
+    "galore": partial(GaLore, rank=3, update_interval=3),
+    "apollo": partial(APOLLO, rank=2, update_interval=2),
     "scion": partial(Scion, radius=1.0),
 }
 """Optimizers of matrices in their forms."""

@@ -42,6 +42,8 @@ FORMS = {
     "sm3": {},
     "adafactor": {},
     "came": {},
+    "galore": {"rank": 3},
+    "apollo": {"rank": 3},
     "adammini": {},
     "scion": {},
 }

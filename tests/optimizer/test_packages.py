@@ -1,4 +1,4 @@
-"""Optimizers of matrices: steps of the package pytorch_optimizer, and the papers' formulas."""
+"""Optimizers of matrices: steps of other packages, and the papers' formulas."""
 
 import json
 import math
@@ -23,6 +23,9 @@ def named(case):
 def test_each_step_is_that_of_the_package(case, dtype, rtol):
     arguments = {"coefficients": "quintic"} if case["name"] == "scion" else {}
     made = optimizer.create(case["name"], **arguments, **case["arguments"])
+    if case.get("drawn"):
+        drawn = iter(np.array(case["drawn"], dtype))
+        vars(made)["basis"] = lambda matrix, before, t: next(drawn)
     check_recorded(made, case["data"], case["weights"], dtype, rtol)
 
 
@@ -68,13 +71,73 @@ def scion(weight, gradients, lr, wd):
         yield weight
 
 
-@pytest.mark.parametrize("steps", [came, adammini, scion], ids=lambda steps: steps.__name__)
+def projected(weight, gradients, lr, wd, project, lift):
+    """Adam of projections that change every second step; a wide matrix is transposed."""
+    shape = weight.shape
+    flat = weight.reshape(len(weight), -1)
+    wide = flat.shape[0] < flat.shape[1]
+    mean = var = 0.0
+    basis = None
+    for t, grad in enumerate(gradients, 1):
+        matrix = grad.reshape(flat.shape)
+        matrix = matrix.T if wide else matrix
+        basis = project(matrix, basis, t) if t % 2 else basis
+        low = matrix @ basis
+        mean = 0.9 * mean + 0.1 * low
+        var = 0.999 * var + 0.001 * low**2
+        bias = math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        step = bias * lift(matrix, low, mean / (np.sqrt(var) + 1e-6), basis)
+        flat = (1 - lr * wd) * (flat - lr * (step.T if wide else step))
+        yield flat.reshape(shape)
+
+
+def galore(weight, gradients, lr, wd):
+    """arXiv:2403.03507, algorithm 2."""
+
+    def project(matrix, before, t):
+        found = np.linalg.eigh(matrix.T @ matrix)[1][:, :-3:-1]
+        return found if before is None else found * np.sign(np.sum(found * before, axis=0))
+
+    def lift(matrix, low, step, basis):
+        return 0.25 * step @ basis.T
+
+    return projected(weight, gradients, lr, wd, project, lift)
+
+
+def apollo(weight, gradients, lr, wd):
+    """arXiv:2412.05270, algorithm 1."""
+    length = None
+
+    def project(matrix, before, t):
+        drawn = np.random.Generator(np.random.Philox(key=[0, t]))
+        return drawn.standard_normal((matrix.shape[1], 2)) / math.sqrt(2)
+
+    def lift(matrix, low, step, basis):
+        nonlocal length
+        own, other = (np.sqrt(np.sum(each**2, axis=1, keepdims=True)) for each in (step, low))
+        scaled = matrix * own / (other + 1e-8)
+        size = np.linalg.norm(scaled)
+        if length is not None and size > 1.01 * (length + 1e-8):
+            scaled *= 1.01 * (length + 1e-8) / size
+        length = np.linalg.norm(scaled)
+        return scaled
+
+    return projected(weight, gradients, lr, wd, project, lift)
+
+
+LOW = {"rank": 2, "update_interval": 2}
+MORE = {"galore": LOW, "apollo": LOW}
+FORMULAS = {each.__name__: each for each in (galore, apollo, came, adammini, scion)}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("shape", [(4, 6), (9, 2), (3, 4, 2)], ids=str)
-def test_each_step_is_that_of_the_paper(steps, shape, rng):
-    """Gradients are rescaled and decay depends on the learning rate, which changes."""
+def test_each_step_is_that_of_the_paper(name, shape, rng):
+    """Gradients are rescaled, and weights decayed."""
     weight, gradients = single(rng, shape, steps=6, dtype=F64)
-    made = optimizer.create(steps.__name__, lr=0.05, wd=0.2, rescale_grad=0.5)
-    expected = np.array(list(steps(weight, [0.5 * grad for grad in gradients], 0.05, 0.2)))
+    made = optimizer.create(name, lr=0.05, wd=0.2, rescale_grad=0.5, **MORE.get(name, {}))
+    steps = FORMULAS[name](weight, [0.5 * grad for grad in gradients], 0.05, 0.2)
+    expected = np.array(list(steps))
     check_recorded(made, (weight, gradients), expected, F64, 1e-10)
 
 
@@ -99,11 +162,41 @@ def test_a_constrained_step_stays_in_the_ball(rng):
     assert np.abs(weight).max() <= 2.0 / 4 * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("kind", [optimizer.GaLore, optimizer.APOLLO])
+def test_ranks_are_at_most_the_shorter_side_and_nan_reaches_the_weight(kind, rng):
+    updater = optimizer.get_updater(kind(0.1))
+    weights = {0: np.ones((3, 5)), 1: np.ones((4, 2, 1)), 2: np.ones((0, 3))}
+    for index, weight in weights.items():
+        updater(index, np.ones(weight.shape), weight)
+        small, large = sorted((weight.shape[0], weight[:1].size if weight.size else 3))
+        shapes = [array.shape for array in updater.states[index][:3]]
+        assert shapes == [(large, small), (large, small), (small, small)]
+    grad = np.ones((3, 5))
+    grad[1, 1] = np.nan
+    updater(3, grad, weight := np.ones((3, 5)))
+    assert np.isnan(weight).all() or kind is optimizer.APOLLO
+    assert np.isnan(weight).any()
+
+
+def test_random_projections_depend_on_the_seed_alone(rng):
+    weight, gradients = single(rng, (5, 4))
+    ends = []
+    for seed in (1, 1, 2):
+        updater, other = optimizer.get_updater(optimizer.APOLLO(rank=1, seed=seed)), weight.copy()
+        for grad in gradients:
+            updater(0, grad, other)
+        ends.append(other)
+    np.testing.assert_array_equal(ends[0], ends[1])
+    assert np.abs(ends[0] - ends[2]).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
         (lambda: optimizer.CAME(beta3=1), ValueError, "beta3 must be a finite number"),
         (lambda: optimizer.CAME(clip_threshold=0), ValueError, "clip_threshold must be a finite"),
+        (lambda: optimizer.GaLore(rank=0), ValueError, "rank must be at least 1"),
+        (lambda: optimizer.APOLLO(scale_by="row"), ValueError, "scale_by must be"),
         (lambda: optimizer.AdamMini(heads={"q": 0}), ValueError, r"heads\['q'\] must be"),
         (lambda: optimizer.AdamMini(heads=["q"]), TypeError, "heads must map regular expressions"),
         (lambda: optimizer.AdamMini(heads={"(": 2}), ValueError, "is not a regular expression"),

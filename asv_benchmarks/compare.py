@@ -33,9 +33,11 @@ from benchmarks.common import TABLE_SHAPE
 from benchmarks.small import DEMO
 from benchmarks.tables import SMALL, resnet50
 from libraries import LIBRARIES, MASTERS, STATE, THREADS, Workload
+from performance_page import PAGE, with_bars, with_peers
 from race import Race, note
 
 import fastopt
+from fastopt import info
 from fastopt._console import Refused, duration, progress, table
 from fastopt.info import FEATURES, processor
 from fastopt.warmup import names
@@ -44,6 +46,8 @@ WORDS = {"adam": "Adam", "sgd": "SGD with momentum"}
 POLICY = [(64, 8), (64,), (64, 64), (64,), (4, 64), (4,)]
 POLICY += [(64, 8), (64,), (64, 64), (64,), (1, 64), (1,)]
 """Networks of 2 x 64 hidden units for an action and a value."""
+
+MISSING = "not installed"
 
 Works = dict[str, Workload]
 Times = Mapping[str, np.ndarray]
@@ -229,7 +233,7 @@ def lines_of(asked: Table, results: Mapping[str, Times]) -> tuple[list[str], lis
 def lines_of_bars(asked: Table, results: Mapping[str, Times]) -> tuple[list[str], list[list[str]]]:
     lines = [
         [f"{label}, time of {column} / time", f">= {bar:g}",
-         f"{ratio(times, column, 'fastopt'):.2f}" if column in times else "not installed"]
+         f"{ratio(times, column, 'fastopt'):.2f}" if column in times else MISSING]
         for label, times in results.items()
         for column, bar in asked.bars[label].items()
     ]  # fmt: skip
@@ -260,6 +264,19 @@ def conditions(asked: Table) -> str:
     )
 
 
+def write() -> None:
+    """Measure both tables of docs/performance.md, and write them, the processor and the picture."""
+    if word := info.busy():
+        raise Refused(f"--write: {word}")
+    text, asked = PAGE.read_text(encoding="utf-8"), peers()
+    found = lines_of(asked, measure(asked, "", quick=False))
+    text = with_peers(text, *found, conditions(asked))
+    _, lines = lines_of_bars(bars(), measure(bars(), "", quick=True))
+    text = with_bars(text, [line for line in lines if line[2] != MISSING], processor())
+    PAGE.write_text(text, encoding="utf-8")
+    subprocess.run([sys.executable, PAGE.parent / "pictures.py"], check=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -268,11 +285,17 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, no large sizes")
     parser.add_argument("--only", default="", metavar="REGEX", help="lines to measure")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside it")
+    parser.add_argument(
+        "--write", action="store_true", help="measure docs/performance.md, and write what it found"
+    )
     options = parser.parse_args()
     for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "NPROC"):
         os.environ[variable] = str(THREADS)
     asked, of_layers = TABLES[options.table](), options.table == "layers"
     try:
+        if options.write:
+            write()
+            return 0
         with busy(options.busy):
             results = measure(asked, options.only, options.quick, of_layers)
     except Refused as error:

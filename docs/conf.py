@@ -20,6 +20,7 @@ extensions = [
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
@@ -32,13 +33,23 @@ templates_path = ["_templates"]
 myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
+# A part of each inventory, so that a build needs no network.
+intersphinx_mapping = {
+    "numpy": ("https://numpy.org/doc/stable", "inventories/numpy.inv"),
+    "python": ("https://docs.python.org/3", "inventories/python.inv"),
+    "scipy": ("https://docs.scipy.org/doc/scipy", "inventories/scipy.inv"),
+    "torch": ("https://docs.pytorch.org/docs/stable", "inventories/torch.inv"),
+}
+
 autodoc_mock_imports = ["mpi4py"]  # needs an MPI library
 autodoc_typehints = "none"  # types are in the numpydoc sections
+OUTSIDE = "numpy.dtype", "numpy.ndarray", "os.PathLike", "torch.Tensor", "threading.RLock"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = True
 numpydoc_xref_ignore = "all"  # but for these
 numpydoc_xref_aliases = {
-    **{name: name for name in DEFAULT_LINKS},  # its own need an inventory from the network
+    **{name: name for name in DEFAULT_LINKS},  # links of each int and float are of no use
+    **{name: f":obj:`{name}`" for name in OUTSIDE},
     "LossScaler": "fastopt.amp.LossScaler",
     "Optimizer": "fastopt.optimizer.Optimizer",
     "Parameter": "fastopt.parameter.Parameter",

@@ -21,6 +21,7 @@ from fastopt import lr_scheduler as schedules
 __all__ = [
     "Row",
     "axes",
+    "described",
     "draw_codes",
     "draw_compared",
     "draw_comparison",
@@ -404,9 +405,20 @@ def _profiles(plot: Any, found: Any, colors: dict[str, str]) -> None:
     plot.set_axis_off()
 
 
+def described(text: str, found: Sequence[Row]) -> str:
+    """Return a page with the numbers of the comparison in the words that stand for its picture."""
+    numbers = iter([f"{ratio:.1f}" for row in found for ratio in row.ratios.values()])
+    words = re.compile(r"relative\sto\sfastopt:\s[^\"\]]*")
+    number = re.compile(r"\d+\.\d")
+    return words.sub(lambda part: number.sub(lambda _: next(numbers), part[0]), text, count=1)
+
+
 def main() -> int:
-    """Redraw the comparison with other libraries."""
-    draw_comparison(rows((DOCS / "performance.md").read_text(encoding="utf-8")))
+    """Redraw the comparison with other libraries, and write its numbers where it is shown."""
+    found = rows((DOCS / "performance.md").read_text(encoding="utf-8"))
+    draw_comparison(found)
+    for page in (DOCS.parent / "README.md", DOCS / "index.md"):
+        page.write_text(described(page.read_text(encoding="utf-8"), found), encoding="utf-8")
     return 0
 
 

@@ -1,6 +1,6 @@
 """An extension of Sphinx: links that need no markup, the list of all classes, page descriptions.
 
-It needs no network: addresses of other projects' objects stand in :data:`OBJECTS`.
+Objects of NumPy, SciPy, torch and Python are those of ``inventories``: the build needs no network.
 """
 
 import re
@@ -15,41 +15,52 @@ from sphinx.util.docutils import SphinxDirective
 
 from fastopt.optimizer import opt_registry
 
-__all__ = ["OBJECTS", "ArxivLinks", "ClassLinks", "Summaries", "setup"]
+__all__ = ["ClassLinks", "Siblings", "Summaries", "WordLinks", "setup"]
 
-ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+LINKED = re.compile(r"(arXiv:\d{4}\.\d{4,5}|\btorch\.optim\.[A-Z]\w+)")
+"""Words that are links wherever they stand."""
 
-NUMPY, PYTHON = "https://numpy.org/doc/stable/reference", "https://docs.python.org/3/library"
-OBJECTS = {
-    "numpy.ndarray": f"{NUMPY}/generated/numpy.ndarray.html",
-    "numpy.dtype": f"{NUMPY}/generated/numpy.dtype.html",
-    "numpy.asarray": f"{NUMPY}/generated/numpy.asarray.html",
-    "numpy.random.default_rng": f"{NUMPY}/random/generator.html#numpy.random.default_rng",
-    "numpy.random.Generator": f"{NUMPY}/random/generator.html#numpy.random.Generator",
-    "torch.Tensor": "https://docs.pytorch.org/docs/stable/tensors.html#torch.Tensor",
-    "torch.optim.Optimizer": "https://docs.pytorch.org/docs/stable/optim.html#torch.optim.Optimizer",
-    "scipy.optimize.minimize": "https://docs.scipy.org/doc/scipy/reference/generated/"
-    "scipy.optimize.minimize.html",
-    "os.PathLike": f"{PYTHON}/os.html#os.PathLike",
-}
-"""Objects of other projects that pages and docstrings refer to."""
+OUTSIDE = re.compile(r"(np|numpy|scipy|torch)((?:\.\w+)+)(?:\(.*\))?")
+"""Code that is a link if another project's inventory has the object."""
+
+TABLES = re.compile(r"^\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", re.MULTILINE)
+"""The names of each table in the page of a module."""
 
 ELSEWHERE = ("fastopt", "fastopt.torch")
 """Modules whose names :class:`Summaries` leaves to their pages: other modules have them too."""
 
 
-class ArxivLinks(SphinxTransform):
-    """Makes links of arXiv numbers."""
+class WordLinks(SphinxTransform):
+    """Makes links of arXiv numbers and of the names of other projects' objects."""
 
     default_priority = 400
 
     def apply(self, **_: Any) -> None:
-        """Split the texts that contain numbers."""
+        """Split the texts that contain them, and wrap the literals that are them."""
+        unlinked = (nodes.reference, nodes.literal_block, nodes.title, pending_xref)
         for text in list(self.document.findall(nodes.Text)):
-            parts = ARXIV.split(text)
-            outer = (nodes.reference, nodes.literal, nodes.literal_block, nodes.title)
-            if len(parts) > 1 and not any(isinstance(each, outer) for each in _above(text)):
-                text.parent.replace(text, list(_linked(parts)))
+            above = list(_above(text))
+            if any(isinstance(each, unlinked) for each in above):
+                continue
+            if isinstance(text.parent, nodes.literal):
+                found = OUTSIDE.fullmatch(text)
+                if found:
+                    name = f"{'numpy' if found[1] == 'np' else found[1]}{found[2]}"
+                    text.parent.replace_self(self._object(name, text.parent.deepcopy()))
+            elif len(parts := LINKED.split(text)) > 1:
+                text.parent.replace(text, [self._link(part) for part in parts if part])
+
+    def _link(self, part: str) -> nodes.Node:
+        """Return the text, as a link if it is a word of :data:`LINKED`."""
+        if not LINKED.fullmatch(part):
+            return nodes.Text(part)
+        kind, _, number = part.partition(":")
+        if kind == "arXiv":
+            return nodes.reference("", part, refuri=f"https://arxiv.org/abs/{number}")
+        return self._object(part, nodes.inline("", part))
+
+    def _object(self, name: str, content: nodes.Node) -> nodes.Node:
+        return _xref(self, "obj", name, content, refwarn=False)
 
 
 def _above(node: Any) -> Iterator[Any]:
@@ -57,14 +68,12 @@ def _above(node: Any) -> Iterator[Any]:
         yield node
 
 
-def _linked(parts: list[str]) -> Iterator[nodes.Node]:
-    """Yield texts, and links of the numbers between them."""
-    for k, part in enumerate(parts):
-        if k % 2:
-            link = f"arXiv:{part}"
-            yield nodes.reference("", link, refuri=f"https://arxiv.org/abs/{part}")
-        elif part:
-            yield nodes.Text(part)
+def _xref(
+    transform: SphinxTransform, role: str, name: str, content: nodes.Node, refwarn: bool
+) -> nodes.Node:
+    """Return a reference to a Python object, which Sphinx resolves."""
+    target = {"refdomain": "py", "reftype": role, "reftarget": name, "refwarn": refwarn}
+    return pending_xref("", content, refdoc=transform.env.docname, **target)
 
 
 class ClassLinks(SphinxTransform):
@@ -78,16 +87,28 @@ class ClassLinks(SphinxTransform):
             for literal in list(row[0].findall(nodes.literal)):
                 known = opt_registry.get(literal.astext())
                 if known is not None:
-                    link = pending_xref(
-                        "",
-                        literal.deepcopy(),
-                        refdomain="py",
-                        reftype="class",
-                        reftarget=f"fastopt.optimizer.{known.__name__}",
-                        refdoc=self.env.docname,
-                        refwarn=True,
-                    )
+                    name = f"fastopt.optimizer.{known.__name__}"
+                    link = _xref(self, "class", name, literal.deepcopy(), refwarn=True)
                     literal.parent.replace(literal, link)
+
+
+class Siblings(SphinxDirective):
+    """Links a class to the others of its table in the page of its module, and to the guide."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return a box, or nothing for a class that has no siblings."""
+        path = Path(self.env.doc2path("api/fastopt.optimizer"))
+        self.env.note_dependency(str(path))
+        for table in TABLES.findall(path.read_text(encoding="utf-8")):
+            names = table.split()
+            if self.arguments[0] in names and names[0] != "Optimizer":
+                others = [f":class:`{name}`" for name in names if name != self.arguments[0]]
+                guide = ":doc:`/which-optimizer`, :doc:`/optimizers`"
+                text = f".. seealso::\n\n   {', '.join([guide, *others])}\n"
+                return self.parse_text_to_nodes(text)
+        return []
 
 
 class Summaries(SphinxDirective):
@@ -111,16 +132,10 @@ class Summaries(SphinxDirective):
         first = head.partition(f".. currentmodule:: {module}\n")[2].strip().partition("\n\n")[0]
         first = "" if re.search(r"^(-{4}|={4})", first, re.M) else first
         found = f"{title}\n{'-' * len(title)}\n\n.. currentmodule:: {module}\n\n{first}\n\n"
-        tables = re.findall(r"^\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", text, re.M)
+        tables = TABLES.findall(text)
         if module in ELSEWHERE or not tables:
             return found
         return f"{found}.. autosummary::\n   :nosignatures:\n\n{''.join(tables)}\n"
-
-
-def link_outside(app: Any, env: Any, node: Any, content: nodes.Node) -> nodes.Node | None:
-    """Return a link to an object of :data:`OBJECTS`."""
-    address = OBJECTS.get(node["reftarget"])
-    return address and nodes.reference("", "", content, refuri=address, internal=False)
 
 
 def describe(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
@@ -136,9 +151,9 @@ def describe(app: Any, page: str, template: str, context: dict[str, Any], tree: 
 
 def setup(app: Any) -> dict[str, Any]:
     """Register all of it."""
-    app.add_transform(ArxivLinks)
+    app.add_transform(WordLinks)
     app.add_transform(ClassLinks)
+    app.add_directive("siblings", Siblings)
     app.add_directive("summaries", Summaries)
-    app.connect("missing-reference", link_outside)
     app.connect("html-page-context", describe)
     return {"parallel_read_safe": True}

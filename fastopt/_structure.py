@@ -20,6 +20,9 @@ __all__ = ["Leaves", "Structures", "copied", "copies", "items", "mapped", "named
 KEPT = 16
 """Maximum number of cached structures."""
 
+LATEST: dict[str, "_Cached"] = {}
+"""The structure that was cached last by any updater, by `missing`."""
+
 REPEATED = 2
 """Number of steps with the same unchanged gradient but other weights that are suspicious."""
 
@@ -73,11 +76,13 @@ class Structures:
             integer.
         """
         key = id(weights), missing
-        known = self._known.get(key) or self._latest.get(missing)
+        known = self._known.get(key) or self._latest.get(missing) or LATEST.get(missing)
         if known is not None:
             node, paths, without = known
             read = node.read(grads, weights)
             if read is not None:
+                if not self._latest:  # that of another updater, such as the last episode's
+                    self._keep(key, known)
                 return paths, read[0], read[1], without
         skips = choice("missing", missing, "raise", "skip") == "skip"
         if key in self._known:  # other gradients for the same weights
@@ -96,10 +101,14 @@ class Structures:
             twice = next(path for k, path in enumerate(every) if path in every[:k])
             raise ValueError(f"two weights have the path {twice!r}; rename a key that has a dot")
         if top is not None:
-            if len(self._known) >= KEPT:
-                del self._known[next(iter(self._known))]
-            self._known[key] = self._latest[missing] = top, paths, tuple(left)
+            self._keep(key, (top, paths, tuple(left)))
         return paths, [g for _, g, _ in leaves], [w for _, _, w in leaves], tuple(left)
+
+    def _keep(self, key: tuple[int, str], known: "_Cached") -> None:
+        """Cache a structure, for this updater and as the first one of others."""
+        if len(self._known) >= KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[key] = self._latest[key[1]] = LATEST[key[1]] = known
 
     def check_order(self, path: str, grad: Any, weight: Any, updated: Any) -> None:
         """Warn once if gradients and weights seem to be swapped.

@@ -514,3 +514,21 @@ def test_views_of_dictionaries_are_lists():
 def test_dictionaries_and_arrays_are_not_lists(call, words):
     with pytest.raises(TypeError, match=words):
         call(adam(), {"a": ones(), "b": ones()})
+
+
+def test_a_structure_of_another_updater_is_read_alike():
+    def steps(kind):
+        updater, weights = (
+            optimizer.Updater(optimizer.SGD(lr=0.5)),
+            {kind(1): np.ones(2), "b": None},
+        )
+        weights["b"] = [np.ones(1), np.ones(())]
+        grads = {kind(1): np.ones(2), "b": [np.ones(1), None]}
+        updater.step(grads, weights)
+        with pytest.raises(ValueError, match="has no weight"):
+            updater.step({**grads, "c": np.ones(1)}, weights)
+        updater.step({kind(1): None, "b": [None, 1.0]}, weights)
+        return list(updater.states), np.hstack([weights[kind(1)], *weights["b"]]).tolist()
+
+    for kind in (int, str, int, str):
+        assert steps(kind) == (["1", "b.0", "b.1"], [0.5, 0.5, 0.5, 0.5])

@@ -202,14 +202,28 @@ def rows_of(
     return lambda: ours(indices, next(calls), weights), in_numpy
 
 
-def first(tensors: int) -> Pair:
+MIXED = [(64, 32), (32,), (32, 32), (32, 1), (32, 10), (10,)]
+
+
+def first(shapes: list[tuple[int, ...]]) -> Pair:
     """Return the first call of a new updater."""
-    indices = list(range(tensors))
-    weights, grads = [normal() for _ in indices], [normal() for _ in indices]
+    indices, weights, grads = list(range(len(shapes))), *([*map(normal, shapes)] for _ in range(2))
     return (
         lambda: fastopt.Updater(fastopt.Adam())(indices, grads, weights),
         lambda: Adam().many(indices, grads, weights),
     )
+
+
+def updated() -> Pair:
+    """Return steps that return new arrays, in both."""
+    ours, plain, names = fastopt.Updater(fastopt.Adam()), Adam(), [f"w{k}" for k in range(20)]
+    grads, params = ({name: normal() for name in names} for _ in range(2))
+
+    def in_numpy() -> None:
+        new = {name: params[name].copy() for name in names}
+        plain.many(names, grads.values(), new.values())
+
+    return lambda: ours.updated(grads, params), in_numpy
 
 
 def trained(tensors: int, steps: int) -> Pair:
@@ -308,8 +322,10 @@ FORMS: dict[str, Callable[[], Pair]] = {
         lambda: rows_of(16, (20_000, 32), tables=3, clip_global_norm=1.0)
     ),
     "a row of each of 3 tables, SGD": tables,
-    "first call of a new updater (3)": lambda: first(3),
-    "first call of a new updater (1,000)": lambda: first(1_000),
+    "updated(), 20 new arrays": updated,
+    "first call of a new updater (3)": lambda: first([SHAPE] * 3),
+    "first call of a new updater (6 shapes)": lambda: first(MIXED),
+    "first call of a new updater (1,000)": lambda: first([SHAPE] * 1_000),
     "10 steps of a new model (3)": lambda: trained(3, 10),
 }
 

@@ -89,6 +89,16 @@ class AdaGrad(Optimizer):
     >>> updater(0, np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.9, 1.1])
+
+    With the formula of torch, whose accumulator may start above zero:
+
+    >>> updater = optimizer.get_updater(
+    ...     optimizer.AdaGrad(learning_rate=0.1, formula="torch", initial_accumulator_value=3)
+    ... )
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -1.0]), weight)
+    >>> weight.round(6)
+    array([0.95, 1.05])
     """
 
     lazy_by_default = True

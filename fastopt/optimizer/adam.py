@@ -135,6 +135,16 @@ class Adam(CoupledVariants, AdamFamily):
     >>> updater(0, np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([-0.1,  0.1])
+
+    With the formula and defaults of torch, and a row-sparse gradient:
+
+    >>> updater = optimizer.get_updater(optimizer.Adam(learning_rate=0.1, formula="torch"))
+    >>> table = np.zeros((3, 2))
+    >>> updater(0, (np.ones((1, 2)), np.array([1])), table)
+    >>> table.round(6)
+    array([[ 0. ,  0. ],
+           [-0.1, -0.1],
+           [ 0. ,  0. ]])
     """
 
     lazy_by_default = True

@@ -189,6 +189,16 @@ class AdamW(StableFamily):
     >>> updater(0, np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
     array([0.8997, 1.0997])
+
+    With the formula and defaults of torch:
+
+    >>> updater = optimizer.get_updater(
+    ...     optimizer.AdamW(learning_rate=0.1, weight_decay=0.1, formula="torch")
+    ... )
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(4)
+    array([0.89, 1.09])
     """
 
     ratio = staticmethod(biased_ratio)

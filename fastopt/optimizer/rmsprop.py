@@ -194,6 +194,16 @@ class RMSProp(Optimizer):
     >>> updater(0, np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.8, 1.2])
+
+    Centered, with a momentum:
+
+    >>> updater = optimizer.get_updater(
+    ...     optimizer.RMSProp(learning_rate=0.1, gamma1=0.75, centered=True)
+    ... )
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(6)
+    array([0.76906, 1.23094])
     """
 
     arguments: ClassVar[Descriptions] = {

@@ -137,6 +137,17 @@ class SGD(CautiousMomentumFamily):
     ...     updater(0, np.ones(2), weight)
     >>> weight
     array([0.71, 0.71])
+
+    With the buffer of torch, which dampening keeps smaller:
+
+    >>> updater = optimizer.get_updater(
+    ...     optimizer.SGD(learning_rate=0.1, momentum=0.9, formula="torch", dampening=0.5)
+    ... )
+    >>> weight = np.ones(2)
+    >>> for _ in range(2):
+    ...     updater(0, np.ones(2), weight)
+    >>> weight.round(6)
+    array([0.76, 0.76])
     """
 
     lazy_by_default = master_last = True

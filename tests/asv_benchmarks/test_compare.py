@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
+from fastopt._console import Refused
 from helpers.paths import ROOT
 
 RESULTS = {
@@ -102,3 +103,40 @@ def test_numpy_code_steps_rows_as_fastopt_does(compare):
         updater(0, (values, ids), ours)
     assert abs(ours).max() > 1e-3
     np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-7)
+
+
+@pytest.fixture
+def page(compare):
+    return importlib.import_module("performance_page")
+
+
+def test_the_page_gets_the_tables_that_were_measured(page):
+    text = page.PAGE.read_text(encoding="utf-8")
+    (old,) = page.PEERS.findall(text)
+    head, _, *lines = (
+        [c.strip() for c in row.split("|")[1:-1]] for row in old.split("\n\n")[0].splitlines()
+    )
+    conditions = " ".join(old.split("\n\n")[1].split())
+    assert page.with_peers(text, head, lines, conditions) == text
+    lines[0][1] = "77.7 us"
+    written = page.with_peers(text, head, lines, f"{conditions} Quiet.")
+    assert "77.7 us" in written
+    assert "Quiet." in written
+    assert written.count("\n| ") == text.count("\n| ")
+    with pytest.raises(Refused, match="the page also has torch fused"):
+        page.with_peers(text, [c for c in head if c != "torch fused"], lines, conditions)
+
+
+def test_bars_are_written_to_the_column_of_the_processor(page):
+    text = "| measurement | bar | AMD | Intel |\n| --- | --- | --- | --- |\n| a | 1 | 2 | 3 |\n"
+    written = page.with_bars(text, [["a", ">= 1", "7"], ["b", "5", "6"]], "an Intel(R) Xeon")
+    assert written.endswith("| a | >= 1 | 2 | 7 |\n| b | 5 |  | 6 |\n")
+    with pytest.raises(Refused, match="no column for M4"):
+        page.with_bars(text, [], "M4")
+    assert len(page.BARS.findall(page.PAGE.read_text(encoding="utf-8"))) == 1
+
+
+def test_a_busy_machine_writes_nothing(compare, monkeypatch, capsys):
+    monkeypatch.setattr(compare.info, "busy", lambda: "this machine is busy")
+    assert run(compare, monkeypatch, "--write") == 2
+    assert "--write: this machine is busy" in capsys.readouterr().err

@@ -77,15 +77,25 @@ def test_the_table_of_defaults_is_that_of_the_signatures():
     assert found == list(defaults.rows())
 
 
+def anchors(page):
+    """The anchors of the headings of a page, as forges and the built site name them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
-        targets += re.findall(r'(?:src|srcset)="([^"]+)"', text)
-        for target in targets:
+        targets = re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text)
+        targets += [(path, "") for path in re.findall(r'(?:src|srcset)="([^"]+)"', text)]
+        for target, anchor in targets:
             if target.startswith("_static/schedules/"):
                 continue  # drawn by the build: see test_pictures.py
-            assert (page.parent / target).is_file(), f"{page.name}: {target}"
+            path = page.parent / target if target else page
+            assert path.is_file(), f"{page.name}: {target}"
+            if anchor:
+                assert anchor in anchors(path), f"{page.name}: {target}#{anchor}"
 
 
 def test_a_page_lists_every_optimizer_of_the_library():

@@ -50,6 +50,14 @@ def test_the_words_of_the_comparison_have_its_numbers(pictures, page):
     assert re.findall(r"\d+\.\d", described) == [f"{number:.1f}" for number in numbers]
 
 
+def test_the_words_are_rewritten_with_the_picture(pictures):
+    text = 'a 1.5 <img alt="step relative to fastopt: x 1.0, y 2.0 and\n3.0"> 4.5'
+    found = [pictures.Row("x", {"a": 5.04}), pictures.Row("y", {"a": 60.0, "b": 7.77})]
+    assert pictures.described(text, found) == (
+        'a 1.5 <img alt="step relative to fastopt: x 5.0, y 60.0 and\n7.8"> 4.5'
+    )
+
+
 def test_a_page_without_the_numbers_is_refused(pictures):
     with pytest.raises(KeyError, match="step"):
         pictures.rows("# Performance")

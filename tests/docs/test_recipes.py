@@ -55,8 +55,8 @@ def recipe(monkeypatch):
     [
         ("plain_numpy", (), 1e-12),
         ("scikit_learn", ("adam",), 1e-12),
-        ("scikit_learn", ("sgd",), 1e-12),
-        ("scikit_learn", ("sgd", False), 1e-12),
+        pytest.param("scikit_learn", ("sgd",), 1e-12, marks=pytest.mark.exhaustive),
+        pytest.param("scikit_learn", ("sgd", False), 1e-12, marks=pytest.mark.exhaustive),
         ("hips_autograd", ("adam",), 1e-12),
         ("hips_autograd", ("sgd",), 1e-12),
         ("thinc_digits", (), 1e-4),

@@ -148,12 +148,13 @@ def test_an_overflow_leaves_the_decay_of_rows_and_the_sums_of_lbsgd():
         optimizer.LBSGD(batch_scale=3),
         optimizer.Nadam(),
     ):
-        updater, weights = Updater(made, LossScaler()), [np.ones((4, 2)), np.ones(3)]
+        updater, ones = Updater(made, LossScaler()), np.ones(3, np.float32)
+        weights = [np.ones((4, 2), np.float32), ones.copy()]
         for step in range(3):
-            rows = RowSparse(np.ones((2, 2)), np.array([3, step]), (4, 2))
-            updater([0, 1], [rows, np.ones(3)], weights)
+            rows = RowSparse(np.ones((2, 2), np.float32), np.array([3, step]), (4, 2))
+            updater([0, 1], [rows, ones], weights)
             before = everything(updater, weights)[:-1]
-            updater([0, 1], [rows, np.array([1, np.nan, 1])], weights)
+            updater([0, 1], [rows, ones * np.array([1, np.nan, 1], np.float32)], weights)
             assert updater.info.non_finite == ("1",)
             assert everything(updater, weights)[:-1] == before
 

@@ -358,15 +358,15 @@ class Enrolment:
             rule, average = averaging.derived(index, own, new.arrays()[0], ())
             arrays = [*arrays, *average]
         known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
-        form = self._form(new, rule, average, known)
+        form, rests = self._form(new, rule, average, known), None
         alternates = averaging is not None and averaging.average.alternates
-        # Of two records the front checks the first alone.
-        resting = self._form(new, own, (), False) if alternates else None
-        if form is None or (alternates and resting is None):
+        if form is not None and alternates:
+            rests = self._form(new, own, (), False)  # the front checks the other record alone
+        if form is None or (alternates and rests is None):
             return None
         self._write(new, form, arrays)
-        if resting is not None:
-            self._write_resting(new, resting, arrays)
+        if rests is not None:
+            self._write_resting(new, rests, arrays)
         return form
 
     def _form(

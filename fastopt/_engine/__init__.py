@@ -1,1 +1,1 @@
-"""From an update call to kernel launches: validation, plans, update counts, hyper-parameters."""
+"""From an update call to kernel launches: validation, records, update counts, hyper-parameters."""

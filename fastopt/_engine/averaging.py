@@ -1,4 +1,4 @@
-"""Weight averaging during updates: the arrays, the derived rules and the plans.
+"""Weight averaging during updates: the arrays, the derived rules.
 
 Tests: ``tests/test_averages.py``.
 """
@@ -134,7 +134,7 @@ class Averages:
 
 
 class AveragingStep:
-    """Averaging in the steps of one plan.
+    """Averaging in one call.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ class AveragingStep:
         return average
 
     def keep(self) -> None:
-        """Keep the new averages, so that the plan can be reused."""
+        """Keep the new averages."""
         self.averages.arrays.update(self.new)
         self.new, self.whole = {}, []
 

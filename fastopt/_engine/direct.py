@@ -44,7 +44,7 @@ class Direct(Owner):
             return
         with uninterrupted:
             if not self._take([index], [grad], [weight], [state], single=True):
-                self.planner.update(index, weight, grad, state)
+                self.planner.update_all([(index, weight, grad, state)], single=True)
 
     def update_all(self, calls: Sequence[Call]) -> None:
         """Update several tensors; all of them are checked before any changes."""
@@ -66,7 +66,6 @@ class Direct(Owner):
 
     def refill(self) -> None:
         """Compute all hyper-parameters again, since those that ``hyper()`` returns are others."""
-        self.planner.plans.clear()
         for shared in self.records.shared.values():
             shared.fill(self.optimizer.lr)
 

@@ -100,7 +100,7 @@ class Shared:
         """Compute the hyper-parameters for a learning rate before multipliers, and a count.
 
         With `again`, only these two can have changed. If an argument is invalid, calls are refused,
-        and the plan reports the error.
+        and the full checks report the error.
         """
         optimizer, values = self.optimizer, self.view
         self.words[w.VALID] = 0

@@ -19,7 +19,7 @@ class Owner:
         The planner, with the optimizer and the records.
     """
 
-    loss_scaler = clip_global_norm = _windows = _units = None
+    loss_scaler = clip_global_norm = _windows = _units = _averages = None
     _on_records = True
     """Whether records serve calls."""
     _runs_updates = False
@@ -27,7 +27,7 @@ class Owner:
 
     def __init__(self, planner: Any) -> None:
         self.planner, self.optimizer = planner, planner.optimizer
-        self.records, self._plans = planner.records, planner.plans
+        self.records = planner.records
         self.states: dict[Index, Any] = {}
         self.states_synced: dict[Index, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Creation of the plan of a call from its arguments, with full validation, once."""
+"""What an updater knows besides records, and the full checks of the arrays of a call."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +16,14 @@ from fastopt._engine.forms import is_pitched
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.lazy_decay import decay_of
 from fastopt._engine.mixed_precision import arrays_of
-from fastopt._engine.overlap import Ranges
 from fastopt._engine.per_index import Index
-from fastopt._engine.plan import Plan
 from fastopt._engine.records import Records
-from fastopt._engine.step_sums import SummedPlan
 from fastopt._engine.unrecorded import UnrecordedCall
 from fastopt._engine.validate import (
     check,
     check_apart,
     check_like,
     check_together,
-    is_fixed,
     is_fortran,
     is_half,
     label,
@@ -37,15 +33,14 @@ from fastopt._kernels.codes import is_coded
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.device_memory import arranged, contiguous, lie_alike, like
 from fastopt._kernels.devices import Header, header, is_cuda
-from fastopt._kernels.host_table import HostTable
 from fastopt._kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
-from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, readable
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
 from fastopt._kernels.table import Table, launch
 from fastopt._structure import Structures
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse
 
-__all__ = ["Call", "Planner", "disjoint", "table_of"]
+__all__ = ["Call", "Planner", "table_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -55,12 +50,9 @@ Call = tuple[Index, Any, Any, Any]
 COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError, AttributeError)
 """Errors raised by a launch if a rule cannot be compiled, before anything has run."""
 
-LISTS = 16
-"""Maximum number of index lists whose plans are kept."""
-
 
 class Planner:
-    """Creates and caches the plans of an updater's calls.
+    """Optimizer and records of an updater, and what the user has set for its parameters.
 
     Parameters
     ----------
@@ -71,8 +63,6 @@ class Planner:
 
     Attributes
     ----------
-    plans : dict
-        Plan of each index, and of each tuple of indices that was passed as a list.
     copies : dict
         Half-precision copy of the weight, by index.
     offsets : dict
@@ -93,7 +83,6 @@ class Planner:
 
     def __init__(self, optimizer: Any, masters: bool = True) -> None:
         self.optimizer, self.masters = optimizer, masters
-        self.plans: dict[Any, Any] = {}
         self.copies: dict[Index, Any] = {}
         self.offsets: dict[Index, int] = {}
         self.updated: dict[Index, Any] = {}
@@ -105,9 +94,8 @@ class Planner:
         self.records, self.devices = Records(), DeviceRecords(self)
 
     def forget(self) -> None:
-        """Drop all plans and records, between the calls of other threads."""
+        """Drop all records, between the calls of other threads."""
         with self.optimizer.lock:
-            self.plans.clear()
             self.records.forget()
             self.devices.forget()
 
@@ -160,130 +148,13 @@ class Planner:
             raise NotImplementedError(f"{name} has neither a rule nor an update()")
         return rule
 
-    # Plans
-
-    def prepare(self, calls: Sequence[Call], single: bool = False) -> Any:
-        """Check a call and create its plan, without counting the step or caching the plan.
-
-        Parameters
-        ----------
-        calls : sequence of (index, weight, gradient, state)
-            The tensors of the call.
-        single : bool
-            Whether the call passes one index instead of lists.
-
-        Returns
-        -------
-        UnrecordedCall, Plan or Joint
-            For arrays on the host an UnrecordedCall; a Joint if some parameters
-            belong to other optimizers than the planner's own.
-
-        Raises
-        ------
-        TypeError, ValueError
-            The arrays do not match.
-        """
-        if not any(is_cuda(weight) for _, weight, *_ in calls):
-            return UnrecordedCall(self, calls)
-        key = calls[0][0] if single else tuple(index for index, *_ in calls)
-        indices = [index for index, *_ in calls]
-        averaging = self.averages.step(self.optimizer, indices) if self.averages else None
-        plan: Any = None
-        if self.groups is not None:
-            plan = self.groups.prepare(calls, single, key, averaging)
-        if plan is None:
-            plan = self.plan_of(calls, single, averaging)
-            plan.key = key
-        return plan
-
-    def plan_of(
-        self,
-        calls: Sequence[Call],
-        single: bool,
-        averaging: AveragingStep | None,
-    ) -> Plan:
-        """Create the plan of a call for the planner's own optimizer; see :meth:`prepare`."""
-        indices = [index for index, *_ in calls]
-        tables = [self.table(*call, averaging=averaging) for call in calls]
-        spread = [(table, [place]) for place, table in enumerate(tables)]
-        in_order = len(set(indices)) < len(indices) or not disjoint(tables)
-        optimizer = self.optimizer
-        if optimizer.rates_before_count and optimizer.lr_scheduler is not None:
-            in_order |= len(calls) > 1  # the count of each tensor determines the next one's rate
-        weights, states = [call[1] for call in calls], [call[3] for call in calls]
-        groups = spread if in_order else self._grouped(tables)
-        kind: type[Plan] = Plan
-        if self.optimizer.step_sums is not None:
-            kind = SummedPlan
-        plan = kind(self, indices, weights, states, groups, single, in_order, averaging)
-        keep = not in_order and all(table.direct for table in tables)
-        keep = keep and not (averaging is not None and averaging.whole)
-        plan.kept = keep and all(map(is_fixed, states)) and readable()
-        return plan
-
-    def remember(self, plan: Any) -> None:
-        """Keep a plan after its first step."""
-        if plan.averaging is not None:
-            for table in plan.averaging.whole:
-                table.renew()
-            self.launch(plan.averaging.whole, plan.indices[0])
-            plan.averaging.keep()
-        plan.release()
-        self.records.note(self, plan.indices, plan.weights)
-        alternates = self.averages is not None and self.averages.average.alternates
-        if plan.kept and not alternates:  # the next step may need another plan
-            self.keep(plan.key, plan)
-
-    def _grouped(self, tables: Sequence[Table]) -> list[tuple[Table, list[int]]]:
-        """Merge the tables of tensors with equal layouts; return each with its positions."""
-        kinds: dict[Any, list[int]] = {}
-        run, last = 0, None
-        for place, table in enumerate(tables):
-            kind: Any = place if table.alone else table.layout
-            if self.optimizer.in_list_order and kind != last:
-                run, last = run + 1, kind
-            kinds.setdefault((run, kind), []).append(place)
-        groups = []
-        for places in kinds.values():
-            of = [tables[place] for place in places]
-            groups.append((type(of[0]).joined(of) if len(of) > 1 else of[0], places))
-        return groups
-
-    def forget_replaced(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
-        """Drop the plans of weights that have been replaced by other arrays."""
-        pairs = list(zip(indices, weights, strict=True))
-        new = {index for index, weight in pairs if self.updated.get(index, weight) is not weight}
-        if new:
-            for key, plan in list(self.plans.items()):
-                if not new.isdisjoint(plan.indices):
-                    del self.plans[key]
-
-    def keep(self, key: Any, plan: Any) -> None:
-        """Keep the plan of a call; drop the plan of the oldest list if there are too many."""
-        self.plans.pop(key, None)
-        lists = [key for key in self.plans if isinstance(key, tuple)]
-        if plan.length and len(lists) >= LISTS:
-            del self.plans[lists[0]]
-        self.plans[key] = plan
-
     def take_over(self, other: "Planner") -> None:
         """Copy the user's settings from another planner."""
         self.copies, self.offsets, self.launcher = other.copies, other.offsets, other.launcher
         self.measures, self.averages = other.measures, other.averages
 
-    def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
-        """Update one tensor with a state that the caller keeps."""
-        if is_cuda(weight):
-            self.update_all([(index, weight, grad, state)], single=True)
-            return
-        plan = self.plans.get(index)
-        if plan is not None and plan.keeps(state) and plan.fits(index, grad, weight):
-            plan.step()
-            return
-        self.update_all([(index, weight, grad, state)], single=True)
-
     def update_all(self, calls: Sequence[Call], single: bool = False, factor: float = 1.0) -> None:
-        """Update tensors that have no plan yet, with gradients times `factor`."""
+        """Update tensors that have no records, with gradients times `factor`."""
         there = [call for call in calls if is_cuda(call[1])]
         if there:
             here = [call for call in calls if not is_cuda(call[1])]
@@ -292,9 +163,9 @@ class Planner:
         elif self.optimizer.is_accumulating:
             self._accumulate(calls)
         elif calls:
-            plan = self.prepare(calls, single)
-            plan.step(factor)
-            self.remember(plan)
+            call = UnrecordedCall(self, calls)
+            call.step(factor)
+            call.finish()
 
     # Accumulation
 
@@ -449,17 +320,6 @@ def _no_rows(weight: Array) -> RowSparse:
     return RowSparse(empty, np.empty(0, np.int64), weight.shape)
 
 
-def disjoint(tables: Sequence[Table]) -> bool:
-    """Whether no tensor writes to memory that another one reads or writes."""
-    if len(tables) < 2:
-        return True
-    written = Ranges(*np.concatenate([table.spans() for table in tables], axis=1))
-    if written.overlapping():
-        return False
-    reads = [table.read() for table in tables]
-    return not written.meeting(*map(np.concatenate, zip(*reads, strict=True)))
-
-
 def table_of(
     context: str,
     rule: Rule,
@@ -520,9 +380,7 @@ def table_of(
     checked = arrays[:-1] if sparse else arrays
     if by_row and is_pitched(checked):
         layout = replace(layout, pitched=True)
-        table = HostTable(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
-        table.direct = True
-        return table
+        return Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
     if layout.coded and sparse and weight[0].ndim < 2:
         raise TypeError(
             f"{context}: state in 8 bits of a weight of one dimension needs a dense gradient, as "
@@ -532,11 +390,9 @@ def table_of(
     if rule.elementwise and in_place and is_fortran(weight[0]):
         order = F_ORDER  # no random draw depends on the position: any common order will do
     if all(map(_in_c_order if order == C_ORDER else _in_f_order, checked)):
-        table = HostTable(layout, arrays[:parts], arrays[parts:-1], arrays[-1], order)
-        table.direct = True
-        return table
+        return Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
     copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
-    table = HostTable(layout, copies[:parts], copies[parts:-1], copies[-1])
+    table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     return table
 

@@ -75,7 +75,7 @@ def row_layout(optimizer: Any, layout: Layout, record: Any) -> Layout | None:
     if record[w.ORDER] != C_ORDER or record[w.NDIMS] == 0:
         return None
     if layout.coded and record[w.NDIMS] < 2:
-        return None  # reported by the plan
+        return None  # reported by the full checks
     deferred = lazy and optimizer.sparse_decay != "touched"
     return replace(layout, sparse=True, lazy=lazy, catch_up=deferred)
 

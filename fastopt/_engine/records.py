@@ -151,7 +151,7 @@ class Records:
         """Whether the settings of an updater and its optimizers admit records."""
         planner = updater.planner
         averages = planner.averages
-        plain = updater._on_records and updater._plans is planner.plans
+        plain = updater._on_records and updater._averages is averages
         plain = plain and (averages is None or averages.held is None)
         if not plain or numba.config.DISABLE_JIT or not readable():
             return False
@@ -401,10 +401,8 @@ class Records:
         return [each for each in items if slots.get(each[0]) != frozen]
 
     def note(self, planner: Any, index: Any, weight: Any) -> None:
-        """Keep the weights of a call in place of those of earlier calls, on records or on plans."""
+        """Keep the weights of a call in place of those of earlier calls."""
         listed = type(index) in (list, tuple)
-        if planner.plans:
-            planner.forget_replaced(*((index, weight) if listed else ((index,), (weight,))))
         moved = self.moving(index, weight) if listed else ((index, weight),)
         updated, kept = planner.updated, self.kept
         for each, array in moved:

@@ -46,8 +46,6 @@ class UnrecordedCall:
         The arrays do not match.
     """
 
-    kept = in_order = False
-
     def __init__(self, planner: Any, calls: Sequence[Call]) -> None:
         self.planner, self.calls = planner, calls
         self.indices, self.weights = [call[0] for call in calls], [call[1] for call in calls]
@@ -61,11 +59,6 @@ class UnrecordedCall:
         self.rates: dict[Any, float] = {}
         self.done = False
 
-    @property
-    def folds(self) -> bool:
-        """Whether a factor of the gradients may be folded into `rescale_grad`."""
-        return bool(self.planner.folds)
-
     def squares(self) -> NDArray[np.float64]:
         """Return the sum of squares of each gradient; non-finite elements propagate."""
         return np.concatenate([table.squares() for table in self.tables])
@@ -74,6 +67,13 @@ class UnrecordedCall:
         """Release the gradients."""
         for table in self.tables:
             table.release()
+
+    def finish(self) -> None:
+        """Keep the new averages, and the weights in place of those of earlier calls."""
+        if self.averaging is not None:
+            self.averaging.keep()
+        self.release()
+        self.planner.records.note(self.planner, self.indices, self.weights)
 
     def step(self, factor: float = 1.0) -> None:
         """Count the step and update, with gradients times `factor`; or change nothing."""

@@ -20,8 +20,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 from numpy.lib.array_utils import byte_bounds
 
-from fastopt._kernels.layout import ADDRESS, ORDER, ROWS, SEGMENTS, STARTS
-from fastopt._kernels.segments import sort_rows
+from fastopt._kernels.layout import ADDRESS
 from fastopt._notices import warn_user
 from fastopt.kernels.rule import scalar
 
@@ -35,7 +34,6 @@ __all__ = [
     "kind_word",
     "readable",
     "take_addresses",
-    "take_rows",
     "unreadable",
     "warn_of_layouts",
 ]
@@ -254,77 +252,6 @@ def enter(
 ) -> Any:
     """See :func:`admit`; this is the stand-alone kernel."""
     return admit(table, guards, written, places, known, length, objects)
-
-
-def take_rows(
-    table: Any,
-    guards: Any,
-    written: Any,
-    checked: Any,
-    counting: Any,
-    places: Any,
-    chunks: Any,
-    step: Any,
-    values: Any,
-    indices: Any,
-) -> Any:
-    """Check and enter a row-sparse gradient; sort its rows if they do not ascend.
-
-    Parameters
-    ----------
-    table, written : numpy.ndarray
-        See :func:`admit`; one tensor, whose last column is the gradient's address.
-    guards : numpy.ndarray
-        Guards of values and indices, for any number of rows. NBYTES holds the bytes of one row of
-        the values, and for the indices the height of the tensor.
-    checked, counting : numpy.ndarray
-        Output array for a copy of the indices, and an array of the numbers from 0 on.
-    places, chunks, step
-        See :func:`fastopt._kernels.segments.sort_rows`.
-    values, indices : int
-        Ids of the arrays, which the caller keeps alive.
-
-    Returns
-    -------
-    int
-        Number of chunks in `chunks`, 0 if rows ascend; -1 with nothing entered if the gradient must
-        be checked in Python.
-    """
-    guards[0, ID], guards[1, ID] = values, indices
-    for k in range(2):
-        array = guards[k, ID]
-        if at(array, TYPE) != guards[k, WANTED_TYPE] or at(array, NDIM) & LOW == np.uint64(0):
-            return -1
-    count = at(at(indices, SHAPE), 0)
-    if count >= np.uint64(len(counting)):
-        return -1
-    guards[0, WANTED_SHAPE] = guards[1, WANTED_SHAPE] = count
-    if not (holds(guards[0]) and holds(guards[1])):
-        return -1
-    first = at(values, DATA)
-    if not clear_of(first, first + count * guards[0, NBYTES], written):
-        return -1
-    rows, last, ascends = at(indices, DATA), np.int64(-1), True
-    height = np.int64(guards[1, NBYTES])
-    for i in range(np.int64(count)):
-        row = np.int64(at(rows, 8 * i))
-        if row < 0 or row >= height:
-            return -1
-        if row <= last:
-            ascends = False
-        checked[i] = last = row
-    cuts = 0
-    unique, starts, order = checked.ctypes.data, counting.ctypes.data, counting.ctypes.data
-    if not ascends:
-        if count >= np.uint64(places.shape[1]):
-            return -1
-        found, cuts = sort_rows(checked[: np.int64(count)], height, step, places, chunks)
-        count = np.uint64(found)
-        unique, starts = places[0].ctypes.data, places[1].ctypes.data
-        order = places[2].ctypes.data
-    table[0, ROWS], table[0, STARTS], table[0, ORDER] = unique, starts, order
-    table[0, SEGMENTS], table[0, table.shape[1] - 1] = count, first
-    return cuts
 
 
 def take_addresses(table: Any, written: Any, sizes: Any, itemsize: Any, found: Any) -> Any:

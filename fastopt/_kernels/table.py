@@ -1,33 +1,46 @@
-"""Tables of tensors: the kernel arguments that describe the arrays of a launch.
+"""Tables: the kernel arguments that describe the arrays of one tensor on the host.
 
-Tests: ``tests/engine/test_plan_stale.py``.
+Tests: ``tests/engine/test_unrecorded.py``, ``tests/kernels/test_segments.py``.
 """
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Self
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels.chunks import Chunks, chunks_of
+from fastopt._kernels import cpu, cpu_calls, cpu_rows, cpu_sums
+from fastopt._kernels.chunks import (
+    CHUNK,
+    PARALLEL_FROM,
+    ROW_COST,
+    Chunks,
+    balanced,
+    chunks_of,
+    shares,
+)
 from fastopt._kernels.codes import scales_shape
-from fastopt._kernels.devices import header
+from fastopt._kernels.compiling import bind
 from fastopt._kernels.layout import (
     ADDRESS,
+    APPLIED,
+    DECAY,
     DONE,
+    ORDER,
     PITCH,
+    ROWS,
+    SEGMENTS,
+    STARTS,
     WIDTH,
     Layout,
-    kind_of,
 )
-from fastopt._kernels.numpy_abi import C_ORDER, NBYTES, guard
-from fastopt._kernels.threads import turn
+from fastopt._kernels.segments import ASCENDING, OUTSIDE
+from fastopt._kernels.threads import may_run_parallel, turn
 
 if TYPE_CHECKING:
     from fastopt.sparse import RowSparse
@@ -39,6 +52,9 @@ Combine = Callable[[Chunks, Array, int, bool], tuple[Chunks, Array]]
 """Takes chunks, their sums, the number of tensors, and whether the sums are maxima; returns chunks
 and sums of whole tensors."""
 
+Prepared = tuple[partial[Any], bool]
+"""A kernel with its arguments, and whether it is parallel."""
+
 
 def address_of(array: Array) -> int:
     """Return the address of an array's first element."""
@@ -46,13 +62,10 @@ def address_of(array: Array) -> int:
     return found
 
 
-class Table(ABC):
-    """Kernel arguments for the arrays of one tensor, or of several tensors with one layout.
+class Table:
+    """Kernel arguments for the arrays of one tensor, of one call.
 
     The attributes ``chunks``, ``table`` and ``hyper`` are the arguments of that name of a kernel.
-
-    A table is reused by later calls, as most of it does not change. Addresses may change, since an
-    array can be resized in place: they are compared or entered again in each call.
 
     Parameters
     ----------
@@ -64,21 +77,7 @@ class Table(ABC):
         One array for each slot of the rule, and for each number that the rule keeps for a tensor.
     grad : numpy.ndarray
         The gradient, or the values of a row-sparse gradient.
-
-    Attributes
-    ----------
-    direct : bool
-        Whether weight and state are the arrays of the caller, not views or copies of them.
-    launch : callable, optional
-        The whole update, if it is one launch without other work.
     """
-
-    indices: Sequence[int | str] = ()
-    """Indices of the tensors' parameters, if a plan holds the table."""
-    move: Callable[[Any, Any], None] = staticmethod(np.copyto)
-    """``move(target, source)`` copies the elements of an array."""
-
-    listed: tuple[Array, ...]
 
     def __init__(
         self,
@@ -86,58 +85,26 @@ class Table(ABC):
         weight: tuple[Array, ...],
         state: tuple[Array, ...],
         grad: Array,
-        order: int = C_ORDER,
     ) -> None:
         self.layout = layout
         self.arrays: Sequence[Array] = (*weight, *state)  # kept alive
-        self.sizes: tuple[int, ...] = (weight[0].size,)
+        self.size = weight[0].size
         self.width, item = items_of(layout, weight[0])
-        self.items: tuple[tuple[int, int], ...] = (item,)
         self.table = np.zeros((1, ADDRESS + len(self.arrays) + 1), np.uint64)
         self.table[0, WIDTH] = self.width
         if layout.pitched:
-            self.table[0, PITCH], order = weight[0].strides[0], 0
-        guarded = self.arrays if layout.sparse else (*self.arrays, grad)
-        self.guards = guard(guarded, len(self.arrays), order)[np.newaxis]
-        addresses = [array.ctypes.data for array in guarded]
-        self.table[0, ADDRESS : ADDRESS + len(addresses)] = addresses
-        self._begin()
-        self.listed = tuple(guarded[len(self.arrays) :])
-
-    def _begin(self) -> None:
-        """Allocate the hyper-parameters and divide the tensors into chunks."""
-        rule, real = self.layout.rule, self.layout.real
-        self.fields = np.zeros((len(self.table), len(rule.hyper)), real)
-        self.hyper = self.fields.view(self.layout.record).reshape(-1)
-        self.chunks, self.total = self._cut()
-        self.direct = False
+            self.table[0, PITCH] = weight[0].strides[0]
+        given = self.arrays if layout.sparse else (*self.arrays, grad)
+        self.table[0, ADDRESS : ADDRESS + len(given)] = [array.ctypes.data for array in given]
+        self.fields = np.zeros((1, len(layout.rule.hyper)), layout.real)
+        self.hyper = self.fields.view(layout.record).reshape(-1)
+        self.chunks, self.total = balanced(item)
         self.copied: Sequence[tuple[Array, Array]] = ()
         self.borrowed: tuple[Array, Array] | None = None
-        self.listed = ()  # kept alive until release()
+        self.listed: tuple[Array, ...] = (grad,)  # kept alive until release()
         self.row_chunks = self.chunks, 0
         self.decay: tuple[Array, ...] = ()
         self.at_once = False
-
-    @abstractmethod
-    def _cut(self) -> tuple[Chunks, int]:
-        """Return the chunks of an update, and the number of elements."""
-
-    @classmethod
-    def joined(cls, tables: Sequence["Table"]) -> Self:
-        """Merge tables with the same layout into one."""
-        merged = cls.__new__(cls)
-        merged.layout = tables[0].layout
-        merged.arrays = [array for table in tables for array in table.arrays]
-        merged.sizes = tuple(size for table in tables for size in table.sizes)
-        merged.items = tuple(item for table in tables for item in table.items)
-        merged.table = np.concatenate([table.table for table in tables])
-        columns = max(table.guards.shape[2] for table in tables)
-        merged.guards = np.zeros((len(tables), tables[0].guards.shape[1], columns), np.uint64)
-        for row, table in zip(merged.guards, tables, strict=True):
-            row[:, : table.guards.shape[2]] = table.guards[0]
-        merged._begin()
-        merged.listed = tuple(array for table in tables for array in table.listed)
-        return merged
 
     def of_copies(self, originals: Sequence[Array], grad: Array, copy: Array) -> None:
         """Record which arrays are copies; :func:`launch` copies weight and state back."""
@@ -146,24 +113,11 @@ class Table(ABC):
         if grad is not copy:
             self.borrowed = grad, copy
 
-    @property
-    def alone(self) -> bool:
-        """Whether the table must not be joined with others."""
-        return bool(self.layout.sparse or self.borrowed or self.copied)
+    def refreshing(self) -> list[partial[Any]]:
+        """Return calls that refresh the copies, after other tensors have been updated."""
+        moves = [_moving(copy, original) for original, copy in self.copied]
+        return [*moves, _moving(*self.borrowed[::-1])] if self.borrowed else moves
 
-    def renew(self) -> None:
-        """Refresh the copies, after other tensors have been updated."""
-        for original, copy in self.copied:
-            self.move(copy, original)
-        if self.borrowed:
-            self.move(*self.borrowed[::-1])
-
-    def serves(self, grad: "RowSparse") -> bool:
-        """Whether the kernels are compiled for this kind of row-sparse gradient."""
-        layout = self.layout
-        return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
-
-    @abstractmethod
     def list_rows(self, context: str, grad: "RowSparse") -> None:
         """Set a row-sparse gradient.
 
@@ -173,47 +127,115 @@ class Table(ABC):
             An index is out of range, or the values have the wrong shape, as the gradient's arrays
             were changed after its creation.
         """
-
-    def take_rows(self, values: Any, indices: Any, written: Array) -> bool:
-        """Set a row-sparse gradient like :meth:`list_rows`, by one kernel.
-
-        If the gradient needs the checks in Python, nothing changes and the result is False. It must
-        not overlap the sorted memory ranges `written`.
-        """
-        return False
+        height = len(self.arrays[0])
+        values = _in_place(grad.values)
+        given = _in_place(np.asarray(grad.indices, np.int64))
+        rows = np.empty(len(given), np.int64)
+        found, wrong = cpu_calls.survey()(given, height, rows)
+        if found == OUTSIDE:
+            raise ValueError(
+                f"{context}: indices must be at least 0 and below {height}, got {wrong}"
+            )
+        if values.size != len(rows) * self.width:
+            expected = (len(rows), *grad.shape[1:])
+            raise ValueError(f"{context}: values must have shape {expected}, got {values.shape}")
+        if any(np.may_share_memory(values, array) for array in self.arrays):
+            values = values.copy()
+        if values is not grad.values:
+            self.borrowed = grad.values, values
+        if found == ASCENDING:
+            starts = order = _counting(len(rows) + 1)
+            chunks, _ = chunks_of((len(rows), self.width))
+        else:
+            step = max(CHUNK // max(self.width, 1), 1)  # indexed rows of a chunk
+            with uninterrupted:  # numba loses an exception raised while it boxes the results
+                rows, starts, order, chunks = cpu_calls.order_rows()(rows, height, step)
+        self.listed = values, rows, starts, order
+        entry = self.table[0]
+        entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]
+        entry[SEGMENTS] = len(rows)
+        self.row_chunks = chunks, values.size
+        if self.layout.by_row:
+            self.chunks, self.total = self.row_chunks
+            if found == ASCENDING or len(chunks) == 1:
+                self.chunks = shares(len(rows), self.width)
 
     @cached_property
     def flat(self) -> tuple[NDArray[np.int64], int]:
         """Chunks of elements, independent of the number of threads."""
-        return chunks_of(*[(size, 1) for size in self.sizes])
+        return chunks_of((self.size, 1))
 
-    @abstractmethod
     def squares(self) -> NDArray[np.float64]:
-        """Return the sum of squares of each gradient; the order depends only on its shape."""
+        """Return the sum of squares of the gradient; the order depends only on its shape."""
+        layout, sums = self.layout, np.zeros(1)
+        chunks, total = self.row_chunks if layout.sparse else self.flat
+        partials = np.zeros(len(chunks))
+        what = layout.grad, layout.real, self.table.shape[1] - 1, layout.sparse
+        _launch(*_prepared(cpu_sums.squares, what, total, chunks, self.table, partials))
+        _launch(*_prepared(cpu_sums.totals, (), 0, chunks, partials, sums))
+        return sums
 
-    @abstractmethod
     def run(self, combine: Combine | None = None) -> None:
         """Launch the kernels of every reduction and of the update, then :meth:`copy_back`.
 
-        If tensors are slices, `combine` computes the sums of whole tensors from the chunks' sums.
+        If the tensor is a slice, `combine` computes the sums of the whole from the chunks' sums.
         """
-
-    def moving(self, target: Any, source: Any) -> partial[Any]:
-        """Return the call that copies the elements of an array."""
-        return partial(self.move, target, source)
+        if combine is None:
+            launch([self])
+            return
+        rule, layout = self.layout.rule, self.layout
+        chunks, total = self.flat
+        for step, count in enumerate(rule.sums):
+            partials = np.zeros((len(chunks), count))
+            arguments = chunks, self.table, self.hyper, partials
+            _launch(*_prepared(cpu_sums.sums, (layout, step), total, *arguments))
+            largest = rule.passes[step].largest
+            first, sums = combine(chunks, partials, 1, largest) or (chunks, partials)
+            finish = first, self.table, self.hyper, sums
+            _launch(*_prepared(cpu_sums.finish, (layout, step), 0, *finish))
+        if self.total:
+            _launch(*self._update())
+        if self.at_once:
+            self.flush_decay()
+        self.copy_back()
 
     def calls(self) -> tuple[list[partial[Any]], bool]:
-        """Return what :meth:`run` calls, compiled, and whether a kernel of it is parallel.
+        """Return what :meth:`run` calls, functions in C, and whether one of them is parallel."""
+        layout, made = self.layout, list[Prepared]()
+        chunks, total = self.flat if layout.rule.passes else (self.chunks, 0)
+        for step, count in enumerate(layout.rule.sums):
+            arguments = chunks, self.table, self.hyper, np.zeros((len(chunks), count))
+            made.append(_prepared(cpu_sums.sums, (layout, step), total, *arguments))
+            made.append(_prepared(cpu_sums.finish, (layout, step), 0, *arguments))
+        if self.total:
+            made.append(self._update())
+        if self.at_once and self.size:
+            made += [(_moving(self.decay[1][:1], self.decay[1][1:]), False), self._flush()]
+        done = partial(self.table.__setitem__, (0, DONE), 1)  # also without elements
+        found = [call for call, _ in made]
+        found += [*(_moving(*pair) for pair in self.copied), done]
+        return found, any(parallel for _, parallel in made)
 
-        On the host, all are functions in C.
-        """
-        return [partial(self.run)], False
+    def _update(self) -> Prepared:
+        """Return the kernel that applies the rule."""
+        layout, arguments = self.layout, (self.chunks, self.table, self.hyper)
+        if layout.by_row:
+            factory = cpu_rows.rows if layout.rule.row else cpu.lazy
+            cost = self.total * (ROW_COST if layout.sparse else 1)
+            return _prepared(factory, (layout,), cost, *arguments)
+        return _prepared(cpu.dense, (layout,), self.total, *arguments)
 
-    @abstractmethod
+    def _flush(self) -> Prepared:
+        chunks, total = chunks_of((len(self.arrays[0]), self.width))
+        return _prepared(cpu.flush_decay, (self.layout,), total, chunks, self.table)
+
     def flush_decay(self) -> None:
         """Apply the deferred weight decay of all rows, including the last step's."""
+        totals = self.decay[1]
+        totals[0] = totals[1]
+        if self.size:
+            _launch(*self._flush())
 
-    @abstractmethod
     def apply_decay(self, applied: Array, before: float, after: float, at_once: bool) -> None:
         """Apply deferred weight decay to the indexed rows (`at_once`: to all) in the next update.
 
@@ -226,11 +248,14 @@ class Table(ABC):
         at_once : bool
             Whether to apply the decay of all rows in each step.
         """
+        totals = np.array([before, after])
+        self.table[0, [APPLIED, DECAY]] = applied.ctypes.data, totals.ctypes.data
+        self.decay, self.at_once = (applied, totals), at_once
 
     def copy_back(self) -> None:
         """Copy weight and state back if kernels worked on copies, then :meth:`release`."""
         for original, copy in self.copied:
-            self.move(original, copy)
+            original[...] = copy
         self.release()
 
     def release(self) -> None:
@@ -243,32 +268,6 @@ class Table(ABC):
     def done(self) -> bool:
         """Whether the update of this step has run, even if an error was raised after it."""
         return bool(self.table[0, DONE])
-
-    def spans(self) -> NDArray[np.uint64]:
-        """Return the sorted start and end addresses of the written arrays, as two rows."""
-        first, last = self.written()
-        order = np.argsort(first)
-        return np.stack([first[order], last[order]])
-
-    def written(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the start and end addresses of the written arrays."""
-        count = self.table.shape[1] - ADDRESS - 1
-        begin = self.table[:, ADDRESS : ADDRESS + count]
-        end = begin + self.guards[:, :count, NBYTES]
-        return joined_ranges(begin, end, [original for original, _ in self.copied])
-
-    @abstractmethod
-    def _grad_bytes(self) -> NDArray[np.uint64]:
-        """Return the size of each dense gradient."""
-
-    def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the start and end addresses of the gradients."""
-        begin = self.table[:, -1]
-        if self.layout.sparse:
-            end = begin + np.uint64(self.listed[0].nbytes if self.listed else 0)
-        else:
-            end = begin + self._grad_bytes()
-        return joined_ranges(begin, end, self.borrowed[:1] if self.borrowed else ())
 
 
 def items_of(layout: Layout, weight: Array) -> tuple[int, tuple[int, int]]:
@@ -290,8 +289,8 @@ def launch(tables: Sequence[Table], combine: Combine | None = None) -> None:
     """
     if combine is not None:
         for table in tables:
-            if table is not tables[0]:
-                table.renew()
+            for move in table.refreshing() if table is not tables[0] else ():
+                move()
             with uninterrupted:
                 table.run(combine)
         return
@@ -299,9 +298,7 @@ def launch(tables: Sequence[Table], combine: Combine | None = None) -> None:
     parallel = False
     for table in tables:
         if table is not tables[0]:
-            made += [table.moving(copy, original) for original, copy in table.copied]
-            if table.borrowed:
-                made.append(table.moving(*table.borrowed[::-1]))
+            made += table.refreshing()
         calls, has_parallel = table.calls()
         made += calls
         parallel |= has_parallel
@@ -316,7 +313,42 @@ def joined_ranges(
     begin: NDArray[np.uint64], end: NDArray[np.uint64], arrays: Sequence[Array]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return flattened start and end addresses, with the bounds of `arrays` appended."""
-    if not arrays:
-        return begin.ravel(), end.ravel()
     bounds = np.array([byte_bounds(array) for array in arrays], np.uint64).reshape(-1, 2)
     return np.append(begin, bounds[:, 0]), np.append(end, bounds[:, 1])
+
+
+def _moving(target: Any, source: Any) -> partial[Any]:
+    """Return the call that copies the elements of an array; ``np.copyto`` calls Python."""
+    return partial(np.ndarray.__setitem__, target, ..., source)
+
+
+def _prepared(
+    factory: Callable[..., Any], what: tuple[Any, ...], total: int, *arguments: Any
+) -> Prepared:
+    """Return a compiled kernel with its arguments, and whether it is parallel."""
+    parallel = total >= PARALLEL_FROM and may_run_parallel()
+    one = factory in (cpu_sums.finish, cpu_sums.totals)
+    kernel = bind(factory(*what) if one else factory(*what, parallel), *arguments)
+    return partial(kernel, *arguments), parallel
+
+
+def _launch(call: partial[Any], parallel: bool) -> None:
+    """Launch a kernel."""
+    with turn() if parallel else nullcontext():
+        call()
+
+
+def _in_place(array: Array) -> Array:
+    """Return the array, or a contiguous and aligned copy."""
+    contiguous = np.ascontiguousarray(array)
+    return contiguous if contiguous.flags.aligned else contiguous.copy()
+
+
+def _counting(size: int) -> NDArray[np.int64]:
+    """Return ``arange(size)``, a view of a shared array that must not be written to."""
+    return _powers(size.bit_length())[:size]
+
+
+@lru_cache(maxsize=64)
+def _powers(bits: int) -> NDArray[np.int64]:
+    return np.arange(1 << bits)

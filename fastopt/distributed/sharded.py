@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Call
+from fastopt._engine.unrecorded import UnrecordedCall
 from fastopt._kernels import front
 from fastopt._kernels.blocks import CODE_BLOCK
 from fastopt._kernels.chunks import Chunks
@@ -78,10 +78,10 @@ class Shard(Updater):
         """Optimizer of a parameter."""
         return self.planner.of(index).optimizer
 
-    def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> Array:
+    def _squares(self, call: UnrecordedCall | None, calls: Sequence[Call]) -> Array:
         self.gate.add()
         self.exchange.receive()
-        return added(self.ranks, super()._squares(plan, calls))
+        return added(self.ranks, super()._squares(call, calls))
 
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float

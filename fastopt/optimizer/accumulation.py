@@ -83,13 +83,11 @@ class Adder(Owner):
             return
         indices, sums, grads = [[call[k] for call in calls] for k in range(3)]
         if self.records.take(self, indices, grads, sums, single) is None:
-            plan = self.planner.prepare(calls, single)
-            plan.step()
-            self.planner.remember(plan)
+            self.planner.update_all(calls, single)
 
     @property
     def done(self) -> bool:
-        """Whether the last call has added its gradients; see :attr:`Plan.done`."""
+        """Whether the last call has added its gradients."""
         return bool(self.records.words[DONE])
 
     @done.setter
@@ -178,13 +176,6 @@ class Windows:
         for adder, some in zip(self.adders, calls, strict=True):
             if some:
                 adder.add(some, single)
-        self._put(sums)
-
-    def _put(self, sums: dict[Index, Any]) -> None:
-        """Store sums; if an array is replaced, the cached plans are discarded."""
-        if any(self.sums.get(index, total) is not total for index, total in sums.items()):
-            for adder in self.adders:
-                adder.planner.plans.clear()
         self.sums.update(sums)
 
     def after(self, indices: Sequence[Index]) -> dict[Index, int]:
@@ -221,7 +212,7 @@ class Windows:
         for index, values in before.items():
             total = self.sums[index]
             if isinstance(values, RowSparse) or isinstance(total, RowSparse):
-                self._put({index: values})
+                self.sums[index] = values
             elif isinstance(header(total), Header):
                 assign(header(total), values)
             else:

@@ -7,14 +7,13 @@ the names and everything that is not overridden.
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from fastopt._engine.joint import Joint
 from fastopt._engine.per_index import Index
-from fastopt._engine.planner import Call, Planner, disjoint
+from fastopt._engine.planner import Planner
 from fastopt._naming import Same, rename, unknown_arguments
 from fastopt._notices import warn_user
 from fastopt.arguments import brief, flag, number
@@ -339,12 +338,10 @@ class Groups:
         return self._generation
 
     def _changed(self) -> None:
-        """Invalidate the plans of all groups, since the array of counts has moved."""
+        """Invalidate the records of all groups, since the array of counts has moved."""
         for group in self.groups:
             if group.follows:
                 group.optimizer._changed()
-
-    # Plans
 
     @property
     def folds(self) -> bool:
@@ -355,42 +352,6 @@ class Groups:
     def evaluates(self) -> bool:
         """Whether an optimizer of a group evaluates with other weights than it updates."""
         return any(optimizer.evaluates for optimizer in self.optimizers())
-
-    def prepare(
-        self, calls: Sequence[Call], single: bool, key: Any, averaging: Any
-    ) -> "Joint | None":
-        """Return the plan of a call; None if the updater's optimizer updates all parameters."""
-        for planner in self._planners.values():
-            planner.measures = self.planner.measures
-            vars(planner.optimizer)["unchecked"] = False  # multipliers are checked by the updater's
-        planners = [self.planner_of(index) for index, *_ in calls]
-        self.sync()  # new indices may have changed multipliers
-        if all(planner is self.planner for planner in planners):
-            return None
-        places: dict[int, list[int]] = {}
-        for k, planner in enumerate(planners):
-            places.setdefault(id(planner), []).append(k)
-        by_id = {id(planner): planner for planner in planners}
-        shared = [(by_id[of], own) for of, own in places.items()]
-        optimizers = [planner.optimizer for planner in by_id.values()]
-
-        def planned(parts: Iterable[tuple[Planner, list[int]]]) -> list[tuple[Any, list[int]]]:
-            if averaging is not None:
-                averaging.whole.clear()
-            return [
-                (planner.plan_of([calls[k] for k in own], single, averaging), own)
-                for planner, own in parts
-            ]
-
-        parts = planned(shared)
-        joint = Joint(self, calls, single, parts, key, averaging)
-        ordered = any(optimizer.in_list_order for optimizer in optimizers)
-        if len(parts) > 1:
-            tables = [table for plan, _ in parts for table in plan.tables]
-            if ordered or joint.is_uneven() or not disjoint(tables):
-                each = [(planner, [k]) for k, planner in enumerate(planners)]
-                joint = Joint(self, calls, single, planned(each), key, averaging, in_order=True)
-        return joint
 
 
 def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:

@@ -717,7 +717,7 @@ class Optimizer(Checked):
         self._changed()
 
     def _changed(self) -> None:
-        """Set a new version, which invalidates plans."""
+        """Set a new version, which records follow."""
         self._set_versions(*CHANGED)
 
     def _changed_tables(self) -> None:

@@ -1,4 +1,4 @@
-"""The updater: holds the state of each parameter and dispatches calls to cached plans."""
+"""The updater: holds the state of each parameter and passes calls to records."""
 
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager, nullcontext
@@ -24,13 +24,13 @@ from fastopt._engine.clip import (
 )
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.mixed_precision import has_master, set_master, split_state
-from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Call, Planner
 from fastopt._engine.records import Records
 from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt._engine.step_rates import foresee
 from fastopt._engine.tracked import Tracked, weakly
+from fastopt._engine.unrecorded import UnrecordedCall
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
 from fastopt._foreign import as_gradient, as_weight, latest
 from fastopt._interrupts import between_updates, uninterrupted
@@ -190,7 +190,7 @@ class Updater(Resumable):
         optimizer = create(optimizer)
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
-        forget = weakly(self._forget_plans)
+        forget = weakly(self._forget_records)
         found = {name: Tracked({}, forget) for name in ("states", "states_synced")}
         vars(self).update(DEFAULTS, **found, _info=UNCHANGED)
         self.optimizer = optimizer
@@ -210,14 +210,13 @@ class Updater(Resumable):
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     _on_records: bool = True
-    """Whether calls may be updated without a plan."""
+    """Whether records serve calls."""
     _runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
     unlisted = Resumable.unlisted | {"planner"}
     planner: Planner
     _records: Records
     _info: StepInfo
-    _plans: dict[Any, Any]
     _windows: Windows | None = None
     _units: UnitClip | None = None
     _averages: Averages | None = None
@@ -241,7 +240,7 @@ class Updater(Resumable):
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{own} to set; set updater.optimizer.learning_rate")
         if name in ("states", "states_synced"):
-            value = Tracked(value, weakly(self._forget_plans))
+            value = Tracked(value, weakly(self._forget_records))
         elif name in SETTINGS:
             value = self._set(name, value)
         elif name in LIMITS:
@@ -252,12 +251,12 @@ class Updater(Resumable):
                 self._plan_with(value)
         super().__setattr__(name, value)
         if name in ("states", "states_synced"):
-            self._forget_plans()
+            self._forget_records()
         elif name in (*LIMITS, *SETTINGS, *PARTS):
             parts = ("loss_scaler", "clip_global_norm", "_windows", "_units")
             self.planner.measures = any(vars(self).get(part) is not None for part in parts)
             self.planner.averages = self._averages
-            self._forget_plans()
+            self._forget_records()
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         """Switch to another optimizer; nothing changes if the groups do not match it."""
@@ -265,8 +264,7 @@ class Updater(Resumable):
         if before is not None:
             planner.take_over(before)
         self._group(vars(self).get("groups"), planner)
-        vars(self)["planner"], vars(self)["_plans"] = planner, planner.plans
-        vars(self)["_records"] = planner.records
+        vars(self)["planner"], vars(self)["_records"] = planner, planner.records
 
     def _group(self, groups: Any, planner: Planner) -> None:
         """Set the groups of `planner`."""
@@ -313,8 +311,8 @@ class Updater(Resumable):
             own["_units"] = UnitClip(value, self.clip_adaptive_eps)
         return value
 
-    def _forget_plans(self) -> None:
-        """Discard all plans, since a state may have been replaced."""
+    def _forget_records(self) -> None:
+        """Discard all records, since a state may have been replaced."""
         self.planner.forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -324,7 +322,7 @@ class Updater(Resumable):
 
     def _attributes(self) -> dict[str, Any]:
         self._settle()
-        hidden = {"planner", "_plans", "_records", "_units", "_slow"}
+        hidden = {"planner", "_records", "_units", "_slow"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
@@ -403,8 +401,6 @@ class Updater(Resumable):
             elif self._enter(index, grad, weight):
                 return
             if self.planner.devices.known and device_updates.again(self, index, grad, weight):
-                return
-            if self._plans and self._update_again(index, grad, weight):
                 return
         self._check_call(index, grad, weight)
 
@@ -700,7 +696,7 @@ class Updater(Resumable):
     def _step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
     ) -> None:
-        """Update with a new plan, or with a user's ``update()``."""
+        """Update what records may not support, or with a user's ``update()``."""
         optimizer = self.optimizer
         if self._records.take(self, indices, grads, weights, single) is not None:
             return
@@ -715,18 +711,18 @@ class Updater(Resumable):
         if optimizer.is_accumulating or not calls:
             self.planner.update_all(calls)
         else:
-            self._commit(self.planner.prepare(calls, single), calls)
+            self._commit(UnrecordedCall(self.planner, calls), calls)
             return
         self._keep(calls)
 
     def _commit(
         self,
-        plan: Any,
+        call: UnrecordedCall,
         calls: Sequence[Call],
         factor: float = 1.0,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Update with a new plan; states are stored, and all else is finished, if it launches.
+        """Update tensor by tensor; states are stored, and all else is finished, if it launches.
 
         States are stored before the launch, and `finish` is called after it even if an exception
         from outside, such as that of a signal handler, comes in between.
@@ -737,16 +733,16 @@ class Updater(Resumable):
         ]
 
         def end() -> None:
-            self.planner.remember(plan)
+            call.finish()
             if finish is not None:
                 finish()
 
         try:
             self._keep(calls)
-            plan.step(factor)
+            call.step(factor)
             end()
         except BaseException:
-            if plan.done:
+            if call.done:
                 end()
             else:
                 for own, before in known:
@@ -754,74 +750,6 @@ class Updater(Resumable):
                         dict.pop(own, index, None)
                     dict.update(own, before)
             raise
-
-    def _update_again(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Update with the plan of an earlier call, if there is one that fits; else return False."""
-        optimizer = self.optimizer
-        try:
-            plan = self._plans.get(tuple(index) if type(index) is list else index)
-        except TypeError:  # unhashable, such as an array; the checks reject it
-            return False
-        if plan is None or optimizer.updating.locked():
-            return False
-        self._check_names(plan.indices)
-        if type(grad) is list:
-            grad = tuple(grad)  # keeps gradients alive if another thread changes the list
-        with optimizer.updating:
-            if not self.planner.measures:
-                fits: bool = plan.call_again(index, grad, weight)
-                if fits and self._info is not STEPPED:
-                    self._info = STEPPED
-                return fits
-            if not plan.folds or self._units is not None:
-                return False
-            with uninterrupted:
-                if self._windows is not None:
-                    return self._add_again(self._windows, plan, index, grad, weight)
-                if not plan.fits(index, grad, weight):
-                    return False
-                self._step_again(plan)
-            return True
-
-    def _add_again(self, windows: Windows, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
-        """Accumulate gradients with one plan; when the sums are complete, update with another."""
-        indices, phase = plan.indices, windows.phase(plan.indices)
-        adding = windows.adders[phase > 0].planner.plans.get(plan.key)
-        found = [windows.sums.get(each) for each in indices]
-        sums = found if plan.length else found[0]
-        if adding is None or phase < 0 or not plan.fits(index, sums, weight):
-            return False
-        finish = partial(windows.finish, indices, windows.after(indices))
-        last, share = phase + 1 == windows.every, 1 / windows.every
-        steady = plan.filled[:1] == (self.optimizer.version,) and plan.settled
-        before = {} if steady or not last else windows.before(indices)
-        adding.done = plan.done = False
-        try:
-            if not adding.call_again(index, grad, sums):
-                return False
-            if last:
-                self._step_again(plan, share)
-            finish()
-        except BaseException:
-            if last and steady and adding.done and not plan.done:
-                self._step_again(plan, share)  # no sum was copied: complete the call
-            if plan.done or (adding.done and not last):
-                finish()
-            else:
-                windows.put_back(before)
-            raise
-        if not last:
-            self._info = UNCHANGED
-        return True
-
-    def _step_again(self, plan: Plan, share: float = 1.0) -> None:
-        """Update with a plan whose array arguments are set, and gradients times `share`."""
-        info, factor = self._measured(lambda: self._squares(plan, ()), plan.indices, share)
-        if info.stepped:
-            plan.step(factor * share)
-        else:
-            plan.release()
-        self._report(info)
 
     def refresh_graphs(self) -> None:
         """Let CUDA graphs with calls of this updater use the present hyper-parameters.
@@ -860,7 +788,7 @@ class Updater(Resumable):
     def _measured_step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
     ) -> None:
-        """Accumulate, scale and clip the gradients, and update with a new plan or a user's code.
+        """Accumulate, scale and clip the gradients, and update, maybe with a user's code.
 
         When gradients are accumulated, only parameters whose sums are complete are updated.
         """
@@ -929,11 +857,11 @@ class Updater(Resumable):
         if self._units is not None and entries:
             grads = self._clipped_units(indices, weights, grads, share)
         calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
-        plan = self.planner.prepare(calls, single) if calls and self.planner.folds else None
-        info, factor = self._measured(lambda: self._squares(plan, calls), indices, share)
+        call = UnrecordedCall(self.planner, calls) if calls and self.planner.folds else None
+        info, factor = self._measured(lambda: self._squares(call, calls), indices, share)
         if info.stepped:
-            if plan is not None:
-                self._commit(plan, calls, factor * share, finish)
+            if call is not None:
+                self._commit(call, calls, factor * share, finish)
             else:
                 factor *= share
                 folds = {index: self.planner.of(index).optimizer.folds for index in indices}
@@ -946,8 +874,8 @@ class Updater(Resumable):
                 else:
                     self._update_in_python(calls)
                 self._keep(calls)
-        elif plan is not None:
-            plan.release()
+        elif call is not None:
+            call.release()
         if finish is not None:
             finish()
         self._report(info)
@@ -1001,9 +929,9 @@ class Updater(Resumable):
         if self.loss_scaler is not None:
             self.loss_scaler.update(overflow=info.skipped)
 
-    def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> NDArray[np.float64]:
+    def _squares(self, call: UnrecordedCall | None, calls: Sequence[Call]) -> NDArray[np.float64]:
         """Return the sum of squares of each gradient."""
-        return squares(calls) if plan is None or plan.in_order else plan.squares()
+        return squares(calls) if call is None else call.squares()
 
     def _update_in_python(self, calls: Sequence[Call]) -> None:
         """Update with an optimizer that overrides ``update()``."""
@@ -1193,7 +1121,7 @@ class Updater(Resumable):
                 optimizer.state_dtype = before
                 raise
             dict.update(self.states, states)
-            self._forget_plans()
+            self._forget_records()
 
     def reset(self) -> None:
         """Start again, as with a new updater: states are zero and no update is counted.
@@ -1237,7 +1165,6 @@ class Updater(Resumable):
                 self._averages.check_free()
                 self._averages.arrays.clear()
             known = {*self.states, *records.kept, *(self._windows.calls if self._windows else ())}
-            planner.plans.clear()
             planner.devices.forget()
             for index, state in list(self.states.items()):
                 if self._restarts_at_zero(index):
@@ -1414,7 +1341,6 @@ class Updater(Resumable):
                 entered = True
                 vars(self)["_averages"] = averages
                 averages.swap_in(targets)
-                vars(self)["_plans"] = {}  # no plan matches, so every call is checked and raises
                 self.planner.forget()
             yield
         finally:
@@ -1422,7 +1348,6 @@ class Updater(Resumable):
                 with self.optimizer.lock, uninterrupted:
                     averages.swap_out()
                     vars(self)["_averages"] = before
-                    vars(self)["_plans"] = self.planner.plans
                     self.planner.records.forget()
 
     @property

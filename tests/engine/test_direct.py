@@ -7,22 +7,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt._engine.planner import Planner
 
 F32 = np.float32
-
-
-@pytest.fixture
-def prepared(monkeypatch):
-    """Plans that are made."""
-    found, prepare = [], Planner.prepare
-
-    def noting(self, calls, *args, **kwargs):
-        found.append(calls)
-        return prepare(self, calls, *args, **kwargs)
-
-    monkeypatch.setattr(Planner, "prepare", noting)
-    return found
 
 
 on_records = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="without records")
@@ -47,7 +33,7 @@ def strided(array):
 @pytest.mark.parametrize("lay", [as_given, np.asfortranarray, strided, np.float64])
 @pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
 @pytest.mark.parametrize("name", MAKES)
-def test_updates_have_the_bits_of_an_updater_and_no_plan(name, listed, lay, rng, prepared):
+def test_updates_have_the_bits_of_an_updater_and_records(name, listed, lay, rng, unrecorded):
     dtypes = [F32, np.float16 if name == "sgd" else F32]
     weights = [rng.standard_normal((3, 4)).astype(dtype) for dtype in dtypes]
     direct, updater = MAKES[name](), optimizer.Updater(MAKES[name]())
@@ -63,7 +49,7 @@ def test_updates_have_the_bits_of_an_updater_and_no_plan(name, listed, lay, rng,
             direct.update_multi_precision(k, own[k], grads[k], states[k])
     np.testing.assert_equal([own, states], [others, list(updater.states.values())])
     assert direct._index_update_count == updater.optimizer._index_update_count
-    assert not prepared
+    assert not unrecorded
 
 
 @pytest.mark.parametrize("masters", [False, True], ids=["update", "update_multi_precision"])
@@ -127,14 +113,14 @@ class Halved(optimizer.Adam):
 
 
 @on_records
-def test_a_class_that_calls_the_update_of_its_base_has_no_plan(prepared):
+def test_a_class_that_calls_the_update_of_its_base_has_records(unrecorded):
     weights = [np.ones((2, 3)), np.ones((2, 3))]
     updaters = optimizer.Updater(Halved()), optimizer.Updater(optimizer.Adam())
     for step in range(4):
         for k, factor in enumerate((2, 1)):
             updaters[k](0, np.full((2, 3), factor * (1.0 + step)), weights[k])
     np.testing.assert_array_equal(*weights)
-    assert not prepared
+    assert not unrecorded
 
 
 @pytest.mark.parametrize("kind", [optimizer.Adam, optimizer.Muon])

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
-from fastopt._kernels.host_table import HostTable
 from fastopt._kernels.layout import Layout
+from fastopt._kernels.table import Table
 from helpers.cases import CASES
 
 __all__ = ["RULES", "compile_anew"]
@@ -20,7 +20,7 @@ def compile_anew(kernel, name, real, *more):
     arrays = [np.ones((4, 8), real) for _ in range(2 + len(r.state))]
     arrays += [np.ones((), real) for _ in r.kept]
     layout = Layout(r, real, (real,), real, (real,) * len(r.state))
-    made = HostTable(layout, (arrays[0],), tuple(arrays[2:]), arrays[1])
+    made = Table(layout, (arrays[0],), tuple(arrays[2:]), arrays[1])
     made.fields[:] = 1
     fresh = njit(error_model="numpy")(kernel(layout, False).py_func)
     fresh(made.chunks, made.table, made.hyper, *more)

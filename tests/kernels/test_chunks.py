@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fastopt import optimizer
 from fastopt._kernels import chunks as tables
-from fastopt._kernels import host_table
+from fastopt._kernels import table
 from fastopt._kernels.chunks import LINE, PARALLEL_FROM, balanced, chunks_of
 from fastopt._kernels.threads import use_threads
 from helpers.cases import exhaustive
@@ -87,6 +87,6 @@ def test_results_have_the_same_bits_for_any_division(name, monkeypatch):
     for threads in (2, 3, 5):
         tables._balanced.cache_clear()
         monkeypatch.setattr(
-            host_table, "balanced", lambda *tensors, n=threads: tables._balanced(tensors, n)
+            table, "balanced", lambda *tensors, n=threads: tables._balanced(tensors, n)
         )
         assert ends(name, threads) == expected

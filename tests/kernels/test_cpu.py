@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastopt import optimizer
 from fastopt._kernels import chunks as division
-from fastopt._kernels import cpu, cpu_sums, host_table
+from fastopt._kernels import cpu, cpu_sums, table
 from fastopt.kernels.rule import rule
 from helpers.cases import exhaustive
 from helpers.kernel_code import RULES, compile_anew
@@ -104,7 +104,7 @@ def test_chunks_cover_every_item_once(items, width):
 def test_parallel_and_serial_kernels_agree_bit_for_bit(name, size, monkeypatch):
     results = []
     for threshold in (0, 1 << 60):
-        for module in (division, host_table):
+        for module in (division, table):
             monkeypatch.setattr(module, "PARALLEL_FROM", threshold)
         rng = np.random.default_rng(0)
         weight, gradient = rng.random((2, size), np.float32)

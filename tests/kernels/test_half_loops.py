@@ -7,8 +7,8 @@ import pytest
 from numba import njit
 
 from fastopt._kernels import cpu, half
-from fastopt._kernels.host_table import HostTable
 from fastopt._kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
+from fastopt._kernels.table import Table
 from fastopt.optimizer.adam import adam
 from helpers.cases import exhaustive
 
@@ -37,7 +37,7 @@ def compile_anew(weight, grad, state, options):
     """LLVM and machine code of Adam for these kinds, compiled without the disk cache."""
     layout = Layout(adam, SINGLE, weight, grad, (state, state), **options)
     (gradient,) = arrays((grad,))
-    made = HostTable(layout, arrays(weight), arrays((state, state)), gradient)
+    made = Table(layout, arrays(weight), arrays((state, state)), gradient)
     made.fields[:] = 1
     fresh = njit(error_model="numpy")(cpu.dense(layout, False).py_func)
     fresh(made.chunks, made.table, made.hyper)

@@ -1,31 +1,16 @@
-"""Several plans side by side, each prepared once."""
+"""Several plans side by side, each unrecorded once."""
 
 import gc
 import weakref
-from types import SimpleNamespace
 
 import numba
 import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt._engine.planner import LISTS, Planner
 from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
 from helpers.tensor_lists import everything
-
-
-@pytest.fixture
-def prepared(monkeypatch):
-    """Indices of the calls that were prepared."""
-    found, prepare = [], Planner.prepare
-
-    def noting(self, calls, *args, **kwargs):
-        found.append([index for index, *_ in calls])
-        return prepare(self, calls, *args, **kwargs)
-
-    monkeypatch.setattr(Planner, "prepare", noting)
-    return found
 
 
 def train(updater, lists, steps=5, size=3):
@@ -53,14 +38,14 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("size", [3, pytest.param(50_000, marks=compiled)])
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=["adam", "prodigy", "test", "nadam"])
-def test_no_list_is_prepared(prepared, make, size):
+def test_no_list_needs_python(unrecorded, make, size):
     """Whatever the lists, as of a generator and a discriminator: dense calls have records."""
     train(optimizer.Updater(make()), [[0, 1], [2, 1, 0], 1, [2], [3, 4]], size=size)
-    assert prepared == []
+    assert unrecorded == []
 
 
 @pytest.mark.parametrize("options", [{}, {"loss_scaler": True}, {"clip_global_norm": 1.0}], ids=str)
-def test_a_schedule_a_scaler_and_multipliers_prepare_nothing_again(prepared, options):
+def test_a_schedule_a_scaler_and_multipliers_have_records(unrecorded, options):
     if "loss_scaler" in options:
         options = {"loss_scaler": LossScaler()}
     made = optimizer.Adam(lr_scheduler=lambda update: 0.1 / (update + 1))
@@ -71,42 +56,34 @@ def test_a_schedule_a_scaler_and_multipliers_prepare_nothing_again(prepared, opt
         made.rescale_grad = 1.0 / (1 + step)
         made.wd = 0.1 * step
         updater([0, 1], [np.ones(3), np.ones(3)], weights)
-    assert prepared == []
+    assert unrecorded == []
 
 
-def test_rows_prepare_nothing_again(prepared):
+def test_rows_have_records(unrecorded):
     updater = optimizer.Updater(optimizer.Adam())
     weights = [np.ones((6, 2)), np.ones(3)]
     for step in range(5):
         rows = RowSparse(np.ones((step, 2)), np.arange(step), (6, 2))
         updater([0, 1], [rows, np.ones(3)], weights)
-    assert prepared == []
+    assert unrecorded == []
 
 
 @pytest.mark.parametrize("rows", [[0, 2, 5], [5, 0, 2], [3, 3, 0]], ids=str)
-def test_rows_in_any_order_prepare_nothing_again(prepared, rows):
+def test_rows_in_any_order_have_records(unrecorded, rows):
     updater = optimizer.Updater(optimizer.Adam())
     weight = np.ones((6, 2))
     for _ in range(5):
         updater(0, RowSparse(np.ones((3, 2)), np.array(rows), (6, 2)), weight)
-    assert len(prepared) <= 2  # names of multipliers are checked in between
+    assert unrecorded == []
 
 
-def test_any_number_of_lists_is_served(prepared):
+def test_any_number_of_lists_is_served(unrecorded):
     updater = optimizer.Updater(optimizer.Prodigy())
     train(updater, [[k, 100 + k] for k in range(40)], steps=2)
-    assert prepared == []
-    assert not updater.planner.plans
+    assert unrecorded == []
 
 
-def test_the_plan_of_the_oldest_list_may_be_replaced():
-    planner, plans = Planner(optimizer.SGD()), [SimpleNamespace(length=2) for _ in range(LISTS + 1)]
-    for k, plan in enumerate(plans):
-        planner.keep((k % LISTS, 100), plan)
-    assert list(planner.plans.values()) == plans[1:]
-
-
-def test_updaters_that_share_an_optimizer_keep_plans_of_their_own():
+def test_updaters_that_share_an_optimizer_keep_records_of_their_own():
     ends = []
     for fresh in (False, True):
         made = optimizer.Adam(learning_rate=0.1)

@@ -9,7 +9,6 @@ from fastopt._engine.accumulate import adding
 from fastopt._kernels.device_memory import host, owned, snapshot, zero
 from fastopt._kernels.devices import device_of, header, is_cuda
 from fastopt._kernels.layout import kind_of
-from fastopt._kernels.table import launch
 from fastopt.parameter.checks import as_array
 from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
@@ -50,7 +49,7 @@ class DeviceGradient(Gradient):
             table = adding("gradient", buffer, grad, keep or rows)
             if rows and not keep:
                 self.zero()
-            launch([table])
+            table.run()
         self.touch(0)
         self._written[0] = True
 

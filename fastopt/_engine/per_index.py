@@ -16,7 +16,7 @@ class PerIndex(MutableMapping[Index, Any]):
     """Mapping from index to number, stored in one array that kernels can read and write.
 
     When the position of an index changes or the array grows, :attr:`array` is replaced by a new
-    object and all owners are told, see :meth:`add_owner`.
+    object and all owners are told before, see :meth:`add_owner`.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class PerIndex(MutableMapping[Index, Any]):
             self.update(values)
 
     def add_owner(self, owner: Any) -> None:
-        """Call ``owner._changed()`` when the array is replaced, while the owner lives."""
+        """Call ``owner._changed()`` before the array is replaced, while the owner lives."""
         alive = [each for each in self._owners if each() is not None]
         if all(each() is not owner for each in alive):
             alive.append(ref(owner))
@@ -96,11 +96,11 @@ class PerIndex(MutableMapping[Index, Any]):
         self._replace(self.array.copy())
 
     def _replace(self, array: NDArray[Any]) -> None:
-        self.array = array
-        for each in self._owners:
+        for each in self._owners:  # before, as an exception may come between
             owner = each()
             if owner is not None:
                 owner._changed()
+        self.array = array
 
     def __iter__(self) -> Iterator[Index]:
         return iter(self._slots)

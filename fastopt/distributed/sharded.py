@@ -93,9 +93,13 @@ class Shard(Updater):
 
     def _update_in_python(self, calls: Sequence[Call]) -> None:
         """See :class:`Updater`; user code sees whole tensors, each on the rank that owns it."""
+        optimizer = self.optimizer
+        if self.ranks.size > 1:  # ranks compare counts, which have the order of the call on each
+            counts, indices = optimizer._index_update_count, [call[0] for call in calls]
+            counts.slots(indices, optimizer.begin_num_update)
         for index, weight, *_ in calls:
             if not weight.size:
-                self.optimizer._update_count(index)
+                optimizer._update_count(index)
         super()._update_in_python([call for call in calls if call[1].size])
 
 

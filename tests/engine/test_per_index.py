@@ -64,6 +64,23 @@ def test_a_position_that_belongs_to_another_index_is_in_another_array():
     assert watch.seen == 2
 
 
+def test_an_exception_while_owners_are_told_leaves_no_record_at_an_old_position():
+    class Raises(Watch):
+        def _changed(self):
+            super()._changed()
+            raise KeyboardInterrupt
+
+    numbers, first, last = Counts({index: index for index in range(5)}), Watch(), Raises()
+    numbers.add_owner(first)
+    numbers.add_owner(last)
+    before = numbers.array
+    with pytest.raises(KeyboardInterrupt):
+        numbers.slots(range(100), 0)
+    assert (first.seen, last.seen) == (1, 1)
+    assert numbers.array is before  # owners find numbers where those who were not told know them
+    assert numbers == {index: index for index in range(5)}
+
+
 def test_growth_keeps_numbers_and_the_largest_count():
     numbers = Counts()
     numbers.largest = 77

@@ -271,6 +271,11 @@ def check_each_matrix_is_updated_by_one_rank():
             pair.step([*range(4)], slopes)
         assert pair.same()
         assert dict(pair.sharded.optimizer._index_update_count) == dict.fromkeys(range(4), 3)
+        for subset in ([2], [1, 2, 3], [*range(4)]):  # counts that differ agree in the next call
+            grads = [exact(k, shapes[k], np.float32) for k in subset]
+            pair.sharded(subset, grads, [pair.ours[k] for k in subset])
+            pair.alone(subset, [g * comm.size for g in grads], [pair.theirs[k] for k in subset])
+        assert pair.same()
         rows = np.ones((1, 3), np.float32), np.array([0])
         with raised(TypeError, f"index 0: {klass.__name__} takes dense gradients of matrices"):
             pair.sharded(0, rows, pair.ours[0])

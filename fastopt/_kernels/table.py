@@ -77,7 +77,14 @@ class Table:
         One array for each slot of the rule, and for each number that the rule keeps for a tensor.
     grad : numpy.ndarray
         The gradient, or the values of a row-sparse gradient.
+
+    Attributes
+    ----------
+    after : Table or None
+        What is launched next: it averages all rows, after the update of some.
     """
+
+    after: "Table | None" = None
 
     def __init__(
         self,

@@ -134,7 +134,7 @@ def test_views_do_not_outlive_their_use():
     alive, gone = weakref.ref(weight), weakref.ref(grad)
     del weight, grad
     gc.collect()
-    assert alive() is not None  # the plan has its weight, as it has one of NumPy
+    assert alive() is not None  # as one of NumPy, for averages
     assert gone() is None
     known = len(foreign._known)
     del updater

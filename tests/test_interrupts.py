@@ -512,7 +512,7 @@ def test_a_checkpoint_in_the_middle_of_an_update_is_complete_or_refused(form):
         except RuntimeError as error:
             refused.append(str(error))
 
-    for _ in range(4):  # new indices, then cached plans
+    for _ in range(4):  # new indices, then known ones
         found, refused = [], []
         before = frozen((updater.states_dict(), weights))
         events_in_package(step, look)

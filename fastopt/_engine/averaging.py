@@ -147,15 +147,20 @@ class AveragingStep:
     ----------
     new : dict
         Averages created for this step, by index; they are kept once the step has succeeded.
-    whole : list of Table
-        Tables that average all rows of the weights that have row-sparse gradients.
+    counts : dict
+        Update count after the tensors so far, by index.
     """
 
     def __init__(self, averages: Averages, optimizer: Any) -> None:
         self.averages, self.average = averages, averages.average
         self.optimizer, self.names = optimizer, optimizer.idx2name
         self.new: dict[Index, Any] = {}
-        self.whole: list[Any] = []
+        self.counts: dict[Index, int] = {}
+
+    def count(self, index: Index) -> None:
+        """Count a tensor of the step."""
+        known, first = self.optimizer._index_update_count, self.optimizer.begin_num_update
+        self.counts[index] = self.counts.get(index, known.get(index, first)) + 1
 
     def derived(
         self, index: Index, rule: Rule, exact: Exact, arrays: Exact
@@ -171,9 +176,8 @@ class AveragingStep:
         return self.average.derive(rule), (*arrays[:slots], average, *arrays[slots:])
 
     def rate(self, index: Index) -> float:
-        """Return the averaging rate of the next update of an index."""
-        counts, first = self.optimizer._index_update_count, self.optimizer.begin_num_update
-        rate: float = self.average.rate(counts.get(index, first) + 1 - first)
+        """Return the averaging rate of the tensor of an index that was counted last."""
+        rate: float = self.average.rate(self.counts[index] - self.optimizer.begin_num_update)
         return rate
 
     def array(self, index: Index, exact: Exact, rule: Rule | None = None) -> Any:
@@ -193,7 +197,7 @@ class AveragingStep:
     def keep(self) -> None:
         """Keep the new averages."""
         self.averages.arrays.update(self.new)
-        self.new, self.whole = {}, []
+        self.new = {}
 
 
 def exact_copy(exact: Exact, rule: Rule | None = None) -> Any:

@@ -49,6 +49,8 @@ class DeviceCall:
         Counts and hyper-parameters, by optimizer.
     tables : list of CudaTable
         The tables of all optimizers, in the order of the launches.
+    records : dict
+        New records of parameters, which are kept once the call has succeeded.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class DeviceCall:
         self.length = len(indices)
         self.counted = planner.optimizer._index_update_count
         self.again = again
+        self.records: dict[Index, Any] = {}
         self.parts, self.tables = [], list[CudaTable]()
         places: list[list[int]] = []
         for of, own, tables in parts:
@@ -228,8 +231,8 @@ class DeviceCall:
             for part in self.parts:
                 if part.sums:
                     sums.append((part, part.begin_sums(self.indices)))
-            for part in self.parts:  # a new index may reallocate the array of counts
-                if part.version != part.optimizer.version:
+            if any(part.version != part.optimizer.version for part in self.parts):
+                for part in (*self.parts, *self.parts):  # a new index moves the counts of all
                     part.find_slots()
             before.extend([part.before() for part in self.parts])
             for part in self.parts:

@@ -143,6 +143,8 @@ class Counting:
         What the hyper-parameters in `rows` depend on besides the counts.
     static : tuple
         The version of the optimizer and the factor with which nothing is computed in Python.
+    new : list
+        Indices whose counts the present step has added, until it has succeeded.
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class Counting:
         if self.counts is counts.counted and (carried is None or self.carried is carried.array):
             self.version = optimizer.version
             return
-        self.new = [index for index in dict.fromkeys(self.indices) if index not in counts]
+        self.new += [index for index in dict.fromkeys(self.indices) if index not in counts]
         self.slots = counts.slots(self.indices, optimizer.begin_num_update)
         self.carried_slots = optimizer.carried_slots(self.indices)
         for row in self.rows:

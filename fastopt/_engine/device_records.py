@@ -71,19 +71,20 @@ class DeviceRecords:
     ----------
     calls : dict
         Calls by index, or by tuple of indices for lists.
+    known : dict
+        Records by index, of parameters whose states have been stored.
     """
 
     def __init__(self, planner: Any) -> None:
         self.planner = proxy(planner)
         self.calls: dict[Any, DeviceCall] = {}
         self.known: dict[Index, Record] = {}
-        self.latest: DeviceCall | None = None
         self.version = self.mode_version = -1
         self.mode: Any = None
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
-        self.calls, self.known, self.latest = {}, {}, None
+        self.calls, self.known = {}, {}
         self.version = self.mode_version = -1
 
     def follow(self) -> None:
@@ -187,18 +188,24 @@ class DeviceRecords:
         )
         states = [state for *_, state in calls]
         listed = list(zip(planners, calls, strict=True))
+        records: dict[Index, Record] | None = {} if again else None
         if not (tables and again):
-            tables = [self._table(of, call, averaging, again) for of, call in listed]
+            tables = [self._table(of, call, averaging, records) for of, call in listed]
         if again and not disjoint(tables):  # an error is reported in words, or the list is ordered
-            ordered = True
-            tables = [self._table(of, call, averaging, False) for of, call in listed]
-        again &= not ordered and not (averaging is not None and averaging.whole)
-        again = again and all(table.direct for table in tables) and all(map(is_fixed, states))
+            ordered, averaging = (
+                True,
+                averages.step(planner.optimizer, indices) if averages else None,
+            )
+            tables = [self._table(of, call, averaging, None) for of, call in listed]
+        again = again and not ordered and all(map(is_fixed, states))
+        again = again and all(table.direct and table.after is None for table in tables)
         if ordered:
             parts: list[Part] = [(of, [k], [(tables[k], [0])]) for k, of in enumerate(planners)]
         else:
             parts = _parts(planners, tables)
-        return DeviceCall(planner, indices, states, parts, single, averaging, again)
+        call = DeviceCall(planner, indices, states, parts, single, averaging, again)
+        call.records = records or {}
+        return call
 
     def _planners(self, indices: Sequence[Index]) -> list[Any]:
         """Return the planner of each parameter."""
@@ -226,24 +233,16 @@ class DeviceRecords:
 
     def remember(self, call: DeviceCall, weights: Sequence[Any]) -> None:
         """Finish the first step of a call, and keep it."""
-        averaging, planner = call.averaging, self.planner
-        if averaging is not None:
-            for table in averaging.whole:
-                table.renew()
-            with planner.compiling(call.indices[0]):
-                launch_tables(averaging.whole)
-            averaging.keep()
+        if call.averaging is not None:
+            call.averaging.keep()
         call.release()
+        self.known.update(call.records)
         self.note(call, weights)
         self.keep(call)
 
     def note(self, call: DeviceCall, weights: Sequence[Any]) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
-        if self.latest is call and not any(table.given.changed for table in call.tables):
-            return
-        planner = self.planner
-        planner.updated.update(zip(call.indices, weights, strict=True))
-        self.latest = call
+        self.planner.updated.update(zip(call.indices, weights, strict=True))
 
     def update_all(
         self,
@@ -307,23 +306,30 @@ class DeviceRecords:
     # Tables
 
     def _table(
-        self, planner: Any, call: Call, averaging: AveragingStep | None, keep: bool
+        self,
+        planner: Any,
+        call: Call,
+        averaging: AveragingStep | None,
+        records: dict[Index, Record] | None,
     ) -> CudaTable:
-        """Return the table of a tensor, that of its record if there is one, with its arrays."""
+        """Return the table of a tensor, that of its record if there is one, with its arrays.
+
+        A new record is added to `records`; if this is None, the table is that of no other call.
+        """
         index, weight, grad, state = call
         averages = averaging is not None
         record = self.known.get(index)
         if record is not None and not (record.planner is planner and keeps(record.state, state)):
             self.drop(index)
             record = None
-        found: CudaTable | None = self._known_table(call, averages) if record and keep else None
-        if found is not None:
-            return found
+        if record is not None and records is not None:
+            found: CudaTable | None = self._known_table(call, averages)
+            if found is not None:
+                return found
         made: CudaTable = planner.table(index, weight, grad, state, averaging)
-        plain = made.direct and is_fixed(state) and not (averaging and averaging.whole)
-        if keep and plain:
-            if record is None:
-                record = self.known[index] = Record(planner, state, {})
+        if records is not None and made.direct and made.after is None and is_fixed(state):
+            if record is None:  # kept with the state, once the call has succeeded
+                record = records[index] = Record(planner, state, {})
             if len(record.tables) >= FORMS:
                 record.tables.clear()
             record.tables[form_of(planner.by_row(grad), averages)] = made

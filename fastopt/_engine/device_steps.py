@@ -143,16 +143,22 @@ class DeviceSteps:
             the step is only counted.
         """
         captured = self.lead.captured
-        with self._entered(), self._beside():
-            if not self._renew():
-                return False
-            self._send(norm, captured)
-            if captured:
-                self._capture(norm is not None)
-                return True
-            self._launch(norm is not None)
-            if norm is None:
-                return True
+        try:
+            with self._entered(), self._beside():
+                if not self._renew():
+                    return False
+                self._send(norm, captured)
+                if captured:
+                    self._capture(norm is not None)
+                else:
+                    self._launch(norm is not None)
+        except BaseException:
+            self.part.forget_new()
+            raise
+        self.part.new = []
+        if captured or norm is None:
+            return True
+        with self._entered():
             report = self.driver.Report(self.norm, self.lead.stream)
         self.pending.append((report, finish))
         while len(self.pending) > AHEAD or (len(self.pending) > 1 and self.pending[0][0].ready()):

@@ -223,7 +223,9 @@ def update(
         if call is None and not accumulates:
             call = planner.devices.prepare(_scaled(planner, calls, factor * share), single)
         if call is not None:
-            _commit(updater, call, calls, factor * share, between, finish)
+            step = partial(call.step, factor * share, between)
+            remember = partial(planner.devices.remember, call, [weight for _, weight, *_ in calls])
+            updater._commit(call, calls, step, remember, finish)
         else:
             calls = [(*each[:2], times(each[2], factor * share), each[3]) for each in calls]
             planner.devices.update_all(calls, single, between=between)
@@ -264,39 +266,3 @@ def _update_here(updater: Any, entries: Sequence[Entry], factor: float, share: f
     calls = _scaled(updater.planner, updater._with_states(entries), factor * share)
     updater.planner.update_all(calls, factor=factor * share)
     updater._keep(calls)
-
-
-def _commit(
-    updater: Any,
-    call: DeviceCall,
-    calls: Sequence[Any],
-    factor: float,
-    between: Callable[[], None] | None,
-    finish: Callable[[], None] | None,
-) -> None:
-    """Update with a new call; states are stored, and all else is finished, if it launches.
-
-    States are stored before the launch, and `finish` is called after it even if an exception
-    from outside, such as that of a signal handler, comes in between.
-    """
-    tables = updater.states, updater.states_synced, updater.optimizer.masters_given
-    known = [(own, {index: own[index] for index, *_ in calls if index in own}) for own in tables]
-
-    def end() -> None:
-        updater.planner.devices.remember(call, [weight for _, weight, *_ in calls])
-        if finish is not None:
-            finish()
-
-    try:
-        updater._keep(calls)
-        call.step(factor, between)
-        end()
-    except BaseException:
-        if call.done:
-            end()
-        else:
-            for own, before in known:
-                for index, *_ in calls:
-                    dict.pop(own, index, None)
-                dict.update(own, before)
-        raise

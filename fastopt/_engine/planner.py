@@ -209,10 +209,13 @@ class Planner:
         lead = header(weight)
         exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, self.masters)
         lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
-        if averaging is not None and lazy and averaging.average.alternates:
-            averaging.whole.append(self._whole(averaging, index, exact, lead))
-        elif averaging is not None:
-            rule, arrays = averaging.derived(index, rule, exact, arrays)
+        after = None
+        if averaging is not None:
+            averaging.count(index)
+            if lazy and averaging.average.alternates:
+                after = self._whole(averaging, index, exact, lead)
+            else:
+                rule, arrays = averaging.derived(index, rule, exact, arrays)
         table = table_of(
             context,
             rule,
@@ -225,7 +228,7 @@ class Planner:
             rounded_sums=optimizer.rounded_sums and len(exact) == 2 and copy is None,
             dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
         )
-        table.table[0, OFFSET] = self.offsets.get(index, 0)
+        table.after, table.table[0, OFFSET] = after, self.offsets.get(index, 0)
         if isinstance(grad, RowSparse):
             table.list_rows(context, grad)
         return table

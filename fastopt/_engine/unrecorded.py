@@ -114,10 +114,7 @@ class UnrecordedCall:
         for own, index, table in zip(self.planners, self.indices, self.tables, strict=True):
             self._advance(own.optimizer, index, table, factor)
             if not skips[own.optimizer]:
-                launched.append(table)
-        if self.averaging is not None:
-            launched += self.averaging.whole
-            self.averaging.whole = []
+                launched += [table] if table.after is None else [table, table.after]
         return launched
 
     def _optimizers(self) -> list[Any]:

@@ -80,8 +80,6 @@ class CallArrays:
         The copies of a gradient whose elements do not lie like the weight's.
     tensors : sequence
         Written arrays of the call whose versions torch may count.
-    changed : bool
-        Whether the weights are other objects than those of the call before.
     version : int
         Number of calls that have changed the address of a weight.
     """
@@ -117,7 +115,7 @@ class CallArrays:
         self.driver, self.layout = cuda_driver, layout
         self.itemsize = np.dtype(layout.grad).itemsize
         self.weights, self.grads = Known(), Known()
-        self.captured, self.changed, self.version = False, True, 0
+        self.captured, self.version = False, 0
         self.written: Addresses | None = None
         self.take: Any = None
 
@@ -148,7 +146,7 @@ class CallArrays:
         """
         ids = list(map(id, weights))
         if self.weights.has(ids) and not self.watched:
-            self.tensors, self.changed = (), False
+            self.tensors = ()
             return True
         try:
             found = readings(weights)
@@ -169,7 +167,6 @@ class CallArrays:
             self.version += 1  # first, as Ctrl-C may come in between
             table[rows, self.columns] = addresses
         self.stream = found.streams[0]
-        self.changed = ids != self.weights.ids
         self.weights.keep(weights, ids)
         self.tensors = (*weights, *others)
         return True

@@ -82,7 +82,11 @@ class CudaTable:
         Whether the update of the present step has been launched.
     counted : bool
         Whether the last step was counted on the device.
+    after : CudaTable or None
+        What is launched next: it averages all rows, after the update of some.
     """
+
+    after: "CudaTable | None" = None
 
     def __init__(
         self,
@@ -473,3 +477,6 @@ def launch(tables: Sequence[CudaTable]) -> None:
         if table is not tables[0]:
             table.renew()
         table.run()
+        if table.after is not None:
+            table.after.renew()
+            table.after.run()

@@ -77,7 +77,14 @@ class Table:
         One array for each slot of the rule, and for each number that the rule keeps for a tensor.
     grad : numpy.ndarray
         The gradient, or the values of a row-sparse gradient.
+
+    Attributes
+    ----------
+    after : Table or None
+        What is launched next: it averages all rows, after the update of some.
     """
+
+    after: "Table | None" = None
 
     def __init__(
         self,
@@ -175,14 +182,11 @@ class Table:
         _launch(*_prepared(cpu_sums.totals, (), 0, chunks, partials, sums))
         return sums
 
-    def run(self, combine: Combine | None = None) -> None:
+    def run(self, combine: Combine) -> None:
         """Launch the kernels of every reduction and of the update, then :meth:`copy_back`.
 
-        If the tensor is a slice, `combine` computes the sums of the whole from the chunks' sums.
+        The tensor is a slice: `combine` computes the sums of the whole from the chunks' sums.
         """
-        if combine is None:
-            launch([self])
-            return
         rule, layout = self.layout.rule, self.layout
         chunks, total = self.flat
         for step, count in enumerate(rule.sums):
@@ -190,7 +194,7 @@ class Table:
             arguments = chunks, self.table, self.hyper, partials
             _launch(*_prepared(cpu_sums.sums, (layout, step), total, *arguments))
             largest = rule.passes[step].largest
-            first, sums = combine(chunks, partials, 1, largest) or (chunks, partials)
+            first, sums = combine(chunks, partials, 1, largest)
             finish = first, self.table, self.hyper, sums
             _launch(*_prepared(cpu_sums.finish, (layout, step), 0, *finish))
         if self.total:

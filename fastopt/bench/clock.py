@@ -36,7 +36,7 @@ def sampler(call: Call, duration: float = 0.01) -> Sample:
     """Return a function that times `call`, as the mean over about `duration` seconds.
 
     If one call takes longer than that, its memory does not fit into the caches, and no warm-up
-    call is done. The first calls, which compile and create plans, are not measured.
+    call is done. The first calls, which compile and create records, are not measured.
     """
     seconds(call, 2)
     number = round(duration / seconds(call, 1))

@@ -329,7 +329,6 @@ class Plan:
         self.buckets = [bucket for group in order for bucket in group.buckets]
         self.places = {index: place for place, index in enumerate(indices)}
         self.group_of = {place: group for group in self.groups for place in group.places}
-        self.work: tuple[Any, ...] = ()  # cache of the exchange
         room = max([b.room(rank) for b in self.buckets], default=0)
         self._spare = Spare() if spare is None else spare
         self._spare.reserve(room, min(3 * DEPTH, 3 * len(self.buckets)))

@@ -21,7 +21,7 @@ from fastopt._suggestions import Advised
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.placement import Form, Placement
-from fastopt.distributed.agreement import Fact, Facts, agree, attempt, is_agreed
+from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
 from fastopt.distributed.collectives import added, of_all
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
 from fastopt.distributed.gate import Gate, Stopped
@@ -58,8 +58,8 @@ class Shard(Updater):
         self._records.entry = lambda: Stages(self) if self.ranks.size > 1 else front.enter()
 
     def _launch(self, tables: Sequence[Table]) -> None:
-        """Launch the kernels of what records do not support."""
-        self.gate.add()
+        """Launch the kernels of what records do not support, with equal hyper-parameters."""
+        self.gate.launch(lambda: _hyper(tables))
         self.exchange.receive()
         launch(tables, self._combined if self.ranks.size > 1 else None)
 
@@ -418,3 +418,16 @@ class Sharded(Advised, Spelled):
             for each in (None, average) if alternates else (average,):
                 trial = Updater(opt, scaler, self.clip_global_norm, average=each)
                 trial([index], [grad], [weight])
+
+
+def _hyper(tables: Sequence[Table]) -> Numbers:
+    """Hyper-parameters of each table, for comparison between ranks."""
+
+    def describe() -> dict[str, str]:
+        return {
+            f"{name} of tensor {k}": str(value)
+            for k, table in enumerate(tables)
+            for name, value in zip(table.layout.rule.hyper, table.fields[0].tolist(), strict=True)
+        }
+
+    return Numbers([table.fields for table in tables], describe)

@@ -711,21 +711,23 @@ class Updater(Resumable):
         if optimizer.is_accumulating or not calls:
             self.planner.update_all(calls)
         else:
-            self._commit(UnrecordedCall(self.planner, calls), calls)
+            call = UnrecordedCall(self.planner, calls)
+            self._commit(call, calls, call.step, call.finish)
             return
         self._keep(calls)
 
     def _commit(
         self,
-        call: UnrecordedCall,
+        call: Any,
         calls: Sequence[Call],
-        factor: float = 1.0,
-        finish: Callable[[], None] | None = None,
+        step: Callable[[], None],
+        finish: Callable[[], None],
+        last: Callable[[], None] | None = None,
     ) -> None:
-        """Update tensor by tensor; states are stored, and all else is finished, if it launches.
+        """Update without records; states are stored, and all else is finished, if it launches.
 
-        States are stored before the launch, and `finish` is called after it even if an exception
-        from outside, such as that of a signal handler, comes in between.
+        States are stored before the launch, and `finish` and `last` are called after it even if an
+        exception from outside, such as that of a signal handler, comes in between.
         """
         known = [
             (own, {index: own[index] for index, *_ in calls if index in own})
@@ -733,13 +735,13 @@ class Updater(Resumable):
         ]
 
         def end() -> None:
-            call.finish()
-            if finish is not None:
-                finish()
+            finish()
+            if last is not None:
+                last()
 
         try:
             self._keep(calls)
-            call.step(factor)
+            step()
             end()
         except BaseException:
             if call.done:
@@ -861,7 +863,8 @@ class Updater(Resumable):
         info, factor = self._measured(lambda: self._squares(call, calls), indices, share)
         if info.stepped:
             if call is not None:
-                self._commit(call, calls, factor * share, finish)
+                step = partial(call.step, factor * share)
+                self._commit(call, calls, step, call.finish, finish)
             else:
                 factor *= share
                 folds = {index: self.planner.of(index).optimizer.folds for index in indices}

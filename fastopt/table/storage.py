@@ -123,8 +123,8 @@ class Storage:
         self.used = 0
         """Rows below this number may have been written to."""
         self.height = 0
-        """Rows of the arrays passed to the updater; grows in powers of two, so that its plans stay
-        valid."""
+        """Rows of the arrays passed to the updater; grows in powers of two, so that its records
+        stay valid."""
 
     def grow(self, rows: int) -> bool:
         """Raise :attr:`height` to at least `rows`; return whether it changed."""

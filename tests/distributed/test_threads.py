@@ -113,6 +113,29 @@ def test_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
         run_threads(2, program)
 
 
+class OfItsRank(optimizer.SGD):
+    """Optimizer whose hyper-parameters are not the attributes that ranks compare."""
+
+    rank = threading.local()
+
+    def hyper(self, t, lr, wd):
+        return {**super().hyper(t, lr, wd), "lr": lr * (1 + self.rank.number)}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_hyper_parameters_that_differ_are_an_error_before_an_update(recorded):
+    def program(comm):
+        OfItsRank.rank.number, weight = comm.rank, ONES.copy()
+        updater = ShardedUpdater(OfItsRank(), comm)
+        updater.shard._on_records = recorded
+        with pytest.raises(ValueError, match=r"ranks disagree: for lr of \w+ 0 rank 0 has 0\.0"):
+            updater(0, ONES, weight)
+        assert not updater.optimizer._index_update_count
+        assert (weight == ONES).all()
+
+    run_threads(2, program)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

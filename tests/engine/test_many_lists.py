@@ -1,4 +1,4 @@
-"""Several plans side by side, each unrecorded once."""
+"""Several lists side by side, which share the records of their parameters."""
 
 import gc
 import weakref

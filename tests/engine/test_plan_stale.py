@@ -1,4 +1,4 @@
-"""What plans remember follows every change, and a failed call leaves nothing behind."""
+"""What records hold follows every change, and a failed call leaves nothing behind."""
 
 import numpy as np
 import pytest

@@ -102,10 +102,10 @@ def served(updater):
 @pytest.mark.parametrize("form", FORMS)
 def test_any_form_of_a_gradient_has_the_bits_of_single_updates(form, shape, lazy, single):
     make = partial(optimizer.Adam, lazy_update=lazy, wd=0.01)
-    expected, planned = outcome(make, shape, "RowSparse", False)
+    expected, other = outcome(make, shape, "RowSparse", False)
     found, updater = outcome(make, shape, form, True, single=single)
     assert found == expected
-    assert hasattr(planned.planner, "unrecorded")
+    assert hasattr(other.planner, "unrecorded")
     served(updater)
 
 

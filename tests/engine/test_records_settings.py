@@ -298,8 +298,8 @@ class Unscaled(optimizer.Optimizer):
 @pytest.mark.parametrize("setting", ["scaler and clip", "accumulate", "clip_adaptive"])
 def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype, monkeypatch):
     ends = []
-    for planned in (False, True):
-        if planned:
+    for alone in (False, True):
+        if alone:
             monkeypatch.setattr("fastopt._engine.records.Records.serves", lambda *_: False)
         updater = fastopt.Updater(
             Unscaled(learning_rate=0.1, multi_precision=True), **SETTINGS[setting]()
@@ -308,7 +308,7 @@ def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype, monk
         for step in range(6):
             grads = [normal(step + k, shape, dtype) for k, shape in enumerate(SHAPES)]
             updater([*range(len(SHAPES))], grads, weights)
-        assert bool(updater._records.slots) != planned
+        assert bool(updater._records.slots) != alone
         ends.append([weight.tobytes() for weight in weights])
     assert ends[0] == ends[1]
 

@@ -189,6 +189,22 @@ def test_weights_that_overlap_are_updated_in_list_order(unrecorded):
     assert [0, 1, 2] in unrecorded
 
 
+@pytest.mark.parametrize("setting", ["EMA", "SWA", "Lookahead"])
+@pytest.mark.parametrize("indices", [[0, 0], [0, 1]], ids=["one index", "two indices"])
+def test_rows_of_one_weight_are_averaged_in_list_order(indices, setting, unrecorded):
+    ends = []
+    for form in (np.copy, unaligned):
+        made = optimizer.SGD(learning_rate=0.5, lazy_update=True)
+        updater = fastopt.Updater(made, **SETTINGS[setting]())
+        weight = form(normal(0, SHAPE, "float32"))
+        for _ in range(5):
+            grads = [RowSparse(normal(row, (1, 4), "float32"), [row], SHAPE) for row in (1, 2)]
+            updater(indices, grads, [weight, weight])
+        ends.append(everything(updater, [weight]))
+    assert indices in unrecorded
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize("scheduled", [False, True], ids=["rate", "schedule"])
 def test_a_list_of_complete_and_incomplete_sums_has_the_bits_of_single_calls(scheduled):
     """LBSGD sums the gradients of several calls."""

@@ -112,3 +112,15 @@ def test_a_new_sum_of_lbsgd_starts_in_all_rows(rng):
         here(0, RowSparse(values, list(rows), (4, 2)), weight)
         there(0, RowSparse(on_device(values), np.array(rows), (4, 2)), device)
         check_close(device, weight)
+
+
+def test_weights_with_two_indices_are_averaged_in_list_order():
+    here, there = pair(optimizer.SGD, average=SPECS[2])
+    weight = np.arange(8, dtype=np.float32).reshape(4, 2)
+    device, ones = on_device(weight), np.ones((1, 2), np.float32)
+    for _ in range(5):
+        for updater, place, target in ((here, np.copy, weight), (there, on_device, device)):
+            grads = [RowSparse(place(ones), np.array([row]), (4, 2)) for row in (1, 2)]
+            updater([0, 1], grads, [target, target])
+        check_close(device, weight)
+        same(there, here)

@@ -109,7 +109,7 @@ def test_tensors_in_main_memory_are_no_device_arrays():
 
 def test_torch_refuses_graphs_that_saved_the_weight_before_an_update():
     weight, updater = tensor([1.0, 2.0], requires_grad=True), optimizer.get_updater(optimizer.SGD())
-    for _ in range(3):  # the first call makes the plan
+    for _ in range(3):  # the first call makes the record
         loss = (weight * weight).sum()
         before = weight._version
         updater(0, tensor([1.0, 1.0]), weight)

@@ -274,3 +274,42 @@ def test_named_tuples_stay_named_tuples():
         state = updater.states_dict()["states"][0]
         assert isinstance(state, State)
         np.testing.assert_allclose(state.mean, 0.1)
+
+
+RAISES = []
+"""Whether the schedule raises."""
+
+
+def scheduled(update):
+    """A schedule that may fail."""
+    if RAISES:
+        raise RuntimeError("no rate")
+    return 0.1 / update
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_global_norm": 1.0}], ids=str)
+def test_a_failed_call_leaves_no_record_and_no_weight_behind(settings):
+    """Neither a first call, whose state is not kept, nor a later one with another weight."""
+    updater = optimizer.Updater(optimizer.Adam(), **settings)
+    updater.optimizer.lr_scheduler = scheduled
+    for calls in (1, 3):
+        weight = on_device(np.ones(3, np.float32))
+        RAISES.append(True)
+        with pytest.raises(RuntimeError, match="no rate"):
+            step(updater, weight)
+        RAISES.clear()
+        assert updater.optimizer._index_update_count.get(0, 0) == (0 if calls == 1 else 1)
+        for _ in range(calls):
+            step(updater, weight)
+        assert list(updater.states) == [0]
+        assert updater.planner.updated[0] is weight
+
+
+def test_new_indices_of_one_optimizer_do_not_lose_the_counts_of_another():
+    made = optimizer.Adam()
+    updater = optimizer.Updater(made, groups={"^b": {"learning_rate": 0.5}})
+    indices = ["a", *(f"b{k}" for k in range(12))]
+    arrays = [on_device(np.ones(2, np.float32)) for _ in range(2 * len(indices))]
+    for calls in (1, 2):
+        updater(indices, arrays[: len(indices)], arrays[len(indices) :])
+        assert dict(made._index_update_count) == dict.fromkeys(indices, calls)

@@ -329,7 +329,7 @@ def test_the_norm_is_that_of_all_groups_together(scale, settings):
     assert ends[0] == ends[1]
 
 
-# Plans
+# The same bits in all ways
 
 
 @pytest.mark.parametrize("way", WAYS)

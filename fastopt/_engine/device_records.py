@@ -17,7 +17,7 @@ Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``
 from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any, NamedTuple
-from weakref import proxy
+from weakref import proxy, ref
 
 import numpy as np
 
@@ -53,7 +53,8 @@ FORMS = 4
 class Record(NamedTuple):
     """A parameter on a device."""
 
-    planner: Any
+    planner: ref[Any]
+    """Planner of the parameter, which keeps the record: another reference would be a cycle."""
     state: Any
     tables: dict[Any, CudaTable]
     """Tables by form of the gradient."""
@@ -319,7 +320,7 @@ class DeviceRecords:
         index, weight, grad, state = call
         averages = averaging is not None
         record = self.known.get(index)
-        if record is not None and not (record.planner is planner and keeps(record.state, state)):
+        if record is not None and not (record.planner() is planner and keeps(record.state, state)):
             self.drop(index)
             record = None
         if record is not None and records is not None:
@@ -329,7 +330,7 @@ class DeviceRecords:
         made: CudaTable = planner.table(index, weight, grad, state, averaging)
         if records is not None and made.direct and made.after is None and is_fixed(state):
             if record is None:  # kept with the state, once the call has succeeded
-                record = records[index] = Record(planner, state, {})
+                record = records[index] = Record(ref(planner), state, {})
             if len(record.tables) >= FORMS:
                 record.tables.clear()
             record.tables[form_of(planner.by_row(grad), averages)] = made
@@ -342,8 +343,9 @@ class DeviceRecords:
         """
         index, weight, grad, _ = call
         record = self.known[index]
+        planner: Any = record.planner()
         try:
-            grad = record.planner.by_row(grad)
+            grad = planner.by_row(grad)
             table = record.tables.get(form_of(grad, averages))
         except (AttributeError, KeyError, TypeError, ValueError):  # the checks report it
             return None
@@ -354,7 +356,7 @@ class DeviceRecords:
         if not table.given.take_grads([grad], table.table, NOTHING, True):
             return None
         if table.rows is not None:
-            table.list_rows(label(index, record.planner.optimizer.idx2name), grad)
+            table.list_rows(label(index, planner.optimizer.idx2name), grad)
         return table
 
 

@@ -144,6 +144,7 @@ def varying_rows():
     """Device arrays that a table keeps after gradients with 50 rows, and after ones with fewer."""
     updater = optimizer.Updater(optimizer.Adam(), clip_global_norm=1.0)
     weight, kept = on_device(100, 8), []
+    gc.collect()  # tables of other steps
     for count in (50, 10, 20, 30):
         rows = cuda.to_device(np.arange(count))
         updater(0, RowSparse(on_device(count, 8), rows, (100, 8)), weight)
@@ -154,6 +155,24 @@ def varying_rows():
         )
         kept.append(sum(len(table.memory.spaces) for table in tables))
     return kept
+
+
+def dropped():
+    """Whether the states of a parameter and of a list are freed with their updaters, at once."""
+    freed = []
+    gc.disable()
+    for count in (1, 2):
+        updater, weights = optimizer.Updater(optimizer.Adam()), [on_device(9) for _ in range(count)]
+        for _ in range(3):
+            if count == 1:
+                updater(0, on_device(9), weights[0])
+            else:
+                updater([0, 1], [on_device(9), on_device(9)], weights)
+        state = weakref.ref(updater.states[0][0])
+        del updater
+        freed.append(state() is None)
+    gc.enable()
+    return freed
 
 
 def repeated_rows():
@@ -340,6 +359,7 @@ STEPS = {
     "rows, repeated, indices on the host": lambda: rows([7, 3] * 100, on_host=True),
     "rows, standard": lambda: rows([3, 5, 7], lazy_update=False),
     "varying rows": varying_rows,
+    "dropped": dropped,
     "LAMB": lambda: many(3, updater=optimizer.get_updater(optimizer.LAMB())),
     "LAMB with clip": lambda: clipped("lamb"),
     "clip": lambda: clipped("adam"),

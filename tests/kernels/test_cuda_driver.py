@@ -166,6 +166,10 @@ def test_memory_does_not_grow_with_the_kinds_of_row_counts(steps):
     assert later == [first] * 3
 
 
+def test_states_are_freed_with_their_updater(steps):
+    assert steps["dropped"] == [True, True]
+
+
 def test_arguments_are_those_that_numba_would_pass(steps):
     as_numba, ours = steps["arguments"]
     assert ours == as_numba

@@ -109,7 +109,7 @@ def interrupt_at(moment, opcodes, call):
     Lines with ``with`` or ``try`` do not count: Python looks for signals neither before a block
     begins nor between its last line and the release of what it holds.
     """
-    passed = 0
+    passed, before = 0, sys.gettrace()
 
     def trace(frame, event, _):
         nonlocal passed
@@ -131,7 +131,7 @@ def interrupt_at(moment, opcodes, call):
     except KeyboardInterrupt:
         return False
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return passed < moment
 
 

@@ -18,7 +18,7 @@ def at_line(moment, act, call):
     those with ``with`` or ``try``: Python runs no handler of a signal before a block begins, nor
     between its last line and the release of what it holds.
     """
-    passed = 0
+    passed, before = 0, sys.gettrace()
 
     def trace(frame, event, _):
         nonlocal passed
@@ -37,6 +37,6 @@ def at_line(moment, act, call):
     try:
         call()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
         uninterrupted.reset()  # an exception inside its methods leaves the count of its contexts
     return passed

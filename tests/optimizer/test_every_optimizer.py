@@ -18,6 +18,7 @@ from helpers.cases import (
     kept,
     sampled,
 )
+from helpers.plain_python import MATRICES
 
 every_case = pytest.mark.parametrize("case", by_default(CASES), ids=str)
 
@@ -185,7 +186,7 @@ def test_rules_run_in_plain_python(run_python):
         np.array([line.split()[1:] for line in text.splitlines()], float)
         for text in (compiled, plain)
     )
-    assert first.shape == (2 * len(CASES), 6)
+    assert first.shape == (2 * len([*CASES, *MATRICES]), 6)
     np.testing.assert_allclose(first, second, rtol=2e-6, atol=1e-7)
 
 

@@ -112,7 +112,7 @@ class DeviceRecords:
     # Calls
 
     def has(self, index: Any) -> bool:
-        """Whether the first parameter of a call has a record, if that can be told."""
+        """Whether the first parameter of a call is known to have a record."""
         if not self.known or (not index and type(index) in (list, tuple)):
             return False
         first = index[0] if type(index) in (list, tuple) else index

@@ -16,7 +16,7 @@ class PerIndex(MutableMapping[Index, Any]):
     """Mapping from index to number, stored in one array that kernels can read and write.
 
     When the position of an index changes or the array grows, :attr:`array` is replaced by a new
-    object and all owners are told before, see :meth:`add_owner`.
+    object, and :meth:`add_owner` says who is called before that.
 
     Parameters
     ----------

@@ -74,12 +74,15 @@ class DeviceRecords:
         Calls by index, or by tuple of indices for lists.
     known : dict
         Records by index, of parameters whose states have been stored.
+    captured : list of DeviceCall
+        Calls that are part of graphs, which may be replayed at any time.
     """
 
     def __init__(self, planner: Any) -> None:
         self.planner = proxy(planner)
         self.calls: dict[Any, DeviceCall] = {}
         self.known: dict[Index, Record] = {}
+        self.captured: list[DeviceCall] = []
         self.version = self.mode_version = -1
         self.mode: Any = None
 
@@ -242,7 +245,9 @@ class DeviceRecords:
         self.keep(call)
 
     def note(self, call: DeviceCall, weights: Sequence[Any]) -> None:
-        """Keep the weights of a call in place of those of earlier calls."""
+        """Keep the weights of a call in place of those of earlier calls, and a captured call."""
+        if call.captured and call not in self.captured:
+            self.captured.append(call)
         self.planner.updated.update(zip(call.indices, weights, strict=True))
 
     def update_all(

@@ -143,7 +143,7 @@ class CudaTable:
         """Use the stream of these arrays."""
         self.given, self.memory = given, TableMemory(given)
         if self.layout.sparse:
-            self.rows = IndexedRows(self)
+            self.rows = IndexedRows()
 
     @classmethod
     def joined(cls, tables: Sequence["CudaTable"]) -> Self:
@@ -189,7 +189,7 @@ class CudaTable:
     def list_rows(self, context: str, grad: "RowSparse") -> None:
         """Set a row-sparse gradient; see :meth:`IndexedRows.take`."""
         assert self.rows is not None
-        count = self.rows.take(context, grad)
+        count = self.rows.take(self, context, grad)
         if self.layout.by_row:
             self.chunks, self.total = chunks_of((count, self.width), size=self.rate)
 

@@ -773,10 +773,7 @@ class Updater(Resumable):
 
     def _settle(self) -> None:
         """Wait for the outcomes of steps that a device has counted."""
-        counts = self.optimizer._index_update_count
-        if counts.ahead:
-            with self.optimizer.lock:
-                counts.settle()
+        device_updates.settle(self.optimizer)
 
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float

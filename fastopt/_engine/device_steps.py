@@ -105,7 +105,8 @@ class DeviceSteps:
     @property
     def part(self) -> Any:
         """Counts and hyper-parameters of the call, while it lives."""
-        return self._call().parts[0]
+        call: Any = self._call()
+        return call.parts[0]
 
     @staticmethod
     def supports(call: Any) -> bool:

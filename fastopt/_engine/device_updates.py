@@ -172,13 +172,14 @@ def _deferred(updater: Any, call: DeviceCall, share: float) -> bool:
         )
     indices, names = call.indices, optimizer.idx2name
     awaited = StepInfo(stepped=False, skipped=False)
-    own, owner = None if scaler is None else ref(scaler), ref(updater)  # they keep the pending step
+    own = ref(scaler) if scaler is not None else lambda: None
+    owner = ref(updater)  # weakly, like the scaler: both keep the pending step
 
     def finish(norm: float, sums: Callable[[], Any] | None) -> None:
         info = StepInfo(stepped=True, skipped=False, global_norm=norm)
         if not math.isfinite(norm):
             info = overflow(sums() if sums else np.empty(0), indices, names, norm)
-        updater, scaler = owner(), own and own()
+        updater, scaler = owner(), own()
         if updater is not None and updater._info is awaited:
             vars(updater)["_info"] = info
         if scaler is not None:

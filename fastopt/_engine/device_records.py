@@ -74,6 +74,8 @@ class DeviceRecords:
         Calls by index, or by tuple of indices for lists.
     known : dict
         Records by index, of parameters whose states have been stored.
+    folds : bool
+        :attr:`Planner.folds`, after :meth:`follow`.
     captured : list of DeviceCall
         Calls that are part of graphs, which may be replayed at any time.
     """
@@ -85,6 +87,7 @@ class DeviceRecords:
         self.captured: list[DeviceCall] = []
         self.version = self.mode_version = -1
         self.mode: Any = None
+        self.folds = False
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -104,6 +107,7 @@ class DeviceRecords:
             if mode != self.mode or any(each.rule_by_index for each in planner.optimizers()):
                 self.forget()
             self.mode, self.mode_version = mode, optimizer.mode_version
+        self.folds = planner.folds
         self.version = optimizer.version
 
     def drop(self, index: Index) -> None:

@@ -235,7 +235,7 @@ class DeviceSteps:
         """Upload what has changed."""
         part, counts = self.part, self.all_counts
         stale = self.counts is not counts.counted or self.entered is not part.slots
-        if stale or (counts.counted[self.slots] != self.base).any():
+        if stale or counts.counted[self.slots].tobytes() != self.base.tobytes():
             counts.settle()
             self.counts, self.slots, self.entered = counts.counted, part.slots, part.slots
             self.base = self.counts[self.slots]

@@ -38,8 +38,9 @@ def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
         grad, weight = tuple(grad), tuple(weight)  # another thread may change the lists
     with optimizer.updating:
         if planner.measures:
+            devices.follow()
             with uninterrupted:
-                return planner.folds and _measured_again(updater, index, grad, weight)
+                return devices.folds and _measured_again(updater, index, grad, weight)
         call = devices.call_of(index, grad, weight)
         if call is None:
             if not _mixed_again(updater, index, grad, weight):

@@ -466,6 +466,7 @@ class Report:
     """
 
     buffer: Any = None
+    arrived = False
 
     def __init__(self, memory: Memory, stream: int) -> None:
         self.count = memory.shape[0]
@@ -483,15 +484,15 @@ class Report:
 
     def ready(self) -> bool:
         """Whether :meth:`read` does not wait."""
-        return SIMULATED or not _driver().cuEventQuery(self.buffer.handle)[0]
+        self.arrived = SIMULATED or not _driver().cuEventQuery(self.buffer.handle)[0]
+        return self.arrived
 
     def read(self) -> list[float]:
         """Return the numbers once, after they have arrived."""
         if SIMULATED:
             return self.copied
-        driver = _driver()
-        if not self.ready():
-            _checked(driver.cuEventSynchronize(self.buffer.handle), "cuEventSynchronize")
+        if not (self.arrived or self.ready()):
+            _checked(_driver().cuEventSynchronize(self.buffer.handle), "cuEventSynchronize")
         found: list[float] = self.buffer.doubles[: self.count].tolist()
         with self.device.lock:
             self.device.free.append(self.buffer)

@@ -310,13 +310,13 @@ class CudaTable:
         self._copy_grad(again=True)
         sparse = self.layout.sparse
         chunks = single_rows(int(self.table[0, SEGMENTS])) if sparse else self._blocks
-        each = self.kernels.square_pack(self.layout.grad, sparse)
-        self._add(self._square_kernel, each, chunks, total, self._send_entry())
+        self._add(*self._square_kernel, chunks, total, self._send_entry())
 
     @cached_property
-    def _square_kernel(self) -> Any:
+    def _square_kernel(self) -> tuple[Any, int]:
         layout, column = self.layout, self.table.shape[1] - 1
-        return self.kernels.squares(layout.grad, column, layout.sparse)
+        each = self.kernels.square_pack(layout.grad, layout.sparse)
+        return self.kernels.squares(layout.grad, column, layout.sparse), each
 
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:

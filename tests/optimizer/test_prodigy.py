@@ -201,17 +201,6 @@ def test_a_rate_of_zero_leaves_a_parameter_out():
     np.testing.assert_array_equal(first, weights[2])
 
 
-@pytest.mark.exhaustive
-def test_averages_are_kept_beside_the_sums():
-    weights, steps = start()
-    others = copy.deepcopy(weights)
-    _, estimates = trained(growing(), weights, steps)
-    updater, found = trained(growing(), others, steps, average=fastopt.EMA(decay=0.5))
-    assert found == estimates
-    np.testing.assert_equal(weights, others)
-    assert updater.averages[0].shape == weights[0].shape
-
-
 def test_a_gradient_that_is_not_finite_ends_the_growth():
     weights, steps = start()
     updater, estimates = trained(growing(), weights, steps[:8])

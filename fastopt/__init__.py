@@ -56,6 +56,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import AdamW as AdamW
     from fastopt.optimizer import Adan as Adan
     from fastopt.optimizer import AdEMAMix as AdEMAMix
+    from fastopt.optimizer import DAdaptAdam as DAdaptAdam
     from fastopt.optimizer import Ftrl as Ftrl
     from fastopt.optimizer import GaLore as GaLore
     from fastopt.optimizer import GroupAdaGrad as GroupAdaGrad
@@ -71,6 +72,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import RMSProp as RMSProp
     from fastopt.optimizer import Rprop as Rprop
     from fastopt.optimizer import ScheduleFreeAdamW as ScheduleFreeAdamW
+    from fastopt.optimizer import ScheduleFreeProdigy as ScheduleFreeProdigy
     from fastopt.optimizer import ScheduleFreeSGD as ScheduleFreeSGD
     from fastopt.optimizer import Scion as Scion
     from fastopt.optimizer import Shampoo as Shampoo

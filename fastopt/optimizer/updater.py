@@ -1416,11 +1416,12 @@ class Updater(Resumable):
 
     def _leading(self) -> dict[Index, Any]:
         """Return an array in the weight's shape for each index whose optimizer has averages."""
-        return {
-            index: leaves(state)[-1]
-            for index, state in self.states.items()
-            if self.planner.of(index).optimizer.evaluates
-        }
+        found = {}
+        for index, state in self.states.items():
+            of = self.planner.of(index).optimizer
+            if of.evaluates:
+                found[index] = leaves(state)[-1 - len(of.rule_for(index).kept)]
+        return found
 
     def _evaluated(self, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
         """Return the weights to evaluate with, by index."""
@@ -1428,7 +1429,8 @@ class Updater(Resumable):
         for index, (weight, *_) in targets.items():
             exact, state = self._inner_state(index, weight)
             of = self.planner.of(index).optimizer
-            found[index] = of.evaluated(host(exact_copy(exact)), state)
+            slots = state[: len(of.rule_for(index).state)]
+            found[index] = of.evaluated(host(exact_copy(exact)), slots)
         return found
 
     def restore_weights(self, weights: Mapping[Any, Any]) -> None:

@@ -170,7 +170,7 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None, role: str = "g
         if isinstance(grad, (float, np.generic)) and weight.size == 1:
             grad = np.full(weight.shape, grad, getattr(grad, "dtype", None))
         values = described(context, role, grad)
-        _check_array(context, role, values, (np.ndarray, np.generic))
+        _check_array(context, role, values, (np.ndarray, np.generic), weight.shape)
     if values.dtype != weight.dtype:
         takes = [weight.dtype.name] + ["float32"] * is_half(weight)
         takes += [] if copy is None else [header(copy).dtype.name]
@@ -180,6 +180,7 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None, role: str = "g
     shape = grad.shape if isinstance(grad, RowSparse) else values.shape
     if shape != weight.shape:
         hint = f"; pass grad.reshape({weight.shape})" if values.size == weight.size > 1 else ""
+        hint = f"; pass np.full({weight.shape}, x)" if shape == () else hint
         raise ValueError(f"{context}: {role} must have shape {weight.shape}, got {shape}{hint}")
     check_together(context, {"weight": weight, role: values})
     check_apart(context, {"weight": weight, role: values})
@@ -204,6 +205,7 @@ def _converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequen
         context = f"{context} must have the weight's dtype {_either(takes)}"
         other = "" if floating else " or another real floating dtype"
         cure = "" if floating else f": convert it with astype({real.name!r})"
+        cure = ": pass its real part, x.real" if dtype.kind == "c" else cure
         raise TypeError(f"{context}{other}, got {dtype}{cure}")
     with np.errstate(over="ignore", under="ignore"):
         return grad.astype(real)
@@ -215,6 +217,9 @@ def _weight_cure(dtype: np.dtype[Any]) -> str:
         return "; pass its fields, {name: x[name] for name in x.dtype.names}"
     if dtype.hasobject:
         return "; pass the arrays in a list, list(x)"
+    if dtype.kind == "c":
+        view = f"view('f{dtype.itemsize // 2}')"
+        return f"; update x.{view}, its real and imaginary parts, with grad.{view}"
     order = "" if dtype.isnative else " in another byte order"
     real = dtype.kind in "biuf"
     return f"{order}; store x.astype('float32') instead" if real else order
@@ -248,13 +253,15 @@ def listed(context: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
         raise type(error)(f"{context}: {error}") from None
 
 
-def _check_array(context: str, role: str, array: Any, kind: Any) -> None:
+def _check_array(context: str, role: str, array: Any, kind: Any, shape: Any = ()) -> None:
     """Raise TypeError unless `array` is an instance of `kind` and not masked."""
     if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
         nested = role == "weight" and isinstance(array, (list, tuple, Mapping))
         hint = "; updater.step(grads, weights) takes nested weights" if nested else ""
         if role == "weight" and isinstance(array, (Number, np.generic)):
             hint = ", which cannot change in place: store np.array(x)"
+        if role == "gradient" and isinstance(array, Number):
+            hint = f"; pass np.full({shape}, float(x))"
         if isinstance(array, np.ma.MaskedArray):
             hint = "; pass x.filled(0)" if role == "gradient" else "; pass x.data"
         raise TypeError(

@@ -60,6 +60,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Ftrl as Ftrl
     from fastopt.optimizer import GaLore as GaLore
     from fastopt.optimizer import GroupAdaGrad as GroupAdaGrad
+    from fastopt.optimizer import Kron as Kron
     from fastopt.optimizer import LaProp as LaProp
     from fastopt.optimizer import Lion as Lion
     from fastopt.optimizer import Muon as Muon

@@ -51,6 +51,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.galore import GaLore as GaLore
     from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.jointsums import JointSums as JointSums
+    from fastopt.optimizer.kron import Kron as Kron
     from fastopt.optimizer.lamb import LAMB as LAMB
     from fastopt.optimizer.lans import LANS as LANS
     from fastopt.optimizer.laprop import LaProp as LaProp

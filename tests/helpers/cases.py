@@ -204,7 +204,7 @@ CASES = [
 
 OF_MATRICES = (
     *("adafactor", "adammini", "adamuon", "apollo", "came", "galore", "muon"),
-    *("normuon", "scion", "shampoo", "sm3", "soap"),
+    *("kron", "normuon", "scion", "shampoo", "sm3", "soap"),
 )
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""
 

@@ -21,7 +21,7 @@ from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import flag as boolean
-from fastopt.checkpoint.placement import Form, Placement
+from fastopt.checkpoint.restore.placement import Form, Placement
 from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
 from fastopt.distributed.collectives import added, of_all
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real
-from fastopt.optimizer.keywords import MatrixArguments, Rate
+from fastopt.optimizer.keywords import CautiousRatedArguments, Rate
 from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.matrixoptimizer import MatrixOptimizer
 from fastopt.optimizer.optimizer import Array, Optimizer, register
@@ -120,7 +120,7 @@ class Kron(MatrixOptimizer):
         diagonal: Literal["one_diag", "smart_one_diag", "all_diag"] | None = None,
         fallback: Optimizer | str | None = None,
         fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[MatrixArguments],
+        **common: Unpack[CautiousRatedArguments],
     ) -> None:
         self.momentum = momentum
         self.precondition_lr = precondition_lr

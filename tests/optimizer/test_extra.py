@@ -23,7 +23,6 @@ def reduced(weight, grad, state, h):
     return weight - h.lr * mom, (mom, state[1])
 
 
-@optimizer.register
 class Reduced(optimizer.Optimizer):
     """Momentum of gradients with reduced variance."""
 

@@ -16,7 +16,7 @@ from helpers.matrix_rules import F32, FORMS, check_lists, drawn, single, trained
 RATES = dict.fromkeys(FORMS, 0.5) | dict.fromkeys(("soap", "shampoo", "adammini"), 0.1)
 """Initial rates with which a quadratic is minimized in 200 steps."""
 
-VECTORS = "adafactor", "adammini", "came", "scion", "sm3"
+VECTORS = "adafactor", "adammini", "came", "kron", "scion", "sm3"
 """Optimizers that update vectors too."""
 LOCAL = "apollo", "galore", "sm3", "sm3 without momentum", "adammini"
 """Forms in which a NaN stays in rows or columns."""

@@ -68,13 +68,10 @@ DADAPTATION = [
 PLUS = [
     ({"d0": 1e-3}, {"d0": 1e-3}),
     (
-        {"lr": 0.7, "weight_decay": 0.1, "d0": 1e-3, "d_limiter": False, "betas": (0.95, 0.999)},
-        {"lr": 0.7, "weight_decay": 0.1, "d0": 1e-3, "growth_rate": 1e30, "betas": (0.95, 0.999)},
+        {"lr": 0.7, "weight_decay": 0.1, "d_coef": 0.1, "d0": 1e-3, "d_limiter": False, "betas": (0.95, 0.999)},
+        {"lr": 0.7, "weight_decay": 0.1, "d_coef": 0.1, "d0": 1e-3, "growth_rate": 1e30, "betas": (0.95, 0.999)},
     ),
-    (
-        {"d_coef": 2.0, "beta3": 0.9, "d0": 1e-2},
-        {"d_coef": 2.0, "beta3": 0.9, "d0": 1e-2},
-    ),
+    ({"beta3": 0.9, "d0": 1e-3}, {"beta3": 0.9, "d0": 1e-3}),
 ]
 PLAIN = {"use_stableadamw": False, "factored": False, "split_groups": False}
 

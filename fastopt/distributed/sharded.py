@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fastopt._engine.extras import refuse_extra
 from fastopt._engine.planner import Call
 from fastopt._engine.unrecorded import UnrecordedCall
 from fastopt._kernels import front
@@ -144,6 +145,7 @@ class Sharded(Advised, Spelled):
     }
 
     def __init__(self, shard: Shard, comm: Any, timeout: float | None, **arguments: Any) -> None:
+        refuse_extra(shard.planner.optimizers(), type(self).__name__)
         self.timeout = time_limit(timeout)
         self.shard = shard
         node = private(comm, self.timeout)

@@ -208,17 +208,6 @@ def test_a_rate_of_zero_leaves_a_parameter_out(name):
     assert not any(array.any() for array in named.values())
 
 
-@pytest.mark.exhaustive
-def test_averages_are_kept_beside_the_sums():
-    weights, steps = start()
-    others = copy.deepcopy(weights)
-    _, estimates = trained(growing(), weights, steps)
-    updater, found = trained(growing(), others, steps, average=fastopt.EMA(decay=0.5))
-    assert found == estimates
-    np.testing.assert_equal(weights, others)
-    assert updater.averages[0].shape == weights[0].shape
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_a_gradient_that_is_not_finite_ends_the_growth(name):
     weights, steps = start(F64)

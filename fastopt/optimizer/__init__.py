@@ -21,6 +21,7 @@ _BASES = {
     **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "families"),
     **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "matrixoptimizer"),
     "JointSums": "jointsums",
+    "clip_attention": "muon",
 }
 """Names for authors of optimizers, and their modules, which are imported on first use."""
 
@@ -62,6 +63,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.matrixoptimizer import MatrixOptimizer as MatrixOptimizer
     from fastopt.optimizer.matrixoptimizer import orthogonalize as orthogonalize
     from fastopt.optimizer.muon import Muon as Muon
+    from fastopt.optimizer.muon import clip_attention as clip_attention
     from fastopt.optimizer.nadam import Nadam as Nadam
     from fastopt.optimizer.nadamw import NAdamW as NAdamW
     from fastopt.optimizer.nag import NAG as NAG

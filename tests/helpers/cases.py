@@ -157,7 +157,7 @@ CASES = [
     Case("schedulefreesgd", converges=FAST, recorded=True),
     Case("schedulefreesgd", {"average_rate": 0.1}, converges=FAST, recorded=True),
     Case("prodigy", converges={"d0": 1e-2}, recorded=True),
-    Case("dadaptadam", converges={"d0": 1e-2, "beta2": 0.9}, recorded=True),
+    Case("dadaptadam", {"decouple": True}, converges={"d0": 1e-2, "beta2": 0.9}, recorded=True),
     Case("schedulefreeprodigy", converges={"d0": 1e-2}, recorded=True),
     Case("lion", {"cautious": True}, converges={"learning_rate": 0.05}, recorded=True),
     Case("lion", {"cautious_decay": True}, converges={"learning_rate": 0.05}, recorded=True),

@@ -57,8 +57,8 @@ DEFERRED = {"FAKE_DEFER": "1"}
 DEFECTS = {
     "pointers to the stack of a function that has returned": (
         "cuda_packs.py",
-        'prefer_literal=True, inline="always")',
-        "prefer_literal=True)",
+        '@overload(begin_pack, prefer_literal=True, inline="always")',
+        "@overload(begin_pack, prefer_literal=True)",
         "dense/Adam",
         "differ",
     ),

@@ -39,3 +39,21 @@ def test_a_file_of_tests_for_gpus_passes(name, folder):
     )
     nothing_ran = pytest.ExitCode.NO_TESTS_COLLECTED
     assert done.returncode in (0, nothing_ran), done.stdout[-20_000:] + done.stderr[-2_000:]
+
+
+def test_the_benchmark_of_gpus_runs(folder):
+    code = (
+        "import runpy, sys; from ptx import executor; executor.install(); "
+        "sys.argv = ['gpu.py', '--quick']; "
+        "runpy.run_path('asv_benchmarks/gpu.py', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(folder),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("GB/s") == 6

@@ -219,7 +219,7 @@ class Enrolment:
             index, weight = indices[k], self.weights[k]
             if index in slots or index in ready:
                 continue
-            if type(weight) is not np.ndarray or weight.ndim > w.AXES:
+            if type(weight) is not np.ndarray:
                 return False
             planner = self.planner if groups is None else groups.planner_of(index)
             key = self._key(planner, index, grads[k], weight)

@@ -231,7 +231,7 @@ class Enrolment:
             if found is None:
                 return False
             made[index], form = found
-            blank = key and blank_of(planner.optimizer, index, weight, made[index])
+            blank = key and blank_of(planner.optimizer, weight, made[index])
             if blank:
                 remember(BLANKS, key, form._replace(blank=blank, number=next(NUMBERS)))
         if ready:
@@ -251,7 +251,7 @@ class Enrolment:
         common, known = self._common[planner], self.updater.states
         if not common or index in self.planner.copies or index in known:
             return None
-        if isinstance(grad, RowSparse):
+        if isinstance(grad, RowSparse) or index in planner.optimizer.whole_shapes:
             return None
         same = getattr(grad, "dtype", None) == weight.dtype
         return common, weight.dtype, weight.shape, is_fortran(weight), same

@@ -300,21 +300,21 @@ class Planner:
                 self.copies.pop(index, None)
             self.forget()
 
-    def flush(self, index: Index, weight: Any, state: Any) -> None:
-        """Apply the deferred decay of all rows of `weight`."""
+    def flush(self, index: Index, weight: Any, state: Any) -> bool:
+        """Apply the deferred decay of all rows of `weight`; return whether there is any."""
         optimizer = self.optimizer
         if index not in optimizer.row_decay or optimizer.rule_for(index) is None:
-            return
+            return False
         of = header(weight)
         check_like(label(index, optimizer.idx2name), "weight", of, REALS, np.shape(of))
         table = self.table(index, weight, _no_rows(of), state)
-        self.updated[index] = weight
         rows, total = decay_of(optimizer, index, of)
         with uninterrupted:  # between marking rows as decayed and copying the weight back
             table.apply_decay(rows, total, total, at_once=False)
             table.flush_decay()
             table.copy_back()
             optimizer.row_decay[index] = rows, total  # moved to the weight's device if needed
+        return True
 
 
 def _no_rows(weight: Array) -> RowSparse:

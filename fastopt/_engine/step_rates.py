@@ -35,12 +35,13 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
     before = counts.item(0)
     undo: list[Callable[[], None]] = []
     rates: dict[Any, float] = {}
+    own: Sequence[float] = ()  # the rate of each tensor, if they differ
     decays: list[tuple[Kept, Index, Any]] = []
     try:
         if records.begins:
             _begin(records, indices, undo)
         if records.by_tensor or words[w.UNEVEN]:
-            _fill_each(records, updater, indices)
+            own = _fill_each(records, updater, indices)
         else:
             update = words.item(w.UPDATE_NUMBER)
             alone = updater.planner.groups is None
@@ -58,9 +59,11 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
         if not records.usable:  # the schedule has changed settings
             return w.REFUSED
         if records.defers:
-            if words[w.UNEVEN] or words[w.REPEATS]:
-                return w.REFUSED
-            decays = _defer(records, index, arguments[2], rates)
+            if words[w.REPEATS] or not all(each in records.kept for each in indices):
+                return w.REFUSED  # a schedule may have changed states
+            optimizers = (records.kept[each].shared.optimizer for each in indices)
+            own = own or [rates[each] for each in optimizers]
+            decays = _defer(records, index, arguments[2], own)
         words[w.ASKED] = 1
         status: int = records.enter(records.context, *arguments)
         if status in ROOM:
@@ -113,15 +116,15 @@ def foresee(records: Any, updater: Any, index: Any) -> None:
 
 
 def _defer(
-    records: Any, indices: Any, weights: Any, rates: Mapping[Any, float]
+    records: Any, indices: Any, weights: Any, rates: Sequence[float]
 ) -> list[tuple[Kept, Index, Any]]:
     """Enter the deferred decay of a step; return that of each parameter after it."""
     decays: list[tuple[Kept, Index, Any]] = []
-    for index, weight in records.moving(indices, weights):
+    for (index, weight), rate in zip(records.moving(indices, weights), rates, strict=True):
         kept = records.kept[index]
         optimizer, t = kept.shared.optimizer, records.counts.item(kept.words[w.COUNT]) + 1
         if kept.deferred is not None:
-            own = optimizer.rates_at(rates[optimizer], kept.shared.multipliers)
+            own = optimizer.rates_at(rate, kept.shared.multipliers)
             after = kept.deferred.begin(optimizer, index, weight, t, own["lr"], own["wd"])
             decays.append((kept, index, after))
     return decays
@@ -151,8 +154,11 @@ def _collect(records: Any, states: Mapping[Index, Any], indices: Sequence[Index]
         optimizer.step_sums.add(list(own), numbers)
 
 
-def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> None:
-    """Compute the hyper-parameters of each tensor of a call, in the order of its list."""
+def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> list[float]:
+    """Compute the hyper-parameters of each tensor of a call, in the order of its list.
+
+    Returns the learning rates before multipliers.
+    """
     words, counts, tensors = records.words, records.counts, records.tensors
     rates, times = StepRates(counts.item(0)), dict[int, int]()
     steps: list[tuple[int, float, int]] = []
@@ -167,7 +173,7 @@ def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> None:
     for k, (index, (update, rate, t)) in enumerate(zip(indices, steps, strict=True)):
         found = records.kept.get(index)
         if found is None:  # the schedule has changed states, so that the front refuses the call
-            return
+            return []
         shared, own = found.shared, -1
         if shared.optimizer.per_index:
             row = used[k] = _row(records, shared, len(used))
@@ -184,6 +190,7 @@ def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> None:
         place = k * w.TENSOR
         tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, own
     words[w.EACH] = 1
+    return [rate for _, rate, _ in steps]
 
 
 def _row(records: Any, shared: Shared, number: int) -> Shared:

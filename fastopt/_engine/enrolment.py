@@ -151,15 +151,21 @@ class Enrolment:
         self._numbers = [(each, len(each)) for own in kept for each in own if each is not None]
 
     def checked(self, grads: list[Any]) -> list[Any]:
-        """Return the gradients, checked, and copied where kernels cannot read them."""
+        """Return the gradients, checked, and copied where kernels cannot read them.
+
+        The result is empty if the update of another weight may change what would be copied.
+        """
         found, names, copies = [], self.updater.optimizer.idx2name, self.planner.copies
         for index, grad, weight in zip(self.indices, grads, self.weights, strict=True):
             context = label(index, names)
-            grad = check(context, weight, grad, copies.get(index))
+            given = grad = check(context, weight, grad, copies.get(index))
             if isinstance(grad, RowSparse):
-                grad = apart(context, grad)
+                given, grad = grad.values, apart(context, grad)
             elif np.may_share_memory(grad, weight) or not np.asarray(grad).flags.aligned:
                 grad = grad.copy()
+            others = self.weights if grad is not given else ()
+            if any(np.may_share_memory(given, each) for each in others if each is not weight):
+                return []
             found.append(grad)
         return found
 

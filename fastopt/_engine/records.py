@@ -450,7 +450,7 @@ class Records:
             enrolment = Enrolment(self, updater, indices, weights)
             try:
                 checked = enrolment.checked(grads) if attempt else grads
-                fits = enrolment.enroll(checked, attempt < 2)
+                fits = bool(checked) and enrolment.enroll(checked, attempt < 2)
                 if not (fits and enrolment.provide(checked, attempt > 0)):
                     break
                 if self.version != optimizer.version:  # new indices may have moved the counts

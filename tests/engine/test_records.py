@@ -154,6 +154,25 @@ def test_a_gradient_of_any_real_dtype_is_converted(dtype, given, layout, shape):
     served(ends[1][0])
 
 
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_gradient_that_an_earlier_weight_of_the_list_is_has_its_new_values(steps, rows):
+    """Also where it is interleaved with its own weight, so that a copy is read."""
+    ends = []
+    for listed in (True, False):
+        updater, memory = optimizer.Updater(optimizer.Adam()), normal(0, (6, 2), "float32")
+        one, other = memory[:, 0], memory[:, 1]
+        for _ in range(steps):
+            grads = [normal(1, 6, "float32"), (one, list(range(6))) if rows else one]
+            if listed:
+                updater([0, 1], grads, [one, other])
+            else:
+                updater(0, grads[0], one)
+                updater(1, grads[1], other)
+        ends.append(everything(updater, [memory]))
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize("given", [np.float16, np.float32, np.float64, float])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

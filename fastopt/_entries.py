@@ -15,20 +15,17 @@ def listed_rows(array: Any, wide: DTypeLike) -> tuple[Array, Array]:
 
     Duplicate entries are summed in storage order, in the dtype `wide`.
     """
-    rows, position, rest = _positions(array)
+    rest: list[Array]
+    if len(array.shape) == 2 and array.format == "csr":
+        ends, rest = array.indptr, [array.indices]
+        rows = np.flatnonzero(ends[1:] != ends[:-1])  # of booleans in a tenth of the time
+        if array.shape[1] == 1 and len(rows) == len(array.data):
+            return array.data[:, None], rows
+        position = np.repeat(np.arange(len(rows)), ends[rows + 1] - ends[rows])
+    else:
+        first, *rest = (array.indices,) if array.format == "csr" else array.coords
+        rows, position = np.unique(first, return_inverse=True)
     values = np.zeros((len(rows), *array.shape[1:]), wide)
     target = np.ravel_multi_index((position, *rest), values.shape) if rest else position
     np.add.at(values.reshape(-1), target, array.data.astype(wide, copy=False))
     return values.astype(array.dtype, copy=False), rows
-
-
-def _positions(array: Any) -> tuple[Array, Array, tuple[Array, ...]]:
-    """Return the rows, and for each stored entry its position in them and its other coordinates."""
-    if array.format == "csr" and len(array.shape) == 2:
-        ends = array.indptr
-        rows = np.flatnonzero(ends[1:] != ends[:-1])  # of booleans in a tenth of the time
-        counts = ends[rows + 1] - ends[rows]
-        return rows, np.repeat(np.arange(len(rows)), counts), (array.indices,)
-    first, *rest = (array.indices,) if array.format == "csr" else array.coords
-    rows, position = np.unique(first, return_inverse=True)
-    return rows, position, tuple(rest)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import bfloat16
-from fastopt.sparse import RowSparse
+from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
 __all__ = ["as_gradient", "as_weight", "is_foreign", "latest", "of_tensor"]
 
@@ -113,6 +113,8 @@ def as_gradient(grad: Any) -> Any:
         if grad.layout is torch.sparse_coo:
             return _row_sparse(grad)
         return of_tensor("gradient", grad.resolve_neg() if grad.is_neg() else grad)
+    if is_row_sparse(grad):
+        return as_row_sparse(grad, grad.shape)
     if not is_foreign(grad):
         return grad
     if hasattr(type(grad), "__array__"):  # JAX caches what it returns: 1 us instead of 25

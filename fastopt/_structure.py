@@ -241,6 +241,7 @@ class _Walk:
         if below is None:
             self.leaf(path, grads, weights)
             return None
+        check_items(path, weights, below)
         beside = items(path, grads)
         if beside is None:
             cure = ": make a list of it" if isinstance(grads, (Iterator, MappingView)) else ""
@@ -292,12 +293,8 @@ class _Walk:
                 f"weights{_at(path)} must be arrays, or dicts, lists, tuples or dataclasses of "
                 f"them, got {type(weight).__name__}: {cure}"
             )
-        if isinstance(weight, (Number, np.generic)) and not isinstance(weight, bool):
-            raise TypeError(
-                f"index {path!r}: weight must be a NumPy array, got {type(weight).__name__}, "
-                "which cannot change in place: store np.array(x), or pass None as gradient if it "
-                "is a setting"
-            )
+        if _is_number(weight):
+            raise _fixed(path, type(weight).__name__)
         if _is_array(weight) or _is_array(grad) or items(path, grad) is not None:
             if weight is None:
                 raise ValueError(f"gradient {path!r} has no weight, which is None")
@@ -315,6 +312,33 @@ class _Walk:
         for name in beside:
             if name not in below:
                 raise ValueError(f"gradient {_join(path, name)!r} has no weight")
+
+
+def check_items(path: str, weights: Any, below: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raise if items of a container of weights cannot be updated in place."""
+    if isinstance(weights, (list, tuple)):
+        if below and all(_is_number(weight) for _, weight in below.values()):
+            raise _fixed(path, f"a {type(weights).__name__} of numbers")
+    elif type(weights) is not dict and isinstance(weights, Mapping):
+        for name, (key, weight) in below.items():
+            again = weights[key] if isinstance(weight, np.ndarray) else weight
+            if again is not weight and not np.may_share_memory(again, weight):
+                raise TypeError(
+                    f"index {_join(path, name)!r}: {type(weights).__name__} returns another copy "
+                    "of the weight each time, so that its update would be lost: keep dict(x)"
+                )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (Number, np.generic)) and not isinstance(value, bool)
+
+
+def _fixed(path: str, got: str) -> TypeError:
+    """Return the error for weights that are numbers."""
+    return TypeError(
+        f"index {path!r}: weight must be a NumPy array, got {got}, which cannot change in place: "
+        "store np.array(x), or pass None as gradient if it is a setting"
+    )
 
 
 ARRAYS_ALONE, COPY = {np.ndarray}, np.ndarray.__copy__  # copy("K") takes twice as long

@@ -33,6 +33,13 @@ class Slots:
         self.w = np.ones(2)
 
 
+class Copies(dict):
+    """Returns another copy of an array each time, like what ``np.load`` returns for a file."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(key).copy()
+
+
 def adam(**kwargs):
     return optimizer.Updater(optimizer.Adam(learning_rate=0.1, **kwargs))
 
@@ -233,12 +240,24 @@ MISTAKES = {
     ),
     "slots with arrays": ([Slots()], [Slots()], TypeError, "weights at '0' .* got Slots: pass a"),
     "a key that is True": ({"a": {True: ones()}}, {"a": {True: ones()}}, TypeError, "keys at 'a'"),
-    "a list of numbers": ([1.0], [1.0], TypeError, "index '0': weight must be a NumPy array"),
+    "a list of numbers": ([1.0], [1.0], TypeError, "index '': weight .* got a list of numbers"),
     "a number": (
         {"a": 1.0},
         {"a": 2.0},
         TypeError,
         r"'a': .* got float, .* store np.array\(x\), or",
+    ),
+    "lists of numbers": (
+        {"a": [[1.0, 2.0]]},
+        {"a": [[1.0, 2.0]]},
+        TypeError,
+        r"'a.0': .* got a list of numbers, .* store np.array\(x\), or",
+    ),
+    "a mapping that returns copies": (
+        {"a": ones()},
+        Copies({"a": ones()}),
+        TypeError,
+        r"index 'a': Copies returns another copy .* keep dict\(x\)",
     ),
     "a scalar of NumPy": (1.0, np.float64(2), TypeError, "index '': weight .* got float64, which"),
     "a setting with a gradient": ({"a": ones()}, {"a": "relu"}, TypeError, "weight must be .* str"),

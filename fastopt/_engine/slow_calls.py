@@ -102,8 +102,6 @@ def reason_of(grad: Any, weight: Any) -> str:
     """Return why records do not support two arrays; empty if they may do."""
     arrays = [("gradient", grad), ("weight", weight)]
     if is_row_sparse(grad):
-        if not isinstance(grad, (RowSparse, tuple, list)):
-            return f"its gradient is a {type(grad).__name__}"
         parts = (grad.values, grad.indices) if isinstance(grad, RowSparse) else grad
         arrays[:1] = [("gradient", each) for each in parts if isinstance(each, np.ndarray)]
     for role, array in arrays:

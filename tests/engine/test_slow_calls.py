@@ -35,7 +35,6 @@ CALLS = {
         np.ones((3, 2)),
     ),
     "its weight is not in C order": lambda: ((np.ones((1, 2)), [1]), np.ones((3, 2), order="F")),
-    "its gradient is a csr_array": lambda: (sparse.csr_array(np.eye(3)), np.ones((3, 3))),
 }
 FAST = {
     "strided": lambda: (np.ones(8)[::2], np.ones(8)[::2]),
@@ -43,6 +42,7 @@ FAST = {
     "float64 for float32": lambda: (np.ones(4), np.ones(4, np.float32)),
     "rows": lambda: ((np.ones((1, 2)), [1]), np.ones((3, 2))),
     "subclasses": lambda: (np.ones(4).view(Sub), np.ones(4).view(Sub)),
+    "rows of scipy": lambda: (sparse.csr_array(np.eye(3)), np.ones((3, 3))),
     "rows of a subclass": lambda: ((np.ones((1, 2)).view(Sub), [1]), np.ones((3, 2)).view(Sub)),
 }
 SETTINGS = {

@@ -22,21 +22,27 @@ def named(case):
     return "x".join(map(str, case["shape"]))
 
 
-def stepped(weight, gradients, every, start, lr=0.1, wd=0.3, beta1=0.9, beta2=0.999, eps=1e-8):
+def stepped(weight, gradients, every, start, kl=False, lr=0.1, wd=0.3):
     """Weights after each step, with roots by singular values."""
+    beta1, beta2, eps, power = 0.9, 0.999, 1e-8, -0.5 if kl else -0.25
     mom, var = np.zeros_like(weight), np.zeros_like(weight)
+    roots = []
     left, right = (np.zeros((n, n)) for n in weight.shape)
     for t, grad in enumerate(gradients, 1):
         mom = beta1 * mom + (1 - beta1) * grad
         var = beta2 * var + (1 - beta2) * grad**2
-        left = beta2 * left + (1 - beta2) * grad @ grad.T
-        right = beta2 * right + (1 - beta2) * grad.T @ grad
+        ahead, below = grad, grad.T
+        if kl and t > start:
+            ahead = grad @ roots[1] / math.sqrt(weight.shape[1])
+            below = grad.T @ roots[0] / math.sqrt(weight.shape[0])
+        left = beta2 * left + (1 - beta2) * ahead @ ahead.T
+        right = beta2 * right + (1 - beta2) * below @ below.T
         step = mom / (1 - beta1**t) / (np.sqrt(var / (1 - beta2**t)) + eps)
         if t == start or (t > start and t % every == 0):
             roots = []
             for factor in (left, right):
                 vectors, values, _ = np.linalg.svd(factor / (1 - beta2**t))
-                roots.append(vectors * (values + 0.1) ** -0.25 @ vectors.T)
+                roots.append(vectors * (values + 0.1) ** power @ vectors.T)
         if t >= start:
             turned = roots[0] @ mom @ roots[1]
             step = turned * np.linalg.norm(step) / np.linalg.norm(turned)
@@ -58,11 +64,13 @@ def test_each_step_is_that_of_the_authors_code(case, dtype, rtol):
 
 
 @pytest.mark.parametrize(("every", "start"), [(1, 1), (3, 2), (2, 5)])
-def test_it_agrees_with_the_formula_in_float64(every, start, rng):
+@pytest.mark.parametrize("kl", [False, True])
+def test_it_agrees_with_the_formula_in_float64(every, start, kl, rng):
     (weight,), gradients = drawn(rng, (4, 6), steps=8, dtype=float)
-    made = Shampoo(lr=0.1, wd=0.3, precondition_frequency=every, start_step=start, root_epsilon=0.1)
-    updater, got = fastopt.Updater(made), weight.copy()
-    expected = stepped(weight, [grad for (grad,) in gradients], every, start)
+    times = {"precondition_frequency": every, "start_step": start}
+    updater = fastopt.Updater(Shampoo(lr=0.1, wd=0.3, root_epsilon=0.1, kl=kl, **times))
+    got = weight.copy()
+    expected = stepped(weight, [grad for (grad,) in gradients], every, start, kl)
     for (grad,), each in zip(gradients, expected, strict=True):
         updater(0, grad, got)
         np.testing.assert_allclose(got, each, rtol=1e-9, atol=1e-9)
@@ -77,6 +85,31 @@ def test_an_axis_that_is_too_long_has_no_preconditioner(rng):
     left, _, right = np.linalg.svd(grad, full_matrices=False)
     expected = weight - left @ right * math.sqrt(15 / 3)  # the root of a gradient alone
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kl", [False, True])
+def test_a_block_is_updated_like_a_weight_of_its_own(order, kl, rng):
+    weights, gradients = drawn(rng, (5, 7), (4, 2, 3), steps=5, dtype=float)
+    weights[0] = np.array(weights[0], order=order)
+    arguments = {"lr": 0.1, "wd": 0.1, "precondition_frequency": 2, "kl": kl}
+    whole = fastopt.Updater(Shampoo(block_size=3, **arguments))
+    apart = fastopt.Updater(Shampoo(**arguments))
+    others = [weight.copy() for weight in weights]
+    cuts = [(slice(0, 3), slice(3, 6), slice(6, 9))] * 2
+    for grads in gradients:
+        whole([0, 1], grads, weights)
+        for k, (grad, other) in enumerate(zip(grads, others, strict=True)):
+            for i, rows in enumerate(cuts[0]):
+                for j, columns in enumerate(cuts[1]):
+                    part = other[rows, columns]
+                    if part.size:
+                        own = part.copy()
+                        apart(f"{k}.{i}.{j}", grad[rows, columns].copy(), own)
+                        part[...] = own
+        for weight, other in zip(weights, others, strict=True):
+            np.testing.assert_allclose(weight, other, rtol=1e-11)
+    assert len(whole.states[0]) == 2 + 6 * 4
 
 
 def test_convolutions_merge_axes(rng):

@@ -40,8 +40,9 @@ def check(case, updater, weight, first, dtype, rtol):
         np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
 
 
-def stepped(weight, gradients, rates, every, wd=0.0, beta1=0.95, beta2=0.95, eps=1e-8):
+def stepped(weight, gradients, rates, every, wd=0.0, kl=False):
     """Weights after each step in float64, with the momentum kept in the space of the weight."""
+    beta1, beta2, eps = 0.95, 0.95, 1e-8
     weight, mom, var = weight.astype(np.float64), 0.0, 0.0
     left = right = q_left = q_right = np.zeros((1, 1))
     for t, (grad, rate) in enumerate(zip(gradients, rates, strict=True)):
@@ -53,8 +54,16 @@ def stepped(weight, gradients, rates, every, wd=0.0, beta1=0.95, beta2=0.95, eps
             rate *= math.sqrt(1 - beta2**t) / (1 - beta1**t)
             weight = weight - rate * q_left @ step @ q_right.T
             weight = weight * (1 - rates[t] * wd)
-        left = beta2 * left + (1 - beta2) * grad @ grad.T
-        right = beta2 * right + (1 - beta2) * grad.T @ grad
+        ahead, below = grad, grad.T
+        if kl and t:
+            inverses = [
+                basis / np.sqrt(np.maximum(np.diag(basis.T @ factor @ basis), eps))
+                for factor, basis in ((left, q_left), (right, q_right))
+            ]
+            ahead = grad @ inverses[1] / math.sqrt(grad.shape[1])
+            below = grad.T @ inverses[0] / math.sqrt(grad.shape[0])
+        left = beta2 * left + (1 - beta2) * ahead @ ahead.T
+        right = beta2 * right + (1 - beta2) * below @ below.T
         if t == 0:
             q_left, q_right = (np.linalg.eigh(each)[1] for each in (left, right))
         elif t % every == 0:
@@ -101,19 +110,33 @@ def test_it_resumes_from_the_state_of_the_authors_code(case, dtype, rtol):
     check(case, updater, weight, 4, dtype, rtol)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("every", [1, 3])
-def test_it_agrees_with_the_formula_in_float64(every, rng):
+@pytest.mark.parametrize("every", [3, *exhaustive(1)])
+@pytest.mark.parametrize("kl", [True, *exhaustive(False)])
+def test_it_agrees_with_the_formula_in_float64(every, kl, rng):
     weight, gradients = single(rng, steps=8)
     weight, gradients = weight.astype(float), [grad.astype(float) for grad in gradients]
     schedule = FactorScheduler(2, 0.5, base_lr=0.4)
-    made = SOAP(copy.deepcopy(schedule), wd=0.3, precondition_frequency=every)
+    made = SOAP(copy.deepcopy(schedule), wd=0.3, precondition_frequency=every, kl=kl)
     rates = [schedule(t) for t in range(1, 9)]
     updater, got = fastopt.Updater(made), weight.copy()
-    expected = stepped(weight, gradients, rates, every, wd=0.3)
+    expected = stepped(weight, gradients, rates, every, 0.3, kl)
     for grad, each in zip(gradients, expected, strict=True):
         updater(0, grad, got)
         np.testing.assert_allclose(got, each, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kl", [False, True])
+def test_a_vector_is_updated_like_a_column(kl, rng):
+    weights, gradients = drawn(rng, (5,), (), steps=6, dtype=float)
+    arguments = {"lr": 0.1, "wd": 0.1, "precondition_frequency": 2, "max_precond_dim": 9}
+    updater = fastopt.Updater(SOAP(precondition_1d=True, kl=kl, **arguments))
+    columns, apart = [w.reshape(-1, 1).copy() for w in weights], fastopt.Updater(SOAP(**arguments))
+    for grads in gradients:
+        updater([0, 1], grads, weights)
+        apart([0, 1], [grad.reshape(-1, 1) for grad in grads], columns)
+        for weight, column in zip(weights, columns, strict=True):
+            np.testing.assert_allclose(weight.ravel(), column.ravel(), rtol=1e-9)
+    assert [each.shape for each in updater.states[0]] == [(5,), (5,), (1,), (5, 5), (5, 5)]
 
 
 def test_the_first_update_changes_the_state_alone(rng):

@@ -4,7 +4,6 @@ Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -13,12 +12,14 @@ from weakref import proxy
 import numpy as np
 
 from fastopt._engine.hyper import hyper_of
+from fastopt._engine.hyper_rows import RATES, names_of
 from fastopt._engine.lazy_decay import add_decay
 from fastopt._engine.per_index import Index
+from fastopt._engine.rates import StepRates, counted_fields, multipliers
 from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels import device_counts
-from fastopt._kernels.advance import CARRIED, COUNT, GROUP, NUMBER, SEED, SLOTS, step
+from fastopt._kernels.advance import CARRIED, COUNT, GROUP, NUMBER, SEED, SLOTS
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import KEY
@@ -26,10 +27,8 @@ from fastopt._kernels.noise import index_number
 
 __all__ = ["Counting", "HyperRows"]
 
-Rates = float | list[float]
-
-RATES = ("rate", "lr", "wd")
-"""Hyper-parameters that schedules change."""
+Bases = float | list[float]
+"""Learning rates before multipliers: one, or that of each tensor."""
 
 NOT_CARRIED = np.zeros(1)
 _multipliers = attrgetter("lr_mult", "wd_mult")
@@ -55,9 +54,7 @@ class HyperRows:
         if layout.keyed:
             self.tensors[:, NUMBER] = [index_number(counting.indices[k]) for k in places]
             self.tensors[:, SEED] = index_number(optimizer.seed)
-        rule = layout.rule
-        names = (*rule.hyper, *(name for name in hyper.extra if name not in rule.hyper))
-        self.names = names
+        self.names = names = names_of(layout.rule, hyper.extra)
         self.rates = [(name, names.index(name)) for name in RATES if name in names]
         self.corrected: tuple[Any, ...] = None, None, False
         if hyper.correct and not optimizer.per_index:
@@ -297,7 +294,7 @@ class Counting:
             self._count_each()
             return
         keys: list[Any] = self.multipliers
-        rates: Rates = optimizer.lr
+        rates: Bases = optimizer.lr
         if optimizer.param_dict or self.multipliers_version != optimizer.multipliers_version:
             keys = self._keys()
         if optimizer.lr_scheduler is not None:
@@ -319,7 +316,7 @@ class Counting:
             if row.table.layout.catch_up:
                 self._add_decay(row, rates)
 
-    def _scheduled(self) -> Rates:
+    def _scheduled(self) -> Bases:
         """Return the learning rate of a schedule: one, or that of each tensor."""
         optimizer = self.optimizer
         counts = self.counts[self.slots].tolist()
@@ -334,16 +331,11 @@ class Counting:
     def _scheduled_each(self, counts: Sequence[int]) -> list[float]:
         """Return the learning rate of each tensor before multipliers, for unequal counts."""
         optimizer = self.optimizer
-        ahead = not optimizer.rates_before_count
-        ahead_of = (count + ahead for count in counts)
-        self.updates = list(accumulate(ahead_of, max, initial=self.counts.item(0)))[1:]
-        rates: dict[Any, float] = {}
-        for update in dict.fromkeys(self.updates):
-            self.counts[0] = update
-            rates[update] = float(optimizer.learning_rate)
-        return [rates[update] for update in self.updates]
+        step = StepRates(int(self.counts[0]))
+        self.updates = [step.next(optimizer, count + 1) for count in counts]
+        return [step.at(optimizer, update) for update in self.updates]
 
-    def _each(self, keys: list[Any], rates: Rates, times: Any) -> list[Any]:
+    def _each(self, keys: list[Any], rates: Bases, times: Any) -> list[Any]:
         """Add learning rate and update count to the keys of the tensors."""
         none: list[Any] = [0] * len(keys)
         if isinstance(rates, float):
@@ -363,18 +355,11 @@ class Counting:
             if asked != self.asked or (None, None) in asked:
                 self.multipliers_version, self.asked = -1, asked
         if self.multipliers_version != optimizer.multipliers_version:
-            lr_mult, wd_mult = optimizer.lr_mult, optimizer.wd_mult
-            self.multipliers = [
-                (
-                    optimizer.multiplier(index, lr_mult, "lr_mult"),
-                    optimizer.multiplier(index, wd_mult, "wd_mult"),
-                )
-                for index in self.indices
-            ]
+            self.multipliers = [multipliers(optimizer, index) for index in self.indices]
             self.multipliers_version = optimizer.multipliers_version
         return self.multipliers
 
-    def _fill(self, rows: HyperRows, rates: Rates, times: Any) -> None:
+    def _fill(self, rows: HyperRows, rates: Bases, times: Any) -> None:
         """Compute the uncorrected hyper-parameters for each distinct key."""
         optimizer, given = self.optimizer, self.hyper.given
         base = rates if isinstance(rates, float) else 0.0
@@ -385,7 +370,8 @@ class Counting:
                 key, base, t, update = key
                 if update:  # hyper() may read the schedule too
                     optimizer._index_update_count.largest = update
-            lr, wd = base * key[0], optimizer.decay_at(base) * key[1]
+            own = optimizer.rates_at(base, key)
+            lr, wd = own["lr"], own["wd"]
             if not (0 <= lr < inf and 0 <= wd < inf):
                 optimizer.check_rates(rows.first(self.indices, row), lr, wd)
             try:
@@ -393,7 +379,7 @@ class Counting:
             except ValueError as error:
                 context = label(rows.first(self.indices, row), optimizer.idx2name)
                 raise ValueError(f"{context}: {error}") from error
-            rows.fill(row, optimizer, {"rate": base, "lr": lr, "wd": wd}, values, again)
+            rows.fill(row, optimizer, own, values, again)
         rows.values[1, :, -1] = -1
 
     def _count_each(self) -> None:
@@ -404,28 +390,19 @@ class Counting:
             rows.partition(range(len(self.indices)))
         for place in sorted(of):
             (rows, row), index = of[place], self.indices[place]
-            optimizer._update_count(index)
-            t = optimizer._index_update_count.get(index, 0)
-            lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
-            rate = optimizer.learning_rate if self.hyper.carries else lr
-            values = {"rate": rate, **optimizer.hyper(t, lr, wd)}
-            if self.averaging is not None:
-                values = {**self.hyper.given(optimizer, t, lr, wd), **values}
-            if self.hyper.carries and self.hyper.correct:
-                slot = self.carried_slots[place]
-                values = {"lr": lr, "wd": wd, **values}
-                values = step(t, values, self.hyper.correct, self.carried[slot : slot + 1])
+            slot = self.carried_slots[place]
+            carried = self.carried[slot : slot + 1]
+            t, rates, values = counted_fields(optimizer, self.hyper, index, carried)
             if rows.table.layout.catch_up:
-                add_decay(self.optimizer, index, rows.table, t, lr, wd)
-            rows.fill(row, optimizer, {"rate": rate, "lr": lr, "wd": wd}, values)
+                add_decay(optimizer, index, rows.table, t, rates["lr"], rates["wd"])
+            rows.fill(row, optimizer, rates, values)
             rows.values[0, row, -1] = 1
 
-    def _add_decay(self, rows: HyperRows, rates: Rates) -> None:
+    def _add_decay(self, rows: HyperRows, rates: Bases) -> None:
         """Add the decay of this step to the deferred decay of rows."""
         optimizer = self.optimizer
         for place in rows.places:
             base = rates if isinstance(rates, float) else rates[place]
-            lr_mult, wd_mult = self.multipliers[place]
             t = int(self.counts[self.slots[place]]) + 1
-            lr, wd = base * lr_mult, optimizer.decay_at(base) * wd_mult
-            add_decay(optimizer, self.indices[place], rows.table, t, lr, wd)
+            own = optimizer.rates_at(base, self.multipliers[place])
+            add_decay(optimizer, self.indices[place], rows.table, t, own["lr"], own["wd"])

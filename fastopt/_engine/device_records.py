@@ -24,8 +24,7 @@ import numpy as np
 from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.device_call import DeviceCall, Part, disjoint
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import check, is_fixed, label
-from fastopt._interrupts import uninterrupted
+from fastopt._engine.validate import is_fixed, label
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.cuda_table import launch as launch_tables
 from fastopt._kernels.devices import header, readings
@@ -265,8 +264,16 @@ class DeviceRecords:
 
         `between` is called when everything has been counted, before anything is launched.
         """
-        if self.planner.optimizer.is_accumulating:
-            self._accumulate(calls, between)
+        planner = self.planner
+        if planner.optimizer.is_accumulating:
+
+            def launch(tables: Sequence[Any]) -> None:
+                if between is not None:
+                    between()
+                with planner.compiling(calls[0][0]):
+                    launch_tables(tables)
+
+            planner.accumulate_all(calls, lambda one: self.prepare(one, keep=False).count(), launch)
             return
         indices, weights, grads, states = ([call[k] for call in calls] for k in range(4))
         call = None
@@ -285,33 +292,6 @@ class DeviceRecords:
         """Whether a state is that of the parameter's record."""
         record = self.known.get(index)
         return record is not None and keeps(record.state, state)
-
-    def _accumulate(self, calls: Sequence[Call], between: Callable[[], None] | None) -> None:
-        """Update with an optimizer that sums the gradients of several calls."""
-        planner = self.planner
-        optimizer, tables = planner.optimizer, list[CudaTable]()
-        before = optimizer.snapshot()
-        with uninterrupted:
-            try:
-                for index, weight, grad, state in calls:
-                    context, copy = label(index, optimizer.idx2name), planner.copies.get(index)
-                    grad = check(context, weight, grad, copy)
-                    total, adding = optimizer.accumulate(context, index, grad, weight)
-                    tables += adding
-                    if total is None:
-                        optimizer.count_only(index)
-                    else:
-                        one = [(index, weight, total, state)]
-                        tables += self.prepare(one, keep=False).count()
-                if between is not None:
-                    between()
-                with planner.compiling(calls[0][0]):
-                    launch_tables(tables)
-            except BaseException:
-                if not (tables and tables[-1].done):
-                    optimizer.put_back(before)
-                raise
-        planner.updated.update((index, weight) for index, weight, *_ in calls)
 
     # Tables
 

@@ -151,15 +151,21 @@ class Enrolment:
         self._numbers = [(each, len(each)) for own in kept for each in own if each is not None]
 
     def checked(self, grads: list[Any]) -> list[Any]:
-        """Return the gradients, checked, and copied where kernels cannot read them."""
+        """Return the gradients, checked, and copied where kernels cannot read them.
+
+        The result is empty if the update of another weight may change what would be copied.
+        """
         found, names, copies = [], self.updater.optimizer.idx2name, self.planner.copies
         for index, grad, weight in zip(self.indices, grads, self.weights, strict=True):
             context = label(index, names)
-            grad = check(context, weight, grad, copies.get(index))
+            given = grad = check(context, weight, grad, copies.get(index))
             if isinstance(grad, RowSparse):
-                grad = apart(context, grad)
+                given, grad = grad.values, apart(context, grad)
             elif np.may_share_memory(grad, weight) or not np.asarray(grad).flags.aligned:
                 grad = grad.copy()
+            others = self.weights if grad is not given else ()
+            if any(np.may_share_memory(given, each) for each in others if each is not weight):
+                return []
             found.append(grad)
         return found
 
@@ -219,7 +225,7 @@ class Enrolment:
             index, weight = indices[k], self.weights[k]
             if index in slots or index in ready:
                 continue
-            if type(weight) is not np.ndarray or weight.ndim > w.AXES:
+            if type(weight) is not np.ndarray:
                 return False
             planner = self.planner if groups is None else groups.planner_of(index)
             key = self._key(planner, index, grads[k], weight)
@@ -231,7 +237,7 @@ class Enrolment:
             if found is None:
                 return False
             made[index], form = found
-            blank = key and blank_of(planner.optimizer, index, weight, made[index])
+            blank = key and blank_of(planner.optimizer, weight, made[index])
             if blank:
                 remember(BLANKS, key, form._replace(blank=blank, number=next(NUMBERS)))
         if ready:
@@ -251,7 +257,7 @@ class Enrolment:
         common, known = self._common[planner], self.updater.states
         if not common or index in self.planner.copies or index in known:
             return None
-        if isinstance(grad, RowSparse):
+        if isinstance(grad, RowSparse) or index in planner.optimizer.whole_shapes:
             return None
         same = getattr(grad, "dtype", None) == weight.dtype
         return common, weight.dtype, weight.shape, is_fortran(weight), same

@@ -59,9 +59,9 @@ class Blank(NamedTuple):
     """Bytes of memory for each parameter."""
 
 
-def blank_of(optimizer: Any, index: Any, weight: Array, state: Any) -> Blank | None:
+def blank_of(optimizer: Any, weight: Array, state: Any) -> Blank | None:
     """Return the template of a new state, or None if states of this form are not all zeros."""
-    if not optimizer.starts_at_zero or is_half(weight) or index in optimizer.whole_shapes:
+    if not optimizer.starts_at_zero or is_half(weight):
         return None
     slots: list[Slot] = []
     end = 0

@@ -231,7 +231,7 @@ def form_of(
         w.FLAT_COUNT: len(flat),
         w.KEYED: layout.keyed,
     }
-    record = np.zeros(w.RECORD, np.int64)
+    record = np.zeros(max(w.RECORD, w.LENGTHS + weight.ndim), np.int64)
     for place, number in numbers.items():
         record[place] = number
     record[w.LENGTHS : w.LENGTHS + weight.ndim] = weight.shape

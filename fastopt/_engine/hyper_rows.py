@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.hyper import Hyper, hyper_of, reads_no_rates
+from fastopt._engine.hyper import Hyper, reads_no_rates
 from fastopt._engine.per_index import Index
+from fastopt._engine.rates import Rates, counted_fields
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
-from fastopt._kernels.advance import step as corrected_fields
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.table import address_of
 from fastopt.kernels.rule import Rule
 
-__all__ = ["Shared"]
+__all__ = ["RATES", "Shared", "names_of"]
 
 Words = NDArray[np.int64]
 
@@ -104,8 +104,8 @@ class Shared:
         """
         optimizer, values = self.optimizer, self.view
         self.words[w.VALID] = 0
-        lr_mult, wd_mult = self.multipliers
-        lr, wd = rate * lr_mult, optimizer.decay_at(rate) * wd_mult
+        rates = optimizer.rates_at(rate, self.multipliers)
+        lr, wd = rates["lr"], rates["wd"]
         if not (0 <= lr < inf and 0 <= wd < inf):
             return
         try:
@@ -114,16 +114,16 @@ class Shared:
             if not self.fixed:
                 given = self.hyper.given(optimizer, time, lr, wd)
                 if not again or self.given is None or given != self.given:
-                    self._enter(rate, lr, wd, given)
+                    self._enter(rates, given)
                 if again and self.fixed is None:
                     self.fixed = self.hyper.constant and reads_no_rates(
                         self.hyper, optimizer, given
                     )
         except (TypeError, ValueError):
             return
-        for column, value in zip(self.rates, (rate, lr, wd), strict=True):
+        for column, name in zip(self.rates, RATES, strict=True):
             if column:
-                values[column] = value
+                values[column] = rates[name]
         values[0] = -1.0
         self.words[w.VALID] = 1
 
@@ -145,9 +145,8 @@ class Shared:
         values[0] = -1.0
         return True
 
-    def _enter(self, rate: float, lr: float, wd: float, given: Mapping[str, float]) -> None:
+    def _enter(self, rates: Rates, given: Mapping[str, float]) -> None:
         """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
-        rates = {"rate": rate, "lr": lr, "wd": wd}
         values = self.optimizer.record(self.rule, self.names, rates, given)
         self.values[1 : 1 + len(values)] = values
         for k, name in enumerate(RATES):
@@ -164,17 +163,8 @@ class Shared:
 
         The number that the parameter carries from step to step is at `slot`.
         """
-        optimizer, hyper = self.optimizer, hyper_of(self.optimizer)
-        optimizer._update_count(index)
-        t: int = optimizer._index_update_count.get(index, 0)
-        lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
-        rate = optimizer.learning_rate if hyper.carries else lr
-        given = {"rate": rate, "lr": lr, "wd": wd, **optimizer.hyper(t, lr, wd)}
-        if self.hyper.given is not hyper.given:  # that of an average
-            given = {**self.hyper.given(optimizer, t, lr, wd), **given}
-        if hyper.carries and hyper.correct:
-            carried = self.carried[slot : slot + 1]
-            given = corrected_fields(t, given, hyper.correct, carried)
-        self._enter(rate, lr, wd, given)
+        carried = None if self.carried is None else self.carried[slot : slot + 1]
+        t, rates, given = counted_fields(self.optimizer, self.hyper, index, carried)
+        self._enter(rates, given)
         self.words[w.VALID] = 1
         return t

@@ -60,6 +60,8 @@ class Planner:
         The optimizer.
     masters : bool
         Whether states hold the masters of half-precision weights. Default True.
+    check : callable
+        Function that checks weight and gradient. Default: :func:`fastopt._engine.validate.check`.
 
     Attributes
     ----------
@@ -81,8 +83,10 @@ class Planner:
         Weight averages that updates maintain.
     """
 
-    def __init__(self, optimizer: Any, masters: bool = True) -> None:
-        self.optimizer, self.masters = optimizer, masters
+    def __init__(
+        self, optimizer: Any, masters: bool = True, check: Callable[..., Any] = check
+    ) -> None:
+        self.optimizer, self.masters, self.check = optimizer, masters, check
         self.copies: dict[Index, Any] = {}
         self.offsets: dict[Index, int] = {}
         self.updated: dict[Index, Any] = {}
@@ -161,7 +165,8 @@ class Planner:
             between = partial(self.update_all, here, factor=factor) if here else None
             self.devices.update_all(there, single, factor, between)
         elif self.optimizer.is_accumulating:
-            self._accumulate(calls)
+            launch = partial(self.launch, index=calls[0][0])
+            self.accumulate_all(calls, lambda one: UnrecordedCall(self, one).count(), launch)
         elif calls:
             call = UnrecordedCall(self, calls)
             call.step(factor)
@@ -169,11 +174,19 @@ class Planner:
 
     # Accumulation
 
-    def _accumulate(self, calls: Sequence[Call]) -> None:
-        """Update with an optimizer that sums the gradients of several calls."""
+    def accumulate_all(
+        self,
+        calls: Sequence[Call],
+        count: Callable[[Sequence[Call]], Sequence[Any]],
+        launch: Callable[[Sequence[Any]], None],
+    ) -> None:
+        """Update with an optimizer that sums the gradients of several calls.
+
+        `count` counts an update with a complete sum, and returns its tables; `launch` launches all.
+        """
         optimizer = self.optimizer
         before = optimizer.snapshot()
-        tables: list[Table] = []
+        tables: list[Any] = []
         with uninterrupted:
             try:
                 for index, weight, grad, state in calls:
@@ -183,9 +196,9 @@ class Planner:
                     tables += adding
                     if total is None:
                         optimizer.count_only(index)
-                        continue
-                    tables += UnrecordedCall(self, [(index, weight, total, state)]).count()
-                self.launch(tables, calls[0][0])
+                    else:
+                        tables += count([(index, weight, total, state)])
+                launch(tables)
                 self.updated.update((index, weight) for index, weight, *_ in calls)
             except BaseException:
                 if not (tables and tables[-1].done):
@@ -205,7 +218,7 @@ class Planner:
         """Check the arrays of one tensor and create its table."""
         optimizer, copy = self.optimizer, self.copies.get(index)
         context, rule = label(index, optimizer.idx2name), self.rule_of(index)
-        grad = self.by_row(check(context, weight, grad, copy))
+        grad = self.by_row(self.check(context, weight, grad, copy))
         lead = header(weight)
         exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, self.masters)
         lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
@@ -300,21 +313,21 @@ class Planner:
                 self.copies.pop(index, None)
             self.forget()
 
-    def flush(self, index: Index, weight: Any, state: Any) -> None:
-        """Apply the deferred decay of all rows of `weight`."""
+    def flush(self, index: Index, weight: Any, state: Any) -> bool:
+        """Apply the deferred decay of all rows of `weight`; return whether there is any."""
         optimizer = self.optimizer
         if index not in optimizer.row_decay or optimizer.rule_for(index) is None:
-            return
+            return False
         of = header(weight)
         check_like(label(index, optimizer.idx2name), "weight", of, REALS, np.shape(of))
         table = self.table(index, weight, _no_rows(of), state)
-        self.updated[index] = weight
         rows, total = decay_of(optimizer, index, of)
         with uninterrupted:  # between marking rows as decayed and copying the weight back
             table.apply_decay(rows, total, total, at_once=False)
             table.flush_decay()
             table.copy_back()
             optimizer.row_decay[index] = rows, total  # moved to the weight's device if needed
+        return True
 
 
 def _no_rows(weight: Array) -> RowSparse:

@@ -24,6 +24,7 @@ from fastopt._engine.enrolment import Enrolment, Kept
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
+from fastopt._engine.rates import multipliers
 from fastopt._engine.record_rows import ATTRIBUTES, as_rows, integer_words
 from fastopt._engine.step_rates import ROOM, update_with_rates
 from fastopt._interrupts import uninterrupted
@@ -304,18 +305,15 @@ class Records:
     def shared_by(self, planner: Any, index: Index, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
         optimizer = planner.optimizer
-        multipliers = (
-            optimizer.multiplier(index, optimizer.lr_mult, "lr_mult"),
-            optimizer.multiplier(index, optimizer.wd_mult, "wd_mult"),
-        )
-        key = optimizer, layout.rule, layout.real, multipliers
+        multiplied = multipliers(optimizer, index)
+        key = optimizer, layout.rule, layout.real, multiplied
         shared = self.shared.get(key)
         if shared is None:
             hyper = hyper_of(optimizer)
             if self.averages is not None:
                 hyper = self.averages.hyper(hyper)
             with planner.compiling(index):
-                shared = Shared(optimizer, layout, hyper, multipliers)
+                shared = Shared(optimizer, layout, hyper, multiplied)
             shared.find_carried()
             shared.find_skips()
             if not self.asks:
@@ -452,7 +450,7 @@ class Records:
             enrolment = Enrolment(self, updater, indices, weights)
             try:
                 checked = enrolment.checked(grads) if attempt else grads
-                fits = enrolment.enroll(checked, attempt < 2)
+                fits = bool(checked) and enrolment.enroll(checked, attempt < 2)
                 if not (fits and enrolment.provide(checked, attempt > 0)):
                     break
                 if self.version != optimizer.version:  # new indices may have moved the counts

@@ -112,8 +112,6 @@ def reason_of(grad: Any, weight: Any) -> str:
             return f"its {role} has dtype {dtype}"
     if isinstance(grad, np.ndarray) and np.may_share_memory(grad, weight):
         return "its gradient and weight are interleaved in memory"
-    if weight.ndim > w.AXES:
-        return f"its weight has more than {w.AXES} axes"
     if not (weight.flags.aligned and getattr(grad, "flags", weight.flags).aligned):
         return "its gradient or weight is not aligned"
     return ""

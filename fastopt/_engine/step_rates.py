@@ -12,6 +12,7 @@ from typing import Any
 from fastopt._engine.enrolment import Kept
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
+from fastopt._engine.rates import StepRates
 from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import check_index, leaves
 from fastopt._kernels import record_words as w
@@ -34,12 +35,13 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
     before = counts.item(0)
     undo: list[Callable[[], None]] = []
     rates: dict[Any, float] = {}
+    own: Sequence[float] = ()  # the rate of each tensor, if they differ
     decays: list[tuple[Kept, Index, Any]] = []
     try:
         if records.begins:
             _begin(records, indices, undo)
         if records.by_tensor or words[w.UNEVEN]:
-            _fill_each(records, updater, indices)
+            own = _fill_each(records, updater, indices)
         else:
             update = words.item(w.UPDATE_NUMBER)
             alone = updater.planner.groups is None
@@ -57,9 +59,11 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
         if not records.usable:  # the schedule has changed settings
             return w.REFUSED
         if records.defers:
-            if words[w.UNEVEN] or words[w.REPEATS]:
-                return w.REFUSED
-            decays = _defer(records, index, arguments[2], rates)
+            if words[w.REPEATS] or not all(each in records.kept for each in indices):
+                return w.REFUSED  # a schedule may have changed states
+            optimizers = (records.kept[each].shared.optimizer for each in indices)
+            own = own or [rates[each] for each in optimizers]
+            decays = _defer(records, index, arguments[2], own)
         words[w.ASKED] = 1
         status: int = records.enter(records.context, *arguments)
         if status in ROOM:
@@ -112,18 +116,16 @@ def foresee(records: Any, updater: Any, index: Any) -> None:
 
 
 def _defer(
-    records: Any, indices: Any, weights: Any, rates: Mapping[Any, float]
+    records: Any, indices: Any, weights: Any, rates: Sequence[float]
 ) -> list[tuple[Kept, Index, Any]]:
     """Enter the deferred decay of a step; return that of each parameter after it."""
     decays: list[tuple[Kept, Index, Any]] = []
-    for index, weight in records.moving(indices, weights):
+    for (index, weight), rate in zip(records.moving(indices, weights), rates, strict=True):
         kept = records.kept[index]
         optimizer, t = kept.shared.optimizer, records.counts.item(kept.words[w.COUNT]) + 1
         if kept.deferred is not None:
-            lr_mult, wd_mult = kept.shared.multipliers
-            rate = rates[optimizer]
-            lr, wd = rate * lr_mult, optimizer.decay_at(rate) * wd_mult
-            after = kept.deferred.begin(optimizer, index, weight, t, lr, wd)
+            own = optimizer.rates_at(rate, kept.shared.multipliers)
+            after = kept.deferred.begin(optimizer, index, weight, t, own["lr"], own["wd"])
             decays.append((kept, index, after))
     return decays
 
@@ -152,46 +154,43 @@ def _collect(records: Any, states: Mapping[Index, Any], indices: Sequence[Index]
         optimizer.step_sums.add(list(own), numbers)
 
 
-def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> None:
-    """Compute the hyper-parameters of each tensor of a call, in the order of its list."""
+def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> list[float]:
+    """Compute the hyper-parameters of each tensor of a call, in the order of its list.
+
+    Returns the learning rates before multipliers.
+    """
     words, counts, tensors = records.words, records.counts, records.tensors
-    largest = counts.item(0)
-    times: dict[int, int] = {}
-    steps: list[tuple[int, int]] = []
-    rates: dict[Any, float] = {}
+    rates, times = StepRates(counts.item(0)), dict[int, int]()
+    steps: list[tuple[int, float, int]] = []
     for kept in map(records.kept.__getitem__, indices):
         optimizer, slot = kept.shared.optimizer, kept.words[w.COUNT]
         times[slot] = t = times.get(slot, counts.item(slot)) + 1
-        update = max(t - optimizer.rates_before_count, largest)
-        largest = max(update, t)
-        if not optimizer.per_index and (optimizer, update) not in rates:
-            if optimizer.lr_scheduler is not None:
-                counts[0] = update
-            rates[optimizer, update] = float(optimizer.learning_rate)
-        steps.append((update, t))
+        update = rates.next(optimizer, t)
+        steps.append((update, 0.0 if optimizer.per_index else rates.at(optimizer, update), t))
     if records.version != updater.optimizer.version:
         records.refresh(updater)
     used: dict[Any, Shared] = {}
-    for k, (index, (update, t)) in enumerate(zip(indices, steps, strict=True)):
+    for k, (index, (update, rate, t)) in enumerate(zip(indices, steps, strict=True)):
         found = records.kept.get(index)
         if found is None:  # the schedule has changed states, so that the front refuses the call
-            return
+            return []
         shared, own = found.shared, -1
         if shared.optimizer.per_index:
             row = used[k] = _row(records, shared, len(used))
             own = row.counted(check_index(index), found.words[w.CARRIED])
         else:
-            key = shared, rates[shared.optimizer, update], t
+            key = shared, rate, t
             if key not in used:
                 row = used[key] = _row(records, shared, len(used))
                 if words[w.SCHEDULED]:  # hyper() may read the schedule too
                     counts[0] = update
-                row.fill(key[1], t, row.version == shared.optimizer.version)
+                row.fill(rate, t, row.version == shared.optimizer.version)
                 row.version = shared.optimizer.version
             row = used[key]
         place = k * w.TENSOR
         tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, own
     words[w.EACH] = 1
+    return [rate for _, rate, _ in steps]
 
 
 def _row(records: Any, shared: Shared, number: int) -> Shared:

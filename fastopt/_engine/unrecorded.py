@@ -9,7 +9,6 @@ Tests: ``tests/engine/test_unrecorded.py``.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.lazy_decay import add_decay
 from fastopt._engine.per_index import Index
+from fastopt._engine.rates import Rates, StepRates, counted, multipliers
 from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import label, leaves
 from fastopt._interrupts import uninterrupted
@@ -56,7 +56,7 @@ class UnrecordedCall:
         self.tables: list[Table] = [
             own.table(*call, averaging=self.averaging) for own, call in pairs
         ]
-        self.rates: dict[Any, float] = {}
+        self.rates = StepRates(0)
         self.done = False
 
     def squares(self) -> NDArray[np.float64]:
@@ -148,32 +148,21 @@ class UnrecordedCall:
         if table.layout.keyed:
             table.table[0, KEY] = optimizer.key(index)
 
-    def _counted(self, optimizer: Any, index: Index) -> tuple[int, dict[str, float]]:
+    def _counted(self, optimizer: Any, index: Index) -> tuple[int, Rates]:
         """Return the number of an update, and its learning rate and weight decay.
 
         Optimizers that override how updates are counted have counted it.
         """
-        counts, rates = optimizer._index_update_count, self.rates
+        counts = optimizer._index_update_count
         if optimizer.per_index:
             counts.slots([index], optimizer.begin_num_update)  # also if it is not counted
-            optimizer._update_count(index)
-            lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
-            rate = optimizer.learning_rate if hyper_of(optimizer).carries else lr
-            return counts.get(index, 0), {"rate": rate, "lr": lr, "wd": wd}
+            return counted(optimizer, index)
         t = counts.get(index, optimizer.begin_num_update) + 1
-        update = max(t - optimizer.rates_before_count, counts.largest)
-        if optimizer.lr_scheduler is None:
-            rate = optimizer.lr
-        else:
-            counts.largest = update  # for a schedule or hyper() that asks the optimizer
-            if (optimizer, update) not in rates:
-                rates[optimizer, update] = float(optimizer.learning_rate)
-            rate = rates[optimizer, update]
-        lr = rate * optimizer.multiplier(index, optimizer.lr_mult, "lr_mult")
-        wd = optimizer.decay_at(rate) * optimizer.multiplier(index, optimizer.wd_mult, "wd_mult")
-        if not (0 <= lr < inf and 0 <= wd < inf):
-            optimizer.check_rates(index, lr, wd)
-        return t, {"rate": rate, "lr": lr, "wd": wd}
+        self.rates.largest = counts.largest
+        rate = self.rates.at(optimizer, self.rates.next(optimizer, t))
+        rates = optimizer.rates_at(rate, multipliers(optimizer, index))
+        optimizer.check_rates(index, rates["lr"], rates["wd"])
+        return t, rates
 
     def _collect(self) -> None:
         """Add the numbers that the tensors have kept to the sums of the step."""

@@ -236,7 +236,7 @@ def units_scratch_of(tensor, record):
         )
     size = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
     if record[w.ORDER] == F_ORDER:
-        size += size + rounded(8 * w.RECORD)
+        size += size + rounded(8 * (w.LENGTHS + record[w.NDIMS]))
     return size + rounded(record[w.BYTES])
 
 

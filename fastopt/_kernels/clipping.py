@@ -60,7 +60,7 @@ def gather_whole(tensor):
         if not tensor[w.T_COPIED]:
             enter_strides(record, F_ORDER, size_of(weights), strides)
         ordered = words(out + 2 * size + rounded(record[w.BYTES]))
-        for k in range(w.RECORD):
+        for k in range(w.LENGTHS + record[w.NDIMS]):
             ordered[k] = record[k]
         ordered[w.ORDER] = C_ORDER
         out += size

@@ -12,7 +12,7 @@ from fastopt._kernels import numpy_abi, segments
 from fastopt._kernels.compiling import compiled
 from fastopt.kernels.rule import scalar
 
-__all__ = ["addresses", "enter", "order_rows", "survey", "take_addresses"]
+__all__ = ["addresses", "admit", "order_rows", "survey", "take_addresses"]
 
 RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
 """Numbers of a measured call: ``rescale_grad``, the other factor of the gradients, the maximum
@@ -35,9 +35,9 @@ def addresses() -> Callable:
 
 
 @cache
-def enter() -> Callable:
-    """Kernel :func:`fastopt._kernels.numpy_abi.enter`."""
-    return compiled(numpy_abi.enter, None, parallel=False, nogil=False)
+def admit() -> Callable:
+    """Kernel :func:`fastopt._kernels.numpy_abi.admit`."""
+    return compiled(numpy_abi.admit, None, parallel=False, nogil=False)
 
 
 @cache

@@ -20,7 +20,6 @@ from numba import types
 from numba.extending import intrinsic, overload
 from numpy.lib.array_utils import byte_bounds
 
-from fastopt._kernels.layout import ADDRESS
 from fastopt._notices import warn_user
 from fastopt.kernels.rule import scalar
 
@@ -29,7 +28,6 @@ __all__ = [
     "TYPES",
     "addresses",
     "admit",
-    "enter",
     "guard",
     "kind_word",
     "readable",
@@ -57,7 +55,7 @@ ID, NBYTES, WANTED_TYPE, WANTED_DTYPE, WANTED_FLAGS, WANTED_NDIM, WANTED_SHAPE =
 """Columns of a guard: the id of an array, its size in bytes, and its expected properties."""
 
 FITS = 0
-"""Result of :func:`enter` on success; else ``-1 - row`` is the first row that does not fit."""
+"""Result of :func:`admit` on success; else ``-1 - row`` is the first row that does not fit."""
 
 NO_GIL = "this Python runs without a GIL"
 """Result of :func:`unreadable` on free-threaded builds, whatever their layouts."""
@@ -70,19 +68,16 @@ def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) ->
     """Return the guard of one tensor: the expected properties of its arrays.
 
     The first `writeable` arrays are written to. `order` is the flag of the order in which all
-    arrays are contiguous, or 0 if they are not contiguous: then their strides follow the shape.
+    arrays are contiguous, or 0 if they are not contiguous.
     """
     ndim = max(array.ndim for array in arrays)
-    rows = np.zeros((len(arrays), WANTED_SHAPE + (ndim if order else 2 * ndim)), np.uint64)
+    rows = np.zeros((len(arrays), WANTED_SHAPE + ndim), np.uint64)
     for k, (row, array) in enumerate(zip(rows, arrays, strict=True)):
         flags = order | ALIGNED | (WRITEABLE if k < writeable else 0)
         first, last = byte_bounds(array)
         kind = word(np.uint64(id(array.dtype) + KIND))
         row[:WANTED_SHAPE] = id(array), last - first, id(type(array)), kind, flags, array.ndim
         row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
-        if not order:
-            strides = np.array(array.strides, np.int64).view(np.uint64)
-            row[WANTED_SHAPE + array.ndim : WANTED_SHAPE + 2 * array.ndim] = strides
     return rows
 
 
@@ -132,11 +127,6 @@ def holds(wanted: Any) -> Any:
     for axis in range(wanted[WANTED_NDIM]):
         if at(shape, 8 * axis) != wanted[WANTED_SHAPE + axis]:
             return False
-    if wanted[WANTED_FLAGS] & (C_ORDER | F_ORDER) == 0:
-        strides, ndim = at(array, STRIDES), np.int64(wanted[WANTED_NDIM])
-        for axis in range(ndim):
-            if at(strides, 8 * axis) != wanted[WANTED_SHAPE + ndim + axis]:
-                return False
     return True
 
 
@@ -171,47 +161,23 @@ def clear_of(first: Any, last: Any, written: Any) -> Any:
     return low == written.shape[1] or written[0, low] >= last
 
 
-@scalar
-def fits(table: Any, guards: Any, written: Any, row: Any) -> Any:
-    """Whether the arrays of one tensor match its guard and table.
-
-    The address of a dense gradient may change; it is entered into `table`.
-    """
-    last = table.shape[1] - 1 - ADDRESS
-    for k in range(guards.shape[1]):
-        if not holds(guards[row, k]):
-            return False
-    for k in range(last):
-        if at(guards[row, k, ID], DATA) != table[row, ADDRESS + k]:
-            return False
-    if guards.shape[1] == last:  # the gradient is checked elsewhere
-        return True
-    grad = at(guards[row, last, ID], DATA)
-    if table[row, ADDRESS + last] != grad:
-        if not clear_of(grad, grad + guards[row, last, NBYTES], written):
-            return False
-        table[row, ADDRESS + last] = grad
-    return True
-
-
-@scalar
-def admit(
-    table: Any, guards: Any, written: Any, places: Any, known: Any, length: Any, objects: Any
-) -> Any:
-    """Check the arguments of a call against the prepared guards, and enter its gradients.
+def admit(table: Any, guards: Any, written: Any, ids: Any, known: Any, objects: Any) -> Any:
+    """Check the arguments of a list call against prepared guards, and enter its gradients.
 
     Parameters
     ----------
-    table, guards, written : numpy.ndarray
-        Addresses and guards of the tensors, and the sorted memory ranges that are written to.
-    places : numpy.ndarray
-        Columns: position of each tensor in the lists of the call, and the id of its weight.
+    table : numpy.ndarray
+        Addresses of the weight and of the gradient of each tensor.
+    guards : numpy.ndarray
+        Their guards, two for each tensor.
+    written : numpy.ndarray
+        The sorted memory ranges that are written to.
+    ids : numpy.ndarray
+        Ids of the weights.
     known : numpy.ndarray
         :data:`TYPES`.
-    length : int
-        Length of the lists of the call; 0 if it passes one index.
     objects : int
-        Id of the tuple ``(index, gradient, weight)``, or of the tuple of the three lists.
+        Id of the tuple of the three lists: indices, gradients and weights.
 
     Returns
     -------
@@ -222,36 +188,24 @@ def admit(
     -----
     Objects are read without reference counting: the caller keeps them alive and holds the GIL.
     """
-    indices, grads, weights = at(objects, FIRST), at(objects, FIRST + 8), at(objects, FIRST + 16)
-    last = table.shape[1] - 1 - ADDRESS
-    dense = guards.shape[1] > last
-    if length == 0:
-        if weights != places[0, 1] or not is_index(indices, known):
-            return -1
-        if dense:
-            guards[0, last, ID] = grads
-        return FITS if fits(table, guards, written, 0) else -1
-    index_items = items(indices, length, known)
-    grad_items = items(grads, length, known)
-    weight_items = items(weights, length, known)
+    index_items = items(at(objects, FIRST), len(table), known)
+    grad_items = items(at(objects, FIRST + 8), len(table), known)
+    weight_items = items(at(objects, FIRST + 16), len(table), known)
     if index_items == 0 or grad_items == 0 or weight_items == 0:
         return -1
     for row in range(len(table)):
-        place = np.uint64(8) * places[row, 0]
-        if not is_index(at(index_items, place), known) or at(weight_items, place) != places[row, 1]:
+        place, guard = np.uint64(8 * row), guards[row]
+        if not is_index(at(index_items, place), known) or at(weight_items, place) != ids[row]:
             return -1 - row
-        if dense:
-            guards[row, last, ID] = at(grad_items, place)
-        if not fits(table, guards, written, row):
+        guard[1, ID] = at(grad_items, place)
+        if not (holds(guard[0]) and holds(guard[1])) or at(ids[row], DATA) != table[row, 0]:
             return -1 - row
+        grad = at(guard[1, ID], DATA)
+        if table[row, 1] != grad:
+            if not clear_of(grad, grad + guard[1, NBYTES], written):
+                return -1 - row
+            table[row, 1] = grad
     return FITS
-
-
-def enter(
-    table: Any, guards: Any, written: Any, places: Any, known: Any, length: Any, objects: Any
-) -> Any:
-    """See :func:`admit`; this is the stand-alone kernel."""
-    return admit(table, guards, written, places, known, length, objects)
 
 
 def take_addresses(table: Any, written: Any, sizes: Any, itemsize: Any, found: Any) -> Any:
@@ -260,7 +214,8 @@ def take_addresses(table: Any, written: Any, sizes: Any, itemsize: Any, found: A
     Parameters
     ----------
     table, written : numpy.ndarray
-        See :func:`admit`.
+        Addresses, those of gradients in the last column, and the sorted memory ranges that are
+        written to.
     sizes : numpy.ndarray
         Bytes of each gradient.
     itemsize : int

@@ -8,8 +8,8 @@ Tests: ``tests/engine/test_records.py``.
 
 from fastopt._kernels import numpy_abi
 
-AXES = 6
-"""Maximum number of dimensions."""
+AXES = 64
+"""Maximum number of dimensions, which is that of NumPy."""
 
 # Words of the headers of arrays, dtypes, lists and numbers.
 TYPE, DATA, NDIM, SHAPE = (
@@ -28,7 +28,7 @@ LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFF
  GRAD_COLUMN, WEIGHT_DTYPE, WEIGHT_CODE, GRAD_CODE, ORDER, NDIMS, SIZE, BYTES, ITEM_COUNT, CHUNKS,
  FLAT, FLAT_COUNT, KEYED, NUMBER, SEED, MARK, INDEX_ID, WEIGHT_ID, CLEAR_WEIGHT, CLEAR_GRAD,
  RESTING, SCALED, FROZEN, ROW_KERNELS, LENGTHS) = range(36)  # fmt: skip
-RECORD = LENGTHS + AXES
+RECORD = LENGTHS + 2  # with more dimensions, a record is longer
 
 # Words of the loops of a layout: addresses, and for each reduction two of them, the number of its
 # sums, and whether they are maxima.

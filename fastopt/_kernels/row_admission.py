@@ -162,7 +162,7 @@ def admit_indices(x, tensor, indices):
     if array[w.TYPE] != x[w.NDARRAY] or array[w.FLAGS] & ALIGNED == 0:
         return -1
     ndim = array[w.NDIM] & w.LOW_HALF
-    if integer_size(x, indices) == 0 or ndim > w.AXES:
+    if integer_size(x, indices) == 0:
         return -1
     for axis in range(ndim):
         count *= words(array[w.SHAPE])[axis]
@@ -178,7 +178,7 @@ def admit_values(x, tensor, record, values, indices, before):
     if code == 0 or (code != wanted and size_of(wanted) == 2) or array[w.FLAGS] & ALIGNED == 0:
         return w.REFUSED
     axes = before + record[w.NDIMS] - 1
-    if array[w.NDIM] & w.LOW_HALF != axes or axes > w.AXES:
+    if array[w.NDIM] & w.LOW_HALF != axes:
         return w.REFUSED
     shape, strides, low, high = words(array[w.SHAPE]), words(array[w.STRIDES]), 0, size_of(code)
     for axis in range(axes):

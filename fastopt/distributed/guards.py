@@ -9,7 +9,6 @@ import numpy as np
 from fastopt._engine.overlap import Addresses, Ranges
 from fastopt._kernels import cpu_calls
 from fastopt._kernels.compiling import bind
-from fastopt._kernels.layout import ADDRESS
 from fastopt._kernels.numpy_abi import FITS, TYPES, guard
 
 __all__ = ["Guards", "comparer"]
@@ -17,9 +16,9 @@ __all__ = ["Guards", "comparer"]
 
 @cache
 def comparer() -> Any:
-    """Compiled :func:`fastopt._kernels.numpy_abi.enter`."""
-    table, guards = np.empty((0, ADDRESS + 2), np.uint64), np.empty((0, 2, 0), np.uint64)
-    return bind(cpu_calls.enter(), table, guards, table, table, TYPES, 0, 0)
+    """Compiled :func:`fastopt._kernels.numpy_abi.admit`."""
+    table, guards = np.empty((0, 2), np.uint64), np.empty((0, 2, 0), np.uint64)
+    return bind(cpu_calls.admit(), table, guards, table, TYPES, TYPES, 0)
 
 
 class Guards:
@@ -38,15 +37,15 @@ class Guards:
 
     def __init__(self, weights: Sequence[Any], written: Ranges) -> None:
         length = len(weights)
-        self._table = np.zeros((length, ADDRESS + 2), np.uint64)
-        self._table[:, ADDRESS] = [weight.ctypes.data for weight in weights]
+        self._table = np.zeros((length, 2), np.uint64)
+        self._table[:, 0] = [weight.ctypes.data for weight in weights]
         each = [guard((weight, np.asarray(weight)), 1) for weight in weights]
         guards = np.zeros((length, 2, max(rows.shape[1] for rows in each)), np.uint64)
         for own, rows in zip(guards, each, strict=True):
             own[:, : rows.shape[1]] = rows
         memory = np.stack([written.first, written.last]).astype(np.uint64)
-        ids = np.array([*enumerate(map(id, weights))], np.uint64)
-        self._arguments = self._table, guards, memory, ids, TYPES, length
+        ids = np.array([id(weight) for weight in weights], np.uint64)
+        self._arguments = self._table, guards, memory, ids, TYPES
 
     def fit(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> Addresses | None:
         """Addresses of the gradients if they match the weights, which are those of the plan.

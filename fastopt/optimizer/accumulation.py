@@ -8,7 +8,7 @@ import numpy as np
 from fastopt._engine.accumulate import accumulate, room, sum_of_rows
 from fastopt._engine.hyper import constant
 from fastopt._engine.owner import Owner
-from fastopt._engine.planner import Planner, table_of
+from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
@@ -44,24 +44,9 @@ class Sum(Optimizer):
         return {"keep": self.keep}
 
 
-class Sums(Planner):
-    """Planner of calls that add gradients to sums; their dtypes may differ."""
-
-    def table(
-        self,
-        index: Index,
-        weight: Any,
-        grad: Any,
-        state: Any,
-        averaging: Any = None,
-    ) -> Any:
-        """See :meth:`Planner.table <fastopt._engine.planner.Planner.table>`."""
-        context, sparse = label(index, self.optimizer.idx2name), isinstance(grad, RowSparse)
-        lazy = sparse and self.optimizer.lazy_update
-        table = table_of(context, accumulate, (header(weight),), grad, (), lazy=lazy)
-        if sparse:
-            table.list_rows(context, grad)
-        return table
+def _as_given(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
+    """Return a gradient that has been checked, whose dtype may differ from that of its sum."""
+    return grad
 
 
 class Adder(Owner):
@@ -74,7 +59,7 @@ class Adder(Owner):
     """
 
     def __init__(self, keep: bool) -> None:
-        super().__init__(Sums(Sum(keep=keep)))
+        super().__init__(Planner(Sum(keep=keep), check=_as_given))
 
     def add(self, calls: Sequence[Any], single: bool) -> None:
         """Add gradients to dense sums: ``(index, sum, gradient, None)`` for each."""

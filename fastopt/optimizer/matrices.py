@@ -12,6 +12,7 @@ import numpy as np
 from fastopt._engine.hyper import constant
 from fastopt._engine.mixed_precision import has_master, split_state, to_float32
 from fastopt._engine.planner import Call
+from fastopt._engine.rates import multipliers
 from fastopt._engine.validate import (
     check_key,
     check_like,
@@ -558,11 +559,9 @@ class MatrixFamily(VariantFlags):
         """Return learning rate and weight decay of a counted step; ask a schedule once."""
         if self.per_index:
             return self._get_lr(index), self._get_wd(index)
-        rate = self.learning_rate
-        lr = rate * self.multiplier(index, self.lr_mult, "lr_mult")
-        wd = self.decay_at(rate) * self.multiplier(index, self.wd_mult, "wd_mult")
-        self.check_rates(index, lr, wd)
-        return lr, wd
+        own = self.rates_at(self.learning_rate, multipliers(self, index))
+        self.check_rates(index, own["lr"], own["wd"])
+        return own["lr"], own["wd"]
 
     def _working(self) -> _Work:
         """Return the buffers and inner optimizers of this process."""

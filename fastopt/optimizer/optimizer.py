@@ -582,14 +582,9 @@ class Optimizer(Checked):
             raise unknown_arguments(type(self), unknown)
         self._start()
         _check_parameters(param_idx2name, param_dict, sym)
-        if callable(learning_rate):
-            if lr_scheduler is not None:
-                raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
-            learning_rate, lr_scheduler = None, _check_schedule("learning_rate", learning_rate)
         by_default = self.lazy_by_default or sparse_decay != "touched"
-        self._assign(lr_scheduler=lr_scheduler)
         self._assign(
-            lr=self._first_rate(learning_rate),
+            lr=self._first_rate(learning_rate, lr_scheduler),
             wd=wd,
             begin_num_update=begin_num_update,
             _index_update_count=self._stored("_index_update_count", {}),
@@ -1348,14 +1343,20 @@ class Optimizer(Checked):
 
     # Learning rate and weight decay
 
-    def _first_rate(self, learning_rate: float | None) -> float:
+    def _first_rate(self, learning_rate: Any, lr_scheduler: Any) -> float:
+        """Set the schedule, which may be given as the learning rate, and return the latter."""
+        if callable(learning_rate):
+            if lr_scheduler is not None:
+                raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
+            learning_rate, lr_scheduler = None, _check_schedule("learning_rate", learning_rate)
+        self._assign(lr_scheduler=lr_scheduler)
         own = getattr(self.lr_scheduler, "base_lr", None)
         if learning_rate is None:
             return 0.01 if own is None else float(own)
-        learning_rate = RATE("learning_rate", learning_rate)
-        if own is not None and own != learning_rate:
-            self.lr_scheduler = rebased(self.lr_scheduler, learning_rate, type(self))
-        return learning_rate
+        rate: float = RATE("learning_rate", learning_rate)
+        if own is not None and own != rate:
+            self.lr_scheduler = rebased(self.lr_scheduler, rate, type(self))
+        return rate
 
     def _get_lr(self, index: Index) -> float:
         rate = self.learning_rate * self.multiplier(index, self.lr_mult, "lr_mult")
@@ -1366,7 +1367,7 @@ class Optimizer(Checked):
     def _get_wd(self, index: Index) -> float:
         base = as_float("wd", self.wd)
         if self.corrected_decay is not None:
-            base = self.decay_at(self.learning_rate)
+            base = self.rates_at(self.learning_rate)["wd"]
         decay = base * self.multiplier(index, self.wd_mult, "wd_mult")
         if not 0 <= decay < math.inf:
             self.check_rates(index, 0.0, decay)
@@ -1377,17 +1378,22 @@ class Optimizer(Checked):
         """Whether decay is decoupled and proportional to the learning rate: `corrected_decay`."""
         return self.decoupled
 
-    def decay_at(self, rate: float) -> float:
-        """Return the weight decay at a learning rate, both before multipliers.
+    def rates_at(
+        self, rate: float, multipliers: tuple[float, float] = (1.0, 1.0)
+    ) -> dict[str, float]:
+        """Return learning rate ``lr`` and weight decay ``wd`` of a parameter, and ``rate``.
 
         Parameters
         ----------
         rate : float
-            The learning rate.
+            The learning rate before multipliers.
+        multipliers : tuple of float
+            Those of learning rate and weight decay.
         """
-        if self.corrected_decay is None or not self.corrects_decay:
-            return self.wd
-        return self.wd * (rate / self.corrected_decay)
+        (lr_mult, wd_mult), decay = multipliers, self.wd
+        if self.corrected_decay is not None and self.corrects_decay:
+            decay = decay * (rate / self.corrected_decay)
+        return {"rate": rate, "lr": rate * lr_mult, "wd": decay * wd_mult}
 
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
         """Raise ValueError unless a parameter's learning rate and weight decay are valid."""

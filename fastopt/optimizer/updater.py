@@ -1312,7 +1312,8 @@ class Updater(Resumable):
             if last is None:
                 raise ValueError(f"{context}: flush needs the weight, which was not updated yet")
             state = self._state(index, last) if index in self.states else None
-            self.planner.of(index).flush(index, last, state)
+            if self.planner.of(index).flush(index, last, state):
+                self._records.note(self.planner, index, last)
             if index in self.states:
                 dict.__setitem__(self.states, index, state)
                 dict.__setitem__(self.states_synced, index, True)

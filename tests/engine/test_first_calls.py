@@ -77,6 +77,16 @@ def test_states_created_together_equal_those_created_alone(
     assert forms_of(found[0]) == forms_of(expected[0])
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["alone", "after others of its shape"])
+def test_part_of_a_large_tensor_has_the_state_of_the_whole(before):
+    """In 8 bits, although the part is small."""
+    updater = fastopt.Updater(optimizer.Adam(state_dtype="int8", state_min_size=64))
+    updater.optimizer.whole_shapes[2] = (8, 16)
+    for index in ([0, 1] if before else []) + [2]:
+        updater([index], [np.ones((4, 8), np.float32)], [np.ones((4, 8), np.float32)])
+    assert np.uint8 in {array.dtype.type for array in leaves(updater.states[2])}
+
+
 @pytest.mark.parametrize("shape", [(7, 5), (ALONE_FROM // 64, 16)], ids=str)
 def test_states_are_apart_and_aligned(shape):
     weights = [np.ones(shape, np.float32) for _ in range(4)]

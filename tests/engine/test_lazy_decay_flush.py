@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import fastopt
 from fastopt import optimizer
 from fastopt._kernels.table import Table
 from helpers.row_sparse import listing, same_bits
@@ -60,6 +61,20 @@ def test_flush_knows_the_last_weight_whatever_its_layout(layout):
     updater(0, (np.ones((1, 3)), np.array([1])), weight)
     updater.flush(0)
     np.testing.assert_allclose(weight[[0, 2, 3]], 1 - 0.1 * WD)
+
+
+@pytest.mark.parametrize("groups", [None, {"table": {"wd": 0.5}}], ids=["", "groups"])
+def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
+    updater = fastopt.Updater(catching_up().optimizer, groups=groups)
+    tables = [np.ones((3, 2), np.float32) for _ in range(2)]
+    rows = np.ones((1, 2), np.float32), [1]
+    updater("table", rows, tables[0])
+    updater.flush("table", tables[1])
+    updater("table", rows, tables[0])
+    before = tables[1].copy()
+    updater.flush("table")
+    assert (tables[0] < 1).all()
+    assert (tables[1] == before).all()
 
 
 def test_flush_knows_the_weight_of_an_index_that_came_twice_in_a_list():

@@ -99,9 +99,12 @@ class World:
         self.way(self.updater, order, grads, [self.weights[index] for index in order])
 
     def resize(self, index, size):
-        weight, arrays = self.weights[index], self.arrays(index)
-        if weight.ndim == 1 and all(array.base is None for array in arrays):
-            for array in arrays:
+        weight, states = self.weights[index], self.updater.states
+        if weight.ndim == 1 and weight.base is None:
+            for owner in self.owners(index):
+                if any(array.base is not None for array in leaves(states.get(owner))):
+                    states[owner] = copied(states[owner], tuple)  # new states share a block
+            for array in self.arrays(index):
                 array.resize(size, refcheck=False)
             self.drop_sums(index)
 

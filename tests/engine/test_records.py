@@ -13,6 +13,7 @@ from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.numpy_abi import readable
+from fastopt._kernels.record_words import AXES
 from helpers.cases import FIRST, LIGHT, OF_MATRICES, exhaustive, named
 from helpers.tensor_lists import dtype_of, everything, laid, normal
 
@@ -42,6 +43,13 @@ def padded(array):
 
 def moved_axes(array):
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 0, -1)), -1, 0)
+
+
+def transposed(array):
+    """The same numbers with the two last axes swapped in memory."""
+    if array.ndim < 2:
+        return array.copy()
+    return np.swapaxes(np.ascontiguousarray(np.swapaxes(array, -1, -2)), -1, -2)
 
 
 LAYOUTS = {
@@ -103,6 +111,28 @@ def test_arrays_in_any_order_have_the_bits_of_plain_ones(array, name, layout, sh
         served(found[0])
 
 
+@pytest.mark.parametrize("axes", [1, 2, 3, 5, 6, 7, 9, 32, AXES])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "transposed"])
+@pytest.mark.parametrize("array", ["grads", "weights"])
+@pytest.mark.parametrize("clip", [None, 0.1], ids=["plain", "clip_adaptive"])
+def test_arrays_have_any_number_of_axes(clip, array, layout, axes):
+    """Of lengths 2, 3, 2, 3 and ones, so that no two orders of the elements are the same."""
+    lengths = (2, 3, 2, 3, *[1] * max(axes - 6, 0), 2, 2)
+    shape, forms = lengths[-axes:], {**LAYOUTS, "transposed": transposed}
+    ends = []
+    for form in (np.array, forms[layout]):
+        updater = optimizer.Updater(optimizer.Adam(), clip_adaptive=clip)
+        own = {"grads": np.array, "weights": np.array, array: form}
+        weights = [own["weights"](normal(k, shape, "float32")) for k in range(2)]
+        for step in range(3):
+            grads = [own["grads"](normal(2 + step + k, shape, "float32")) for k in range(2)]
+            updater([0, 1], grads, weights)
+        served(updater)
+        assert updater.info.slow.calls == 0
+        ends.append([np.ascontiguousarray(each).tobytes() for each in weights])
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize("shape", [(20, 50), *exhaustive(LARGE)], ids=str)
 @pytest.mark.parametrize("layout", ["plain", "fortran"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -122,6 +152,25 @@ def test_a_gradient_of_any_real_dtype_is_converted(dtype, given, layout, shape):
         ends.append((updater, weight))
     same(*ends)
     served(ends[1][0])
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_gradient_that_an_earlier_weight_of_the_list_is_has_its_new_values(steps, rows):
+    """Also where it is interleaved with its own weight, so that a copy is read."""
+    ends = []
+    for listed in (True, False):
+        updater, memory = optimizer.Updater(optimizer.Adam()), normal(0, (6, 2), "float32")
+        one, other = memory[:, 0], memory[:, 1]
+        for _ in range(steps):
+            grads = [normal(1, 6, "float32"), (one, list(range(6))) if rows else one]
+            if listed:
+                updater([0, 1], grads, [one, other])
+            else:
+                updater(0, grads[0], one)
+                updater(1, grads[1], other)
+        ends.append(everything(updater, [memory]))
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("given", [np.float16, np.float32, np.float64, float])

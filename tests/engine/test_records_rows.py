@@ -192,8 +192,9 @@ def test_no_call_needs_python_twice(setting, monkeypatch):
 @pytest.mark.parametrize("name", ["adamw", *exhaustive("adagrad", "lion", "signum")])
 @pytest.mark.parametrize("shape", [(9, 4), (9,), (PARALLEL_FROM // 8, 9)], ids=str)
 @pytest.mark.parametrize("schedule", [lambda: None, scheduled], ids=["rate", "schedule"])
-def test_deferred_decay_has_the_bits_of_single_updates(schedule, shape, name, how):
-    """Also of dense gradients, which have all rows, and after a flush."""
+@pytest.mark.parametrize("more_of", [None, 0, 1], ids=["", "first more often", "last more often"])
+def test_deferred_decay_has_the_bits_of_single_updates(more_of, schedule, shape, name, how):
+    """Also of dense gradients, which have all rows, after a flush, and with unequal counts."""
     more = {"momentum": 0.0} if name == "signum" else {}
     ends = []
     for on_records in (True, False):
@@ -206,6 +207,8 @@ def test_deferred_decay_has_the_bits_of_single_updates(schedule, shape, name, ho
             grads = [(normal(k, (len(rows), *shape[1:]), "float32"), rows) for k in range(2)]
             if step % 3 == 1:
                 grads[1] = normal(step, shape, "float64")
+            if step == 2 and more_of is not None:
+                updater(more_of, grads[more_of], weights[more_of])
             if step % 2:
                 updater([0, 1], grads, [each[:] for each in weights])
             else:

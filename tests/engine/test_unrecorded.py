@@ -38,7 +38,6 @@ STATES = {
     "unaligned": partial(each, unaligned),
 }
 WEIGHTS = {
-    "of eight axes": lambda array: array.reshape(2, 3, 1, 1, 1, 1, 2, 2),
     "unaligned": unaligned,
 }
 SETTINGS = {

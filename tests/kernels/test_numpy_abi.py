@@ -6,13 +6,12 @@ import pytest
 
 from fastopt import optimizer
 from fastopt._kernels import cpu_calls, numpy_abi
-from fastopt._kernels.layout import ADDRESS
 from fastopt._kernels.numpy_abi import (
     C_ORDER,
     FITS,
     NO_GIL,
     TYPES,
-    enter,
+    admit,
     guard,
     readable,
     unreadable,
@@ -26,30 +25,31 @@ from helpers.tensor_lists import everything
 class Call:
     """Weights and gradients of a call, with what its kernel compares them with."""
 
-    def __init__(self, count=3, single=False):
+    def __init__(self, count=3):
         self.weights = [np.zeros(4) for _ in range(count)]
         self.grads = [np.ones(4) for _ in range(count)]
         self.indices = [*range(count - 1), "last"]
-        self.length = 0 if single else count
+        self.prepare()
+
+    def prepare(self):
         pairs = list(zip(self.weights, self.grads, strict=True))
         self.guards = np.stack([guard(pair, 1, C_ORDER) for pair in pairs])
-        self.table = np.zeros((count, ADDRESS + 2), np.uint64)
-        self.table[:, ADDRESS:] = [[array.ctypes.data for array in pair] for pair in pairs]
-        begins = np.array([weight.ctypes.data for weight in self.weights], np.uint64)
+        addresses = [[array.ctypes.data for array in pair] for pair in pairs]
+        self.table = np.array(addresses, np.uint64)
+        begins = self.table[:, 0]
         self.written = np.sort(np.stack([begins, begins + np.uint64(32)]), axis=1)
-        places = [(k, id(weight)) for k, weight in enumerate(self.weights)]
-        self.places = np.array(places, np.uint64)
+        self.ids = np.array([id(weight) for weight in self.weights], np.uint64)
 
     def admits(self, indices, grads, weights, kernel=None):
         objects = indices, grads, weights
-        arguments = self.table, self.guards, self.written, self.places, TYPES, self.length
-        return int((kernel or cpu_calls.enter())(*arguments, id(objects)))
+        arguments = self.table, self.guards, self.written, self.ids, TYPES
+        return int((kernel or cpu_calls.admit())(*arguments, id(objects)))
 
 
 @pytest.fixture(params=["compiled", "python"])
 def kernel(request):
     """The check as it is compiled, and in Python."""
-    return cpu_calls.enter() if request.param == "compiled" else enter
+    return cpu_calls.admit() if request.param == "compiled" else admit
 
 
 def test_headers_can_be_read_here():
@@ -108,13 +108,11 @@ def test_a_gradient_that_does_not_fit(kernel, kind):
 def test_a_gradient_that_reaches_into_a_weight(kernel):
     """Its first address is in front of the weight."""
     memory = np.zeros(40)
-    call = Call(1, single=True)
-    weight = memory[8:12]
-    call.weights, call.places[0, 1] = [weight], id(weight)
-    call.guards = np.stack([guard((weight, call.grads[0]), 1)])
-    call.table[0, ADDRESS] = weight.ctypes.data
-    call.written = np.array([[weight.ctypes.data], [weight.ctypes.data + 32]], np.uint64)
-    outcomes = [call.admits(0, memory[k : k + 4], weight, kernel) for k in range(3, 14)]
+    call = Call(1)
+    call.weights = [memory[8:12]]
+    call.prepare()
+    lists = ([memory[k : k + 4]] for k in range(3, 14))
+    outcomes = [call.admits([0], grads, call.weights, kernel) for grads in lists]
     assert outcomes == [FITS] * 2 + [-1] * 7 + [FITS] * 2
 
 
@@ -123,8 +121,6 @@ def test_an_index_that_is_no_int_or_str(kernel, value):
     call = Call()
     call.indices[1] = value
     assert call.admits(call.indices, call.grads, call.weights, kernel) == -2
-    single = Call(1, single=True)
-    assert single.admits(value, single.grads[0], single.weights[0], kernel) == -1
 
 
 def test_lists_of_other_lengths_and_types(kernel):

@@ -1,0 +1,78 @@
+"""Update count, learning rate and weight decay of the updates of a step.
+
+Tests: ``tests/engine/test_records_settings.py``, ``tests/engine/test_unrecorded.py``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt._engine.hyper import Hyper, hyper_of
+from fastopt._engine.per_index import Index
+from fastopt._kernels.advance import step as corrected_fields
+
+__all__ = ["Rates", "StepRates", "counted", "counted_fields", "multipliers"]
+
+Rates = dict[str, float]
+"""Learning rate before multipliers ``rate``, and after them ``lr``, and weight decay ``wd``."""
+
+
+class StepRates:
+    """Learning rates before multipliers of the updates of a step, each of which is asked for once.
+
+    Parameters
+    ----------
+    largest : int
+        Largest update count so far.
+    """
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+        self._found: dict[tuple[Any, int], float] = {}
+
+    def next(self, optimizer: Any, t: int) -> int:
+        """Return the largest update count before update `t` of the next parameter."""
+        update: int = max(t - optimizer.rates_before_count, self.largest)
+        self.largest = max(update, t)
+        return update
+
+    def at(self, optimizer: Any, update: int) -> float:
+        """Return the rate at an update count, which a schedule or ``hyper()`` can ask for."""
+        if optimizer.lr_scheduler is not None:
+            optimizer._index_update_count.largest = update
+        if (optimizer, update) not in self._found:
+            self._found[optimizer, update] = float(optimizer.learning_rate)
+        return self._found[optimizer, update]
+
+
+def multipliers(optimizer: Any, index: Index) -> tuple[float, float]:
+    """Return the multipliers of learning rate and weight decay of a parameter."""
+    return (
+        optimizer.multiplier(index, optimizer.lr_mult, "lr_mult"),
+        optimizer.multiplier(index, optimizer.wd_mult, "wd_mult"),
+    )
+
+
+def counted(optimizer: Any, index: Index) -> tuple[int, Rates]:
+    """Count an update with an optimizer that overrides how; return its number and rates."""
+    optimizer._update_count(index)
+    lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
+    rate = optimizer.learning_rate if hyper_of(optimizer).carries else lr
+    return optimizer._index_update_count.get(index, 0), {"rate": rate, "lr": lr, "wd": wd}
+
+
+def counted_fields(
+    optimizer: Any, hyper: Hyper, index: Index, carried: Any
+) -> tuple[int, Rates, Mapping[str, float]]:
+    """Count an update with an optimizer that overrides how; return also its hyper-parameters.
+
+    `hyper` may be that of an average; `carried` has the number that the parameter carries.
+    """
+    own = hyper_of(optimizer)
+    t, rates = counted(optimizer, index)
+    lr, wd = rates["lr"], rates["wd"]
+    fields: Mapping[str, float] = {**rates, **optimizer.hyper(t, lr, wd)}
+    if hyper.given is not own.given:
+        fields = {**hyper.given(optimizer, t, lr, wd), **fields}
+    if own.carries and own.correct:
+        fields = corrected_fields(t, fields, own.correct, carried)
+    return t, rates, fields

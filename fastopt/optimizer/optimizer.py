@@ -236,6 +236,15 @@ def _check_schedule(name: str, lr_scheduler: Any) -> Any:
     raise TypeError(f"{name} must be a function of the number of updates, got {got}")
 
 
+def _rate_and_schedule(learning_rate: Rate, schedule: Schedule | None) -> tuple[Any, Any]:
+    """Return both arguments; a schedule may be given as the learning rate."""
+    if not callable(learning_rate):
+        return learning_rate, schedule
+    if schedule is not None:
+        raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
+    return None, _check_schedule("learning_rate", learning_rate)
+
+
 def _check_rate(name: str, lr: Any) -> float:
     if callable(lr):
         raise TypeError(f"{name} must be a number; assign a schedule to lr_scheduler")
@@ -582,24 +591,19 @@ class Optimizer(Checked):
             raise unknown_arguments(type(self), unknown)
         self._start()
         _check_parameters(param_idx2name, param_dict, sym)
-        if callable(learning_rate):
-            if lr_scheduler is not None:
-                raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
-            learning_rate, lr_scheduler = None, _check_schedule("learning_rate", learning_rate)
+        rate, schedule = _rate_and_schedule(learning_rate, lr_scheduler)
         by_default = self.lazy_by_default or sparse_decay != "touched"
-        self._assign(lr_scheduler=lr_scheduler)
+        self._assign(lr_scheduler=schedule)
         self._assign(
-            lr=self._first_rate(learning_rate),
+            lr=self._first_rate(rate),
             wd=wd,
             begin_num_update=begin_num_update,
             _index_update_count=self._stored("_index_update_count", {}),
-        )
-        self.num_update = self.begin_num_update
-        self._assign(
             idx2name=self._stored("idx2name", param_idx2name or {}),
             sym_info=(sym.attr_dict(), sym.list_arguments()) if sym is not None else (),
             param_dict=self._stored("param_dict", param_dict or {}),
         )
+        self.num_update = self.begin_num_update
         self.set_lr_mult({})
         self.set_wd_mult({})
         self._assign(

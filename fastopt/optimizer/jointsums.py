@@ -74,8 +74,10 @@ class JointSums(Optimizer):
 
     Parameters
     ----------
-    *args, **kwargs
-        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+    *args
+        Learning rate and other positional arguments of :class:`~fastopt.optimizer.Optimizer`.
+    **kwargs
+        Named arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Attributes
     ----------

@@ -109,7 +109,7 @@ def test_a_schedule_stays(tmp_path):
 )
 def test_optimizers_without_a_counterpart_are_refused(make, words):
     updater = optimizer.get_updater(make())
-    updater(0, np.ones(2), np.ones(2))
+    updater.states[0] = updater.optimizer.create_state(0, np.ones(2))
     with pytest.raises(ValueError, match=words):
         to_torch_state_dict(updater)
 

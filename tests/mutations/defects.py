@@ -19,7 +19,12 @@ DEFECTS = [
     # optimizers of matrices
     ("_kernels/factored.py", "lower(before[j], cover)", "larger(before[j], cover)", "sm3"),
     ("optimizer/sm3.py", "if self.momentum else", "if not self.momentum else", "sm3"),
-    ("_kernels/factored.py", "(mean - rows[b, i]) * share", "mean * share", "adafactor"),
+    (
+        "_kernels/factored.py",
+        "(total(lanes[:1])[0] / width - rows[b, i]) * share",
+        "total(lanes[:1])[0] / width * share",
+        "adafactor",
+    ),
     ("optimizer/muon.py", "0.2 * math.sqrt(max(", "0.2 * math.sqrt(min(", "muon"),
     ("optimizer/muon.py", "if sum(sizes) != rows:", "if sum(sizes) > rows:", "muon"),
     ("optimizer/shampoo.py", "1 - self.beta2**count", "1.0", "shampoo"),

@@ -13,7 +13,7 @@ from benchmarks.rows import HEIGHT, LISTED, WIDTH, Loop, RowStep, batches, gradi
 from benchmarks.small import loop_step, numpy_step
 from benchmarks.tables import ARGUMENTS, LR, Shapes, drawn, elements, list_step
 
-from fastopt import optimizer, plain
+from fastopt import optimizer, reference
 from fastopt.bench.clock import Call
 from fastopt.bench.steps import Step
 
@@ -78,11 +78,11 @@ def plain_step(work: Workload) -> Call:
     if work.rows:
         return numpy_rows(work)
     weights, gradients = work.drawn()
-    update = plain.UPDATES[work.rule](optimizer.create(work.rule, **ARGUMENTS[work.rule]))
+    update = reference.UPDATES[work.rule](optimizer.create(work.rule, **ARGUMENTS[work.rule]))
     if work.half:
         sets = weights, gradients()
         weights, grads = ([a.astype(np.float16) for a in arrays] for arrays in sets)
-        update, gradients = plain.with_masters(update), lambda: grads
+        update, gradients = reference.with_masters(update), lambda: grads
 
     def step() -> None:
         for index, (grad, weight) in enumerate(zip(gradients(), weights, strict=True)):

@@ -287,7 +287,7 @@ def row(name: str, ranks: int, parts: dict[str, float], step: float | None = Non
 
 
 def print_parts(name: str, shapes: Shapes, of_ranks: Callable[[int], dict]) -> None:
-    from fastopt.checkpoint.placement import line_bytes
+    from fastopt.checkpoint.restore.placement import line_bytes
 
     size, costs = elements(shapes), {}
     print(f"| {name} | ranks | {' | '.join(PARTS)} | step |\n|---|---|---|---|---|---|")

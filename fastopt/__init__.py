@@ -56,9 +56,11 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import AdamW as AdamW
     from fastopt.optimizer import Adan as Adan
     from fastopt.optimizer import AdEMAMix as AdEMAMix
+    from fastopt.optimizer import DAdaptAdam as DAdaptAdam
     from fastopt.optimizer import Ftrl as Ftrl
     from fastopt.optimizer import GaLore as GaLore
     from fastopt.optimizer import GroupAdaGrad as GroupAdaGrad
+    from fastopt.optimizer import Kron as Kron
     from fastopt.optimizer import LaProp as LaProp
     from fastopt.optimizer import Lion as Lion
     from fastopt.optimizer import Muon as Muon
@@ -71,6 +73,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import RMSProp as RMSProp
     from fastopt.optimizer import Rprop as Rprop
     from fastopt.optimizer import ScheduleFreeAdamW as ScheduleFreeAdamW
+    from fastopt.optimizer import ScheduleFreeProdigy as ScheduleFreeProdigy
     from fastopt.optimizer import ScheduleFreeSGD as ScheduleFreeSGD
     from fastopt.optimizer import Scion as Scion
     from fastopt.optimizer import Shampoo as Shampoo

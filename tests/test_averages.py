@@ -146,55 +146,6 @@ def test_lookahead_returns_to_the_slow_weights(k, alpha, steps):
         np.testing.assert_allclose(made.averages[0], slow, rtol=1e-12)
 
 
-def test_indices_of_a_list_may_be_at_different_steps(rng):
-    average = SWA(start=1, every=2)
-    weights, made = [np.ones(3), np.ones(3)], adam(average)
-    histories = [[w.copy()] for w in weights]
-
-    def step(indices):
-        made(indices, [rng.normal(size=3) for _ in indices], [weights[i] for i in indices])
-        for i in indices:
-            histories[i].append(weights[i].copy())
-
-    for indices in ([0], [0, 1], [0, 1], [0, 1]):
-        step(indices)
-    for index in range(2):
-        np.testing.assert_allclose(made.averages[index], oracle(average, histories[index]))
-
-
-@pytest.mark.parametrize("average", kept(SPECS, str(SPECS[0])), ids=str)
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="there are no threads")
-def test_any_number_of_threads_gives_the_same_bits(average, rng):
-    grads = [rng.normal(size=100_001).astype(np.float32) for _ in range(4)]
-    found = []
-    before = numba.get_num_threads()
-    try:
-        for threads in {1, before}:
-            numba.set_num_threads(threads)
-            weight, made = np.ones(100_001, np.float32), adam(average)
-            run(made, weight, grads)
-            found.append((weight, made.averages[0]))
-    finally:
-        numba.set_num_threads(before)
-    for weight, averaged in found:
-        np.testing.assert_array_equal(weight, found[0][0])
-        np.testing.assert_array_equal(averaged, found[0][1])
-
-
-@pytest.mark.parametrize("average", kept(SPECS, str(SPECS[0])), ids=str)
-def test_half_precision_weights_average_their_masters(average, half, rng):
-    made, twin = adam(average, multi_precision=True), adam(average)
-    weight = rng.normal(size=30).astype(half)
-    exact = weight.astype(np.float32)
-    for _ in range(5):
-        grad = rng.normal(size=30).astype(half)
-        made(0, grad, weight)
-        twin(0, grad.astype(np.float32), exact)
-    assert made.averages[0].dtype == np.float32
-    np.testing.assert_array_equal(made.averages[0], twin.averages[0])
-    np.testing.assert_array_equal(weight, exact.astype(half))
-
-
 @pytest.mark.exhaustive
 def test_split_masters_are_averaged(bfloat16, rng):
     kwargs = {"multi_precision": True}
@@ -285,13 +236,6 @@ def test_a_skipped_step_leaves_the_average_alone():
     made(0, np.array([1, np.inf], np.float32), weight)
     assert made.info.skipped
     np.testing.assert_array_equal(made.averages[0], before)
-
-
-def test_a_weight_in_fortran_order_is_averaged(rng):
-    weight = np.asfortranarray(rng.normal(size=(4, 3)))
-    made = adam(EMA(decay=0.5))
-    history = run(made, weight, [rng.normal(size=(4, 3)) for _ in range(3)])
-    np.testing.assert_allclose(made.averages[0], oracle(EMA(decay=0.5), history))
 
 
 @pytest.mark.exhaustive

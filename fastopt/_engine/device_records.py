@@ -74,14 +74,20 @@ class DeviceRecords:
         Calls by index, or by tuple of indices for lists.
     known : dict
         Records by index, of parameters whose states have been stored.
+    folds : bool
+        :attr:`Planner.folds`, after :meth:`follow`.
+    captured : list of DeviceCall
+        Calls that are part of graphs, which may be replayed at any time.
     """
 
     def __init__(self, planner: Any) -> None:
         self.planner = proxy(planner)
         self.calls: dict[Any, DeviceCall] = {}
         self.known: dict[Index, Record] = {}
+        self.captured: list[DeviceCall] = []
         self.version = self.mode_version = -1
         self.mode: Any = None
+        self.folds = False
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -101,6 +107,7 @@ class DeviceRecords:
             if mode != self.mode or any(each.rule_by_index for each in planner.optimizers()):
                 self.forget()
             self.mode, self.mode_version = mode, optimizer.mode_version
+        self.folds = planner.folds
         self.version = optimizer.version
 
     def drop(self, index: Index) -> None:
@@ -242,7 +249,9 @@ class DeviceRecords:
         self.keep(call)
 
     def note(self, call: DeviceCall, weights: Sequence[Any]) -> None:
-        """Keep the weights of a call in place of those of earlier calls."""
+        """Keep the weights of a call in place of those of earlier calls, and a captured call."""
+        if call.captured and call not in self.captured:
+            self.captured.append(call)
         self.planner.updated.update(zip(call.indices, weights, strict=True))
 
     def update_all(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from math import inf, isfinite
 from typing import Any, final
-from weakref import WeakSet, ref
+from weakref import WeakSet, proxy, ref
 
 import numpy as np
 
@@ -64,7 +64,8 @@ class DeviceSteps:
 
     A kernel counts each step, unless the norm of its gradients is not finite. The host learns this
     when :meth:`settle` is called: :class:`~fastopt._engine.per_index.Counts` does so before its
-    counts are read.
+    counts are read. They keep the steps until then, so that these refer to the call and to the
+    counts weakly: a cycle would keep the memory of an updater that is gone.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ class DeviceSteps:
 
         self._call, self.driver = ref(call), cuda_driver
         (part,) = call.parts
-        self.part, self.all_counts = part, call.counted
+        self.all_counts, self.listed = proxy(call.counted), part.indices
         self.indices = frozenset(part.indices)
         self.apart: WeakSet[Any] = WeakSet()
         self.lead = call.tables[0]
@@ -100,6 +101,12 @@ class DeviceSteps:
         for own in part.rows:
             self.parts.append(self.sums.part((len(own.places), 1), first=first))
             first += len(own.places)
+
+    @property
+    def part(self) -> Any:
+        """Counts and hyper-parameters of the call, while it lives."""
+        call: Any = self._call()
+        return call.parts[0]
 
     @staticmethod
     def supports(call: Any) -> bool:
@@ -215,7 +222,6 @@ class DeviceSteps:
         for row in self.rows:
             self.kept.append(row.table.memory.content)
             row.table.renew_entry()
-        self.kept.append(self._call())
         if self not in self.all_counts.graphs:
             self.all_counts.graphs.append(self)
 
@@ -229,7 +235,7 @@ class DeviceSteps:
         """Upload what has changed."""
         part, counts = self.part, self.all_counts
         stale = self.counts is not counts.counted or self.entered is not part.slots
-        if stale or (counts.counted[self.slots] != self.base).any():
+        if stale or counts.counted[self.slots].tobytes() != self.base.tobytes():
             counts.settle()
             self.counts, self.slots, self.entered = counts.counted, part.slots, part.slots
             self.base = self.counts[self.slots]
@@ -299,7 +305,7 @@ class DeviceSteps:
         """Add to the counts of the tensors on the host."""
         if self.counts is not self.all_counts.counted:  # other indices came, or went
             self.counts = self.all_counts.counted
-            self.slots = self.all_counts.positions(self.part.indices)
+            self.slots = self.all_counts.positions(self.listed)
         self.base += steps
         counted = self.counts[self.slots] + steps
         self.counts[self.slots] = counted

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.record_words import OK
 from fastopt.amp import StepInfo
 
-__all__ = ["again", "update"]
+__all__ = ["again", "settle", "update"]
 
 Entry = tuple[Index, Any, Any]
 """Index, weight and gradient."""
@@ -37,8 +38,9 @@ def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
         grad, weight = tuple(grad), tuple(weight)  # another thread may change the lists
     with optimizer.updating:
         if planner.measures:
+            devices.follow()
             with uninterrupted:
-                return planner.folds and _measured_again(updater, index, grad, weight)
+                return devices.folds and _measured_again(updater, index, grad, weight)
         call = devices.call_of(index, grad, weight)
         if call is None:
             if not _mixed_again(updater, index, grad, weight):
@@ -171,12 +173,15 @@ def _deferred(updater: Any, call: DeviceCall, share: float) -> bool:
         )
     indices, names = call.indices, optimizer.idx2name
     awaited = StepInfo(stepped=False, skipped=False)
+    own = ref(scaler) if scaler is not None else lambda: None
+    owner = ref(updater)  # weakly, like the scaler: both keep the pending step
 
     def finish(norm: float, sums: Callable[[], Any] | None) -> None:
         info = StepInfo(stepped=True, skipped=False, global_norm=norm)
         if not math.isfinite(norm):
             info = overflow(sums() if sums else np.empty(0), indices, names, norm)
-        if updater._info is awaited:
+        updater, scaler = owner(), own()
+        if updater is not None and updater._info is awaited:
             vars(updater)["_info"] = info
         if scaler is not None:
             scaler.update(overflow=info.skipped)
@@ -187,8 +192,16 @@ def _deferred(updater: Any, call: DeviceCall, share: float) -> bool:
         return False
     vars(updater)["_info"] = awaited
     if scaler is not None:
-        scaler._awaited = updater._settle
+        scaler._awaited = partial(settle, optimizer)
     return True
+
+
+def settle(optimizer: Any) -> None:
+    """Wait for the outcomes of steps that a device has counted."""
+    counts = optimizer._index_update_count
+    if counts.ahead:
+        with optimizer.lock:
+            counts.settle()
 
 
 # Calls that have been checked

@@ -46,7 +46,11 @@ def by_axis(lengths: Sequence[int], arrays: Sequence[Array], largest: int) -> li
 
 
 def averaged(
-    factors: Sequence[Array | None], gradient: Array, share: float, buffers: Buffers
+    factors: Sequence[Array | None],
+    gradient: Array,
+    share: float,
+    buffers: Buffers,
+    whiteners: Sequence[Array | None] = (),
 ) -> list[Array | None]:
     """Return the moving averages of the gradient's products with itself along each axis.
 
@@ -60,15 +64,28 @@ def averaged(
         Weight of the gradient.
     buffers : Buffers
         Memory of the result.
+    whiteners : sequence of numpy.ndarray or None
+        Matrix W for each axis, or none: the gradient is multiplied by W, divided by the root of
+        the length, along all axes but that of the average. With :math:`W W^T` the inverse of the
+        factor, the averages minimize a Kullback-Leibler divergence.
     """
     found: list[Array | None] = []
     for axis, factor in enumerate(factors):
         out = None
         if factor is not None:
             out = buffers(f"factor {axis}", factor.shape, factor.dtype)
-            _blend(factor, gradient, axis, share, out)
+            _blend(factor, _whitened(gradient, axis, whiteners), axis, share, out)
         found.append(out)
     return found
+
+
+def _whitened(gradient: Array, axis: int, whiteners: Sequence[Array | None]) -> Array:
+    """Return the gradient multiplied by the whiteners of all axes but one."""
+    for other, matrix in enumerate(whiteners):
+        if matrix is not None and other != axis:
+            own = matrix * matrix.dtype.type(len(matrix) ** -0.5)
+            gradient = np.moveaxis(np.moveaxis(gradient, other, -1) @ own, -1, other)
+    return gradient
 
 
 def _blend(factor: Array, gradient: Array, axis: int, share: float, out: Array) -> None:

@@ -348,7 +348,7 @@ class Enrolment:
         refuses the arrays if they have another form.
         """
         planner, index, weight, state = new.planner, new.index, new.weight, new.state
-        if not is_fixed(state):
+        if not is_fixed(state) or planner.rule_of(index).extra:
             return None
         own, arrays = planner.rule_of(index), [*leaves(state)]
         if kind_of(weight.dtype) is None or {*map(type, arrays)} - {np.ndarray}:

@@ -16,8 +16,8 @@ class StepSums(Protocol):
     """Sums, over the tensors of a step, of the numbers that a rule keeps for each tensor."""
 
     @property
-    def d(self) -> float:
-        """Estimate for the current step."""
+    def d(self) -> float | None:
+        """Estimate for the current step, None without one."""
 
     def begin(self, indices: Sequence[Index]) -> Any:
         """Start a new step if the current one has one of the indices; return the old values."""

@@ -111,7 +111,7 @@ def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[An
     return list(indices), list(grads), list(weights)
 
 
-def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
+def check(context: str, weight: Any, grad: Any, copy: Any = None, role: str = "gradient") -> Any:
     """Check the weight and the gradient of one update; return the gradient.
 
     Parameters
@@ -123,6 +123,8 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         takes.
     copy : numpy.ndarray, optional
         Half-precision copy of the weight.
+    role : str
+        What the array is called in errors. Default "gradient".
 
     Returns
     -------
@@ -155,7 +157,7 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         hint = "; convert it with tocsr()" if hasattr(grad, "tocsr") else ""
         hint = "; convert it with np.array(x)" if isinstance(grad, list) else hint
         raise TypeError(
-            f"{context}: gradient must be a NumPy array, or row-sparse: a RowSparse, a pair "
+            f"{context}: {role} must be a NumPy array, or row-sparse: a RowSparse, a pair "
             "(values, indices) of arrays, where indices may be a list of ints, or a scipy.sparse "
             f"array in CSR or COO format, got {_kinds(grad)}{hint}"
         )
@@ -167,21 +169,21 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
             )
         if isinstance(grad, (float, np.generic)) and weight.size == 1:
             grad = np.full(weight.shape, grad, getattr(grad, "dtype", None))
-        values = described(context, "gradient", grad)
-        _check_array(context, "gradient", values, (np.ndarray, np.generic), weight.shape)
+        values = described(context, role, grad)
+        _check_array(context, role, values, (np.ndarray, np.generic), weight.shape)
     if values.dtype != weight.dtype:
         takes = [weight.dtype.name] + ["float32"] * is_half(weight)
         takes += [] if copy is None else [header(copy).dtype.name]
         if values.dtype.name not in takes or not values.dtype.isnative:
-            grad = _converted(context, grad, values.dtype, weight, takes)
+            grad = _converted(f"{context}: {role}", grad, values.dtype, weight, takes)
             values = grad.values if isinstance(grad, RowSparse) else grad
     shape = grad.shape if isinstance(grad, RowSparse) else values.shape
     if shape != weight.shape:
         hint = f"; pass grad.reshape({weight.shape})" if values.size == weight.size > 1 else ""
         hint = f"; pass np.full({weight.shape}, x)" if shape == () else hint
-        raise ValueError(f"{context}: gradient must have shape {weight.shape}, got {shape}{hint}")
-    check_together(context, {"weight": weight, "gradient": values})
-    check_apart(context, {"weight": weight, "gradient": values})
+        raise ValueError(f"{context}: {role} must have shape {weight.shape}, got {shape}{hint}")
+    check_together(context, {"weight": weight, role: values})
+    check_apart(context, {"weight": weight, role: values})
     parts = (values, header(grad.indices)) if isinstance(grad, RowSparse) else (values,)
     _refuse_capture(*parts)
     return np.asarray(grad) if isinstance(grad, np.generic) else grad
@@ -200,7 +202,7 @@ def _converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequen
     real = np.dtype(real_of(weight.dtype))
     floating = np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"
     if not floating or not isinstance(grad, (np.ndarray, RowSparse)) or isinstance(weight, Header):
-        context = f"{context}: gradient must have the weight's dtype {_either(takes)}"
+        context = f"{context} must have the weight's dtype {_either(takes)}"
         other = "" if floating else " or another real floating dtype"
         cure = "" if floating else f": convert it with astype({real.name!r})"
         cure = ": pass its real part, x.real" if dtype.kind == "c" else cure

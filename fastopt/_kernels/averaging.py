@@ -90,6 +90,7 @@ def _derived(of: Rule, follow: Follow) -> Rule:
         kept=of.kept,
         signed=of.signed,
         nonnegative=of.nonnegative,
+        extra=of.extra or None,
     )
     return declare(follower)
 

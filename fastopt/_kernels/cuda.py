@@ -18,9 +18,17 @@ from numba import cuda
 
 from fastopt._kernels.compiling import compiled_kernels, keep_apart, log_uncached, name_entry
 from fastopt._kernels.cuda_driver import SIMULATED, launch
-from fastopt._kernels.cuda_packs import ALIGNMENT, begin_pack, end_pack, pack_size
+from fastopt._kernels.cuda_packs import (
+    ALIGNMENT,
+    begin_pack,
+    end_pack,
+    pack_size,
+    read_pack,
+    square_pack,
+    sum_pack,
+)
 from fastopt._kernels.elements import element_step, keep, keep_state, mark_applied, pending_decay
-from fastopt._kernels.lanes import BLOCK, LANES, MAXIMUM, SUM, added
+from fastopt._kernels.lanes import BLOCK, LANES, MAXIMUM, SUM, added, scratch
 from fastopt._kernels.layout import (
     ADDRESS,
     DONE,
@@ -52,7 +60,9 @@ __all__ = [
     "lazy",
     "mark_decay",
     "rows",
+    "square_pack",
     "squares",
+    "sum_pack",
     "sums",
     "totals",
 ]
@@ -380,39 +390,98 @@ def mark_decay(sparse: bool) -> Callable:
     return compiled(mark_decay, None)
 
 
+@scalar
+def chunk_lane(each):
+    """Return the chunk of a lane in reductions, and the first element that it takes.
+
+    A pack has `each` elements, so that a block of LANES elements has ``LANES // each`` packs: as
+    many lanes take a chunk, and a warp `each` chunks. A lane has the partial sums of its elements.
+    """
+    across = LANES // each
+    warp = np.int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
+    lane = np.int64(cuda.threadIdx.x)
+    return warp * each + lane // across, lane % across * each
+
+
+@scalar
+def chunk_or_none(chunks, c):
+    """Return chunk `c`, or an empty one if there are fewer."""
+    own = min(c, np.int64(len(chunks) - 1))
+    return chunks[own, 0], chunks[own, 1], chunks[own, 2] if own == c else np.int64(0)
+
+
+@scalar
+def lanes_merged(values, each, merge):
+    """Return the partial sums of the lanes of a chunk, merged pairwise by halves.
+
+    `values` has `each` of them, of consecutive elements.
+    """
+    half = LANES // 2
+    while half >= each:
+        for k in range(each):
+            values[k] = merge(values[k], exchange(values[k], half // each))
+        half //= 2
+    while half:
+        for k in range(half):
+            values[k] = merge(values[k], values[k + half])
+        half //= 2
+    return values[0]
+
+
 @cache
 def sums(layout: Layout, step: int) -> Callable:
     """Kernel ``(chunks, table, hyper, partial)`` for the partial sums of reduction `step`.
 
-    A chunk has at most BLOCK elements; a warp takes a chunk.
+    A chunk has at most BLOCK elements; a warp takes as many chunks as a pack has elements, see
+    :func:`chunk_lane`.
     """
     rule, real, sparse = layout.rule, layout.real, layout.sparse
-    terms, count = rule.passes[step][0], rule.sums[step]
-    state_kinds, grad_kinds = layout.state, (layout.grad,)
+    terms, count, each = rule.passes[step][0], rule.sums[step], sum_pack(layout)
+    state_kinds, grad_kinds, slots = layout.state, (layout.grad,), len(rule.state)
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
     first_weight, kinds = layout.summed
-    zeros = (0.0,) * count
+    columns = (
+        *(first_weight + k for k in range(len(kinds))),
+        *(first_state + k for k in range(slots)),
+        first_grad,
+    )
     _, _, merge, take = MAXIMUM if rule.passes[step].largest else SUM
 
     def sums(chunks, table, hyper, partial):
-        lane, c = cuda.threadIdx.x, cuda.blockIdx.x * WARPS + cuda.threadIdx.y
-        if c < len(chunks):
-            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            weights = locate(table, tensor, first_weight, start, kinds)
-            states = locate(table, tensor, first_state, start, state_kinds)
-            grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
-            h, found = private(hyper, tensor), zeros
-            for i in range(lane, size, LANES):
-                weight, state = read_weight(weights, i), load(states, i)
-                if sparse:
-                    grad = scattered(table, tensor, grads, start + i, real(0), wide)
-                else:
-                    grad = load(grads, i)[0]
-                found = take(found, terms(weight, grad, state, h), real)
-            for k in range(count):
-                value = warp_merged(found[k], merge)
-                if lane == 0:
-                    partial[c, k] = value
+        c, first = chunk_lane(each)
+        tensor, start, size = chunk_or_none(chunks, c)
+        weights = locate(table, tensor, first_weight, start, kinds)
+        states = locate(table, tensor, first_state, start, state_kinds)
+        grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
+        h, found = private(hyper, tensor), scratch(count, each, np.float64)
+        whole = np.int64(0)
+        if not sparse and is_aligned(table, tensor, columns):
+            whole = size // each * each
+
+        def add(k, weight, state, grad):
+            store(found, k, take(load(found, k), terms(weight, grad, state, h), real))
+
+        i = first
+        while i < whole:
+            own, slot = read_pack(weights, i, each), read_pack(states, i, each)
+            source = read_pack(grads, i, each)
+            for k in range(each):
+                add(k, read_weight(own, k), load(slot, k), load(source, k)[0])
+            i += LANES
+        while i < size:
+            for k in range(each):
+                if i + k < size:
+                    weight, state = read_weight(weights, i + k), load(states, i + k)
+                    if sparse:
+                        grad = scattered(table, tensor, grads, start + i + k, real(0), wide)
+                    else:
+                        grad = load(grads, i + k)[0]
+                    add(k, weight, state, grad)
+            i += LANES
+        for j in range(count):
+            value = lanes_merged(found[j], each, merge)
+            if first == 0 and c < len(chunks):
+                partial[c, j] = value
 
     return compiled(sums, rule)
 
@@ -482,25 +551,39 @@ def squares(kind: Any, column: int, sparse: bool) -> Callable:
     """Kernel ``(chunks, table, partial)`` that sums the squares of gradients per chunk.
 
     The gradients' addresses are in `column`. A chunk has at most BLOCK elements, or is an indexed
-    row; a warp takes a chunk.
+    row; a warp takes as many chunks as a pack has elements, see :func:`chunk_lane`.
     """
-    kinds, wide = (kind,), wide_of(kind)
+    kinds, wide, each = (kind,), wide_of(kind), square_pack(kind, sparse)
 
     def squares(chunks, table, partial):
-        lane, c = cuda.threadIdx.x, cuda.blockIdx.x * WARPS + cuda.threadIdx.y
-        if c < len(chunks):
-            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            grads = locate(table, tensor, column, 0 if sparse else start, kinds)
-            if sparse:
-                segments = np.int64(table[tensor, SEGMENTS])
-                size = np.int64(table[tensor, WIDTH]) if start < segments else np.int64(0)
-            value = 0.0
-            for i in range(lane, size, LANES):
-                grad = summed(table, tensor, grads, start, i, wide) if sparse else load(grads, i)[0]
-                value += np.float64(grad) * np.float64(grad)
-            value = warp_sum(value)
-            if lane == 0:
-                partial[c, 0] = value
+        c, first = chunk_lane(each)
+        tensor, start, size = chunk_or_none(chunks, c)
+        grads = locate(table, tensor, column, 0 if sparse else start, kinds)
+        (found,) = scratch(1, each, np.float64)
+        whole = np.int64(0)
+        if sparse:
+            segments = np.int64(table[tensor, SEGMENTS])
+            size = np.int64(table[tensor, WIDTH]) if size and start < segments else np.int64(0)
+        elif is_aligned(table, tensor, (column,)):
+            whole = size // each * each
+        i = first
+        while i < whole:
+            source = read_pack(grads, i, each)
+            for k in range(each):
+                found[k] += np.float64(load(source, k)[0]) ** 2
+            i += LANES
+        while i < size:
+            for k in range(each):
+                if i + k < size:
+                    if sparse:
+                        grad = summed(table, tensor, grads, start, i + k, wide)
+                    else:
+                        grad = load(grads, i + k)[0]
+                    found[k] += np.float64(grad) ** 2
+            i += LANES
+        value = lanes_merged(found, each, added)
+        if first == 0 and c < len(chunks):
+            partial[c, 0] = value
 
     return compiled(squares, None)
 

@@ -386,6 +386,7 @@ class _Device:
         self.buffers: dict[int, deque[_Buffer]] = {}
         self.held: deque[tuple[Any, Any]] = deque()
         self.free: list[_Buffer] = []
+        self.late: deque[_Buffer] = deque()  # of reports that were never read
 
     def buffer(self, size: int) -> _Buffer:
         """Return a free buffer of at least `size` bytes; the caller holds the lock."""
@@ -400,6 +401,12 @@ class _Device:
             _checked(driver.cuEventSynchronize(ring[0].handle), "cuEventSynchronize")
             ring.rotate(-1)
         return ring[-1]
+
+    def report_buffer(self) -> _Buffer:
+        """Return a free buffer for a :class:`Report`; the caller holds the lock."""
+        while self.late and not _driver().cuEventQuery(self.late[0].handle)[0]:
+            self.free.append(self.late.popleft())
+        return self.free.pop() if self.free else _Buffer(SMALLEST)
 
     def hold(self, objects: Any, stream: int) -> None:
         """See :func:`hold`."""
@@ -458,6 +465,9 @@ class Report:
     The copy follows the earlier work on a stream, for which only :meth:`read` waits.
     """
 
+    buffer: Any = None
+    arrived = False
+
     def __init__(self, memory: Memory, stream: int) -> None:
         self.count = memory.shape[0]
         if SIMULATED:
@@ -465,8 +475,7 @@ class Report:
             return
         self.device, driver = _device(_context()), _driver()
         with self.device.lock:
-            free = self.device.free
-            self.buffer = free.pop() if free else _Buffer(SMALLEST)
+            self.buffer = self.device.report_buffer()
         result = driver.cuMemcpyDtoHAsync(
             self.buffer.address, memory.address, memory.nbytes, stream
         )
@@ -475,19 +484,24 @@ class Report:
 
     def ready(self) -> bool:
         """Whether :meth:`read` does not wait."""
-        return SIMULATED or not _driver().cuEventQuery(self.buffer.handle)[0]
+        self.arrived = SIMULATED or not _driver().cuEventQuery(self.buffer.handle)[0]
+        return self.arrived
 
     def read(self) -> list[float]:
         """Return the numbers once, after they have arrived."""
         if SIMULATED:
             return self.copied
-        driver = _driver()
-        if not self.ready():
-            _checked(driver.cuEventSynchronize(self.buffer.handle), "cuEventSynchronize")
+        if not (self.arrived or self.ready()):
+            _checked(_driver().cuEventSynchronize(self.buffer.handle), "cuEventSynchronize")
         found: list[float] = self.buffer.doubles[: self.count].tolist()
         with self.device.lock:
             self.device.free.append(self.buffer)
+        self.buffer = None
         return found
+
+    def __del__(self) -> None:
+        if self.buffer is not None:  # the device may still write to it
+            self.device.late.append(self.buffer)
 
 
 def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:

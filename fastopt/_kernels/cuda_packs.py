@@ -1,4 +1,4 @@
-"""Vector loads and stores of CUDA kernels: a thread moves 16 bytes of an array at once.
+"""Vector loads and stores of CUDA kernels: a thread moves up to 16 bytes of an array at once.
 
 A pack is a number of consecutive elements. A thread copies the pack of each array to registers,
 works on it through pointers like those to memory, and writes it back. Arrays whose next use is in
@@ -20,7 +20,15 @@ from numba.extending import intrinsic, overload
 
 from fastopt._kernels.layout import Layout
 
-__all__ = ["ALIGNMENT", "begin_pack", "end_pack", "pack_size"]
+__all__ = [
+    "ALIGNMENT",
+    "begin_pack",
+    "end_pack",
+    "pack_size",
+    "read_pack",
+    "square_pack",
+    "sum_pack",
+]
 
 ALIGNMENT = 16
 """Bytes of the largest access of a thread, at a multiple of itself."""
@@ -30,9 +38,35 @@ WORD = 4
 
 
 def pack_size(layout: Layout) -> int:
-    """Return the elements of a pack: 16 bytes of the smallest elements of a layout."""
-    kinds = *layout.weight, *layout.state, layout.grad
-    return ALIGNMENT // min(np.dtype(kind).itemsize for kind in kinds)
+    """Return the elements of a pack: 16 bytes of the largest elements of a layout.
+
+    So each access of a warp is to consecutive memory. Packs of 16 bytes of half-precision values
+    would be two accesses to float32 arrays, each to half of the 32-byte sectors of both, and take
+    registers for which a multiprocessor has one block less.
+    """
+    return _pack_of(*layout.weight, *layout.state, layout.grad)
+
+
+def sum_pack(layout: Layout) -> int:
+    """Return the elements of a pack in reductions; lists of rows are not read in packs."""
+    return 1 if layout.sparse else _pack_of(*layout.summed[1], *layout.state, layout.grad)
+
+
+def _pack_of(*kinds: Any) -> int:
+    return ALIGNMENT // max(np.dtype(kind).itemsize for kind in kinds)
+
+
+def square_pack(kind: Any, sparse: bool) -> int:
+    """Return the elements of a pack where gradients of type `kind` are squared."""
+    return 1 if sparse else _pack_of(kind)
+
+
+def read_pack(pointers: Any, i: Any, size: Any) -> Any:
+    """Copy `size` elements like :func:`begin_pack`, from memory that the kernel does not write to.
+
+    What is not used is not loaded.
+    """
+    return begin_pack(pointers, i, size, False, len(pointers))
 
 
 def begin_pack(pointers: Any, i: Any, size: Any, streamed: Any, read: Any) -> Any:
@@ -55,8 +89,14 @@ def end_pack(pointers: Any, i: Any, size: Any, streamed: Any, copies: Any) -> No
 @overload(begin_pack, prefer_literal=True, inline="always")  # allocates on the caller's stack
 def _begin_pack(pointers, i, size, streamed, read):
     return lambda pointers, i, size, streamed, read: _begin_intrinsic(
-        pointers, i, size, streamed, read
+        pointers, i, size, streamed, read, True
     )
+
+
+@overload(read_pack, prefer_literal=True, inline="always")
+def _read_pack(pointers, i, size):
+    count = len(pointers)
+    return lambda pointers, i, size: _begin_intrinsic(pointers, i, size, False, count, False)
 
 
 @overload(end_pack, prefer_literal=True)
@@ -67,7 +107,7 @@ def _end_pack(pointers, i, size, streamed, copies):
 
 
 @intrinsic(prefer_literal=True)
-def _begin_intrinsic(typingctx, pointers, i, size, streamed, read):
+def _begin_intrinsic(typingctx, pointers, i, size, streamed, read, ordered):
     kinds = [pointer.dtype for pointer in pointers]
     accesses = [_Access(kind, size.literal_value, streamed.literal_value) for kind in kinds]
 
@@ -80,11 +120,13 @@ def _begin_intrinsic(typingctx, pointers, i, size, streamed, read):
             copy = cgutils.alloca_once(builder, ir.ArrayType(element, size.literal_value))
             copy.align = ALIGNMENT
             if len(copies) < read.literal_value:
-                access.read(builder, builder.gep(base, [args[1]]), copy)
+                source = builder.gep(base, [args[1]])
+                access.read(builder, source, copy, ordered.literal_value)
             copies.append(builder.bitcast(copy, element.as_pointer()))
         return context.make_tuple(builder, signature.return_type, copies)
 
-    return types.Tuple(list(pointers))(pointers, types.int64, size, streamed, read), codegen
+    made = types.Tuple(list(pointers))
+    return made(pointers, types.int64, size, streamed, read, ordered), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -106,21 +148,22 @@ class _Access:
 
     def __init__(self, kind: Any, size: int, streamed: bool) -> None:
         itemsize = kind.bitwidth // 8
-        wide = itemsize >= WORD
+        wide = itemsize >= WORD or size * itemsize < WORD
         words = size if wide else size * itemsize // WORD
-        self.word = {8: ir.DoubleType(), 4: ir.FloatType()}[itemsize] if wide else ir.IntType(32)
+        kinds = {8: ir.DoubleType(), 4: ir.FloatType(), 2: ir.IntType(16)}
+        self.word = kinds[itemsize] if wide else ir.IntType(32)
         step = itemsize if wide else WORD
         self.elements = ALIGNMENT // itemsize
         self.each = min(words, ALIGNMENT // step)
         self.firsts = range(0, words, self.each)
-        name = {8: "f64", 4: "f32"}[itemsize] if wide else "b32"
-        self.mark = {8: "d", 4: "f"}[itemsize] if wide else "r"
+        name = {8: "f64", 4: "f32", 2: "b16"}[itemsize] if wide else "b32"
+        self.mark = {8: "d", 4: "f", 2: "h"}[itemsize] if wide else "r"
         hint = ".cs" if streamed else ""
         vector = f".v{self.each}" if self.each > 1 else ""
         self.suffix = f".global{hint}{vector}.{name}"
 
-    def read(self, builder: Any, source: Any, target: Any) -> None:
-        """Load from memory to a copy."""
+    def read(self, builder: Any, source: Any, target: Any, ordered: bool) -> None:
+        """Load from memory to a copy; `ordered` before and after other accesses of packs."""
         listed = ", ".join(f"${k}" for k in range(self.each))
         listed = f"{{{listed}}}" if self.each > 1 else listed
         several = ir.LiteralStructType([self.word] * self.each)
@@ -128,7 +171,7 @@ class _Access:
         marks = ",".join([*[f"={self.mark}"] * self.each, "l"])
         for first, address in self._addresses(builder, source):
             text = f"ld{self.suffix} {listed}, [${self.each}];"
-            found = builder.asm(typed, text, marks, [address], True)
+            found = builder.asm(typed, text, marks, [address], ordered)
             for k in range(self.each):
                 word = builder.extract_value(found, k) if self.each > 1 else found
                 builder.store(word, self._word(builder, target, first + k))

@@ -17,6 +17,7 @@ from fastopt._kernels.segments import FOLD, MIXED, OUTSIDE
 from fastopt._kernels.table import Array
 
 if TYPE_CHECKING:
+    from fastopt._kernels.cuda_memory import TableMemory
     from fastopt._kernels.cuda_table import CudaTable
     from fastopt.sparse import RowSparse
 
@@ -26,11 +27,6 @@ __all__ = ["IndexedRows", "single_rows"]
 class IndexedRows:
     """The indexed rows of one tensor.
 
-    Parameters
-    ----------
-    table : CudaTable
-        The table of the tensor, whose memory is used.
-
     Attributes
     ----------
     listed : tuple
@@ -39,17 +35,17 @@ class IndexedRows:
         Device memory whose word 2 is the number of unique rows; None without rows.
     """
 
-    def __init__(self, table: "CudaTable") -> None:
+    def __init__(self) -> None:
         from fastopt._kernels import cuda_order
 
-        self.table, self.sorting = table, cuda_order
+        self.sorting = cuda_order
         self.listed: tuple[Any, ...] = ()
         self.unique: Any = None
 
-    def take(self, context: str, grad: "RowSparse") -> int:
-        """Enter a row-sparse gradient; return the number of indexed rows.
+    def take(self, table: "CudaTable", context: str, grad: "RowSparse") -> int:
+        """Enter a row-sparse gradient into the table of the tensor; return the number of rows.
 
-        Rows are sorted and counted on the device.
+        Rows are sorted and counted on the device, in the memory of the table.
 
         Raises
         ------
@@ -57,7 +53,7 @@ class IndexedRows:
             An index is out of range, or the values have the wrong shape, as the gradient's arrays
             were changed after its creation.
         """
-        table, memory = self.table, self.table.memory
+        memory = table.memory
         values, indices = header(grad.values), header(grad.indices)
         height, count = len(table.arrays[0]), len(indices)
         if values.size != count * table.width:
@@ -78,29 +74,35 @@ class IndexedRows:
                 at = rows.ctypes.data
             self.listed = made, rows, grad.values, grad.indices
             entry = table.table[0]
-            places = [at, *self._places(count), made.ctypes.data]
+            places = [at, *self._places(memory, count), made.ctypes.data]
             entry[[ROWS, STARTS, ORDER, -1]] = [*places[1:4], places[-1]]
             entry[SEGMENTS] = count  # if no row is repeated; see CudaTable.send_entry()
             self.unique = None
             if count:
-                self.unique = self._ordered(context, places, rows, height, order)
+                self.unique = self._ordered(table, context, places, rows, height, order)
         return count
 
-    def _places(self, count: int) -> list[int]:
+    def _places(self, memory: "TableMemory", count: int) -> list[int]:
         """Return the addresses of the arrays for sorting `count` indexed rows."""
-        room = self.table.memory.grown("rows", self.sorting.ARRAYS * (count + 1), np.int64)
+        room = memory.grown("rows", self.sorting.ARRAYS * (count + 1), np.int64)
         base, step = header(room.array).ctypes.data, (count + 1) * 8
         return [base + k * step for k in range(self.sorting.ARRAYS)]
 
     def _ordered(
-        self, context: str, places: list[int], rows: Array, height: int, order: int | None
+        self,
+        table: "CudaTable",
+        context: str,
+        places: list[int],
+        rows: Array,
+        height: int,
+        order: int | None,
     ) -> Any:
         """Sort row indices on the device; return device memory with the number of unique rows.
 
         `order` is from :func:`fastopt._kernels.segments.survey`; if it is None, the host waits for
         the device to check the indices.
         """
-        table, memory = self.table, self.table.memory
+        memory = table.memory
         width, layout = table.width, table.layout
         size, threads, wide = len(rows), self.sorting.SORTERS, layout.wide_grad[0]
         groups = size // FOLD

@@ -143,7 +143,7 @@ class CudaTable:
         """Use the stream of these arrays."""
         self.given, self.memory = given, TableMemory(given)
         if self.layout.sparse:
-            self.rows = IndexedRows(self)
+            self.rows = IndexedRows()
 
     @classmethod
     def joined(cls, tables: Sequence["CudaTable"]) -> Self:
@@ -189,7 +189,7 @@ class CudaTable:
     def list_rows(self, context: str, grad: "RowSparse") -> None:
         """Set a row-sparse gradient; see :meth:`IndexedRows.take`."""
         assert self.rows is not None
-        count = self.rows.take(context, grad)
+        count = self.rows.take(self, context, grad)
         if self.layout.by_row:
             self.chunks, self.total = chunks_of((count, self.width), size=self.rate)
 
@@ -310,12 +310,13 @@ class CudaTable:
         self._copy_grad(again=True)
         sparse = self.layout.sparse
         chunks = single_rows(int(self.table[0, SEGMENTS])) if sparse else self._blocks
-        self._add(self._square_kernel, chunks, total, self._send_entry())
+        self._add(*self._square_kernel, chunks, total, self._send_entry())
 
     @cached_property
-    def _square_kernel(self) -> Any:
+    def _square_kernel(self) -> tuple[Any, int]:
         layout, column = self.layout, self.table.shape[1] - 1
-        return self.kernels.squares(layout.grad, column, layout.sparse)
+        each = self.kernels.square_pack(layout.grad, layout.sparse)
+        return self.kernels.squares(layout.grad, column, layout.sparse), each
 
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:
@@ -325,15 +326,20 @@ class CudaTable:
     def _add(
         self,
         kernel: Any,
+        each: int,
         chunks: NDArray[np.int64],
         total: Any,
         *arguments: Any,
         largest: bool = False,
     ) -> None:
-        """Launch a summing kernel, whose totals for each tensor are written to `total`."""
+        """Launch a summing kernel, whose totals for each tensor are written to `total`.
+
+        A warp takes `each` chunks.
+        """
         tensors, count = total.shape
         partial = self.memory.grown("partial", max(len(chunks), 1), np.float64, count)
-        grid, warps = -(-len(chunks) // self.kernels.WARPS), self.kernels.WARPS
+        warps = self.kernels.WARPS
+        grid = -(-len(chunks) // (warps * each))
         if len(chunks):
             sent = self.memory.send_chunks(chunks)
             self.launch(kernel, grid, (LANES, warps), sent, *arguments, partial)
@@ -403,7 +409,8 @@ class CudaTable:
         for step, count in enumerate(rule.sums):
             total = self.memory.space("total", (len(self.sizes), count))
             kernel, largest = kernels.sums(layout, step), rule.passes[step].largest
-            self._add(kernel, self._blocks, total, entry, hyper, largest=largest)
+            each = kernels.sum_pack(layout)
+            self._add(kernel, each, self._blocks, total, entry, hyper, largest=largest)
             threads = kernels.THREADS
             grid = -(-len(self.sizes) // threads)
             self.launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)

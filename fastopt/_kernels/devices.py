@@ -249,7 +249,7 @@ def _read_numba(arrays: list[Any]) -> Reading:
         numbers = [memory.context.device.id for memory in memories]
         kinds = [(*_form(a), number) for a, number in zip(arrays, numbers, strict=True)]
     else:
-        kinds = [_form(array) for array in arrays]
+        kinds = list(map(_form, arrays))
     return Reading(addresses, kinds, handles_of(arrays))
 
 
@@ -289,6 +289,8 @@ def _read_interfaces(arrays: list[Any]) -> Reading:
 def handles_of(arrays: Sequence[Any]) -> list[int]:
     """Return the stream handles of numba arrays."""
     streams = list(map(_stream, arrays))
+    if streams.count(streams[0]) == len(streams):
+        return [_handle(streams[0])] * len(streams)
     handles = {stream: _handle(stream) for stream in set(streams)}
     return [handles[stream] for stream in streams]
 

@@ -216,5 +216,6 @@ def varied(of: Rule, traits: Traits, which: Variant) -> Rule:
         kept=of.kept,
         signed=of.signed,
         nonnegative=of.nonnegative,
+        extra=of.extra or None,
     )
     return declare(variant)

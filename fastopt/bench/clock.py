@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from fastopt.plain import Array
+from fastopt.reference import Array
 
 __all__ = ["Call", "Sample", "against", "interleaved", "microseconds", "ratio", "sampler"]
 __all__ += ["seconds"]

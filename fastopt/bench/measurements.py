@@ -14,9 +14,8 @@ from fastopt import optimizer
 from fastopt._kernels import traffic
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt.bench.clock import Call, interleaved, sampler
-from fastopt.bench.formulas import FORMULAS
 from fastopt.bench.steps import Step, draw, momentum_of
-from fastopt.plain import Array
+from fastopt.reference import FORMULAS, Array
 
 __all__ = ["STATES", "Arrays", "Budget", "Standing", "arrays_of", "bandwidth", "by_threads"]
 __all__ += ["prepare", "standings"]
@@ -37,7 +36,7 @@ class Standing:
     seconds: float
     limit: float
     numpy: float | None
-    """None if the optimizer has no formula in :data:`~fastopt.bench.formulas.FORMULAS`."""
+    """None if the optimizer has no formula in :data:`~fastopt.reference.FORMULAS`."""
 
 
 class Budget:

@@ -9,7 +9,7 @@ from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels import traffic
 from fastopt.bench.clock import against
-from fastopt.plain import Array
+from fastopt.reference import Array
 
 __all__ = ["Step", "against_limit", "draw", "momentum_of"]
 

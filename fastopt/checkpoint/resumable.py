@@ -9,28 +9,28 @@ from typing import Any, ClassVar
 from fastopt._interrupts import between_updates
 from fastopt._naming import Spelled
 from fastopt.arguments import flag, without_address
-from fastopt.checkpoint.describe import Stateful, describe
-from fastopt.checkpoint.errors import CheckpointError, read_from
-from fastopt.checkpoint.files import PathLike, write_atomically
-from fastopt.checkpoint.fitting import check_states
-from fastopt.checkpoint.groups import (
+from fastopt.checkpoint.foreign.mxnet import described_by_mxnet
+from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.files import PathLike, write_atomically
+from fastopt.checkpoint.format.tree import chunks, dumps, loads, read
+from fastopt.checkpoint.restore.describe import Stateful, describe
+from fastopt.checkpoint.restore.fitting import check_states
+from fastopt.checkpoint.restore.groups import (
     check_average,
     described_groups,
     restored_groups,
     with_present,
 )
-from fastopt.checkpoint.mxnet import described_by_mxnet
-from fastopt.checkpoint.parameters import Skipped
-from fastopt.checkpoint.progress import (
+from fastopt.checkpoint.restore.parameters import Skipped
+from fastopt.checkpoint.restore.progress import (
     PROGRESS,
     check_outside,
     checked_progress,
     indices_of,
     progress_of,
 )
-from fastopt.checkpoint.restore import restore
-from fastopt.checkpoint.shards import is_of_ranks, whole
-from fastopt.checkpoint.tree import chunks, dumps, loads, read
+from fastopt.checkpoint.restore.restore import restore
+from fastopt.checkpoint.restore.shards import is_of_ranks, whole
 from fastopt.optimizer.optimizer import Optimizer
 
 __all__ = ["HYPER_PARAMETERS", "Resumable"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastopt import optimizer
 from fastopt._console import Refused, need
-from fastopt.plain import Array
+from fastopt.reference import Array
 
 __all__ = ["Refused", "Runner", "Training", "agreement", "chunks", "create", "diverged", "faster"]
 __all__ += ["first_step", "heading", "need", "progress_bar", "take_turns", "train", "updates"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt import optimizer, plain
+from fastopt import optimizer, reference
 from fastopt._console import duration, table
 from fastopt._kernels.threads import use_threads
 from fastopt.demo import common, plot
@@ -18,7 +18,7 @@ from fastopt.demo.common import Refused, Runner
 from fastopt.demo.perceptron import Perceptron, train
 from fastopt.demo.rivals import NUMPY, Rival, rivals
 from fastopt.demo.team import Team
-from fastopt.plain import Array
+from fastopt.reference import Array
 from fastopt.sparse import HALVES
 from fastopt.trainer import Trainer
 
@@ -208,7 +208,7 @@ def _unrivaled(options: Options) -> str:
         return f"NumPy would round every intermediate result to {options.dtype}"
     if options.mpi:
         return "a rank has the gradients of its own images only"
-    return "" if name in plain.UPDATES else f"the demo has no NumPy code for {name}"
+    return "" if name in reference.UPDATES else f"the demo has no NumPy code for {name}"
 
 
 def _report(name: str, options: Options, tasks: Sequence[Task]) -> None:

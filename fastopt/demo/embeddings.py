@@ -18,7 +18,7 @@ from fastopt.demo import common, plot
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.skipgram import Corpus, SkipGram, nearest
 from fastopt.optimizer.matrices import MatrixFamily
-from fastopt.plain import Array
+from fastopt.reference import Array
 from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["RATES", "Options", "run"]

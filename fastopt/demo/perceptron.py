@@ -8,7 +8,7 @@ import numpy as np
 from fastopt import initializer
 from fastopt.demo.team import Team
 from fastopt.parameter import ParameterDict
-from fastopt.plain import Array
+from fastopt.reference import Array
 from fastopt.scope import get_parameter, name_scope
 from fastopt.trainer import Trainer
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._console import Refused, need
-from fastopt.plain import Array
+from fastopt.reference import Array
 
 __all__ = ["COLORS", "GRAY", "axes", "check", "race"]
 

@@ -16,7 +16,7 @@ from fastopt._console import table
 from fastopt.demo import common, plot
 from fastopt.demo.common import Refused
 from fastopt.optimizer import Optimizer
-from fastopt.plain import Array
+from fastopt.reference import Array
 from fastopt.sparse import HALVES
 
 __all__ = ["RATES", "Choices", "Model", "Options", "recall", "run"]

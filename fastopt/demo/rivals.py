@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
-from fastopt import optimizer, plain
+from fastopt import optimizer, reference
 from fastopt.demo.common import Runner
-from fastopt.plain import Array
+from fastopt.reference import Array
 
 __all__ = ["NUMPY", "TORCH", "Rival", "rivals"]
 
@@ -21,7 +21,7 @@ Rival = Callable[[optimizer.Optimizer, Sequence[Array]], Runner]
 def rivals(name: str, torch: bool) -> dict[str, Rival]:
     """Return implementations of an optimizer by name, with `torch` also torch's if installed."""
     found: dict[str, Rival] = {}
-    if name in plain.UPDATES:
+    if name in reference.UPDATES:
         found[NUMPY] = _numpy
     if torch and name in TORCH_OPTIMIZERS and find_spec("torch"):
         found[TORCH] = _torch
@@ -29,7 +29,7 @@ def rivals(name: str, torch: bool) -> dict[str, Rival]:
 
 
 def _numpy(opt: optimizer.Optimizer, weights: Sequence[Array]) -> Runner:
-    update = plain.UPDATES[type(opt).__name__.lower()](opt)
+    update = reference.UPDATES[type(opt).__name__.lower()](opt)
     return Runner.of(update, [weight.copy() for weight in weights])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastopt.plain import Array
+from fastopt.reference import Array
 from fastopt.sparse import RowSparse
 
 __all__ = ["Corpus", "SkipGram", "nearest"]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.ranks import Ranks, listing
 from fastopt.optimizer.optimizer import Array

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastopt.arguments import brief, flag
-from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.files import PathLike
-from fastopt.checkpoint.placement import Placement
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.files import PathLike
+from fastopt.checkpoint.restore.placement import Placement
 from fastopt.distributed.agreement import Facts, agree, attempt
 from fastopt.distributed.checkpoint import write_together
 from fastopt.distributed.collectives import of_all

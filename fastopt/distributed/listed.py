@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastopt.checkpoint.placement import Placement
+from fastopt.checkpoint.restore.placement import Placement
 from fastopt.distributed.collectives import gathered_together
 from fastopt.distributed.ranks import Ranks
 from fastopt.distributed.rows import Routes

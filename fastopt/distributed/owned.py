@@ -11,8 +11,8 @@ from fastopt._engine.validate import check_index, label, listed
 from fastopt._kernels.layout import kind_of
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
-from fastopt.checkpoint.placement import Placement
-from fastopt.checkpoint.shards import Saved
+from fastopt.checkpoint.restore.placement import Placement
+from fastopt.checkpoint.restore.shards import Saved
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checksum import checksum
 from fastopt.distributed.resumable import Resumable

@@ -13,7 +13,7 @@ from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.layout import real_of
 from fastopt._kernels.numpy_abi import readable
-from fastopt.checkpoint.placement import Placement
+from fastopt.checkpoint.restore.placement import Placement
 from fastopt.distributed.agreement import Facts
 from fastopt.distributed.collectives import MOST
 from fastopt.distributed.guards import Guards

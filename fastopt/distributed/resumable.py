@@ -6,14 +6,14 @@ from typing import Any
 
 from fastopt._engine.averaging import Averages
 from fastopt._engine.validate import label
-from fastopt.checkpoint.describe import Stateful
-from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.files import PathLike
-from fastopt.checkpoint.parameters import Skipped, keys_of, match, names_of
-from fastopt.checkpoint.placement import Placement
-from fastopt.checkpoint.progress import check_outside
-from fastopt.checkpoint.restore import restore
-from fastopt.checkpoint.shards import BY_ROW, Saved, cut_state, read_saved, tables_of
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.files import PathLike
+from fastopt.checkpoint.restore.describe import Stateful
+from fastopt.checkpoint.restore.parameters import Skipped, keys_of, match, names_of
+from fastopt.checkpoint.restore.placement import Placement
+from fastopt.checkpoint.restore.progress import check_outside
+from fastopt.checkpoint.restore.restore import restore
+from fastopt.checkpoint.restore.shards import BY_ROW, Saved, cut_state, read_saved, tables_of
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checkpoint import arrays_by_index, write_index, write_shard, write_together
 from fastopt.distributed.sharded import Sharded

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._kernels.hashing import FREE
-from fastopt.checkpoint.errors import CheckpointError, read_from
-from fastopt.checkpoint.files import PathLike, write_atomically, write_part
-from fastopt.checkpoint.shards import RUN, read_shard, shard_path
-from fastopt.checkpoint.tree import chunks, read
+from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.files import PathLike, write_atomically, write_part
+from fastopt.checkpoint.format.tree import chunks, read
+from fastopt.checkpoint.restore.shards import RUN, read_shard, shard_path
 from fastopt.optimizer import Optimizer
 from fastopt.table import EmbeddingTable
 from fastopt.table.index import Ids

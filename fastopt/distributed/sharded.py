@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fastopt._engine.extras import refuse_extra
 from fastopt._engine.planner import Call
 from fastopt._engine.unrecorded import UnrecordedCall
 from fastopt._kernels import front
@@ -20,7 +21,7 @@ from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import flag as boolean
-from fastopt.checkpoint.placement import Form, Placement
+from fastopt.checkpoint.restore.placement import Form, Placement
 from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
 from fastopt.distributed.collectives import added, of_all
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
@@ -144,6 +145,7 @@ class Sharded(Advised, Spelled):
     }
 
     def __init__(self, shard: Shard, comm: Any, timeout: float | None, **arguments: Any) -> None:
+        refuse_extra(shard.planner.optimizers(), type(self).__name__)
         self.timeout = time_limit(timeout)
         self.shard = shard
         node = private(comm, self.timeout)

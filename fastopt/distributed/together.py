@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fastopt.arguments import brief
-from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.files import PathLike, write_atomically
-from fastopt.checkpoint.shards import RUN
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.files import PathLike, write_atomically
+from fastopt.checkpoint.restore.shards import RUN
 from fastopt.distributed.agreement import Facts, agree, attempt, is_agreed
 from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.job import private

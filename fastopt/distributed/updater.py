@@ -15,7 +15,7 @@ from fastopt._kernels.layout import bfloat16
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
 from fastopt.averages import Average, Lookahead
-from fastopt.checkpoint.placement import Form, Placement, line_bytes, placed
+from fastopt.checkpoint.restore.placement import Form, Placement, line_bytes, placed
 from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
 from fastopt.distributed.checksum import checksum, summer
 from fastopt.distributed.exchange import Exchange

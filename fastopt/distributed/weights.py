@@ -9,10 +9,10 @@ import numpy as np
 
 from fastopt._engine.validate import check_index, check_like, label
 from fastopt._interrupts import between_updates
-from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.files import PathLike
-from fastopt.checkpoint.parameters import Skipped
-from fastopt.checkpoint.shards import Saved
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.files import PathLike
+from fastopt.checkpoint.restore.parameters import Skipped
+from fastopt.checkpoint.restore.shards import Saved
 from fastopt.distributed.agreement import attempt
 from fastopt.distributed.checksum import checksum
 from fastopt.distributed.plan import Plan, flat

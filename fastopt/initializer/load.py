@@ -129,7 +129,7 @@ def _read_safetensors(stream: BinaryIO) -> dict[str, Array]:
 
 
 def _read_params(stream: BinaryIO) -> dict[str, Array]:
-    from fastopt.checkpoint.ndarray import Allowance, list_from_bytes  # imports optimizers
+    from fastopt.checkpoint.foreign.ndarray import Allowance, list_from_bytes  # imports optimizers
 
     data = stream.read()
     return list_from_bytes(data, Allowance.of(len(data)))

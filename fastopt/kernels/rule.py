@@ -119,6 +119,7 @@ class Rule:
     signed: tuple[str, ...] = ()
     nonnegative: tuple[str, ...] = ()
     called: str = ""
+    extra: str = ""
 
     @property
     def name(self) -> str:
@@ -275,6 +276,7 @@ def rule(
     kept: Sequence[str] = (),
     signed: Sequence[str] = (),
     nonnegative: Sequence[str] = (),
+    extra: str | None = None,
 ) -> Callable[[Function], Rule]:
     """Declare a scalar function as an update rule.
 
@@ -316,6 +318,11 @@ def rule(
         before they are stored if a rule has both. Other slots keep the dtype of the
         arithmetic: 8 bits freeze a sum that grows by small steps, and lose the digits that
         differences of weights or of averages need. Cannot be combined with `row`.
+    extra : str
+        State slot that the caller sets in each call, ``updater(index, grad, weight, extra=array)``,
+        such as a second gradient. The function finds the array's number in ``state``, and what it
+        returns for the slot is overwritten in the next call. Default: none. Cannot be combined
+        with `row`.
 
     Returns
     -------
@@ -327,8 +334,9 @@ def rule(
     TypeError
         A name is not an identifier, is repeated, or is an attribute of NumPy's records; `row` is
         combined with `noise` or `passes`, or `kept` is given without `passes`; `signed` or
-        `nonnegative` has a name that is not in `state` or is in both, or is combined with `row`; or
-        the function takes another number of arguments, or contains a ``raise`` or ``assert``.
+        `nonnegative` has a name that is not in `state` or is in both, or is combined with `row`;
+        `extra` is not in `state`, or is one of `signed` or `nonnegative`; or the function takes
+        another number of arguments, or contains a ``raise`` or ``assert``.
 
     Examples
     --------
@@ -358,6 +366,10 @@ def rule(
         raise TypeError(
             "row cannot be combined with signed or nonnegative, as rows have one number"
         )
+    if extra is not None and (row or extra not in set(state) - {*signed, *nonnegative}):
+        raise TypeError(
+            f"extra must be a state slot of a rule without row, stored exactly, got {extra!r}"
+        )
     if kept and not passes:
         raise TypeError("kept needs passes, whose functions finish(sums, h, kept) change it")
     takes = 4 + bool(noise or row)
@@ -385,6 +397,7 @@ def rule(
             tuple(kept),
             tuple(signed),
             tuple(nonnegative),
+            extra=extra or "",
         )
 
     return declare

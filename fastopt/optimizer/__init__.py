@@ -20,6 +20,8 @@ from fastopt.optimizer.updater import get_updater as get_updater
 _BASES = {
     **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "families"),
     **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "matrixoptimizer"),
+    "JointSums": "jointsums",
+    "clip_attention": "muon",
 }
 """Names for authors of optimizers, and their modules, which are imported on first use."""
 
@@ -40,6 +42,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.apollo import APOLLO as APOLLO
     from fastopt.optimizer.asgd import ASGD as ASGD
     from fastopt.optimizer.came import CAME as CAME
+    from fastopt.optimizer.dadaptadam import DAdaptAdam as DAdaptAdam
     from fastopt.optimizer.dcasgd import DCASGD as DCASGD
     from fastopt.optimizer.families import AdamFamily as AdamFamily
     from fastopt.optimizer.families import CautiousFamily as CautiousFamily
@@ -48,6 +51,8 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.ftrl import Ftrl as Ftrl
     from fastopt.optimizer.galore import GaLore as GaLore
     from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
+    from fastopt.optimizer.jointsums import JointSums as JointSums
+    from fastopt.optimizer.kron import Kron as Kron
     from fastopt.optimizer.lamb import LAMB as LAMB
     from fastopt.optimizer.lans import LANS as LANS
     from fastopt.optimizer.laprop import LaProp as LaProp
@@ -58,6 +63,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.matrixoptimizer import MatrixOptimizer as MatrixOptimizer
     from fastopt.optimizer.matrixoptimizer import orthogonalize as orthogonalize
     from fastopt.optimizer.muon import Muon as Muon
+    from fastopt.optimizer.muon import clip_attention as clip_attention
     from fastopt.optimizer.nadam import Nadam as Nadam
     from fastopt.optimizer.nadamw import NAdamW as NAdamW
     from fastopt.optimizer.nag import NAG as NAG
@@ -68,6 +74,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.rmsprop import RMSProp as RMSProp
     from fastopt.optimizer.rprop import Rprop as Rprop
     from fastopt.optimizer.schedulefreeadamw import ScheduleFreeAdamW as ScheduleFreeAdamW
+    from fastopt.optimizer.schedulefreeprodigy import ScheduleFreeProdigy as ScheduleFreeProdigy
     from fastopt.optimizer.schedulefreesgd import ScheduleFreeSGD as ScheduleFreeSGD
     from fastopt.optimizer.scion import Scion as Scion
     from fastopt.optimizer.sgd import SGD as SGD

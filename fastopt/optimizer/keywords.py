@@ -14,6 +14,7 @@ __all__ = [
     "CautiousCommonArguments",
     "CautiousEpsilonArguments",
     "CautiousMomentumArguments",
+    "CautiousRatedArguments",
     "CautiousTripleArguments",
     "CommonArguments",
     "Correction",
@@ -234,6 +235,10 @@ class MatrixFamilyArguments(RatedArguments, Betas, Eps, Epsilon, Cautious, Stabl
 
 class MatrixArguments(RatedArguments, Epsilon, Cautious, total=False):
     """Arguments besides `learning_rate` and `eps` of optimizers with cautious variants."""
+
+
+class CautiousRatedArguments(RatedArguments, Cautious, total=False):
+    """`RatedArguments` of optimizers with cautious variants."""
 
 
 class CautiousFactoredArguments(RatedArguments, Cautious, total=False):

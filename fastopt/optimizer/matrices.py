@@ -359,8 +359,6 @@ class MatrixFamily(VariantFlags):
     corrects_decay = True
     decays_last: ClassVar[bool] = False
     """Whether weight decay is applied after the step along the direction."""
-    takes_vectors: ClassVar[bool] = False
-    """Whether weights with fewer than two dimensions are updated too."""
     rounds_state: ClassVar[bool] = True
     """Whether the state may be stored in bfloat16."""
     arguments: ClassVar[Descriptions] = {
@@ -380,6 +378,11 @@ class MatrixFamily(VariantFlags):
         super().__init__(learning_rate=learning_rate, **common)
 
     # Methods for subclasses
+
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether weights with fewer than two dimensions are updated too."""
+        return False
 
     def directions(self) -> Directions:
         """Create the object that computes directions, for one process."""

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, Unpack
 
+import numpy as np
+
 from fastopt._engine.hyper import constant
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
-from fastopt._engine.validate import label
-from fastopt.arguments import Choice, Descriptions, Flag, Integer, Real, brief
+from fastopt._engine.validate import check_like, label
+from fastopt.arguments import Choice, Descriptions, Flag, Integer, Real, brief, number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.keywords import MatrixArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Part, Shape, pattern
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
 
-__all__ = ["Muon", "Orthogonal", "muon_momentum"]
+__all__ = ["Muon", "Orthogonal", "clip_attention", "muon_momentum"]
 
 SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "maximize", "seed")
 """Attributes that the inner momentum optimizer shares with Muon."""
@@ -304,3 +306,71 @@ class Muon(MatrixFamily):
             return 0.2 * math.sqrt(max(rows, columns))
         ratio = rows / columns if columns else 1.0
         return math.sqrt(ratio if self.adjust == "spectral" else max(1.0, ratio))
+
+
+def clip_attention(
+    query: Array, key: Array, largest: Any, limit: float = 100.0, share: float = 0.5
+) -> None:
+    r"""Scale down projections of attention whose logits are too large, in place: QK-Clip.
+
+    .. math::
+        \gamma_i = \min(1, \tau / S_i), \qquad
+        Q_i \leftarrow \gamma_i^\alpha Q_i, \qquad K_i \leftarrow \gamma_i^{1 - \alpha} K_i
+
+    for the heads i, so that the largest logit of a head becomes at most :math:`\tau`. After each
+    step of Muon it makes MuonClip. A head of `key` that several heads of `query` share is scaled by
+    the smallest of their factors, so that those with smaller logits shrink with it.
+
+    Source: Kimi Team, "Kimi K2: Open Agentic Intelligence", arXiv:2507.20534, algorithm 1.
+
+    Parameters
+    ----------
+    query, key : numpy.ndarray
+        Weights of the projections, whose rows are those of the heads, in order: float32 or
+        float64. Half-precision weights have masters that an updater keeps, so they are refused.
+    largest : array_like
+        Largest logit :math:`S_i` of each head of `query`, before the softmax, in a batch; at least
+        0. Its length is the number of heads.
+    limit : float
+        :math:`\tau`, above 0. Default 100.
+    share : float
+        :math:`\alpha`, from 0 to 1. Default 0.5.
+
+    Raises
+    ------
+    ValueError
+        The rows of `query` or `key` cannot be divided among their heads, or a number is out of
+        range. Nothing changes.
+    TypeError
+        A weight is not an array of float32 or float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> query, key = np.ones((4, 3)), np.ones((4, 3))
+    >>> optimizer.clip_attention(query, key, [400.0, 50.0])
+    >>> query[:, 0], key[:, 0]
+    (array([0.5, 0.5, 1. , 1. ]), array([0.5, 0.5, 1. , 1. ]))
+    """
+    for name, weight in (("query", query), ("key", key)):
+        check_like(
+            f"clip_attention: {name}", "weight", weight, ("float32", "float64"), np.shape(weight)
+        )
+    limit, share = number("limit", limit, least=1e-30), number("share", share, least=0, most=1)
+    sizes = np.array(largest, np.float64)
+    if sizes.ndim != 1 or not len(sizes) or not (sizes >= 0).all():
+        raise ValueError(f"largest must have a number of at least 0 for each head, got {largest!r}")
+    heads, of_head = len(sizes), len(query) // len(sizes)
+    if len(query) % heads or not of_head or len(key) % of_head or heads % (len(key) // of_head):
+        raise ValueError(
+            f"{len(query)} rows of query and {len(key)} of key cannot be divided among {heads} "
+            "heads"
+        )
+    factors = limit / np.maximum(sizes, limit)
+    shared = factors.reshape(len(key) // of_head, -1).min(axis=1)
+    of_keys = shared ** (1 - share)
+    of_queries = np.minimum(factors / np.repeat(of_keys, heads // len(of_keys)), 1.0)
+    for weight, scales in ((query, of_queries), (key, of_keys)):
+        rows = np.repeat(scales, of_head).astype(weight.dtype)
+        weight *= rows.reshape(-1, *[1] * (weight.ndim - 1))

@@ -1,25 +1,19 @@
 """Prodigy: Adam with a learning rate estimated from the distance to a solution."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.averaging import exact_copy
 from fastopt._engine.hyper import corrected
-from fastopt._engine.validate import label
-from fastopt._kernels.devices import header
-from fastopt._kernels.variants import Traits
-from fastopt.arguments import Descriptions, Flag, OrNone, PairOf, Real, TableOf, brief
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
-from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.families import AdamFamily, Varied, shrunk_by
+from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.optimizer.jointsums import EstimatedAdam, EstimateOf, of_tensor, with_decay
 from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, register
 
 __all__ = ["Prodigy", "prodigy"]
 
-ESTIMATE = ("d", "d_max", "d_numerator")
-ANY = Real(infinite=True, nan=True)
+ESTIMATE = "d", "d_max", "d_numerator"
 
 FIELDS = (
     *("lr", "rescale_grad", "clip_gradient", "coupled", "shrink", "floor"),
@@ -27,21 +21,10 @@ FIELDS = (
 )
 
 
-@scalar
-def with_decay(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
-    """Return the rescaled and clipped gradient plus coupled decay."""
-    return rescaled(grad, h) + h.coupled * weight
-
-
 def parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     """Return the progress along the gradient since the start, and the absolute gradient sum."""
     grad = with_decay(weight, grad, h)
     return grad * (state[3] - weight), abs(h.beta3 * state[2] + h.sum_rate * grad)
-
-
-def of_tensor(sums: Sums, h: Hyper, kept: State) -> State:
-    """Return the tensor's terms in the numerator and the denominator of the estimate."""
-    return h.progress_rate * sums[0], h.counts * sums[1]
 
 
 @rule(
@@ -72,16 +55,8 @@ def corrected_rates(t: Scalar, h: Hyper, carried: Any) -> None:
             h.sum_rate = h.sum_rate * scale
 
 
-def _check_estimate(name: str, value: Any) -> dict[str, float]:
-    """Check the saved estimate: empty, or the numbers that determine the next estimate."""
-    found = TableOf(ANY)(name, value)
-    if found and (tuple(found) != ESTIMATE or not found["d"] > 0):
-        raise ValueError(f"{name} must have {ESTIMATE} with d above 0, got {brief(value)}")
-    return found
-
-
 @register
-class Prodigy(Varied, AdamFamily):
+class Prodigy(EstimatedAdam):
     r"""Prodigy: Adam with a learning rate estimated from the distance to a solution.
 
     .. math::
@@ -167,24 +142,17 @@ class Prodigy(Varied, AdamFamily):
     """
 
     plain = prodigy
-    variants = ("cautious", "cautious_decay")
     same_in_groups = (
-        *("learning_rate", "lr_scheduler", "beta1", "beta2", "beta3", "d0", "d_coef"),
-        *("growth_rate", "bias_correction", "safeguard_warmup"),
+        *EstimatedAdam.same_in_groups,
+        *("beta3", "d_coef", "bias_correction", "safeguard_warmup"),
     )
     arguments: ClassVar[Descriptions] = {
         "beta3": OrNone(Real(least=0, below=1)),
-        "d0": Real(least=1e-30),
         "d_coef": Real(least=0),
-        "growth_rate": Real(least=1, infinite=True),
-        "decouple": Flag(),
         "bias_correction": Flag(),
         "safeguard_warmup": Flag(),
     }
-    progress: ClassVar[Descriptions] = {
-        "estimate": _check_estimate,
-        "shares": TableOf(PairOf(ANY, ANY)),
-    }
+    progress: ClassVar[Descriptions] = {"estimate": EstimateOf(ESTIMATE)}
 
     def __init__(
         self,
@@ -201,73 +169,15 @@ class Prodigy(Varied, AdamFamily):
         safeguard_warmup: bool = False,
         **common: Unpack[CautiousArguments],
     ) -> None:
-        self.decouple = decouple
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+        super().__init__(learning_rate, beta1, beta2, epsilon, d0, growth_rate, decouple, **common)
         self.beta3 = beta3
-        self.d0 = d0
         self.d_coef = d_coef
-        self.growth_rate = growth_rate
         self.bias_correction = bias_correction
         self.safeguard_warmup = safeguard_warmup
-        self.estimate: dict[str, float] = {}
-        self.shares: dict[Index, tuple[float, ...]] = {}
-
-    def check_together(self) -> None:
-        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
-        super().check_together()
-        if self.state_dtype is not None:
-            raise ValueError(
-                "Prodigy measures how far weights are from their start, which rounded state "
-                "cannot hold: state_dtype must be None"
-            )
-        if self.variant.cautious_decay and not self.decouple:
-            raise ValueError("cautious_decay=True needs decoupled decay, got decouple=False")
-        if self.sparse_decay != "touched":
-            raise ValueError(
-                "the rate of Prodigy is not known beforehand: sparse_decay must be 'touched', "
-                f"got {self.sparse_decay!r}"
-            )
-
-    @property
-    def corrects_decay(self) -> bool:
-        """See :attr:`Optimizer.corrects_decay`."""
-        return self.decouple
 
     def create_state(self, index: Index, weight: Array) -> Any:
         """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""
-        mean, var, total, _, *numbers = super().create_state(index, weight)
-        return mean, var, total, exact_copy((header(weight),), self.rule), *numbers
-
-    def restart(self, indices: Collection[Index]) -> None:
-        """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""
-        super().restart(indices)
-        if self.num_update == self.begin_num_update:
-            self.estimate, self.shares = {}, {}
-
-    def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
-        """See :meth:`Optimizer.multiplier`; learning rate multipliers must be 0 or 1."""
-        found = super().multiplier(index, table, attribute)
-        if attribute == "lr_mult" and found not in (0, 1):
-            raise ValueError(
-                f"{label(index, self.idx2name)}: Prodigy estimates one learning rate for all "
-                f"parameters: lr_mult must be 0 or 1, got {found}"
-            )
-        return found
-
-    @property
-    def decays(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.decays`."""
-        return shrunk_by
-
-    @property
-    def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
-        return with_decay
-
-    @property
-    def traits(self) -> Traits:
-        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
-        return super().traits._replace(from_zero=False)  # decay may be part of the gradient
+        return self.with_start("start", super().create_state(index, weight), weight)
 
     @corrected(corrected_rates, "decay_rate", "safeguarded", when=lambda made: made.bias_correction)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -299,31 +209,14 @@ class Prodigy(Varied, AdamFamily):
             "safeguarded": float(self.safeguard_warmup),
         }
 
-    # The estimate
-
-    @property
-    def d(self) -> float:
-        """Estimate of the distance in the current step."""
-        return self.estimate.get("d", self.d0)
-
     @property
     def sum_decay(self) -> float:
         """Decay rate of the sums."""
         return math.sqrt(self.beta2) if self.beta3 is None else self.beta3
 
-    @property
-    def step_sums(self) -> "Prodigy":
-        """See :attr:`Optimizer.step_sums`."""
-        return self
-
-    def begin(self, indices: Sequence[Index]) -> Any:
-        """Start a new step and update the estimate if an index is already in the current step."""
-        if self.shares.keys().isdisjoint(indices):
-            return None
-        before = dict(self.estimate), dict(self.shares)
-        shares = list(self.shares.values())
-        self.shares.clear()
-        progress, size = (sum(each[k] for each in shares) for k in (0, 1))
+    def advance(self, sums: Sequence[float]) -> None:
+        """See :meth:`JointSums.advance <fastopt.optimizer.JointSums.advance>`."""
+        progress, size = sums
         if size != 0:
             d, known = self.d, self.estimate
             numerator = self.sum_decay * known.get("d_numerator", 0.0) + progress
@@ -334,16 +227,3 @@ class Prodigy(Varied, AdamFamily):
             largest = found if found > largest else largest
             now = min(largest, d * self.growth_rate), largest, numerator
             known.update(zip(ESTIMATE, now, strict=True))
-        return before
-
-    def put_back(self, before: Any) -> None:
-        """Undo the changes of :meth:`begin`."""
-        if before is not None:
-            self.estimate.clear()
-            self.shares.clear()
-            self.estimate.update(before[0])
-            self.shares.update(before[1])
-
-    def add(self, indices: Sequence[Index], numbers: Sequence[Sequence[float]]) -> None:
-        """Record the terms of tensors in the sums of a step."""
-        self.shares.update(zip(indices, map(tuple, numbers), strict=True))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice, product
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -31,7 +32,7 @@ class _Preconditioned:
     def reserve(self, main: "Shampoo", index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
         shape, dtype = direction.shape, direction.dtype
-        for name in ("rotated 0", "rotated 1"):
+        for name in ("rotated 0", "rotated 1", "turned"):
             self._buffers(name, shape, dtype)
         for name, size in main.slots(shape).items():
             if name.startswith("factor"):
@@ -55,27 +56,47 @@ class _Preconditioned:
             return False
         mean, var, *pairs = state
         gradient = self._rescaled(main, index, direction, grad)
-        lengths, largest = main.axes(direction.shape), main.max_precond_dim
-        factors, roots = (by_axis(lengths, pairs[first::2], largest) for first in (0, 1))
+        lengths = main.axes(direction.shape)
         count = main._index_update_count[index] - main.begin_num_update
+        blocks, rest, found = main.blocks(lengths), iter(pairs), []
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
-            share = 1 - main.beta2
-            averages = averaged(factors, gradient.reshape(lengths), share, self._buffers)
-            new = main.roots(averages, count) if main.renews(count) else roots
+            for at, sizes in blocks:
+                own = list(islice(rest, 2 * sum(size <= main.max_precond_dim for size in sizes)))
+                given = [by_axis(sizes, own[k::2], main.max_precond_dim) for k in (0, 1)]
+                averages, roots = self._renewed(main, given, gradient.reshape(lengths)[at], count)
+                if len(blocks) > 1:  # the buffers are those of the next block
+                    averages = [None if each is None else each.copy() for each in averages]
+                found.append((at, given, (averages, roots)))
             direction.fill(0)
             self._adam.step(main, index, count - 1, direction, gradient, (mean, var))
             if count >= main.start:
-                size = _norm(direction)
-                rotated(mean.reshape(lengths), new, False, self._buffers, direction)
-                own = _norm(direction)
-                direction *= direction.dtype.type(size / own if own != 0 else 0.0)
+                result = direction.reshape(lengths)
+                for at, _, (_, roots) in found:
+                    self._precondition(result[at], mean.reshape(lengths)[at], roots)
+                if not np.may_share_memory(result, direction):
+                    direction[...] = result.reshape(direction.shape)
             else:
                 np.negative(direction, out=direction)
-        for targets, values in ((factors, averages), (roots, new)):
-            for target, value in zip(targets, values, strict=True):
-                if target is not None and target is not value:
-                    target[...] = value
+        for _, given, results in found:
+            for targets, values in zip(given, results, strict=True):
+                for target, value in zip(targets, values, strict=True):
+                    if target is not None and target is not value:
+                        target[...] = value
         return True
+
+    def _renewed(self, main: "Shampoo", given: Any, gradient: Array, count: int) -> Any:
+        """Return the averages and the roots of a block after update `count`."""
+        factors, roots = given
+        whiteners = roots if main.kl and count > main.start else ()
+        averages = averaged(factors, gradient, 1 - main.beta2, self._buffers, whiteners)
+        return averages, main.roots(averages, count) if main.renews(count) else roots
+
+    def _precondition(self, step: Array, mean: Array, roots: Any) -> None:
+        """Turn a step of Adam, which is negative, into a preconditioned one of the same norm."""
+        size, turned = _norm(step), self._buffers("turned", step.shape, step.dtype)
+        rotated(mean, roots, False, self._buffers, turned)
+        own = _norm(turned)
+        np.multiply(turned, step.dtype.type(size / own if own != 0 else 0.0), out=step)
 
 
 def _norm(array: Array) -> float:
@@ -105,12 +126,20 @@ class Shampoo(MatrixFamily):
 
     Weights with more than two dimensions have a preconditioner for each of k axes, with the
     exponent :math:`-1 / (2 k)`. An axis longer than `max_precond_dim` has none and does not count.
+    With `block_size`, longer axes are cut into blocks of at most that length, each with
+    preconditioners and a norm of its own, as in the distributed Shampoo that won AlgoPerf.
+
+    With `kl` it is KL-Shampoo with grafting, whose L and R minimize a Kullback-Leibler divergence:
+    after update `start`, :math:`h h^T` is :math:`h \hat R^{-1} h^T / n` and :math:`h^T h` is
+    :math:`h^T \hat L^{-1} h / m`, for m rows and n columns, with the inverses of the last roots,
+    and the exponents of :math:`\hat L` and :math:`\hat R` are :math:`-1 / 2`.
 
     Sources: Gupta, Koren and Singer, "Shampoo: Preconditioned Stochastic Tensor Optimization",
     arXiv:1802.09568; Anil et al., "Scalable Second Order Optimization for Deep Learning",
     arXiv:2002.09018 (grafting); with the formulas of Shi et al., "A Distributed Data-Parallel
-    PyTorch Implementation of the Distributed Shampoo Optimizer", arXiv:2309.06497, whose code
-    splits long axes into blocks instead.
+    PyTorch Implementation of the Distributed Shampoo Optimizer", arXiv:2309.06497, whose code has
+    `block_size` as its ``max_preconditioner_dim``; Lin et al., "Understanding and Improving Shampoo
+    and SOAP via Kullback-Leibler Minimization", arXiv:2509.03378.
 
     Weights with fewer dimensions need a `fallback`; without one they raise an error. Embeddings
     and output layers should use it too, by `fallback_for`.
@@ -119,8 +148,8 @@ class Shampoo(MatrixFamily):
     LAPACK fails in float32. Their last bits may depend on the number of threads of NumPy's BLAS. A
     non-finite gradient makes the whole weight NaN.
 
-    State: the tuple of m and v, in the weight's shape, and for each axis with a preconditioner the
-    matrices L and :math:`\hat L^{-1/4}`.
+    State: the tuple of m and v, in the weight's shape, and for each axis with a preconditioner, of
+    each block in turn, the matrices L and :math:`\hat L^{-1/4}`.
 
     Parameters
     ----------
@@ -142,6 +171,10 @@ class Shampoo(MatrixFamily):
     merge_dims : bool
         Merge adjacent axes while the product of their lengths is at most `max_precond_dim`.
         Default False.
+    block_size : int, optional
+        Maximum length of the blocks of an axis, at least 1. Default None: axes are not cut.
+    kl : bool
+        Use KL-Shampoo. Default False.
     fallback : Optimizer or str, optional
         Optimizer of weights with fewer than two dimensions, and of those in `fallback_for`, see
         :class:`~fastopt.optimizer.Muon`. Default None: such weights raise an error.
@@ -190,6 +223,8 @@ class Shampoo(MatrixFamily):
         "start_step": OrNone(Integer(least=1)),
         "max_precond_dim": Integer(least=1),
         "merge_dims": Flag(),
+        "block_size": OrNone(Integer(least=1)),
+        "kl": Flag(),
     }
 
     def __init__(
@@ -203,6 +238,8 @@ class Shampoo(MatrixFamily):
         start_step: int | None = None,
         max_precond_dim: int = 8192,
         merge_dims: bool = False,
+        block_size: int | None = None,
+        kl: bool = False,
         fallback: Optimizer | str | None = None,
         fallback_for: str | Sequence[str] | None = None,
         **common: Unpack[CautiousArguments],
@@ -215,6 +252,8 @@ class Shampoo(MatrixFamily):
         self.start_step = start_step
         self.max_precond_dim = max_precond_dim
         self.merge_dims = merge_dims
+        self.block_size = block_size
+        self.kl = kl
         super().__init__(learning_rate, fallback, fallback_for, **common)
 
     @property
@@ -230,6 +269,7 @@ class Shampoo(MatrixFamily):
     def roots(self, factors: Sequence[Array | None], count: int) -> list[Array | None]:
         """Return the inverse roots of the bias-corrected averages of each axis."""
         root, share = 2 * sum(each is not None for each in factors), 1 - self.beta2**count
+        root = 2 if self.kl else root
         return [
             None if each is None else inverse_root(each / share, root, self.root_epsilon)
             for each in factors
@@ -243,10 +283,24 @@ class Shampoo(MatrixFamily):
         """See :meth:`MatrixFamily.directions`."""
         return _Preconditioned()
 
+    def blocks(self, lengths: Shape) -> list[tuple[tuple[slice, ...], Shape]]:
+        """Return the slices and the lengths of each block of an array with these axes."""
+        size = self.block_size
+        cuts = [
+            [slice(at, min(at + size, length)) for at in range(0, length, size)]
+            if size is not None and length > size
+            else [slice(0, length)]
+            for length in lengths
+        ]
+        return [(at, tuple(each.stop - each.start for each in at)) for at in product(*cuts)]
+
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""
         found: dict[str, Shape] = {"mean": shape, "var": shape}
-        for axis, length in enumerate(self.axes(shape)):
-            if length <= self.max_precond_dim:
-                found[f"factor {axis}"] = found[f"root {axis}"] = (length, length)
+        blocks = self.blocks(self.axes(shape))
+        for k, (_, sizes) in enumerate(blocks):
+            of = f" of block {k}" if len(blocks) > 1 else ""
+            for axis, length in enumerate(sizes):
+                if length <= self.max_precond_dim:
+                    found[f"factor {axis}{of}"] = found[f"root {axis}{of}"] = (length, length)
         return found

@@ -56,7 +56,8 @@ class _Rotated:
         factors, bases = (by_axis(lengths, pairs[first::2], largest) for first in (0, 1))
         share = 1 - (main.beta2 if beta is None else beta)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
-            averages = averaged(factors, gradient.reshape(lengths), share, self._buffers)
+            whiteners = _whiteners(factors, bases, main.epsilon) if main.kl and count else ()
+            averages = averaged(factors, gradient.reshape(lengths), share, self._buffers, whiteners)
             new, orders = _next_bases(lengths, averages, bases, count, main.precondition_frequency)
             if count:
                 rotated(gradient.reshape(lengths), bases, False, self._buffers, inside)
@@ -74,6 +75,20 @@ class _Rotated:
                     target[...] = value
         steps += 1
         return count > 0
+
+
+def _whiteners(
+    factors: Sequence[Array | None], bases: Sequence[Array | None], floor: float
+) -> list[Array | None]:
+    """Return the basis of each axis, divided by the roots of the eigenvalues that it estimates."""
+    found: list[Array | None] = []
+    for factor, basis in zip(factors, bases, strict=True):
+        if factor is None or basis is None:
+            found.append(None)
+            continue
+        values = np.einsum("ij,ij->j", basis, factor @ basis)
+        found.append(basis / np.sqrt(np.maximum(values, factor.dtype.type(floor))))
+    return found
 
 
 def _next_bases(
@@ -117,10 +132,18 @@ class SOAP(MatrixFamily):
     sorted in the same order.
 
     Weights with more than two dimensions have a basis for each axis. An axis longer than
-    `max_precond_dim` has no basis and is not rotated.
+    `max_precond_dim` has no basis and is not rotated. With `precondition_1d`, weights with fewer
+    dimensions have one basis.
+
+    With `kl` it is KL-SOAP, whose L and R minimize a Kullback-Leibler divergence: from the second
+    update on, :math:`h h^T` is :math:`h R^{-1} h^T / n` and :math:`h^T h` is
+    :math:`h^T L^{-1} h / m`, with the inverses in the present bases,
+    :math:`Q_R \mathrm{diag}(\max(Q_R^T R Q_R, \epsilon))^{-1} Q_R^T`, and the number of rows m and
+    of columns n.
 
     Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", arXiv:2409.11321,
-    with the order of operations of the authors' code.
+    with the order of operations of the authors' code; Lin et al., "Understanding and Improving
+    Shampoo and SOAP via Kullback-Leibler Minimization", arXiv:2509.03378.
 
     Weights with fewer dimensions need a `fallback`; without one they raise an error. Embeddings
     and output layers should use it too, by `fallback_for`.
@@ -149,6 +172,10 @@ class SOAP(MatrixFamily):
     merge_dims : bool
         Merge adjacent axes while the product of their lengths is at most `max_precond_dim`.
         Default False.
+    precondition_1d : bool
+        Update weights with fewer than two dimensions too. Default False.
+    kl : bool
+        Use KL-SOAP. Default False.
     fallback : Optimizer or str, optional
         Optimizer of weights with fewer than two dimensions, and of those in `fallback_for`, see
         :class:`~fastopt.optimizer.Muon`. Default None: such weights raise an error.
@@ -198,6 +225,8 @@ class SOAP(MatrixFamily):
         "precondition_frequency": Integer(least=1),
         "max_precond_dim": Integer(least=1),
         "merge_dims": Flag(),
+        "precondition_1d": Flag(),
+        "kl": Flag(),
     }
 
     def __init__(
@@ -210,6 +239,8 @@ class SOAP(MatrixFamily):
         precondition_frequency: int = 10,
         max_precond_dim: int = 10000,
         merge_dims: bool = False,
+        precondition_1d: bool = False,
+        kl: bool = False,
         fallback: Optimizer | str | None = None,
         fallback_for: str | Sequence[str] | None = None,
         **common: Unpack[StableArguments],
@@ -221,11 +252,18 @@ class SOAP(MatrixFamily):
         self.precondition_frequency = precondition_frequency
         self.max_precond_dim = max_precond_dim
         self.merge_dims = merge_dims
+        self.precondition_1d = precondition_1d
+        self.kl = kl
         super().__init__(learning_rate, fallback, fallback_for, **common)
+
+    @property
+    def takes_vectors(self) -> bool:
+        """See :attr:`MatrixFamily.takes_vectors`."""
+        return self.precondition_1d
 
     def axes(self, shape: Shape) -> Shape:
         """Return the lengths of the axes that may have a basis, merged if requested."""
-        return axes(shape, self.max_precond_dim, self.merge_dims)
+        return axes(shape or (1,), self.max_precond_dim, self.merge_dims)
 
     def check_saved(self, index: Index, state: Any) -> None:
         """See :meth:`Optimizer.check_saved <fastopt.optimizer.Optimizer.check_saved>`."""

@@ -23,6 +23,7 @@ from fastopt._engine.clip import (
     times,
 )
 from fastopt._engine.clip_adaptive import UnitClip
+from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.mixed_precision import has_master, set_master, split_state
 from fastopt._engine.planner import Call, Planner
 from fastopt._engine.records import Records
@@ -221,6 +222,8 @@ class Updater(Resumable):
     _units: UnitClip | None = None
     _averages: Averages | None = None
     _slow: SlowCallCounter | None = None
+    takes_extra: bool = False
+    """Whether a call has extra arrays, which are in the states now."""
 
     @property
     def info(self) -> StepInfo:
@@ -339,7 +342,13 @@ class Updater(Resumable):
                 setattr(self, name, value)
 
     @overload
-    def __call__(self, index: int | str | bytes, grad: Gradient, weight: Weight) -> None: ...
+    def __call__(
+        self,
+        index: int | str | bytes,
+        grad: Gradient,
+        weight: Weight,
+        extra: Gradient | None = None,
+    ) -> None: ...
 
     @overload
     def __call__(
@@ -347,9 +356,10 @@ class Updater(Resumable):
         index: Sequence[int | str | bytes] | KeysView[Any],
         grad: Sequence[Gradient] | ValuesView[Gradient],
         weight: Sequence[Weight] | ValuesView[Weight],
+        extra: Sequence[Gradient | None] | ValuesView[Gradient | None] | None = None,
     ) -> None: ...
 
-    def __call__(self, index: Any, grad: Any, weight: Any = None) -> None:
+    def __call__(self, index: Any, grad: Any, weight: Any = None, extra: Any = None) -> None:
         """Update `weight` in place.
 
         Parameters
@@ -369,6 +379,11 @@ class Updater(Resumable):
             A CUDA array is an object with ``__cuda_array_interface__``; its state is created on
             its device, and its gradient must be on the same device. Torch tensors on the CPU,
             arrays with ``__dlpack__`` and writable buffers are updated through NumPy views.
+        extra : numpy.ndarray or row-sparse array, or a list of them, optional
+            Array for a rule that takes a second one in each call, such as a gradient at other
+            weights, in any form of a gradient on the host; see ``extra`` of
+            :func:`fastopt.rule`. It is neither rescaled nor clipped. Rows that a row-sparse array
+            lacks are 0. In a list, None is for rules that take none.
 
         Raises
         ------
@@ -377,6 +392,9 @@ class Updater(Resumable):
         ImportError
             An array is on a CUDA device, and numba-cuda or the driver is missing.
         """
+        if extra is not None:
+            update_with(self, index, grad, weight, extra)
+            return
         optimizer, records = self.optimizer, self._records
         with optimizer.lock:
             if optimizer.updating.locked():
@@ -534,7 +552,13 @@ class Updater(Resumable):
             records.norm[FACTOR] = 1.0
         return outcome(records, self, status, index, grad) if status >= 0 else None
 
-    def step(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> None:
+    def step(
+        self,
+        grads: Any,
+        weights: Any,
+        missing: Literal["raise", "skip"] = "raise",
+        extra: Any = None,
+    ) -> None:
         """Update weights in nested dictionaries, lists, tuples and dataclasses in place.
 
         The index of a weight is its path: the keys, positions and attributes that lead to it,
@@ -555,6 +579,9 @@ class Updater(Resumable):
         missing : str
             ``"skip"`` treats gradients that are missing in a container like None. Default
             ``"raise"``.
+        extra : dict, list, tuple, named tuple, dataclass instance or array, optional
+            Arrays for rules that take a second one in each call, nested like the weights; what is
+            missing is None. See :meth:`__call__`.
 
         Raises
         ------
@@ -593,7 +620,10 @@ class Updater(Resumable):
             if before is not None and (again or before is grad):
                 structures.check_order(paths[0], grad, arrays[0], before)
             structures.first_gradient = id(grad)
-        self(paths, own, arrays)
+        if extra is None:
+            self(paths, own, arrays)
+        else:
+            self(paths, own, arrays, extras_at(paths, self._leaves(extra, weights, "skip")))
 
     def updated(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> Any:
         """Return updated copies of nested weights; the arguments do not change.
@@ -670,9 +700,11 @@ class Updater(Resumable):
                 self._averages.check_free()
             unchecked = optimizer.unchecked
             self._check_names(indices)
+            check_given(self, indices)
             self._records.admit(optimizer)
             slow = self._slow or SlowCallCounter()
             why = slow.reason(self, indices, grads, weights, unchecked)
+            why = None if self.takes_extra else why
             with uninterrupted:
                 if self.planner.measures:
                     self._measured_step(indices, grads, weights, single)
@@ -729,29 +761,42 @@ class Updater(Resumable):
         States are stored before the launch, and `finish` and `last` are called after it even if an
         exception from outside, such as that of a signal handler, comes in between.
         """
-        known = [
-            (own, {index: own[index] for index, *_ in calls if index in own})
-            for own in (self.states, self.states_synced, self.optimizer.masters_given)
-        ]
 
         def end() -> None:
             finish()
             if last is not None:
                 last()
 
+        undo = self._stored(calls)
         try:
-            self._keep(calls)
             step()
             end()
         except BaseException:
             if call.done:
                 end()
             else:
-                for own, before in known:
-                    for index, *_ in calls:
-                        dict.pop(own, index, None)
-                    dict.update(own, before)
+                undo()
             raise
+
+    def _stored(self, calls: Sequence[Call]) -> Callable[[], None]:
+        """Store states; return a function that puts back what was there before."""
+        known = [
+            (own, {index: own[index] for index, *_ in calls if index in own})
+            for own in (self.states, self.states_synced, self.optimizer.masters_given)
+        ]
+
+        def undo() -> None:
+            for own, before in known:
+                for index, *_ in calls:
+                    dict.pop(own, index, None)
+                dict.update(own, before)
+
+        try:
+            self._keep(calls)
+        except BaseException:
+            undo()
+            raise
+        return undo
 
     def refresh_graphs(self) -> None:
         """Let CUDA graphs with calls of this updater use the present hyper-parameters.
@@ -773,10 +818,7 @@ class Updater(Resumable):
 
     def _settle(self) -> None:
         """Wait for the outcomes of steps that a device has counted."""
-        counts = self.optimizer._index_update_count
-        if counts.ahead:
-            with self.optimizer.lock:
-                counts.settle()
+        device_updates.settle(self.optimizer)
 
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
@@ -1371,11 +1413,12 @@ class Updater(Resumable):
 
     def _leading(self) -> dict[Index, Any]:
         """Return an array in the weight's shape for each index whose optimizer has averages."""
-        return {
-            index: leaves(state)[-1]
-            for index, state in self.states.items()
-            if self.planner.of(index).optimizer.evaluates
-        }
+        found = {}
+        for index, state in self.states.items():
+            of = self.planner.of(index).optimizer
+            if of.evaluates:
+                found[index] = leaves(state)[-1 - len(of.rule_for(index).kept)]
+        return found
 
     def _evaluated(self, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
         """Return the weights to evaluate with, by index."""
@@ -1383,7 +1426,8 @@ class Updater(Resumable):
         for index, (weight, *_) in targets.items():
             exact, state = self._inner_state(index, weight)
             of = self.planner.of(index).optimizer
-            found[index] = of.evaluated(host(exact_copy(exact)), state)
+            slots = state[: len(of.rule_for(index).state)]
+            found[index] = of.evaluated(host(exact_copy(exact)), slots)
         return found
 
     def restore_weights(self, weights: Mapping[Any, Any]) -> None:

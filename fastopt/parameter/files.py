@@ -11,9 +11,9 @@ import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from fastopt.checkpoint import CheckpointError, write_atomically
-from fastopt.checkpoint.container import METADATA
-from fastopt.checkpoint.errors import read_from
-from fastopt.checkpoint.ndarray import LIST_HEAD, Allowance, list_from_bytes
+from fastopt.checkpoint.foreign.ndarray import LIST_HEAD, Allowance, list_from_bytes
+from fastopt.checkpoint.format.container import METADATA
+from fastopt.checkpoint.format.errors import read_from
 from fastopt.parameter.checks import Array, as_dtype
 
 __all__ = ["opened", "save"]

@@ -13,8 +13,8 @@ import numpy as np
 
 from fastopt._kernels.paging import PAGE, bring
 from fastopt._kernels.threads import in_forked_child
-from fastopt.checkpoint.errors import CheckpointError, read_from
-from fastopt.checkpoint.files import (
+from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.files import (
     PathLike,
     is_temporary,
     lock,
@@ -22,7 +22,7 @@ from fastopt.checkpoint.files import (
     unlock,
     write_atomically,
 )
-from fastopt.checkpoint.tree import chunks, read
+from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.optimizer import Optimizer
 from fastopt.table.records import RecordFile, Rows, open_regular
 

@@ -22,9 +22,9 @@ from fastopt._kernels.threads import in_forked_child
 from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
 from fastopt.arguments import brief, count, flag, number
-from fastopt.checkpoint.errors import CheckpointError, read_from
-from fastopt.checkpoint.files import PathLike, write_atomically
-from fastopt.checkpoint.tree import chunks, read
+from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.files import PathLike, write_atomically
+from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.initializer import Initializer
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.sparse import REALS, RowSparse

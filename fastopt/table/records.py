@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fastopt._kernels.pages import allocate, map_file, reserved
 from fastopt._kernels.paging import PAGE
-from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError
 
 __all__ = ["SUMS", "Parts", "RecordFile", "Rows", "fields", "open_regular", "size_of"]
 

@@ -8,8 +8,8 @@ import numpy as np
 from fastopt._kernels.hashing import FREE
 from fastopt._kernels.layout import kind_of
 from fastopt.arguments import count, number
-from fastopt.checkpoint.container import dtype_of
-from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.format.container import dtype_of
+from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer import Optimizer
 from fastopt.table.index import MOST_ROWS
 from fastopt.table.start import Start

@@ -18,7 +18,7 @@ from fastopt._foreign import of_tensor
 from fastopt._kernels.codes import numbers_of
 from fastopt.amp import StepInfo
 from fastopt.arguments import brief
-from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer import Updater
 from fastopt.torch.recipes import COMMON, Made, Recipe, apply, check_arguments
 from fastopt.torch.views import GRAD, Views, check_parameter

@@ -17,8 +17,8 @@ from fastopt._console import progress, table
 from fastopt.bench import measurements, report
 from fastopt.bench.advice import on_layer, on_threads
 from fastopt.bench.clock import interleaved, seconds
-from fastopt.bench.formulas import FORMULAS
 from fastopt.bench.steps import Step, momentum_of
+from fastopt.reference import FORMULAS
 from helpers.cases import kept
 
 RANDOM = {"sgld"}

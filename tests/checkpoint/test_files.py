@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.checkpoint import CheckpointError, container, dumps, files, loads, write_atomically
+from fastopt.checkpoint import CheckpointError, dumps, loads, write_atomically
+from fastopt.checkpoint.format import container, files
 from helpers.cases import named
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX processes")
@@ -311,7 +312,7 @@ def test_temporary_files_of_the_living_and_of_others_stay(tmp_path):
 def test_leftovers_are_removed_for_the_same_path_alone(tmp_path, run_python):
     kill = """
 import os, signal, sys
-from fastopt.checkpoint.files import write_atomically, write_part
+from fastopt.checkpoint.format.files import write_atomically, write_part
 
 def chunks():
     yield b"begun"

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError, load_mxnet_states
-from fastopt.checkpoint.ndarray import Allowance, from_bytes
+from fastopt.checkpoint.foreign.ndarray import Allowance, from_bytes
 from helpers.mxnet_pickles import CODES, dense, pickled, row_sparse, shape_bytes
 from helpers.paths import GOLDEN
 

@@ -5,7 +5,7 @@ import pytest
 
 from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError, Skipped
-from fastopt.checkpoint.parameters import keys_of, match
+from fastopt.checkpoint.restore.parameters import keys_of, match
 
 SIZES = {"a_weight": 2, "b_bias": 3, "c_weight": 4}
 

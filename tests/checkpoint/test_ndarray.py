@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt.checkpoint import CheckpointError
-from fastopt.checkpoint.ndarray import Allowance, list_from_bytes
+from fastopt.checkpoint.foreign.ndarray import Allowance, list_from_bytes
 from fastopt.initializer import Load
 from fastopt.parameter import ParameterDict
 from helpers.initializers import named

@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from fastopt import optimizer, plain
+from fastopt import optimizer, reference
 from fastopt.demo import common
 from fastopt.demo import digits as demo
 from fastopt.demo.common import Refused, Runner
@@ -192,9 +192,9 @@ def test_comparison_reports_both_times_and_that_the_weights_agree(options, capsy
 
 def test_comparison_says_so_when_the_rules_differ(monkeypatch, capsys):
     monkeypatch.setitem(
-        plain.UPDATES,
+        reference.UPDATES,
         "adam",
-        lambda opt: plain.numpy_adam(optimizer.Adam(opt.lr * 1.01)),
+        lambda opt: reference.numpy_adam(optimizer.Adam(opt.lr * 1.01)),
     )
     demo.run(Options(epochs=1))
     assert "agreement with plain NumPy: NO" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastopt import EMA, RowSparse, optimizer
+from fastopt import RowSparse, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from helpers.cases import CASES, exhaustive, kept
@@ -211,29 +211,6 @@ def test_damaged_sums_are_refused(damage):
     assert not new.states_dict()["accumulation"]["calls"]
 
 
-def error_of(made, *args):
-    with pytest.raises((TypeError, ValueError)) as caught:
-        made(*args)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("calls", [0, 1, 2])
-def test_a_failed_call_changes_nothing(calls, rng):
-    made, weight = adam(accumulate=EVERY), np.ones(2, np.float32)
-    twin, other = adam(accumulate=EVERY), np.ones(2, np.float32)
-    extra = np.ones(3, np.float32)
-    grads = grads_of(rng, 2, 6)
-    for k, grad in enumerate(grads):
-        made(0, grad, weight)
-        twin(0, grad, other)
-        if k == calls:
-            assert "index 0: gradient must have shape (2,)" in error_of(made, 0, extra, weight)
-            wrong = [0, 1], [grads[0], grads[0]], [weight, extra]
-            assert "index 1: gradient must have shape (3,)" in error_of(made, *wrong)
-            assert "index 0" in error_of(made, [0, 0], [grads[0]] * 2, [weight] * 2)
-    np.testing.assert_array_equal(weight, other)
-
-
 def test_an_optimizer_in_numpy_takes_the_mean():
     class Plain(optimizer.Optimizer):
         def update(self, index, weight, grad, state):
@@ -255,27 +232,6 @@ def test_lbsgd_adds_up_means():
     for value in (2.0, 6.0):
         twin(0, np.array([value]), other)
     np.testing.assert_array_equal(weight, other)
-
-
-def test_weights_of_any_layout_are_taken(rng):
-    for array in (np.ones((4, 6), order="F"), np.ones((4, 12))[:, ::2], np.ones((4, 6)).T):
-        made, twin, expected = adam(accumulate=2), adam(), np.ones(array.shape)
-        for _ in range(2):
-            grads = grads_of(rng, array.shape, 2, np.float64)
-            for grad in grads:
-                made(0, grad, array)
-            twin(0, summed(grads, np.float64) / 2, expected)
-        np.testing.assert_array_equal(array, expected)
-
-
-@pytest.mark.exhaustive
-def test_averages_follow_updates():
-    made = adam(accumulate=2, average=EMA(decay=0.5))
-    weight = np.ones(2)
-    made(0, np.ones(2), weight)
-    assert not made.averages
-    made(0, np.ones(2), weight)
-    np.testing.assert_allclose(made.averages[0], (1 + weight) / 2)
 
 
 def test_the_number_of_calls_changes_between_windows_alone():

@@ -154,14 +154,6 @@ def test_the_mean_of_accumulated_gradients_is_clipped(rng):
     np.testing.assert_allclose(weight, expected)
 
 
-def test_weights_of_any_layout_are_taken(rng):
-    for weight in (np.ones((4, 6), order="F"), np.ones((4, 12))[:, ::2], np.ones((6, 4)).T):
-        grad = np.asfortranarray(rng.normal(size=(4, 6)))
-        expected = weight + clipped(weight, grad, 0.1)
-        plain(clip_adaptive=0.1)(0, grad, weight)
-        np.testing.assert_allclose(weight, expected)
-
-
 def test_an_optimizer_in_numpy_sees_clipped_gradients(rng):
     class Plain(optimizer.Optimizer):
         def update(self, index, weight, grad, state):

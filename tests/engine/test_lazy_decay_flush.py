@@ -1,6 +1,5 @@
 """Bringing rows up to date: flush, whatever the weight, and after states were restored."""
 
-import copy
 import signal
 
 import ml_dtypes
@@ -9,7 +8,6 @@ import pytest
 
 from fastopt import optimizer
 from fastopt._kernels.table import Table
-from helpers.cases import kept
 from helpers.row_sparse import listing, same_bits
 
 WD = 0.3
@@ -21,26 +19,6 @@ def catching_up(name="adagrad", **kwargs):
         kwargs["momentum"] = 0.0
     made = optimizer.create(name, wd=WD, sparse_decay="catch_up", **kwargs)
     return optimizer.get_updater(made)
-
-
-@pytest.mark.parametrize("name", kept(DECOUPLED, "adagrad", "adamw"))
-def test_pending_decay_survives_bytes(name, rng):
-    updater = catching_up(name)
-    weight = rng.normal(size=(9, 4))
-    for _ in range(3):
-        updater(0, listing(rng, (9, 4), np.float64, 3), weight)
-    restored, other = optimizer.get_updater(optimizer.SGD()), weight.copy()
-    restored.set_states(updater.get_states(dump_optimizer=True))
-    clone, third = copy.deepcopy(updater), weight.copy()
-    clone.flush(0, third)
-    restored.flush(0, other)
-    same_bits(other, third)
-    grad = listing(rng, (9, 4), np.float64, 3)
-    updater.flush(0)
-    for run, table in ((updater, weight), (restored, other), (clone, third)):
-        run(0, grad, table)
-        run.flush(0, table)
-        same_bits(table, weight)
 
 
 @pytest.mark.parametrize(

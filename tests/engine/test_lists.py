@@ -7,7 +7,7 @@ import pytest
 
 from fastopt import lr_scheduler, optimizer
 from fastopt.sparse import RowSparse
-from helpers.cases import CASES, OF_STEPS, exhaustive, kept
+from helpers.cases import CASES, OF_STEPS, kept
 from helpers.tensor_lists import Tensor, as_list, everything, frozen, one_by_one, tensors_of
 
 ALIKE = [case for case in CASES if case.name not in OF_STEPS]
@@ -65,56 +65,6 @@ def test_lists_have_the_bits_of_single_calls(case):
 
     first, second = (outcome(*world) for world in worlds(make, tensors_of(case)))
     assert first == second
-
-
-KINDS = {
-    "split masters": {"multi_precision": True, "master": "split"},
-    "bfloat16 state": {"state_dtype": "bfloat16", "seed": 3},
-    "stochastic rounding": {"rounding": "stochastic", "seed": 3},
-    "standard updates": {"lazy_update": False},
-}
-HALF_TENSORS = {
-    0: Tensor((7, 5), "bfloat16"),
-    "w": Tensor((6, 3), "bfloat16", gradient="rows"),
-    2: Tensor((5,), "bfloat16", gradient="single"),
-    3: Tensor((20_000,), "bfloat16"),
-    4: Tensor((6, 3), gradient="rows"),
-    5: Tensor((4, 3), "float64"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lamb")])
-def test_lists_of_every_kind_of_memory_have_the_bits_of_single_calls(name, kind):
-    pytest.importorskip("ml_dtypes")
-    arguments = {"learning_rate": 0.05, "wd": 0.1, **KINDS[kind]}
-    if name == "sgd":
-        arguments["momentum"] = 0.9
-    rounds = kind == "stochastic rounding" or arguments.get("multi_precision")
-    tensors = {i: t for i, t in HALF_TENSORS.items() if rounds or t.dtype != "bfloat16"}
-    outcomes = []
-    for way, updater, weights in worlds(
-        lambda: optimizer.get_updater(optimizer.create(name, **arguments)), tensors
-    ):
-        for step in range(3):
-            grads = [t.slope(9 * step + k) for k, t in enumerate(tensors.values())]
-            way(updater, tensors, grads, weights.values())
-        outcomes.append(everything(updater, weights))
-    assert outcomes[0] == outcomes[1]
-
-
-@pytest.mark.parametrize("sparse_decay", ["catch_up", "dense"])
-def test_lists_decay_rows_as_single_calls_do(sparse_decay):
-    tensors = {0: Tensor((6, 3), gradient="rows"), 1: Tensor((5, 2), "float64"), 2: Tensor((6, 3))}
-    outcomes = []
-    for way, updater, weights in worlds(
-        lambda: optimizer.get_updater(optimizer.AdamW(wd=0.5, sparse_decay=sparse_decay)), tensors
-    ):
-        train(way, updater, weights, tensors, 3)
-        for index in tensors:
-            updater.flush(index)
-        outcomes.append(everything(updater, weights))
-    assert outcomes[0] == outcomes[1]
 
 
 def test_products_and_corrections_advance_in_the_order_of_the_list(rng):

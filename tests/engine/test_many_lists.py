@@ -68,15 +68,6 @@ def test_rows_have_records(unrecorded):
     assert unrecorded == []
 
 
-@pytest.mark.parametrize("rows", [[0, 2, 5], [5, 0, 2], [3, 3, 0]], ids=str)
-def test_rows_in_any_order_have_records(unrecorded, rows):
-    updater = optimizer.Updater(optimizer.Adam())
-    weight = np.ones((6, 2))
-    for _ in range(5):
-        updater(0, RowSparse(np.ones((3, 2)), np.array(rows), (6, 2)), weight)
-    assert unrecorded == []
-
-
 def test_any_number_of_lists_is_served(unrecorded):
     updater = optimizer.Updater(optimizer.Prodigy())
     train(updater, [[k, 100 + k] for k in range(40)], steps=2)

@@ -177,19 +177,6 @@ def story(make, settings, on_records, size=1, dtype="float32", watch=None):
     return (everything(updater, weights), averages), updater
 
 
-@pytest.mark.parametrize("size", [1, *exhaustive(2000)])
-@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "sgld")])
-def test_settings_of_the_updater_have_the_bits_of_single_updates(name, setting, lazy, size):
-    make = partial(FIRST[name].make, wd=0.1, lazy_update=lazy)
-    found, updater = story(make, SETTINGS[setting], True, size)
-    expected, _ = story(make, SETTINGS[setting], False, size)
-    assert found == expected
-    if setting != "accumulate":  # sums of rows are in NumPy
-        served(updater)
-
-
 @pytest.mark.parametrize("setting", [each for each in SETTINGS if each != "accumulate"])
 def test_no_call_needs_python_twice(setting, monkeypatch):
     def watch():

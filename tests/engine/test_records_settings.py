@@ -8,12 +8,11 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.numpy_abi import readable
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.sparse import RowSparse
-from helpers.cases import FIRST, LIGHT, OF_MATRICES, named
+from helpers.cases import FIRST, LIGHT, OF_MATRICES
 from helpers.tensor_lists import everything, normal
 
 pytestmark = [
@@ -110,38 +109,6 @@ def test_no_form_of_a_call_needs_python_twice(name, setting, form, monkeypatch):
     found, updater = story(make(), SETTINGS[setting](), form, watch=watch)
     assert found == plain
     assert not hasattr(updater.planner, "unrecorded")
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", named(sorted({*FIRST} - UNSERVED), "adam"))
-def test_records_have_the_bits_of_single_updates(name, setting, monkeypatch):
-    """Other calls update tensor by tensor, so both may update the same parameters."""
-
-    def make():
-        return FIRST[name].make(wd=FIRST[name].wd)
-
-    try:
-        found, updater = story(make(), SETTINGS[setting]())
-    except (TypeError, ValueError) as error:
-        pytest.skip(f"refused: {error}")
-    assert updater._records.slots
-    monkeypatch.setattr("fastopt._engine.records.Records.serves", lambda *_: False)
-    expected, updater = story(make(), SETTINGS[setting]())
-    assert not updater._records.slots
-    assert found == expected
-
-
-@pytest.mark.parametrize("setting", ["clip", "groups", "average", "accumulate", "everything"])
-def test_large_calls_have_the_bits_of_one_thread(setting):
-    shapes, ends = [(PARALLEL_FROM // 100 + 1, 100), (7,), (300, 5), (64, 64), (1,)], []
-    before = numba.get_num_threads()
-    for threads in (1, 2):
-        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-        try:
-            ends.append(story(optimizer.Adam(), SETTINGS[setting](), "fortran", shapes)[0])
-        finally:
-            numba.set_num_threads(before)
-    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("setting", ["clip", "scaler"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
-from helpers.cases import CASES, CHOICES, LIGHT, OF_STEPS, every_or_few, exhaustive, sampled
+from helpers.cases import CASES, CHOICES, LIGHT, every_or_few, exhaustive, sampled
 from helpers.row_sparse import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
@@ -166,19 +166,6 @@ def test_a_list_with_sparse_and_dense_gradients_equals_single_calls(case, many, 
     for index, pair in enumerate(zip(weights, others, strict=True)):
         same_bits(*pair)
         same_bits(*(leaves(updater.states[index]) for updater in (lists, singles)))
-
-
-@pytest.mark.parametrize(
-    "case", sampled((c for c in CASES if c.name not in OF_STEPS), LIGHT), ids=str
-)
-def test_an_index_may_come_twice_in_a_list_with_sparse_gradients(case, rng):
-    lists, singles = made(case, None), made(case, None)
-    weight, other = np.ones(case.shape), np.ones(case.shape)
-    gradients = [listing(rng, case.shape, np.float64, 4) for _ in range(3)]
-    lists([0] * 3, gradients, [weight] * 3)
-    for grad in gradients:
-        singles(0, grad, other)
-    same_bits((weight, *leaves(lists.states[0])), (other, *leaves(singles.states[0])))
 
 
 LAZY = {"sgd", "ccsgd", "adam", "adagrad", "ftrl", "groupadagrad", "lars", "lbsgd"}

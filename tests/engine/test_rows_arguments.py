@@ -4,7 +4,6 @@ import warnings
 
 import numpy as np
 import pytest
-import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,18 +69,6 @@ def test_a_state_of_any_layout_is_read_in_every_step(kind, rng):
         np.testing.assert_array_equal(made.states[0], once.states[0])
 
 
-def forms(grad):
-    """The same gradient in every form that an updater takes."""
-    yield from (grad, (grad.values, grad.indices), [grad.values, grad.indices])
-    yield (grad.values, grad.indices.astype(np.uint8))
-    summed = grad.coalesce()
-    rows = np.repeat(summed.indices, grad.shape[1])
-    columns = np.tile(np.arange(grad.shape[1]), len(summed.indices))
-    entries = summed.values.ravel(), (rows, columns)
-    for kind in ("coo_array", "coo_matrix", "csr_array", "csr_matrix"):
-        yield getattr(scipy.sparse, kind)(entries, grad.shape)
-
-
 def test_strides_that_are_assigned_to_a_weight_with_spaced_rows_are_those_of_the_next_update():
     made = optimizer.Updater(optimizer.SGD(learning_rate=1.0, lazy_update=True))
     base = np.zeros((8, 6), np.float32)
@@ -95,20 +82,6 @@ def test_strides_that_are_assigned_to_a_weight_with_spaced_rows_are_those_of_the
         weight.strides = 48, 4  # every second row
     made("w", grad, weight)
     np.testing.assert_array_equal(np.flatnonzero(base.any(axis=1)), [2, 6])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_every_form_of_a_gradient_gives_the_same_bits(dtype, rng):
-    grads = [listing(rng, (9, 4), dtype, 7) for _ in range(2)]
-    results = []
-    for steps in zip(*map(forms, grads), strict=True):
-        made, weight = updater("adam", wd=0.1), np.ones((9, 4), dtype)
-        for grad in steps:
-            made(0, grad, weight)
-        results.append((weight, *leaves(made.states[0])))
-    assert len(results) == 8
-    for result in results[1:]:
-        same_bits(result, results[0])
 
 
 def test_a_subclass_in_numpy_gets_a_dense_gradient(rng):

@@ -13,7 +13,7 @@ import galore_torch
 import numpy as np
 import pytorch_optimizer as packaged
 import torch
-from pytorch_optimizer.optimizer import scion
+from pytorch_optimizer.optimizer import psgd, scion
 from pytorch_optimizer.optimizer.scion import LMONorm
 
 STEPS = 8
@@ -72,6 +72,23 @@ PROJECTED = [
     ("apollo", (7, 3), {"lr": 0.05}, {"rank": 1, "scale": 128.0}, {"scale_by": "tensor"}),
 ]
 """Our name, a shape, arguments, those of a group, and ours that are called otherwise."""
+
+WHITENED = [
+    ((4, 6), {}, {}),
+    ((5,), {}, {}),
+    ((), {}, {}),
+    (
+        (3, 4, 2),
+        {"memory_save_mode": "one_diag", "weight_decay": 0.1, "momentum": 0.5},
+        {"diagonal": "one_diag", "wd": 0.1, "momentum": 0.5},
+    ),
+    (
+        (6, 3),
+        {"memory_save_mode": "smart_one_diag", "pre_conditioner_update_probability": 0.5},
+        {"diagonal": "smart_one_diag", "precondition_probability": 0.5},
+    ),
+]
+"""Shapes, arguments of Kron, and ours."""
 
 GAP = 3
 """Steps from one projection to the next."""
@@ -140,6 +157,29 @@ def projected(name, shape, arguments, group, ours):
     }
 
 
+def whitened(shape, arguments, ours):
+    """A case of PSGD, with the random numbers that it draws."""
+    start, gradients = data(shape)
+    noise = np.random.default_rng(1).normal(size=(STEPS, *shape))
+    unused = iter(noise)
+    psgd.torch.randn_like = lambda *_, **__: torch.tensor(next(unused))
+    weight = torch.nn.Parameter(torch.tensor(start))
+    optimizer = packaged.Kron([weight], lr=0.05, balance_prob=0, precondition_dtype=None, **arguments)
+    weights = []
+    for gradient in gradients:
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        weights.append(weight.detach().tolist())
+    return {
+        "name": "kron",
+        "shape": shape,
+        "arguments": {"lr": 0.05, **ours},
+        "data": [np.asarray(start).tolist(), gradients.tolist()],
+        "drawn": noise.tolist(),
+        "weights": weights,
+    }
+
+
 def cases():
     """Every case with its data and weights."""
     for name, kind, shape, arguments, ours in CASES:
@@ -159,5 +199,6 @@ if __name__ == "__main__":
     names = "torch", "pytorch_optimizer", "galore_torch", "apollo_torch"
     packages = {name: version(name) for name in names}
     found = [*cases(), *(projected(*case) for case in PROJECTED)]
+    found += [whitened(*case) for case in WHITENED]
     path = Path(__file__).with_name("packages.json")
     path.write_text(json.dumps({"packages": packages, "cases": found}) + "\n")

@@ -1,18 +1,24 @@
-"""Write prodigy.json: steps of prodigyopt's and of optax's Prodigy over three tensors, in float64.
+"""Write prodigy.json: steps of optimizers that estimate a distance, over three tensors, in float64.
 
-Run with prodigyopt, torch, optax and jax installed: ``python tests/golden/make_prodigy.py``. Both
-packages have the next estimate times epsilon in the denominator; an epsilon of 1e-14 makes it
-small beside the root.
+Prodigy of prodigyopt and of optax, DAdaptAdam of dadaptation, and the Schedule-Free Prodigy of
+prodigy-plus-schedule-free. Run with these, torch and jax installed: ``python
+tests/golden/make_prodigy.py``. The first two have the next estimate times epsilon in the
+denominator; an epsilon of 1e-14 makes it small beside the root. The last one is changed to compute
+in float64, from all elements.
 """
 
 import json
+import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import numpy as np
 import optax.contrib
 import torch
+from dadaptation import DAdaptAdam
 from prodigyopt import Prodigy
 
 jax.config.update("jax_enable_x64", True)
@@ -47,6 +53,28 @@ OPTAX = [
 ]
 """The same of optax, which always corrects the bias."""
 
+DADAPTATION = [
+    ({}, {}),
+    (
+        {"decouple": True, "weight_decay": 0.1, "use_bias_correction": True, "d0": 1e-3},
+        {"decouple": True, "weight_decay": 0.1, "bias_correction": True, "d0": 1e-3},
+    ),
+    (
+        {"lr": 0.5, "weight_decay": 0.1, "growth_rate": 1.3, "d0": 1e-2, "betas": (0.8, 0.9)},
+        {"lr": 0.5, "weight_decay": 0.1, "growth_rate": 1.3, "d0": 1e-2, "betas": (0.8, 0.9)},
+    ),
+]
+
+PLUS = [
+    ({"d0": 1e-3}, {"d0": 1e-3}),
+    (
+        {"lr": 0.7, "weight_decay": 0.1, "d_coef": 0.1, "d0": 1e-3, "d_limiter": False, "betas": (0.95, 0.999)},
+        {"lr": 0.7, "weight_decay": 0.1, "d_coef": 0.1, "d0": 1e-3, "growth_rate": 1e30, "betas": (0.95, 0.999)},
+    ),
+    ({"beta3": 0.9, "d0": 1e-3}, {"beta3": 0.9, "d0": 1e-3}),
+]
+PLAIN = {"use_stableadamw": False, "factored": False, "split_groups": False}
+
 
 def data():
     """First weights, and gradients from large to small that go in one direction more or less."""
@@ -61,11 +89,28 @@ def data():
     ]
 
 
-def of_prodigyopt(arguments):
+LIBRARIES = "prodigyopt", "optax", "dadaptation", "prodigy-plus-schedule-free"
+
+
+def exact_plus():
+    """The class of prodigy-plus-schedule-free, in float64 and without its samples of elements."""
+    folder = Path(find_spec("prodigyplus").origin).parent
+    made = {}
+    for name in ("core_optimiser", "prodigy_plus_schedulefree"):
+        text = (folder / f"{name}.py").read_text().replace("slice_p=11", "slice_p=1")
+        text = text.replace("torch.bfloat16 if grad.dtype == torch.float32 else grad.dtype", "p.dtype")
+        text = text.replace("torch.float32", "torch.float64").replace(".float()", ".double()")
+        made[name] = sys.modules[f"exact.{name}"] = ModuleType(f"exact.{name}")
+        made[name].__package__ = "exact"
+        exec(text, vars(made[name]))
+    return made["prodigy_plus_schedulefree"].ProdigyPlusScheduleFree
+
+
+def of_torch(kind, arguments):
     """Weights after each step, and the estimate before it."""
     weights, gradients = data()
     parameters = [torch.nn.Parameter(torch.tensor(weight)) for weight in weights]
-    optimizer = Prodigy(parameters, eps=EPS, **arguments)
+    optimizer = kind(parameters, **arguments)
     for step in gradients:
         for parameter, gradient in zip(parameters, step, strict=True):
             parameter.grad = torch.tensor(gradient)
@@ -87,22 +132,30 @@ def of_optax(arguments):
 
 
 def cases():
-    for library, run, of in (("prodigyopt", of_prodigyopt, PRODIGYOPT), ("optax", of_optax, OPTAX)):
+    sys.modules["exact"] = ModuleType("exact")
+    kinds = {
+        "prodigyopt": ("prodigy", PRODIGYOPT, Prodigy, {"eps": EPS}, {"eps": EPS}),
+        "dadaptation": ("dadaptadam", DADAPTATION, DAdaptAdam, {}, {}),
+        "prodigy-plus-schedule-free": ("schedulefreeprodigy", PLUS, exact_plus(), PLAIN, {}),
+    }
+    for library, (name, of, kind, always, own) in kinds.items():
         for arguments, ours in of:
-            always = {"bias_correction": True} if library == "optax" else {}
-            weights, estimates = zip(*run(arguments), strict=True)
-            yield {
-                "library": library,
-                "arguments": {"eps": EPS, **always, **ours},
-                "weights": weights,
-                "d": estimates,
-            }
+            yield case(library, name, {**own, **ours}, of_torch(kind, {**always, **arguments}))
+    for arguments, ours in OPTAX:
+        ours = {"eps": EPS, "bias_correction": True, **ours}
+        yield case("optax", "prodigy", ours, of_optax(arguments))
+
+
+def case(library, name, arguments, steps):
+    weights, estimates = zip(*steps, strict=True)
+    own = {"library": library, "name": name, "arguments": arguments}
+    return {**own, "weights": weights, "d": estimates}
 
 
 if __name__ == "__main__":
     weights, gradients = data()
     made = {
-        "packages": {name: version(name) for name in ("prodigyopt", "torch", "optax", "jax")},
+        "packages": {name: version(name) for name in (*LIBRARIES, "torch", "jax")},
         "start": [weight.tolist() for weight in weights],
         "gradients": [[gradient.tolist() for gradient in step] for step in gradients],
         "cases": list(cases()),

@@ -34,7 +34,7 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(kernels, "launch", record)
     if not kernels.SIMULATED:
-        for name in ("upload", "hold"):
+        for name in ("upload", "hold", "clear"):
             call = getattr(cuda_driver, name)
             monkeypatch.setattr(
                 cuda_driver, name, lambda *arguments, call=call: call(*arguments[:-1], 0)

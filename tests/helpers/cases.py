@@ -157,6 +157,8 @@ CASES = [
     Case("schedulefreesgd", converges=FAST, recorded=True),
     Case("schedulefreesgd", {"average_rate": 0.1}, converges=FAST, recorded=True),
     Case("prodigy", converges={"d0": 1e-2}, recorded=True),
+    Case("dadaptadam", {"decouple": True}, converges={"d0": 1e-2, "beta2": 0.9}, recorded=True),
+    Case("schedulefreeprodigy", converges={"d0": 1e-2}, recorded=True),
     Case("lion", {"cautious": True}, converges={"learning_rate": 0.05}, recorded=True),
     Case("lion", {"cautious_decay": True}, converges={"learning_rate": 0.05}, recorded=True),
     Case("adamw", {"cautious": True}, converges=FAST, recorded=True),
@@ -202,11 +204,11 @@ CASES = [
 
 OF_MATRICES = (
     *("adafactor", "adammini", "adamuon", "apollo", "came", "galore", "muon"),
-    *("normuon", "scion", "shampoo", "sm3", "soap"),
+    *("kron", "normuon", "scion", "shampoo", "sm3", "soap"),
 )
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
-OF_STEPS = ("prodigy",)
+OF_STEPS = ("prodigy", "dadaptadam", "schedulefreeprodigy")
 """Optimizers whose hyper-parameters are computed from all tensors of a step.
 
 An index is in it once, with a multiplier of the rate of 0 or 1; state and decay are exact.

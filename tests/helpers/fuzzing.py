@@ -378,15 +378,15 @@ def rewritten(rng, data):
 def attacks(run):
     """Functions of an updater that load something damaged, by kind."""
     from fastopt.checkpoint import dumps, from_torch_state_dict, to_torch_state_dict
-    from fastopt.checkpoint.describe import describe
-    from fastopt.checkpoint.tree import read
+    from fastopt.checkpoint.format.tree import read
+    from fastopt.checkpoint.restore.describe import describe
 
     rng, old = run.rng, run.updater
     saved = dumps(describe(old))
     states = old.get_states(dump_optimizer=bool(rng.integers(2)))
 
     def load(updater, data):
-        from fastopt.checkpoint.restore import restore
+        from fastopt.checkpoint.restore.restore import restore
 
         restore(updater, read(io.BytesIO(data), updater.optimizer), strict=bool(rng.integers(2)))
 
@@ -440,7 +440,7 @@ def of_mxnet(run):
 def checkpoint_case(seed, configuration):
     """Load something damaged and go on; return the outcome and a finding, if any."""
     from fastopt.checkpoint import CheckpointError, dumps
-    from fastopt.checkpoint.describe import describe
+    from fastopt.checkpoint.restore.describe import describe
 
     run = Run(configuration, seed)
     run.steps(run.rng.integers(1, 4))

@@ -15,6 +15,7 @@ from fastopt.optimizer import (
     AdamMini,
     AdaMuon,
     GaLore,
+    Kron,
     Muon,
     NorMuon,
     Scion,
@@ -38,6 +39,7 @@ FORMS = {
     "galore": partial(GaLore, rank=3, update_interval=3),
     "apollo": partial(APOLLO, rank=2, update_interval=2),
     "scion": partial(Scion, radius=1.0),
+    "kron": Kron,
 }
 """Optimizers of matrices in their forms."""
 

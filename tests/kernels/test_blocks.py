@@ -302,22 +302,6 @@ def test_any_number_of_threads_gives_the_same_bits():
     assert all(same_bits(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("order", ["F", "strided"])
-def test_weights_of_other_layouts_take_the_same_steps(order):
-    updater, plain = made(), made()
-    weight = trained(plain, (40, 200))
-    start = np.random.default_rng(1).normal(size=(40, 200)).astype(np.float32)
-    if order == "F":
-        other = np.asfortranarray(start)
-    else:
-        other = np.zeros((40, 400), np.float32)[:, ::2]
-        other[...] = start
-    for gradient in gradients((40, 200), 3):
-        updater(0, gradient, other)
-    np.testing.assert_array_equal(weight, other)
-    assert same_bits(updater.states[0], plain.states[0])
-
-
 # Which weights, and how much memory
 
 

@@ -189,23 +189,30 @@ def test_what_belongs_to_no_rule_compiles(capability):
 WIDE = {
     "float32": ("ld.global.v4.f32", "ld.global.cs.v4.f32", "st.global.cs.v4.f32"),
     "float64": ("ld.global.v2.f64", "ld.global.cs.v2.f64", "st.global.cs.v2.f64"),
-    "float16 with master": ("ld.global.v4.f32", "ld.global.cs.v4.b32", "st.global.v4.b32"),
-    "bfloat16 split": ("ld.global.v4.b32", "ld.global.cs.v4.b32", "st.global.v4.b32"),
-    "bfloat16 state": ("ld.global.v4.f32", "ld.global.cs.v4.b32", "st.global.cs.v4.b32"),
+    "float16 with master": ("ld.global.v4.f32", "ld.global.cs.v2.b32", "st.global.v2.b32"),
+    "bfloat16 split": ("ld.global.v2.b32", "ld.global.cs.v4.f32", "st.global.v2.b32"),
+    "bfloat16 state": ("ld.global.v4.f32", "ld.global.cs.v2.b32", "st.global.cs.v2.b32"),
 }
-"""Accesses of a thread: 16 bytes, and streamed if they are of gradients or states."""
+"""Accesses of a thread: one to each array, of 16 bytes to those of the largest elements; streamed
+if they are of gradients or states."""
+
+
+REGISTERS = 65536
+"""Of a multiprocessor; those of a thread are allocated by eights."""
 
 
 @pytest.mark.parametrize("weights", WIDE)
-def test_a_thread_moves_16_bytes_at_once(weights, capability):
+def test_a_thread_moves_16_bytes_at_once_and_five_blocks_fit_a_multiprocessor(weights, capability):
     layout = layout_of(rule_named("adam"), **WEIGHTS[weights])
     hyper = by_value(layout.rule, layout.real)
     doubles = weights == "float64"
     text = check(kernels.dense(layout), capability, CHUNKS, TABLE, hyper, doubles=doubles)
     accesses = set(re.findall(r"(?:ld|st)\.global[.a-z]*\.v\d\.\w+", text))
     assert accesses >= set(WIDE[weights])
-    assert all(access[-6:] in ("v4.f32", "v4.b32", "v2.f64") for access in accesses)
+    assert all(access[-6:] in ("v4.f32", "v4.b32", "v2.b32", "v2.f64") for access in accesses)
     assert "__local_depot" not in text
+    registers = -(-machine_code(text, capability) // 8) * 8
+    assert REGISTERS // (registers * kernels.THREADS) >= (4 if doubles else 5)
 
 
 CODED = {

@@ -6,6 +6,7 @@ GOLDEN = "tests/optimizer/test_golden.py -k adam"
 RECORDED = "tests/optimizer/test_recorded.py"
 SCHEDULES = "tests/lr_scheduler/test_schedules.py"
 MATRICES = "tests/optimizer/test_matrices.py tests/optimizer/test_{}.py"
+CONTAINER = "checkpoint/format/container.py"
 FILES = "tests/checkpoint/test_damage.py tests/checkpoint/test_contents.py"
 
 DEFECTS = [
@@ -77,9 +78,19 @@ DEFECTS = [
         "tests/table/test_saved.py",
     ),
     # files
-    ("checkpoint/container.py", 'if _digest(text) != metadata["crc32"]:', "if not text:", FILES),
-    ("checkpoint/container.py", 'if crc != record["crc32"]:', "if crc is None:", FILES),
-    ("checkpoint/container.py", "    if position != size:", "    if position > size:", FILES),
+    (
+        CONTAINER,
+        'if _digest(text) != metadata["crc32"]:',
+        "if not text:",
+        FILES,
+    ),
+    (CONTAINER, 'if crc != record["crc32"]:', "if crc is None:", FILES),
+    (
+        CONTAINER,
+        "    if position != size:",
+        "    if position > size:",
+        FILES,
+    ),
     # training
     (
         "trainer.py",

@@ -7,6 +7,7 @@ import fastopt
 from fastopt import optimizer
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.families import CoupledVariants
+from fastopt.optimizer.jointsums import JointSums
 from fastopt.optimizer.matrices import MatrixFamily
 
 FORMS = {
@@ -31,6 +32,8 @@ FORMS = {
     "novograd": {},
     "prodigy": {"d0": 0.1},
     "prodigy with coupled decay": {"d0": 0.1, "decouple": False},
+    "dadaptadam": {"d0": 0.1, "decouple": True},
+    "dadaptadam with coupled decay": {"d0": 0.1},
     "sgd": {"momentum": 0.9},
     "nag": {"momentum": 0.9},
     "signum": {"wd_lh": 0.3},
@@ -46,6 +49,7 @@ FORMS = {
     "apollo": {"rank": 3},
     "adammini": {},
     "scion": {},
+    "kron": {},
 }
 """Arguments of the forms by name, which begins with that of the class."""
 
@@ -66,7 +70,7 @@ def flags_of(name):
 
 def decay_of(name, made, step):
     """Share of the weight that decoupled decay takes."""
-    rate = made.d * RATE if name.startswith("prodigy") else RATE
+    rate = made.d * RATE if isinstance(made, JointSums) else RATE
     if name == "adan":
         return rate * DECAY / (1 + rate * DECAY)
     if name == "signum":

@@ -5,8 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastopt import lr_scheduler, optimizer
 from fastopt.amp import LossScaler
@@ -84,44 +82,6 @@ def test_each_group_is_updated_as_by_an_updater_of_its_own(way):
     assert made.optimizer._index_update_count == dict.fromkeys(NAMES[:-1], 4)
     assert made.optimizer.num_update == 4
     assert made.states.keys() == set(NAMES[:-1])
-
-
-OVERRIDES = st.one_of(
-    st.fixed_dictionaries({}, optional={
-        "learning_rate": st.sampled_from([0.0, 0.3]),
-        "wd": st.sampled_from([0.0, 0.5]),
-        "clip_gradient": st.sampled_from([None, 0.5]),
-        "lr_mult": st.sampled_from([0.0, 2.0]),
-        "wd_mult": st.sampled_from([0.0, 2.0]),
-    }),
-    st.just({"frozen": True}),
-    st.builds(lambda: {"optimizer": optimizer.Adam(learning_rate=0.2)}),
-    st.builds(lambda: {"optimizer": optimizer.Nadam(learning_rate=0.2)}),
-)  # fmt: skip
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.sampled_from(["sgd", "adam", "nadam", "lamb", "sgld", "test"]),
-    st.dictionaries(st.sampled_from(["weight$", "bias", "^h", "o", "", "norm"]), OVERRIDES),
-    st.lists(st.lists(st.sampled_from(range(6)), unique=True), max_size=5),
-    st.booleans(),
-)
-@pytest.mark.filterwarnings("ignore:groups.* has no effect")
-def test_a_list_is_one_call_after_the_other(name, own, calls, scheduled):
-    ends = []
-    if scheduled:
-        own = {p: {k: v for k, v in o.items() if k != "learning_rate"} for p, o in own.items()}
-    for way in (as_list, one_by_one):
-        made = updater(name, copy.deepcopy(own))
-        if scheduled:
-            made.optimizer.lr_scheduler = lambda n: 0.5 / (n + 1)
-        weights = arrays(1)
-        for step, places in enumerate(calls):
-            grads = arrays(step)
-            way(made, *([x[k] for k in places] for x in (grads, weights, NAMES)))
-        ends.append((bits(weights), dict(made.optimizer._index_update_count)))
-    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0**-3])

@@ -1,11 +1,14 @@
 """What every optimizer of matrices promises, driven by a table of their forms."""
 
+import copy
 from functools import partial
 
 import numpy as np
 import pytest
 
 import fastopt
+from fastopt import optimizer
+from fastopt._engine.eigenbases import eigenbasis, inverse_root, iterated
 from fastopt._engine.validate import leaves
 from helpers.cases import OF_MATRICES, exhaustive
 from helpers.matrix_rules import F32, FORMS, check_lists, drawn, single, trained
@@ -13,6 +16,10 @@ from helpers.matrix_rules import F32, FORMS, check_lists, drawn, single, trained
 RATES = dict.fromkeys(FORMS, 0.5) | dict.fromkeys(("soap", "shampoo", "adammini"), 0.1)
 """Initial rates with which a quadratic is minimized in 200 steps."""
 
+VECTORS = "adafactor", "adammini", "came", "kron", "scion", "sm3"
+"""Optimizers that update vectors too."""
+LOCAL = "apollo", "galore", "sm3", "sm3 without momentum", "adammini"
+"""Forms in which a NaN stays in rows or columns."""
 LAYOUTS = {
     "F": np.asfortranarray,
     "strided": lambda array: np.repeat(array, 2, axis=0)[::2],
@@ -108,3 +115,126 @@ def test_it_converges_on_a_convex_problem(form):
     for _ in range(200):
         updater(0, weight - target, weight)
     assert np.square(weight - target).sum() < 0.01 * start
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (3, 2), (2, 0, 3), (4,), ()], ids=str)
+@every_form
+def test_empty_weights_and_zero_gradients_are_updated_without_a_warning(form, shape):
+    updater, weight = fastopt.Updater(FORMS[form](lr=0.1, fallback="adamw")), np.ones(shape, F32)
+    for size in (0, 0, 1, 1):
+        updater(0, np.full(shape, size, F32), weight)
+        assert np.isfinite(weight).all()
+        if not size:
+            np.testing.assert_array_equal(weight, 1)
+    assert updater.optimizer.num_update == 4
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@every_form
+def test_a_gradient_that_is_not_finite_spoils_its_weight_alone_without_a_warning(form, step, rng):
+    weights, gradients = drawn(rng, (4, 6), (3, 2), steps=5)
+    gradients[step][0][1, 2] = np.nan
+    updater = fastopt.Updater(FORMS[form](lr=0.1))
+    for grads in gradients:
+        updater([0, 1], grads, weights)
+    assert np.isnan(weights[0]).all() or (form in LOCAL and np.isnan(weights[0][1, 2]))
+    assert np.isfinite(weights[1]).all()
+
+
+@pytest.mark.parametrize("bad", ["vector", "rows"])
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_what_it_cannot_update_is_refused(name, bad):
+    made, shape = optimizer.create(name), (3,) if bad == "vector" else (3, 2)
+    weight, grad = np.ones(shape, F32), np.ones(shape, F32)
+    words = "index 0: .* updates weights of two or more dimensions"
+    if bad == "rows":
+        grad, words = (grad[:1], np.array([1])), "takes dense gradients"
+    elif name in VECTORS:
+        return
+    updater = fastopt.Updater(made)
+    with pytest.raises((TypeError, ValueError), match=words):
+        updater(0, grad, weight)
+    np.testing.assert_array_equal(weight, 1)
+    assert made.num_update == 0
+
+
+BAD = {
+    "soap": {
+        "shampoo_beta must be": {"shampoo_beta": 1.0},
+        "must be at least 1": {"precondition_frequency": 0},
+    },
+    "shampoo": {
+        "precondition_frequency must be at least 1": {"precondition_frequency": 0},
+        "root_epsilon must be": {"root_epsilon": 0.0},
+        "start_step must be": {"start_step": 0},
+    },
+    "adafactor": {
+        "decay_rate must be a finite number, at least 0": {"decay_rate": -1},
+        "clip_threshold must be a finite number": {"clip_threshold": 0},
+        "eps1 must be a number": {"eps1": "small"},
+    },
+    "sm3": {
+        "momentum must be a finite number, at least 0": {"momentum": 1},
+        "eps must be a finite number, at least 0": {"eps": -1},
+    },
+}
+
+
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_wrong_arguments_are_refused(name):
+    every = {
+        "masters in float32|master must be 'float32'": {"master": "split"},
+        "fallback_for needs a fallback": {"fallback_for": "x"},
+        "state_dtype": {"state_dtype": "int8"},
+    }
+    for words, arguments in {**every, **BAD.get(name, {})}.items():
+        with pytest.raises((TypeError, ValueError), match=words):
+            optimizer.create(name, **arguments)
+
+
+def only(dtype, function, asked):
+    """A function of ``np.linalg`` that fails for all dtypes but one."""
+    compute = getattr(np.linalg, function)
+
+    def decompose(matrix):
+        asked.append(matrix.dtype.name)
+        if matrix.dtype.name != dtype:
+            raise np.linalg.LinAlgError("did not converge")
+        return compute(matrix)
+
+    return decompose
+
+
+@pytest.mark.parametrize(("name", "function"), [("soap", "qr"), ("shampoo", "eigh")])
+def test_a_decomposition_that_fails_changes_nothing(name, function, rng, monkeypatch):
+    weight, gradients = single(rng)
+    make = partial(optimizer.create, name, lr=0.1, precondition_frequency=1)
+    updater, got = trained(make(), weight, gradients[:2])
+    before = copy.deepcopy((got, updater.states[0], dict(updater.optimizer._index_update_count)))
+    with monkeypatch.context() as patch:
+        patch.setattr(np.linalg, function, only(None, function, []))
+        with pytest.raises(np.linalg.LinAlgError):
+            updater(0, gradients[2], got)
+    now = got, updater.states[0], dict(updater.optimizer._index_update_count)
+    np.testing.assert_equal(now, before)
+    updater(0, gradients[2], got)
+    _, expected = trained(make(), weight, gradients[:3])
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("compute", "function"),
+    [
+        (lambda: inverse_root(np.diag(np.array([16, 1], F32)), 4, 1e-12), "eigh"),
+        (lambda: eigenbasis(np.diag(np.array([1, 3, 2], F32))), "eigh"),
+        (lambda: iterated(np.diag(np.array([3, 2, 1], F32)), np.eye(3, dtype=F32))[0], "qr"),
+    ],
+    ids=["root", "basis", "iteration"],
+)
+def test_what_fails_in_float32_is_computed_in_float64(compute, function, monkeypatch):
+    expected, asked = compute(), []
+    monkeypatch.setattr(np.linalg, function, only("float64", function, asked))
+    found = compute()
+    assert asked == ["float32", "float64"]
+    assert found.dtype == F32 or function == "qr"
+    np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-6)

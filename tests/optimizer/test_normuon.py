@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastopt.optimizer import AdaMuon, NorMuon
-from helpers.matrix_rules import check_lists, check_recorded, drawn, single, trained
+from helpers.matrix_rules import check_recorded, single, trained
 from helpers.paths import GOLDEN
 
 CASES = json.loads((GOLDEN / "normuon.json").read_text())["cases"]
@@ -53,21 +53,6 @@ def test_each_step_is_that_of_the_paper(kind, shape, rng):
     made = kind(0.1, 0.9, 0.8, wd=0.2, coefficients="quintic")
     expected = np.array(list(stepped(kind, weight, gradients, 0.1, 0.2)))
     check_recorded(made, (weight, gradients), expected, F64, 1e-10)
-
-
-@every_kind
-def test_lists_and_single_calls_agree_with_parts_layouts_and_a_fallback(kind, rng):
-    names = {0: "qkv", 1: "conv", 2: "bias", 3: "fortran"}
-    weights, gradients = drawn(rng, (6, 4), (3, 2, 2, 2), (5,), (4, 7))
-    weights[3] = np.asfortranarray(weights[3])
-
-    def make():
-        return kind(0.1, fallback="adamw", split={"qkv": 3}, param_idx2name=names)
-
-    updater = check_lists(make, [0, 1, 2, 3], weights, gradients)
-    columns = 1 if kind is NorMuon else 8
-    assert updater.states[1][1].shape == (3, columns)
-    assert all(np.abs(updater.states[index][1]).min() > 0 for index in (0, 1, 3))
 
 
 @every_kind

@@ -101,20 +101,6 @@ def test_any_number_of_threads_gives_the_same_bits(rng):
 
 
 @pytest.mark.exhaustive
-def test_averages_are_kept_beside_the_number(rng):
-    (weight,), gradients = drawn(rng, (4, 3), steps=5)
-    gradients = [grads[0] for grads in gradients]
-    _, expected = trained(NovoGrad(lr=0.1), weight, gradients)
-    updater, got = fastopt.Updater(NovoGrad(lr=0.1), average=fastopt.EMA(decay=0.5)), weight.copy()
-    average = weight.copy()
-    for grad in gradients:
-        updater(0, grad, got)
-        average = F32(0.5) * average + F32(0.5) * got
-    np.testing.assert_array_equal(got, expected)
-    np.testing.assert_allclose(updater.averages[0], average, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.exhaustive
 def test_a_master_can_be_set_after_the_first_update(rng):
     """The state without a master is a pair too: of the array and of the number."""
     (weight,), ((grad,), *_) = drawn(rng, (3,), dtype=np.float16)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
+from fastopt.optimizer.kron import balanced, spectral_bound
 from helpers.matrix_rules import check_recorded, single
 from helpers.paths import GOLDEN
 
@@ -15,7 +16,7 @@ F32, F64 = np.float32, np.float64
 
 
 def named(case):
-    return f"{case['name']}-{'x'.join(map(str, case['shape']))}"
+    return f"{case['name']}-{'x'.join(map(str, case['shape'])) or 'number'}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
@@ -25,7 +26,8 @@ def test_each_step_is_that_of_the_package(case, dtype, rtol):
     made = optimizer.create(case["name"], **arguments, **case["arguments"])
     if case.get("drawn"):
         drawn = iter(np.array(case["drawn"], dtype))
-        vars(made)["basis"] = lambda matrix, before, t: next(drawn)
+        name = "noise" if case["name"] == "kron" else "basis"
+        vars(made)[name] = lambda *_: next(drawn)
     check_recorded(made, case["data"], case["weights"], dtype, rtol)
 
 
@@ -125,15 +127,38 @@ def apollo(weight, gradients, lr, wd):
     return projected(weight, gradients, lr, wd, project, lift)
 
 
+def kron(weight, gradients, lr, wd):
+    """arXiv:1512.04202, with a factor for rows and one for columns."""
+    made, mean = optimizer.Kron(), 0.0
+    left, right = (np.eye(length) for length in weight.shape)
+    for t, grad in enumerate(gradients, 1):
+        noise = made.noise(t, grad)
+        mean = 0.9 * mean + 0.1 * grad
+        ahead = mean / (1 - 0.9**t)
+        first = left @ ahead @ right.T
+        second = np.linalg.inv(left).T @ noise @ np.linalg.inv(right)
+        terms = ((first @ first.T, second @ second.T), (first.T @ first, second.T @ second))
+        left, right = (
+            factor - 0.1 * np.triu(a - b) @ factor / spectral_bound(a + b)
+            for factor, (a, b) in zip((left, right), terms, strict=True)
+        )
+        step = left.T @ left @ ahead @ right.T @ right
+        step *= min(1.0, 1.1 / (np.sqrt(np.mean(step**2)) + 1e-6))
+        weight = (1 - lr * wd) * weight - lr * step
+        yield weight
+
+
 LOW = {"rank": 2, "update_interval": 2}
 MORE = {"galore": LOW, "apollo": LOW}
-FORMULAS = {each.__name__: each for each in (galore, apollo, came, adammini, scion)}
+FORMULAS = {each.__name__: each for each in (galore, apollo, came, adammini, scion, kron)}
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("shape", [(4, 6), (9, 2), (3, 4, 2)], ids=str)
 def test_each_step_is_that_of_the_paper(name, shape, rng):
     """Gradients are rescaled, and weights decayed."""
+    if name == "kron" and len(shape) > 2:
+        pytest.skip("recorded steps have more axes")
     weight, gradients = single(rng, shape, steps=6, dtype=F64)
     made = optimizer.create(name, lr=0.05, wd=0.2, rescale_grad=0.5, **MORE.get(name, {}))
     steps = FORMULAS[name](weight, [0.5 * grad for grad in gradients], 0.05, 0.2)
@@ -176,6 +201,45 @@ def test_ranks_are_at_most_the_shorter_side_and_nan_reaches_the_weight(kind, rng
     updater(3, grad, weight := np.ones((3, 5)))
     assert np.isnan(weight).all() or kind is optimizer.APOLLO
     assert np.isnan(weight).any()
+
+
+def test_norms_of_factors_are_bounded_and_balanced(rng):
+    for size in (1, 2, 9):
+        matrix = rng.normal(size=(size, size))
+        exact = np.linalg.norm(matrix @ matrix.T, 2)
+        assert 0.5 * exact < spectral_bound(matrix @ matrix.T) < 1.0001 * exact
+    factors = [rng.normal(size=(3, 3)), 100 * rng.normal(size=4)]
+    found = balanced(factors)
+    sizes = [np.abs(factor).max() for factor in found]
+    np.testing.assert_allclose(sizes[0], sizes[1])
+    product = np.multiply.outer(*factors)
+    np.testing.assert_allclose(np.multiply.outer(*found), product)
+
+
+def test_preconditioners_are_updated_at_the_rate_of_the_step():
+    made = optimizer.Kron()
+    assert [made.probability(t) for t in (1, 501)] == [1.0, 1.0]
+    assert made.probability(2501) == pytest.approx(math.exp(-2))
+    assert made.probability(10**5) == 0.03
+    made = optimizer.Kron(precondition_probability=0.4)
+    updater, weight, counts = optimizer.get_updater(made), np.ones((2, 3)), []
+    for _ in range(302):
+        updater(0, np.ones((2, 3)), weight)
+        counts.append(int(updater.states[0][1][1]))
+    assert counts[:7] == [0, 0, 1, 1, 1, 2, 2]
+    assert counts[-1] == 100
+
+
+@pytest.mark.parametrize("diagonal", [None, "one_diag", "smart_one_diag", "all_diag"])
+def test_diagonal_factors(diagonal):
+    made = optimizer.Kron(diagonal=diagonal, max_precond_dim=5)
+    found = {shape: made.triangular(shape) for shape in ((3, 4), (4, 4), (2, 1), (2, 6), (3,))}
+    usual = {None: [1, 1], "one_diag": [1, 0], "smart_one_diag": [1, 0], "all_diag": [0, 0]}
+    assert found[3, 4] == usual[diagonal]
+    assert (
+        sum(found[4, 4]) == {None: 2, "one_diag": 1, "smart_one_diag": 2, "all_diag": 0}[diagonal]
+    )
+    assert found[2, 1][1] == found[2, 6][1] == found[3,][0] == 0
 
 
 def test_random_projections_depend_on_the_seed_alone(rng):

@@ -1,16 +1,19 @@
 """What every updater promises, whatever its settings: one table of settings for all promises."""
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import numba
 import numpy as np
 import pytest
 
 import fastopt
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
+from fastopt._kernels.threads import use_threads
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import FactorScheduler
 from helpers.cases import CASES, LIGHT, OF_STEPS, Case, marks_of
@@ -19,6 +22,7 @@ from helpers.resuming import WAYS, resumed
 from helpers.tensor_lists import as_list, dtype_of, everything, frozen, laid, one_by_one
 
 SHAPES = {"embed.weight": (6, 4), "body.weight": (4, 6), "body.bias": (5,), "norm.scale": (3,)}
+PARALLEL = {name: (7_000, *shape[1:]) for name, shape in SHAPES.items()}
 LARGE = {"a": (40, 200), "b": (5000,), "c": (64, 64)}
 MATRICES = {"embed.weight": (6, 4), "body.weight": (4, 6), 7: (5, 3)}
 
@@ -41,6 +45,10 @@ class Setting:
     """Calls of one update, or of a period of an average."""
     case: Case | None = None
     shapes: Mapping = field(default_factory=lambda: SHAPES)
+
+    def is_float32(self):
+        """Whether masters take the same steps: no weight in half precision is measured."""
+        return not {"groups", "clip_adaptive"} & {*self.settings()}
 
     def updater(self):
         return fastopt.Updater(self.make(), **self.settings())
@@ -82,6 +90,12 @@ class Setting:
         for step in steps:
             grads = self.gradients(weights, step)
             way(updater, weights, grads.values(), weights.values())
+
+
+def cast(grad, dtype):
+    if isinstance(grad, RowSparse):
+        return RowSparse(grad.values.astype(dtype), grad.indices, grad.shape)
+    return grad.astype(dtype)
 
 
 def adam(**kwargs):
@@ -135,6 +149,9 @@ OPTIMIZERS = {
         dtype="float16",
         period=2,
     ),
+    "decay of all rows": Setting(
+        lambda: optimizer.AdamW(lr=0.1, wd=0.1, sparse_decay="dense"), rows=True
+    ),
     "sums of rows": Setting(lambda: optimizer.LBSGD(batch_scale=2, lr=0.1), rows=True, period=2),
 }
 """Settings of an optimizer."""
@@ -146,6 +163,7 @@ def settings_of(name, in_groups):
 
 
 WHOLE = "clip_global_norm", "loss_scaler"
+ROWS = "EMA", "SWA", "Lookahead", "clip_adaptive", *WHOLE
 TABLE = {
     **{
         name + (" in groups" if in_groups else ""): Setting(
@@ -155,6 +173,16 @@ TABLE = {
         for in_groups in (False, True)
     },
     "groups": Setting(adam, lambda: {"groups": groups()}),
+    **{
+        name + " of rows": Setting(
+            partial(adam, lazy_update=name != "EMA"),
+            partial(settings_of, name, False),
+            rows=True,
+            is_whole=name in WHOLE,
+            period=3,
+        )
+        for name in ROWS
+    },
     **OPTIMIZERS,
     **{
         f"{form}{', masters' if half else ''}": Setting(
@@ -292,3 +320,49 @@ def test_arrays_in_any_layout_give_the_same_weights(setting):
     for end in ends[1:]:
         for weight, expected in zip(end, ends[0], strict=True):
             np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="there are no records")
+@every_setting()
+def test_records_have_the_bits_of_updates_one_by_one(setting):
+    """In lists, in parts of them and alone, so that both may update the same parameters."""
+    ends = []
+    for on_records in (True, False):
+        updater, weights = setting.updater(), setting.weights()
+        updater._on_records = on_records
+        part = dict(list(weights.items())[:0:-1])
+        setting.train(updater, weights, range(3))
+        setting.train(updater, part, range(3, 5), as_list if setting.is_whole else one_by_one)
+        setting.train(updater, weights, range(5, 8))
+        ends.append(all_of(updater, weights))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="there are no threads")
+@every_setting(lambda setting: setting.shapes is SHAPES and setting.is_elementwise)
+def test_any_number_of_threads_gives_the_same_bits(setting):
+    large = dataclasses.replace(setting, shapes=PARALLEL)
+    ends = []
+    for threads in {1, numba.get_num_threads()}:
+        updater, weights = large.updater(), large.weights()
+        with use_threads(threads):
+            large.train(updater, weights, range(3))
+        ends.append(all_of(updater, weights))
+    assert all(end == ends[0] for end in ends)
+
+
+@every_setting(lambda setting: setting.make is adam and setting.is_float32())
+def test_masters_give_the_rounded_steps_of_float32(setting, half):
+    """And have the averages of float32."""
+    halves, floats = setting.updater(), setting.updater()
+    halves.optimizer.multi_precision = True
+    weights = {name: weight.astype(half) for name, weight in setting.weights().items()}
+    exact = {name: weight.astype(np.float32) for name, weight in weights.items()}
+    for step in range(6):
+        grads = setting.gradients(weights, step)
+        as_list(halves, weights, grads.values(), weights.values())
+        wide = [cast(grad, np.float32) for grad in grads.values()]
+        as_list(floats, exact, wide, exact.values())
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(weight, exact[name].astype(half))
+    assert frozen(dict(halves.averages)) == frozen(dict(floats.averages))

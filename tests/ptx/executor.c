@@ -27,6 +27,39 @@ static void fail(const Thread *t, int line, const char *what, u64 address) {
     longjmp(stop, 1);
 }
 
+/* Counts: the lanes of a warp that execute a line for the k-th time do so together. */
+
+typedef struct { u32 warp, line, turn, write; u64 sector; } Access;
+static Counts *counts;
+static Access *accesses;
+static u64 access_count, access_room;
+static u32 *turns; /* by line and thread of the block */
+enum { LINES = 1 << 12 };
+
+void executor_count(Counts *target) { counts = target; }
+
+static int compare(const void *a, const void *b) { return memcmp(a, b, sizeof(Access)); }
+
+static void count_access(const Thread *t, u64 address, u32 size, int line, int write) {
+    u32 turn = turns[(u64)line % LINES * 1024 + 32 * t->warp + t->lane]++;
+    for (u64 sector = address / 32; sector <= (address + size - 1) / 32; sector++) {
+        if (access_count == access_room)
+            accesses = realloc(accesses, (access_room = 2 * access_room + 1024) * sizeof *accesses);
+        accesses[access_count++] = (Access){t->warp, line, turn, write, sector};
+    }
+}
+
+static void end_counts(const Thread *threads, u32 number) {
+    for (u32 k = 0; k < number; k++)
+        counts->instructions += threads[k].executed;
+    qsort(accesses, access_count, sizeof *accesses, compare);
+    for (u64 k = 0; k < access_count; k++)
+        if (!k || compare(&accesses[k - 1], &accesses[k]))
+            counts->sectors[accesses[k].write]++;
+    access_count = 0;
+    memset(turns, 0, (u64)LINES * 1024 * sizeof *turns);
+}
+
 /* Memory of the device. */
 
 static void *reserve(u64 size) {
@@ -210,7 +243,9 @@ int executor_run(const Kernel *kernel, const u32 grid[3], const u32 block[3], vo
     char *memory = aligned_alloc(64, shared + count * local + 64);
     u8 *state = malloc(shared + count * local + 1);
     Cell *cells = races && shared ? calloc(shared, sizeof *cells) : NULL;
-    machine.fail = fail, machine.trace = trace;
+    machine.fail = fail, machine.trace = trace, machine.count = counts ? count_access : NULL;
+    if (counts && !turns)
+        turns = calloc((u64)LINES * 1024, sizeof *turns);
     machine.shared = (Area){(u64)memory, kernel->shared, state, cells};
     launch_count++;
     int failed = setjmp(stop);
@@ -231,6 +266,8 @@ int executor_run(const Kernel *kernel, const u32 grid[3], const u32 block[3], vo
                 .machine = &machine,
             };
         run_block(threads, count, kernel->body);
+        if (counts)
+            end_counts(threads, count);
     }
     free(threads), free(registers), free(memory), free(state), free(cells);
     return !failed;

@@ -14,6 +14,9 @@ void executor_copied(u64 target, u64 source, u64 size);
 
 int executor_run(const Kernel *kernel, const u32 grid[3], const u32 block[3], void **values);
 
-/* What tests set and read. */
+/* What tests set and read. Launches are counted if counts are set: instructions of threads, and
+32-byte sectors that are loaded and stored, once for each instruction of a warp. */
+typedef struct { u64 instructions, sectors[2]; } Counts;
+void executor_count(Counts *);
 void executor_set(int with_races, int in_reverse);
 const char *executor_message(void);

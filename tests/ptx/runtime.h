@@ -40,6 +40,7 @@ enum { READY, BARRIER, COUNT, WARP, SHUFFLE, DONE };
 typedef struct Thread Thread;
 typedef struct {
     Area global, shared;
+    void (*count)(const Thread *, u64 address, u32 size, int line, int write); /* or NULL */
     void (*fail)(const Thread *, int line, const char *what, u64 address);
     void (*trace)(const Thread *, const Area *, u64 address, u32 size, int line, const void *written);
 } Machine;
@@ -49,6 +50,7 @@ struct Thread {
     u32 state, line, resume, mask, value, distance, bound, result;
     void **values; /* of the parameters */
     u64 *r;        /* registers */
+    u64 executed; /* instructions */
     Area local;
     const Machine *machine;
 };
@@ -76,6 +78,8 @@ static inline const Area *checked(const Thread *t, int space, u64 address, u32 s
                     : "read of memory that was not written", address);
     if (write)
         memset(state, WRITTEN, size);
+    if (m->count && area == &m->global)
+        m->count(t, address, size, line, write);
     return area;
 }
 static inline void load(const Thread *t, int space, u64 address, void *value, u32 size, int line) {

@@ -57,8 +57,8 @@ DEFERRED = {"FAKE_DEFER": "1"}
 DEFECTS = {
     "pointers to the stack of a function that has returned": (
         "cuda_packs.py",
-        'prefer_literal=True, inline="always")',
-        "prefer_literal=True)",
+        '@overload(begin_pack, prefer_literal=True, inline="always")',
+        "@overload(begin_pack, prefer_literal=True)",
         "dense/Adam",
         "differ",
     ),
@@ -136,6 +136,19 @@ DEFECTS = {
 """Changes of fastopt: file, code and its replacement, a step, and what is found."""
 
 
+BYTES = {
+    ("Adam, float32", "dense"): 28,
+    ("Adam, float16 with master", "dense"): 28,
+    ("Adam, split bfloat16", "dense"): 26,
+    ("Adam, bfloat16 state", "dense"): 20,
+    ("LAMB, float32", "sums"): 16,
+    ("LAMB, float16 with master", "sums"): 14,
+    ("norm, float32", "squares"): 4,
+    ("norm, float16", "squares"): 2,
+}
+"""Bytes of an element that is read, and of one that is written, of the arrays of a kernel."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps")
@@ -182,13 +195,31 @@ def test_steps_have_the_bits_of_the_cpu(family, folder):
 
 
 @pytest.mark.ptx
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", RULES)
+@pytest.mark.parametrize(
+    ("family", "device"),
+    [
+        *((family, "cc90") for family in RULES),
+        *((family, "cc80, in reverse") for family in RULES[:2]),
+    ],
+)
 def test_what_is_compiled_for_every_rule_is_executed(family, device, folder):
     """No kernel is made and not launched; optimizers without such kernels refuse the call."""
     found = run(folder, family, **DEVICES[device])
     check_equal(found["different"])
     assert sorted(found["compiled"]) == sorted(found["launched"])
+
+
+@pytest.mark.exhaustive
+def test_the_sectors_that_a_kernel_moves_are_those_of_its_arrays(folder):
+    """Besides what a block reads once: less than a byte for each element."""
+    command = [sys.executable, TESTS / "ptx" / "counts.py", *{step: 0 for step, _ in BYTES}]
+    settings = environment(folder)
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.replace("`", "").split(" | ") for line in done.stdout.splitlines()[2:]]
+    found = {(step[2:], kernel): float(moved[:-2]) for step, kernel, _, moved in rows}
+    assert found.keys() >= BYTES.keys()
+    assert {key for key, bytes_ in BYTES.items() if not 0 <= found[key] - bytes_ < 1} == set()
 
 
 @pytest.mark.exhaustive

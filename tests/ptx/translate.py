@@ -205,6 +205,7 @@ class _Kernel:
             code = self.instruction(opcode, operands)
             if code is None:
                 raise UnknownInstruction(f"line {self.line}: {text}")
+            code = f"t->executed++; {code}"
             if guard:
                 sign, name = re.fullmatch("(!?)(.*)", guard).groups()
                 code = f"if ({sign}{self.number(name, 'pred')}) {{ {code} }}"

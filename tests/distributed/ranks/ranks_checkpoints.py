@@ -10,7 +10,8 @@ from ranks_common import comm, copied, exact, raised, summed
 
 from fastopt import EmbeddingTable, RowSparse, optimizer
 from fastopt.amp import LossScaler
-from fastopt.checkpoint import CheckpointError, files
+from fastopt.checkpoint import CheckpointError
+from fastopt.checkpoint.format import files
 from fastopt.distributed import (
     ShardedEmbeddingTable,
     ShardedTable,

@@ -8,7 +8,7 @@ from ranks_common import Pair, comm, exact, raised, told
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
-from fastopt.checkpoint import placement
+from fastopt.checkpoint.restore import placement
 from fastopt.distributed import ShardedUpdater, flat_like
 from helpers.tensor_lists import everything, frozen, normal
 

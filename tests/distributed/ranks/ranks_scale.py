@@ -7,7 +7,7 @@ from ranks_common import comm
 
 from fastopt._kernels import copying
 from fastopt._kernels.layout import bfloat16
-from fastopt.checkpoint.placement import line_bytes, placed
+from fastopt.checkpoint.restore.placement import line_bytes, placed
 from fastopt.distributed import flat_like, packing
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.plan import Plan

@@ -9,7 +9,7 @@ import numpy as np
 from fastopt._kernels.device_memory import host
 from fastopt.arguments import count
 from fastopt.averages import described, rebuilt
-from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer.optimizer import Index
 from fastopt.sparse import RowSparse
 

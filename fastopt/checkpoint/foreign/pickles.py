@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError
 
 __all__ = ["ARRAYS", "Instance", "as_bytes", "expect", "values"]
 

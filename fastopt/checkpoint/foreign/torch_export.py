@@ -8,8 +8,8 @@ import numpy as np
 from fastopt._engine.validate import label, leaves
 from fastopt._interrupts import between_updates
 from fastopt._kernels.codes import numbers_of
-from fastopt.checkpoint.describe import Stateful, check_updater
-from fastopt.checkpoint.torch_forms import FORMS, Form, plain
+from fastopt.checkpoint.foreign.torch_forms import FORMS, Form, plain
+from fastopt.checkpoint.restore.describe import Stateful, check_updater
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["to_torch_state_dict"]

@@ -10,13 +10,13 @@ import numpy as np
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import renew
 from fastopt.arguments import brief, flag, number
-from fastopt.checkpoint.describe import SETTINGS, Stateful
-from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.fitting import check_states
-from fastopt.checkpoint.groups import check_average, restored_groups, with_present
-from fastopt.checkpoint.objects import KEPT, is_kept, rebuilt
-from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
-from fastopt.checkpoint.progress import PROGRESS, check_outside, checked_progress
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.objects import KEPT, is_kept, rebuilt
+from fastopt.checkpoint.restore.describe import SETTINGS, Stateful
+from fastopt.checkpoint.restore.fitting import check_states
+from fastopt.checkpoint.restore.groups import check_average, restored_groups, with_present
+from fastopt.checkpoint.restore.parameters import Matching, Skipped, keys_of, match, names_of
+from fastopt.checkpoint.restore.progress import PROGRESS, check_outside, checked_progress
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["restore"]
@@ -32,7 +32,7 @@ FIELDS: dict[str, Any] = {
 
 
 def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
-    """Restore `updater` from the result of :func:`~fastopt.checkpoint.describe.describe`.
+    """Restore `updater` from the result of :func:`~fastopt.checkpoint.restore.describe.describe`.
 
     Raises
     ------

@@ -7,10 +7,10 @@ import numpy as np
 
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import is_coded, scales_shape, split_scales
-from fastopt.checkpoint.container import Array
-from fastopt.checkpoint.describe import foreign_part
-from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.groups import optimizers_of
+from fastopt.checkpoint.format.container import Array
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.restore.describe import foreign_part
+from fastopt.checkpoint.restore.groups import optimizers_of
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer.optimizer import Index, Optimizer
 

@@ -1,7 +1,7 @@
-"""Optimizers in plain NumPy, the baseline of ``fastopt bench``.
+"""Formulas of optimizers in plain NumPy: the baseline of benchmarks and demos, the oracle of tests.
 
-Weight decay, clipping and rescaling are omitted, as they are off by default. The formulas are
-given in the docstrings of :mod:`fastopt.optimizer`.
+Decoupled weight decay is included; clipping, rescaling and coupled decay are omitted, as they are
+off by default. The formulas are given in the docstrings of :mod:`fastopt.optimizer`.
 """
 
 import math
@@ -10,21 +10,84 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastopt import plain
-from fastopt.plain import Array, Update
+from fastopt import optimizer
 
-__all__ = ["FORMULAS"]
+__all__ = ["FORMULAS", "UPDATES", "numpy_adam", "numpy_sgd", "with_masters"]
 
+Array = NDArray[Any]
+Update = Callable[[int, Array, Array], None]
 Make = Callable[[Array], tuple[Array, ...]]
 Formula = Callable[..., None]
 
+
+def numpy_sgd(opt: optimizer.SGD) -> Update:
+    """Return an SGD update in plain NumPy, with or without momentum."""
+    lr, momentum = opt.learning_rate, opt.momentum
+    moments: dict[int, Array] = {}
+
+    def update(index: int, grad: Array, weight: Array) -> None:
+        if momentum == 0:
+            weight -= lr * grad
+            return
+        if index not in moments:
+            moments[index] = np.zeros_like(weight)
+        mom = moments[index]
+        mom *= momentum
+        mom -= lr * grad
+        weight += mom
+
+    return update
+
+
+def numpy_adam(opt: optimizer.Adam) -> Update:
+    """Return an Adam update in plain NumPy."""
+    lr, beta1, beta2, epsilon = opt.learning_rate, opt.beta1, opt.beta2, opt.epsilon
+    moments: dict[int, tuple[Array, Array]] = {}
+    counts: dict[int, int] = {}
+
+    def update(index: int, grad: Array, weight: Array) -> None:
+        if index not in moments:
+            moments[index] = np.zeros_like(weight), np.zeros_like(weight)
+        t = counts[index] = counts.get(index, 0) + 1
+        mean, var = moments[index]
+        mean *= beta1
+        mean += (1 - beta1) * grad
+        var *= beta2
+        var += (1 - beta2) * grad * grad
+        rate = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+        weight -= rate * mean / (np.sqrt(var) + epsilon)
+
+    return update
+
+
+def with_masters(update: Update) -> Update:
+    """Apply an update to float32 masters of half-precision weights, with casts around it."""
+    masters: dict[int, Array] = {}
+
+    def cast(index: int, grad: Array, weight: Array) -> None:
+        if index not in masters:
+            masters[index] = weight.astype(np.float32)
+        update(index, grad.astype(np.float32), masters[index])
+        weight[...] = masters[index]
+
+    return cast
+
+
 FORMULAS: dict[str, Callable[[Any], Update]] = {
-    "adam": plain.numpy_adam,
-    "sgd": plain.numpy_sgd,
-    "lbsgd": plain.numpy_sgd,  # batch_scale=1: no accumulation and no warm-up
+    "adam": numpy_adam,
+    "sgd": numpy_sgd,
+    "lbsgd": numpy_sgd,  # batch_scale=1: no accumulation and no warm-up
 }
 """Functions that create an update from an optimizer, by the optimizer's name."""
+
+UPDATES: dict[str, Callable[[Any], Update]] = {
+    "sgd": numpy_sgd,
+    "ccsgd": numpy_sgd,
+    "adam": numpy_adam,
+}
+"""Those that the demos compare with."""
 
 
 def zeros(slots: int) -> Make:
@@ -61,6 +124,11 @@ def average(old: Array, beta: float, new: Array) -> None:
     old += (1 - beta) * new
 
 
+def decayed(opt: Any, step: Array, weight: Array) -> Array:
+    """Add decoupled weight decay to a step."""
+    return step + opt.wd * weight if opt.wd else step
+
+
 def _averages(opt: Any, t: int, grad: Array, mean: Array, var: Array) -> tuple[Array, Array]:
     """Return bias-corrected moving averages of the gradient and of its square."""
     average(mean, opt.beta1, grad)
@@ -83,7 +151,8 @@ def _signum(opt: Any, t: int, grad: Array, weight: Array, mom: Array) -> None:
 
 @formula("lion", zeros(1))
 def _lion(opt: Any, t: int, grad: Array, weight: Array, mom: Array) -> None:
-    weight -= opt.learning_rate * np.sign(opt.beta1 * mom + (1 - opt.beta1) * grad)
+    step = np.sign(opt.beta1 * mom + (1 - opt.beta1) * grad)
+    weight -= opt.learning_rate * decayed(opt, step, weight)
     average(mom, opt.beta2, grad)
 
 
@@ -180,7 +249,7 @@ def _adamw(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array
     average(mean, opt.beta1, grad)
     average(var, opt.beta2, grad * grad)
     rate = opt.learning_rate * math.sqrt(1 - opt.beta2**t) / (1 - opt.beta1**t)
-    weight -= rate * (mean / (np.sqrt(var) + opt.epsilon) + opt.wd * weight)
+    weight -= rate * decayed(opt, mean / (np.sqrt(var) + opt.epsilon), weight)
 
 
 @formula("adabelief", zeros(2))
@@ -189,7 +258,8 @@ def _adabelief(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: A
     average(var, opt.beta2, (grad - mean) ** 2)
     var += opt.epsilon
     root = np.sqrt(var / (1 - opt.beta2**t)) + opt.epsilon
-    weight -= opt.learning_rate / (1 - opt.beta1**t) * mean / root
+    step = mean / (1 - opt.beta1**t) / root
+    weight -= opt.learning_rate * decayed(opt, step, weight)
 
 
 @formula("radam", zeros(2))
@@ -202,7 +272,7 @@ def _radam(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array
         rectified = math.sqrt(grown * limit / ((limit - 4) * (limit - 2)))
         # Epsilon is added to the root of the average before bias correction.
         step *= rectified / (np.sqrt(square) + opt.epsilon / math.sqrt(1 - opt.beta2**t))
-    weight -= opt.learning_rate * step
+    weight -= opt.learning_rate * decayed(opt, step, weight)
 
 
 @formula("lamb", zeros(2))
@@ -218,7 +288,8 @@ def _lans(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array)
     along, square = _averages(opt, t, grad, mean, var)
     root = np.sqrt(square) + opt.epsilon
     norm = opt.learning_rate * np.linalg.norm(weight)
-    for step, share in ((along / root, opt.beta1), (grad / root, 1 - opt.beta1)):
+    steps = [decayed(opt, each / root, weight) for each in (along, grad)]
+    for step, share in zip(steps, (opt.beta1, 1 - opt.beta1), strict=True):
         weight -= norm * share / np.linalg.norm(step) * step
 
 

@@ -9,10 +9,10 @@ from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import is_cuda
 from fastopt._suggestions import Advised
-from fastopt.checkpoint.groups import described_groups
-from fastopt.checkpoint.objects import attributes_of
-from fastopt.checkpoint.parameters import keys_of, names_of
-from fastopt.checkpoint.progress import indices_of, progress_of
+from fastopt.checkpoint.format.objects import attributes_of
+from fastopt.checkpoint.restore.groups import described_groups
+from fastopt.checkpoint.restore.parameters import keys_of, names_of
+from fastopt.checkpoint.restore.progress import indices_of, progress_of
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["SETTINGS", "Stateful", "check_updater", "describe", "foreign_part"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError
 
 __all__ = ["METADATA", "Array", "can_hold", "decode", "dtype_of", "encode"]
 

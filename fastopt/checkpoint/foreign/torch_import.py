@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from fastopt.arguments import brief, flag, number
-from fastopt.checkpoint.container import Array
-from fastopt.checkpoint.describe import Stateful, check_updater, describe
-from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.parameters import Skipped, keys_of, names_of
-from fastopt.checkpoint.restore import restore
-from fastopt.checkpoint.torch_forms import FORMS, VOCABULARY, Form, plain
+from fastopt.checkpoint.foreign.torch_forms import FORMS, VOCABULARY, Form, plain
+from fastopt.checkpoint.format.container import Array
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.restore.describe import Stateful, check_updater, describe
+from fastopt.checkpoint.restore.parameters import Skipped, keys_of, names_of
+from fastopt.checkpoint.restore.restore import restore
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["from_torch_state_dict"]

@@ -10,9 +10,9 @@ import numpy as np
 
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import is_cuda
-from fastopt.checkpoint.container import METADATA, Array, can_hold, decode, dtype_of, encode
-from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.objects import (
+from fastopt.checkpoint.format.container import METADATA, Array, can_hold, decode, dtype_of, encode
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.objects import (
     KEPT,
     attributes_of,
     is_kept,

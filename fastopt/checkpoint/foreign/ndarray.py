@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastopt.checkpoint.container import DIMENSION_LIMIT, Array
-from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.format.container import DIMENSION_LIMIT, Array
+from fastopt.checkpoint.format.errors import CheckpointError
 
 __all__ = ["LIST_HEAD", "Allowance", "from_bytes", "list_from_bytes"]
 

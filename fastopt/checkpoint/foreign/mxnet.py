@@ -9,13 +9,13 @@ import numpy as np
 
 from fastopt._engine.validate import leaves
 from fastopt.arguments import count
-from fastopt.checkpoint.describe import Stateful, describe, foreign_part
-from fastopt.checkpoint.errors import CheckpointError, read_from
-from fastopt.checkpoint.files import PathLike
-from fastopt.checkpoint.ndarray import Allowance, from_bytes
-from fastopt.checkpoint.objects import KEEP
-from fastopt.checkpoint.parameters import keys_of
-from fastopt.checkpoint.pickles import ARRAYS, Instance, as_bytes, expect, values
+from fastopt.checkpoint.foreign.ndarray import Allowance, from_bytes
+from fastopt.checkpoint.foreign.pickles import ARRAYS, Instance, as_bytes, expect, values
+from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.files import PathLike
+from fastopt.checkpoint.format.objects import KEEP
+from fastopt.checkpoint.restore.describe import Stateful, describe, foreign_part
+from fastopt.checkpoint.restore.parameters import keys_of
 from fastopt.optimizer.optimizer import Index
 
 __all__ = ["MXNetStates", "described_by_mxnet", "load_mxnet_states"]
@@ -77,7 +77,7 @@ def load_mxnet_states(source: PathLike | bytes, max_bytes: int | None = None) ->
 def described_by_mxnet(
     updater: Stateful, source: PathLike | bytes, max_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Convert an MXNet file to the argument of :func:`~fastopt.checkpoint.restore.restore`."""
+    """Convert an MXNet file to the argument of :func:`~.restore.restore.restore`."""
     imported = load_mxnet_states(source, max_bytes)
     try:
         return _described(updater, imported)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastopt._checked import Checked
-from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.lr_scheduler import scheduler_registry
 from fastopt.optimizer.optimizer import TRANSIENT, Optimizer
 

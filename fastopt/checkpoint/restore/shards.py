@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.checkpoint.errors import CheckpointError, read_from
-from fastopt.checkpoint.files import PathLike
-from fastopt.checkpoint.parameters import keys_of, match, names_of
-from fastopt.checkpoint.placement import Placement, placed
-from fastopt.checkpoint.tree import read
+from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.files import PathLike
+from fastopt.checkpoint.format.tree import read
+from fastopt.checkpoint.restore.parameters import keys_of, match, names_of
+from fastopt.checkpoint.restore.placement import Placement, placed
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 
 __all__ = [
@@ -57,7 +57,7 @@ class Saved:
     """The part of a checkpoint that one rank loads."""
 
     updater: dict[str, Any]
-    """Argument of :func:`fastopt.checkpoint.restore.restore`."""
+    """Argument of :func:`fastopt.checkpoint.restore.restore.restore`."""
     weights: dict[Index, Array]
     """Slices of saved weights for this rank."""
     masters: dict[Index, Array]
@@ -112,7 +112,7 @@ class Alone:
 
 
 def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
-    """Merge a sharded checkpoint, in the form of :func:`fastopt.checkpoint.describe.describe`.
+    """Merge a sharded checkpoint, in the form of :func:`~.restore.describe.describe`.
 
     Raises
     ------

@@ -6,8 +6,8 @@ from typing import Any
 from fastopt._engine.planner import Planner
 from fastopt.averages import Average
 from fastopt.averages import rebuilt as rebuilt_average
-from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.objects import (
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.objects import (
     KEEP,
     attributes_of,
     is_kept,

@@ -42,7 +42,7 @@ class Placement:
 
     Examples
     --------
-    >>> from fastopt.checkpoint.placement import Placement
+    >>> from fastopt.checkpoint.restore.placement import Placement
     >>> placement = Placement((4, 3), "float32", "flat", position=5, share=10)
     >>> [placement.part(rank) for rank in range(3)]
     [(0, 5), (5, 12), (12, 12)]
@@ -113,7 +113,7 @@ def line_bytes(ranks: int) -> int:
 
     Examples
     --------
-    >>> from fastopt.checkpoint.placement import line_bytes
+    >>> from fastopt.checkpoint.restore.placement import line_bytes
     >>> line_bytes(4) >> 20, line_bytes(1024) >> 20, line_bytes(10_000) >> 20
     (4, 256, 1024)
     """

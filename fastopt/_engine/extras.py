@@ -1,0 +1,200 @@
+"""Calls with an extra array for each gradient, which is a state slot that the caller sets.
+
+Tests: ``tests/optimizer/test_extra.py``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.per_index import Index
+from fastopt._engine.planner import Call
+from fastopt._engine.validate import as_lists, check, check_index, is_listed, label
+from fastopt._foreign import as_gradient, as_weight
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels.devices import is_cuda, mark_written
+from fastopt.sparse import RowSparse
+
+__all__ = ["check_given", "extras_at", "refuse_extra", "update_with"]
+
+FORM = "updater(index, grad, weight, extra=array), or updater.step(grads, weights, extra=arrays)"
+
+
+class _Slot(NamedTuple):
+    """The slot of a parameter, the rows that an update reads (None: all), and its old values."""
+
+    array: Any
+    rows: NDArray[np.int64] | None
+    before: Any
+
+    def put(self, extra: Any) -> None:
+        """Set the numbers that an update reads; rows that a row-sparse `extra` lacks are 0."""
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            if not isinstance(extra, RowSparse):
+                self.array[self._read] = extra if self.rows is None else extra[self.rows]
+                return
+            self.array[self._read] = 0
+            extra = extra.coalesce()
+            if self.rows is not None:
+                extra = extra.retain(self.rows)
+            self.array[extra.indices] = extra.values
+
+    def restore(self) -> None:
+        """Set the old values."""
+        self.array[self._read] = self.before
+
+    @property
+    def _read(self) -> Any:
+        return ... if self.rows is None else self.rows
+
+
+def update_with(updater: Any, index: Any, grad: Any, weight: Any, extra: Any) -> None:
+    """Update with an extra array for each gradient, or with one array for a single index."""
+    if is_listed(index):
+        indices, grads, weights = as_lists(index, grad, weight)
+        if not is_listed(extra) or len(extra) != len(indices):
+            got = f"{len(extra)}" if is_listed(extra) else type(extra).__name__
+            raise TypeError(
+                f"a list of {len(indices)} indices needs a list of as many extras, got {got}; "
+                "None is the extra of a rule that takes none"
+            )
+        extras = list(extra)
+    else:
+        indices, grads, weights, extras = [index], [grad], [weight], [extra]
+    indices = [check_index(each) for each in indices]
+    given = list(weights)
+    for k, each in enumerate(indices):
+        try:
+            grads[k], weights[k] = as_gradient(grads[k]), as_weight(weights[k])
+            extras[k] = as_gradient(extras[k])
+        except (TypeError, ValueError) as error:
+            context = label(each, updater.optimizer.idx2name)
+            raise type(error)(f"{context}: {error}") from error
+    optimizer = updater.optimizer
+    with optimizer.lock, uninterrupted:
+        _update(updater, indices, grads, weights, extras)
+    if any(own is not each for own, each in zip(given, weights, strict=True)):
+        mark_written(given)
+
+
+def _update(
+    updater: Any,
+    indices: Sequence[Index],
+    grads: Sequence[Any],
+    weights: Sequence[Any],
+    extras: Sequence[Any],
+) -> None:
+    """Set the slots and update; if that does not happen, states are as before."""
+    optimizer, groups = updater.optimizer, updater.planner.groups
+    taken = [k for k, each in enumerate(indices) if groups is None or not groups.is_frozen(each)]
+    own = [[given[k] for k in taken] for given in (indices, grads, weights, extras)]
+    _check_call(updater, *own)
+    calls = updater._checked(*own[:3])
+    found = [_checked(updater, call, extra) for call, extra in zip(calls, own[3], strict=True)]
+    counts = optimizer._index_update_count
+    before = {index: counts.get(index) for index in own[0]}
+    undo = updater._stored(calls)
+    slots: list[_Slot] = []
+    try:
+        for slot, extra in filter(None, found):
+            slots.append(slot)
+            slot.put(extra)
+        vars(updater)["takes_extra"] = True
+        updater(list(indices), list(grads), list(weights))
+    finally:
+        vars(updater).pop("takes_extra", None)
+        if all(counts.get(index) == count for index, count in before.items()):
+            for slot in slots:
+                slot.restore()
+            undo()
+
+
+def _check_call(
+    updater: Any,
+    indices: Sequence[Index],
+    grads: Sequence[Any],
+    weights: Sequence[Any],
+    extras: Sequence[Any],
+) -> None:
+    """Raise unless each rule gets what it takes, once."""
+    optimizer, seen = updater.optimizer, set[Index]()
+    if updater.accumulate > 1:
+        raise ValueError(
+            "accumulate averages gradients of several calls, and no call has their mean extra: "
+            "add up both in your code, and use accumulate=1"
+        )
+    for index, weight, extra in zip(indices, weights, extras, strict=True):
+        context = label(index, optimizer.idx2name)
+        if index in seen:
+            raise ValueError(f"{context}: a call with extras takes an index once")
+        seen.add(index)
+        own = updater.planner.of(index).optimizer
+        rule = own.rule_for(index) if own.native else None
+        if extra is not None and not (rule and rule.extra):
+            takes = f"rule {rule.name}" if rule else f"an update() in Python ({type(own).__name__})"
+            raise TypeError(
+                f"{context}: {takes} takes no extra; pass None for this index, or declare "
+                "rule(extra=...)"
+            )
+        if extra is None and rule and rule.extra:
+            raise TypeError(_missing(context, rule))
+        if extra is not None and is_cuda(weight):
+            raise TypeError(
+                f"{context}: an extra is for weights on the host, got a weight on a device"
+            )
+
+
+def _checked(updater: Any, call: Call, extra: Any) -> tuple[_Slot, Any] | None:
+    """Return the slot of a call and the checked array; None without an extra."""
+    if extra is None:
+        return None
+    index, weight, grad, state = call
+    optimizer = updater.planner.of(index).optimizer
+    context, rule = label(index, optimizer.idx2name), optimizer.rule_for(index)
+    copy = updater.planner.copies.get(index)
+    extra = check(context, weight, extra, copy, "extra")
+    arrays = arrays_of(optimizer, context, rule, weight, state, copy, True)[1]
+    slot = arrays[rule.slots.index(rule.extra)]
+    lazy = isinstance(grad, RowSparse) and optimizer.lazy_update
+    rows = np.unique(grad.indices) if lazy else None
+    return _Slot(slot, rows, slot.copy() if rows is None else slot[rows]), extra
+
+
+def extras_at(
+    paths: Sequence[str], extras: tuple[Sequence[str], Sequence[Any], Sequence[Any]]
+) -> list[Any]:
+    """Return the extras of the paths of gradients, given paths and arrays of the extras."""
+    found = dict(zip(*extras[:2], strict=True))
+    result = [found.pop(path, None) for path in paths]
+    if found:
+        raise ValueError(f"extras of {', '.join(map(repr, found))} have no gradient")
+    return result
+
+
+def check_given(updater: Any, indices: Sequence[Index]) -> None:
+    """Raise TypeError if the rule of an index takes an extra, and the call has none."""
+    if updater.takes_extra:
+        return
+    for index in indices:
+        optimizer = updater.planner.of(index).optimizer
+        rule = optimizer.rule_for(index) if optimizer.native else None
+        if rule and rule.extra:
+            raise TypeError(_missing(label(index, optimizer.idx2name), rule))
+
+
+def _missing(context: str, rule: Any) -> str:
+    return f"{context}: rule {rule.name} takes an array {rule.extra!r} in each call: {FORM}"
+
+
+def refuse_extra(optimizers: Sequence[Any], kind: str) -> None:
+    """Raise TypeError if a rule takes an extra, which updaters of this kind do not pass."""
+    for optimizer in optimizers:
+        rule = optimizer.rule if optimizer.native else None
+        if rule and rule.extra:
+            raise TypeError(
+                f"rule {rule.name} takes an array {rule.extra!r} in each call, which {kind} does "
+                "not pass: sum gradients and extras over the ranks, and call an Updater on each"
+            )

@@ -1,0 +1,1 @@
+"""Files of MXNet and state_dicts of torch."""

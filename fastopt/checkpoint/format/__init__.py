@@ -1,0 +1,1 @@
+"""The format of checkpoints: files, containers of arrays, and trees of values in them."""

@@ -1,0 +1,315 @@
+"""Base classes of optimizers whose hyper-parameters depend on sums over all tensors of a step."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+from fastopt._engine.averaging import exact_copy
+from fastopt._engine.validate import label
+from fastopt._kernels.devices import header
+from fastopt._kernels.variants import Traits
+from fastopt.arguments import Descriptions, Flag, Real, TableOf, brief
+from fastopt.kernels.rule import Hyper, Scalar, State, Sums, scalar
+from fastopt.kernels.scalars import rescaled
+from fastopt.optimizer.families import AdamFamily, Varied, shrunk_by
+from fastopt.optimizer.keywords import CautiousArguments, MomentArguments, Rate
+from fastopt.optimizer.optimizer import Array, Index, Optimizer
+
+__all__ = [
+    "DistanceFamily",
+    "EstimateOf",
+    "EstimatedAdam",
+    "JointSums",
+    "of_tensor",
+    "with_decay",
+]
+
+ANY = Real(infinite=True, nan=True)
+
+
+@scalar
+def with_decay(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
+    """Return the rescaled and clipped gradient plus coupled decay."""
+    return rescaled(grad, h) + h.coupled * weight
+
+
+def of_tensor(sums: Sums, h: Hyper, kept: State) -> State:
+    """Return the tensor's terms in the numerator and the denominator of the estimate."""
+    return h.progress_rate * sums[0], h.counts * sums[1]
+
+
+def _check_share(name: str, value: Any) -> tuple[float, ...]:
+    """Check the terms of a parameter in the sums of the current step."""
+    if not isinstance(value, tuple):
+        raise TypeError(f"{name} must be a tuple of numbers, got {brief(value)}")
+    return tuple(ANY(f"{name}[{k}]", each) for k, each in enumerate(value))
+
+
+@dataclass(frozen=True)
+class EstimateOf:
+    """A saved estimate: empty, or these numbers, of which the first is above 0."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, name: str, value: Any) -> dict[str, float]:
+        """Return the checked value."""
+        found = TableOf(ANY)(name, value)
+        if found and (tuple(found) != self.names or not found[self.names[0]] > 0):
+            raise ValueError(
+                f"{name} must have {self.names} with {self.names[0]} above 0, got {brief(value)}"
+            )
+        return found
+
+
+class JointSums(Optimizer):
+    """Abstract base of optimizers that compute numbers from sums over all tensors of a step.
+
+    The terms of a tensor are the numbers that its rule keeps, see ``kept`` of
+    :func:`fastopt.rule`. After each step the method :meth:`advance` gets their sums over the
+    tensors, and changes :attr:`estimate`, which ``hyper()`` reads in the next step.
+
+    A step ends when a parameter that is already part of it is updated again: a call with a list is
+    a step, and so are single calls for each parameter, with bitwise equal results. A list must not
+    contain an index twice.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Attributes
+    ----------
+    estimate : dict of str to float
+        Numbers computed from the sums, empty at first; they are saved in checkpoints. ``"d"`` is
+        also ``updater.info.d``.
+
+    Examples
+    --------
+    Steps along the gradient divided by the root mean square of all gradients of the last step:
+
+    >>> import numpy as np
+    >>> import fastopt
+    >>> from fastopt import optimizer
+    >>> def square(weight, grad, state, h):
+    ...     return grad * grad, type(weight)(1)
+    >>> def terms(sums, h, kept):
+    ...     return sums[0], sums[1]
+    >>> @fastopt.rule(hyper=("lr",), passes=[(square, terms)], kept=("square", "size"))
+    ... def descent(weight, grad, state, h):
+    ...     return weight - h.lr * grad, ()
+    >>> class Normalized(optimizer.JointSums):
+    ...     rule = descent
+    ...
+    ...     def advance(self, sums):
+    ...         self.estimate["d"] = (sums[0] / sums[1]) ** 0.5
+    ...
+    ...     def hyper(self, t, lr, wd):
+    ...         return {"lr": lr / self.estimate.get("d", 1.0)}
+    >>> updater = optimizer.get_updater(Normalized(learning_rate=1.0))
+    >>> weights = [np.zeros(1), np.zeros(3)]
+    >>> for _ in range(2):
+    ...     updater([0, 1], [np.full(1, 4.0), np.zeros(3)], weights)
+    >>> weights[0]  # -4 - 4 / 2
+    array([-6.])
+    """
+
+    progress: ClassVar[Descriptions] = {"estimate": TableOf(ANY), "shares": TableOf(_check_share)}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.estimate: dict[str, float] = {}
+        self.shares: dict[Index, tuple[float, ...]] = {}
+
+    def advance(self, sums: Sequence[float]) -> None:
+        """Change :attr:`estimate` after a step.
+
+        Parameters
+        ----------
+        sums : sequence of float
+            Sum of each number that the rule keeps, over the tensors of the step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method advance(sums)")
+
+    @property
+    def d(self) -> float | None:
+        """The number ``"d"`` of :attr:`estimate`, None without one."""
+        return self.estimate.get("d")
+
+    @property
+    def step_sums(self) -> "JointSums":
+        """See :attr:`Optimizer.step_sums`."""
+        return self
+
+    def begin(self, indices: Sequence[Index]) -> Any:
+        """Start a new step and advance if an index is already in the current step."""
+        if self.shares.keys().isdisjoint(indices):
+            return None
+        before = dict(self.estimate), dict(self.shares)
+        shares = list(self.shares.values())
+        self.shares.clear()
+        try:
+            self.advance([sum(each) for each in zip(*shares, strict=True)])
+        except BaseException:
+            self.put_back(before)
+            raise
+        return before
+
+    def put_back(self, before: Any) -> None:
+        """Undo the changes of :meth:`begin`."""
+        if before is not None:
+            self.estimate.clear()
+            self.shares.clear()
+            self.estimate.update(before[0])
+            self.shares.update(before[1])
+
+    def add(self, indices: Sequence[Index], numbers: Sequence[Sequence[float]]) -> None:
+        """Record the terms of tensors in the sums of a step."""
+        self.shares.update(zip(indices, map(tuple, numbers), strict=True))
+
+    def restart(self, indices: Collection[Index]) -> None:
+        """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""
+        super().restart(indices)
+        if self.num_update == self.begin_num_update:
+            self.estimate, self.shares = {}, {}
+
+
+class DistanceFamily(JointSums, AdamFamily):
+    """Abstract base of optimizers that estimate the distance to a solution.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Factor of the estimate; None uses the scheduler's ``base_lr``.
+    beta1, beta2, epsilon : float
+        See :class:`~fastopt.optimizer.Adam`.
+    d0 : float
+        Initial estimate, at least 1e-30.
+    growth_rate : float
+        Maximum factor by which the estimate grows in a step, at least 1.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+    """
+
+    same_in_groups: ClassVar[tuple[str, ...]] = (
+        *("learning_rate", "lr_scheduler", "beta1", "beta2", "d0", "growth_rate"),
+    )
+    arguments: ClassVar[Descriptions] = {
+        "d0": Real(least=1e-30),
+        "growth_rate": Real(least=1, infinite=True),
+    }
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        d0: float,
+        growth_rate: float,
+        **common: Unpack[MomentArguments],
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+        self.d0 = d0
+        self.growth_rate = growth_rate
+
+    def check_together(self) -> None:
+        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
+        super().check_together()
+        name = type(self).__name__
+        if self.state_dtype is not None:
+            raise ValueError(
+                f"{name} measures how far weights are from their start, which rounded state "
+                "cannot hold: state_dtype must be None"
+            )
+        if self.sparse_decay != "touched":
+            raise ValueError(
+                f"the rate of {name} is not known beforehand: sparse_decay must be 'touched', "
+                f"got {self.sparse_decay!r}"
+            )
+
+    def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
+        """See :meth:`Optimizer.multiplier`; learning rate multipliers must be 0 or 1."""
+        found = super().multiplier(index, table, attribute)
+        if attribute == "lr_mult" and found not in (0, 1):
+            raise ValueError(
+                f"{label(index, self.idx2name)}: {type(self).__name__} estimates one learning rate "
+                f"for all parameters: lr_mult must be 0 or 1, got {found}"
+            )
+        return found
+
+    def with_start(self, slot: str, state: Any, weight: Array) -> Any:
+        """Return a new state whose array `slot` is a copy of the weight."""
+        k = self.rule.slots.index(slot)  # type: ignore[union-attr]
+        return *state[:k], exact_copy((header(weight),), self.rule), *state[k + 1 :]
+
+    @property
+    def d(self) -> float:
+        """Estimate of the distance in the current step."""
+        return self.estimate.get("d", self.d0)
+
+
+class EstimatedAdam(Varied, DistanceFamily):
+    """Abstract base of Adam with an estimated distance, decoupled or coupled decay, and variants.
+
+    Parameters
+    ----------
+    learning_rate, beta1, beta2, epsilon, d0, growth_rate
+        See :class:`DistanceFamily`.
+    decouple : bool
+        Use decoupled weight decay.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`, `cautious` and `cautious_decay`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN, out of range, or incompatible with the others.
+    """
+
+    variants = ("cautious", "cautious_decay")
+    arguments: ClassVar[Descriptions] = {"decouple": Flag()}
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        d0: float,
+        growth_rate: float,
+        decouple: bool,
+        **common: Unpack[CautiousArguments],
+    ) -> None:
+        self.decouple = decouple
+        super().__init__(learning_rate, beta1, beta2, epsilon, d0, growth_rate, **common)
+
+    def check_together(self) -> None:
+        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
+        super().check_together()
+        if self.variant.cautious_decay and not self.decouple:
+            raise ValueError("cautious_decay=True needs decoupled decay, got decouple=False")
+
+    @property
+    def corrects_decay(self) -> bool:
+        """See :attr:`Optimizer.corrects_decay`."""
+        return self.decouple
+
+    @property
+    def decays(self) -> Callable[..., Any]:
+        """See :attr:`~fastopt.optimizer.families.Varied.decays`."""
+        return shrunk_by
+
+    @property
+    def seen(self) -> Callable[..., Any]:
+        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        return with_decay
+
+    @property
+    def traits(self) -> Traits:
+        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
+        return super().traits._replace(from_zero=False)  # decay may be part of the gradient

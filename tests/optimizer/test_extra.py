@@ -1,0 +1,217 @@
+"""Rules that take a second array in each call: ``updater(index, grad, weight, extra=...)``."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+from fastopt.distributed import ShardedUpdater, run_threads
+from fastopt.kernels.scalars import rescaled
+from fastopt.sparse import RowSparse
+
+
+@fastopt.rule(
+    state=("mom", "old"),
+    hyper=("lr", "beta", "rescale_grad", "clip_gradient"),
+    extra="old",
+)
+def reduced(weight, grad, state, h):
+    mom = h.beta * state[0] + rescaled(grad, h) - h.beta * rescaled(state[1], h)
+    return weight - h.lr * mom, (mom, state[1])
+
+
+class Reduced(optimizer.Optimizer):
+    """Momentum of gradients with reduced variance."""
+
+    rule = reduced
+
+    def hyper(self, t, lr, wd):
+        return {"beta": 0.5}
+
+
+def formula(weight, pairs, lr=0.1):
+    mom = np.zeros_like(weight)
+    for grad, old in pairs:
+        mom = 0.5 * mom + grad - 0.5 * old
+        weight = weight - lr * mom
+    return weight
+
+
+RNG = np.random.default_rng(0)
+PAIRS = RNG.normal(size=(3, 2, 4, 3))
+START = RNG.normal(size=(4, 3))
+
+
+def single(updater, grad, weight, extra):
+    updater("w", grad, weight, extra=extra)
+
+
+def listed(updater, grad, weight, extra):
+    updater(["w"], [grad], [weight], extra=[extra])
+
+
+def stepped(updater, grad, weight, extra):
+    updater.step({"w": grad}, {"w": weight}, extra={"w": extra})
+
+
+def views(updater, grad, weight, extra):
+    updater("w", memoryview(grad), memoryview(weight), extra=memoryview(extra))
+
+
+@pytest.mark.parametrize("form", [single, listed, stepped, views])
+@pytest.mark.parametrize(
+    ("dtype", "made", "settings", "tolerance"),
+    [
+        ("float64", {}, {}, 1e-14),
+        ("float32", {}, {"clip_global_norm": 1e9}, 1e-6),
+        ("float32", {}, {"average": fastopt.EMA()}, 1e-6),
+        ("float32", {}, {"groups": {"w": {"lr_mult": 1.0}}}, 1e-6),
+        ("float32", {"state_dtype": "bfloat16"}, {}, 2e-2),
+        ("float16", {"multi_precision": True}, {}, 2e-2),
+    ],
+)
+def test_a_rule_sees_the_extra_of_each_call(form, dtype, made, settings, tolerance):
+    updater = fastopt.Updater(Reduced(learning_rate=0.1, **made), **settings)
+    weight = START.astype(dtype)
+    for grad, old in PAIRS:
+        form(updater, grad.astype(dtype), weight, old.astype(dtype))
+    np.testing.assert_allclose(weight, formula(START, PAIRS), atol=tolerance)
+    assert updater.info.slow.calls == 0
+
+
+def test_a_list_has_extras_for_the_rules_that_take_one():
+    groups = {"plain": {"optimizer": optimizer.SGD(learning_rate=1.0)}, "still": {"frozen": True}}
+    updater = fastopt.Updater(Reduced(learning_rate=0.1), groups=groups)
+    weights = {"w": START.copy(), "plain": np.ones(2), "still": np.ones(2)}
+    for grad, old in PAIRS:
+        grads = {"w": grad, "plain": np.ones(2), "still": None}
+        updater.step(grads, weights, extra={"w": old, "plain": None})
+    np.testing.assert_allclose(weights["w"], formula(START, PAIRS), rtol=1e-14)
+    assert weights["plain"].tolist() == [-2, -2]
+    assert weights["still"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("dense", [False, True])
+def test_row_sparse_extras(lazy, dense):
+    updater = fastopt.Updater(Reduced(learning_rate=0.1, lazy_update=lazy))
+    weight, own = START.copy(), {row: START[row].copy() for row in range(4)}
+    moms = dict.fromkeys(own, 0.0)
+    for grad, old in PAIRS:
+        rows, others = [2, 0, 2], [3, 0, 0]
+        extra = old if dense else RowSparse(old[:3], others, (4, 3))
+        updater("w", RowSparse(grad[:3], rows, (4, 3)), weight, extra=extra)
+        sums = {2: grad[0] + grad[2], 0: grad[1]}
+        olds = dict(enumerate(old)) if dense else {3: old[0], 0: old[1] + old[2]}
+        for row in sums if lazy else own:
+            moms[row] = 0.5 * moms[row] + sums.get(row, 0.0) - 0.5 * olds.get(row, 0.0)
+            own[row] = own[row] - 0.1 * moms[row]
+    np.testing.assert_allclose(weight, list(own.values()), rtol=1e-13)
+
+
+def called(updater, weights, **changed):
+    given = {"grad": PAIRS[0, 0], "weight": weights[0], "extra": PAIRS[0, 1], **changed}
+    updater("w", given["grad"], given["weight"], extra=given["extra"])
+
+
+def listed_with(updater, weights, extras, indices=("w", "v")):
+    updater(list(indices), [PAIRS[0, 0]] * 2, weights, extra=extras)
+
+
+REFUSED = {
+    "takes an array 'old' in each call": lambda u, w: u("w", PAIRS[0, 0], w[0]),
+    "rule reduced takes an array 'old'": lambda u, w: listed_with(u, w, [PAIRS[0, 1], None]),
+    "extra must have shape .4, 3., got .2,.": lambda u, w: called(u, w, extra=np.ones(2)),
+    "extra must be a NumPy array": lambda u, w: called(u, w, extra="x"),
+    "extra must have the weight's dtype": lambda u, w: called(u, w, extra=np.ones((4, 3), int)),
+    "gradient must have shape": lambda u, w: called(u, w, grad=np.ones(2)),
+    "needs a list of as many extras": lambda u, w: listed_with(u, w, [PAIRS[0, 1]]),
+    "takes an index once": lambda u, w: listed_with(u, w, [PAIRS[0, 1]] * 2, ("w", "w")),
+    "have no gradient": lambda u, w: u.step({}, {"w": w[0]}, "skip", {"w": PAIRS[0, 1]}),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.parametrize("first", [True, False])
+def test_refused_calls_change_nothing(message, first):
+    updater, weights = fastopt.Updater(Reduced(learning_rate=0.1)), [START.copy(), START.copy()]
+    if not first:
+        called(updater, weights)
+    before = copy.deepcopy((updater.states, dict(updater.optimizer._index_update_count), weights))
+    with pytest.raises((TypeError, ValueError), match=message):
+        REFUSED[message](updater, weights)
+    after = updater.states, dict(updater.optimizer._index_update_count), weights
+    np.testing.assert_equal(after, before)
+
+
+def test_skipped_and_failed_updates_change_no_state():
+    updater = fastopt.Updater(Reduced(learning_rate=0.1), loss_scaler=LossScaler())
+    weight = START.copy()
+    called(updater, [weight], grad=np.full((4, 3), np.inf))
+    assert updater.info.skipped
+    assert not updater.states
+    called(updater, [weight])
+    before = copy.deepcopy(updater.states)
+    called(updater, [weight], grad=np.full((4, 3), np.inf), extra=PAIRS[1, 1])
+    np.testing.assert_equal(dict(updater.states), dict(before))
+    updater.optimizer.lr_scheduler = lambda t: -1.0
+    with pytest.raises(ValueError, match="learning rate"):
+        called(updater, [weight], extra=PAIRS[1, 1])
+    np.testing.assert_equal(dict(updater.states), dict(before))
+
+
+@pytest.mark.parametrize(
+    ("made", "settings", "message"),
+    [
+        (optimizer.SGD, {}, "rule sgd takes no extra"),
+        (lambda: optimizer.Muon(fallback="sgd"), {}, r"an update\(\) in Python .Muon. takes no"),
+        (Reduced, {"accumulate": 2}, "use accumulate=1"),
+    ],
+)
+def test_updaters_that_take_no_extra_say_so(made, settings, message):
+    updater = fastopt.Updater(made(), **settings)
+    with pytest.raises((TypeError, ValueError), match=message):
+        called(updater, [START.copy()])
+    assert not updater.states
+
+
+class OnDevice:
+    """An array on a device, as far as a call without a device sees it."""
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": (4, 3), "typestr": "<f8", "data": (8, False), "version": 3}
+
+
+def test_devices_take_no_extra():
+    updater = fastopt.Updater(Reduced())
+    with pytest.raises(TypeError, match="'w': an extra is for weights on the host"):
+        called(updater, [OnDevice()])
+
+
+def test_ranks_refuse_rules_with_an_extra():
+    with pytest.raises(TypeError, match="takes an array 'old' in each call, which ShardedUpdater"):
+        run_threads(2, lambda comm: ShardedUpdater(Reduced(), comm))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"extra": "none"}, {"extra": "mom", "signed": ["mom"]}, {"extra": "mom", "row": abs}],
+)
+def test_the_extra_of_a_rule_is_an_exact_slot(arguments):
+    with pytest.raises(TypeError, match="extra must be a state slot"):
+        fastopt.rule(state=("mom",), hyper=("lr",), **arguments)
+
+
+def test_checkpoints_with_an_extra_continue():
+    whole, weight = fastopt.Updater(Reduced(learning_rate=0.1)), START.copy()
+    for grad, old in PAIRS[:2]:
+        whole("w", grad, weight, extra=old)
+    again, other = fastopt.Updater(Reduced()), weight.copy()
+    again.load_state_dict(whole.state_dict())
+    for updater, array in ((whole, weight), (again, other)):
+        updater("w", PAIRS[2, 0], array, extra=PAIRS[2, 1])
+    assert other.tobytes() == weight.tobytes()

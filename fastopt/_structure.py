@@ -452,10 +452,9 @@ def rebuilt(container: Any, values: dict[Any, Any]) -> Any:
     if isinstance(container, tuple):
         kind = type(container)
         return kind._make(values.values()) if hasattr(kind, "_make") else kind(values.values())
-    try:
-        result = copy.copy(container)
-    except TypeError:
+    if isinstance(container, Mapping) and not hasattr(container, "__setitem__"):
         return values
+    result = copy.copy(container)
     for key, value in values.items():
         if is_dataclass(result):
             object.__setattr__(result, key, value)

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numba
@@ -428,6 +428,13 @@ def test_updated_weights_are_those_that_averages_replace():
     with updater.averaged():
         assert params["a"].tolist() == [0.5, 0.5]
     assert params["a"].tolist() == [0, 0]
+
+
+def test_updated_weights_of_a_read_only_mapping_are_a_dict():
+    weights = MappingProxyType(Copies({"a": ones()}))
+    updated = adam().updated({"a": ones()}, weights)
+    assert type(updated) is dict
+    assert updated["a"].tolist() != weights["a"].tolist() == [1, 1]
 
 
 def test_updated_takes_immutable_arrays():

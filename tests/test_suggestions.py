@@ -316,6 +316,7 @@ MISTAKES = {
         TypeError,
         "learning_rate must be a number; assign a schedule to lr_scheduler",
     ),
+    "fastopt.SGD(lr=-0.1)": (ValueError, "at least 0, got -0.1; maximize=True ascends"),
     "setattr(fastopt.Adam(), 'lr', lambda n: 0.1)": (
         TypeError,
         "assign a schedule to lr_scheduler",

@@ -239,6 +239,9 @@ def _check_schedule(name: str, lr_scheduler: Any) -> Any:
 def _check_rate(name: str, lr: Any) -> float:
     if callable(lr):
         raise TypeError(f"{name} must be a number; assign a schedule to lr_scheduler")
+    if isinstance(lr, (int, float)) and lr < 0:
+        must = f"{name} must be a finite number, at least 0, got {lr}"
+        raise ValueError(f"{must}; maximize=True ascends")
     return RATE(name, lr)
 
 
@@ -1353,7 +1356,7 @@ class Optimizer(Checked):
         own = getattr(self.lr_scheduler, "base_lr", None)
         if learning_rate is None:
             return 0.01 if own is None else float(own)
-        rate: float = RATE("learning_rate", learning_rate)
+        rate: float = _check_rate("learning_rate", learning_rate)
         if own is not None and own != rate:
             self.lr_scheduler = rebased(self.lr_scheduler, rate, type(self))
         return rate

@@ -69,6 +69,15 @@ def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out.splitlines() == printed(code)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_a_pool_that_forks_after_an_update_trains_in_its_workers(run_python):
+    page = ROOT / "docs" / "loops.md"
+    train = next(code for _, code in blocks(page, "python") if "def train(" in code)
+    ((_, pool),) = blocks(page, "py")
+    code = "\n".join([next(blocks(page, "python"))[1], train, pool])
+    assert run_python(code).splitlines()[-1:] == printed(pool)
+
+
 def test_the_table_of_defaults_is_that_of_the_signatures():
     text = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
     found = re.findall(

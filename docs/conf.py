@@ -66,6 +66,7 @@ numpydoc_validation_checks = {
 numpydoc_validation_exclude = {
     r"\.Communicator$",  # a protocol, without a constructor
     r"\.(Rule|Scope|SGLD|Test)$",  # created by functions, or with the base class's constructor
+    r"\.JointSums$",  # arguments are those of Optimizer
     r"\.ShardedUpdater\.",  # methods with the same arguments as those of Updater
     r"\.kernels\.scalars\.",  # arguments are those of update rules
     r"\.(StepInfo|SlowCalls|Functional)\.",  # fields of named tuples, with generated docstrings

@@ -74,10 +74,8 @@ class JointSums(Optimizer):
 
     Parameters
     ----------
-    *args
-        Learning rate and other positional arguments of :class:`~fastopt.optimizer.Optimizer`.
-    **kwargs
-        Named arguments of :class:`~fastopt.optimizer.Optimizer`.
+    *args, **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Attributes
     ----------

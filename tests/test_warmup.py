@@ -57,7 +57,7 @@ def test_what_cannot_be_warmed_is_refused_in_a_line(arguments, capsys):
         (["Adam", "sgd"], ["adam", "sgd"]),
         (["--optimizers", "sgd", "adam"], ["sgd", "adam"]),
         (["adam", "--rows", "--optimizers", "sgd", "ADAM"], ["adam", "sgd"]),
-        (["--rows"], warmup.names()),
+        (["--rows"], None),
     ],
     ids=["positional", "option", "both", "all"],
 )
@@ -65,4 +65,4 @@ def test_optimizers_are_named_with_and_without_the_option(arguments, names, monk
     asked = []
     monkeypatch.setattr(warmup, "run", lambda *options: asked.append(options))
     assert main(["warmup", *arguments]) == 0
-    assert asked == [(names, ["float32"], "--rows" in arguments)]
+    assert asked == [(names or warmup.names(), ["float32"], "--rows" in arguments)]

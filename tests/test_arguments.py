@@ -40,6 +40,12 @@ def test_every_schedule_and_optimizer_is_tested():
     assert len(OPTIMIZERS) >= 23
 
 
+def test_bounds_are_allowed_but_the_one_to_stay_below():
+    assert [arguments.number("x", end, least=0, most=1) for end in (0, 1)] == [0, 1]
+    with pytest.raises(ValueError, match="x must be a finite number, at least 0, below 1, got 1$"):
+        arguments.number("x", 1, least=0, below=1)
+
+
 def refusal(function, *args, **kwargs):
     """Error of a call, or None; no other kind of exception."""
     try:

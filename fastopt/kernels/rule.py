@@ -360,12 +360,8 @@ def rule(
             raise TypeError(f"{name!r} must be in state, and in one of signed and nonnegative")
 
     reductions = _passes(passes)
-    if row and (noise or passes):
-        raise TypeError("row cannot be combined with noise or passes, which are for each element")
-    if row and (signed or nonnegative):
-        raise TypeError(
-            "row cannot be combined with signed or nonnegative, as rows have one number"
-        )
+    if row:
+        _check_row(noise or passes, signed or nonnegative)
     if extra is not None and (row or extra not in set(state) - {*signed, *nonnegative}):
         raise TypeError(
             f"extra must be a state slot of a rule without row, stored exactly, got {extra!r}"
@@ -401,6 +397,16 @@ def rule(
         )
 
     return declare
+
+
+def _check_row(elements: Any, stored: Any) -> None:
+    """Raise TypeError for options of a rule that one with `row` cannot have."""
+    if elements:
+        raise TypeError("row cannot be combined with noise or passes, which are for each element")
+    if stored:
+        raise TypeError(
+            "row cannot be combined with signed or nonnegative, as rows have one number"
+        )
 
 
 def _check_function(fn: Any) -> None:

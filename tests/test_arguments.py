@@ -42,7 +42,7 @@ def test_every_schedule_and_optimizer_is_tested():
 
 def test_bounds_are_allowed_but_the_one_to_stay_below():
     assert [arguments.number("x", end, least=0, most=1) for end in (0, 1)] == [0, 1]
-    with pytest.raises(ValueError, match="x must be a finite number, at least 0, below 1, got 1$"):
+    with pytest.raises(ValueError, match="at least 0, below 1, got 1"):
         arguments.number("x", 1, least=0, below=1)
 
 

@@ -13,6 +13,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:float16 weights without masters")
 @pytest.mark.parametrize("name", ["adam", "lamb", "groupadagrad"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_arrays_are_updated_in_place(name, dtype, rng):

@@ -32,7 +32,7 @@ def test_every_rule_steps_in_several_blocks(case, dtype, size, rng):
     weight = rng.normal(size=shape).astype(dtype)
     grads = [rng.normal(size=shape).astype(dtype) for _ in range(2)]
     exact = dtype == np.float64 and case.name != "sgld"
-    tolerance = {"rtol": 1e-11, "atol": 1e-13} if exact else {"rtol": 1e-5, "atol": 2e-6}
+    tolerance = {"rtol": 1e-11, "atol": 1e-13} if exact else {"rtol": 1e-5, "atol": 5e-6}
     check_steps(lambda: case.updater(wd=case.wd), weight, grads, **tolerance)
 
 
@@ -60,13 +60,14 @@ def test_arrays_that_are_not_aligned_to_16_bytes_are_taken(shifted, rng):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:float16 weights without masters")
 @pytest.mark.skipif(SIMULATED, reason="takes 9 GB of a GPU")
 def test_elements_beyond_2_to_the_31_are_updated(rng):
     size, shown = 2**31 + 4097, 10_000
     weight = cuda.device_array(size, np.float16)
     grad = cuda.device_array(size, np.float16)
     for array in (weight, grad):
-        zero(array)
+        zero(array, 0)
     ends = rng.normal(size=shown).astype(np.float16)
     for part in (
         slice(0, shown),

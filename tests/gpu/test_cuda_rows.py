@@ -98,7 +98,7 @@ def test_rows_on_both_sides_of_element_2_to_the_31_are_updated(lazy, rng):
     width = 64
     height, middle = 2**31 // width + 100, 2**31 // width
     weight = cuda.device_array((height, width), np.float16)
-    zero(weight)
+    zero(weight, 0)
     ids = np.array([middle + 99, 0, middle - 1, middle, middle + 99])
     values = rng.integers(1, 9, (5, width)).astype(np.float16)
     updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0, lazy_update=lazy))

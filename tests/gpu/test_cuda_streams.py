@@ -24,36 +24,43 @@ def ones(*shape):
 
 
 @pytest.fixture
+def streams():
+    """Handles of four streams; the simulator has none, and takes any number."""
+    made = [] if kernels.SIMULATED else [cuda.stream() for _ in range(4)]
+    yield [int(stream) for stream in made] or [48, 64, 80, 96]
+    cuda.synchronize()
+
+
+@pytest.fixture
 def launched(monkeypatch):
-    """Streams of launches, in order; all of them run on the default stream."""
+    """Streams of launches, in order."""
     streams, launch = [], kernels.launch
 
     def record(kernel, blocks, threads, stream, *arguments):
         streams.append(stream)
-        launch(kernel, blocks, threads, 0, *arguments)
+        launch(kernel, blocks, threads, stream, *arguments)
 
     monkeypatch.setattr(kernels, "launch", record)
-    if not kernels.SIMULATED:
-        for name in ("upload", "hold", "clear"):
-            call = getattr(cuda_driver, name)
-            monkeypatch.setattr(
-                cuda_driver, name, lambda *arguments, call=call: call(*arguments[:-1], 0)
-            )
-    monkeypatch.setattr(cuda_driver, "refuse_capture", lambda *streams: None)
     return streams
 
 
 @pytest.fixture
 def waited(monkeypatch):
     """Pairs of a stream that is waited for, and the one that waits, in order."""
-    streams = []
-    monkeypatch.setattr(cuda_driver, "order", lambda *pair: streams.append(pair))
+    streams, order = [], cuda_driver.order
+
+    def record(*pair):
+        streams.append(pair)
+        order(*pair)
+
+    monkeypatch.setattr(cuda_driver, "order", record)
     return streams
 
 
-def test_kernels_run_on_the_stream_of_the_weight(launched, waited):
-    weight, updater = Foreign(ones(3), stream=48), optimizer.get_updater(optimizer.LAMB())
-    for stream in (48, 64):
+def test_kernels_run_on_the_stream_of_the_weight(launched, waited, streams):
+    weight, updater = Foreign(ones(3)), optimizer.get_updater(optimizer.LAMB())
+    for stream in streams[:2]:
+        cuda.synchronize()
         weight.changes["stream"] = stream
         launched.clear()
         updater(0, Foreign(ones(3), stream=stream), weight)
@@ -62,11 +69,12 @@ def test_kernels_run_on_the_stream_of_the_weight(launched, waited):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_master_is_updated_on_the_stream_of_its_weight(launched, waited, order):
+def test_a_master_is_updated_on_the_stream_of_its_weight(launched, waited, streams, order):
     memory = on_device(np.ones((3, 2), np.float16, order=order))
-    weight, grad = Foreign(memory, stream=48), Foreign(on_device(np.ones((3, 2), np.float16)))
+    weight, grad = Foreign(memory), Foreign(on_device(np.ones((3, 2), np.float16)))
     updater = optimizer.get_updater(optimizer.SGD(multi_precision=True))
-    for stream in (48, 64, 64):
+    for stream in (streams[0], streams[1], streams[1]):
+        cuda.synchronize()
         grad.changes["stream"] = weight.changes["stream"] = stream
         updater(0, grad, weight)
         launched.clear()
@@ -75,16 +83,17 @@ def test_a_master_is_updated_on_the_stream_of_its_weight(launched, waited, order
     assert not waited
 
 
-def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waited):
-    weight, updater = Foreign(ones(3, 2), stream=48), optimizer.get_updater(optimizer.SGD())
+def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waited, streams):
+    own, *others = streams
+    weight, updater = Foreign(ones(3, 2), stream=own), optimizer.get_updater(optimizer.SGD())
     for _ in range(2):
-        updater(0, Foreign(ones(3, 2), stream=80), weight)
-        assert waited == [(80, 48), (48, 80)]
+        updater(0, Foreign(ones(3, 2), stream=others[0]), weight)
+        assert waited == [(others[0], own), (own, others[0])]
         waited.clear()
-    rows = on_device(np.array([1]))
-    updater(0, (Foreign(ones(1, 2), stream=96), Foreign(rows, stream=112)), weight)
-    assert set(waited[:2]) == {(96, 48), (112, 48)}
-    assert set(waited[-2:]) == {(48, 96), (48, 112)}
+    values, rows = Foreign(ones(1, 2), stream=others[1]), on_device(np.array([1]))
+    updater(0, (values, Foreign(rows, stream=others[2])), weight)
+    assert set(waited[:2]) == {(other, own) for other in others[1:]}
+    assert set(waited[-2:]) == {(own, other) for other in others[1:]}
 
 
 @cuda.jit
@@ -111,41 +120,44 @@ def test_a_gradient_is_read_between_the_writes_of_its_stream():
     np.testing.assert_array_equal(host(memory), np.full(100_000, 1 - 3 * 2, np.float32))
 
 
-def test_a_parameter_copies_rows_after_they_were_written(launched, waited):
+def test_a_parameter_copies_rows_after_they_were_written(launched, waited, streams):
     """It keeps them until the step, on the default stream, which its weight uses."""
     weight = Parameter("w", shape=(4, 2), init="ones", grad_stype="row_sparse")
     weight.initialize(device=cuda_device(0))
-    rows = Foreign(on_device(np.array([1])), stream=112)
-    weight.add_grad(RowSparse(Foreign(ones(1, 2), stream=96), rows, (4, 2)))
-    assert waited == [(96, 0), (0, 96), (112, 0), (0, 112)]
+    one, other = streams[:2]
+    rows = Foreign(on_device(np.array([1])), stream=other)
+    weight.add_grad(RowSparse(Foreign(ones(1, 2), stream=one), rows, (4, 2)))
+    assert waited == [(one, 0), (0, one), (other, 0), (0, other)]
     assert set(launched) == {0}
 
 
-def test_states_are_copied_on_the_stream_of_their_weight(launched):
-    memory = on_device(np.ones((3, 2), np.float32, order="F"))
-    weight, updater = Foreign(memory, stream=48), optimizer.get_updater(optimizer.AdaGrad())
+def test_states_are_copied_on_the_stream_of_their_weight(launched, streams):
+    memory, own = on_device(np.ones((3, 2), np.float32, order="F")), streams[0]
+    weight, updater = Foreign(memory, stream=own), optimizer.get_updater(optimizer.AdaGrad())
     rows = ones(1, 2), on_device(np.array([1]))
     for _ in range(2):
         launched.clear()
-        updater(0, (Foreign(rows[0], stream=48), Foreign(rows[1], stream=48)), weight)
-        assert set(launched) == {48}
+        updater(0, tuple(Foreign(part, stream=own) for part in rows), weight)
+        assert set(launched) == {own}
     assert len(launched) > 3
 
 
-def test_weights_of_a_list_keep_their_streams(launched, waited):
-    weights = [Foreign(ones(3), stream=stream) for stream in (48, 64, 48)]
+def test_weights_of_a_list_keep_their_streams(launched, waited, streams):
+    one, two, three, _ = streams
+    weights = [Foreign(ones(3), stream=stream) for stream in (one, two, one)]
     updater = optimizer.get_updater(optimizer.SGD())
     for _ in range(2):
         launched.clear()
         updater([0, 1, 2], [ones(3) for _ in weights], weights)
-        assert launched == [48, 64]
+        assert launched == [one, two]
+    cuda.synchronize()
     for weight in weights:
-        weight.changes["stream"] = 80
-    weights[0].changes["stream"] = 48
+        weight.changes["stream"] = three
+    weights[0].changes["stream"] = one
     for _ in range(2):
         launched.clear()
         updater([0, 1, 2], [ones(3) for _ in weights], weights)
-        assert launched == [48, 80]
+        assert launched == [one, three]
 
 
 def test_a_copy_in_main_memory_waits_for_the_device(monkeypatch):

@@ -206,14 +206,24 @@ def test_an_update_runs_after_the_work_on_its_stream():
 
 
 @on_gpu
-def test_a_capture_is_refused():
+def test_a_graph_of_torch_computes_gradients_and_steps():
+    """The first call allocates, so that a capture refuses it; a replay computes and updates."""
     weight, grad = (torch.zeros(9, device="cuda") for _ in range(2))
-    updater = optimizer.get_updater(optimizer.Adam())
-    updater(0, grad, weight)
+    updater, graph = optimizer.get_updater(optimizer.SGD(learning_rate=1.0)), torch.cuda.CUDAGraph()
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         grad.add_(1)
         with pytest.raises(RuntimeError, match="is being captured for a CUDA graph"):
-            updater(0, grad, weight)
-    assert updater.optimizer.num_update == 1
-    updater(0, grad, weight)
-    assert updater.optimizer.num_update == 2
+            updater([0], [grad], [weight])
+    assert updater.optimizer.num_update == 0
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            updater([0], [grad], [weight])
+    with torch.cuda.graph(graph, stream=stream):
+        grad.add_(1)
+        updater([0], [grad], [weight])
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert (weight == -(1 + 2 + 3)).all()
+    assert updater.optimizer.num_update == 5

@@ -39,10 +39,12 @@ class Race:
     torch: Callable[[], Call] | None = None
 
 
+NUMBERS = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+
+
 def filled(shape, dtype=np.float32):
     """Return a device array of normally distributed values, 2**20 of them repeated."""
-    numbers = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
-    return cuda.to_device(np.resize(numbers.astype(dtype), shape))
+    return cuda.to_device(np.resize(NUMBERS, shape).astype(dtype))
 
 
 def dense(shapes, dtype=np.float32, **kwargs) -> Call:

@@ -19,7 +19,7 @@ from fastopt._kernels.segments import FOLD
 from fastopt._kernels.storage import load, locate, store
 from fastopt.kernels.rule import scalar
 
-__all__ = ["ARRAYS", "FOLDERS", "SORTERS", "fold", "order_rows"]
+__all__ = ["ARRAYS", "FOLDERS", "FOUND", "OUTSIDE", "SORTERS", "fold", "order_rows"]
 
 SORTERS = 8 if SIMULATED else 1024
 """Threads of a block, one for each position in the list; also the size of a sorted tile."""
@@ -36,6 +36,13 @@ values of the rows, and the sums of :func:`fold`."""
 
 ARRAYS = SPARE
 """Number of those int64 arrays; update kernels read the first three."""
+
+OUTSIDE, FOUND = range(2)
+"""Places of the answer, the second row of the addresses, which is 0 at first: whether a row is
+outside of the table, and the number of unique rows."""
+
+WAYS = 3
+"""Binary logarithm of the number of runs that a launch merges into one."""
 
 INDEX = (np.int64,)
 
@@ -61,90 +68,79 @@ def begins(keys, i, bits):
     return i == 0 or load(keys, i)[0] >> bits != load(keys, i - 1)[0] >> bits
 
 
-@cache
-def survey(kind: Any) -> Callable:
-    """Kernel ``(addresses, size, height, bits, answer)`` that makes keys of rows of type `kind`.
-
-    It sets ``answer[0]`` if a row is outside of the table, and ``answer[1]`` if rows do not ascend.
-    """
-    kinds = (kind,)
-
-    def survey(addresses, size, height, bits, answer):
-        i = np.int64(cuda.grid(1))
-        if i < size:
-            ids = locate(addresses, 0, LISTED, 0, kinds)
-            row = np.int64(load(ids, i)[0])
-            last = np.int64(load(ids, i - 1)[0]) if i else np.int64(-1)
-            if row < 0 or row >= height:
-                answer[0] = 1
-            if row <= last:
-                answer[1] = 1
-            store(locate(addresses, 0, KEYS, i, INDEX), 0, ((row << bits) | i,))
-
-    return compiled(survey, None)
-
-
 @scalar
-def merged_place(keys, i, size, bits):
-    """Return the position of key `i` after pairs of sorted runs of ``2**bits`` keys are merged.
+def merged_place(keys, i, size, bits, ways):
+    """Return the position of key `i` after groups of ``2**ways`` sorted runs are merged.
 
-    It is the position in its own run plus the number of smaller keys in the other run, from a
-    binary search.
+    A run has ``2**bits`` keys. The position is that in its own run plus the number of smaller keys
+    in each other run of the group, from a binary search.
     """
     key, run, width = keys[i], i >> bits, np.int64(1) << bits
-    own, other = run << bits, min((run ^ 1) << bits, size)
-    low, high = other, min(other + width, size)
-    while low < high:
-        middle = (low + high) >> 1
-        if keys[middle] < key:
-            low = middle + 1
-        else:
-            high = middle
-    return min(own, other) + (i - own) + (low - other)
+    first = (run >> ways) << ways
+    place = (first << bits) + i - (run << bits)
+    for other in range(first, first + (np.int64(1) << ways)):
+        start = min(other << bits, size)
+        low, high = start, min(start + width, size)
+        while low < high and other != run:
+            middle = (low + high) >> 1
+            if keys[middle] < key:
+                low = middle + 1
+            else:
+                high = middle
+        place += low - start
+    return place
 
 
 @cache
-def sort_tiles() -> Callable:
-    """Kernel ``(addresses, size)`` that sorts the keys of each block, by merging in shared memory.
+def sort_tiles(kind: Any) -> Callable:
+    """Kernel ``(addresses, size, height, bits)`` that makes sorted keys of rows of type `kind`.
+
+    Each block sorts its own, by merging in shared memory. The answer is OUTSIDE if a row is
+    outside of the table.
 
     A pass for each bit that occurs in the rows of a tile, of which a table of 100,000 rows has 17,
     would take a sum over the threads each, of 10 steps; these are 10 merges of at most 10 steps.
     """
+    kinds = (kind,)
 
-    def sort_tiles(addresses, size):
+    def sort_tiles(addresses, size, height, bits):
         tile = cuda.shared.array(SORTERS, np.int64)
-        t = np.int64(cuda.threadIdx.x)
+        t, i = np.int64(cuda.threadIdx.x), np.int64(cuda.grid(1))
         first = np.int64(cuda.blockIdx.x) * SORTERS
         count = min(np.int64(SORTERS), size - first)
-        keys = locate(addresses, 0, KEYS, first, INDEX)
         key, place = np.int64(0), t
         if t < count:
-            key = load(keys, t)[0]
-        for bits in range(TILE_BITS):
+            ids = locate(addresses, 0, LISTED, 0, kinds)
+            row = np.int64(load(ids, i)[0])
+            if row < 0 or row >= height:
+                addresses[1, OUTSIDE] = 1
+            key = (row << bits) | i
+        for run_bits in range(TILE_BITS):
             if t < count:
                 tile[place] = key
             cuda.syncthreads()
             if t < count:
-                key, place = tile[t], merged_place(tile, t, count, bits)
+                key, place = tile[t], merged_place(tile, t, count, run_bits, 1)
             cuda.syncthreads()
         if t < count:
-            store(keys, place, (key,))
+            store(locate(addresses, 0, KEYS, first, INDEX), place, (key,))
 
     return compiled(sort_tiles, None)
 
 
 @cache
 def merge() -> Callable:
-    """Kernel ``(addresses, size, source, target, bits)`` that merges pairs of sorted runs.
+    """Kernel ``(addresses, size, source, target, bits)`` that merges groups of sorted runs.
 
-    Each run has ``2**bits`` keys; see :func:`merged_place`.
+    A group has ``2**WAYS`` runs of ``2**bits`` keys; see :func:`merged_place`. More runs at once
+    take as many comparisons in fewer launches, which cost more time than these.
     """
 
     def merge(addresses, size, source, target, bits):
         i = np.int64(cuda.grid(1))
         if i < size:
             keys = locate(addresses, 0, source, 0, INDEX)[0]
-            place = merged_place(keys, i, size, bits)
+            place = merged_place(keys, i, size, bits, WAYS)
             store(locate(addresses, 0, target, place, INDEX), 0, (keys[i],))
 
     return compiled(merge, None)
@@ -166,12 +162,12 @@ def count_rows() -> Callable:
 
 @cache
 def cut_rows() -> Callable:
-    """Kernel ``(addresses, size, source, counts, bits, answer)`` that splits sorted keys.
+    """Kernel ``(addresses, size, source, counts, bits)`` that splits sorted keys.
 
-    `counts` are from :func:`count_rows`. The number of unique rows is written to ``answer[2]``.
+    `counts` are from :func:`count_rows`. The number of unique rows is written to the answer.
     """
 
-    def cut_rows(addresses, size, source, counts, bits, answer):
+    def cut_rows(addresses, size, source, counts, bits):
         shared = cuda.shared.array(SORTERS, np.int64)
         t, block = cuda.threadIdx.x, cuda.blockIdx.x
         earlier = locate(addresses, 0, counts, 0, INDEX)
@@ -195,7 +191,7 @@ def cut_rows() -> Callable:
             if i == size - 1:
                 segment += first
                 store(locate(addresses, 0, STARTS, segment, INDEX), 0, (size,))
-                answer[2] = segment
+                addresses[1, FOUND] = segment
 
     return compiled(cut_rows, None)
 
@@ -227,46 +223,33 @@ def fold(kind: Any) -> Callable:
 
 
 def order_rows(
-    run: Callable[..., None],
-    answer: Any,
-    fetch: Callable[[Any], Any],
-    kind: Any,
-    size: int,
-    height: int,
-) -> tuple[int, int] | None:
-    """Sort row indices; return None if one is out of range.
+    run: Callable[..., None], kind: Any, size: int, height: int, ascend: bool
+) -> tuple[int, int]:
+    """Sort row indices, without waiting for the device.
 
-    The number of unique rows is written to ``answer[2]``, on the device: the host waits for the
-    check of the indices only. Returns the column of the sorted keys, 0 if the indices ascend, and
-    the number of bits of a key's position.
+    Returns the column of the sorted keys, and the number of bits of a key's position. The answer on
+    the device says whether an index is out of range, and how many are unique.
 
     Parameters
     ----------
     run : callable
         ``run(kernel, *arguments)`` launches a kernel with a thread for each position in the list.
         The kernel's arguments are the addresses, the length of the list, and `arguments`.
-    answer : device array
-        Three int64 zeros.
-    fetch : callable
-        Copies `answer` to the host.
     kind : type
         Type of the row indices.
     size : int
         Length of the list, at least 1.
     height : int
         Number of rows of the table.
+    ascend : bool
+        Whether the indices are known to ascend.
     """
-    bits = (size - 1).bit_length()
-    run(survey(kind), height, bits, answer)
-    outside, mixed, _ = fetch(answer)
-    if outside:
-        return None
-    keys, spare = KEYS, SPARE
-    if mixed:
-        run(sort_tiles())
-        for run_bits in range(TILE_BITS, bits):
-            run(merge(), keys, spare, run_bits)
-            keys, spare = spare, keys
-    run(count_rows(), keys, spare, bits)
-    run(cut_rows(), keys, spare, bits, answer)
-    return keys if mixed else 0, bits
+    bits, keys, spare = (size - 1).bit_length(), KEYS, SPARE
+    run(sort_tiles(kind), height, bits)
+    for run_bits in range(TILE_BITS, 0 if ascend else bits, WAYS):
+        run(merge(), keys, spare, run_bits)
+        keys, spare = spare, keys
+    if size > SORTERS:
+        run(count_rows(), keys, spare, bits)
+    run(cut_rows(), keys, spare, bits)
+    return keys, bits

@@ -102,30 +102,27 @@ class IndexedRows:
         `order` is from :func:`fastopt._kernels.segments.survey`; if it is None, the host waits for
         the device to check the indices.
         """
-        memory = table.memory
+        memory, sorting = table.memory, self.sorting
         width, layout = table.width, table.layout
-        size, threads, wide = len(rows), self.sorting.SORTERS, layout.wide_grad[0]
+        size, threads, wide = len(rows), sorting.SORTERS, layout.wide_grad[0]
         groups = size // FOLD
         folded = memory.grown("folded", max(groups * width, 1), wide)
         table.table[0, FOLDED] = header(folded.array).ctypes.data
         listed = [*places, int(table.table[0, FOLDED])]
-        addresses = memory.send("places", np.array([listed], np.uint64))
-        answer = memory.send("answer", np.zeros(3, np.int64))
+        addresses = memory.send("places", np.array([listed, [0] * len(listed)], np.uint64))
 
         def run(kernel: Any, *arguments: Any) -> None:
             table.launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
 
-        kind = rows.dtype.type
-        fetch = memory.fetch if order is None else lambda _: (0, order == MIXED, 0)
-        ordered = self.sorting.order_rows(run, answer, fetch, kind, size, height)
-        if ordered is None:
-            raise ValueError(f"{context}: indices must be at least 0 and below {height}")
-        keys, bits = ordered
-        if keys and groups and width:
-            across = min(width, self.sorting.FOLDERS)
-            kernel = self.sorting.fold(layout.grad)
+        ascend = order not in (None, MIXED)
+        keys, bits = sorting.order_rows(run, rows.dtype.type, size, height, ascend)
+        if groups and width and not ascend:
+            across = min(width, sorting.FOLDERS)
+            kernel = sorting.fold(layout.grad)
             table.launch(kernel, groups, across, addresses, width, keys, bits)
-        return answer
+        if order is None and memory.fetch(addresses)[1, sorting.OUTSIDE]:
+            raise ValueError(f"{context}: indices must be at least 0 and below {height}")
+        return addresses.part((1, len(listed)), first=1)
 
     def release(self) -> list[Any]:
         """Release the gradient; return the copies that the device still reads."""

@@ -244,7 +244,8 @@ class CudaTable:
             self.driver.upload(memory, self.table, self.stream)
             self.uploaded = content
         if self.rows is not None and self.rows.unique is not None:
-            self.driver.copy_word(memory, SEGMENTS, self.rows.unique, 2, self.stream)
+            found = self.rows.sorting.FOUND
+            self.driver.copy_word(memory, SEGMENTS, self.rows.unique, found, self.stream)
         return memory
 
     def _send_hyper(self) -> Any:

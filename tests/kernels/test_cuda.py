@@ -173,14 +173,12 @@ def test_what_belongs_to_no_rule_compiles(capability):
     for largest in (False, True):
         check(kernels.totals(2, largest), capability, COUNTS, SUMS, SUMS, doubles=True)
     for kind in (np.int32, np.int64):
-        arguments = TABLE, *[types.int64] * 3, COUNTS
-        check(cuda_order.survey(kind), capability, *arguments, doubles=False)
-    check(cuda_order.sort_tiles(), capability, TABLE, types.int64, doubles=False)
-    for kernel in (cuda_order.merge(), cuda_order.count_rows()):
+        sort_tiles = cuda_order.sort_tiles(kind)
+        check(sort_tiles, capability, TABLE, *[types.int64] * 3, doubles=False)
+    for kernel in (cuda_order.merge(), cuda_order.count_rows(), cuda_order.cut_rows()):
         check(kernel, capability, TABLE, *[types.int64] * 4, doubles=False)
     for kind in (F4, F8, FLOAT16, BFLOAT16):
         check(cuda_order.fold(kind), capability, TABLE, *[types.int64] * 3, doubles=kind == F8)
-    check(cuda_order.cut_rows(), capability, TABLE, *[types.int64] * 4, COUNTS, doubles=False)
     for kind in (np.uint8, np.uint16, np.uint32, np.uint64):
         for index in (np.uint32, np.uint64):
             check(kernels.copy(kind, index), capability, TABLE, CHUNKS, types.int64, doubles=False)

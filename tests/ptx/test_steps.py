@@ -25,7 +25,7 @@ KERNELS = {
         "flush_decay",
         "fold",
     ),
-    *("lazy", "mark_decay", "merge", "rows", "sort_tiles", "squares", "sums", "survey", "totals"),
+    *("lazy", "mark_decay", "merge", "rows", "sort_tiles", "squares", "sums", "totals"),
 }
 SAMPLE = [
     *("dense/Adam", "dense/strided gradient", "int8/ragged blocks", "reductions/LAMB"),

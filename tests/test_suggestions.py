@@ -625,6 +625,11 @@ def test_names_of_other_libraries_are_no_attributes(name, value, words):
     assert repr(made) == repr(fastopt.Adam(lr=0.1))
 
 
+def test_the_module_of_optimizers_names_what_to_call_instead():
+    with pytest.raises(TypeError, match=r"is a module: fastopt.Adam\(...\) or .*create\('adam'"):
+        fastopt.optimizer("adam", lr=0.1)
+
+
 def test_an_optimizer_may_be_assigned_by_its_name():
     updater = fastopt.Updater("adam")
     updater.optimizer = "sgd"

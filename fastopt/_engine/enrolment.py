@@ -316,11 +316,12 @@ class Enrolment:
         alike: dict[Any, Shared] = {}
         found = []
         for index, (planner, form) in ready.items():
-            optimizer, key = planner.optimizer, (planner, form.number)
+            layout, optimizer = form.layout, planner.optimizer
+            key: Any = planner, layout.rule, layout.real
             if optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict:
                 key = index, 0
             if key not in alike:
-                alike[key] = self.records.shared_by(planner, index, form.layout)
+                alike[key] = self.records.shared_by(planner, index, layout)
             found.append(alike[key])
         return found
 

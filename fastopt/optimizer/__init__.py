@@ -5,6 +5,8 @@ first use; its import below is for type checkers.
 """
 
 import importlib
+import sys
+import types
 import typing
 
 from fastopt._engine.hyper import constant as constant
@@ -109,3 +111,16 @@ def __getattr__(name: str) -> typing.Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_BASES, *(each.__name__ for each in opt_registry.values())})
+
+
+class _Package(types.ModuleType):
+    """The package, whose call raises an error that names the constructors."""
+
+    def __call__(self, *args: object, **kwargs: object) -> typing.NoReturn:
+        raise TypeError(
+            f"{__name__} is a module: fastopt.Adam(...) or {__name__}.create('adam', ...) returns "
+            "an optimizer, and fastopt.Updater(optimizer) updates weights"
+        )
+
+
+sys.modules[__name__].__class__ = _Package

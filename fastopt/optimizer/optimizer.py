@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import getattr_static
 from itertools import product
 from math import inf
-from typing import Any, ClassVar, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -125,7 +125,12 @@ AUTOMATIC = "updates are always compiled, also those of lists, so there is nothi
 ADVICE = {
     **dict.fromkeys(
         ("params", "parameters", "weights", "model"),
-        "weights go to each call of an updater: Updater(optimizer)(index, grad, weight)",
+        "weights go to each call of an updater: Updater(optimizer)(index, grad, weight); "
+        "fastopt.torch has optimizers for models of torch",
+    ),
+    **dict.fromkeys(
+        ("fun", "x0", "args", "jac", "hess", "hessp", "constraints"),
+        "scipy.optimize.minimize takes method=fastopt.scipy_method(optimizer)",
     ),
     **dict.fromkeys(("clipnorm", "global_clipnorm", "max_norm", "max_grad_norm"), CLIPS),
     **dict.fromkeys(("grad_clip", "grad_clip_norm", "clip_norm"), CLIPS),
@@ -161,6 +166,10 @@ ADVICE = {
 """Advice for arguments of other libraries that have no counterpart."""
 
 STEPS = "an optimizer is called by an updater: Updater(optimizer)(index, grad, weight)"
+LIBRARIES = (
+    "fastopt.scipy_method(optimizer) is for SciPy, fastopt.adapters.ThincOptimizer(optimizer) for "
+    "thinc"
+)
 STATES = "an updater has the states: Updater(optimizer).state_dict()"
 ELSEWHERE = {
     **dict.fromkeys(("step", "apply_gradients", "apply", "build"), STEPS),
@@ -839,7 +848,8 @@ class Optimizer(Checked):
                 f"it, {name.__name__}(), and pass what it returns"
             )
         if not isinstance(name, str):
-            raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}")
+            cure = f"; lr={name!r} is a learning rate" if isinstance(name, float) else ""
+            raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}{cure}")
         klass: type[Optimizer] | None = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             known = sorted(Optimizer.opt_registry)
@@ -882,6 +892,12 @@ class Optimizer(Checked):
                 f"{cls.__name__}({value!r}) sets {first}, which comes first as in MXNet, not the "
                 f"learning rate; write {first}={value!r} or lr={value!r}"
             )
+
+    if not TYPE_CHECKING:  # checkers report a call
+
+        def __call__(self, *args, **kwargs):
+            """Raise TypeError: an updater, or an adapter for another library, is called."""
+            raise TypeError(f"{type(self).__name__} is not callable; {STEPS}; {LIBRARIES}")
 
     def __repr__(self) -> str:
         """Class, learning rate, and all arguments that differ from their default.

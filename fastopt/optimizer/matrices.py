@@ -449,9 +449,11 @@ class MatrixFamily(VariantFlags):
             )
         return False
 
-    def check_multipliers(self, indices: Sequence[Index], also: Collection[Index] = ()) -> None:
+    def check_multipliers(
+        self, indices: Sequence[Index], also: Collection[Index] = (), grouped: bool = False
+    ) -> None:
         """See :meth:`Optimizer.check_multipliers`; also warn about patterns that match no name."""
-        super().check_multipliers(indices, also)
+        super().check_multipliers(indices, also, grouped or any(self.patterns().values()))
         if self.unchecked:
             return
         known = {*indices, *also, *self._index_update_count, *self.idx2name, *self.param_dict}

@@ -1535,7 +1535,9 @@ class Optimizer(Checked):
     unchecked: bool = False
     """Whether :meth:`check_multipliers` still has to check the multipliers."""
 
-    def check_multipliers(self, indices: Sequence[Index], also: Collection[Index] = ()) -> None:
+    def check_multipliers(
+        self, indices: Sequence[Index], also: Collection[Index] = (), grouped: bool = False
+    ) -> None:
         """Warn once about multipliers of unknown parameters, and if weight decay has no effect.
 
         The check runs when all parameters are assumed to be known: every index of ``idx2name`` has
@@ -1547,12 +1549,14 @@ class Optimizer(Checked):
             Parameters that are about to be updated and are not counted yet.
         also : collection of int or str
             Parameters with accumulated gradients that are not applied yet.
+        grouped : bool
+            Whether patterns of names are checked at the same time. Default False.
         """
         counted, names = self._index_update_count, self.idx2name
-        again = len(indices) > 1 or indices[0] in counted or indices[0] in also
-        if not (names or self.lr_mult or self.wd_mult):
-            vars(self)["unchecked"] = not again
+        if not (names or self.lr_mult or self.wd_mult or grouped):
+            vars(self)["unchecked"] = False
             return
+        again = len(indices) > 1 or indices[0] in counted or indices[0] in also
         seen = {*indices, *counted, *also}
         if not again and not (names and names.keys() <= seen):
             return
@@ -1563,7 +1567,7 @@ class Optimizer(Checked):
             if lost := getattr(self, attribute).keys() - known - symbol:
                 unknown = ", ".join(sorted(map(repr, lost)))
                 warn_user(f"{attribute} of {unknown} has no effect: no parameter is called so")
-        if as_float("wd", self.wd) > 0 and names and not any(map(self._decays, names)):
+        if names and as_float("wd", self.wd) > 0 and not any(map(self._decays, names)):
             warn_user(
                 f"wd={self.wd} decays none of the parameters {brief(list(names.values()))}: by "
                 f"default only names that end in {', '.join(self._decayed)} decay; set_wd_mult "

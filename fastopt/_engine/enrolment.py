@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import AveragingStep
-from fastopt._engine.first_calls import Batch, batch_of, blank_of
+from fastopt._engine.blanks import blank_of
+from fastopt._engine.first_calls import Batch, batch_of
 from fastopt._engine.forms import (
     BLANKS,
     FORMS,

@@ -16,8 +16,8 @@ from fastopt.optimizer.optimizer import Optimizer as Optimizer
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
 from fastopt.optimizer.optimizer import create as create
 from fastopt.optimizer.optimizer import register as register
-from fastopt.optimizer.updater import Updater as Updater
-from fastopt.optimizer.updater import get_updater as get_updater
+from fastopt._updater.updater import Updater as Updater
+from fastopt._updater.updater import get_updater as get_updater
 
 _BASES = {
     **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "families"),

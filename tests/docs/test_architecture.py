@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import sys
+from graphlib import TopologicalSorter
 
 import pytest
 
@@ -30,19 +31,18 @@ def part_of(module):
     return module
 
 
-def imports(tree):
-    """Modules of the package that a file imports, but for type checkers."""
+def imports(tree, typed=False):
+    """Modules of the package that a file imports, those for type checkers only if `typed`."""
     found = []
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typed:
             found += imports(ast.Module(node.orelse, []))
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found += [name if part_of(name) == name else node.module for name in names]
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
         else:
-            found += imports(node)
+            found += imports(node, typed)
     return [name for name in found if name.partition(".")[0] == "fastopt"]
 
 
@@ -63,17 +63,33 @@ def test_a_module_imports_from_its_layer_and_those_below(path):
     assert sorted(part for part in used if HEIGHTS[part] > height) == []
 
 
+def links(name):
+    """What each file imports, for type checkers too; `name` maps a module to the unit compared."""
+    own = {name_of(path): path for path in FILES if path.name != "__init__.py"}
+    found = {name(module): set() for module in own}
+    for module, path in own.items():
+        for used in imports(ast.parse(path.read_text("utf-8")), typed=True):
+            parts = [used, used.rpartition(".")[0]]
+            found[name(module)] |= {name(each) for each in parts if each in own}
+    return {unit: used - {unit} for unit, used in found.items()}
+
+
+@pytest.mark.parametrize("name", [str, lambda module: module.split(".")[1]], ids=["file", "folder"])
+def test_imports_have_no_circles(name):
+    TopologicalSorter(links(name)).prepare()
+
+
 def test_an_import_that_goes_up_is_found():
     tree = ast.parse(
         "from fastopt import optimizer\n"
         "def f():\n    import fastopt.mpi.updater\n"
         "if TYPE_CHECKING:\n    from fastopt.trainer import Trainer\n"
-        "else:\n    from fastopt.optimizer.updater import Updater\n"
+        "else:\n    from fastopt._updater.updater import Updater\n"
     )
     assert [part_of(name) for name in imports(tree)] == [
         "fastopt.optimizer",
         "fastopt.mpi",
-        "fastopt.optimizer.updater",
+        "fastopt._updater",
     ]
 
 

@@ -9,15 +9,16 @@ import sys
 import types
 import typing
 
-from fastopt._engine.hyper import constant as constant
-from fastopt._engine.hyper import corrected as corrected
 from fastopt._suggestions import no_attribute as _no_attribute
-from fastopt.optimizer.optimizer import Optimizer as Optimizer
-from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
-from fastopt.optimizer.optimizer import create as create
-from fastopt.optimizer.optimizer import register as register
 from fastopt._updater.updater import Updater as Updater
 from fastopt._updater.updater import get_updater as get_updater
+from fastopt.optimizer.optimizer import Optimizer as Optimizer
+from fastopt.optimizer.optimizer import PerIndex as PerIndex
+from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
+from fastopt.optimizer.optimizer import constant as constant
+from fastopt.optimizer.optimizer import corrected as corrected
+from fastopt.optimizer.optimizer import create as create
+from fastopt.optimizer.optimizer import register as register
 
 _BASES = {
     **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "families"),

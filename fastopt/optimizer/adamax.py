@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
 from fastopt.optimizer.keywords import MaskedBetaArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["Adamax", "adamax"]
 

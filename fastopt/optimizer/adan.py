@@ -4,13 +4,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Flag, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import CautiousFamily
 from fastopt.optimizer.keywords import CautiousTripleArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["Adan", "adan"]
 

@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Integer, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, over
 from fastopt.optimizer.keywords import Rate, StableTripleArguments
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["AdEMAMix", "ademamix"]
 

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import constant, corrected
-from fastopt._kernels.variants import Traits, Variant, beside_decay, no_decay, varied
 from fastopt.arguments import Choice, Descriptions, Flag, OrNone, Real
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, scalar
 from fastopt.kernels.scalars import COMMON, decayed
+from fastopt.kernels.variants import Traits, Variant, beside_decay, no_decay, varied
 from fastopt.optimizer.keywords import (
     CautiousArguments,
     CautiousEpsilonArguments,
@@ -16,7 +15,7 @@ from fastopt.optimizer.keywords import (
     Rate,
     StableArguments,
 )
-from fastopt.optimizer.optimizer import Optimizer, bound
+from fastopt.optimizer.optimizer import Optimizer, bound, constant, corrected
 
 __all__ = [
     "FORMULA",

@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
 from fastopt.optimizer.keywords import MaskedMomentArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["NovoGrad", "novograd"]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastopt._checked import Checked
 from fastopt._engine.direct import Direct
-from fastopt._engine.hyper import constant
+from fastopt._engine.hyper import constant, corrected
 from fastopt._engine.mixed_precision import (
     check_copy,
     has_master,
@@ -36,7 +36,6 @@ from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
 from fastopt._kernels.table import Table
 from fastopt._kernels.threads import in_forked_child
-from fastopt._kernels.variants import FIRST
 from fastopt._naming import Same, unknown_arguments
 from fastopt._notices import warn_user
 from fastopt._suggestions import choices, closest
@@ -57,6 +56,7 @@ from fastopt.arguments import (
     without_address,
 )
 from fastopt.kernels.rule import Rule
+from fastopt.kernels.variants import FIRST
 from fastopt.lr_scheduler.base import Schedule, rebased
 from fastopt.optimizer.keywords import Names, Rate
 from fastopt.optimizer.registry import Registry
@@ -67,10 +67,13 @@ __all__ = [
     "Array",
     "Index",
     "Optimizer",
+    "PerIndex",
     "Schedule",
     "ScheduledRateError",
     "as_float",
     "bound",
+    "constant",
+    "corrected",
     "create",
     "endings",
     "register",

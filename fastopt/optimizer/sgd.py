@@ -4,14 +4,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
-from fastopt._kernels.variants import Traits, beside_decay
 from fastopt.arguments import Descriptions, Flag, Real
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
+from fastopt.kernels.variants import Traits, beside_decay
 from fastopt.optimizer.families import FORMULA, CautiousMomentumFamily, rate_times_decay
 from fastopt.optimizer.keywords import CautiousMomentumArguments, Formula
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = [
     "SGD",

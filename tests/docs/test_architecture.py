@@ -79,6 +79,19 @@ def test_imports_have_no_circles(name):
     TopologicalSorter(links(name)).prepare()
 
 
+RULES = [p for p in FILES if p.parent.name == "optimizer" and "\n@register\n" in p.read_text("utf-8")]
+OF_ARRAYS = {
+    *("adafactor", "adammini", "came", "dcasgd", "lbsgd", "muon", "shampoo", "sm3", "soap"),
+}
+"""Optimizers that compute with rows, matrices or sums, which an author's rule does not have."""
+
+
+@pytest.mark.parametrize("path", [p for p in RULES if p.stem not in OF_ARRAYS], ids=name_of)
+def test_an_optimizer_is_written_with_the_modules_of_authors(path):
+    used = imports(ast.parse(path.read_text("utf-8")), typed=True)
+    assert [name for name in used if "._" in name] == []
+
+
 def test_an_import_that_goes_up_is_found():
     tree = ast.parse(
         "from fastopt import optimizer\n"

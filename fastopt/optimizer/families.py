@@ -9,7 +9,6 @@ from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.kernels.variants import Traits, Variant, beside_decay, no_decay, varied
 from fastopt.optimizer.keywords import (
     CautiousArguments,
-    CautiousEpsilonArguments,
     EpsilonArguments,
     MomentArguments,
     Rate,
@@ -389,8 +388,10 @@ class CautiousMomentumFamily(CoupledVariants, MomentumFamily):
 
     plain = MomentumFamily.plain
 
-    def __init__(self, momentum: float = 0.0, **common: Unpack[CautiousEpsilonArguments]) -> None:
-        super().__init__(momentum=momentum, **common)
+    def __init__(
+        self, momentum: float = 0.0, *, cautious: bool = False, **common: Unpack[EpsilonArguments]
+    ) -> None:
+        super().__init__(momentum=momentum, cautious=cautious, **common)
 
     @property
     def variant(self) -> Variant:

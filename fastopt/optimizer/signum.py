@@ -8,7 +8,7 @@ from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, sign
 from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import CautiousMomentumFamily, shrunk_by
-from fastopt.optimizer.keywords import MaskedRatedArguments, Rate
+from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.optimizer import constant, register
 
 __all__ = ["Signum", "signsgd", "signum"]
@@ -84,9 +84,13 @@ class Signum(CautiousMomentumFamily):
         learning_rate: Rate = 0.01,
         momentum: float = 0.9,
         wd_lh: float = 0.0,
-        **common: Unpack[MaskedRatedArguments],
+        *,
+        cautious: bool = False,
+        **common: Unpack[RatedArguments],
     ) -> None:
-        super().__init__(learning_rate=learning_rate, momentum=momentum, **common)
+        super().__init__(
+            learning_rate=learning_rate, momentum=momentum, cautious=cautious, **common
+        )
         self.wd_lh = wd_lh
 
     @property

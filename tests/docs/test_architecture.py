@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
@@ -22,6 +23,11 @@ INTERNAL = ("_engine", "_kernels", "kernels")
 def name_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def parsed(path):
+    return ast.parse(path.read_text("utf-8"))
 
 
 def part_of(module):
@@ -59,7 +65,7 @@ def test_every_module_is_in_a_layer():
 @pytest.mark.parametrize("path", [p for p in FILES if p.name != "__init__.py"], ids=name_of)
 def test_a_module_imports_from_its_layer_and_those_below(path):
     height = HEIGHTS[part_of(name_of(path))]
-    used = {part for name in imports(ast.parse(path.read_text("utf-8"))) if (part := part_of(name))}
+    used = {part for name in imports(parsed(path)) if (part := part_of(name))}
     assert sorted(part for part in used if HEIGHTS[part] > height) == []
 
 
@@ -68,7 +74,7 @@ def links(name):
     own = {name_of(path): path for path in FILES if path.name != "__init__.py"}
     found = {name(module): set() for module in own}
     for module, path in own.items():
-        for used in imports(ast.parse(path.read_text("utf-8")), typed=True):
+        for used in imports(parsed(path), typed=True):
             parts = [used, used.rpartition(".")[0]]
             found[name(module)] |= {name(each) for each in parts if each in own}
     return {unit: used - {unit} for unit, used in found.items()}
@@ -79,7 +85,9 @@ def test_imports_have_no_circles(name):
     TopologicalSorter(links(name)).prepare()
 
 
-RULES = [p for p in FILES if p.parent.name == "optimizer" and "\n@register\n" in p.read_text("utf-8")]
+RULES = [
+    p for p in FILES if p.parent.name == "optimizer" and "\n@register\n" in p.read_text("utf-8")
+]
 OF_ARRAYS = {
     *("adafactor", "adammini", "came", "dcasgd", "lbsgd", "muon", "shampoo", "sm3", "soap"),
 }
@@ -88,7 +96,7 @@ OF_ARRAYS = {
 
 @pytest.mark.parametrize("path", [p for p in RULES if p.stem not in OF_ARRAYS], ids=name_of)
 def test_an_optimizer_is_written_with_the_modules_of_authors(path):
-    used = imports(ast.parse(path.read_text("utf-8")), typed=True)
+    used = imports(parsed(path), typed=True)
     assert [name for name in used if "._" in name] == []
 
 
@@ -122,8 +130,6 @@ def test_the_page_is_short():
 )
 def test_an_internal_module_has_tests_of_its_name_or_says_where_they_are(path):
     folder, name = path.parent.name.removeprefix("_"), path.name
-    told = re.findall(
-        r"``(tests/[\w/]+\.py)``", ast.get_docstring(ast.parse(path.read_text("utf-8")))
-    )
+    told = re.findall(r"``(tests/[\w/]+\.py)``", ast.get_docstring(parsed(path)))
     assert told or (TESTS / folder / f"test_{name}").is_file()
     assert all((ROOT / each).is_file() for each in told)

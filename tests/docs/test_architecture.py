@@ -80,9 +80,22 @@ def links(name):
     return {unit: used - {unit} for unit, used in found.items()}
 
 
-@pytest.mark.parametrize("name", [str, lambda module: module.split(".")[1]], ids=["file", "folder"])
+def folder_of(module):
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("name", [str, folder_of])
 def test_imports_have_no_circles(name):
     TopologicalSorter(links(name)).prepare()
+
+
+SURFACE = {"parameter", "precision", "scope", "trainer"}
+"""What MXNet has around its optimizers."""
+
+
+def test_the_rest_does_not_need_the_surface_of_mxnet():
+    used = {user: needed & SURFACE for user, needed in links(folder_of).items()}
+    assert {user for user in used.keys() - SURFACE if used[user]} == {"demo"}
 
 
 RULES = [

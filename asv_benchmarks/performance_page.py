@@ -11,7 +11,7 @@ __all__ = ["PAGE", "with_bars", "with_peers"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 PEERS = re.compile(r"^\| step +\|.*\n(?:\|.*\n)+\n(?:.+\n)+\n", re.MULTILINE)
-BARS = re.compile(r"^\| measurement \|.*\n(?:\|.*\n)+", re.MULTILINE)
+BARS = re.compile(r"^\| measurement \| bar \| AMD \|.*\n(?:\|.*\n)+", re.MULTILINE)
 MAKERS = "AMD", "Intel"
 """Makers of processors, of which the table of bars has a column each."""
 

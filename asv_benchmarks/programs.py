@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 from benchmarks.forms import SGD, AdaGrad, Adam
 
 import fastopt
@@ -29,9 +30,18 @@ Step = tuple[list[Any], list[Any], list[Array]]
 ROUNDS = 5
 
 
+class Converting(AdaGrad):
+    """AdaGrad whose row-sparse gradients are arrays of scipy.sparse."""
+
+    def __call__(self, index: Any, grad: Any, weight: Array) -> None:
+        coo = grad.tocoo()
+        super().__call__(index, (coo.data[:, None], coo.row), weight)
+
+
 MAKERS: dict[str, tuple[Callable[[], fastopt.Updater], Callable[[], Any]]] = {
     "adam": (lambda: fastopt.Updater(fastopt.Adam()), Adam),
     "adagrad": (lambda: fastopt.Updater(fastopt.AdaGrad(lr=0.01, lazy_update=True)), AdaGrad),
+    "adagrad, scipy.sparse": (lambda: MAKERS["adagrad"][0](), Converting),
     "sgd": (lambda: fastopt.Updater(fastopt.SGD(lr=0.01)), SGD),
 }
 RNG = np.random.default_rng(0)
@@ -166,6 +176,17 @@ def hashed_features() -> Iterator[Step]:
         yield [0], [(normal(len(rows)), rows)], [weight]
 
 
+def logistic(csr: bool) -> Iterator[Step]:
+    """Gradients of a batch in the form of scipy.sparse, or as pairs."""
+    weight = normal(20_000, 1)
+    x = scipy.sparse.random_array((64, 20_000), density=0.002, format="csr", rng=RNG)
+    transposed = x.astype(np.float32).T.tocsr()
+    for _ in range(100):
+        grad = transposed @ scipy.sparse.csr_array(normal(64, 1))
+        coo = grad.tocoo()
+        yield [0], [scipy.sparse.csr_array(grad) if csr else (coo.data[:, None], coo.row)], [weight]
+
+
 def factorization_machine() -> Iterator[Step]:
     """A number, a vector and a matrix, with gradients of a batch."""
     weights, x, e = (
@@ -233,6 +254,8 @@ PROGRAMS: dict[str, tuple[str, Callable[[], Iterator[Step | None]]]] = {
     "word vectors": ("adagrad", word_vectors),
     "triples of three tables": ("sgd", triples),
     "hashed features": ("adagrad", hashed_features),
+    "logistic regression, csr_array": ("adagrad, scipy.sparse", lambda: logistic(True)),
+    "logistic regression, pairs": ("adagrad", lambda: logistic(False)),
     "factorization machine": ("adam", factorization_machine),
     "Gaussian process": ("adam", gaussian_process),
     "online, 20 features, SGD": ("sgd", lambda: online(None)),

@@ -1,7 +1,7 @@
 """Flattening of nested weights and gradients into leaves that are named by their paths."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
 from dataclasses import fields, is_dataclass
 from numbers import Integral, Number
 from operator import attrgetter, itemgetter
@@ -288,6 +288,10 @@ class _Walk:
             cure = "make a list or dict of it"
         elif _has_arrays(weight) or (isinstance(grad, Mapping) and not _is_array(weight)):
             cure = "pass a dict of its arrays"
+        elif isinstance(weight, Set) and any(map(_is_number, weight)):
+            raise _fixed(path, "a set of numbers")
+        elif not path and not _is_array(weight) and not _is_array(grad):
+            cure = "pass arrays"
         if cure:
             raise TypeError(
                 f"weights{_at(path)} must be arrays, or dicts, lists, tuples or dataclasses of "

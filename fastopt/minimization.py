@@ -23,8 +23,13 @@ Array = np.ndarray[Any, Any]
 WINDOW = 20
 """Default number of losses in a mean."""
 
-SCIPY_NAMES = {"method": "optimizer", "maxiter": "steps", "disp": "progress"}
-"""Arguments of SciPy and the names of ours."""
+SCIPY_NAMES = {
+    "method": "optimizer takes it",
+    "maxiter": "steps takes it",
+    "disp": "progress takes it",
+    "options": "pass what they hold as arguments, with steps for maxiter",
+}
+"""Arguments of SciPy and what to pass instead."""
 
 CONVERGED, LIMITED, NOT_FINITE, INTERRUPTED, STOPPED = 0, 1, 2, 3, 99
 """Values of ``status``; 99 is SciPy's."""
@@ -146,7 +151,7 @@ def minimize(
     (array([ 1. , -2. ,  0.5]), np.float64(3.0), True)
     """
     for name in SCIPY_NAMES.keys() & options.keys():
-        raise TypeError(f"minimize does not take {name}; {SCIPY_NAMES[name]} takes it")
+        raise TypeError(f"minimize does not take {name}; {SCIPY_NAMES[name]}")
     result = _result_class()
     objective = _Objective(fun, jac, args if isinstance(args, tuple) else (args,))
     steps = count("steps", steps, least=0)

@@ -115,11 +115,10 @@ def test_other_threads_run_while_kernels_run(run_python):
 @pytest.mark.parametrize(
     ("arguments", "least"),
     [
-        ("701, ('adam',)", 10),
         pytest.param("71", 100, marks=pytest.mark.exhaustive),
         pytest.param("17", 500, marks=[pytest.mark.exhaustive, pytest.mark.variant]),
     ],
-    ids=["sample", "every form", "every form, at more moments"],
+    ids=["every form", "every form, at more moments"],
 )
 @pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_anywhere_leaves_all_consistent(arguments, least, run_python):

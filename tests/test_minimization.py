@@ -397,6 +397,7 @@ def test_an_optimizer_is_copied_and_an_updater_continues():
         ({"x0": None}, TypeError, "x0 must hold real numbers, got None"),
         ({"rate": 0.1}, TypeError, "rate"),
         ({"maxiter": 5}, TypeError, "minimize does not take maxiter; steps takes it"),
+        ({"options": {"maxiter": 5}}, TypeError, "take options; pass what they hold as arguments"),
         ({"optimizer": "adamm"}, ValueError, "Cannot find optimizer 'adamm'"),
     ],
 )

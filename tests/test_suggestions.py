@@ -203,7 +203,8 @@ def test_a_trainer_steps_without_a_batch_size():
 # What gets an error that says what to write
 
 GIVEN = "not both: they are the same argument"
-WEIGHTS = r"weights go to each call of an updater: Updater\(optimizer\)\(index, grad, weight\)"
+CALL = r"updater: Updater\(optimizer\)\(index, grad, weight\)"
+WEIGHTS = f"weights go to each call of an {CALL}"
 MISTAKES = {
     "fastopt.Adamm": (AttributeError, "has no attribute 'Adamm'; did you mean Adam?"),
     "fastopt.RMSprop": (AttributeError, "did you mean RMSProp?"),
@@ -306,6 +307,11 @@ MISTAKES = {
     "fastopt.Adam(params=[ones()])": (TypeError, WEIGHTS),
     "fastopt.Adam([ones()])": (TypeError, f"Adam takes no weights, got .*; {WEIGHTS}"),
     "fastopt.SGD({'w': ones()}, lr=0.1)": (TypeError, f"SGD takes no weights, got .*; {WEIGHTS}"),
+    "fastopt.Adam(w for w in [ones()])": (TypeError, "fastopt.torch has optimizers for models"),
+    "fastopt.Adam()(0, ones(), ones())": (TypeError, f"Adam is not callable; .* {CALL}; .*SciPy"),
+    "fastopt.Adam(args=(), jac=True)": (TypeError, r"method=fastopt.scipy_method\(optimizer\)"),
+    "fastopt.minimize(abs, 1.0, constraints=())": (TypeError, r"fastopt.scipy_method\(optimizer"),
+    "fastopt.Updater(0.1)": (TypeError, "its name, got 0.1; lr=0.1 is a learning rate"),
     "fastopt.SGLD(w for w in [ones()])": (TypeError, "SGLD takes no weights"),
     "fastopt.Adam(lr=lambda n: 1, lr_scheduler=lambda n: 1)": (TypeError, "is a schedule already"),
     "fastopt.Adam(lr=lr_scheduler.CosineScheduler)": (
@@ -623,6 +629,11 @@ def test_names_of_other_libraries_are_no_attributes(name, value, words):
     with pytest.raises(AttributeError, match=words):
         setattr(made, name, value)
     assert repr(made) == repr(fastopt.Adam(lr=0.1))
+
+
+def test_the_module_of_optimizers_names_what_to_call_instead():
+    with pytest.raises(TypeError, match=r"is a module: fastopt.Adam\(...\) or .*create\('adam'"):
+        fastopt.optimizer("adam", lr=0.1)
 
 
 def test_an_optimizer_may_be_assigned_by_its_name():

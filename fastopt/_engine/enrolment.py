@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import AveragingStep
-from fastopt._engine.first_calls import Batch, batch_of, blank_of
+from fastopt._engine.blanks import blank_of
+from fastopt._engine.first_calls import Batch, batch_of
 from fastopt._engine.forms import (
     BLANKS,
     FORMS,
@@ -316,11 +317,12 @@ class Enrolment:
         alike: dict[Any, Shared] = {}
         found = []
         for index, (planner, form) in ready.items():
-            optimizer, key = planner.optimizer, (planner, form.number)
+            layout, optimizer = form.layout, planner.optimizer
+            key: Any = planner, layout.rule, layout.real
             if optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict:
                 key = index, 0
             if key not in alike:
-                alike[key] = self.records.shared_by(planner, index, form.layout)
+                alike[key] = self.records.shared_by(planner, index, layout)
             found.append(alike[key])
         return found
 

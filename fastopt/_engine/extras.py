@@ -178,11 +178,16 @@ def check_given(updater: Any, indices: Sequence[Index]) -> None:
     """Raise TypeError if the rule of an index takes an extra, and the call has none."""
     if updater.takes_extra:
         return
+    checked = set()
     for index in indices:
         optimizer = updater.planner.of(index).optimizer
+        if optimizer in checked:
+            continue
         rule = optimizer.rule_for(index) if optimizer.native else None
         if rule and rule.extra:
             raise TypeError(_missing(label(index, optimizer.idx2name), rule))
+        if not optimizer.rule_by_index:
+            checked.add(optimizer)
 
 
 def _missing(context: str, rule: Any) -> str:

@@ -15,22 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._engine.blanks import LINE, Blank
 from fastopt._engine.forms import INSIDE, MOST_FORMS, Form
-from fastopt._engine.validate import is_half, leaves
 from fastopt._kernels import record_words as w
 from fastopt._kernels.table import address_of
 
-__all__ = ["Batch", "Blank", "Slot", "batch_of", "blank_of"]
+__all__ = ["Batch", "batch_of"]
 
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
-
-LINE = 64
-"""Bytes of a cache line."""
-
-APART = 192
-"""Further bytes between states: at distances near a multiple of a page, a load of one state would
-wait for the store to another."""
 
 ALONE_FROM = 1 << 20
 """Bytes from which states of a parameter have a block of their own, which is freed with them."""
@@ -38,45 +31,6 @@ ALONE_FROM = 1 << 20
 
 BATCHES: dict[Any, "Batch"] = {}
 """Batches by the numbers of their forms."""
-
-
-class Slot(NamedTuple):
-    """Array of a state, as a part of a block."""
-
-    dtype: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-
-
-class Blank(NamedTuple):
-    """State of a parameter before its first update, as a template for others of the same form."""
-
-    nested: Any
-    """The state with positions of slots in place of arrays."""
-    slots: list[Slot]
-    spacing: int
-    """Bytes of memory for each parameter."""
-
-
-def blank_of(optimizer: Any, weight: Array, state: Any) -> Blank | None:
-    """Return the template of a new state, or None if states of this form are not all zeros."""
-    if not optimizer.starts_at_zero or is_half(weight):
-        return None
-    slots: list[Slot] = []
-    end = 0
-    for array in leaves(state):
-        slots.append(Slot(array.dtype, array.shape, array.strides, end))
-        end += -(-array.nbytes // LINE) * LINE + APART
-    positions = iter(range(len(slots)))
-    return Blank(_numbered(state, positions), slots, end)
-
-
-def _numbered(state: Any, positions: Any) -> Any:
-    """Return a state with positions in place of arrays."""
-    if isinstance(state, tuple):
-        return tuple(_numbered(each, positions) for each in state)
-    return None if state is None else next(positions)
 
 
 class Batch(NamedTuple):
@@ -118,7 +72,7 @@ class Batch(NamedTuple):
         states = [
             found[first]
             if form.blank.nested == 0
-            else _filled(form.blank.nested, found[first : first + len(form.blank.slots)])
+            else form.blank.filled(found[first : first + len(form.blank.slots)])
             for form, first in zip(forms, self.firsts, strict=True)
         ]
         starts = [address_of(memory) for memory in memories]
@@ -172,10 +126,3 @@ def _aligned(size: int) -> Array:
     """Return zeros that begin with a cache line."""
     memory = np.zeros(size + LINE, np.uint8)
     return memory[-address_of(memory) % LINE :]
-
-
-def _filled(nested: Any, arrays: Sequence[Array]) -> Any:
-    """Return the state with arrays at their positions."""
-    if isinstance(nested, tuple):
-        return tuple([_filled(each, arrays) for each in nested])
-    return None if nested is None else arrays[nested]

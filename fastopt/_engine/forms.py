@@ -5,12 +5,13 @@ Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
 
 from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
+from fastopt._engine.blanks import Blank
 from fastopt._engine.per_index import Index
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
@@ -28,9 +29,6 @@ from fastopt._kernels.layout import (
 from fastopt._kernels.numpy_abi import NBYTES, guard, kind_word
 from fastopt._kernels.table import address_of, items_of
 from fastopt.kernels.rule import Rule
-
-if TYPE_CHECKING:
-    from fastopt._engine.first_calls import Blank
 
 __all__ = [
     "BLANKS",
@@ -71,7 +69,7 @@ class Form(NamedTuple):
     kernels: Words | None
     """Addresses of the loops for dense gradients, whose address is in the block; None if the first
     gradient is row-sparse."""
-    blank: "Blank | Any" = None
+    blank: Blank | Any = None
     """The state before the first update, if it is always the same."""
     number: int = -1
     """Number of a form with `blank`."""

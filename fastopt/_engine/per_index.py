@@ -22,6 +22,14 @@ class PerIndex(MutableMapping[Index, Any]):
     ----------
     values : mapping of int or str to number, optional
         Initial values.
+
+    Examples
+    --------
+    >>> from fastopt.optimizer import PerIndex
+    >>> rates = PerIndex({"bias": 0.5})
+    >>> rates[0] = 0.25
+    >>> rates
+    {'bias': 0.5, 0: 0.25}
     """
 
     array: NDArray[Any]

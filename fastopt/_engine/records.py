@@ -400,11 +400,9 @@ class Records:
 
     def note(self, planner: Any, index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
-        listed = type(index) in (list, tuple)
-        moved = self.moving(index, weight) if listed else ((index, weight),)
-        updated, kept = planner.updated, self.kept
+        moved, kept = self.moving(index, weight), self.kept
+        planner.updated.update(moved)
         for each, array in moved:
-            updated[each] = array
             own = kept.get(each)
             if own is not None:  # a signal handler may have changed the states
                 own.words[WEIGHT_ID] = id(array)

@@ -16,6 +16,7 @@ __all__ = [
     "balanced",
     "chunks_of",
     "shares",
+    "single_rows",
 ]
 
 CHUNK = 32_768
@@ -93,3 +94,9 @@ def _balanced(tensors: tuple[tuple[int, int], ...], threads: int) -> tuple[NDArr
     longest = max(map(len, shares))
     padded = [share + [(0, 0, 0)] * (longest - len(share)) for share in shares]
     return np.array(padded, np.int64).reshape(-1, 3), total
+
+
+@lru_cache(maxsize=64)
+def single_rows(count: int) -> NDArray[np.int64]:
+    """Return `count` chunks of one indexed row each."""
+    return np.stack([np.zeros(count, np.int64), np.arange(count), np.ones(count, np.int64)], axis=1)

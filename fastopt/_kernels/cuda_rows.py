@@ -3,25 +3,41 @@
 Tests: ``tests/gpu/test_cuda_rows.py``, ``tests/kernels/test_cuda_driver.py``.
 """
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._kernels import cpu_calls
+from fastopt._kernels.cuda_arrays import CallArrays
+from fastopt._kernels.cuda_memory import TableMemory
 from fastopt._kernels.device_memory import contiguous
 from fastopt._kernels.devices import Header, device_of, header
-from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS
+from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, Layout
 from fastopt._kernels.segments import FOLD, MIXED, OUTSIDE
-from fastopt._kernels.table import Array
+from fastopt._kernels.table import Array, RowGradient
 
-if TYPE_CHECKING:
-    from fastopt._kernels.cuda_memory import TableMemory
-    from fastopt._kernels.cuda_table import CudaTable
-    from fastopt.sparse import RowSparse
+__all__ = ["IndexedRows"]
 
-__all__ = ["IndexedRows", "single_rows"]
+
+class Target(Protocol):
+    """The table of a tensor: where its row-sparse gradient is entered."""
+
+    layout: Layout
+    arrays: Sequence[Header]
+    width: int
+    table: NDArray[np.uint64]
+    device: Any
+    given: CallArrays
+    memory: TableMemory
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Make the device current."""
+
+    def launch(self, kernel: Any, blocks: int, threads: Any, *arguments: Any) -> None:
+        """Launch a kernel on the stream of the table."""
 
 
 class IndexedRows:
@@ -42,7 +58,7 @@ class IndexedRows:
         self.listed: tuple[Any, ...] = ()
         self.unique: Any = None
 
-    def take(self, table: "CudaTable", context: str, grad: "RowSparse") -> int:
+    def take(self, table: Target, context: str, grad: RowGradient) -> int:
         """Enter a row-sparse gradient into the table of the tensor; return the number of rows.
 
         Rows are sorted and counted on the device, in the memory of the table.
@@ -82,7 +98,7 @@ class IndexedRows:
                 self.unique = self._ordered(table, context, places, rows, height, order)
         return count
 
-    def _places(self, memory: "TableMemory", count: int) -> list[int]:
+    def _places(self, memory: TableMemory, count: int) -> list[int]:
         """Return the addresses of the arrays for sorting `count` indexed rows."""
         room = memory.grown("rows", self.sorting.ARRAYS * (count + 1), np.int64)
         base, step = header(room.array).ctypes.data, (count + 1) * 8
@@ -90,7 +106,7 @@ class IndexedRows:
 
     def _ordered(
         self,
-        table: "CudaTable",
+        table: Target,
         context: str,
         places: list[int],
         rows: Array,
@@ -144,9 +160,3 @@ def surveyed(context: str, indices: Array, height: int) -> tuple[Array, int]:
     if order == OUTSIDE:
         raise ValueError(f"{context}: indices must be at least 0 and below {height}, got {wrong}")
     return rows, order
-
-
-@lru_cache(maxsize=64)
-def single_rows(count: int) -> NDArray[np.int64]:
-    """Return `count` chunks of one indexed row each."""
-    return np.stack([np.zeros(count, np.int64), np.arange(count), np.ones(count, np.int64)], axis=1)

@@ -9,15 +9,15 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._kernels.chunks import Chunks, chunks_of
+from fastopt._kernels.chunks import Chunks, chunks_of, single_rows
 from fastopt._kernels.cuda_arrays import CallArrays
 from fastopt._kernels.cuda_memory import TableMemory
-from fastopt._kernels.cuda_rows import IndexedRows, single_rows
+from fastopt._kernels.cuda_rows import IndexedRows
 from fastopt._kernels.device_memory import move
 from fastopt._kernels.devices import Header, device_of, header, mark_written
 from fastopt._kernels.lanes import BLOCK, LANES
@@ -30,10 +30,7 @@ from fastopt._kernels.layout import (
     Layout,
     kind_of,
 )
-from fastopt._kernels.table import items_of, joined_ranges
-
-if TYPE_CHECKING:
-    from fastopt.sparse import RowSparse
+from fastopt._kernels.table import RowGradient, items_of, joined_ranges
 
 __all__ = ["CudaTable", "launch"]
 
@@ -181,12 +178,12 @@ class CudaTable:
         for original, copy in self.copied:
             move(copy, original)
 
-    def serves(self, grad: "RowSparse") -> bool:
+    def serves(self, grad: RowGradient) -> bool:
         """Whether the kernels are compiled for this kind of row-sparse gradient."""
         layout = self.layout
         return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
 
-    def list_rows(self, context: str, grad: "RowSparse") -> None:
+    def list_rows(self, context: str, grad: RowGradient) -> None:
         """Set a row-sparse gradient; see :meth:`IndexedRows.take`."""
         assert self.rows is not None
         count = self.rows.take(self, context, grad)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -42,10 +42,8 @@ from fastopt._kernels.layout import (
 from fastopt._kernels.segments import ASCENDING, OUTSIDE
 from fastopt._kernels.threads import may_run_parallel, turn
 
-if TYPE_CHECKING:
-    from fastopt.sparse import RowSparse
-
-__all__ = ["Array", "Combine", "Table", "address_of", "items_of", "joined_ranges", "launch"]
+__all__ = ["Array", "Combine", "RowGradient", "Table", "address_of", "items_of", "joined_ranges"]
+__all__ += ["launch"]
 
 Array = np.ndarray[Any, Any]
 Combine = Callable[[Chunks, Array, int, bool], tuple[Chunks, Array]]
@@ -60,6 +58,22 @@ def address_of(array: Array) -> int:
     """Return the address of an array's first element."""
     found: int = array.__array_interface__["data"][0]
     return found
+
+
+class RowGradient(Protocol):
+    """A row-sparse gradient, such as a :class:`fastopt.sparse.RowSparse`."""
+
+    @property
+    def values(self) -> Any:
+        """The indexed rows."""
+
+    @property
+    def indices(self) -> Any:
+        """The index of each row."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole gradient."""
 
 
 class Table:
@@ -125,7 +139,7 @@ class Table:
         moves = [_moving(copy, original) for original, copy in self.copied]
         return [*moves, _moving(*self.borrowed[::-1])] if self.borrowed else moves
 
-    def list_rows(self, context: str, grad: "RowSparse") -> None:
+    def list_rows(self, context: str, grad: RowGradient) -> None:
         """Set a row-sparse gradient.
 
         Raises

@@ -19,6 +19,7 @@ _MODULES = {
 _ELSEWHERE = {
     "TorchOptimizer": "fastopt.torch has the optimizers for torch",
     "SpacyOptimizer": "ThincOptimizer is also for spaCy",
+    "Adam": "ThincOptimizer('adam'), RiverOptimizer('adam'), ... have fastopt.Adam",
 }
 
 

@@ -5,17 +5,20 @@ first use; its import below is for type checkers.
 """
 
 import importlib
+import sys
+import types
 import typing
 
-from fastopt._engine.hyper import constant as constant
-from fastopt._engine.hyper import corrected as corrected
 from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt._updater.updater import Updater as Updater
+from fastopt._updater.updater import get_updater as get_updater
 from fastopt.optimizer.optimizer import Optimizer as Optimizer
+from fastopt.optimizer.optimizer import PerIndex as PerIndex
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
+from fastopt.optimizer.optimizer import constant as constant
+from fastopt.optimizer.optimizer import corrected as corrected
 from fastopt.optimizer.optimizer import create as create
 from fastopt.optimizer.optimizer import register as register
-from fastopt.optimizer.updater import Updater as Updater
-from fastopt.optimizer.updater import get_updater as get_updater
 
 _BASES = {
     **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "families"),
@@ -109,3 +112,16 @@ def __getattr__(name: str) -> typing.Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_BASES, *(each.__name__ for each in opt_registry.values())})
+
+
+class _Package(types.ModuleType):
+    """The package, whose call raises an error that names the constructors."""
+
+    def __call__(self, *args: object, **kwargs: object) -> typing.NoReturn:
+        raise TypeError(
+            f"{__name__} is a module: fastopt.Adam(...) or {__name__}.create('adam', ...) returns "
+            "an optimizer, and fastopt.Updater(optimizer) updates weights"
+        )
+
+
+sys.modules[__name__].__class__ = _Package

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.accumulate import accumulate, room, sum_of_rows
-from fastopt._engine.hyper import constant
 from fastopt._engine.owner import Owner
 from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import DONE, OK
-from fastopt.optimizer.optimizer import Index, Optimizer
+from fastopt.optimizer.optimizer import Index, Optimizer, constant
 from fastopt.sparse import RowSparse
 
 __all__ = ["Entry", "Windows"]

@@ -2,11 +2,10 @@
 
 import math
 
-from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["AdaBelief", "adabelief"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from fastopt._kernels.factored import stepped
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
 from fastopt.optimizer.factoredsteps import FactoredSteps, clipped_factor, root_mean_square
-from fastopt.optimizer.keywords import FactoredArguments, Rate
+from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.matrices import MatrixFamily, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
 
@@ -156,7 +156,9 @@ class Adafactor(MatrixFamily):
         relative_step: bool = True,
         fallback: Optimizer | str | None = None,
         fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[FactoredArguments],
+        *,
+        cautious_decay: bool = False,
+        **common: Unpack[RatedArguments],
     ) -> None:
         self.decay_rate = decay_rate
         self.eps1 = eps1
@@ -164,7 +166,9 @@ class Adafactor(MatrixFamily):
         self.clip_threshold = clip_threshold
         self.scale_parameter = scale_parameter
         self.relative_step = relative_step
-        super().__init__(learning_rate, fallback, fallback_for, **common)
+        super().__init__(
+            learning_rate, fallback, fallback_for, cautious_decay=cautious_decay, **common
+        )
 
     def steps(self, index: Index) -> int:
         """Return the number of updates of a weight, with the present one."""

@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Real, Renamed
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import FORMULA
 from fastopt.optimizer.keywords import EpsilonArguments, Formula
-from fastopt.optimizer.optimizer import Optimizer, register
+from fastopt.optimizer.optimizer import Optimizer, corrected, register
 
 __all__ = ["AdaGrad", "adagrad", "adagrad_of_torch"]
 

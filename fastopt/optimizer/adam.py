@@ -4,13 +4,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Flag
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
 from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily, CoupledVariants, biased_ratio
 from fastopt.optimizer.keywords import AdamArguments, Formula, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["Adam", "adam", "adam_of_torch", "amsgrad", "amsgrad_of_torch", "descended"]
 

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
-from fastopt.optimizer.keywords import MaskedBetaArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.keywords import BetaArguments, Rate
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["Adamax", "adamax"]
 
@@ -88,9 +87,11 @@ class Adamax(CoupledVariants, AdamFamily):
         learning_rate: Rate = 0.002,
         beta1: float = 0.9,
         beta2: float = 0.999,
-        **common: Unpack[MaskedBetaArguments],
+        *,
+        cautious: bool = False,
+        **common: Unpack[BetaArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, 0.0, **common)
+        super().__init__(learning_rate, beta1, beta2, 0.0, cautious=cautious, **common)
 
     @property
     def seen(self) -> Callable[..., Any]:

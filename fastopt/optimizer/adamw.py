@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, peak_moments, rescaled
@@ -16,7 +15,7 @@ from fastopt.optimizer.families import (
     rate_times_decay,
 )
 from fastopt.optimizer.keywords import Formula, Rate, StableArguments
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["AdamW", "adamw", "adamw_amsgrad", "adamw_amsgrad_of_torch", "adamw_of_torch"]
 

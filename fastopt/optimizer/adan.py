@@ -4,13 +4,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Flag, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import CautiousFamily
-from fastopt.optimizer.keywords import CautiousTripleArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.keywords import Rate, TripleArguments
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["Adan", "adan"]
 
@@ -121,9 +120,13 @@ class Adan(CautiousFamily):
         beta3: float = 0.99,
         epsilon: float = 1e-8,
         proximal: bool = True,
-        **common: Unpack[CautiousTripleArguments],
+        *,
+        cautious: bool = False,
+        cautious_decay: bool = False,
+        **common: Unpack[TripleArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)  # type: ignore[arg-type]
+        variants = {"cautious": cautious, "cautious_decay": cautious_decay}
+        super().__init__(learning_rate, beta1, beta2, epsilon, **variants, **common)  # type: ignore[arg-type]
         self.beta3 = beta3
         self.proximal = proximal
 

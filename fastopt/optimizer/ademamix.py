@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Integer, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, over
-from fastopt.optimizer.keywords import Rate, StableTripleArguments
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.keywords import Rate, TripleArguments
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["AdEMAMix", "ademamix"]
 
@@ -126,9 +125,14 @@ class AdEMAMix(StableFamily):
         epsilon: float = 1e-8,
         alpha_steps: int = 0,
         beta3_steps: int = 0,
-        **common: Unpack[StableTripleArguments],
+        *,
+        cautious: bool = False,
+        cautious_decay: bool = False,
+        stable: bool = False,
+        **common: Unpack[TripleArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)  # type: ignore[arg-type]
+        variants = {"cautious": cautious, "cautious_decay": cautious_decay, "stable": stable}
+        super().__init__(learning_rate, beta1, beta2, epsilon, **variants, **common)  # type: ignore[arg-type]
         self.beta3 = beta3
         self.alpha = alpha
         self.alpha_steps = alpha_steps

@@ -3,13 +3,12 @@
 import math
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Flag
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clip, rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily
 from fastopt.optimizer.keywords import CautiousArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["ADOPT", "adopt"]
 

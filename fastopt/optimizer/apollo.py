@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from fastopt.arguments import Choice, Descriptions
-from fastopt.optimizer.keywords import LowRankArguments, Rate
+from fastopt.optimizer.keywords import MomentArguments, Rate
 from fastopt.optimizer.lowrank import LowRank
 from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.optimizer import Array, Optimizer, register
@@ -115,12 +115,15 @@ class APOLLO(LowRank):
         epsilon: float = 1e-6,
         fallback: Optimizer | str | None = None,
         fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[LowRankArguments],
+        *,
+        cautious_decay: bool = False,
+        **common: Unpack[MomentArguments],
     ) -> None:
         self.scale_by = scale_by
         super().__init__(
             *(learning_rate, rank, update_interval, scale, beta1, beta2, epsilon),
             *(fallback, fallback_for),
+            cautious_decay=cautious_decay,
             **common,
         )
 

@@ -6,13 +6,11 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.hyper import corrected
-from fastopt._engine.per_index import PerIndex
 from fastopt.arguments import Descriptions, Real, TableOf
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.keywords import Rate, RatedArguments
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, PerIndex, corrected, register
 
 __all__ = ["ASGD", "asgd"]
 

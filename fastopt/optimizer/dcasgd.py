@@ -5,7 +5,6 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from fastopt._engine.hyper import constant
 from fastopt._engine.validate import order_of
 from fastopt._kernels.device_memory import host, like, placed
 from fastopt._kernels.devices import header
@@ -14,7 +13,7 @@ from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.keywords import CommonArguments
-from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.optimizer import Array, Index, constant, register
 
 __all__ = ["DCASGD", "dcasgd", "dcasgd_momentum"]
 

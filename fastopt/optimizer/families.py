@@ -3,20 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import constant, corrected
-from fastopt._kernels.variants import Traits, Variant, beside_decay, no_decay, varied
 from fastopt.arguments import Choice, Descriptions, Flag, OrNone, Real
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, scalar
 from fastopt.kernels.scalars import COMMON, decayed
+from fastopt.kernels.variants import Traits, Variant, beside_decay, no_decay, varied
 from fastopt.optimizer.keywords import (
     CautiousArguments,
-    CautiousEpsilonArguments,
     EpsilonArguments,
     MomentArguments,
     Rate,
     StableArguments,
 )
-from fastopt.optimizer.optimizer import Optimizer, bound
+from fastopt.optimizer.optimizer import Optimizer, bound, constant, corrected
 
 __all__ = [
     "FORMULA",
@@ -390,8 +388,10 @@ class CautiousMomentumFamily(CoupledVariants, MomentumFamily):
 
     plain = MomentumFamily.plain
 
-    def __init__(self, momentum: float = 0.0, **common: Unpack[CautiousEpsilonArguments]) -> None:
-        super().__init__(momentum=momentum, **common)
+    def __init__(
+        self, momentum: float = 0.0, *, cautious: bool = False, **common: Unpack[EpsilonArguments]
+    ) -> None:
+        super().__init__(momentum=momentum, cautious=cautious, **common)
 
     @property
     def variant(self) -> Variant:

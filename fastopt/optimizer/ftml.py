@@ -3,12 +3,11 @@
 import math
 from typing import Any, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.keywords import MomentArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["FTML", "ftml"]
 

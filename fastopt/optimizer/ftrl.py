@@ -4,12 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
-from fastopt._engine.hyper import constant
 from fastopt.arguments import Descriptions, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, rescaled
 from fastopt.optimizer.keywords import Rate, RatedArguments
-from fastopt.optimizer.optimizer import Optimizer, register
+from fastopt.optimizer.optimizer import Optimizer, constant, register
 
 __all__ = ["Ftrl", "ftrl"]
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Unpack
 from fastopt._engine.averaging import exact_copy
 from fastopt._engine.validate import label
 from fastopt._kernels.devices import header
-from fastopt._kernels.variants import Traits
 from fastopt.arguments import Descriptions, Flag, Real, TableOf, brief
 from fastopt.kernels.rule import Hyper, Scalar, State, Sums, scalar
 from fastopt.kernels.scalars import rescaled
+from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import AdamFamily, Varied, shrunk_by
 from fastopt.optimizer.keywords import CautiousArguments, MomentArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, Optimizer

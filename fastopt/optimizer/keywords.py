@@ -11,22 +11,13 @@ __all__ = [
     "BetaArguments",
     "CautiousArguments",
     "CautiousBetaArguments",
-    "CautiousCommonArguments",
-    "CautiousEpsilonArguments",
-    "CautiousMomentumArguments",
-    "CautiousRatedArguments",
-    "CautiousTripleArguments",
     "CommonArguments",
     "Correction",
     "CoupledArguments",
     "EpsArguments",
     "EpsilonArguments",
-    "FactoredArguments",
     "Formula",
     "LayerArguments",
-    "MaskedBetaArguments",
-    "MaskedMomentArguments",
-    "MaskedRatedArguments",
     "MatrixArguments",
     "MomentArguments",
     "MomentumArguments",
@@ -37,7 +28,6 @@ __all__ = [
     "RatedEpsArguments",
     "ScaledArguments",
     "StableArguments",
-    "StableTripleArguments",
     "TripleArguments",
 ]
 
@@ -163,16 +153,8 @@ class StableArguments(CautiousArguments, Stable, total=False):
     """`CautiousArguments` of optimizers with stable variants."""
 
 
-class MaskedMomentArguments(MomentArguments, Masked, total=False):
-    """`MomentArguments` of optimizers with cautious variants and coupled decay."""
-
-
-class CoupledArguments(MaskedMomentArguments, Stable, total=False):
-    """`MaskedMomentArguments` of optimizers with stable variants."""
-
-
-class MaskedBetaArguments(BetaArguments, Masked, total=False):
-    """`BetaArguments` of optimizers with cautious variants and coupled decay."""
+class CoupledArguments(MomentArguments, Masked, Stable, total=False):
+    """`MomentArguments` of optimizers with cautious and stable variants and coupled decay."""
 
 
 class CautiousBetaArguments(BetaArguments, Cautious, total=False):
@@ -183,14 +165,6 @@ class TripleArguments(RatedArguments, Eps, total=False):
     """Arguments besides `learning_rate`, `beta1`, `beta2`, `beta3` and `epsilon`."""
 
     betas: tuple[float, float, float]
-
-
-class CautiousTripleArguments(TripleArguments, Cautious, total=False):
-    """`TripleArguments` of optimizers with cautious variants."""
-
-
-class StableTripleArguments(CautiousTripleArguments, Stable, total=False):
-    """`CautiousTripleArguments` of optimizers with stable variants."""
 
 
 class AdamArguments(Precise, Betas, Eps, Masked, Stable, total=False):
@@ -209,22 +183,6 @@ class EpsilonArguments(CommonArguments, Epsilon, total=False):
     """Arguments besides `eps`."""
 
 
-class CautiousEpsilonArguments(EpsilonArguments, Masked, total=False):
-    """`EpsilonArguments` of optimizers with cautious variants."""
-
-
-class CautiousMomentumArguments(MomentumArguments, Masked, total=False):
-    """`MomentumArguments` of optimizers with cautious variants."""
-
-
-class CautiousCommonArguments(CommonArguments, Masked, total=False):
-    """`CommonArguments` of optimizers with cautious variants."""
-
-
-class MaskedRatedArguments(RatedArguments, Masked, total=False):
-    """`RatedArguments` of optimizers with cautious variants."""
-
-
 class LayerArguments(MomentumArguments, Epsilon, total=False):
     """Arguments besides `eps` and `lazy_update`."""
 
@@ -237,20 +195,10 @@ class MatrixArguments(RatedArguments, Epsilon, Cautious, total=False):
     """Arguments besides `learning_rate` and `eps` of optimizers with cautious variants."""
 
 
-class CautiousRatedArguments(RatedArguments, Cautious, total=False):
-    """`RatedArguments` of optimizers with cautious variants."""
-
-
 class CautiousFactoredArguments(RatedArguments, Cautious, total=False):
     """Arguments besides those that :class:`~fastopt.optimizer.CAME` declares itself."""
 
     betas: tuple[float, float, float]
-
-
-class LowRankArguments(MomentArguments, total=False):
-    """`MomentArguments` of optimizers with cautious decay alone."""
-
-    cautious_decay: bool
 
 
 class OrthogonalArguments(MatrixArguments, Eps, total=False):
@@ -268,9 +216,3 @@ class MuonArguments(OrthogonalArguments, total=False):
 
     nesterov: bool
     adjust: Literal["rms", "original", "spectral"]
-
-
-class FactoredArguments(RatedArguments, total=False):
-    """Arguments besides `learning_rate` of optimizers with cautious decay alone."""
-
-    cautious_decay: bool

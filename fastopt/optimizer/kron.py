@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real
-from fastopt.optimizer.keywords import CautiousRatedArguments, Rate
+from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.matrixoptimizer import MatrixOptimizer
 from fastopt.optimizer.optimizer import Array, Optimizer, register
@@ -120,14 +120,22 @@ class Kron(MatrixOptimizer):
         diagonal: Literal["one_diag", "smart_one_diag", "all_diag"] | None = None,
         fallback: Optimizer | str | None = None,
         fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[CautiousRatedArguments],
+        *,
+        cautious: bool = False,
+        cautious_decay: bool = False,
+        **common: Unpack[RatedArguments],
     ) -> None:
         self.momentum = momentum
         self.precondition_lr = precondition_lr
         self.precondition_probability = precondition_probability
         self.max_precond_dim = max_precond_dim
         self.diagonal = diagonal
-        super().__init__(learning_rate, fallback, fallback_for, **common)
+        super().__init__(
+            *(learning_rate, fallback, fallback_for),
+            cautious=cautious,
+            cautious_decay=cautious_decay,
+            **common,
+        )
 
     def triangular(self, shape: Shape) -> list[bool]:
         """Return whether the factor of each axis is a triangular matrix; a number has one axis."""

@@ -7,13 +7,11 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.hyper import corrected
-from fastopt._engine.per_index import PerIndex
 from fastopt.arguments import Descriptions, Flag, Real, TableOf
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Sums
 from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.keywords import LayerArguments
-from fastopt.optimizer.optimizer import Index, endings, register
+from fastopt.optimizer.optimizer import Index, PerIndex, corrected, endings, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 
 __all__ = ["LARS", "lars", "lars_momentum", "lars_sums"]

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Protocol, Unpack
 
 import numpy as np
 
-from fastopt._engine.hyper import constant
 from fastopt._engine.mixed_precision import has_master, split_state, to_float32
 from fastopt._engine.planner import Call
 from fastopt._engine.rates import multipliers
@@ -26,14 +25,14 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import like
 from fastopt._kernels.devices import header, headers, is_cuda
 from fastopt._kernels.layout import real_of
-from fastopt._kernels.variants import Traits, Variant, aligned_finish, cautious_move, varied
 from fastopt._notices import warn_user
 from fastopt.arguments import Descriptions, brief
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
+from fastopt.kernels.variants import Traits, Variant, aligned_finish, cautious_move, varied
 from fastopt.optimizer.families import VariantFlags, shrunk_by
 from fastopt.optimizer.keywords import MatrixFamilyArguments, Rate
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, create, unused
 from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
 
@@ -449,9 +448,11 @@ class MatrixFamily(VariantFlags):
             )
         return False
 
-    def check_multipliers(self, indices: Sequence[Index], also: Collection[Index] = ()) -> None:
+    def check_multipliers(
+        self, indices: Sequence[Index], also: Collection[Index] = (), grouped: bool = False
+    ) -> None:
         """See :meth:`Optimizer.check_multipliers`; also warn about patterns that match no name."""
-        super().check_multipliers(indices, also)
+        super().check_multipliers(indices, also, grouped or any(self.patterns().values()))
         if self.unchecked:
             return
         known = {*indices, *also, *self._index_update_count, *self.idx2name, *self.param_dict}

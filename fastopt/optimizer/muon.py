@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fastopt._engine.hyper import constant
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.validate import check_like, label
 from fastopt.arguments import Choice, Descriptions, Flag, Integer, Real, brief, number
@@ -16,7 +15,7 @@ from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.keywords import MatrixArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Part, Shape, pattern
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, register
 
 __all__ = ["Muon", "Orthogonal", "clip_attention", "muon_momentum"]
 

@@ -7,12 +7,10 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.hyper import corrected
-from fastopt._engine.per_index import PerIndex
-from fastopt._kernels.variants import Traits, beside_decay
 from fastopt.arguments import Descriptions, Flag, Real, TableOf
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments, rescaled
+from fastopt.kernels.variants import Traits, beside_decay
 from fastopt.optimizer.families import (
     FORMULA,
     MOMENTS,
@@ -22,7 +20,7 @@ from fastopt.optimizer.families import (
     scaled_ratio,
 )
 from fastopt.optimizer.keywords import CoupledArguments, Formula, Rate
-from fastopt.optimizer.optimizer import Index, register
+from fastopt.optimizer.optimizer import Index, PerIndex, corrected, register
 
 __all__ = [
     "Nadam",

@@ -2,14 +2,13 @@
 
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Choice, Descriptions, Flag
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, peak_moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio
 from fastopt.optimizer.keywords import Correction, Rate, StableArguments
 from fastopt.optimizer.nadam import look_ahead
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["NAdamW", "nadamw", "nadamw_amsgrad"]
 

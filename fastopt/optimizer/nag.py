@@ -5,7 +5,7 @@ from typing import Unpack
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.families import CautiousMomentumFamily
-from fastopt.optimizer.keywords import CautiousCommonArguments
+from fastopt.optimizer.keywords import CommonArguments
 from fastopt.optimizer.optimizer import register
 from fastopt.optimizer.sgd import sgd
 
@@ -64,5 +64,7 @@ class NAG(CautiousMomentumFamily):
 
     forms = (sgd, nag)
 
-    def __init__(self, momentum: float = 0.0, **common: Unpack[CautiousCommonArguments]) -> None:
-        super().__init__(momentum=momentum, **common)
+    def __init__(
+        self, momentum: float = 0.0, *, cautious: bool = False, **common: Unpack[CommonArguments]
+    ) -> None:
+        super().__init__(momentum=momentum, cautious=cautious, **common)

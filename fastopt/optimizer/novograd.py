@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
-from fastopt.optimizer.keywords import MaskedMomentArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["NovoGrad", "novograd"]
 
@@ -109,9 +108,11 @@ class NovoGrad(CoupledVariants, AdamFamily):
         beta1: float = 0.95,
         beta2: float = 0.98,
         epsilon: float = 1e-8,
-        **common: Unpack[MaskedMomentArguments],
+        *,
+        cautious: bool = False,
+        **common: Unpack[MomentArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+        super().__init__(learning_rate, beta1, beta2, epsilon, cautious=cautious, **common)
 
     @property
     def seen(self) -> Callable[..., Any]:

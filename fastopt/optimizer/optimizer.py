@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import getattr_static
 from itertools import product
 from math import inf
-from typing import Any, ClassVar, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastopt._checked import Checked
 from fastopt._engine.direct import Direct
-from fastopt._engine.hyper import constant
+from fastopt._engine.hyper import constant, corrected
 from fastopt._engine.mixed_precision import (
     check_copy,
     has_master,
@@ -36,7 +36,6 @@ from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
 from fastopt._kernels.table import Table
 from fastopt._kernels.threads import in_forked_child
-from fastopt._kernels.variants import FIRST
 from fastopt._naming import Same, unknown_arguments
 from fastopt._notices import warn_user
 from fastopt._suggestions import choices, closest
@@ -57,6 +56,7 @@ from fastopt.arguments import (
     without_address,
 )
 from fastopt.kernels.rule import Rule
+from fastopt.kernels.variants import FIRST
 from fastopt.lr_scheduler.base import Schedule, rebased
 from fastopt.optimizer.keywords import Names, Rate
 from fastopt.optimizer.registry import Registry
@@ -67,10 +67,13 @@ __all__ = [
     "Array",
     "Index",
     "Optimizer",
+    "PerIndex",
     "Schedule",
     "ScheduledRateError",
     "as_float",
     "bound",
+    "constant",
+    "corrected",
     "create",
     "endings",
     "register",
@@ -125,7 +128,12 @@ AUTOMATIC = "updates are always compiled, also those of lists, so there is nothi
 ADVICE = {
     **dict.fromkeys(
         ("params", "parameters", "weights", "model"),
-        "weights go to each call of an updater: Updater(optimizer)(index, grad, weight)",
+        "weights go to each call of an updater: Updater(optimizer)(index, grad, weight); "
+        "fastopt.torch has optimizers for models of torch",
+    ),
+    **dict.fromkeys(
+        ("fun", "x0", "args", "jac", "hess", "hessp", "constraints"),
+        "scipy.optimize.minimize takes method=fastopt.scipy_method(optimizer)",
     ),
     **dict.fromkeys(("clipnorm", "global_clipnorm", "max_norm", "max_grad_norm"), CLIPS),
     **dict.fromkeys(("grad_clip", "grad_clip_norm", "clip_norm"), CLIPS),
@@ -161,6 +169,10 @@ ADVICE = {
 """Advice for arguments of other libraries that have no counterpart."""
 
 STEPS = "an optimizer is called by an updater: Updater(optimizer)(index, grad, weight)"
+LIBRARIES = (
+    "fastopt.scipy_method(optimizer) is for SciPy, fastopt.adapters.ThincOptimizer(optimizer) for "
+    "thinc"
+)
 STATES = "an updater has the states: Updater(optimizer).state_dict()"
 ELSEWHERE = {
     **dict.fromkeys(("step", "apply_gradients", "apply", "build"), STEPS),
@@ -839,7 +851,8 @@ class Optimizer(Checked):
                 f"it, {name.__name__}(), and pass what it returns"
             )
         if not isinstance(name, str):
-            raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}")
+            cure = f"; lr={name!r} is a learning rate" if isinstance(name, float) else ""
+            raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}{cure}")
         klass: type[Optimizer] | None = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             known = sorted(Optimizer.opt_registry)
@@ -882,6 +895,12 @@ class Optimizer(Checked):
                 f"{cls.__name__}({value!r}) sets {first}, which comes first as in MXNet, not the "
                 f"learning rate; write {first}={value!r} or lr={value!r}"
             )
+
+    if not TYPE_CHECKING:  # checkers report a call
+
+        def __call__(self, *args, **kwargs):
+            """Raise TypeError: an updater, or an adapter for another library, is called."""
+            raise TypeError(f"{type(self).__name__} is not callable; {STEPS}; {LIBRARIES}")
 
     def __repr__(self) -> str:
         """Class, learning rate, and all arguments that differ from their default.
@@ -1519,7 +1538,9 @@ class Optimizer(Checked):
     unchecked: bool = False
     """Whether :meth:`check_multipliers` still has to check the multipliers."""
 
-    def check_multipliers(self, indices: Sequence[Index], also: Collection[Index] = ()) -> None:
+    def check_multipliers(
+        self, indices: Sequence[Index], also: Collection[Index] = (), grouped: bool = False
+    ) -> None:
         """Warn once about multipliers of unknown parameters, and if weight decay has no effect.
 
         The check runs when all parameters are assumed to be known: every index of ``idx2name`` has
@@ -1531,12 +1552,14 @@ class Optimizer(Checked):
             Parameters that are about to be updated and are not counted yet.
         also : collection of int or str
             Parameters with accumulated gradients that are not applied yet.
+        grouped : bool
+            Whether patterns of names are checked at the same time. Default False.
         """
         counted, names = self._index_update_count, self.idx2name
-        again = len(indices) > 1 or indices[0] in counted or indices[0] in also
-        if not (names or self.lr_mult or self.wd_mult):
-            vars(self)["unchecked"] = not again
+        if not (names or self.lr_mult or self.wd_mult or grouped):
+            vars(self)["unchecked"] = False
             return
+        again = len(indices) > 1 or indices[0] in counted or indices[0] in also
         seen = {*indices, *counted, *also}
         if not again and not (names and names.keys() <= seen):
             return
@@ -1547,7 +1570,7 @@ class Optimizer(Checked):
             if lost := getattr(self, attribute).keys() - known - symbol:
                 unknown = ", ".join(sorted(map(repr, lost)))
                 warn_user(f"{attribute} of {unknown} has no effect: no parameter is called so")
-        if as_float("wd", self.wd) > 0 and names and not any(map(self._decays, names)):
+        if names and as_float("wd", self.wd) > 0 and not any(map(self._decays, names)):
             warn_user(
                 f"wd={self.wd} decays none of the parameters {brief(list(names.values()))}: by "
                 f"default only names that end in {', '.join(self._decayed)} decay; set_wd_mult "

@@ -4,12 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.optimizer.jointsums import EstimatedAdam, EstimateOf, of_tensor, with_decay
 from fastopt.optimizer.keywords import CautiousArguments, Rate
-from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.optimizer import Array, Index, corrected, register
 
 __all__ = ["Prodigy", "prodigy"]
 

@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import constant
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, clip, clipped_decayed, decayed
 from fastopt.optimizer.families import FORMULA
 from fastopt.optimizer.keywords import Formula, Rate, RatedEpsArguments
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, bound, register
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, bound, constant, register
 
 __all__ = [
     "RMSProp",

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
-from fastopt._engine.hyper import constant
 from fastopt.arguments import Descriptions, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, same_sign, sign
 from fastopt.optimizer.keywords import Rate, RatedArguments
-from fastopt.optimizer.optimizer import Optimizer, register
+from fastopt.optimizer.optimizer import Optimizer, constant, register
 
 __all__ = ["Rprop", "rprop"]
 

@@ -6,13 +6,11 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.hyper import corrected
-from fastopt._engine.per_index import PerIndex
 from fastopt.arguments import Descriptions, Integer, OrNone, Real, TableOf
 from fastopt.kernels.rule import Hyper, Scalar, State, scalar
 from fastopt.kernels.scalars import COMMON
 from fastopt.optimizer.keywords import Rate, RatedArguments
-from fastopt.optimizer.optimizer import Array, Index, Optimizer
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, PerIndex, corrected
 
 __all__ = ["FREE", "ScheduleFreeFamily", "interpolated"]
 

@@ -4,12 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.keywords import MomentArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
 
 __all__ = ["ScheduleFreeAdamW", "schedulefree_adamw"]

@@ -4,13 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, OrNone, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.jointsums import DistanceFamily, EstimateOf, of_tensor
 from fastopt.optimizer.keywords import MomentArguments, Rate
-from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.optimizer import Array, Index, corrected, register
 from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
 
 __all__ = ["ScheduleFreeProdigy", "schedulefree_prodigy"]

@@ -4,14 +4,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
-from fastopt._kernels.variants import Traits, beside_decay
 from fastopt.arguments import Descriptions, Flag, Real
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
+from fastopt.kernels.variants import Traits, beside_decay
 from fastopt.optimizer.families import FORMULA, CautiousMomentumFamily, rate_times_decay
-from fastopt.optimizer.keywords import CautiousMomentumArguments, Formula
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.keywords import Formula, MomentumArguments
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = [
     "SGD",
@@ -167,12 +166,13 @@ class SGD(CautiousMomentumFamily):
         formula: Formula = "mxnet",
         dampening: float = 0.0,
         decouple: bool = False,
-        **common: Unpack[CautiousMomentumArguments],
+        cautious: bool = False,
+        **common: Unpack[MomentumArguments],
     ) -> None:
         self.formula = formula
         self.dampening = dampening
         self.decouple = decouple
-        super().__init__(momentum=momentum, lazy_update=lazy_update, **common)
+        super().__init__(momentum=momentum, lazy_update=lazy_update, cautious=cautious, **common)
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
@@ -224,7 +224,9 @@ class ccSGD(SGD):
         self,
         momentum: float = 0.0,
         lazy_update: bool | None = None,
-        **common: Unpack[CautiousMomentumArguments],
+        *,
+        cautious: bool = False,
+        **common: Unpack[MomentumArguments],
     ) -> None:
         warnings.warn("ccSGD is deprecated, use SGD", DeprecationWarning, stacklevel=3)
-        super().__init__(momentum, lazy_update, **common)
+        super().__init__(momentum, lazy_update, cautious=cautious, **common)

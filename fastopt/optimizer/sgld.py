@@ -3,10 +3,9 @@
 import math
 from collections.abc import Mapping
 
-from fastopt._engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.optimizer import Optimizer, register
+from fastopt.optimizer.optimizer import Optimizer, constant, register
 
 __all__ = ["SGLD", "sgld"]
 

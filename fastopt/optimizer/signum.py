@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
-from fastopt._engine.hyper import constant
-from fastopt._kernels.variants import Traits
 from fastopt.arguments import Descriptions, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, sign
+from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import CautiousMomentumFamily, shrunk_by
-from fastopt.optimizer.keywords import MaskedRatedArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.keywords import Rate, RatedArguments
+from fastopt.optimizer.optimizer import constant, register
 
 __all__ = ["Signum", "signsgd", "signum"]
 
@@ -85,9 +84,13 @@ class Signum(CautiousMomentumFamily):
         learning_rate: Rate = 0.01,
         momentum: float = 0.9,
         wd_lh: float = 0.0,
-        **common: Unpack[MaskedRatedArguments],
+        *,
+        cautious: bool = False,
+        **common: Unpack[RatedArguments],
     ) -> None:
-        super().__init__(learning_rate=learning_rate, momentum=momentum, **common)
+        super().__init__(
+            learning_rate=learning_rate, momentum=momentum, cautious=cautious, **common
+        )
         self.wd_lh = wd_lh
 
     @property

@@ -3,7 +3,6 @@
 import math
 from typing import ClassVar, Unpack
 
-from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import decayed, sign
@@ -15,7 +14,7 @@ from fastopt.optimizer.families import (
     scaled_ratio,
 )
 from fastopt.optimizer.keywords import CoupledArguments, Rate
-from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["Yogi", "yogi"]
 

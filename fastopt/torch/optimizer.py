@@ -3,7 +3,7 @@
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -282,11 +282,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             views = own.current(group, self._numbers)
         params = group["params"]
         grads = list(map(GRAD, params))
-        try:
-            return params, views.indices, views.of(grads), views.arrays
-        except (TypeError, RuntimeError):
-            present = [p for p, grad in zip(params, grads, strict=True) if grad is not None]
-            return present, *views.some(grads)
+        if views.whole:
+            with suppress(TypeError, RuntimeError):
+                return params, views.indices, views.of(grads), views.arrays
+        present = [p for p, grad in zip(params, grads, strict=True) if grad is not None]
+        return present, *views.some(grads)
 
     def _clipped_step(self) -> None:
         """Update several groups, whose gradients are clipped by the norm of all together."""

@@ -90,6 +90,8 @@ class Views:
             self.forms.append(Form(param.shape, param.dtype, array.dtype, kind))
         self.grad_addresses: list[int] = [-1] * len(self.arrays)
         self.grads: list[Any] = [None] * len(self.arrays)
+        self.whole = True
+        """Whether all parameters had dense gradients in the last step."""
         self.sizes, self.dtypes = list(map(SIZE, params)), list(map(DTYPE, params))
         self.strides = [p.stride() for p in params] if not all(self.contiguous) else None
 
@@ -148,9 +150,11 @@ class Views:
     def some(self, grads: Sequence[Any]) -> tuple[list[int], list[Any], list[Array]]:
         """Return indices, gradients and parameters of those that have a gradient."""
         present = [k for k, grad in enumerate(grads) if grad is not None]
+        self.whole = len(present) == len(grads)
         arrays = []
         for k in present:
             dense = grads[k].layout is torch.strided
+            self.whole &= dense
             arrays.append(self._of(k, grads[k].data_ptr() if dense else 0, grads[k]))
         indices = [self.indices[k] for k in present]
         return indices, arrays, [self.arrays[k] for k in present]

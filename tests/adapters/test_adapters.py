@@ -33,3 +33,5 @@ def test_names_are_listed_and_suggested():
         fastopt.adapters.MLPClasifier  # noqa: B018
     with pytest.raises(AttributeError, match="ThincOptimizer is also for spaCy"):
         fastopt.adapters.SpacyOptimizer  # noqa: B018
+    with pytest.raises(AttributeError, match=r"ThincOptimizer\('adam'\), .* have fastopt.Adam"):
+        fastopt.adapters.Adam  # noqa: B018

@@ -93,7 +93,7 @@ def test_report_of_small_weights_has_no_threads_to_compare(monkeypatch, bench):
         threads = {"get_num_threads": lambda: 2, "set_num_threads": lambda count: None}
         layer = {"threading_layer": lambda: "workqueue"}
         monkeypatch.setattr(report, "numba", SimpleNamespace(config=config, **threads, **layer))
-    out = bench("--sizes", "64", "100", "--optimizers", "lamb", "sgd")
+    out = bench("--sizes", "64", "100", "--optimizers", "adam", "sgd")
     assert re.search(
         r"^optimizer +compile +64 +limit +NumPy +100 +limit +NumPy$", out, re.MULTILINE
     )

@@ -130,6 +130,7 @@ for call in (updater.save, updater.load):
 
 
 @posix
+@pytest.mark.exhaustive
 def test_a_killed_process_leaves_the_old_or_the_new_file(tmp_path, run_python):
     last, left, files = map(int, run_python(KILLS, tmp_path, 100).split())
     assert last > 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastopt.checkpoint import Skipped
-from helpers.cases import CASES, CHOICES, every_or_few, kept
+from helpers.cases import CASES, CHOICES, every_choice, kept
 from helpers.resumed_runs import SETTINGS, digits, start, train, updater_of, updater_with
 
 RESUME = """
@@ -19,7 +19,7 @@ print(json.dumps([resumed(updater, sys.argv[1] + "/" + str(n)) for n, updater in
 """
 
 
-@every_or_few
+@every_choice
 def test_a_new_process_resumes_with_the_same_bits(choice, tmp_path, run_python):
     expected = []
     updaters = [updater_of(case, learning_rate=0.01) for case in CHOICES[choice]]

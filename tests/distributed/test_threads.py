@@ -18,18 +18,16 @@ ONES = np.ones(4, np.float32)
 
 JOBS = [
     ("checkpoints", 2),
-    ("checkpoints", 4),
     ("divergence", 3),
     ("embeddings", 2),
-    ("embeddings", 3),
     ("join", 3),
-    ("settings", 3),
     ("trainer", 2),
 ]
 """Modules of checks, and numbers of ranks."""
 
 MORE = [
-    *(("checkpoints", 1), ("overlap", 4), ("settings", 1)),
+    *(("checkpoints", 1), ("checkpoints", 4), ("embeddings", 3), ("overlap", 4)),
+    *(("settings", 1), ("settings", 3)),
     *(("tables", 1), ("tables", 3), ("updates", 1), ("updates", 3)),
 ]
 FILES = "checkpoints", "embeddings", "trainer"

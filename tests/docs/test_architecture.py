@@ -4,6 +4,8 @@ import ast
 import importlib
 import re
 import sys
+from functools import cache
+from graphlib import TopologicalSorter
 
 import pytest
 
@@ -23,6 +25,11 @@ def name_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text("utf-8"))
+
+
 def part_of(module):
     """What the table lists of a module: itself or a package that it is in."""
     while module and module not in HEIGHTS:
@@ -30,19 +37,18 @@ def part_of(module):
     return module
 
 
-def imports(tree):
-    """Modules of the package that a file imports, but for type checkers."""
+def imports(tree, typed=False):
+    """Modules of the package that a file imports, those for type checkers only if `typed`."""
     found = []
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typed:
             found += imports(ast.Module(node.orelse, []))
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found += [name if part_of(name) == name else node.module for name in names]
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
         else:
-            found += imports(node)
+            found += imports(node, typed)
     return [name for name in found if name.partition(".")[0] == "fastopt"]
 
 
@@ -59,8 +65,52 @@ def test_every_module_is_in_a_layer():
 @pytest.mark.parametrize("path", [p for p in FILES if p.name != "__init__.py"], ids=name_of)
 def test_a_module_imports_from_its_layer_and_those_below(path):
     height = HEIGHTS[part_of(name_of(path))]
-    used = {part for name in imports(ast.parse(path.read_text("utf-8"))) if (part := part_of(name))}
+    used = {part for name in imports(parsed(path)) if (part := part_of(name))}
     assert sorted(part for part in used if HEIGHTS[part] > height) == []
+
+
+def links(name):
+    """What each file imports, for type checkers too; `name` maps a module to the unit compared."""
+    own = {name_of(path): path for path in FILES if path.name != "__init__.py"}
+    found = {name(module): set() for module in own}
+    for module, path in own.items():
+        for used in imports(parsed(path), typed=True):
+            parts = [used, used.rpartition(".")[0]]
+            found[name(module)] |= {name(each) for each in parts if each in own}
+    return {unit: used - {unit} for unit, used in found.items()}
+
+
+def folder_of(module):
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("name", [str, folder_of])
+def test_imports_have_no_circles(name):
+    TopologicalSorter(links(name)).prepare()
+
+
+SURFACE = {"parameter", "precision", "scope", "trainer"}
+"""What MXNet has around its optimizers."""
+
+
+def test_the_rest_does_not_need_the_surface_of_mxnet():
+    used = {user: needed & SURFACE for user, needed in links(folder_of).items()}
+    assert {user for user in used.keys() - SURFACE if used[user]} == {"demo"}
+
+
+RULES = [
+    p for p in FILES if p.parent.name == "optimizer" and "\n@register\n" in p.read_text("utf-8")
+]
+OF_ARRAYS = {
+    *("adafactor", "adammini", "came", "dcasgd", "lbsgd", "muon", "shampoo", "sm3", "soap"),
+}
+"""Optimizers that compute with rows, matrices or sums, which an author's rule does not have."""
+
+
+@pytest.mark.parametrize("path", [p for p in RULES if p.stem not in OF_ARRAYS], ids=name_of)
+def test_an_optimizer_is_written_with_the_modules_of_authors(path):
+    used = imports(parsed(path), typed=True)
+    assert [name for name in used if "._" in name] == []
 
 
 def test_an_import_that_goes_up_is_found():
@@ -68,12 +118,12 @@ def test_an_import_that_goes_up_is_found():
         "from fastopt import optimizer\n"
         "def f():\n    import fastopt.mpi.updater\n"
         "if TYPE_CHECKING:\n    from fastopt.trainer import Trainer\n"
-        "else:\n    from fastopt.optimizer.updater import Updater\n"
+        "else:\n    from fastopt._updater.updater import Updater\n"
     )
     assert [part_of(name) for name in imports(tree)] == [
         "fastopt.optimizer",
         "fastopt.mpi",
-        "fastopt.optimizer.updater",
+        "fastopt._updater",
     ]
 
 
@@ -93,8 +143,6 @@ def test_the_page_is_short():
 )
 def test_an_internal_module_has_tests_of_its_name_or_says_where_they_are(path):
     folder, name = path.parent.name.removeprefix("_"), path.name
-    told = re.findall(
-        r"``(tests/[\w/]+\.py)``", ast.get_docstring(ast.parse(path.read_text("utf-8")))
-    )
+    told = re.findall(r"``(tests/[\w/]+\.py)``", ast.get_docstring(parsed(path)))
     assert told or (TESTS / folder / f"test_{name}").is_file()
     assert all((ROOT / each).is_file() for each in told)

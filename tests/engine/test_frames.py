@@ -111,3 +111,8 @@ def test_frames_of_a_trainer(name):
             parameter.grad()[:] = 1
         found = frames(lambda: trainer.step(batch_size=4))
     assert len(found) <= LIST, found
+
+
+def test_the_second_call_is_warm():
+    found = warm(True, optimizer.Updater(optimizer.Adam()), steps=2)
+    assert len(found) <= SINGLE, found

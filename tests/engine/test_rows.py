@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
-from helpers.cases import CASES, CHOICES, LIGHT, every_or_few, exhaustive, sampled
+from helpers.cases import CASES, CHOICES, LIGHT, every_choice, exhaustive, sampled
 from helpers.row_sparse import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
@@ -184,8 +184,7 @@ def test_updates_are_lazy_by_default_where_mxnet_is(name):
 IN_A_PROCESS = "from helpers import row_bits; row_bits."
 
 
-@pytest.mark.exhaustive
-@every_or_few
+@every_choice
 def test_any_number_of_threads_gives_the_same_bits(choice, run_python):
     """Cases lazy and standard, with repeated rows, above and below the serial limit."""
     lines = run_python(IN_A_PROCESS + f"print_same({choice!r})", NUMBA_NUM_THREADS="4").split()

@@ -3,10 +3,10 @@
 import ast
 
 from helpers import temporaries
-from helpers.cases import CHOICES, every_or_few
+from helpers.cases import CHOICES, every_choice
 
 
-@every_or_few
+@every_choice
 def test_gradients_that_the_caller_does_not_keep_have_the_bits_of_those_that_he_keeps(
     choice, run_python
 ):
@@ -17,7 +17,7 @@ def test_gradients_that_the_caller_does_not_keep_have_the_bits_of_those_that_he_
     assert int(lines[-1]) > 100
 
 
-@every_or_few
+@every_choice
 def test_freed_memory_is_not_read(choice, run_python):
     """Its bytes change no bit, which compiled sums over tensors show first."""
     code = f"from helpers import temporaries; print(temporaries.ends({choice!r}))"

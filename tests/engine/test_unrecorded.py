@@ -100,7 +100,7 @@ def test_weights_of_any_form_have_the_same_bits(name, form, setting, unrecorded)
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("layout", ["fortran", "strided"])
-@pytest.mark.parametrize("name", ["lamb", *exhaustive("adam", "prodigy", "adagrad", "sgld")])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "prodigy", "adagrad", "sgld")])
 def test_rows_of_weights_in_any_order_have_the_same_bits(name, layout, setting, lazy):
     made = [FIRST[name].make(wd=FIRST[name].wd, lazy_update=lazy) for _ in range(2)]
     expected = trained(name, SETTINGS[setting](), rows=True, optimizer_is=made[0])

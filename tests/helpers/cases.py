@@ -230,7 +230,7 @@ LIGHT = SAMPLE[:3]
 """Those of them that compile fast."""
 
 FEW = ("adam", "lamb")
-"""Forms that child processes of the default run compile: one elementwise, one with reductions."""
+"""A form of elements and one with reductions."""
 
 KINDS = (
     *("sgd", "signum", "adam", "ademamix", "adan"),  # 0 to 4 slots
@@ -292,12 +292,11 @@ def marks_of(value):
 
 
 CHOICES = {
-    "sample": [FIRST[name] for name in FEW],
     "every kind": OF_KINDS,
     "every case": CASES,
 }
 """Cases of tests in child processes."""
 
-every_or_few = pytest.mark.parametrize(
-    "choice", ["sample", *exhaustive("every kind"), *variants("every case")]
+every_choice = pytest.mark.parametrize(
+    "choice", [*exhaustive("every kind"), *variants("every case")]
 )

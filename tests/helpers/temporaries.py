@@ -89,8 +89,6 @@ def faults(choice):
     found, total = [], 0
     counts = (1, 2, 5) if choice == "every case" else (1, 2)
     for case, setting, name, count in product(CHOICES[choice], SETTINGS, FORMS, counts):
-        if choice == "sample" and case is not CHOICES[choice][0] and setting != "plain":
-            continue  # one rule compiles the loops of the settings
         shape, form, plain = FORMS[name]
         for spread in (np.asarray, spaced if shape else moved):
             kept = []

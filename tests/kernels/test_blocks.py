@@ -658,7 +658,7 @@ print((weight.tolist(), [[a.tolist() for a in slot] for slot in updater.states[0
 """
 
 
-@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb")])
+@pytest.mark.parametrize("name", exhaustive("adam", "lamb"))
 def test_plain_python_gives_the_same_numbers(name, run_python):
     code = PLAIN.format(name=name)
     weight, state = eval(run_python(code))

@@ -66,6 +66,7 @@ def test_arrays_without_elements_have_a_checksum():
     assert checksum(np.empty((0, 3), np.float32)) == checksum(np.empty(0))
 
 
+@pytest.mark.exhaustive
 def test_plain_python_has_the_same_checksums(run_python):
     code = """
 import numpy as np

@@ -22,7 +22,7 @@ for what in ("cache_misses", "cache_hits"):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"name": "groupadagrad"},
+        pytest.param({"name": "groupadagrad"}, marks=pytest.mark.exhaustive),
         pytest.param({"name": "adam", "state_dtype": "int8"}, marks=pytest.mark.exhaustive),
     ],
     ids=["rows", "blocks"],

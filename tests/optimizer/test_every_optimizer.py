@@ -14,7 +14,7 @@ from helpers.cases import (
     OF_STEPS,
     SAMPLE,
     by_default,
-    every_or_few,
+    every_choice,
     kept,
     sampled,
 )
@@ -164,7 +164,7 @@ def test_every_registered_optimizer_is_in_the_table():
     assert library == {case.name for case in CASES} | {*OF_MATRICES}
 
 
-@every_or_few
+@every_choice
 def test_threads_do_not_change_a_bit(choice, run_python):
     """Cases with 1, 2 and 4 threads, above and below the serial limit."""
     output = run_python(

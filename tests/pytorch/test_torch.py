@@ -371,6 +371,20 @@ def test_row_sparse_gradients_are_those_of_torch(name):
     torch.testing.assert_close(*found)
 
 
+def test_gradients_may_be_dense_row_sparse_or_missing_in_turn():
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        params = [Parameter(torch.ones(4, 2)), Parameter(torch.ones(3))]
+        opt = library.SGD(params, lr=0.1)
+        rows = torch.sparse_coo_tensor([[2, 0]], torch.ones(2, 2), (4, 2), check_invariants=True)
+        for step in range(8):
+            params[0].grad = (torch.full((4, 2), 0.5), rows, None)[step % 3]
+            params[1].grad = torch.full((3,), 0.25) if step % 4 else None
+            opt.step()
+        found.append([param.detach() for param in params])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
 def test_rows_without_a_gradient_are_not_touched(name):
     table = torch.nn.Embedding(5, 2, sparse=True)

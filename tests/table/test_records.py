@@ -226,6 +226,7 @@ def test_the_bits_are_those_of_a_table_in_memory(kind):
     )
 
 
+@pytest.mark.exhaustive
 def test_a_killed_process_leaves_a_whole_flush(tmp_path, run_python):
     last, _ = map(int, run_python(TRAINING + RANDOM, tmp_path, 8).split())
     assert last > 2
@@ -550,6 +551,7 @@ with fastopt.EmbeddingTable.open(path, verify=True) as table:
 """
 
 
+@pytest.mark.exhaustive
 def test_a_machine_with_larger_pages_opens_the_files_and_the_other_way_round(tmp_path, run_python):
     """Pages have 4 KB on x86-64, 16 KB on Apple's processors and 64 KB on some ARM servers."""
     path = tmp_path / "table"

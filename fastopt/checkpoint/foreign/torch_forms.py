@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastopt._engine.newton_schulz import QUINTIC
-from fastopt._kernels.variants import Variant
+from fastopt.kernels.variants import Variant
 
 __all__ = ["FORMS", "VOCABULARY", "Form", "Option"]
 

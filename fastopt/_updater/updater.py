@@ -721,9 +721,10 @@ class Updater(Resumable):
         if not optimizer.unchecked or not indices:
             return
         waiting = self._windows.calls if self._windows else ()
-        optimizer.check_multipliers(indices, waiting)
-        if self.planner.groups is not None and not optimizer.unchecked:
-            self.planner.groups.warn_of_unused([*indices, *waiting])
+        groups = self.planner.groups
+        optimizer.check_multipliers(indices, waiting, grouped=groups is not None)
+        if groups is not None and not optimizer.unchecked:
+            groups.warn_of_unused([*indices, *waiting])
 
     def _step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool

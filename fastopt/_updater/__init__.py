@@ -1,0 +1,1 @@
+"""The updater, which users import from :mod:`fastopt.optimizer`."""

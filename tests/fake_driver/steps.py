@@ -196,16 +196,6 @@ def dropped():
     return {f"{kind}, {name}": run(kind, settings[name]()) for kind, name in cases}
 
 
-def repeated_rows():
-    """The device reports that the indices do not ascend, which takes a kernel."""
-    download = cuda_driver.download
-    cuda_driver.download = lambda *where: np.bitwise_or(download(*where), [0, 1, 0])
-    try:
-        return rows([7, 3] * 100)
-    finally:
-        cuda_driver.download = download
-
-
 def two_classes(fresh=False, clip_global_norm=None, **kwargs):
     """Every other tensor has no weight decay."""
     names = {k: f"{k}_{'bias' if k % 2 else 'weight'}" for k in range(1000)}
@@ -375,7 +365,6 @@ STEPS = {
     "list of 1000, two classes, new gradients": lambda: two_classes(fresh=True),
     "first of 1000": lambda: first(1000),
     "rows": lambda: rows([3, 5, 7]),
-    "rows, repeated": repeated_rows,
     "rows, indices on the host": lambda: rows([3, 5, 7], on_host=True),
     "rows, repeated, indices on the host": lambda: rows([7, 3] * 100, on_host=True),
     "rows, standard": lambda: rows([3, 5, 7], lazy_update=False),

@@ -63,7 +63,7 @@ def test_arrays_that_are_not_aligned_to_16_bytes_are_taken(shifted, rng):
 @pytest.mark.filterwarnings("ignore:float16 weights without masters")
 @pytest.mark.skipif(SIMULATED, reason="takes 9 GB of a GPU")
 def test_elements_beyond_2_to_the_31_are_updated(rng):
-    size, shown = 2**31 + 4097, 10_000
+    size, shown = 2**31 + 20_481, 10_000
     weight = cuda.device_array(size, np.float16)
     grad = cuda.device_array(size, np.float16)
     for array in (weight, grad):

@@ -31,8 +31,8 @@ LISTED = ["upload", "launch", "launch"]
 UPDATED = ["copy", "launch"]
 """The number of unique rows joins the other arguments on the device; then the update."""
 
-ROWS = [*LISTED, "launch", "download", "wait stream", *UPDATED]
-"""Rows that are indexed often are summed by groups before the host waits for the check."""
+ROWS = [*LISTED, "download", "wait stream", *UPDATED]
+"""The host waits for the check of indices that are on the device."""
 
 EXPECTED = {
     "single": ["launch"],
@@ -52,7 +52,6 @@ EXPECTED = {
     "list of 1000, two classes, schedule": HYPER,
     "list of 1000, two classes, new gradients": [*NEW_ADDRESSES, *HYPER],
     "rows": ROWS,
-    "rows, repeated": ROWS,
     "rows, indices on the host": ["upload", *LISTED, *UPDATED],
     "rows, repeated, indices on the host": ["upload", *LISTED, "launch", *UPDATED],
     "rows, standard": ROWS,

@@ -41,6 +41,7 @@ from fastopt._engine.validate import (
 )
 from fastopt._kernels import record_words as w
 from fastopt._kernels import row_admission
+from fastopt._kernels.codes import is_earlier
 from fastopt._kernels.layout import ADDRESS, SPLIT, Layout, kind_of, real_of, state_kind
 from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
@@ -98,7 +99,9 @@ class NewParameter:
     def has_template(self) -> bool:
         """Whether the record may be that of another parameter of the same form, with addresses."""
         flags = self.weight.flags
-        return self.copy is None and not (self.by_row and not flags.forc)
+        if self.copy is not None or (self.by_row and not flags.forc):
+            return False
+        return not is_earlier(leaves(self.state))  # which the check of the arrays converts
 
     @property
     def by_row(self) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "decoded",
     "encoded",
     "is_coded",
+    "is_earlier",
     "is_worth_codes",
     "numbers_of",
     "renew",
@@ -151,15 +152,22 @@ def encoded(numbers: Array, kind: Any, by: Array | None = None) -> tuple[Array, 
     return codes, scales
 
 
+def is_earlier(arrays: Sequence[Any]) -> bool:
+    """Whether a state on the host is of the earlier encoding, whose scales were positive."""
+    rest, scales = split_scales(arrays)
+    if not all(type(array) is np.ndarray for array in scales):
+        return False
+    kinds = [array.dtype for array in rest if is_coded(array)]
+    return any(kind == np.uint8 and (s > 0).any() for kind, s in zip(kinds, scales, strict=False))
+
+
 def renew(arrays: Sequence[Any]) -> None:
     """Convert a state of the earlier encoding in place, if it is on the host."""
-    rest, scales = split_scales(arrays)
-    if not all(isinstance(array, np.ndarray) for array in scales):
+    if not is_earlier(arrays):
         return
+    rest, scales = split_scales(arrays)
     of = iter(scales)
     pairs = [(array, next(of)) if is_coded(array) else (array, None) for array in rest]
-    if not any(codes.dtype == np.uint8 and (s > 0).any() for codes, s in pairs if s is not None):
-        return
     numbers = numbers_of(arrays)
     kinds = [codes.dtype for codes, _ in pairs]
     by = numbers[kinds.index(np.dtype(np.uint8))]

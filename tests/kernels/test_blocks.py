@@ -202,6 +202,7 @@ def test_states_of_the_earlier_encoding_are_converted():
     mean = m * m_scales[:, spread]
     var = (v.astype(np.float32) ** 2 * v_scales[:, spread]) ** 2
     updater = made()
+    updater("of the same form", np.ones_like(weight), np.zeros_like(weight))
     updater.states = {0: ((m.copy(), m_scales.copy()), (v.copy(), v_scales.copy()))}
     for found, exact in zip(updater.state_as(0), (mean, var), strict=True):
         np.testing.assert_allclose(found, exact, rtol=1e-6)

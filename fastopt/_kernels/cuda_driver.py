@@ -507,7 +507,8 @@ class Report:
 def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:
     """Copy word `of` of `source` to word `to` of `target`, both of 8-byte words, on a stream."""
     if SIMULATED:
-        target.array.reshape(-1)[to] = np.array(source.array.copy_to_host()).view(target.dtype)[of]
+        words = np.array(source.array.copy_to_host()).reshape(-1).view(target.dtype)
+        target.array.reshape(-1)[to] = words[of]
         return
     addresses = target.address + 8 * to, source.address + 8 * of
     _checked(_driver().cuMemcpyDtoDAsync(*addresses, 8, stream), "cuMemcpyDtoDAsync")

@@ -52,7 +52,7 @@ trap 'rm -f "$output"' EXIT
 } >"$report"
 
 many=()
-"$python" -c 'import xdist' 2>/dev/null && many=(-n 8)
+"$python" -c 'import xdist' 2>/dev/null && many=(-n "$(($(nproc) < 16 ? $(nproc) : 16))")
 check "Tests" 240 "$python" -m pytest -q -p no:cacheprovider -m cuda "${many[@]}" tests/gpu
 if command -v compute-sanitizer >/dev/null; then
     check "Memory check" 80 compute-sanitizer --tool memcheck --error-exitcode 3 \

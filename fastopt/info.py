@@ -19,7 +19,7 @@ from llvmlite import binding
 import fastopt
 from fastopt import optimizer
 from fastopt._kernels import cpu
-from fastopt._kernels.devices import INSTALLATION
+from fastopt._kernels.devices import INSTALLATION, unsuited
 from fastopt._kernels.numpy_abi import unreadable
 from fastopt._kernels.threads import start_layer, thread_count
 
@@ -222,6 +222,8 @@ def cuda() -> str:
             return "simulated on the CPU, NUMBA_ENABLE_CUDASIM=1"
         if find_spec("numba_cuda") is None:
             return f"none: numba-cuda is not installed; {INSTALLATION}"
+        if reason := unsuited():
+            return f"none: it needs {reason}"
         if not cuda.is_available():
             return f"none: {_flat(cuda.cuda_error())}"
         device = cuda.get_current_device()

@@ -170,15 +170,19 @@ def test_cuda_is_the_device_or_the_reason(available, described, monkeypatch):
     monkeypatch.setattr(numba.config, "ENABLE_CUDASIM", 0)
     monkeypatch.setattr(info, "find_spec", lambda name: name)
     monkeypatch.setattr(info.importlib, "import_module", lambda name: target)
+    monkeypatch.setattr(info, "unsuited", lambda: None)
     assert info.cuda() == described
+    monkeypatch.setattr(info, "unsuited", lambda: "another NumPy")
+    assert info.cuda() == "none: it needs another NumPy"
 
 
 def test_without_numba_cuda_the_versions_of_the_extras_are_named(monkeypatch):
     monkeypatch.setattr(numba.config, "ENABLE_CUDASIM", 0)
     monkeypatch.setattr(info, "find_spec", lambda name: None)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pinned = [extras["optional-dependencies"][name][0] for name in ("cuda13", "cuda12")]
-    assert re.findall(r"'([^']*)'", info.cuda()) == pinned
+    newer, older = (extras["optional-dependencies"][name][:2] for name in ("cuda13", "cuda12"))
+    assert newer[1] == older[1]
+    assert re.findall(r"'([^']*)'", info.cuda()) == [*newer, older[0]]
 
 
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")

@@ -11,6 +11,8 @@ Tests: ``tests/gpu/test_cuda_torch.py``.
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from importlib import import_module
+from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn
 from weakref import ref
@@ -35,6 +37,7 @@ __all__ = [
     "mark_written",
     "readings",
     "stays",
+    "unsuited",
 ]
 
 EMPTY = 8
@@ -49,9 +52,20 @@ ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
 
 
 INSTALLATION = (
-    "pip install 'numba-cuda[cu13]~=0.30.4', or 'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
+    "pip install 'numba-cuda[cu13]~=0.30.4' 'numpy<2.5', "
+    "or 'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
 )
 """Command that installs a tested version of numba-cuda."""
+
+
+def unsuited() -> str | None:
+    """Return which NumPy numba-cuda needs instead of this one, None if it works with this one."""
+    try:
+        import_module("numba.cuda.np.arrayobj")  # which compilation imports
+    except AttributeError as error:  # of a function that NumPy has removed
+        need = f"a NumPy that numba-cuda {version('numba-cuda')} supports"
+        return f"{need}, not {np.__version__} ({error}): pip install 'numpy<2.5'"
+    return None
 
 
 @cache
@@ -61,13 +75,16 @@ def cuda_target() -> Any:
     Raises
     ------
     ImportError
-        numba-cuda is not installed, or there is no driver or device.
+        numba-cuda is not installed or does not work with this NumPy, or there is no driver or
+        device.
     """
     if not config.ENABLE_CUDASIM:
         try:
             import numba_cuda  # noqa: F401
         except ImportError:
             raise ImportError(f"CUDA arrays need numba-cuda: {INSTALLATION}") from None
+        if reason := unsuited():
+            raise ImportError(f"CUDA arrays need {reason}")
     from numba import cuda
 
     if not cuda.is_available():

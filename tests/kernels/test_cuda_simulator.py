@@ -7,8 +7,10 @@ import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
 
+import numpy as np
 import pytest
 
+from fastopt._kernels import devices
 from helpers.paths import ROOT, TESTS
 
 GPU = TESTS / "gpu"
@@ -62,6 +64,18 @@ def test_without_cuda_an_array_on_a_device_is_refused_by_name(run_python):
     told = run_python(FAKE, NUMBA_ENABLE_CUDASIM=None)
     assert "CUDA arrays need" in told
     assert told.splitlines()[-1] == "0 {}"
+
+
+def test_a_numpy_that_numba_cuda_does_not_work_with_is_named_with_the_cure(monkeypatch):
+    def removed(name):
+        raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+
+    monkeypatch.setattr(devices, "import_module", removed)
+    monkeypatch.setattr(devices, "version", lambda name: "0.30.4")
+    assert devices.unsuited() == (
+        f"a NumPy that numba-cuda 0.30.4 supports, not {np.__version__} "
+        "(module 'numpy' has no attribute 'row_stack'): pip install 'numpy<2.5'"
+    )
 
 
 def test_one_version_of_numba_cuda_is_allowed_named_and_installed():

@@ -29,7 +29,7 @@ from fastopt.distributed.sharded import Shard
 from fastopt.distributed.stages import compile_stages
 from fastopt.distributed.weights import WeightKeeper
 from fastopt.optimizer import Optimizer
-from fastopt.optimizer.accumulation import Windows
+from fastopt.optimizer.accumulation import Entry, Windows
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import HALVES, RowSparse
 
@@ -100,8 +100,8 @@ class ShardedUpdater(WeightKeeper):
         another communicator. Default False.
     accumulate : int
         Number of calls per update: gradients of a rank are summed in its memory, and the last call
-        sends the sums and updates with their mean. The other calls send nothing. All parameters of
-        a call must have had as many calls. Default 1.
+        sends the sums and updates with their mean. The other calls send no gradient, only that the
+        call is valid. All parameters of a call must have had as many calls. Default 1.
     clip_adaptive : float, optional
         See :class:`~fastopt.optimizer.Updater`. Weights of two dimensions or more are then split
         between rows, and each of the others is owned by one rank. Set at creation.
@@ -226,10 +226,13 @@ class ShardedUpdater(WeightKeeper):
             this error or a TimeoutError the updater can no longer be used.
         """
         with self.optimizer.lock:
-            if self._windows is None:
-                self._update(index, grad, weight)
-            else:
-                self._accumulate(self._windows, *self._unfrozen(index, grad, weight))
+            self._call_all(index, grad, weight)
+
+    def _call_all(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
+        """Update or accumulate like :meth:`__call__`; return False if no rank has work of its own."""
+        if self._windows is None:
+            return self._update(index, grad, weight, active)
+        return self._accumulate(self._windows, index, grad, weight, active)
 
     def _unfrozen(self, index: Any, grad: Any, weight: Any) -> tuple[Any, Any, Any]:
         """Return the arguments of a call without the parameters of frozen groups."""
@@ -242,29 +245,51 @@ class ShardedUpdater(WeightKeeper):
         taken = groups.select([check_index(each) for each in lists[0]])
         return (index, grad, weight) if taken is None else tuple(map(taken, lists))
 
-    def _accumulate(self, windows: Windows, index: Any, grad: Any, weight: Any) -> None:
+    def _accumulate(
+        self, windows: Windows, index: Any, grad: Any, weight: Any, active: bool
+    ) -> bool:
         """Add the gradients of this rank to its sums, and update with them in the last call."""
+        self._begin("accumulate")
+        found, error = attempt(self._entries, windows, index, grad, weight, active)
+        entries, single = cast(tuple[list[Entry], bool], found or ([], False))
+        indices = [each[0] for each in entries]
+        before, after = windows.before(indices), windows.after(indices)
+        calls = sorted({windows.calls.get(each, 0) for each in indices})
+        gate = self._gate(lambda: [Facts({"calls since the last update": str(calls)})], active)
+        try:
+            if error is None:
+                _, error = attempt(windows.add, entries, self.optimizer.idx2name, single)
+            gate.enter(error)
+            if indices and indices[0] not in after:
+                sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
+                self._update(indices, sums, [each[1] for each in entries])
+            else:
+                self.shard._report(UNCHANGED)
+        except BaseException as problem:
+            windows.put_back(before)
+            if not isinstance(problem, Stopped):
+                raise
+            if problem.error is None:
+                return False
+            raise problem.error from None
+        windows.finish(indices, after)
+        return True
+
+    def _entries(
+        self, windows: Windows, index: Any, grad: Any, weight: Any, active: bool
+    ) -> tuple[list[Entry], bool]:
+        """Return the checked tensors of a call that accumulates, and whether it is one tensor."""
+        if index is None and not active:
+            raise ValueError("join() ends here, before the first update")
+        index, grad, weight = self._unfrozen(index, grad, weight)
         single = not isinstance(index, (list, tuple))
         lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
         indices, weights = [check_index(each) for each in lists[0]], lists[2]
         grads = [self._check(i, g, w) for i, g, w in zip(indices, lists[1], weights, strict=True)]
         _check_apart(indices, weights, self.optimizer.idx2name)
-        last = {windows.is_last(each) for each in indices}
-        if len(last) > 1:
+        if len({windows.is_last(each) for each in indices}) > 1:
             raise ValueError("accumulate takes lists of parameters that had equal numbers of calls")
-        before, after = windows.before(indices), windows.after(indices)
-        try:
-            entries = list(zip(indices, weights, grads, strict=True))
-            windows.add(entries, self.optimizer.idx2name, single)
-            if True in last:
-                sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
-                self._update(indices, sums, weights)
-            else:
-                self.shard._report(UNCHANGED)
-        except BaseException:
-            windows.put_back(before)
-            raise
-        windows.finish(indices, after)
+        return list(zip(indices, weights, grads, strict=True)), single
 
     def begin(self, index: Any, grad: Any) -> None:
         """Start sending the gradient of a parameter while other gradients are still computed.
@@ -404,7 +429,7 @@ class ShardedUpdater(WeightKeeper):
         """Take part in a call of other ranks; return False if no rank makes one."""
         plan = self._plan
         if plan is None:
-            return self._update(None, None, None, active=False)
+            return self._call_all(None, None, None, active=False)
         grads: list[Any] = [
             RowSparse(
                 np.zeros((0, *weight.shape[1:]), plan.listed[k]),
@@ -415,7 +440,7 @@ class ShardedUpdater(WeightKeeper):
             else np.zeros(weight.shape, weight.dtype)
             for k, weight in enumerate(plan.weights)
         ]
-        return self._update(plan.indices, grads, plan.weights, active=False)
+        return self._call_all(plan.indices, grads, plan.weights, active=False)
 
     def _update(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
         """Update like :meth:`__call__`; return False if no rank has work of its own."""

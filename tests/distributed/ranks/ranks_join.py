@@ -63,6 +63,19 @@ def check_memory_that_ends_on_one_rank_is_an_error_of_all():
         updater(0, grad, weight)
 
 
+def check_windows_of_ranks_with_fewer_batches_are_completed():
+    """Their open sums are part of the update."""
+    sharded, weight = (
+        ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm, accumulate=2),
+        np.zeros(4),
+    )
+    mine = 3 if LAST else 4
+    with sharded.join():
+        for _ in range(mine):
+            sharded(0, np.ones(4), weight)
+    np.testing.assert_array_equal(weight, -(4 * comm.size - 1) / 2 if comm.size > 1 else -1.0)
+
+
 def check_ranks_may_have_unequal_numbers_of_batches():
     """Those that have no more take part with gradients that are zero."""
     for options in ({}, {"clip_global_norm": 1e9}):

@@ -229,7 +229,7 @@ class ShardedUpdater(WeightKeeper):
             self._call_all(index, grad, weight)
 
     def _call_all(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
-        """Update or accumulate like :meth:`__call__`; return False if no rank has work of its own."""
+        """Update or accumulate; return False if no rank has work of its own."""
         if self._windows is None:
             return self._update(index, grad, weight, active)
         return self._accumulate(self._windows, index, grad, weight, active)

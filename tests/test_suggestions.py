@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -634,6 +635,7 @@ def test_names_of_other_libraries_are_no_attributes(name, value, words):
 def test_the_module_of_optimizers_names_what_to_call_instead():
     with pytest.raises(TypeError, match=r"is a module: fastopt.Adam\(...\) or .*create\('adam'"):
         fastopt.optimizer("adam", lr=0.1)
+    assert pickle.loads(pickle.dumps(fastopt.optimizer)) is fastopt.optimizer
 
 
 def test_an_optimizer_may_be_assigned_by_its_name():

@@ -123,5 +123,9 @@ class _Package(types.ModuleType):
             "an optimizer, and fastopt.Updater(optimizer) updates weights"
         )
 
+    def __reduce__(self) -> tuple[typing.Any, tuple[str]]:
+        """Pickle by name, as joblib and Ray pickle the modules that a user's function names."""
+        return importlib.import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package

@@ -91,7 +91,7 @@ def test_a_planted_slowdown_is_found_and_nothing_else(tmp_path):
     run("git", "init", "-q")
     run("git", "add", ".")
     run("git", "commit", "-q", "-m", "fast")
-    updater = repository / "fastopt" / "optimizer" / "updater.py"
+    updater = repository / "fastopt" / "_updater" / "updater.py"
     line = " " * 8 + "optimizer, records = self.optimizer, self._records"
     fast, place, rest = updater.read_text("utf-8").partition(line)
     assert place

@@ -38,8 +38,9 @@ ARRAYS = SPARE
 """Number of those int64 arrays; update kernels read the first three."""
 
 OUTSIDE, FOUND = range(2)
-"""Places of the answer, the second row of the addresses, which is 0 at first: whether a row is
-outside of the table, and the number of unique rows."""
+"""Places of the answer, the second row of the addresses, which is 0 at first: whether an index is
+out of range, and the number of unique rows. Positions in keys are right for any index, so that the
+host may look at the answer after the other kernels are launched."""
 
 WAYS = 3
 """Binary logarithm of the number of runs that a launch merges into one."""
@@ -95,8 +96,8 @@ def merged_place(keys, i, size, bits, ways):
 def sort_tiles(kind: Any) -> Callable:
     """Kernel ``(addresses, size, height, bits)`` that makes sorted keys of rows of type `kind`.
 
-    Each block sorts its own, by merging in shared memory. The answer is OUTSIDE if a row is
-    outside of the table.
+    Each block sorts its own, by merging in shared memory. It answers whether an index is out of
+    range.
 
     A pass for each bit that occurs in the rows of a tile, of which a table of 100,000 rows has 17,
     would take a sum over the threads each, of 10 steps; these are 10 merges of at most 10 steps.

@@ -51,8 +51,11 @@ ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
 """Functions that read only the metadata of a header."""
 
 
+NUMPY = "'numpy<2.5'"
+"""What pip is given for a NumPy that numba-cuda can compile with."""
+
 INSTALLATION = (
-    "pip install 'numba-cuda[cu13]~=0.30.4' 'numpy<2.5', "
+    f"pip install 'numba-cuda[cu13]~=0.30.4' {NUMPY}, "
     "or 'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
 )
 """Command that installs a tested version of numba-cuda."""
@@ -64,7 +67,7 @@ def unsuited() -> str | None:
         import_module("numba.cuda.np.arrayobj")  # which compilation imports
     except AttributeError as error:  # of a function that NumPy has removed
         need = f"a NumPy that numba-cuda {version('numba-cuda')} supports"
-        return f"{need}, not {np.__version__} ({error}): pip install 'numpy<2.5'"
+        return f"{need}, not {np.__version__} ({error}): pip install {NUMPY}"
     return None
 
 

@@ -254,8 +254,7 @@ class ShardedUpdater(WeightKeeper):
         entries, single = cast(tuple[list[Entry], bool], found or ([], False))
         indices = [each[0] for each in entries]
         before, after = windows.before(indices), windows.after(indices)
-        calls = sorted({windows.calls.get(each, 0) for each in indices})
-        gate = self._gate(lambda: [Facts({"calls since the last update": str(calls)})], active)
+        gate = self._gate(lambda: [self._window_facts(windows, indices)], active)
         try:
             if error is None:
                 _, error = attempt(windows.add, entries, self.optimizer.idx2name, single)
@@ -274,6 +273,19 @@ class ShardedUpdater(WeightKeeper):
             raise problem.error from None
         windows.finish(indices, after)
         return True
+
+    def _window_facts(self, windows: Windows, indices: Sequence[Index]) -> Numbers:
+        """Return the parameters of a call that accumulates, and their calls since an update."""
+        calls = [windows.calls.get(each, 0) for each in indices]
+
+        def in_words() -> dict[str, str]:
+            names = self.optimizer.idx2name
+            return {
+                f"tensor {k}": f"{label(index, names)} after {count} calls"
+                for k, (index, count) in enumerate(zip(indices, calls, strict=True))
+            }
+
+        return Numbers([np.frombuffer(f"{indices}{calls}".encode(), np.uint8)], in_words)
 
     def _entries(
         self, windows: Windows, index: Any, grad: Any, weight: Any, active: bool

@@ -180,7 +180,7 @@ def test_the_norm_of_row_sparse_gradients_counts_each_sum_once(rng):
     assert updater.info.global_norm == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [-1, 12])
+@pytest.mark.parametrize("wrong", [-1, 12, 2**62 + 1, -(2**63)])
 def test_a_row_outside_is_refused_and_nothing_changes(wrong, rng):
     weight = rng.normal(size=SHAPE).astype(np.float32)
     device, updater = on_device(weight), optimizer.get_updater(optimizer.Adam())

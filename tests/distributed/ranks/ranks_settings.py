@@ -119,12 +119,13 @@ def check_an_invalid_gradient_in_any_call_of_a_window_is_an_error_of_all():
 def check_lists_of_a_window_are_compared():
     sharded = ShardedUpdater(optimizer.SGD(), comm, accumulate=2)
     weights, ones = [np.zeros(3) for _ in "ab"], np.ones(3)
-    sharded(0, ones, weights[0])
-    if comm.size > 1:
-        with raised(ValueError, "ranks disagree: for calls since the last update"):
-            sharded(int(LAST), ones, weights[LAST])
-    sharded(0, ones, weights[0])
-    np.testing.assert_allclose(weights[0], -0.01 * comm.size)
+    for calls in range(2):
+        if comm.size > 1:
+            words = f"index 0 after {calls} calls", "index 1 after 0 calls"
+            with raised(ValueError, "ranks disagree: for tensor 0", *words):
+                sharded(int(LAST), ones, weights[LAST])
+        sharded(0, ones, weights[0])
+    np.testing.assert_allclose(weights, [[-0.01 * comm.size] * 3, [0] * 3])
 
 
 def check_units_are_clipped_like_in_one_process():

@@ -1,19 +1,20 @@
 """Gradient accumulation with the update kernels."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fastopt._engine.planner import table_of
 from fastopt._engine.validate import Array, check_like, listed, order_of
-from fastopt._kernels.device_memory import like, placed
+from fastopt._kernels.device_memory import empty, host, like, placed, zero
 from fastopt._kernels.devices import Header, header
 from fastopt._kernels.layout import real_of
 from fastopt._kernels.table import Table
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.sparse import RowSparse
 
-__all__ = ["accumulate", "add", "room", "sum_of_rows"]
+__all__ = ["accumulate", "add", "adding", "joined_rows", "room", "sum_of_rows"]
 
 
 @rule(hyper=("keep",))
@@ -53,29 +54,63 @@ def add(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple
 def sum_of_rows(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> RowSparse | None:
     """Return the new sum of row-sparse gradients alone; None if the sum is dense.
 
-    See :func:`add`. Sums on a device are dense.
+    See :func:`add`. On a device, the rows of repeated indices are summed by the update.
     """
-    of = header(weight)
-    if not isinstance(grad, RowSparse) or isinstance(of, Header):
+    if not isinstance(grad, RowSparse) or (keep and not isinstance(total, RowSparse)):
         return None
-    if keep and not isinstance(total, RowSparse):
-        return None
-    copied = grad.values.astype(real_of(weight.dtype)), grad.indices.copy()
+    of, real = header(weight), np.dtype(real_of(weight.dtype))
+    if isinstance(of, Header):
+        before = [_placed_rows(total, of)] if keep else []
+        return joined_rows(context, [*before, grad], real)
+    copied = grad.values.astype(real), grad.indices.copy()
     rows: RowSparse = listed(context, copied, of.shape)
     return total + rows if keep else rows
 
 
+def _placed_rows(rows: RowSparse, of: Header) -> RowSparse:
+    return RowSparse(placed(rows.values, of), rows.indices, rows.shape)
+
+
+def joined_rows(context: str, grads: Sequence[RowSparse], dtype: Any) -> RowSparse:
+    """Concatenate row-sparse gradients on a device in new arrays; the indices are on the host."""
+    counts = [len(header(grad.indices)) for grad in grads]
+    shape = (sum(counts), *grads[0].shape[1:])
+    values, first = _zeros(header(grads[-1].values), shape, dtype), 0
+    for grad, count in zip(grads, counts, strict=True):
+        if count:
+            adding(context, values[first : first + count], grad.values, keep=False).run()
+        first += count
+    indices = np.concatenate([host(grad.indices) for grad in grads])
+    return RowSparse(values, indices, grads[0].shape)
+
+
+def _zeros(of: Header, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return zeros on a device, for work on their own stream."""
+    array = empty(of, shape, dtype)
+    zero(array, header(array).stream)
+    return array
+
+
 def room(context: str, total: Any, weight: Array, keep: bool) -> Any:
     """Return a dense array for a sum; `total` is reused if it fits and preserved if `keep`."""
-    if isinstance(total, RowSparse):
-        total = total.to_dense() if keep else None
     of = header(weight)
+    if isinstance(total, RowSparse):
+        total = _dense(context, total, of) if keep else None
     real = np.dtype(real_of(of.dtype))
     now = header(total)
     if total is None or not (keep or (now.shape == of.shape and now.dtype == real)):
         return like(of, of.shape, real, order_of(of))
     check_like(context, "the sum of gradients", now, (real.name,), of.shape)
     return placed(total, of)
+
+
+def _dense(context: str, rows: RowSparse, of: Any) -> Any:
+    """Return a sum of row-sparse gradients as a dense array, where the weight is."""
+    if not isinstance(of, Header):
+        return rows.to_dense()
+    dense = _zeros(of, of.shape, rows.dtype)
+    adding(context, dense, _placed_rows(rows, of), keep=True).run()
+    return dense
 
 
 def adding(context: str, total: Any, grad: Any, keep: bool) -> Any:

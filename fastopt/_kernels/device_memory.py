@@ -25,6 +25,7 @@ __all__ = [
     "assign",
     "contiguous",
     "duplicate",
+    "empty",
     "host",
     "lie_alike",
     "like",
@@ -53,7 +54,7 @@ def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "
     dtype = np.dtype(dtype)
     if _arena.requests is not None and 0 not in shape:
         return _arena.add(of, shape, dtype, _strides(of, shape, dtype, order))
-    array = _empty(of, shape, dtype, order)
+    array = empty(of, shape, dtype, order)
     zero(array, of.stream)
     return array
 
@@ -80,7 +81,7 @@ class _Arena(local):
         for several in (requests or {}).values():
             sizes = [-(-array.nbytes // APART) * APART for array, _ in several]
             of = several[0][1]
-            whole, first = _empty(of, (sum(sizes),), np.dtype(np.uint8), "C"), 0
+            whole, first = empty(of, (sum(sizes),), np.dtype(np.uint8), "C"), 0
             zero(whole, of.stream)
             for (array, _), size in zip(several, sizes, strict=True):
                 array.gpu_data = whole.gpu_data.view(first, first + array.nbytes)
@@ -122,7 +123,9 @@ def _strides(
     return None
 
 
-def _empty(of: Header, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"]) -> Any:
+def empty(
+    of: Header, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"] = "C"
+) -> Any:
     """Return an array like :func:`like`, whose elements are undefined."""
     strides = _strides(of, shape, dtype, order)
     cuda = cuda_target()
@@ -272,7 +275,7 @@ def duplicate(
     order: Literal["C", "K"] = "C",
 ) -> Any:
     """Return a copy as a numba device array, C-contiguous or in the order of `of`."""
-    copy = _empty(array if of is None else of, array.shape, array.dtype, order)
+    copy = empty(array if of is None else of, array.shape, array.dtype, order)
     target = header(copy).view()
     target.stream = array.stream if stream is None else stream
     move(target, array)

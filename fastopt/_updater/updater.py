@@ -851,7 +851,7 @@ class Updater(Resumable):
     def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
         """Accumulate gradients, and update the parameters whose sums are complete."""
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
-        self._check_summable(entries)
+        self._check_summable(indices)
         last = [entry for entry in entries if windows.is_last(entry[0])]
         before, after = windows.before(indices), windows.after(indices)
         finish = partial(windows.finish, indices, after)
@@ -868,21 +868,14 @@ class Updater(Resumable):
         if not last:
             self._info = UNCHANGED
 
-    def _check_summable(self, entries: Sequence[Entry]) -> None:
-        """Raise if gradients cannot be accumulated: repeated indices, or lazy rows on a device."""
-        names, seen = self.optimizer.idx2name, set[Index]()
-        for index, weight, grad in entries:
-            context, optimizer = label(index, names), self.planner.of(index).optimizer
+    def _check_summable(self, indices: Sequence[Index]) -> None:
+        """Raise ValueError if gradients cannot be accumulated, because an index is repeated."""
+        seen = set[Index]()
+        for index in indices:
             if index in seen:
+                context = label(index, self.optimizer.idx2name)
                 raise ValueError(f"{context}: accumulate={self.accumulate} takes an index once")
             seen.add(index)
-            lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and is_cuda(weight)
-            if lazy and optimizer.native:
-                raise TypeError(
-                    f"{context}: lazy updates on a CUDA device need a sum of indexed rows, which "
-                    "is kept on the host alone: accumulate takes dense gradients there, or "
-                    "lazy_update=False"
-                )
 
     def _apply(
         self,

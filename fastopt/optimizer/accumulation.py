@@ -204,7 +204,7 @@ class Windows:
 
 
 def _on_host(total: Any, copy: bool = False) -> Any:
-    """Return a sum on the host; with `copy`, a NumPy array is copied."""
+    """Return a sum on the host; with `copy`, a NumPy array is copied. Rows never change."""
     if isinstance(total, RowSparse):
-        return total
+        return total if copy else RowSparse(host(total.values), total.indices, total.shape)
     return np.array(total, order="K") if copy and not is_cuda(total) else host(total)

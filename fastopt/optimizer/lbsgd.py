@@ -222,7 +222,7 @@ class LBSGD(MomentumFamily):
                 check_like(
                     context,
                     "the sum of gradients",
-                    total.values,
+                    header(total.values),
                     (np.dtype(real_of(weight.dtype)).name,),
                     (len(total.indices), *weight.shape[1:]),
                 )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.accumulate import adding
+from fastopt._engine.accumulate import adding, joined_rows
 from fastopt._kernels.device_memory import host, owned, snapshot, zero
 from fastopt._kernels.devices import device_of, header, is_cuda
 from fastopt._kernels.layout import kind_of
@@ -44,7 +44,9 @@ class DeviceGradient(Gradient):
         grad = self._admitted(given)
         buffer, rows = self.buffers[0], isinstance(grad, RowSparse)
         if self.row_sparse:
-            self.buffers[0] = self._joined(buffer, grad) if keep else grad
+            if keep:
+                grad = joined_rows("gradient", [buffer, grad], self.dtype)
+            self.buffers[0] = grad
         else:
             table = adding("gradient", buffer, grad, keep or rows)
             if rows and not keep:
@@ -75,13 +77,6 @@ class DeviceGradient(Gradient):
 
     def _zeros(self) -> Any:
         return self._mapped(self._own, super()._zeros())
-
-    def _joined(self, *grads: RowSparse) -> RowSparse:
-        """Concatenate row-sparse gradients, on the host."""
-        values = np.concatenate([host(grad.values) for grad in grads])
-        indices = np.concatenate([host(grad.indices).astype(np.int64) for grad in grads])
-        gradient: RowSparse = self._mapped(self._own, RowSparse(values, indices, self.shape))
-        return gradient
 
     def _admitted(self, given: Any) -> Any:
         """Return the gradient on the device; rows are copied, as they are kept until the step."""

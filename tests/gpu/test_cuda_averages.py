@@ -1,5 +1,8 @@
 """Averages and sums of gradients on the device are those of the CPU."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -74,22 +77,80 @@ def test_gradients_are_summed_on_the_device(rng):
         check_close(device, weight)
 
 
-def test_row_sparse_gradients_are_summed_unless_updates_are_lazy(rng):
-    lazy = optimizer.Updater(optimizer.Adam(), accumulate=2)
+SUMMED = {
+    "Adam": (optimizer.Adam, {}, {"accumulate": 3}),
+    "Adam, all rows": (optimizer.Adam, {"lazy_update": False}, {"accumulate": 3}),
+    "Adam, norm": (optimizer.Adam, {}, {"accumulate": 3, "clip_global_norm": 0.5}),
+    "LBSGD": (optimizer.LBSGD, {"batch_scale": 3, "warmup_epochs": 0}, {}),
+    "LBSGD, all rows": (optimizer.LBSGD, {"batch_scale": 3, "lazy_update": False}, {}),
+}
+CALLS = {
+    "rows": ["rows"] * 3,
+    "rows, then none": ["rows", "none", "none"],
+    "none at first": ["none", "rows", "rows"],
+    "dense at last": ["rows", "rows", "dense"],
+    "dense at first": ["dense", "rows", "rows"],
+}
+
+
+def gradients(kind, shape, rng, dtype=np.float32):
+    """A gradient of a call, on the host and on the device: some rows, no rows, or dense."""
+    if kind == "dense":
+        grad = rng.normal(size=shape).astype(dtype)
+        return grad, on_device(grad)
+    rows = rng.integers(0, shape[0], size=3 if kind == "rows" else 0)
+    values = rng.normal(size=(len(rows), *shape[1:])).astype(dtype)
+    there = rows.astype(np.int32) if len(rows) and rows[0] % 2 else on_device(rows)
+    return RowSparse(values, rows, shape), RowSparse(on_device(values), there, shape)
+
+
+@pytest.mark.parametrize("calls", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(("make", "kwargs", "settings"), SUMMED.values(), ids=SUMMED)
+def test_row_sparse_gradients_are_summed_by_row(make, kwargs, settings, calls, rng):
     here, there = (
-        optimizer.Updater(optimizer.Adam(learning_rate=0.1, lazy_update=False), accumulate=2)
-        for _ in range(2)
+        optimizer.Updater(make(learning_rate=0.1, wd=0.1, **kwargs), **settings) for _ in range(2)
     )
-    weight = rng.normal(size=(4, 2)).astype(np.float32)
+    weight = rng.normal(size=(9, 2)).astype(np.float32)
     device = on_device(weight)
-    for _ in range(4):
-        rows, values = rng.integers(0, 4, size=2), rng.normal(size=(2, 2)).astype(np.float32)
-        grad = RowSparse(on_device(values), on_device(rows), (4, 2))
-        with pytest.raises(TypeError, match="index 0: lazy updates on a CUDA device"):
-            lazy(0, grad, device)
-        here(0, RowSparse(values, rows, (4, 2)), weight)
-        there(0, grad, device)
+    for kind in [*calls, *CALLS["rows"], *calls]:
+        grad, twin = gradients(kind, weight.shape, rng)
+        here(0, grad, weight)
+        there(0, twin, device)
         check_close(device, weight)
+
+
+@pytest.mark.parametrize("name", ["Adam", "LBSGD"])
+def test_a_sum_of_rows_holds_no_device_memory_when_saved_and_goes_on(name, half, rng):
+    make, kwargs, settings = SUMMED[name]
+    updater = optimizer.Updater(make(multi_precision=True, **kwargs), **settings)
+    weight = rng.normal(size=(9, 2)).astype(half)
+    device = on_device(weight)
+    updater(0, gradients("rows", weight.shape, rng, half)[1], device)
+    copied, twin = pickle.loads(pickle.dumps(updater)), on_device(host(device))
+    for kind in ("rows", "rows", "dense"):
+        grad = gradients(kind, weight.shape, rng, half)[1]
+        updater(0, grad, device)
+        copied(0, grad, twin)
+    np.testing.assert_array_equal(host(twin), host(device))
+    assert not (host(device) == weight).all()
+
+
+def test_a_failed_update_keeps_the_sum_of_rows(rng):
+    rates = {}
+    made = optimizer.Adam(lr_scheduler=lambda count: rates["present"])
+    updater = optimizer.Updater(made, accumulate=2)
+    weight = rng.normal(size=(9, 2)).astype(np.float32)
+    device, twin = on_device(weight), on_device(weight)
+    first, last = (gradients("rows", weight.shape, rng)[1] for _ in range(2))
+    updater(0, first, device)
+    copied = copy.deepcopy(updater)
+    with pytest.raises(KeyError, match="present"):
+        updater(0, last, device)
+    np.testing.assert_array_equal(host(device), weight)
+    rates["present"] = 0.125
+    updater(0, last, device)
+    copied(0, last, twin)
+    np.testing.assert_array_equal(host(twin), host(device))
 
 
 def test_units_are_clipped_on_the_host_alone():
@@ -98,20 +159,6 @@ def test_units_are_clipped_on_the_host_alone():
     with pytest.raises(TypeError, match="index 0: clip_adaptive works on arrays on the host"):
         made(0, on_device(np.ones((2, 2), np.float32)), weight)
     np.testing.assert_array_equal(host(weight), 1)
-
-
-def test_a_new_sum_of_lbsgd_starts_in_all_rows(rng):
-    here, there = (
-        optimizer.Updater(optimizer.LBSGD(learning_rate=0.1, batch_scale=2, warmup_epochs=0))
-        for _ in range(2)
-    )
-    weight = rng.normal(size=(4, 2)).astype(np.float32)
-    device = on_device(weight)
-    for rows in (range(4), range(4), [1], [2]):
-        values = rng.normal(size=(len(rows), 2)).astype(np.float32)
-        here(0, RowSparse(values, list(rows), (4, 2)), weight)
-        there(0, RowSparse(on_device(values), np.array(rows), (4, 2)), device)
-        check_close(device, weight)
 
 
 def test_weights_with_two_indices_are_averaged_in_list_order():

@@ -46,12 +46,12 @@ def dense(*shapes, dtype=np.float32):
     return arrays
 
 
-def rows(height, width, count, often=0.0, distinct=False):
+def rows(height, width, count, often=0.0):
     """A weight and row-sparse gradients, in which one row has a share of all positions."""
 
     def arrays(rng):
         def grad():
-            ids = rng.choice(height, count, replace=not distinct)
+            ids = rng.integers(0, height, count)
             ids[rng.random(count) < often] = 7
             values = (
                 rng.integers(-9, 9, (count, width)) / 8
@@ -115,14 +115,8 @@ def dense_steps(forms, dtype=np.float32):
 
 
 def row_steps(forms):
-    """Cases of lazy updates; on devices, sums of several calls are dense and change all rows."""
-    found = {}
-    for form in forms:
-        summed = "batch_scale" in form.kwargs
-        options = {"lazy_update": False} if summed else {}
-        make = partial(form.updater, wd=form.wd, **options)
-        found[str(form)] = make, rows(300, 5, 90, distinct=summed)
-    return found
+    """Cases of lazy updates of forms of optimizers."""
+    return {str(form): (partial(form.updater, wd=form.wd), rows(300, 5, 90)) for form in forms}
 
 
 KINDS = {
@@ -254,6 +248,7 @@ CASES = {
     "accumulation": {
         "dense": (made("adam", {"accumulate": 2}), dense((30, 101))),
         "LAMB": (made("lamb", {"accumulate": 2}), dense((30, 101))),
+        "rows": (made("adam", {"accumulate": 2}), rows(300, 5, 90)),
     },
     "every optimizer": dense_steps(FIRST.values()),
     "every optimizer, rows": row_steps(FIRST.values()),

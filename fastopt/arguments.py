@@ -7,9 +7,10 @@ assignments to the attribute and values restored from a checkpoint.
 
 import math
 import numbers
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -32,6 +33,8 @@ __all__ = [
     "count",
     "flag",
     "inherited",
+    "is_array",
+    "is_masked",
     "number",
     "without_address",
 ]
@@ -57,6 +60,17 @@ def without_address(text: str, value: Any) -> str:
     if " at 0x" not in text:
         return text
     return f"<{getattr(value, '__name__', type(value).__name__).strip('<>')}>"
+
+
+def is_masked(value: object) -> bool:
+    """Whether `value` is a masked array; there is none before something has imported numpy.ma."""
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+    return isinstance(value, masked)
+
+
+def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    """Whether `value` is an array of NumPy without a mask."""
+    return isinstance(value, np.ndarray) and not is_masked(value)
 
 
 def number(
@@ -268,7 +282,7 @@ class ArrayOf:
 
     def __call__(self, name: str, value: Any) -> np.ndarray[Any, Any]:
         """Return the checked value."""
-        if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        if not is_array(value):
             raise TypeError(f"{name} must be an array, got {brief(value)}")
         if value.dtype.name not in self.dtypes or not value.dtype.isnative:
             raise TypeError(f"{name} must have dtype {' or '.join(self.dtypes)}, got {value.dtype}")

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastopt._entries import listed_rows
 from fastopt._kernels.devices import device_of, header, is_cuda
-from fastopt.arguments import brief, count
+from fastopt.arguments import brief, count, is_masked
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 
@@ -395,6 +395,6 @@ def _device_indices(values: Any, indices: Any, rows: int) -> Any:
 
 
 def _unmasked(name: str, values: Any) -> Array:
-    if isinstance(values, np.ma.MaskedArray):
+    if is_masked(values):
         raise TypeError(f"{name} must be an array without a mask, got a MaskedArray")
     return np.asarray(values)

@@ -15,7 +15,7 @@ import numpy as np
 from fastopt._kernels.codes import is_coded, scales_shape
 from fastopt._kernels.devices import Header, device_of, header
 from fastopt._kernels.layout import kind_of, real_of
-from fastopt.arguments import brief
+from fastopt.arguments import brief, is_masked
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
 
@@ -255,14 +255,14 @@ def listed(context: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
 
 def _check_array(context: str, role: str, array: Any, kind: Any, shape: Any = ()) -> None:
     """Raise TypeError unless `array` is an instance of `kind` and not masked."""
-    if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
+    if not isinstance(array, kind) or is_masked(array):
         nested = role == "weight" and isinstance(array, (list, tuple, Mapping))
         hint = "; updater.step(grads, weights) takes nested weights" if nested else ""
         if role == "weight" and isinstance(array, (Number, np.generic)):
             hint = ", which cannot change in place: store np.array(x)"
         if role == "gradient" and isinstance(array, Number):
             hint = f"; pass np.full({shape}, float(x))"
-        if isinstance(array, np.ma.MaskedArray):
+        if is_masked(array):
             hint = "; pass x.filled(0)" if role == "gradient" else "; pass x.data"
         raise TypeError(
             f"{context}: {role} must be a NumPy array, got {type(array).__name__}{hint}"

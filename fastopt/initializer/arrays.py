@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from fastopt.arguments import is_array
+
 __all__ = ["Array", "assign", "bilinear", "drawable", "is_real", "target"]
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +28,7 @@ def target(name: str, arr: Any) -> Array:
     ValueError
         `arr` is read-only.
     """
-    if not isinstance(arr, np.ndarray) or isinstance(arr, np.ma.MaskedArray):
+    if not is_array(arr):
         raise TypeError(f"{name}: arr must be a NumPy array, got {type(arr).__name__}")
     if not is_real(arr.dtype):
         raise TypeError(f"{name}: arr must hold real numbers, got dtype {arr.dtype}")

@@ -9,7 +9,7 @@ import numpy as np
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import cuda_target, is_cuda
 from fastopt._kernels.layout import bfloat16
-from fastopt.arguments import brief, count
+from fastopt.arguments import brief, count, is_masked
 from fastopt.device import Device, current_device
 
 __all__ = ["Array", "Shape", "as_array", "as_devices", "as_dtype", "as_shape", "is_known", "merged"]
@@ -81,7 +81,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 def as_array(values: Any) -> Array:
     """Return `values` as an array on the host; TypeError if not numeric, or masked."""
     values = host(values) if is_cuda(values) else values
-    if isinstance(values, np.ma.MaskedArray):
+    if is_masked(values):
         raise TypeError("expected an array without a mask, got a MaskedArray")
     try:
         array = np.asarray(values)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt.arguments import is_array
 from fastopt.parameter.checks import as_shape, merged
 from fastopt.precision.info import FLOATS, Array, ParameterInfo, Workspace, entered, full_name
 
@@ -73,7 +74,7 @@ class ExternalInitializer:
 
 def _of_floats(name: str, array: Any) -> Array:
     """Return `array`; TypeError unless it is a NumPy array of a supported float dtype."""
-    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+    if not is_array(array):
         raise TypeError(f"{name}: array must be a NumPy array, got {type(array).__name__}")
     if array.dtype.name not in FLOATS or not array.dtype.isnative:
         raise TypeError(f"{name}: array must be of {', '.join(FLOATS)}, got {array.dtype}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import is_cuda
+from fastopt.arguments import is_array
 from fastopt.checkpoint.format.container import METADATA, Array, can_hold, decode, dtype_of, encode
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.objects import (
@@ -126,7 +127,7 @@ def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:
         return value if math.isfinite(value) else {"float": str(value)}
     if is_cuda(value):
         value = host(value)
-    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+    if is_array(value):
         _dtype(value, where)
         arrays[where] = value
         return {"array": where}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._kernels.device_memory import host
-from fastopt.arguments import count
+from fastopt.arguments import count, is_array
 from fastopt.averages import described, rebuilt
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer.optimizer import Index
@@ -191,7 +191,7 @@ def _of_parameters(name: str, table: Any, index: Keys) -> dict[Index, Any]:
 
 def _check_real(name: str, array: Any, dense: bool = False) -> None:
     values = array.values if isinstance(array, RowSparse) and not dense else array
-    if not isinstance(values, np.ndarray) or isinstance(values, np.ma.MaskedArray):
+    if not is_array(values):
         raise CheckpointError(f"{name} must be an array, got {type(array).__name__}")
     if values.dtype.name not in REALS or not values.dtype.isnative:
         raise CheckpointError(f"{name} must have dtype {' or '.join(REALS)}, got {values.dtype}")

@@ -11,9 +11,11 @@ from hypothesis import settings
 
 from helpers.cases import exhaustive
 from helpers.paths import TESTS
+from helpers.untraced import trace_no_compiler
 
 settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("suite")
+trace_no_compiler()
 
 
 @pytest.hookimpl(wrapper=True)

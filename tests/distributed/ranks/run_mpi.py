@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from fastopt.distributed.job import private
 from helpers.ranks import checks_of, load
+from helpers.untraced import trace_no_compiler
 
 comm = MPI.COMM_WORLD
 
@@ -25,5 +26,6 @@ def main(name, *arguments):
 
 
 if __name__ == "__main__":
+    trace_no_compiler()
     private(comm)  # from here on an error on one rank ends all
     main(*sys.argv[1:])

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from fastopt.torch.communicator import GlooCommunicator
 from helpers.ranks import OF_FORMULAS, World, checks_of, load
+from helpers.untraced import trace_no_compiler
 
 
 class GlooWorld(World, GlooCommunicator):
@@ -30,4 +31,5 @@ def main(*names):
 
 
 if __name__ == "__main__":
+    trace_no_compiler()
     main(*sys.argv[1:])

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numba.extending import register_jitable
 
+from fastopt.kernels.linked import LinkedCompiler
+
 __all__ = ["Rule", "rule", "scalar"]
 
 Function = Callable[..., Any]
@@ -87,7 +89,12 @@ def scalar(fn: F) -> F:
     _jitable.add(fn)
     # Python's error model adds a check for zero to every division, which prevents vectorization of
     # the loop around it.
-    register_jitable(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(fn)
+    register_jitable(
+        error_model="numpy",
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        pipeline_class=LinkedCompiler,
+    )(fn)
     return fn
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit, prange
 
 from fastopt import optimizer
+from fastopt._engine.validate import leaves
 from fastopt.bench.clock import against, interleaved, microseconds, sampler
 from fastopt.sparse import RowSparse
 
@@ -82,7 +83,7 @@ class RowStep(_Batches):
         self.updater = optimizer.get_updater(optimizer.Adam(lazy_update=True, **kwargs))
         self._grads = cycle([RowSparse(self.values, ids, self.shape) for ids in self.ids])
         self()
-        for array in self.updater.states[0]:
+        for array in leaves(self.updater.states[0]):
             self.touched(array)
 
     def __call__(self) -> None:

@@ -5,9 +5,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from numba import njit
+from numba.core.codegen import JITCodeLibrary
 
 import fastopt
 from fastopt._kernels.compiling import KernelFiles
+from fastopt.kernels.rule import scalar
 from helpers.cases import exhaustive
 
 STEP = """
@@ -208,3 +211,55 @@ print(numba.njit(lambda a: np.dot(a, a))(np.full((2, 2), 2.0)).tolist())
 def test_a_first_step_does_not_load_scipy_and_numba_has_a_blas(run_python):
     pytest.importorskip("scipy")
     assert run_python(BLAS).strip() == "[[8.0, 8.0], [8.0, 8.0]]"
+
+
+PRINTING = """
+import numpy as np
+import fastopt
+from fastopt.kernels.rule import scalar
+
+@scalar
+def shown(x):
+    print("gradient", x)
+    return x
+
+@fastopt.rule(hyper=("lr",))
+def printing(weight, grad, state, h):
+    return weight - h.lr * shown(grad), ()
+
+class Printing(fastopt.optimizer.Optimizer):
+    rule = printing
+    def hyper(self, t, lr, wd):
+        return {"lr": lr}
+
+fastopt.Updater(Printing())(0, np.full(2, 0.5), np.ones(2))
+"""
+
+
+def test_a_rule_may_print_where_it_was_compiled_and_where_it_was_loaded(run_python, tmp_path):
+    for _ in range(2):
+        printed = run_python(PRINTING, NUMBA_CACHE_DIR=str(tmp_path))
+        assert printed.split("\n") == ["gradient 0.5"] * 2 + [""]
+
+
+def test_a_function_of_kernels_is_optimized_with_its_callers_alone(monkeypatch):
+    optimized, optimize = [], JITCodeLibrary._optimize_final_module
+
+    def noting(self):
+        optimized.append(self.name)
+        optimize(self)
+
+    monkeypatch.setattr(JITCodeLibrary, "_optimize_final_module", noting)
+
+    @scalar
+    def doubled(x):
+        return x + x
+
+    @njit
+    def caller(x):
+        return doubled(x) + doubled(1.0)
+
+    assert caller(1.5) == 5
+    names = [name.rpartition(".")[2] for name in optimized]
+    assert names.count("caller") == 1
+    assert "doubled" not in names

@@ -58,7 +58,8 @@ def sum_of_rows(context: str, total: Any, grad: Any, weight: Array, keep: bool) 
     """
     if not isinstance(grad, RowSparse) or (keep and not isinstance(total, RowSparse)):
         return None
-    of, real = header(weight), np.dtype(real_of(weight.dtype))
+    of = header(weight)
+    real = np.dtype(real_of(of.dtype))
     if isinstance(of, Header):
         before = [_placed_rows(total, of)] if keep else []
         return joined_rows(context, [*before, grad], real)

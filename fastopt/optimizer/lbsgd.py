@@ -213,18 +213,18 @@ class LBSGD(MomentumFamily):
 
     def _sum(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Table]]:
         """Return the sum of gradients since the last update, and the kernels that complete it."""
-        before = self.cumgrads.get(index)
+        before, of = self.cumgrads.get(index), header(weight)
         keep = before is not None and before["num_cums"] % self.batch_scale != 0
         total: Any = before["cum_grad"] if before is not None else None
         if isinstance(total, tuple):
-            total = listed(context, total, weight.shape) if keep else None
+            total = listed(context, total, of.shape) if keep else None
             if total is not None:
                 check_like(
                     context,
                     "the sum of gradients",
                     header(total.values),
-                    (np.dtype(real_of(weight.dtype)).name,),
-                    (len(total.indices), *weight.shape[1:]),
+                    (np.dtype(real_of(of.dtype)).name,),
+                    (len(total.indices), *of.shape[1:]),
                 )
         return add(context, total, grad, weight, keep)
 

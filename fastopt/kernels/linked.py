@@ -2,6 +2,8 @@
 
 Numba does both for each of the dozens of functions that a kernel calls, before it inlines them, and
 again for the kernel: a fifth of the time of a compilation.
+
+Tests: ``tests/kernels/test_compiling.py``.
 """
 
 from typing import Any

@@ -213,36 +213,9 @@ def test_a_first_step_does_not_load_scipy_and_numba_has_a_blas(run_python):
     assert run_python(BLAS).strip() == "[[8.0, 8.0], [8.0, 8.0]]"
 
 
-PRINTING = """
-import numpy as np
-import fastopt
-from fastopt.kernels.rule import scalar
-
-@scalar
-def shown(x):
-    print("gradient", x)
-    return x
-
-@fastopt.rule(hyper=("lr",))
-def printing(weight, grad, state, h):
-    return weight - h.lr * shown(grad), ()
-
-class Printing(fastopt.optimizer.Optimizer):
-    rule = printing
-    def hyper(self, t, lr, wd):
-        return {"lr": lr}
-
-fastopt.Updater(Printing())(0, np.full(2, 0.5), np.ones(2))
-"""
-
-
-def test_a_rule_may_print_where_it_was_compiled_and_where_it_was_loaded(run_python, tmp_path):
-    for _ in range(2):
-        printed = run_python(PRINTING, NUMBA_CACHE_DIR=str(tmp_path))
-        assert printed.split("\n") == ["gradient 0.5"] * 2 + [""]
-
-
-def test_a_function_of_kernels_is_optimized_with_its_callers_alone(monkeypatch):
+def test_a_function_of_kernels_is_optimized_with_its_callers_alone_and_may_print(
+    monkeypatch, capsys
+):
     optimized, optimize = [], JITCodeLibrary._optimize_final_module
 
     def noting(self):
@@ -253,6 +226,7 @@ def test_a_function_of_kernels_is_optimized_with_its_callers_alone(monkeypatch):
 
     @scalar
     def doubled(x):
+        print("x is", x)
         return x + x
 
     @njit
@@ -260,6 +234,7 @@ def test_a_function_of_kernels_is_optimized_with_its_callers_alone(monkeypatch):
         return doubled(x) + doubled(1.0)
 
     assert caller(1.5) == 5
+    assert capsys.readouterr().out == "x is 1.5\nx is 1.0\n"
     names = [name.rpartition(".")[2] for name in optimized]
     assert names.count("caller") == 1
     assert "doubled" not in names

@@ -17,6 +17,7 @@ from fastopt._engine.per_index import Index
 from fastopt._engine.validate import check, label
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.cuda_table import CudaTable, launch
+from fastopt._kernels.devices import header
 from fastopt.sparse import RowSparse
 
 __all__ = ["DeviceCall", "Part", "disjoint"]
@@ -161,7 +162,7 @@ class DeviceCall:
         part = next(each for each in self.parts if table in each.tables)
         index, planner = self.indices[place], part.planner
         context = label(index, part.optimizer.idx2name)
-        if type(grad) is not RowSparse or grad.shape != weight.shape:
+        if type(grad) is not RowSparse or grad.shape != header(weight).shape:
             try:
                 grad = check(context, weight, grad, planner.copies.get(index))
             except TypeError:  # another array library, or an error that the full checks report

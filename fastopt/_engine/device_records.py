@@ -338,7 +338,7 @@ class DeviceRecords:
             table = record.tables.get(form_of(grad, averages))
         except (AttributeError, KeyError, TypeError, ValueError):  # the checks report it
             return None
-        if isinstance(grad, RowSparse) and grad.shape != weight.shape:
+        if isinstance(grad, RowSparse) and grad.shape != header(weight).shape:
             return None
         if table is None or not table.given.take_weights([weight], table.table):
             return None

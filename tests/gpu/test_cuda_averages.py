@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
-from helpers.device_arrays import Foreign, check_close, host, on_device
+from helpers.device_arrays import Bare, check_close, host, on_device
 
 pytestmark = pytest.mark.cuda
 
@@ -77,12 +77,6 @@ def test_gradients_are_summed_on_the_device(rng):
         check_close(device, weight)
 
 
-class OfLibrary(Foreign):
-    """Array of a library that has dtypes of its own, like torch."""
-
-    dtype = "float32"
-
-
 SUMMED = {
     "Adam": (optimizer.Adam, {}, {"accumulate": 3}),
     "Adam, all rows": (optimizer.Adam, {"lazy_update": False}, {"accumulate": 3}),
@@ -121,7 +115,7 @@ def test_row_sparse_gradients_are_summed_by_row(make, kwargs, settings, calls, r
     for kind in [*calls, *CALLS["rows"], *calls]:
         grad, twin = gradients(kind, weight.shape, rng)
         here(0, grad, weight)
-        there(0, twin, OfLibrary(device))
+        there(0, twin, Bare(device))
         check_close(device, weight)
 
 

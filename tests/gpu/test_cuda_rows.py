@@ -10,7 +10,7 @@ from fastopt import RowSparse, optimizer
 from fastopt._kernels.cuda_driver import SIMULATED
 from fastopt._kernels.device_memory import zero
 from helpers.cases import CASES
-from helpers.device_arrays import check_close, check_steps, host, leaves, on_device
+from helpers.device_arrays import Bare, check_close, check_steps, host, leaves, on_device
 
 pytestmark = pytest.mark.cuda
 
@@ -148,6 +148,18 @@ def test_a_pair_of_device_arrays_is_a_row_sparse_gradient(rng):
     pair = on_device(grad.values), on_device(grad.indices)
     optimizer.get_updater(optimizer.Adam())(0, pair, there)
     check_close(there, here)
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
+def test_weights_need_nothing_but_their_interface(lazy, rng):
+    here, there = (optimizer.Updater(optimizer.Adam(lazy_update=lazy)) for _ in range(2))
+    weight = rng.normal(size=SHAPE).astype(np.float32)
+    device = on_device(weight)
+    for rows in SOME:
+        grad = listing(rng, rows)
+        here(0, grad, weight)
+        there(0, on_device(grad), Bare(device))
+        check_close(device, weight)
 
 
 @pytest.mark.parametrize("mode", ["catch_up", "dense"])

@@ -32,6 +32,17 @@ class Foreign:
         return self.array.dtype
 
 
+class Bare:
+    """Array without any other attribute, whose shape and dtype may be of types of its own."""
+
+    def __init__(self, array):
+        self.array = Foreign(array)
+
+    @property
+    def __cuda_array_interface__(self):
+        return self.array.__cuda_array_interface__
+
+
 def on_device(state):
     """Copy of NumPy arrays on the device, with the same nesting."""
     if isinstance(state, (list, tuple)):

@@ -10,6 +10,9 @@ import numpy as np
 from fastopt import optimizer
 from fastopt.sparse import RowSparse
 from helpers.half_precision import FORMS, flat
+from helpers.untraced import trace_no_compiler
+
+trace_no_compiler()
 
 
 def steps(name, form, half, rows, listed):

@@ -5,6 +5,9 @@ import numpy as np
 from fastopt import Updater
 from helpers.cases import CASES
 from helpers.matrix_rules import FORMS
+from helpers.untraced import trace_no_compiler
+
+trace_no_compiler()
 
 MATRICES = ["sm3", "adafactor", "came", "adammini"]
 """Optimizers of matrices whose steps are kernels."""

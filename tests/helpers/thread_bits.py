@@ -4,6 +4,9 @@ import numba
 import numpy as np
 
 from helpers.cases import CHOICES
+from helpers.untraced import trace_no_compiler
+
+trace_no_compiler()
 
 
 def digest(case, threads):

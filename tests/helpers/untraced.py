@@ -1,13 +1,14 @@
 """Coverage that does not follow numba's compiler, which takes two thirds more time if followed."""
 
 import sys
-from functools import wraps
+from functools import cache, wraps
 
 from numba.core.dispatcher import Dispatcher
 
 __all__ = ["trace_no_compiler"]
 
 
+@cache
 def trace_no_compiler():
     """Let compilations of this process run without the trace function of their thread."""
     compile_traced = Dispatcher.compile

@@ -82,7 +82,8 @@ def joined_rows(context: str, grads: Sequence[RowSparse], dtype: Any) -> RowSpar
             adding(context, values[first : first + count], grad.values, keep=False).run()
         first += count
     indices = np.concatenate([host(grad.indices) for grad in grads])
-    return RowSparse(values, indices, grads[0].shape)
+    joined: RowSparse = listed(context, (values, indices), grads[0].shape)
+    return joined
 
 
 def _zeros(of: Header, shape: tuple[int, ...], dtype: Any) -> Any:

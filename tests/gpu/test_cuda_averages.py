@@ -81,6 +81,8 @@ SUMMED = {
     "Adam": (optimizer.Adam, {}, {"accumulate": 3}),
     "Adam, all rows": (optimizer.Adam, {"lazy_update": False}, {"accumulate": 3}),
     "Adam, norm": (optimizer.Adam, {}, {"accumulate": 3, "clip_global_norm": 0.5}),
+    "AdamW, deferred decay": (optimizer.AdamW, {"sparse_decay": "catch_up"}, {"accumulate": 3}),
+    "Adam, averaged": (optimizer.Adam, {}, {"accumulate": 3, "average": SPECS[0]}),
     "LBSGD": (optimizer.LBSGD, {"batch_scale": 3, "warmup_epochs": 0}, {}),
     "LBSGD, all rows": (optimizer.LBSGD, {"batch_scale": 3, "lazy_update": False}, {}),
 }
@@ -151,6 +153,25 @@ def test_a_failed_update_keeps_the_sum_of_rows(rng):
     updater(0, last, device)
     copied(0, last, twin)
     np.testing.assert_array_equal(host(twin), host(device))
+
+
+@pytest.mark.parametrize("name", ["Adam", "LBSGD"])
+@pytest.mark.parametrize("wrong", [9, -1])
+def test_a_row_outside_is_no_part_of_a_sum(name, wrong, rng):
+    make, kwargs, settings = SUMMED[name]
+    updater, clean = (optimizer.Updater(make(**kwargs), **settings) for _ in range(2))
+    weight = rng.normal(size=(9, 2)).astype(np.float32)
+    device, twin = on_device(weight), on_device(weight)
+    for _ in range(3):
+        grad = gradients("rows", weight.shape, rng)[1]
+        rows = on_device(np.array([3, wrong]))
+        bad = RowSparse(on_device(np.ones((2, 2), np.float32)), rows, weight.shape)
+        with pytest.raises(ValueError, match=f"index 0: .*got {wrong}"):
+            updater(0, bad, device)
+        updater(0, grad, device)
+        clean(0, grad, twin)
+    np.testing.assert_array_equal(host(device), host(twin))
+    assert not (host(device) == weight).all()
 
 
 def test_units_are_clipped_on_the_host_alone():

@@ -244,6 +244,7 @@ CASES = {
     "streams": {
         "streams": (made("adam"), dense((3001,), (70,))),
         "streams, rows": (made("adam"), rows(900, 8, 300)),
+        "streams, rows, summed": (made("adam", {"accumulate": 2}), rows(900, 8, 300)),
     },
     "accumulation": {
         "dense": (made("adam", {"accumulate": 2}), dense((30, 101))),
@@ -284,7 +285,7 @@ def overwrite():
 
 
 def grad_on_device(name, grad):
-    if name == "streams, rows":
+    if name.startswith("streams, rows"):
         values, ids = written_on_a_stream(grad.values), written_on_a_stream(grad.indices)
         return RowSparse(values, ids, grad.shape)
     if name == "streams":

@@ -104,17 +104,38 @@ CONTENDERS = {
     "AdEMAMix": Contender(
         "ademamix", choices={"alpha": (5.0, 2.0, 1.0), "beta3": (0.99, 0.999), **DECAY}
     ),
+    "LaProp": Contender("laprop", choices={**BETA1, **DECAY}),
+    "MARS": Contender("mars", choices={**BETA1, **DECAY}),
+    "Stable-SPAM": Contender("stablespam", choices={**BETA1, **DECAY}),
     "Lion": Contender("lion", (3e-5, 3e-2), {**BETA1, "wd": (0.0, 0.1, 1.0)}),
     "LAMB": Contender("lamb", (1e-3, 1.0), {**BETA1, **DECAY}),
     "Adafactor": Contender("adafactor", (1e-3, 1.0), {"decay_rate": (0.8, 0.6, 0.9), **DECAY}),
+    "CAME": Contender("came", choices={**BETA1, **DECAY}),
+    "Adam-mini": Contender("adammini", choices={**BETA1, **DECAY}),
     "Prodigy": Contender("prodigy", (0.1, 10.0), {**BETA1, **DECAY}, rate="d_coef"),
+    "D-Adaptation": Contender("dadaptadam", (0.1, 10.0), {**BETA1, **DECAY}),
     "Schedule-Free AdamW": Contender(
         "schedulefreeadamw", choices={**BETA1, **DECAY}, averages=True
+    ),
+    "Schedule-Free Prodigy": Contender(
+        "schedulefreeprodigy", (0.1, 10.0), {**BETA1, **DECAY}, rate="d_coef", averages=True
     ),
     "Muon": Contender("muon", choices={"momentum": (0.95, 0.9, 0.8), **DECAY}, fixed=FALLBACK),
     "SOAP": Contender(
         "soap",
         choices={"beta1": (0.95, 0.9, 0.8), **DECAY},
+        fixed={**FALLBACK, "max_precond_dim": 256},
+    ),
+    "NorMuon": Contender(
+        "normuon", choices={"momentum": (0.95, 0.9, 0.8), **DECAY}, fixed=FALLBACK
+    ),
+    "Scion": Contender("scion", (1e-5, 1e-2), {"momentum": (0.9, 0.8, 0.95), **DECAY}),
+    "Shampoo": Contender(
+        "shampoo", choices={**BETA1, **DECAY}, fixed={**FALLBACK, "max_precond_dim": 256}
+    ),
+    "Kron": Contender(
+        "kron",
+        choices={"momentum": (0.9, 0.8, 0.95), **DECAY},
         fixed={**FALLBACK, "max_precond_dim": 256},
     ),
 }
@@ -357,7 +378,7 @@ def _words(arguments: Mapping[str, float]) -> str:
 def statement(results: Results) -> str:
     """Summarize the steps of Muon and SOAP as shares of AdamW's, in a sentence."""
     parts = []
-    for name in SHOWN[1:]:
+    for name in (each for each in SHOWN[1:] if each in results["optimizers"]):
         shares = []
         for model in results["models"]:
             theirs, own = (
@@ -367,6 +388,8 @@ def statement(results: Results) -> str:
             share = f"{100 * own / theirs:.0f}%" if reached else "not reached"
             shares.append(f"{model} {share}")
         parts.append(f"{name}: {', '.join(shares)}")
+    if not parts:
+        return f"The target is that of {BASELINE}."
     return f"Steps to the target over those of {BASELINE}: {'; '.join(parts)}."
 
 

@@ -337,7 +337,7 @@ def check_state(
         A part of the state is not an array, or its dtype is not allowed.
     ValueError
         The number of arrays differs from the number of slots; an array is read-only or does not
-        have the expected shape (the weight's; ``(rows, 1)`` under a row rule; ``()`` for a number
+        have the expected shape (the weight's; ``(rows, 1)`` for numbers of rows; ``()`` for a number
         kept for the tensor); or a row rule is used with a weight that is not two-dimensional.
     """
     if len(arrays) != len(rule.slots):
@@ -350,13 +350,11 @@ def check_state(
             f"{context}: rule {rule.name} works on rows and needs a weight of two "
             f"dimensions, got shape {like.shape}"
         )
-    shape = (len(like), 1) if rule.row else like.shape
-    for k, (slot, array) in enumerate(zip(rule.slots, arrays, strict=True)):
-        if k < len(rule.state):
-            own = (*dtypes, rule.codes[slot]) if is_coded(array) and slot in rule.codes else dtypes
-            check_like(context, f"state {slot!r}", array, own, shape, hint=OF_ONE)
-        else:
-            check_like(context, f"state {slot!r}", array, dtypes[:1], (), hint=OF_ONE)
+    for (slot, shape), array in zip(rule.shapes(like.shape), arrays, strict=False):
+        own = (*dtypes, rule.codes[slot]) if is_coded(array) and slot in rule.codes else dtypes
+        check_like(context, f"state {slot!r}", array, own, shape, hint=OF_ONE)
+    for slot, array in zip(rule.kept, arrays[len(rule.state) :], strict=True):
+        check_like(context, f"state {slot!r}", array, dtypes[:1], (), hint=OF_ONE)
     coded = [slot for slot, array in zip(rule.state, arrays, strict=False) if is_coded(array)]
     if len(coded) != len(scales):
         raise ValueError(f"{context}: state {coded[-1]!r} has codes without scales")

@@ -1,4 +1,4 @@
-"""CPU kernel for rules with one state number for each row of a tensor.
+"""CPU kernel for rules that use the mean of a row, with state numbers of rows and of elements.
 
 Tests: ``tests/kernels/test_cpu.py``.
 """
@@ -13,7 +13,14 @@ from numba import prange
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.cpu_blocks import AHEAD
 from fastopt._kernels.cpu_sums import FAR, MANY
-from fastopt._kernels.elements import element_step, gradient, keep, keep_state, row_locator
+from fastopt._kernels.elements import (
+    element_step,
+    gradient,
+    keep,
+    keep_state,
+    row_locator,
+    row_split,
+)
 from fastopt._kernels.lanes import BLOCK, LANES, PART, add, scratch, total
 from fastopt._kernels.layout import ADDRESS, DONE, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
 from fastopt._kernels.noise import dither_run
@@ -31,7 +38,7 @@ division."""
 
 @cache
 def rows(layout: Layout, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row.
+    """Kernel ``(chunks, table, hyper)`` for rules that use the mean of a row.
 
     Chunk starts and sizes are in rows of the tensor, or indexed rows.
     """
@@ -41,7 +48,8 @@ def rows(layout: Layout, parallel: bool) -> Callable:
 def row_loop(layout: Layout) -> Callable:
     """Return the function of :func:`rows`, without compiling it."""
     real, sparse, grad_kinds = layout.real, layout.sparse, (layout.grad,)
-    kinds, state_kinds, first_state = layout.weight, layout.state, layout.first_state
+    kinds, cells, first_state = layout.weight, layout.cells, layout.first_state
+    cell_kinds, state_kinds, of_rows = layout.state[:cells], layout.state[cells:], first_state + cells
     first_grad, locate_row = layout.first_grad, row_locator(layout.pitched)
     add_terms, update = _add_terms(layout), _update_row(layout)
 
@@ -64,7 +72,9 @@ def row_loop(layout: Layout) -> Callable:
                             ahead = listed(table, tensor, ROWS, k + AHEAD)
                             there = locate_row(table, tensor, ADDRESS, ahead, width, kinds)
                             prefetch(there, width, True)
-                            there = locate_row(table, tensor, first_state, ahead, 1, state_kinds)
+                            there = locate_row(table, tensor, first_state, ahead, width, cell_kinds)
+                            prefetch(there, width, True)
+                            there = locate_row(table, tensor, of_rows, ahead, 1, state_kinds)
                             prefetch(there, 1, True)
                         collect(table, tensor, grads, k, 0, width, inside(buffer), at)
                     place = k * width
@@ -118,22 +128,26 @@ def _add_terms(layout: Layout) -> Callable:
 def _update_row(layout: Layout) -> Callable:
     """Return a function that updates the elements and the state of one row."""
     real, sparse, step = layout.real, layout.sparse, element_step(layout)
-    kinds, state_kinds, first_state = layout.weight, layout.state, layout.first_state
+    kinds, cells, first_state = layout.weight, layout.cells, layout.first_state
+    cell_kinds, state_kinds, of_rows = layout.state[:cells], layout.state[cells:], first_state + cells
+    join, split = row_split(layout)
     dither, draws = layout.dither or None, layout.keyed or None
     locate_row = row_locator(layout.pitched)
 
     def update_row(table, tensor, row, width, grads, buffer, at, h, mean):
         weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
-        states = locate_row(table, tensor, first_state, row, 1, state_kinds)
+        own = locate_row(table, tensor, first_state, row, width, cell_kinds)
+        states = locate_row(table, tensor, of_rows, row, 1, state_kinds)
         key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
         place = np.int64(0) if sparse else row * width
         rounding = dither_run(key, offset + row * width)
-        state = new = load(states, 0)
+        state = left = load(states, 0)
         for i in range(width):
-            grad = gradient(grads, place + i, buffer, at + i)
-            weight, new = step(read_weight(weights, i), grad, state, h, real(1), mean, i)
+            grad, numbers = gradient(grads, place + i, buffer, at + i), join(own, i, state)
+            weight, new = step(read_weight(weights, i), grad, numbers, h, real(1), mean, i)
             keep(weights, i, weight, rounding, dither)
+            left = split(own, i, new, rounding, draws)
         number = offset // max(width, 1) + row
-        keep_state(states, 0, new, dither_run(key, number), draws)
+        keep_state(states, 0, left, dither_run(key, number), draws)
 
     return inlined(update_row)

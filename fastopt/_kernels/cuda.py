@@ -27,7 +27,14 @@ from fastopt._kernels.cuda_packs import (
     square_pack,
     sum_pack,
 )
-from fastopt._kernels.elements import element_step, keep, keep_state, mark_applied, pending_decay
+from fastopt._kernels.elements import (
+    element_step,
+    keep,
+    keep_state,
+    mark_applied,
+    pending_decay,
+    row_split,
+)
 from fastopt._kernels.lanes import BLOCK, LANES, MAXIMUM, SUM, added, scratch
 from fastopt._kernels.layout import (
     ADDRESS,
@@ -285,7 +292,7 @@ HELD = 8
 
 @cache
 def rows(layout: Layout) -> Callable:
-    """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row.
+    """Kernel ``(chunks, table, hyper)`` for rules that use the mean of a row.
 
     Chunk starts and sizes are in rows of the tensor, or indexed rows; a warp takes a row.
     """
@@ -295,7 +302,9 @@ def rows(layout: Layout) -> Callable:
     kinds, grad_kinds = layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
-    state_kinds, record, grad_real = layout.state, layout.record, wide[0]
+    cells, record, grad_real = layout.cells, layout.record, wide[0]
+    cell_kinds, state_kinds, of_rows = layout.state[:cells], layout.state[cells:], first_state + cells
+    join, split = row_split(layout)
 
     def rows(chunks, table, hyper):
         held = cuda.local.array(HELD, grad_real)
@@ -310,8 +319,9 @@ def rows(layout: Layout) -> Callable:
         for k in range(start + warp, start + size, WARPS):
             row: Any = listed(table, tensor, ROWS, k) if sparse else k
             weights = locate(table, tensor, ADDRESS, row * width, kinds)
-            states = locate(table, tensor, first_state, row, state_kinds)
-            state = new = load(states, 0)
+            own = locate(table, tensor, first_state, row * width, cell_kinds)
+            states = locate(table, tensor, of_rows, row, state_kinds)
+            state = left = load(states, 0)
             element = offset + row * width
             rounding = dither_run(key, element)
             total = 0.0
@@ -335,12 +345,13 @@ def rows(layout: Layout) -> Callable:
                     grad = held[i // LANES]
                 else:
                     grad = summed(table, tensor, grads, k, i, wide)
-                weight, new = update(weight, grad, state, h, real(1), mean, i)
+                weight, new = update(weight, grad, join(own, i, state), h, real(1), mean, i)
                 keep(weights, i, weight, rounding, dither)
+                left = split(own, i, new, rounding, draws)
             meet()  # all lanes have read the state
             if lane == 0:
                 element = offset // max(width, 1) + row
-                keep_state(states, 0, new, dither_run(key, element), draws)
+                keep_state(states, 0, left, dither_run(key, element), draws)
 
     return compiled(rows, rule)
 

@@ -22,6 +22,7 @@ __all__ = [
     "keep_state",
     "mark_applied",
     "pending_decay",
+    "row_split",
     "row_locator",
     "take_decay",
 ]
@@ -92,6 +93,34 @@ def keep_state(states, i, state, rounding, draws):
         store(states, i, state)
     else:
         store_dithered(states, i, state, rounding)
+
+
+def row_split(layout: Layout) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return functions that join and split the state of an element under a rule with `row`.
+
+    ``join(cells, i, state)`` returns the numbers of element `i` followed by those of its row;
+    ``split(cells, i, new, rounding, draws)`` stores the former and returns the latter.
+    """
+    count = layout.cells
+    if not count:
+        return scalar(_of_row), scalar(_kept_of_row)
+
+    def join(cells, i, state):
+        return load(cells, i) + state
+
+    def split(cells, i, new, rounding, draws):
+        keep_state(cells, i, new[:count], rounding, draws)
+        return new[count:]
+
+    return scalar(join), scalar(split)
+
+
+def _of_row(cells, i, state):
+    return state
+
+
+def _kept_of_row(cells, i, new, rounding, draws):
+    return new
 
 
 @scalar

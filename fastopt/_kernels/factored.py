@@ -182,11 +182,7 @@ def covered(real: type, averages: bool) -> Callable:
     def covered(source, target, mean, ahead, columns, raised, highs, lengths, place, hyper):
         h, zero = private(hyper, 0), real(0)
         height, width = source.shape
-        lanes, bounds, steps = (
-            scratch(1, LANES, np.float64),
-            scratch(1, PART, real),
-            scratch(1, PART, real),
-        )
+        lanes, (bounds, steps, peaks) = scratch(1, LANES, np.float64), scratch(3, PART, real)
         place[:] = 0
         raised[:] = 0
         highs[:] = 0
@@ -203,20 +199,23 @@ def covered(real: type, averages: bool) -> Callable:
                 (after,) = shifted(inside(highs), first)
                 for j in range(n):
                     grad = rescaled(grads[j], h)
-                    bound = lower(before[j], cover) + grad * grad
-                    bounds[0][j], steps[0][j] = bound, grad
+                    bounds[j], steps[j] = lower(before[j], cover) + grad * grad, grad
                 for j in range(n):
-                    after[j] = larger(after[j], bounds[0][j])
+                    after[j] = larger(after[j], bounds[j])
                 for j in range(n):
-                    bound = bounds[0][j] + h.eps
-                    steps[0][j] = steps[0][j] / math.sqrt(bound) if bound != zero else zero
+                    peaks[j] = larger(peaks[j], bounds[j])
+                for j in range(n):
+                    bound = bounds[j] + h.eps
+                    steps[j] = steps[j] / math.sqrt(bound) if bound != zero else zero
                 if averages:
                     (means,) = shifted(inside(mean), at + first)
                     for j in range(n):
-                        steps[0][j] = means[j] = h.momentum * means[j] + h.fresh * steps[0][j]
+                        steps[j] = means[j] = h.momentum * means[j] + h.fresh * steps[j]
                 for j in range(n):
-                    weights[j] = shrunk(weights[j], steps[0][j], h)
-                raise_to(lanes, bounds, n)
+                    weights[j] = shrunk(weights[j], steps[j], h)
+            raise_to(lanes, (peaks,), PART)
+            for j in range(PART):
+                peaks[j] = zero
             high, start = real(highest(lanes)[0]), 0
             for axis in range(len(lengths)):
                 raised[start + place[axis]] = larger(raised[start + place[axis]], high)

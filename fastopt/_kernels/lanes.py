@@ -111,8 +111,9 @@ def added(x, y):
 
 @scalar
 def larger(x, y):
-    """Return the larger one of two numbers, or NaN if one is NaN."""
-    return y if y > x or y != y else x
+    """Return the larger one of two nonnegative numbers, or NaN if one is NaN."""
+    # Without abs(), LLVM turns x = larger(x, y) into a masked store, which is slow with AVX2.
+    return y if y > x or y != y else abs(x)
 
 
 def _larger(builder, x, y):

@@ -157,6 +157,11 @@ class Layout:
         return ADDRESS + len(self.weight)
 
     @property
+    def cells(self) -> int:
+        """Number of state slots with a number for each element; they come first."""
+        return len(self.state) - (len(self.rule.row_state) if self.rule.row else 0)
+
+    @property
     def first_grad(self) -> int:
         """Column of a table with the address of the gradient."""
         return self.first_scale + len(self.scales)

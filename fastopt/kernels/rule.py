@@ -127,6 +127,8 @@ class Rule:
     nonnegative: tuple[str, ...] = ()
     called: str = ""
     extra: str = ""
+    row_state: tuple[str, ...] = ()
+    """The last slots of a rule with `row`, which hold one number for each row."""
 
     @property
     def name(self) -> str:
@@ -183,6 +185,11 @@ class Rule:
         """Names of the arrays of a state: one for each slot, and one for each name in `kept`."""
         return (*self.state, *self.kept)
 
+    def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Return each slot with the shape of its array for a weight of this shape."""
+        of_row = (*shape[:1], 1) if shape else shape
+        return tuple((slot, of_row if slot in self.row_state else shape) for slot in self.state)
+
     @property
     def codes(self) -> dict[str, str]:
         """Dtype of the codes of each slot that may be stored in 8 bits."""
@@ -234,7 +241,9 @@ class Rule:
         if self.row:
             functions.append(self.row)
         maxima = "".join(str(step) for step, one in enumerate(self.passes) if one.largest)
-        return digest_of(functions) + (f"max{maxima}" if maxima else "")
+        rows = len(self.row_state) if self.row and self.row_state != self.state else None
+        marks = (f"max{maxima}" if maxima else "") + (f"row{rows}" if rows is not None else "")
+        return digest_of(functions) + marks
 
     @cached_property
     def sums(self) -> tuple[int, ...]:
@@ -280,6 +289,7 @@ def rule(
     noise: bool = False,
     passes: Sequence[tuple[Function, ...]] = (),
     row: Function | None = None,
+    row_state: Sequence[str] | None = None,
     kept: Sequence[str] = (),
     signed: Sequence[str] = (),
     nonnegative: Sequence[str] = (),
@@ -314,8 +324,13 @@ def rule(
         numbers instead of their sums; the numbers must be at least 0, and one NaN makes the result
         NaN.
     row : callable
-        ``row(grad, h)``; its mean over the row is the function's fifth argument, and each
-        state slot holds one number for each row. Cannot be combined with `noise` or `passes`.
+        ``row(grad, h)``; its mean over the row is the function's fifth argument. Cannot be
+        combined with `noise` or `passes`.
+    row_state : sequence of str
+        With `row`, the last names of `state`, whose slots hold one number for each row; the others
+        hold one for each element. Each element of a row finds the same number, and what the
+        function returns for the last one is kept: let it depend on the row's numbers alone.
+        Default: all of `state`.
     kept : sequence of str
         Names of numbers that the state holds once for each tensor, none by default. The `finish`
         functions then take a tuple of them as a third argument, and return the new ones.
@@ -340,7 +355,8 @@ def rule(
     ------
     TypeError
         A name is not an identifier, is repeated, or is an attribute of NumPy's records; `row` is
-        combined with `noise` or `passes`, or `kept` is given without `passes`; `signed` or
+        combined with `noise` or `passes`; `row_state` is given without `row`, or is not the end of
+        `state`; `kept` is given without `passes`; `signed` or
         `nonnegative` has a name that is not in `state` or is in both, or is combined with `row`;
         `extra` is not in `state`, or is one of `signed` or `nonnegative`; or the function takes
         another number of arguments, or contains a ``raise`` or ``assert``.
@@ -369,6 +385,7 @@ def rule(
     reductions = _passes(passes)
     if row:
         _check_row(noise or passes, signed or nonnegative)
+    of_rows = _row_state(row, state, row_state)
     if extra is not None and (row or extra not in set(state) - {*signed, *nonnegative}):
         raise TypeError(
             f"extra must be a state slot of a rule without row, stored exactly, got {extra!r}"
@@ -401,6 +418,7 @@ def rule(
             tuple(signed),
             tuple(nonnegative),
             extra=extra or "",
+            row_state=of_rows,
         )
 
     return declare
@@ -414,6 +432,19 @@ def _check_row(elements: Any, stored: Any) -> None:
         raise TypeError(
             "row cannot be combined with signed or nonnegative, as rows have one number"
         )
+
+
+def _row_state(row: Any, state: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of slots with one number for each row."""
+    if named is None:
+        return tuple(state) if row else ()
+    _check_names("row_state", named)
+    if not row:
+        raise TypeError("row_state needs row, whose mean the function takes")
+    last = tuple(state[len(state) - len(named) :])
+    if tuple(named) != last:
+        raise TypeError(f"row_state must be the last names of state {tuple(state)}, got {named!r}")
+    return last
 
 
 def _check_function(fn: Any) -> None:

@@ -1060,7 +1060,7 @@ class Optimizer(Checked):
     def create_state(self, index: Index, weight: Array) -> Any:
         """Create the state of one parameter: an array for each slot of the rule, usually of zeros.
 
-        The arrays have the shape of the weight, or (rows, 1) for a row rule. Their dtype is
+        The arrays have the shape of the weight, or (rows, 1) for numbers of rows. Their dtype is
         `state_dtype` if it is given, else float32 for half-precision weights and the weight's
         dtype for others. An 8-bit slot is a pair of codes, in the weight's shape, and scales, with
         one row for each row of the weight. A number that a rule keeps for the whole tensor is a
@@ -1086,7 +1086,6 @@ class Optimizer(Checked):
             `state_dtype` is 'int8', the rule sums over tensors, and the weight is on a device.
         """
         rule, weight = self.rule, header(weight)
-        shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype = self._state_dtype(weight)
         as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
         order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight, rule)
@@ -1098,7 +1097,7 @@ class Optimizer(Checked):
             else placed(np.full(shape, first, dtype, order_of(weight, rule)), weight)
             if first
             else like(weight, shape, dtype, order)
-            for slot in (rule.state if rule else ())
+            for slot, shape in (rule.shapes(weight.shape) if rule else ())
         )
         real = real_of(weight.dtype)
         slots += tuple(like(weight, (), real, order) for _ in (rule.kept if rule else ()))

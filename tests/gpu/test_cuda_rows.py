@@ -11,6 +11,7 @@ from fastopt._kernels.cuda_driver import SIMULATED
 from fastopt._kernels.device_memory import zero
 from helpers.cases import CASES
 from helpers.device_arrays import Bare, check_close, check_steps, host, leaves, on_device
+from helpers.row_rules import RowAdam
 
 pytestmark = pytest.mark.cuda
 
@@ -31,6 +32,15 @@ def test_every_rule_steps_as_on_the_cpu(case, lazy, rng):
     weight = rng.normal(size=SHAPE).astype(np.float32)
     grads = [listing(rng, rows) for rows in SOME]
     check_steps(lambda: case.updater(wd=case.wd, lazy_update=lazy), weight, grads)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("made", [{}, {"state_dtype": "bfloat16"}], ids=["float32", "bfloat16"])
+def test_a_rule_may_have_numbers_of_elements_beside_those_of_rows(dtype, made, rng):
+    weight = rng.normal(size=SHAPE).astype(dtype)
+    grads = [rng.normal(size=SHAPE).astype(dtype), *(listing(rng, rows, dtype) for rows in SOME)]
+    make = lambda: optimizer.get_updater(RowAdam(multi_precision=True, **made))  # noqa: E731
+    check_steps(make, weight, grads)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "groupadagrad"])

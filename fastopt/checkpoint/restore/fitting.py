@@ -78,11 +78,13 @@ def _check_arrays(context: str, rule: Rule, state: Any, masters: bool) -> list[A
             raise CheckpointError(f"{context} must have one number for the tensor, got {number!r}")
     arrays = arrays[: len(rule.state)]
     codes = rule.codes
-    for slot, array in zip(rule.state, arrays, strict=True):
+    whole = arrays[0].shape if arrays else ()
+    for (slot, shape), array in zip(rule.shapes(whole), arrays, strict=True):
         _check_dtype(context, array, (*SLOTS, codes[slot]) if slot in codes else SLOTS)
-        if array.shape != arrays[0].shape:
+        if array.shape != shape:
             raise CheckpointError(
-                f"{context} has arrays of shapes {arrays[0].shape} and {array.shape}"
+                f"{context} has arrays of shapes {whole} and {array.shape}, slot {slot!r} must "
+                f"have {shape}"
             )
     of = [array.shape for array in arrays if is_coded(array)]
     if [array.shape for array in scales] != list(map(scales_shape, of)):
@@ -91,7 +93,7 @@ def _check_arrays(context: str, rule: Rule, state: Any, masters: bool) -> list[A
         _check_dtype(f"{context}: scales", array, SCALES)
     if master is not None:
         _check_dtype(f"{context}: master", master, MASTERS)
-        if arrays and not rule.row and master.shape != arrays[0].shape:
+        if arrays and rule.state[0] not in rule.row_state and master.shape != arrays[0].shape:
             raise CheckpointError(
                 f"{context} has shape {arrays[0].shape}, its master {master.shape}"
             )

@@ -1,9 +1,10 @@
 """A step of each workload in several libraries, as a table: ``python compare.py [TABLE]``.
 
-    peers   dense, many, row-sparse and half-precision weights in each library (the default)
-    bars    the requirements of docs/performance.md, as far as they compare steps
-    torch   fastopt.torch against torch.optim, with one thread
-    layers  threading layers; with --busy N beside N processes that keep the CPUs busy
+    peers     dense, many, row-sparse and half-precision weights in each library (the default)
+    bars      the requirements of docs/performance.md, as far as they compare steps
+    torch     fastopt.torch against torch.optim, with one thread
+    matrices  optimizers for matrices in torch.optim or pytorch_optimizer, with one thread
+    layers    threading layers; with --busy N beside N processes that keep the CPUs busy
 
 Each column runs in its own process, on warm memory and with the same number of threads and CPUs.
 The processes take turns. The first number of a line is the median time of the first column's step;
@@ -37,7 +38,7 @@ from performance_page import PAGE, with_bars, with_peers
 from race import Race, note
 
 import fastopt
-from fastopt import info
+from fastopt import info, optimizer
 from fastopt._console import Refused, duration, progress, table
 from fastopt.info import FEATURES, processor
 from fastopt.warmup import names
@@ -48,6 +49,8 @@ POLICY += [(64, 8), (64,), (64, 64), (64,), (1, 64), (1,)]
 """Networks of 2 x 64 hidden units for an action and a value."""
 
 MISSING = "not installed"
+
+SINGLE = {"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 Works = dict[str, Workload]
 Times = Mapping[str, np.ndarray]
@@ -143,8 +146,26 @@ def in_torch() -> Table:
         "1,024 rows of 100,000 x 64": Workload(rows="permuted", height=100_000, listed=1_024),
     }
     columns = "fastopt.torch", "torch fused", "torch foreach", "torch SparseAdam"
-    single = {"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return Table(works, columns, environments=dict.fromkeys(columns, single))
+    return Table(works, columns, environments=dict.fromkeys(columns, SINGLE))
+
+
+def matrices() -> Table:
+    square, layer, wide = (512, 512), (768, 3072), (1024, 4096)
+    sizes = {
+        **dict.fromkeys(("sm3", "adafactor"), ((64, 64), square, wide)),
+        "muon": ((64, 64), square, layer, wide),
+        "soap": ((256, 256),),
+    }
+    works = {
+        f"{optimizer.create(rule).__class__.__name__}, {rows} x {columns}": Workload(
+            [(rows, columns)], rule
+        )
+        for rule, shapes in sizes.items()
+        for rows, columns in shapes
+    }
+    works["Shampoo, 96 of 32 x 32"] = Workload([(32, 32)] * 96, "shampoo")
+    columns = "fastopt", "torch.optim", "pytorch_optimizer"
+    return Table(works, columns, environments=dict.fromkeys(columns, SINGLE))
 
 
 def layers() -> Table:
@@ -164,7 +185,13 @@ def layers() -> Table:
     return Table(works, tuple(environments), environments=environments)
 
 
-TABLES = {"peers": peers, "bars": bars, "torch": in_torch, "layers": layers}
+TABLES = {
+    "peers": peers,
+    "bars": bars,
+    "torch": in_torch,
+    "matrices": matrices,
+    "layers": layers,
+}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import cycle
 from typing import Any
 
@@ -156,6 +157,25 @@ def torch_rule(weights: list, rule: str, **options: bool) -> Any:
     return getattr(torch.optim, name)(weights, **in_torch(rule), **options)
 
 
+AS_OURS = {"start_preconditioning_step": 1, "preconditioning_compute_steps": 10}
+MATRICES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "torch.optim": {"adafactor": ("Adafactor", {}), "muon": ("Muon", {})},
+    "pytorch_optimizer": {
+        "sm3": ("SM3", {"momentum": 0.9}),
+        "soap": ("SOAP", {}),
+        "shampoo": ("ScalableShampoo", AS_OURS),
+    },
+}
+"""Optimizers for matrices by module and rule, with arguments that are fastopt's defaults."""
+
+
+def matrix_rule(module: str, weights: list, rule: str) -> Any:
+    if rule not in MATRICES[module]:
+        raise NotImplementedError(f"{module} has no {rule} that is compared")
+    name, options = MATRICES[module][rule]
+    return getattr(import_module(module), name)(weights, lr=LR, **options)
+
+
 def in_torch(rule: str) -> dict[str, float]:
     arguments = dict(ARGUMENTS[rule])
     return {"lr": arguments.pop("learning_rate"), **arguments}
@@ -250,6 +270,10 @@ LIBRARIES: dict[str, tuple[str, Callable[[Workload], Call]]] = {
     "optax": ("optax", optax_step),
     "DeepSpeed": ("deepspeed", partial(torch_step, deepspeed_rule)),
     "torch SparseAdam": ("torch", torch_rows),
+    **{
+        each: (each.partition(".")[0], partial(torch_step, partial(matrix_rule, each)))
+        for each in MATRICES
+    },
 }
 LAYERS = "1 thread", "TBB", "OpenMP", "spinning", "passive"
 LIBRARIES |= dict.fromkeys(LAYERS, LIBRARIES["fastopt"])

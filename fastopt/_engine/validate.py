@@ -337,8 +337,9 @@ def check_state(
         A part of the state is not an array, or its dtype is not allowed.
     ValueError
         The number of arrays differs from the number of slots; an array is read-only or does not
-        have the expected shape (the weight's; ``(rows, 1)`` for numbers of rows; ``()`` for a number
-        kept for the tensor); or a row rule is used with a weight that is not two-dimensional.
+        have the expected shape (the weight's; ``(rows, 1)`` for numbers of rows; ``()`` for a
+        number kept for the tensor); or a row rule is used with a weight that is not
+        two-dimensional.
     """
     if len(arrays) != len(rule.slots):
         raise ValueError(

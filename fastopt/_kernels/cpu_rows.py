@@ -48,8 +48,8 @@ def rows(layout: Layout, parallel: bool) -> Callable:
 def row_loop(layout: Layout) -> Callable:
     """Return the function of :func:`rows`, without compiling it."""
     real, sparse, grad_kinds = layout.real, layout.sparse, (layout.grad,)
-    kinds, cells, first_state = layout.weight, layout.cells, layout.first_state
-    cell_kinds, state_kinds, of_rows = layout.state[:cells], layout.state[cells:], first_state + cells
+    kinds, (cell_kinds, state_kinds) = layout.weight, layout.split_state
+    first_state, of_rows = layout.first_state, layout.first_row_state
     first_grad, locate_row = layout.first_grad, row_locator(layout.pitched)
     add_terms, update = _add_terms(layout), _update_row(layout)
 
@@ -128,8 +128,8 @@ def _add_terms(layout: Layout) -> Callable:
 def _update_row(layout: Layout) -> Callable:
     """Return a function that updates the elements and the state of one row."""
     real, sparse, step = layout.real, layout.sparse, element_step(layout)
-    kinds, cells, first_state = layout.weight, layout.cells, layout.first_state
-    cell_kinds, state_kinds, of_rows = layout.state[:cells], layout.state[cells:], first_state + cells
+    kinds, (cell_kinds, state_kinds) = layout.weight, layout.split_state
+    first_state, of_rows = layout.first_state, layout.first_row_state
     join, split = row_split(layout)
     dither, draws = layout.dither or None, layout.keyed or None
     locate_row = row_locator(layout.pitched)

@@ -302,8 +302,8 @@ def rows(layout: Layout) -> Callable:
     kinds, grad_kinds = layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
-    cells, record, grad_real = layout.cells, layout.record, wide[0]
-    cell_kinds, state_kinds, of_rows = layout.state[:cells], layout.state[cells:], first_state + cells
+    record, grad_real, of_rows = layout.record, wide[0], layout.first_row_state
+    cell_kinds, state_kinds = layout.split_state
     join, split = row_split(layout)
 
     def rows(chunks, table, hyper):

@@ -22,8 +22,8 @@ __all__ = [
     "keep_state",
     "mark_applied",
     "pending_decay",
-    "row_split",
     "row_locator",
+    "row_split",
     "take_decay",
 ]
 
@@ -101,7 +101,7 @@ def row_split(layout: Layout) -> tuple[Callable[..., Any], Callable[..., Any]]:
     ``join(cells, i, state)`` returns the numbers of element `i` followed by those of its row;
     ``split(cells, i, new, rounding, draws)`` stores the former and returns the latter.
     """
-    count = layout.cells
+    count = len(layout.split_state[0])
     if not count:
         return scalar(_of_row), scalar(_kept_of_row)
 

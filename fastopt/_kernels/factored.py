@@ -199,14 +199,12 @@ def covered(real: type, averages: bool) -> Callable:
                 (after,) = shifted(inside(highs), first)
                 for j in range(n):
                     grad = rescaled(grads[j], h)
-                    bounds[j], steps[j] = lower(before[j], cover) + grad * grad, grad
+                    bound = lower(before[j], cover) + grad * grad
+                    root = math.sqrt(bound + h.eps)
+                    steps[j] = grad / root if root != zero else zero
+                    bounds[j], peaks[j] = bound, larger(peaks[j], bound)
                 for j in range(n):
                     after[j] = larger(after[j], bounds[j])
-                for j in range(n):
-                    peaks[j] = larger(peaks[j], bounds[j])
-                for j in range(n):
-                    bound = bounds[j] + h.eps
-                    steps[j] = steps[j] / math.sqrt(bound) if bound != zero else zero
                 if averages:
                     (means,) = shifted(inside(mean), at + first)
                     for j in range(n):

@@ -157,9 +157,15 @@ class Layout:
         return ADDRESS + len(self.weight)
 
     @property
-    def cells(self) -> int:
-        """Number of state slots with a number for each element; they come first."""
-        return len(self.state) - (len(self.rule.row_state) if self.rule.row else 0)
+    def split_state(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Storage types of the slots with a number for each element, then of those of rows."""
+        count = len(self.state) - len(self.rule.row_state)
+        return self.state[:count], self.state[count:]
+
+    @property
+    def first_row_state(self) -> int:
+        """Column of a table with the address of the first slot with a number for each row."""
+        return self.first_state + len(self.split_state[0])
 
     @property
     def first_grad(self) -> int:

@@ -1,4 +1,4 @@
-"""Rules whose state has numbers of elements and numbers of rows: ``fastopt.rule(row_state=...)``."""
+"""Rules with state of elements and state of rows: ``fastopt.rule(row_state=...)``."""
 
 import copy
 
@@ -56,7 +56,9 @@ def strided(array):
 
 @pytest.mark.parametrize("form", [single, listed])
 @pytest.mark.parametrize("layout", [np.array, fortran, strided])
-@pytest.mark.parametrize("grads", [DENSE, SPARSE, [DENSE[0], *SPARSE]], ids=["dense", "rows", "both"])
+@pytest.mark.parametrize(
+    "grads", [DENSE, SPARSE, [DENSE[0], *SPARSE]], ids=["dense", "rows", "both"]
+)
 @pytest.mark.parametrize(
     ("dtype", "made", "tolerance"),
     [
@@ -125,7 +127,9 @@ def test_ranks_have_the_bits_of_one_updater(ranks):
 
 
 def test_a_table_keeps_both_with_each_row():
-    table = fastopt.EmbeddingTable(SHAPE[1], RowAdam(learning_rate=0.1), init="zeros", dtype="float64")
+    table = fastopt.EmbeddingTable(
+        SHAPE[1], RowAdam(learning_rate=0.1), init="zeros", dtype="float64"
+    )
     ids = np.array([70, 5, -3])
     weight, mean, var = np.zeros((3, SHAPE[1])), np.zeros((3, SHAPE[1])), np.zeros((3, 1))
     table.lookup(ids)
@@ -138,7 +142,7 @@ def test_a_table_keeps_both_with_each_row():
     np.testing.assert_allclose(table.lookup(ids), weight, rtol=1e-12)
 
 
-def test_a_lazy_row_alone_changes():
+def test_only_indexed_rows_change_whatever_lazy_update_is():
     updater = fastopt.Updater(RowAdam(learning_rate=0.1, lazy_update=False))
     weight = START.copy()
     updater("w", DENSE[0], weight)
@@ -168,9 +172,9 @@ def test_what_has_no_rows_is_refused(options, words):
 
 def test_without_names_all_state_is_of_rows():
     term = lambda grad, h: grad  # noqa: E731
-    declared = rule(**FORMS, row=term)(lambda weight, grad, state, h, mean: (weight, state))
+    same = lambda weight, grad, state, h, mean: (weight, state)  # noqa: E731
+    declared, none = (rule(**FORMS, row=term, **own)(same) for own in ({}, {"row_state": ()}))
     assert declared.shapes((4, 3)) == (("a", (4, 1)), ("b", (4, 1)))
-    none = rule(**FORMS, row=term, row_state=())(lambda weight, grad, state, h, mean: (weight, state))
     assert none.shapes((4, 3)) == (("a", (4, 3)), ("b", (4, 3)))
     assert row_adam.shapes((4, 3)) == (("mean", (4, 3)), ("var", (4, 1)))
     assert len({each.digest for each in (declared, none)}) == 2

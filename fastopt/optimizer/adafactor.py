@@ -131,6 +131,15 @@ class Adafactor(MatrixFamily):
            [0.9, 1.1, 0.9]], dtype=float32)
     >>> [array.shape for array in updater.states[0]]
     [(2,), (3,)]
+
+    With the given learning rate alone, as in optax:
+
+    >>> made = optimizer.Adafactor(learning_rate=0.1, relative_step=False, scale_parameter=False)
+    >>> updater, weight = optimizer.get_updater(made), np.ones((2, 3))
+    >>> for _ in range(2):
+    ...     updater(0, np.ones((2, 3)), weight)
+    >>> weight[0].round(3)
+    array([0.8, 0.8, 0.8])
     """
 
     takes_vectors = True

@@ -128,6 +128,14 @@ class AdamMini(MatrixFamily):
            [1.1 , 0.9 ]])
     >>> [array.shape for array in updater.states[0]]
     [(2, 2), (2, 1)]
+
+    With one second moment for each of two heads of attention:
+
+    >>> updater = optimizer.get_updater(optimizer.AdamMini(learning_rate=0.1, heads={"query": 2}))
+    >>> weight = np.zeros((4, 1))
+    >>> updater("query", np.array([[1.0], [7.0], [3.0], [3.0]]), weight)
+    >>> weight.ravel().round(2)
+    array([-0.02, -0.14, -0.1 , -0.1 ])
     """
 
     takes_vectors = True

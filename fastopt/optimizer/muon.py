@@ -220,6 +220,15 @@ class Muon(MatrixFamily):
            [ 0. ,  0.1]], dtype=float32)
     >>> bias.round(2)
     array([-0.1, -0.1], dtype=float32)
+
+    Matrices that are stored as one, such as queries, keys and values, are orthogonalized apart:
+
+    >>> updater = optimizer.get_updater(optimizer.Muon(learning_rate=0.1, split={"qkv": 3}))
+    >>> weight = np.zeros((6, 2))
+    >>> updater("qkv", np.vstack([np.eye(2), 2 * np.eye(2), 3 * np.eye(2)]), weight)
+    >>> np.ptp(weight.reshape(3, 2, 2), axis=0).round(6)  # all steps are equal
+    array([[0., 0.],
+           [0., 0.]])
     """
 
     rule = muon_momentum

@@ -198,6 +198,16 @@ class Nadam(CoupledVariants, AdamFamily):
     >>> updater(0, np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
     array([0.8944, 1.1056])
+
+    With the formula and defaults of torch.optim.NAdam, with decoupled decay:
+
+    >>> updater = optimizer.get_updater(
+    ...     optimizer.Nadam(learning_rate=0.1, wd=0.01, formula="torch", decouple=True)
+    ... )
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(4)
+    array([0.8934, 1.1046])
     """
 
     variants = ("cautious", "stable")

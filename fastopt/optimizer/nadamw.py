@@ -98,6 +98,15 @@ class NAdamW(StableFamily):
     >>> updater(0, np.array([1.0, -5.0], np.float32), weight)
     >>> print(weight.round(4))
     [0.8516 1.1464]
+
+    Elements whose step has another sign than their gradient are not updated:
+
+    >>> updater = optimizer.get_updater(optimizer.NAdamW(learning_rate=0.1, cautious=True))
+    >>> weight = np.ones(2)
+    >>> for grad in ([1.0, 1.0], [1.0, -0.1]):
+    ...     updater(0, np.array(grad), weight)
+    >>> weight.round(4)
+    array([0.6212, 0.8526])
     """
 
     ratio = staticmethod(scaled_ratio)

@@ -103,6 +103,15 @@ class RAdam(StableFamily):
     >>> updater(0, np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.9, 1.5])
+
+    With torch's threshold, from which on steps are divided by the root:
+
+    >>> updater = optimizer.get_updater(optimizer.RAdam(learning_rate=0.1, threshold=5.0))
+    >>> weight = np.ones(2)
+    >>> for _ in range(6):
+    ...     updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(4)
+    array([0.4974, 3.5026])
     """
 
     arguments: ClassVar[Descriptions] = {"threshold": Real(least=4)}

@@ -141,6 +141,15 @@ class Scion(Muon):
            [ 0. ,  0.1]])
     >>> weights[1]
     array([[-0.2,  0.2]])
+
+    The output layer with another norm, whose steps are signs:
+
+    >>> made = optimizer.Scion(learning_rate=0.1, norms={"output": ("sign", 2.0)})
+    >>> updater, weight = optimizer.get_updater(made), np.zeros((2, 2))
+    >>> updater("output", np.array([[3.0, -1.0], [0.5, 2.0]]), weight)
+    >>> weight.round(2)
+    array([[-0.1,  0.1],
+           [-0.1, -0.1]])
     """
 
     takes_vectors = True

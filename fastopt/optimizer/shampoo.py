@@ -210,6 +210,13 @@ class Shampoo(MatrixFamily):
            [ 0. ,  0.1]], dtype=float32)
     >>> bias.round(2)
     array([-0.1, -0.1], dtype=float32)
+
+    In blocks, which bound the size of the matrices that are decomposed:
+
+    >>> updater = optimizer.get_updater(optimizer.Shampoo(block_size=2))
+    >>> updater(0, np.ones((4, 6)), np.zeros((4, 6)))
+    >>> sorted({array.shape for array in updater.states[0]})
+    [(2, 2), (4, 6)]
     """
 
     rounds_state = False

@@ -212,6 +212,16 @@ class SOAP(MatrixFamily):
            [ 0. ,  0.1]], dtype=float32)
     >>> bias.round(2)
     array([-0.2, -0.2], dtype=float32)
+
+    With the preconditioners of KL-SOAP:
+
+    >>> updater = optimizer.get_updater(optimizer.SOAP(learning_rate=0.1, kl=True))
+    >>> weight = np.zeros((2, 2), np.float32)
+    >>> for _ in range(2):  # the first update only starts the preconditioners
+    ...     updater(0, np.array([[3, 0], [0, -1]], np.float32), weight)
+    >>> weight.round(2) + 0
+    array([[-0.1,  0. ],
+           [ 0. ,  0.1]], dtype=float32)
     """
 
     decays_last = True

@@ -3,8 +3,9 @@
 #
 # 1. Set __version__ in fastopt/__init__.py, `version` and `date-released` in CITATION.cff, and the
 #    title of the version in CHANGELOG.md. Commit.
-# 2. git tag v0.1.0
-# 3. packaging/release.sh
+# 2. .ci/run exhaustive
+# 3. git tag v0.1.0
+# 4. packaging/release.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -34,6 +34,13 @@ def test_no_test_of_another_library_is_skipped(tests):
     assert "FASTOPT_TEST_SKIPS=fail" in line
 
 
+def test_an_unknown_argument_is_refused():
+    command = ["bash", ROOT / ".ci" / "run", "exhausting"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == ".ci/run: the only argument is exhaustive, got exhausting\n"
+
+
 def test_tests_run_on_a_newer_python_where_the_machine_has_one():
     assert sum("/newest/bin/python -m pytest" in step for step in STEPS) == 1
 

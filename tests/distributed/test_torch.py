@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from helpers.cases import exhaustive
 from helpers.paths import ROOT, TESTS
 from helpers.ranks import CHECKS, OF_FORMULAS, names_of
 
@@ -40,8 +41,15 @@ def torchrun():
     return run
 
 
-def test_checks_pass(torchrun):
-    parts = ("updates", "rules", "settings", "overlap", "join", "divergence")
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("updates", "divergence"),
+        *exhaustive(("rules", "settings", "overlap", "join")),
+    ],
+    ids=" ".join,
+)
+def test_checks_pass(torchrun, parts):
     modules = [f"ranks_{part}" for part in parts]
     done = torchrun(3, CHECKS / "run_torch.py", *modules)
     names = [name for module in modules for name in names_of(module)]

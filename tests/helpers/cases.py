@@ -249,7 +249,7 @@ def exhaustive(*values):
 
 
 def variants(*values):
-    """Parameters of exhaustive tests that ``.ci/run`` leaves out."""
+    """Parameters of exhaustive tests that ``.ci/run exhaustive`` leaves out."""
     marks = [pytest.mark.exhaustive, pytest.mark.variant]
     return [pytest.param(value, marks=marks) for value in values]
 

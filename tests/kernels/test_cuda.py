@@ -107,18 +107,19 @@ def machine_code(text, capability):
     return registers
 
 
-def combinations():
-    """Every rule and kind of weight; by default all of some rules, and some of all rules."""
+def combinations(rules, kinds, usual):
+    """Rules and kinds of weight; by default all of some rules, and the `usual` of all rules."""
     found, sample = [], {case.make().rule for case in CASES if str(case) in SAMPLE}
-    for rule, weights, capability in itertools.product(RULES, WEIGHTS, CAPABILITIES):
-        usual = weights in ("float32", "lazy rows") and capability == (8, 0)
-        marks = () if usual or rule in sample else pytest.mark.exhaustive
+    for rule, weights, capability in itertools.product(rules, kinds, CAPABILITIES):
+        default = rule in sample or (weights in usual and capability == (8, 0))
+        marks = () if default else pytest.mark.exhaustive
         name = f"{rule.name}-{weights}-{CAPABILITIES[capability]}"
         found.append(pytest.param(rule, weights, capability, marks=marks, id=name))
-    return found
+    names = "rule", "weights", "capability"
+    return pytest.mark.parametrize(names, found, indirect=["capability"])
 
 
-@pytest.mark.parametrize(("rule", "weights", "capability"), combinations(), indirect=["capability"])
+@combinations(RULES, WEIGHTS, ("float32", "lazy rows"))
 def test_a_rule_compiles_without_doubles_and_spills(rule, weights, capability):
     layout = layout_of(rule, **WEIGHTS[weights])
     dense = kernels.lazy if layout.lazy else kernels.dense
@@ -149,8 +150,11 @@ def pack_bytes(layout, kinds):
     return pack_size(layout) * sum(np.dtype(kind).itemsize for kind in kinds)
 
 
-@pytest.mark.parametrize("weights", ["float32", "float64", "float16 with master", "standard rows"])
-@pytest.mark.parametrize("rule", [r for r in RULES if r.passes], ids=lambda rule: rule.name)
+@combinations(
+    [rule for rule in RULES if rule.passes],
+    ("float32", "float64", "float16 with master", "standard rows"),
+    ("float32",),
+)
 def test_its_sums_compile(rule, weights, capability):
     layout = layout_of(rule, **WEIGHTS[weights], rounded_sums="master" in weights)
     told = records(rule, layout.real)

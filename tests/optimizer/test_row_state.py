@@ -11,6 +11,7 @@ from fastopt._engine.validate import leaves
 from fastopt.distributed import ShardedUpdater, run_threads
 from fastopt.kernels.rule import rule
 from fastopt.sparse import RowSparse
+from helpers.cases import exhaustive
 from helpers.row_rules import RowAdam, row_adam, row_adam_formula
 
 SHAPE = (7, 37)
@@ -60,16 +61,19 @@ def strided(array):
     "grads", [DENSE, SPARSE, [DENSE[0], *SPARSE]], ids=["dense", "rows", "both"]
 )
 @pytest.mark.parametrize(
-    ("dtype", "made", "tolerance"),
+    "precision",
     [
         ("float64", {}, 1e-13),
-        ("float32", {}, 1e-5),
-        ("float32", {"state_dtype": "bfloat16"}, 0.05),
         ("float16", {"multi_precision": True}, 0.05),
-        ("float16", {"rounding": "stochastic"}, 0.05),
+        *exhaustive(
+            ("float32", {}, 1e-5),
+            ("float32", {"state_dtype": "bfloat16"}, 0.05),
+            ("float16", {"rounding": "stochastic"}, 0.05),
+        ),
     ],
 )
-def test_elements_and_rows_have_numbers_of_their_own(form, layout, grads, dtype, made, tolerance):
+def test_elements_and_rows_have_numbers_of_their_own(form, layout, grads, precision):
+    dtype, made, tolerance = precision
     updater = fastopt.Updater(RowAdam(learning_rate=0.1, lazy_update=True, **made))
     weight = layout(START.astype(dtype))
     for grad in grads:

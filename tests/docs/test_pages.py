@@ -136,6 +136,7 @@ def test_pages_count_the_optimizers():
         "README.md": f"Adam, SGD and {count - 2} other optimizers",
         "docs/index.md": f"Adam, SGD and {count - 2} other optimizers",
         "docs/quick-start.md": f"[All {count} optimizers]",
+        "docs/coming-from.md": f"| optimizers | [{count}](optimizers.md) |",
     }.items():
         assert words in " ".join((ROOT / page).read_text(encoding="utf-8").split())
     assert f"All {count}, and which" in (ROOT / "docs/index.md").read_text(encoding="utf-8")

@@ -298,9 +298,9 @@ MISTAKES = {
         "table 'embedding': ids must be an array of integers, got",
     ),
     "fastopt.EmbeddingTable(2, 'sgd').lookup(None)": (TypeError, "at most 64 bits, got None"),
-    "fastopt.EmbeddingTable(2, 'sgd').update([1], [[1.0, 2.0]])": (
+    "fastopt.EmbeddingTable(2, 'sgd').update([1], [[1, 2]])": (
         TypeError,
-        "table 'embedding': grads must have dtype float32, got list, which converts to float64",
+        "grads must have the weight's dtype float32 or another real floating dtype, got int64: convert",
     ),
     "fastopt.Adam(clipvalue=1)": (TypeError, "did you mean clip_gradient?"),
     "fastopt.Adam(fused=True)": (TypeError, "so there is nothing to choose"),

@@ -29,6 +29,7 @@ __all__ = [
     "check_like",
     "check_state",
     "check_together",
+    "converted",
     "described",
     "is_fixed",
     "is_fortran",
@@ -175,7 +176,7 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None, role: str = "g
         takes = [weight.dtype.name] + ["float32"] * is_half(weight)
         takes += [] if copy is None else [header(copy).dtype.name]
         if values.dtype.name not in takes or not values.dtype.isnative:
-            grad = _converted(f"{context}: {role}", grad, values.dtype, weight, takes)
+            grad = converted(f"{context}: {role}", grad, values.dtype, weight, takes)
             values = grad.values if isinstance(grad, RowSparse) else grad
     shape = grad.shape if isinstance(grad, RowSparse) else values.shape
     if shape != weight.shape:
@@ -197,8 +198,16 @@ def _refuse_capture(*arrays: Any) -> None:
         refuse_capture(*streams)
 
 
-def _converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequence[str]) -> Any:
-    """Return a gradient of another real floating dtype in the dtype of the arithmetic."""
+def converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequence[str]) -> Any:
+    """Return a gradient of another real floating `dtype` in the dtype of the arithmetic.
+
+    `takes` are the names of dtypes that need no conversion.
+
+    Raises
+    ------
+    TypeError
+        The dtype is no real floating one, or one of the arrays is on a device.
+    """
     real = np.dtype(real_of(weight.dtype))
     floating = np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"
     if not floating or not isinstance(grad, (np.ndarray, RowSparse)) or isinstance(weight, Header):

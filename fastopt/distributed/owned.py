@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastopt._engine.validate import check_index, label, listed
+from fastopt._engine.validate import check_index, converted, is_half, label, listed
 from fastopt._kernels.layout import kind_of
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
@@ -201,11 +201,9 @@ class Owned(Resumable):
                 f"{context}: gradient must have NumPy arrays in a sharded table, got "
                 f"{type(given.values).__name__}"
             )
-        dtype = table.weight.dtype
-        takes = {dtype.name} | ({"float32"} if dtype.itemsize == 2 else set())
+        takes = [table.weight.dtype.name] + ["float32"] * is_half(table.weight)
         if given.dtype.name not in takes:
-            expected = " or ".join(sorted(takes))
-            raise TypeError(f"{context}: gradient must have dtype {expected}, got {given.dtype}")
+            given = converted(f"{context}: gradient", given, given.dtype, table.weight, takes)
         return given if given.values.itemsize == 2 else given.coalesce()
 
     def _facts(self, given: Mapping[Index, RowSparse]) -> Facts:

@@ -122,8 +122,9 @@ class Sharded(Advised, Spelled):
     elsewhere: ClassVar[Mapping[str, str]] = {
         **Updater.elsewhere,
         **dict.fromkeys(
-            ("step", "update", "apply_gradients", "apply", "minimize"),
-            "call the updater: updater(index, grad, weight), or with lists of them",
+            ("update", "apply_gradients", "apply", "minimize"),
+            "call the updater: updater(index, grad, weight), also with lists of them, or "
+            "updater.step(grads, weights)",
         ),
         **dict.fromkeys(
             ("param_groups", "add_param_group", "groups"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -36,6 +36,15 @@ from fastopt.sparse import HALVES, RowSparse
 __all__ = ["ShardedUpdater"]
 
 Found = tuple[Plan, list[Any], dict[Index, Placement]]
+
+
+class Nested(NamedTuple):
+    """Arguments of a step with nested weights, in place of indices: errors in them are agreed."""
+
+    grads: Any
+    weights: Any
+    missing: str
+
 
 LISTS = 16
 """Maximum number of lists of several indices whose plans are kept."""
@@ -228,6 +237,26 @@ class ShardedUpdater(WeightKeeper):
         with self.optimizer.lock:
             self._call_all(index, grad, weight)
 
+    def step(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> None:
+        """Update nested weights, as :meth:`Updater.step <fastopt.Updater.step>` does.
+
+        All ranks must call it, with gradients of the same weights.
+
+        Parameters
+        ----------
+        grads, weights, missing
+            See :meth:`Updater.step <fastopt.Updater.step>`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in a call with lists, and as in :meth:`Updater.step <fastopt.Updater.step>`, on all
+            ranks. Nothing changes.
+        TimeoutError, RuntimeError
+            See :meth:`__call__`.
+        """
+        self(Nested(grads, weights, missing), None, None)
+
     def _call_all(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
         """Update or accumulate; return False if no rank has work of its own."""
         if self._windows is None:
@@ -237,6 +266,8 @@ class ShardedUpdater(WeightKeeper):
     def _unfrozen(self, index: Any, grad: Any, weight: Any) -> tuple[Any, Any, Any]:
         """Return the arguments of a call without the parameters of frozen groups."""
         self._check_free()
+        if isinstance(index, Nested):
+            index, grad, weight = self.shard._leaves(*index)
         groups = self.shard.planner.groups
         if groups is None or not groups.freezes:
             return index, grad, weight

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastopt._engine.validate import is_half
+from fastopt._engine.validate import converted, is_half
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.hashing import FREE
 from fastopt._kernels.layout import bfloat16, kind_of
@@ -405,8 +405,8 @@ class EmbeddingTable(Advised, Spelled):
         ids : array_like of int
             int64 or uint64, or other integers, of any shape.
         grads : numpy.ndarray
-            Gradients of shape ``(*ids.shape, dim)``, in the table's dtype, or float32 for
-            half-precision tables.
+            Gradients of shape ``(*ids.shape, dim)``, of any real floating dtype; others than the
+            table's, or float32 for half-precision tables, are converted first.
 
         Raises
         ------
@@ -940,10 +940,7 @@ class EmbeddingTable(Advised, Spelled):
         array = np.asarray(grads)
         takes = [self.dtype.name] + ["float32"] * is_half(self._storage.weight)
         if array.dtype.name not in takes or not array.dtype.isnative:
-            got = str(array.dtype)
-            if not isinstance(grads, np.ndarray):
-                got = f"{type(grads).__name__}, which converts to {got}"
-            raise TypeError(f"{context} must have dtype {' or '.join(takes)}, got {got}")
+            array = converted(context, array, array.dtype, self._storage.weight, takes)
         if array.shape != (*shape, self.dim):
             raise ValueError(f"{context} must have shape {(*shape, self.dim)}, got {array.shape}")
         return bits, keys, array.reshape(-1, self.dim)

@@ -87,7 +87,12 @@ ONES = np.ones((2, 2), np.float32)
         (lambda t: t.lookup([8, 9, 8, 10]), ValueError, "ids need 5 rows, and capacity is 4"),
         (lambda t: t.rows([8, 9, 10], create=True), ValueError, "ids need 5 rows"),
         (lambda t: t.update([1, 8], ONES[:1]), ValueError, r"grads must have shape \(2, 2\)"),
-        (lambda t: t.update([1], np.ones((1, 2))), TypeError, "dtype float32, got float64"),
+        (
+            lambda t: t.update([1], [[1, 1]]),
+            TypeError,
+            r"float32 or another real floating dtype, got int64: convert it with astype",
+        ),
+        (lambda t: t.update([1], np.ones((1, 2), complex)), TypeError, "pass its real part"),
         (lambda t: t.update([1], np.ma.array(ONES[:1])), TypeError, "without a mask"),
         (lambda t: t.update([8, 9, 10], np.ones((3, 2), np.float32)), ValueError, "need 5 rows"),
         (lambda t: t.evict(), ValueError, "table 'e': evict needs unused_for, count_below or keep"),

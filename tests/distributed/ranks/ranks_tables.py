@@ -103,6 +103,12 @@ def check_rows_of_many_kinds():
             table.push(parts[comm.rank])
             alone(0, together(parts, shape), whole)
         assert table.pull(range(30)).tobytes() == whole.tobytes()
+    shape, wide = (30, 3), lists(np.random.default_rng(3), 30, "float64")
+    tables = [ShardedTable(shape, optimizer.Adam(), comm, index=kind) for kind in "ab"]
+    mine = wide[comm.rank]
+    tables[0].push(mine)  # is converted first
+    tables[1].push((mine[0].astype(np.float32), mine[1]))
+    assert frozen(tables[0].pull(range(30))) == frozen(tables[1].pull(range(30)))
     deep = ShardedTable((5, 2, 2), optimizer.SGD(learning_rate=1.0), comm, index="deep")
     ones = np.ones((1, 2, 2), np.float32)
     deep.push(RowSparse(ones, np.array([4]), (5, 2, 2)))
@@ -144,8 +150,8 @@ def check_calls_that_fail_change_nothing():
         table.push((good[0], np.array([9])) if last else good)
     with raised(ValueError, "below 9, got -1"):
         table.pull([-1] if last else [1])
-    with raised(TypeError, "gradient must have dtype float32, got float64"):
-        table.push((good[0].astype(np.float64), good[1]) if last else good)
+    with raised(TypeError, "values must be float16, bfloat16, float32 or float64, got int64"):
+        table.push((good[0].astype(np.int64), good[1]) if last else good)
     with raised(TypeError, "gradient must be a RowSparse"):
         table.push(np.ones((9, 2), np.float32))
     with raised(ValueError, "values must have shape (9, 2), got (8, 2)"):

@@ -50,6 +50,36 @@ def check_large_values_do_not_overflow_in_float16():
     np.testing.assert_allclose(updater.states[0][1], np.float32(expected), rtol=1e-6)
 
 
+def check_nested_weights():
+    """The bits of one updater; an error on one rank is one of all, and changes nothing."""
+    made = lambda: optimizer.Adam(learning_rate=0.1)  # noqa: E731
+    weights = {"layers": [normal(0, (9, 4), "float32"), normal(1, (4,), "float32")], "unit": "relu"}
+    start = {"layers": [each.copy() for each in weights["layers"]]}
+    settings = {"groups": {r"layers\.1": {"lr_mult": 2.0}}}
+    for more in ({}, {"accumulate": 2}):
+        for own, first in zip(weights["layers"], start["layers"], strict=True):
+            own[...] = first
+        sharded = ShardedUpdater(made(), comm, **settings, **more)
+        alone, theirs = Updater(made(), **settings, **more), [w.copy() for w in start["layers"]]
+        for step in range(4):
+            ranks = [
+                [exact(9 * step + 2 * r + k, own.shape, "float32") for k, own in enumerate(theirs)]
+                for r in range(comm.size)
+            ]
+            sharded.step({"layers": ranks[comm.rank]}, weights)
+            total = [sum(grads) for grads in zip(*ranks, strict=True)]
+            alone.step({"layers": total}, {"layers": theirs})
+        assert [frozen(w) for w in weights["layers"]] == [frozen(w) for w in theirs]
+        assert [*sharded.states] == ["layers.0", "layers.1"]
+        before = everything(sharded.shard, weights["layers"])
+        good = {"layers": [np.ones_like(w) for w in theirs]}
+        last = comm.rank == comm.size - 1
+        told = [f"rank {comm.size - 1}: "] if comm.size > 1 else []
+        with raised(ValueError, "weight 'layers.1' has no gradient", *told):
+            sharded.step({"layers": good["layers"][:1]} if last else good, weights)
+        assert everything(sharded.shard, weights["layers"]) == before
+
+
 def check_copies():
     make = lambda: optimizer.Adam(learning_rate=0.1)  # noqa: E731
     pair = Pair(make, [normal(0, (30,), "float32")])
@@ -425,7 +455,7 @@ def check_misspelled_names_get_a_suggestion():
             ShardedTable((3, 2), "adam", comm, **{name: 1})
     made = ShardedUpdater("adam", comm)
     for name, words in {
-        "step": r"updater\(index, grad, weight\), or with lists",
+        "apply": r"updater\(index, grad, weight\), also with lists .* updater\.step",
         "param_groups": "set_lr_mult",
         "clip_global_nrm": "did you mean clip_global_norm",
     }.items():

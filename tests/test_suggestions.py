@@ -300,7 +300,7 @@ MISTAKES = {
     "fastopt.EmbeddingTable(2, 'sgd').lookup(None)": (TypeError, "at most 64 bits, got None"),
     "fastopt.EmbeddingTable(2, 'sgd').update([1], [[1, 2]])": (
         TypeError,
-        "grads must have the weight's dtype float32 or another real floating dtype, got int64: convert",
+        "grads must have the weight's dtype float32 or another real floating dtype, got int64",
     ),
     "fastopt.Adam(clipvalue=1)": (TypeError, "did you mean clip_gradient?"),
     "fastopt.Adam(fused=True)": (TypeError, "so there is nothing to choose"),

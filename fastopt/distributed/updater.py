@@ -254,6 +254,19 @@ class ShardedUpdater(WeightKeeper):
             ranks. Nothing changes.
         TimeoutError, RuntimeError
             See :meth:`__call__`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> from fastopt.distributed import ShardedUpdater, run_threads
+        >>> def program(comm):
+        ...     updater = ShardedUpdater(optimizer.SGD(learning_rate=0.1), comm)
+        ...     weights = {"layers": [np.ones(2), np.ones(1)]}
+        ...     updater.step({"layers": [np.full(2, 1.0 + comm.rank), None]}, weights)
+        ...     return weights
+        >>> run_threads(2, program)[1]
+        {'layers': [array([0.7, 0.7]), array([1.])]}
         """
         self(Nested(grads, weights, missing), None, None)
 

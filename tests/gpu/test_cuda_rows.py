@@ -34,8 +34,9 @@ def test_every_rule_steps_as_on_the_cpu(case, lazy, rng):
     check_steps(lambda: case.updater(wd=case.wd, lazy_update=lazy), weight, grads)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("made", [{}, {"state_dtype": "bfloat16"}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "made"), [(np.float32, {}), (np.float16, {"state_dtype": "bfloat16"})]
+)
 def test_a_rule_may_have_numbers_of_elements_beside_those_of_rows(dtype, made, rng):
     weight = rng.normal(size=SHAPE).astype(dtype)
     grads = [rng.normal(size=SHAPE).astype(dtype), *(listing(rng, rows, dtype) for rows in SOME)]

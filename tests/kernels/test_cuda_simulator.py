@@ -15,7 +15,10 @@ from helpers.paths import ROOT, TESTS
 
 GPU = TESTS / "gpu"
 
-OVERVIEW = "(not every_rule and not float64 or [lamb] or [groupadagrad]) and not in_the_order"
+OVERVIEW = (
+    "(not every_rule and not float64 or [lamb] or [groupadagrad]) "
+    "and not (in_the_order or summed_by_row)"
+)
 """What runs each part once. The rest is rules and orders of sums, which ``tests/ptx`` has too."""
 
 FAKE = """

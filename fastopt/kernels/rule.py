@@ -186,7 +186,17 @@ class Rule:
         return (*self.state, *self.kept)
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return each slot with the shape of its array for a weight of this shape."""
+        """Return the name of each slot with the shape of its array.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the weight.
+
+        Returns
+        -------
+        tuple of (str, tuple of int)
+        """
         of_row = (*shape[:1], 1) if shape else shape
         return tuple((slot, of_row if slot in self.row_state else shape) for slot in self.state)
 

@@ -393,8 +393,7 @@ def rule(
             raise TypeError(f"{name!r} must be in state, and in one of signed and nonnegative")
 
     reductions = _passes(passes)
-    if row:
-        _check_row(noise or passes, signed or nonnegative)
+    _check_row(row, noise or passes, signed or nonnegative)
     of_rows = _row_state(row, state, row_state)
     if extra is not None and (row or extra not in set(state) - {*signed, *nonnegative}):
         raise TypeError(
@@ -434,11 +433,11 @@ def rule(
     return declare
 
 
-def _check_row(elements: Any, stored: Any) -> None:
+def _check_row(row: Any, elements: Any, stored: Any) -> None:
     """Raise TypeError for options of a rule that one with `row` cannot have."""
-    if elements:
+    if row and elements:
         raise TypeError("row cannot be combined with noise or passes, which are for each element")
-    if stored:
+    if row and stored:
         raise TypeError(
             "row cannot be combined with signed or nonnegative, as rows have one number"
         )

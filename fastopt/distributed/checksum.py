@@ -4,18 +4,21 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastopt._kernels import checksum as kernels
 from fastopt._kernels.compiling import bind
 
-__all__ = ["checksum", "summer"]
+__all__ = ["Segments", "checksum", "checksums", "summer"]
+
+Segments = NDArray[np.int64]
+"""Segments of memory, a row for each: address and number of bytes."""
 
 
 @cache
 def summer() -> Any:
-    """Compiled :func:`fastopt._kernels.checksum.checksum`."""
-    words = np.empty(0, np.uint64)
-    return bind(kernels.checksum(), words, words)
+    """Compiled :func:`fastopt._kernels.checksum.checksums`."""
+    return bind(kernels.checksums(), np.empty((0, 2), np.int64), np.empty(0, np.uint64))
 
 
 def checksum(elements: Any) -> int:
@@ -36,12 +39,13 @@ def checksum(elements: Any) -> int:
     >>> checksum(one) == checksum(one.copy()), checksum(one) == checksum(other)
     (True, False)
     """
-    data = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
-    whole = data.size // 8 * 8
-    words = np.require(
-        data[:whole].view(np.uint64), requirements=["A", "W"]
-    )  # as the kernel expects
-    rest = np.zeros(1, np.uint64)
-    rest.view(np.uint8)[: data.size - whole] = data[whole:]
+    data = np.ascontiguousarray(elements)
+    return int(checksums(np.array([[data.ctypes.data, data.nbytes]]))[0])
+
+
+def checksums(segments: Segments) -> NDArray[np.uint64]:
+    """Checksum of each segment, see :func:`checksum`."""
+    sums = np.empty(len(segments), np.uint64)
     with np.errstate(over="ignore"):  # without a compiler
-        return int(summer()(words, rest))
+        summer()(segments, sums)
+    return sums

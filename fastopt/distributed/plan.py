@@ -15,6 +15,7 @@ from fastopt._kernels.layout import real_of
 from fastopt._kernels.numpy_abi import readable
 from fastopt.checkpoint.restore.placement import Placement
 from fastopt.distributed.agreement import Facts
+from fastopt.distributed.checksum import checksum, checksums
 from fastopt.distributed.collectives import MOST
 from fastopt.distributed.guards import Guards
 from fastopt.distributed.packing import Runs, adder, rounder
@@ -32,6 +33,9 @@ Parts = NDArray[np.int64]
 
 Part = tuple[int, int, int]
 """Position of a tensor in the call, start and stop of its elements."""
+
+Spans = NDArray[np.int64]
+"""A row for each :data:`Part`."""
 
 
 def flat(array: Any) -> Any:
@@ -311,7 +315,8 @@ class Plan:
         self.facts: Facts | None = None
         self.flats = [flat(weight) for weight in weights]
         self.sizes = [weight.size for weight in weights]
-        self._windows: tuple[int, list[list[Part]]] = (0, [])
+        self._windows: tuple[int, list[Spans]] = (0, [])
+        self._itemsizes = np.array([weight.itemsize for weight in weights], np.int64)
         self.copied = {k for k, each in enumerate(self.flats) if not isinstance(each, np.ndarray)}
         self.at = None if self.copied else self._addresses
         """Addresses of the weights, if all are in place."""
@@ -431,13 +436,28 @@ class Plan:
                 return place, other
         return None
 
-    def windows(self, count: int) -> list[list[Part]]:
-        """Parts of all weights, in at most `count` windows of equal size, LEAST or more."""
+    def windows(self, count: int) -> list[Spans]:
+        """Spans of all weights, in at most `count` windows of equal size, LEAST or more."""
         if self._windows[0] != count:
             step = max(-(-sum(self.sizes) // count), LEAST)
-            whole = [(place, 0, size) for place, size in enumerate(self.sizes)]
-            self._windows = count, list(_windows(whole, step))
+            found = [*_windows(self.whole([*range(len(self.sizes))]).tolist(), step)]
+            self._windows = count, [np.array(window, np.int64) for window in found]
         return self._windows[1]
+
+    def whole(self, places: Sequence[int]) -> Spans:
+        """Spans of all elements of some weights."""
+        sizes = [self.sizes[place] for place in places]
+        return np.array([places, [0] * len(sizes), sizes], np.int64).T
+
+    def checksums(self, spans: Spans) -> NDArray[np.uint64]:
+        """Checksum of the elements of each span."""
+        places, first, last = spans.T
+        if self.at is None:
+            found = [checksum(self.flats[k][begin:end]) for k, begin, end in spans.tolist()]
+            return np.array(found, np.uint64)
+        sizes = self._itemsizes[places]
+        at = self.at[places] + first * sizes
+        return checksums(np.stack([at, (last - first) * sizes], axis=1))
 
     def borrow(self, size: int, dtype: Any) -> Array:
         """Borrow memory for `size` elements of a bucket; see :meth:`release`."""

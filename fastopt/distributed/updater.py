@@ -17,7 +17,7 @@ from fastopt.arguments import choice, count
 from fastopt.averages import Average, Lookahead
 from fastopt.checkpoint.restore.placement import Form, Placement, line_bytes, placed
 from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
-from fastopt.distributed.checksum import checksum, summer
+from fastopt.distributed.checksum import summer
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.gate import Stopped
 from fastopt.distributed.guards import comparer
@@ -822,24 +822,24 @@ class ShardedUpdater(WeightKeeper):
     def _values(self, plan: Plan, new: dict[Index, Placement]) -> Numbers:
         """Checksums of new and loaded weights, and of a fraction of the other weights."""
         unsure = new.keys() | self._unsure
-        indices = plan.indices if unsure else []
-        parts = [(k, 0, plan.sizes[k]) for k, i in enumerate(indices) if i in unsure]
-        if self.check_every:
-            windows = plan.windows(self.check_every)
-            turn = self._turns.get(plan.indices[0], 0) if windows else 0
-            parts += windows[turn % len(windows)] if windows else []
-        sums = [checksum(plan.flats[k][first:last]) for k, first, last in parts]
+        indices = enumerate(plan.indices if unsure else ())
+        spans = plan.whole([k for k, index in indices if index in unsure])
+        windows = plan.windows(self.check_every) if self.check_every else []
+        if windows:
+            turn = self._turns.get(plan.indices[0], 0)
+            spans = np.concatenate([spans, windows[turn % len(windows)]])
+        sums = plan.checksums(spans)
 
         def in_words() -> dict[str, str]:
-            names = self.optimizer.idx2name
+            names, pairs = self.optimizer.idx2name, zip(spans.tolist(), sums.tolist(), strict=True)
             return {
                 f"checksum of values {first} to {last} of {label(plan.indices[k], names)}": hex(
                     found
                 )
-                for (k, first, last), found in zip(parts, sums, strict=True)
+                for (k, first, last), found in pairs
             }
 
-        return Numbers([np.array(sums, np.uint64)], in_words)
+        return Numbers([sums], in_words)
 
 
 def _times(grad: Any, factor: float) -> Any:

@@ -112,16 +112,17 @@ def stream(target, source, size):
 
 @cache
 def copy() -> Callable:
-    """Kernel ``(segments)`` with a row for each segment: source and target address, and bytes.
+    """Kernel ``(segments, used)`` with a row for each: source and target address, and bytes.
 
-    Threads copy chunks of equal size, whatever the sizes of the segments. If there are STREAM_FROM
-    bytes or more, the copies bypass the caches.
+    Threads copy chunks of equal size, whatever the sizes of the segments. The copies bypass the
+    caches if they have STREAM_FROM bytes or more, or `used`, which is how many bytes are used until
+    they are read, is as much.
     """
 
-    def copy(segments):
+    def copy(segments, used):
         ends = np.cumsum(segments[:, 2])
         total = ends[-1] if len(ends) else np.int64(0)
-        past_caches = total >= STREAM_FROM
+        past_caches = max(total, used) >= STREAM_FROM
         for c in prange(-(-total // CHUNK)):
             at, stop = c * CHUNK, min((c + 1) * CHUNK, total)
             k = np.searchsorted(ends, at, side="right")
@@ -168,23 +169,28 @@ def convert(source: Any, target: Any) -> Callable:
 
 @cache
 def add(kind: Any, real: Any, parallel: bool) -> Callable:
-    """Kernel ``(parts, total)`` that sums the arrays at the addresses `parts`, in their order.
+    """Kernel ``(parts, ends, total)`` that sums the arrays at the addresses `parts`, in order.
 
-    `parts` has a row for each array of elements of the storage type `kind`, and `total` receives
-    the sums in the arithmetic `real`.
+    `parts` has a row for each segment of `total`, with the addresses of the arrays of the storage
+    type `kind` that are summed there in the arithmetic `real`; `ends` has the ends of the segments.
     """
     kinds = (kind,)
 
-    def add(parts, total):
+    def add(parts, ends, total):
         for c in prange(-(-len(total) // PART)):
-            first = c * PART
-            sums = total[first : first + PART]
-            part = locate(parts, 0, 0, first, kinds)
-            for i in range(len(sums)):
-                sums[i] = real(load(part, i)[0])
-            for r in range(1, len(parts)):
-                part = locate(parts, r, 0, first, kinds)
+            at, stop = c * PART, min((c + 1) * PART, len(total))
+            k = np.searchsorted(ends, at, side="right")
+            while at < stop:
+                first = at - (ends[k - 1] if k > 0 else 0)
+                sums = total[at : min(stop, ends[k])]
+                part = locate(parts, k, 0, first, kinds)
                 for i in range(len(sums)):
-                    sums[i] += load(part, i)[0]
+                    sums[i] = real(load(part, i)[0])
+                for r in range(1, parts.shape[1]):
+                    part = locate(parts, k, r, first, kinds)
+                    for i in range(len(sums)):
+                        sums[i] += load(part, i)[0]
+                at += len(sums)
+                k += 1
 
     return compiled(add, None, parallel)

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.ranks import Ranks, listing
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["Fact", "Facts", "Numbers", "agree", "attempt", "is_agreed"]
+__all__ = ["Agreed", "Fact", "Facts", "Numbers", "agree", "attempt", "is_agreed"]
 
 
 class Fact(Protocol):
@@ -79,6 +79,13 @@ KINDS: dict[str, type[Exception]] = {
 """Exceptions that all ranks raise with the original type; others become RuntimeErrors."""
 
 
+class Agreed(NamedTuple):
+    """What :func:`agree` has found on any rank."""
+
+    active: bool
+    apart: bool
+
+
 def attempt(work: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
     """Call a function; return its result and None, or None and the exception that it raised."""
     try:
@@ -92,7 +99,8 @@ def agree(
     facts: Sequence[Fact] = (),
     error: Exception | None = None,
     active: bool = True,
-) -> bool:
+    apart: bool = False,
+) -> Agreed:
     """Raise on every rank if some rank has an error or the facts of the ranks differ.
 
     Parameters
@@ -105,14 +113,17 @@ def agree(
         Error on this rank.
     active : bool
         Whether this rank has work of its own, see :meth:`fastopt.distributed.ShardedUpdater.join`.
+    apart : bool
+        Whether arrays of this rank are apart in memory.
 
     Returns
     -------
-    bool
-        Whether any rank is active. If no rank is, nothing is compared.
+    Agreed
+        Whether any rank is active, and whether arrays are apart on any. If no rank is active,
+        nothing is compared.
     """
     try:
-        return _compared(ranks, facts, error, active)
+        return _compared(ranks, facts, error, active, apart)
     except Exception as agreed:
         vars(agreed)["_is_agreed"] = True
         raise
@@ -123,17 +134,20 @@ def is_agreed(error: BaseException) -> bool:
     return "_is_agreed" in vars(error)
 
 
-def _compared(ranks: Ranks, facts: Sequence[Fact], error: Exception | None, active: bool) -> bool:
+def _compared(
+    ranks: Ranks, facts: Sequence[Fact], error: Exception | None, active: bool, apart: bool
+) -> Agreed:
     """See :func:`agree`."""
     if ranks.size == 1:
         if error is not None and active:
             raise error
-        return active
+        return Agreed(active, apart)
     number = hash(tuple(part.digest for part in facts)) >> 2  # hash of ints is not randomized
-    seen = np.array([active, error is not None, number, -number], np.int64)
+    seen = np.array([active, error is not None, number, -number, apart], np.int64)
     ranks.wait(ranks.comm.all_reduce_max(seen))
-    if not seen[0]:
-        return False
+    agreed = Agreed(bool(seen[0]), bool(seen[4]))
+    if not agreed.active:
+        return agreed
     if seen[1]:
         names = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS]
         report = None if error is None else [(names or ["RuntimeError"])[0], str(error)]
@@ -142,7 +156,7 @@ def _compared(ranks: Ranks, facts: Sequence[Fact], error: Exception | None, acti
         own = {name: fact for part in facts for name, fact in part.in_words().items()}
         every = [json.loads(text) for text in share_texts(ranks, json.dumps(own))]
         raise ValueError(f"ranks disagree: {_difference(every)}")
-    return True
+    return agreed
 
 
 def _raise_first(texts: list[str], error: Exception | None) -> None:

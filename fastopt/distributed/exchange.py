@@ -1,18 +1,18 @@
 """Communication of one call: gradients are summed bucket by bucket, weights are gathered."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fastopt._engine.overlap import Addresses
-from fastopt.distributed.communicator import Parts
-from fastopt.distributed.packing import add_up, pack, unpack
+from fastopt.distributed.packing import pack, unpack
 from fastopt.distributed.plan import DEPTH, Bucket, Group, Plan
 from fastopt.distributed.ranks import Ranks
 from fastopt.distributed.stages import Local, Stages
+from fastopt.distributed.transport import Summing, Transport
 
 __all__ = ["Exchange"]
 
@@ -30,8 +30,8 @@ class Exchange(Local):
         The ranks.
     plan : Plan
         The tensors.
-    comm : Communicator, optional
-        Communicator on which gradients are sent. Default: the communicator of the ranks.
+    choose : callable
+        Function of the plan that returns the way of its buckets, once the ranks are in the call.
 
     Attributes
     ----------
@@ -44,19 +44,25 @@ class Exchange(Local):
         Number of gradient buckets that this rank has started to send.
     """
 
-    def __init__(self, ranks: Ranks, plan: Plan, comm: Any = None) -> None:
-        self.ranks, self.plan = ranks, plan
-        self.comm, self.rank = self.ranks.comm, self.ranks.rank
-        self.gradient_comm = comm or self.comm
+    def __init__(self, ranks: Ranks, plan: Plan, choose: Callable[[Plan], Transport]) -> None:
+        self.ranks, self.plan, self._choose = ranks, plan, choose
+        self.rank, self._chosen = ranks.rank, cast(Transport | None, None)
         self.grads: list[Any] = [None] * len(plan.indices)
         self.at: Addresses | None = None
         self._missing = {group: len(group.places) for group in plan.groups}
         self.begun = self._added = self._arrived = self._gathered = 0
-        self._reducing: deque[tuple[Bucket, Any, Array | None, Array, Array]] = deque()
+        self._reducing: deque[tuple[Bucket, Summing, Array | None]] = deque()
         self._gathering: deque[tuple[Bucket, Any, Array | None]] = deque()
         self._sources: dict[Group, Array | None] = {}
         self.seconds = dict.fromkeys(("packing", "communication", "update"), 0.0)
         self._since = perf_counter()
+
+    @property
+    def transport(self) -> Transport:
+        """The way of buckets between the ranks."""
+        if self._chosen is None:
+            self._chosen = self._choose(self.plan)
+        return self._chosen
 
     def _lap(self, name: str) -> None:
         """Add the time since the last call to `seconds[name]`."""
@@ -67,28 +73,17 @@ class Exchange(Local):
     # Gradients
 
     def _reduce(self, bucket: Bucket) -> None:
-        """Start sending each rank its part of a bucket, packed unless contiguous in memory."""
-        group, counts = bucket.group, bucket.counts
-        wire, own = group.wire, counts[self.rank]
+        """Start to sum a bucket, packed unless it is contiguous in memory and may be sent so."""
+        group, transport = bucket.group, self.transport
         packed, at = None, bucket.at
-        source = None if at is None else self._in_memory(group)
+        source = None if at is None or transport.copies else self._in_memory(group)
         if source is None or at is None:
-            source = packed = self.plan.borrow(bucket.starts[-1], wire)
+            source = packed = transport.for_gradients(bucket)
             at = bucket.starts[:-1]
-            pack(self.grads, bucket.sent, packed, self.at if group.dtype == wire else None)
-        received = self.plan.borrow(own * self.ranks.size, wire)
+            places = self.at if group.dtype == group.wire else None
+            pack(self.grads, bucket.sent, packed, places, transport.used)
         self._lap("packing")
-        sent, taken = list(counts), [own] * self.ranks.size
-        sent[self.rank] = taken[self.rank] = 0  # own part stays in place
-        places = [own * rank for rank in range(self.ranks.size)]
-        request = self.gradient_comm.all_to_all(
-            source.view(np.uint8),
-            _in_bytes(sent, at, wire),
-            received.view(np.uint8),
-            _in_bytes(taken, places, wire),
-        )
-        mine = source[at[self.rank] :][:own]
-        self._reducing.append((bucket, request, packed, received, mine))
+        self._reducing.append((bucket, transport.sum(bucket, source, at), packed))
         self._lap("communication")
 
     def _in_memory(self, group: Group) -> Array | None:
@@ -148,14 +143,11 @@ class Exchange(Local):
 
     def _add(self) -> None:
         """Sum the received parts of the oldest bucket in flight, which has arrived."""
-        bucket, _, packed, received, own = self._reducing.popleft()
+        bucket, summing, packed = self._reducing.popleft()
         first, last = bucket.share(self.rank)
-        total = bucket.group.grads[first:last]
-        parts = received.reshape(self.ranks.size, -1)
-        add_up(parts, self.rank, own, total, bucket.large)
-        for memory in (packed, received):
-            if memory is not None:
-                self.plan.release(memory)
+        summing.add(bucket.group.grads[first:last])
+        if packed is not None:
+            self.transport.release(packed)
         self._added += 1
         self._lap("packing")
 
@@ -187,17 +179,18 @@ class Exchange(Local):
         """Start sending this rank's new weights of a bucket, and receiving those of others."""
         if len(self._gathering) == DEPTH:
             self._unpack()
-        group = bucket.group
+        group, transport = bucket.group, self.transport
         weights, at, packed = group.weights, bucket.at, None
-        if weights is None or at is None:
-            weights = packed = self.plan.borrow(bucket.starts[-1], group.dtype)
+        if weights is None or at is None or transport.copies:
+            weights = packed = transport.for_weights(bucket)
             at = bucket.starts[:-1]
-            if bucket.slices:
+            if self.plan.at is not None:
+                pack(self.plan.flats, bucket.mine, packed, self.plan.at, transport.used)
+            elif bucket.slices:
                 first, last = bucket.starts[self.rank : self.rank + 2]
                 np.concatenate(bucket.slices, out=packed[first:last])
         self._lap("packing")
-        parts = _in_bytes(bucket.counts, at, group.dtype)
-        request = self.comm.all_gather(weights.view(np.uint8), parts)
+        request = transport.gather(bucket, weights, at)
         self._gathering.append((bucket, request, packed))
         self._gathered += 1
         self._lap("communication")
@@ -211,7 +204,7 @@ class Exchange(Local):
         if packed is None:
             return
         unpack(packed, bucket.received, self.plan.flats, self.plan.at)
-        self.plan.release(packed)
+        self.transport.release(packed)
         self._lap("packing")
 
     def finish(self) -> None:
@@ -223,9 +216,3 @@ class Exchange(Local):
             self._gather(bucket)
         while self._gathering:
             self._unpack()
-
-
-def _in_bytes(counts: Sequence[int], starts: Sequence[int], dtype: Any) -> Parts:
-    """Counts and offsets of elements as numbers of bytes."""
-    size = dtype.itemsize
-    return [size * count for count in counts], [size * start for start in starts]

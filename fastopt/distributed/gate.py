@@ -37,6 +37,8 @@ class Gate:
         Function that returns the facts to compare.
     active : bool
         Whether this rank has work of its own.
+    apart : bool
+        Whether arrays of this rank are apart in memory; once agreed, whether those of any rank are.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class Gate:
         ranks: Ranks,
         facts: Callable[[], Sequence[Fact]],
         active: bool = True,
+        apart: bool = False,
     ) -> None:
-        self.ranks, self.facts, self.active = ranks, facts, active
+        self.ranks, self.facts, self.active, self.apart = ranks, facts, active, apart
         self.passed = self.added = self.launched = False
 
     def enter(self, error: Exception | None = None) -> None:
@@ -56,7 +59,11 @@ class Gate:
     def add(self) -> None:
         """Agree before sums over all ranks, even if already done: a rank may have failed since."""
         self.added = True
-        self._agree((), None)
+        self.again()
+
+    def again(self, error: Exception | None = None) -> None:
+        """Agree, even if already done, on whether a rank has failed since."""
+        self._agree((), error)
 
     def launch(self, hyper: Callable[[], Fact]) -> None:
         """Agree on the hyper-parameters of an update."""
@@ -68,7 +75,9 @@ class Gate:
         if not self.passed and self.ranks.size > 1 and error is None:
             found, error = attempt(self.facts)
             facts = found or ()
-        goes_on, problem = attempt(agree, self.ranks, [*facts, *more], error, self.active)
-        if problem is not None or not goes_on:
+        own = self.active, self.apart
+        agreed, problem = attempt(agree, self.ranks, [*facts, *more], error, *own)
+        if problem is not None or not agreed.active:
             raise Stopped(problem)
+        self.apart = agreed.apart
         self.passed = True

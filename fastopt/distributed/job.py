@@ -3,18 +3,47 @@
 import importlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fastopt._kernels.threads import start_layer
-from fastopt.distributed.collectives import share_texts
+from fastopt.distributed.agreement import attempt
+from fastopt.distributed.collectives import of_all, share_texts
 from fastopt.distributed.communicator import Communicator, attached
 from fastopt.distributed.ranks import LIMIT, Ranks, refuse_forked, time_limit
+from fastopt.distributed.shared_memory import shared_zeros
 
-__all__ = ["ENDED", "Node", "leader_first", "private", "threads_of"]
+__all__ = ["ENDED", "Layers", "Node", "leader_first", "private", "threads_of"]
 
 numba: Any = importlib.import_module("numba")
 
 ENDED = "has ended: its program is over, or it was left by sys.exit"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Nodes with equal numbers of ranks, in the order of their first ranks.
+
+    Parameters
+    ----------
+    node : Ranks
+        The ranks on this node, which share memory.
+    number : int
+        Position of this node.
+    peers : list of int
+        On each node, the rank in the position that this rank has on its own.
+    """
+
+    node: Ranks
+    number: int
+    peers: list[int]
+
+    @property
+    def count(self) -> int:
+        """Number of nodes."""
+        return len(self.peers)
 
 
 class Node:
@@ -26,6 +55,9 @@ class Node:
         All ranks.
     node : Ranks
         The ranks on this node.
+    layers : Layers or None
+        The nodes; None if one has a single rank, or another number of ranks than others, or cannot
+        share memory between its ranks.
     updaters : int
         Number of updaters and tables that use the communicators.
     """
@@ -38,11 +70,23 @@ class Node:
         threads = threads_of(masks, self.node.rank)
         start_layer()
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        self.layers = self._layers()
 
-    def another(self) -> Communicator:
-        """Create one more communicator with all ranks; collective."""
-        copy, request = self.ranks.comm.duplicate()
-        self.ranks.wait(request)
+    def _layers(self) -> Layers | None:
+        rank, place, size = self.ranks.rank, self.node.rank, self.node.size
+        first = int(of_all(self.node, np.array([rank]))[0, 0])
+        _, error = attempt(shared_zeros, self.node, 1) if size > 1 else (None, None)
+        every = of_all(self.ranks, np.array([first, place, size, size == 1 or error is not None]))
+        if every[:, 3].any() or (every[:, 2] != size).any():
+            return None
+        members = np.lexsort((every[:, 1], every[:, 0])).reshape(-1, size)
+        number = int(np.flatnonzero(members[:, place] == rank)[0])
+        return Layers(self.node, number, members[:, place].tolist())
+
+    def another(self, ranks: Ranks) -> Communicator:
+        """Create one more communicator with all ranks, or with those on this node; collective."""
+        copy, request = ranks.comm.duplicate()
+        ranks.wait(request)
         self._more.append(copy)
         return copy
 

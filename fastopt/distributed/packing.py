@@ -31,14 +31,14 @@ COMPILED_FROM = 1 << 20, 32
 @cache
 def copier() -> Any:
     """Compiled :func:`fastopt._kernels.copying.copy`."""
-    return bind(copying.copy(), np.empty((0, 3), np.int64))
+    return bind(copying.copy(), np.empty((0, 3), np.int64), 0)
 
 
 @cache
 def adder(wire: Any, real: Any, parallel: bool) -> Any:
     """Compiled :func:`fastopt.kernels.copying.add`."""
     kernel = copying.add(kind_of(wire), real.type, parallel)
-    return bind(kernel, np.empty((0, 1), np.uint64), np.empty(0, real))
+    return bind(kernel, np.empty((0, 1), np.uint64), np.empty(0, np.int64), np.empty(0, real))
 
 
 @cache
@@ -48,29 +48,36 @@ def rounder(wire: Any) -> Any:
     return bind(kernel, np.empty((0, 2), np.uint64), np.empty(0, np.int64))
 
 
-def add_up(received: Array, rank: int, own: Array, total: Array, large: bool) -> None:
-    """Sum the parts of all ranks, in rank order, in the dtype of `total`.
+def add_up(parts: Addresses, counts: Sequence[int], wire: Any, total: Array, large: bool) -> None:
+    """Sum arrays of the dtype `wire`, in order, in the dtype of `total`.
 
-    `received` has a row for each rank; the part of this rank is `own` instead. `large` sums are
-    shared by threads.
+    `parts` has a row for each segment of `total`, with the addresses of the arrays that are summed
+    there; `counts` has the elements of each segment. `large` sums are shared by threads.
     """
-    ranks, parallel = len(received), large and may_run_parallel()
-    at = received.ctypes.data + np.arange(ranks, dtype=np.uint64) * np.uint64(own.nbytes)
-    at[rank] = own.ctypes.data
+    parallel = large and may_run_parallel()
     with turn() if parallel else nullcontext():
-        adder(received.dtype, total.dtype, parallel)(at.reshape(-1, 1), total)
+        adder(wire, total.dtype, parallel)(parts.astype(np.uint64), np.cumsum(counts), total)
 
 
-def pack(arrays: Sequence[Any], runs: Runs, packed: Array, at: Addresses | None = None) -> None:
-    """Copy runs of arrays to a bucket, which they fill in order; convert to its dtype.
+def pack(
+    arrays: Sequence[Any],
+    runs: Runs,
+    packed: Array,
+    at: Addresses | None = None,
+    used: int = 0,
+) -> None:
+    """Copy consecutive runs of arrays to a bucket; convert to its dtype.
 
-    `at` has the addresses of all arrays, if all are in place and have the bucket's dtype.
+    `at` has the addresses of all arrays, if all are in place and have the bucket's dtype; `used` is
+    how many bytes are used until the bucket is read.
     """
-    if _copied(arrays, runs, packed, False, at) or _rounded(arrays, runs, packed):
+    if _copied(arrays, runs, packed, False, at, used) or _rounded(arrays, runs, packed):
         return
     parts = [_elements(arrays[k])[first:last] for k, first, last, _ in runs.tolist()]
-    with np.errstate(over="ignore"):  # infinities are detected in the sums
-        np.concatenate(parts, out=packed, casting="unsafe")
+    if parts:
+        begin, end = runs[0, 3], runs[-1, 3] + runs[-1, 2] - runs[-1, 1]
+        with np.errstate(over="ignore"):  # infinities are detected in the sums
+            np.concatenate(parts, out=packed[begin:end], casting="unsafe")
 
 
 def unpack(packed: Array, runs: Runs, arrays: Sequence[Any], at: Addresses | None = None) -> None:
@@ -108,7 +115,12 @@ def _in_place(arrays: Sequence[Any], runs: Runs, dtype: Any) -> Addresses | None
 
 
 def _copied(
-    arrays: Sequence[Any], runs: Runs, packed: Array, back: bool, at: Addresses | None = None
+    arrays: Sequence[Any],
+    runs: Runs,
+    packed: Array,
+    back: bool,
+    at: Addresses | None = None,
+    used: int = 0,
 ) -> bool:
     """Copy large or many runs, unless an array is not in place or is to be converted."""
     size = packed.itemsize
@@ -123,5 +135,5 @@ def _copied(
     ends = at[places] + size * first, packed.ctypes.data + size * start
     source, target = reversed(ends) if back else ends
     with turn():
-        copier()(np.stack([source, target, size * (last - first)], axis=1))
+        copier()(np.stack([source, target, size * (last - first)], axis=1), used)
     return True

@@ -21,7 +21,7 @@ from fastopt.distributed.guards import Guards
 from fastopt.distributed.packing import Runs, adder, rounder
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "Spare", "flat"]
+__all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
 
 DEPTH = 2
 """Number of buckets in flight: one is packed while another is being sent."""
@@ -89,6 +89,8 @@ class Bucket:
         runs = np.column_stack([parts[:, 1:4], np.cumsum(sizes) - sizes])
         self.sent = _merged(runs)
         """Parts of all ranks, in order."""
+        self.mine = _merged(runs[mine])
+        """Parts of this rank."""
         self.received = _merged(runs[~mine | np.isin(runs[:, 0], [*keep])])
         """Parts to copy to the weights: those of other ranks, and of the tensors `keep`."""
         self.at = self._in_memory(parts)
@@ -104,11 +106,6 @@ class Bucket:
         found[ranks[begins]] = base[begins]
         offsets: list[int] = found.tolist()
         return offsets if max(offsets) + max(self.counts) <= MOST else None
-
-    def room(self, rank: int) -> int:
-        """Bytes of the gradients that a rank sends or receives, whichever is larger."""
-        most: int = max(self.starts[-1], self.counts[rank] * len(self.counts))
-        return most * int(self.group.real.itemsize)
 
     def share(self, rank: int) -> tuple[int, int]:
         """Start and stop of the bucket in a rank's share."""
@@ -241,31 +238,6 @@ def _windows(parts: Sequence[Part], step: int) -> Iterator[list[Part]]:
         yield window
 
 
-class Spare:
-    """Memory of buckets, which the plans of an updater share.
-
-    Attributes
-    ----------
-    memory : list of numpy.ndarray
-        Memory that no bucket in flight uses, each for a bucket of any plan.
-    """
-
-    def __init__(self) -> None:
-        self.memory: list[Array] = []
-        self._room = self._number = 0
-
-    def reserve(self, room: int, number: int) -> None:
-        """Provide memory for `number` buckets of `room` bytes, between calls."""
-        if room > self._room or number > self._number:
-            self._room, self._number = max(room, self._room), max(number, self._number)
-            self.memory = [np.empty(self._room, np.uint8) for _ in range(self._number)]
-
-    def release(self, memory: Array) -> None:
-        """Take back memory of a bucket, unless larger memory has replaced it."""
-        if memory.nbytes == self._room and len(self.memory) < self._number:
-            self.memory.append(memory)
-
-
 class Plan:
     """Plan of a list call on all ranks: slices of weights, their gradients, and buckets.
 
@@ -287,8 +259,6 @@ class Plan:
         Dtype in which gradients are sent. Default: the dtype of the arithmetic.
     backward : bool
         Whether buckets of the last tensors are sent first, in the order of a backward pass.
-    spare : Spare, optional
-        Memory that several plans share.
     """
 
     def __init__(
@@ -302,7 +272,6 @@ class Plan:
         listed: dict[int, str],
         wire: Any = None,
         backward: bool = False,
-        spare: "Spare | None" = None,
     ) -> None:
         self.key = tuple(indices)
         self.indices, self.weights, self.listed = indices, weights, listed
@@ -334,9 +303,6 @@ class Plan:
         self.buckets = [bucket for group in order for bucket in group.buckets]
         self.places = {index: place for place, index in enumerate(indices)}
         self.group_of = {place: group for group in self.groups for place in group.places}
-        room = max([b.room(rank) for b in self.buckets], default=0)
-        self._spare = Spare() if spare is None else spare
-        self._spare.reserve(room, min(3 * DEPTH, 3 * len(self.buckets)))
 
     def _grouped(self, ranks: int, limit: int, wire: Any) -> Iterator[Group]:
         """Group whole lines, with up to `limit` bytes of gradients in a group."""
@@ -413,6 +379,15 @@ class Plan:
             for k, (grad, own) in pairs
         ]
 
+    def is_apart(self, grads: Sequence[Any], at: Addresses | None) -> bool:
+        """Whether gradients or weights of a group are apart in memory; for `at` see :meth:`fit`."""
+        return any(
+            group.weights is None
+            or None in (bucket.at for bucket in group.buckets)
+            or group.joined(grads, group.wire, at) is None
+            for group in self.groups
+        )
+
     def has(self, indices: Sequence[Any]) -> bool:
         """Whether the plan has exactly these indices, with the same types."""
         return [*indices] == self.indices and [*map(type, indices)] == self._types
@@ -458,15 +433,6 @@ class Plan:
         sizes = self._itemsizes[places]
         at = self.at[places] + first * sizes
         return checksums(np.stack([at, (last - first) * sizes], axis=1))
-
-    def borrow(self, size: int, dtype: Any) -> Array:
-        """Borrow memory for `size` elements of a bucket; see :meth:`release`."""
-        return self._spare.memory.pop()[: size * dtype.itemsize].view(dtype)
-
-    def release(self, memory: Array) -> None:
-        """Return borrowed memory."""
-        base: Any = memory.base
-        self._spare.release(base)
 
     def write_back(self) -> None:
         """Copy slices back to weights that are not contiguous."""

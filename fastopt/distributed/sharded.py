@@ -346,14 +346,16 @@ class Sharded(Advised, Spelled):
         found: bool = self._together("any", largest, lambda: boolean("flag", flag))
         return found
 
-    def _gate(self, facts: Callable[[], Sequence[Fact]], active: bool = True) -> Gate:
+    def _gate(
+        self, facts: Callable[[], Sequence[Fact]], active: bool = True, apart: bool = False
+    ) -> Gate:
         """Create the agreement on a call, with `facts` in addition to those of every call."""
 
         def every() -> Sequence[Fact]:
             call, *optimizer = self._common()
             return [call, *facts(), *optimizer]
 
-        self.shard.gate = Gate(self._ranks, every, active)
+        self.shard.gate = Gate(self._ranks, every, active, apart)
         return self.shard.gate
 
     @contextmanager

@@ -13,7 +13,7 @@ from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, label
 from fastopt._kernels.layout import bfloat16
 from fastopt.amp import LossScaler
-from fastopt.arguments import choice, count
+from fastopt.arguments import choice, count, flag
 from fastopt.averages import Average, Lookahead
 from fastopt.checkpoint.restore.placement import Form, Placement, line_bytes, placed
 from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
@@ -21,12 +21,13 @@ from fastopt.distributed.checksum import summer
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.gate import Stopped
 from fastopt.distributed.guards import comparer
-from fastopt.distributed.job import leader_first, private
+from fastopt.distributed.job import Node, leader_first, private
 from fastopt.distributed.listed import Listed
 from fastopt.distributed.packing import copier
-from fastopt.distributed.plan import Plan, Spare, flat
+from fastopt.distributed.plan import Plan, flat
 from fastopt.distributed.sharded import Shard
 from fastopt.distributed.stages import compile_stages
+from fastopt.distributed.transport import Direct, Layered, Transport
 from fastopt.distributed.weights import WeightKeeper
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Entry, Windows
@@ -166,7 +167,9 @@ class ShardedUpdater(WeightKeeper):
         clip_adaptive_eps: float = 1e-3,
         groups: Mapping[str, Mapping[str, Any]] | None = None,
         average: Average | None = None,
+        hierarchical: bool = True,
     ) -> None:
+        layered = flag("hierarchical", hierarchical)
         size = None if bucket_bytes is None else count("bucket_bytes", bucket_bytes)
         every = count("check_every", check_every, least=0)
         calls = count("accumulate", accumulate)
@@ -185,14 +188,15 @@ class ShardedUpdater(WeightKeeper):
             accumulate=calls,
             clip_adaptive=clip_adaptive,
             clip_adaptive_eps=clip_adaptive_eps,
+            hierarchical=layered,
         )
         self._windows = Windows(calls) if calls > 1 else None
         self.wire: Any = kind
         self.overlap = bool(overlap)
+        self._direct, self._layered = self._transports(private(comm), layered)
         self.bucket_bytes = size or line_bytes(self.ranks)
         self.check_every = every
         self._plans: dict[tuple[Index, ...], Plan] = {}
-        self._spare = Spare()
         self._plan: Plan | None = None
         self._given: Addresses | None = None
         """Addresses of the gradients of the current call, if they fit the plan as they are."""
@@ -201,12 +205,44 @@ class ShardedUpdater(WeightKeeper):
         self._copies: dict[Index, Array] = {}
         leader_first(self._node, self._compile_common)
         self.seconds: dict[str, float] = {}
-        self._gradient_comm: Any = private(comm).another() if self.overlap else None
         self._exchanging: Exchange | None = None
         self._begun: dict[int, Array] = {}
         self._last: Plan | None = None
         self._latest: dict[Index, Array] = {}
         """Weight of the last update of each parameter."""
+
+    def _transports(self, node: Node, layered: bool) -> tuple[Direct, Layered | None]:
+        """Create the ways of buckets between the ranks; collective."""
+        layers, ranks = node.layers if layered else None, node.ranks
+        several = layers is not None and layers.count > 1
+        comm = node.another(ranks) if self.overlap or several else None
+        if layers is None or (self.overlap and not several):
+            return Direct(ranks, comm), None
+        own = node.another(node.node) if several else None
+        return Direct(ranks, comm), Layered(ranks, layers, comm, own, self.overlap)
+
+    @property
+    def hierarchical(self) -> bool:
+        """Whether gradients are summed in the order of the nodes, see above."""
+        return self._layered is not None
+
+    def _choose(self, plan: Plan) -> Transport:
+        """Choose the way of the buckets of a call, once the ranks have agreed on it.
+
+        Within one node, arrays that are contiguous in memory are not copied to its shared memory:
+        the sums have the same bits.
+        """
+        layered = self._layered
+        if layered is not None and (layered.layers.count > 1 or self.shard.gate.apart):
+            try:
+                layered.reserve(plan)
+                return layered
+            except OSError:  # on all ranks of the node
+                if layered.layers.count > 1:
+                    raise
+                self._layered = None
+        self._direct.reserve(plan)
+        return self._direct
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights with the gradients of all ranks, summed; all ranks must call it.
@@ -407,7 +443,7 @@ class ShardedUpdater(WeightKeeper):
                 return
             self._begun[place] = grad
             if self._exchanging is None:
-                self._exchanging = Exchange(self._ranks, plan, self._gradient_comm)
+                self._exchanging = Exchange(self._ranks, plan, self._choose)
             self._exchanging.put(place, flat(checked))
 
     def _check_begun(self, plan: Plan, grads: Any) -> None:
@@ -430,14 +466,14 @@ class ShardedUpdater(WeightKeeper):
             return
         exchange, self._exchanging = self._exchanging, None
         self._begun = {}
-        if self._gradient_comm is None or self.ranks == 1:
+        if not self.overlap or self.ranks == 1:
             return
         begun = np.array([exchange.begun if exchange else 0])
         self._ranks.wait(self._ranks.comm.all_reduce_max(begun))
         if begun[0]:
             if exchange is None or not exchange.begun:
                 plan = cast(Plan, self._last)
-                exchange = Exchange(self._ranks, plan, self._gradient_comm)
+                exchange = Exchange(self._ranks, plan, self._choose)
             exchange.discard(int(begun[0]))
 
     @contextmanager
@@ -507,13 +543,14 @@ class ShardedUpdater(WeightKeeper):
         else:
             found, error = attempt(self._checked, index, grad, weight)
         plan, grads, new = cast(Found, found or (None, [], {}))
-        gate = self._gate(lambda: self._facts(plan, new), active)
+        apart = self._layered is not None and (plan is None or plan.is_apart(grads, self._given))
+        gate = self._gate(lambda: self._facts(plan, new), active, apart)
         try:
             if error is not None or self._needs_early(plan, new):
                 gate.enter(error)
             with self._updating(lambda: gate.passed):
                 self._prepare(plan, new)
-                exchange = self._exchanging or Exchange(self._ranks, plan, self._gradient_comm)
+                exchange = self._exchanging or Exchange(self._ranks, plan, self._choose)
                 exchange.grads, exchange.at = grads, self._given
                 self._exchanging = exchange
                 rows = self._listed(plan, grads)
@@ -546,11 +583,19 @@ class ShardedUpdater(WeightKeeper):
         optimizer = self.optimizer
         in_python = optimizer.accumulates or not optimizer.native
         early = new or plan.listed or self._masters or in_python or not plan.indices
-        return bool(early)
+        return bool(early) or not self._fits(plan)
+
+    def _fits(self, plan: Plan) -> bool:
+        """Whether there is memory for the buckets of a plan, without which nodes cannot sum."""
+        layered = self._layered
+        return layered is None or layered.layers.count == 1 or layered.fits(plan)
 
     def _prepare(self, plan: Plan, new: dict[Index, Placement]) -> None:
-        """Compile new kernels, and slice masters and states that were given or loaded whole."""
+        """Compile kernels, provide memory, and slice masters and states that are known whole."""
         optimizer = self.optimizer
+        if not self._fits(plan):
+            _, error = attempt(cast(Layered, self._layered).reserve, plan)
+            self.shard.gate.again(error)
         if new:
             self._compile(
                 (i, plan.placements[k], plan.weights[k].dtype, k in plan.listed)
@@ -729,9 +774,7 @@ class ShardedUpdater(WeightKeeper):
             new = self._placed(indices, weights, listed)
             places, limit = self.placements | new, self.bucket_bytes
             shape = self.rank, self.ranks, limit
-            plan = Plan(
-                indices, weights, places, *shape, listed, self.wire, self.overlap, self._spare
-            )
+            plan = Plan(indices, weights, places, *shape, listed, self.wire, self.overlap)
             for index in new.keys() & self.uncut.keys():
                 self._cut(index, new[index])  # raises if it does not match
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]

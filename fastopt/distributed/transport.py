@@ -1,0 +1,393 @@
+"""How buckets of gradients become sums on the ranks that own them, and how new weights return."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.overlap import Addresses
+from fastopt.distributed.communicator import Communicator, Parts, Request
+from fastopt.distributed.job import Layers
+from fastopt.distributed.packing import add_up
+from fastopt.distributed.plan import DEPTH, Bucket, Plan
+from fastopt.distributed.ranks import Ranks
+from fastopt.distributed.shared_memory import shared_zeros
+from fastopt.optimizer.optimizer import Array
+
+__all__ = ["Direct", "Layered", "Summing", "Transport"]
+
+SLOTS = 2 * DEPTH
+"""Buckets in shared memory: a rank fills one when all ranks have entered the barrier of the bucket
+DEPTH before it, and so have read the bucket DEPTH before that one."""
+
+ALIGNED = 4096
+"""Divisor of the bytes of a slot."""
+
+
+class Spare:
+    """Memory of buckets, which the plans of an updater share."""
+
+    def __init__(self) -> None:
+        self._memory: list[Array] = []
+        """Memory that no bucket in flight uses, each for a bucket of any plan."""
+        self._room = self._number = 0
+
+    def reserve(self, room: int, number: int) -> None:
+        """Provide memory for `number` buckets of `room` bytes, between calls."""
+        if room > self._room or number > self._number:
+            self._room, self._number = max(room, self._room), max(number, self._number)
+            self._memory = [np.empty(self._room, np.uint8) for _ in range(self._number)]
+
+    def borrow(self, size: int, dtype: Any) -> Array:
+        """Memory for `size` elements, until it is released."""
+        return self._memory.pop()[: size * dtype.itemsize].view(dtype)
+
+    def release(self, memory: Array) -> None:
+        """Take back memory, unless larger memory has replaced it."""
+        base: Any = memory.base
+        if base.nbytes == self._room and len(self._memory) < self._number:
+            self._memory.append(base)
+
+
+class Summing:
+    """A bucket of gradients on its way; :meth:`Test` tells whether the parts to add are here."""
+
+    def Test(self) -> bool:
+        """See :class:`~fastopt.distributed.communicator.Request`."""
+        raise NotImplementedError
+
+    def add(self, total: Array) -> None:
+        """Enter the sums of this rank's part in `total`."""
+        raise NotImplementedError
+
+
+class Transport:
+    """Abstract base of ways between ranks, with the memory of the buckets on them.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The ranks.
+    comm : Communicator, optional
+        Communicator on which gradients are sent. Default: the communicator of the ranks.
+    """
+
+    copies: bool
+    """Whether arrays are packed even if they are contiguous in memory."""
+    used = 0
+    """Bytes that are used from the packing of a bucket until it is read."""
+
+    def __init__(self, ranks: Ranks, comm: Communicator | None = None) -> None:
+        self.ranks, self.rank, self.comm = ranks, ranks.rank, ranks.comm
+        self.gradient_comm = self.comm if comm is None else comm
+        self.spare = Spare()
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether :meth:`reserve` has nothing to do together with other ranks."""
+        return True
+
+    def reserve(self, plan: Plan) -> None:
+        """Provide memory for the buckets of a plan, between calls; all ranks must call it."""
+        room = max(map(self._room, plan.buckets), default=0)
+        self.spare.reserve(room, min(3 * DEPTH, 3 * len(plan.buckets)))
+
+    def _room(self, bucket: Bucket) -> int:
+        """Most bytes that are borrowed at a time for a bucket."""
+        raise NotImplementedError
+
+    def for_gradients(self, bucket: Bucket) -> Array:
+        """Memory into which this rank packs its gradients, until :meth:`release`."""
+        raise NotImplementedError
+
+    def for_weights(self, bucket: Bucket) -> Array:
+        """Memory of all weights, into which this rank packs its own, until :meth:`release`."""
+        raise NotImplementedError
+
+    def release(self, memory: Array) -> None:
+        """Take back the memory of a bucket that has been received."""
+        raise NotImplementedError
+
+    def sum(self, bucket: Bucket, source: Array, at: Sequence[int]) -> Summing:
+        """Start to sum gradients; `at` has the offset of each rank's part in `source`."""
+        raise NotImplementedError
+
+    def gather(self, bucket: Bucket, weights: Array, at: Sequence[int]) -> Request:
+        """Start to complete `weights`, in which `at` has the offset of each rank's part."""
+        raise NotImplementedError
+
+
+class Direct(Transport):
+    """Each rank sends its gradients to the ranks that own them, which sum them in rank order."""
+
+    copies = False
+
+    def _room(self, bucket: Bucket) -> int:
+        most: int = max(bucket.starts[-1], bucket.counts[self.rank] * self.ranks.size)
+        return most * int(bucket.group.real.itemsize)
+
+    def for_gradients(self, bucket: Bucket) -> Array:
+        """See :class:`Transport`."""
+        return self.spare.borrow(bucket.starts[-1], bucket.group.wire)
+
+    def for_weights(self, bucket: Bucket) -> Array:
+        """See :class:`Transport`."""
+        return self.spare.borrow(bucket.starts[-1], bucket.group.dtype)
+
+    def release(self, memory: Array) -> None:
+        """See :class:`Transport`."""
+        self.spare.release(memory)
+
+    def sum(self, bucket: Bucket, source: Array, at: Sequence[int]) -> Summing:
+        """See :class:`Transport`."""
+        return _Sent(self, bucket, source, at)
+
+    def gather(self, bucket: Bucket, weights: Array, at: Sequence[int]) -> Request:
+        """See :class:`Transport`."""
+        parts = _in_bytes(bucket.counts, at, weights.itemsize)
+        return self.comm.all_gather(weights.view(np.uint8), parts)
+
+
+class _Sent(Summing):
+    """A bucket of which each rank receives the parts that it owns."""
+
+    def __init__(self, way: Direct, bucket: Bucket, source: Array, at: Sequence[int]) -> None:
+        self.way, self.bucket = way, bucket
+        rank, size = way.rank, way.ranks.size
+        own = bucket.counts[rank]
+        self.mine = source[at[rank] :][:own]
+        self.received = way.spare.borrow(own * size, source.dtype)
+        sent, taken = [*bucket.counts], [own] * size
+        sent[rank] = taken[rank] = 0  # own part stays in place
+        self.request = way.gradient_comm.all_to_all(
+            source.view(np.uint8),
+            _in_bytes(sent, at, source.itemsize),
+            self.received.view(np.uint8),
+            _in_bytes(taken, [own * k for k in range(size)], source.itemsize),
+        )
+
+    def Test(self) -> bool:
+        return self.request.Test()
+
+    def add(self, total: Array) -> None:
+        _add_rows(self.received, self.way.rank, self.mine, total, self.bucket)
+        self.way.spare.release(self.received)
+
+
+class Layered(Transport):
+    """Gradients are summed within each node in its memory, and the sums of nodes are sent.
+
+    Each rank packs its gradients into its part of memory that the ranks of a node share. Rank `k`
+    of a node sums there, in rank order, what the ranks `k` of all nodes own, and sends them these
+    sums, which they add in the order of the nodes. New weights return the same way.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The ranks.
+    layers : Layers
+        The nodes.
+    comm, node_comm : Communicator, optional
+        Communicators for gradients, with all ranks and with those of the node, which nothing else
+        uses. Default: those of `ranks` and `layers`, on one node only.
+    begins : bool
+        Whether buckets can be packed before the ranks have agreed on a call.
+
+    Attributes
+    ----------
+    flying : collections.deque
+        Gradients on their way, in the order in which they were packed.
+    """
+
+    copies = True
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        layers: Layers,
+        comm: Communicator | None = None,
+        node_comm: Communicator | None = None,
+        begins: bool = False,
+    ) -> None:
+        super().__init__(ranks, comm)
+        self.begins = begins
+        self.layers, self.node_comm = layers, layers.node.comm
+        self.node_gradient_comm = self.node_comm if node_comm is None else node_comm
+        self.flying = deque[_Shared]()
+        self._rooms, self._slots = (0, 0), 0
+        self._gradients = np.empty((0, 0, 0), np.uint8)
+        self._weights = np.empty((0, 0), np.uint8)
+        self._packed = self._gathered = 0
+        """Numbers of buckets so far, which have slots in turn."""
+
+    def _needed(self, plan: Plan) -> tuple[tuple[int, int], int]:
+        """Bytes of a slot for gradients and of one for weights, and number of slots."""
+        kinds = [(bucket.starts[-1], bucket.group) for bucket in plan.buckets]
+        gradients = max((size * group.wire.itemsize for size, group in kinds), default=0)
+        weights = max((size * group.dtype.itemsize for size, group in kinds), default=0)
+        one, other = (-(-room // ALIGNED) * ALIGNED for room in (gradients, weights))
+        slots = SLOTS if self.begins and kinds else min(SLOTS, len(kinds))
+        rooms = max(one, self._rooms[0]), max(other, self._rooms[1])
+        return rooms, max(slots, self._slots)
+
+    def fits(self, plan: Plan) -> bool:
+        """See :class:`Transport`."""
+        return self._needed(plan) == (self._rooms, self._slots)
+
+    def reserve(self, plan: Plan) -> None:
+        """See :class:`Transport`."""
+        if self.layers.count > 1:
+            super().reserve(plan)
+        if self.fits(plan):
+            return
+        rooms, slots = self._needed(plan)
+        size = self.layers.node.size
+        first = slots * size * rooms[0]
+        memory = shared_zeros(self.layers.node, first + slots * rooms[1])
+        self._rooms, self._slots = rooms, slots
+        self._gradients = memory[:first].reshape(slots, size, rooms[0])
+        self._weights = memory[first:].reshape(slots, rooms[1])
+        self.used = memory.nbytes
+
+    def _room(self, bucket: Bucket) -> int:
+        counts, peers = bucket.counts, self.layers.peers
+        most = max(sum(counts[k] for k in peers), counts[self.rank] * len(peers))
+        return most * int(bucket.group.real.itemsize)
+
+    def for_gradients(self, bucket: Bucket) -> Array:
+        """See :class:`Transport`."""
+        slot = self._gradients[self._packed % self._slots, self.layers.node.rank]
+        return _elements(slot, bucket, bucket.group.wire)
+
+    def for_weights(self, bucket: Bucket) -> Array:
+        """See :class:`Transport`."""
+        return _elements(self._weights[self._gathered % self._slots], bucket, bucket.group.dtype)
+
+    def release(self, memory: Array) -> None:
+        """See :class:`Transport`; slots are used in turn."""
+
+    def sum(self, bucket: Bucket, source: Array, at: Sequence[int]) -> Summing:
+        """See :class:`Transport`."""
+        self.flying.append(_Shared(self, bucket, self._gradients[self._packed % self._slots]))
+        self._packed += 1
+        return self.flying[-1]
+
+    def gather(self, bucket: Bucket, weights: Array, at: Sequence[int]) -> Request:
+        """See :class:`Transport`."""
+        self._gathered += 1
+        return _Returning(self, bucket, weights)
+
+
+class _Shared(Summing):
+    """A bucket in the memory of the node, and the sums of nodes on their way to the owners."""
+
+    def __init__(self, way: Layered, bucket: Bucket, slots: Array) -> None:
+        self.way, self.bucket, self.slots = way, bucket, slots
+        self.packed = way.node_gradient_comm.barrier()
+        self.sent: Request | None = None
+        self.sums = self.received = self.mine = np.empty(0, bucket.group.wire)
+
+    def Test(self) -> bool:
+        for each in self.way.flying:  # in order, since all ranks start operations in one order
+            if not each._send():
+                break
+        return self.sent is not None and self.sent.Test()
+
+    def _send(self) -> bool:
+        """Send the sums of this node once all ranks have packed; return whether this is done."""
+        if self.sent is None and self.packed.Test():
+            layers = self.way.layers
+            self.sent = self.packed if layers.count == 1 else self._sum_and_send()
+        return self.sent is not None
+
+    def _parts(self, owners: Sequence[int]) -> Addresses:
+        """Address of what each rank of the node has packed for each of some owners."""
+        size, starts = self.bucket.group.wire.itemsize, self.bucket.starts
+        at = self.slots.ctypes.data + self.slots.strides[0] * np.arange(len(self.slots))
+        parts: Addresses = at + np.array([[size * starts[k]] for k in owners])
+        return parts
+
+    def _sum_and_send(self) -> Request:
+        way, group, counts = self.way, self.bucket.group, self.bucket.counts
+        peers, number = way.layers.peers, way.layers.number
+        sizes = [counts[k] for k in peers]
+        sums = way.spare.borrow(sum(sizes), group.real)
+        add_up(self._parts(peers), sizes, group.wire, sums, self.bucket.large)
+        self.sums = sums
+        if group.wire != group.real:
+            self.sums = way.spare.borrow(sum(sizes), group.wire)
+            with np.errstate(over="ignore"):  # infinities are detected in the sums
+                self.sums[...] = sums
+            way.spare.release(sums)
+        own = counts[way.rank]
+        self.received = way.spare.borrow(own * len(peers), group.wire)
+        starts = np.cumsum([0, *sizes]).tolist()
+        self.mine = self.sums[starts[number] :][:own]
+        there, here = [0] * len(counts), [0] * len(counts)
+        begins, places = [0] * len(counts), [0] * len(counts)
+        for k, peer in enumerate(peers):
+            if peer != way.rank:
+                there[peer], here[peer] = sizes[k], own
+                begins[peer], places[peer] = starts[k], own * k
+        return way.gradient_comm.all_to_all(
+            self.sums.view(np.uint8),
+            _in_bytes(there, begins, group.wire.itemsize),
+            self.received.view(np.uint8),
+            _in_bytes(here, places, group.wire.itemsize),
+        )
+
+    def add(self, total: Array) -> None:
+        way, bucket = self.way, self.bucket
+        way.flying.popleft()
+        if way.layers.count == 1:
+            add_up(self._parts([way.rank]), [len(total)], bucket.group.wire, total, bucket.large)
+            return
+        _add_rows(self.received, way.layers.number, self.mine, total, bucket)
+        way.spare.release(self.received)
+        way.spare.release(self.sums)
+
+
+class _Returning:
+    """New weights on their way: between equal ranks of the nodes, then within each node."""
+
+    def __init__(self, way: Layered, bucket: Bucket, weights: Array) -> None:
+        self.way = way
+        self.complete: Request | None = None
+        if way.layers.count == 1:
+            self.complete = way.node_comm.barrier()
+            return
+        rank, counts = way.rank, bucket.counts
+        others = {*way.layers.peers} - {rank}
+        there = [counts[rank] if k in others else 0 for k in range(len(counts))]
+        here = [count if k in others else 0 for k, count in enumerate(counts)]
+        data, size = weights.view(np.uint8), weights.itemsize
+        begins = [bucket.starts[rank]] * len(counts)
+        self.sent = way.comm.all_to_all(
+            data, _in_bytes(there, begins, size), data, _in_bytes(here, bucket.starts[:-1], size)
+        )
+
+    def Test(self) -> bool:
+        """See :class:`~fastopt.distributed.communicator.Request`."""
+        if self.complete is None:
+            if not self.sent.Test():
+                return False
+            self.complete = self.way.node_comm.barrier()
+        return self.complete.Test()
+
+
+def _elements(slot: Array, bucket: Bucket, dtype: Any) -> Array:
+    """Elements of a bucket in shared memory."""
+    return slot[: bucket.starts[-1] * dtype.itemsize].view(dtype)
+
+
+def _add_rows(received: Array, row: int, mine: Array, total: Array, bucket: Bucket) -> None:
+    """Sum equal parts in order; `mine` is in place of the part `row`."""
+    if len(total):
+        parts = received.ctypes.data + np.arange(len(received) // len(total)) * mine.nbytes
+        parts[row] = mine.ctypes.data
+        add_up(parts[None], [len(total)], received.dtype, total, bucket.large)
+
+
+def _in_bytes(counts: Sequence[int], starts: Sequence[int], size: int) -> Parts:
+    """Counts and offsets of elements of some bytes as numbers of bytes."""
+    return [size * count for count in counts], [size * start for start in starts]

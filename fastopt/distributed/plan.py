@@ -344,12 +344,14 @@ class Plan:
                 parts.append((place, first - begin, last - first))
             bucket.updated = np.array(parts, np.int64).reshape(-1, 3)
 
-    def compile(self) -> None:
-        """Compile the kernels that sum the gradients of all ranks."""
+    def compile(self, wire: Any = None) -> None:
+        """Compile the kernels that sum gradients, also those of nodes in the dtype `wire`."""
         for bucket in self.buckets:
-            if bucket.group.wire.itemsize == 2 and bucket.group.dtype.itemsize == 4:
-                rounder(bucket.group.wire)
-            adder(bucket.group.wire, bucket.group.real, bucket.large)
+            real = bucket.group.real
+            for kind in {bucket.group.wire, np.dtype(wire or real)}:
+                if kind.itemsize == 2 and bucket.group.dtype.itemsize == 4:
+                    rounder(kind)
+                adder(kind, real, bucket.large)
 
     def fit(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> Addresses | None:
         """See :meth:`Guards.fit`; also None if the arrays of calls must be checked in Python."""

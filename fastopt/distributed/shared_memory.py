@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from fastopt.distributed.agreement import agree, attempt
+from fastopt.distributed.agreement import attempt
 from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer.optimizer import Array
@@ -39,10 +39,13 @@ def shared_zeros(node: Ranks, nbytes: int) -> Array:
         own = None if file is None else [os.getpid(), file, _identity(file)]
         found = json.loads(share_texts(node, json.dumps(own))[0])
         memory, problem = attempt(_attached, *found, nbytes) if found else (None, None)
-        agree(node, (), error or problem)  # then all have opened the file
+        error = error or problem
+        reasons = share_texts(node, str(error or ""))  # then all have opened the file
     finally:
         if file is not None:
             os.close(file)
+    for reason in filter(None, reasons):
+        raise OSError(reason) from error
     return np.frombuffer(cast(mmap.mmap, memory), np.uint8)
 
 
@@ -55,8 +58,7 @@ def _created(nbytes: int) -> int:
         os.posix_fallocate(file, 0, nbytes)  # otherwise a write could end the process
     except OSError as error:
         os.close(file)
-        message = f"{nbytes / 1e6:.1f} MB of memory for the ranks of a node: {error.strerror}"
-        raise OSError(error.errno, message) from error
+        raise OSError(f"{nbytes} bytes for the ranks of a node: {error.strerror}") from error
     return file
 
 

@@ -120,7 +120,7 @@ class ThreadRank:
 
     def duplicate(self) -> tuple[Communicator, Request]:
         """See :class:`Communicator`."""
-        other = ThreadRank(Board(self.size, self._board.ended), self.rank)
+        other = type(self)(Board(self.size, self._board.ended), self.rank)
 
         def read(every: list[Board]) -> None:
             other._board = every[0]

@@ -9,7 +9,7 @@ import numpy as np
 from fastopt._engine.overlap import Addresses
 from fastopt.distributed.communicator import Communicator, Parts, Request
 from fastopt.distributed.job import Layers
-from fastopt.distributed.packing import add_up
+from fastopt.distributed.packing import add_up, pack
 from fastopt.distributed.plan import DEPTH, Bucket, Plan
 from fastopt.distributed.ranks import Ranks
 from fastopt.distributed.shared_memory import shared_zeros
@@ -190,6 +190,8 @@ class Layered(Transport):
     comm, node_comm : Communicator, optional
         Communicators for gradients, with all ranks and with those of the node, which nothing else
         uses. Default: those of `ranks` and `layers`, on one node only.
+    wire : dtype, optional
+        Dtype in which the sums of nodes are sent. Default: the dtype of the arithmetic.
     begins : bool
         Whether buckets can be packed before the ranks have agreed on a call.
 
@@ -207,10 +209,11 @@ class Layered(Transport):
         layers: Layers,
         comm: Communicator | None = None,
         node_comm: Communicator | None = None,
+        wire: Any = None,
         begins: bool = False,
     ) -> None:
         super().__init__(ranks, comm)
-        self.begins = begins
+        self.wire, self.begins = wire, begins
         self.layers, self.node_comm = layers, layers.node.comm
         self.node_gradient_comm = self.node_comm if node_comm is None else node_comm
         self.flying = deque[_Shared]()
@@ -223,7 +226,7 @@ class Layered(Transport):
     def _needed(self, plan: Plan) -> tuple[tuple[int, int], int]:
         """Bytes of a slot for gradients and of one for weights, and number of slots."""
         kinds = [(bucket.starts[-1], bucket.group) for bucket in plan.buckets]
-        gradients = max((size * group.wire.itemsize for size, group in kinds), default=0)
+        gradients = max((size * group.real.itemsize for size, group in kinds), default=0)
         weights = max((size * group.dtype.itemsize for size, group in kinds), default=0)
         one, other = (-(-room // ALIGNED) * ALIGNED for room in (gradients, weights))
         slots = SLOTS if self.begins and kinds else min(SLOTS, len(kinds))
@@ -257,7 +260,7 @@ class Layered(Transport):
     def for_gradients(self, bucket: Bucket) -> Array:
         """See :class:`Transport`."""
         slot = self._gradients[self._packed % self._slots, self.layers.node.rank]
-        return _elements(slot, bucket, bucket.group.wire)
+        return _elements(slot, bucket, bucket.group.real)
 
     def for_weights(self, bucket: Bucket) -> Array:
         """See :class:`Transport`."""
@@ -285,7 +288,8 @@ class _Shared(Summing):
         self.way, self.bucket, self.slots = way, bucket, slots
         self.packed = way.node_gradient_comm.barrier()
         self.sent: Request | None = None
-        self.sums = self.received = self.mine = np.empty(0, bucket.group.wire)
+        self.wire = bucket.group.real if way.wire is None else way.wire
+        self.sums = self.received = self.mine = np.empty(0, self.wire)
 
     def Test(self) -> bool:
         for each in self.way.flying:  # in order, since all ranks start operations in one order
@@ -302,7 +306,7 @@ class _Shared(Summing):
 
     def _parts(self, owners: Sequence[int]) -> Addresses:
         """Address of what each rank of the node has packed for each of some owners."""
-        size, starts = self.bucket.group.wire.itemsize, self.bucket.starts
+        size, starts = self.bucket.group.real.itemsize, self.bucket.starts
         at = self.slots.ctypes.data + self.slots.strides[0] * np.arange(len(self.slots))
         parts: Addresses = at + np.array([[size * starts[k]] for k in owners])
         return parts
@@ -311,16 +315,14 @@ class _Shared(Summing):
         way, group, counts = self.way, self.bucket.group, self.bucket.counts
         peers, number = way.layers.peers, way.layers.number
         sizes = [counts[k] for k in peers]
-        sums = way.spare.borrow(sum(sizes), group.real)
-        add_up(self._parts(peers), sizes, group.wire, sums, self.bucket.large)
-        self.sums = sums
-        if group.wire != group.real:
-            self.sums = way.spare.borrow(sum(sizes), group.wire)
-            with np.errstate(over="ignore"):  # infinities are detected in the sums
-                self.sums[...] = sums
+        count, own = sum(sizes), counts[way.rank]
+        sums = self.sums = way.spare.borrow(count, group.real)
+        add_up(self._parts(peers), sizes, group.real, sums, self.bucket.large)
+        if self.wire != group.real:
+            self.sums = way.spare.borrow(count, self.wire)
+            pack([sums], np.array([[0, 0, count, 0]]), self.sums)
             way.spare.release(sums)
-        own = counts[way.rank]
-        self.received = way.spare.borrow(own * len(peers), group.wire)
+        self.received = way.spare.borrow(own * len(peers), self.wire)
         starts = np.cumsum([0, *sizes]).tolist()
         self.mine = self.sums[starts[number] :][:own]
         there, here = [0] * len(counts), [0] * len(counts)
@@ -331,16 +333,16 @@ class _Shared(Summing):
                 begins[peer], places[peer] = starts[k], own * k
         return way.gradient_comm.all_to_all(
             self.sums.view(np.uint8),
-            _in_bytes(there, begins, group.wire.itemsize),
+            _in_bytes(there, begins, self.wire.itemsize),
             self.received.view(np.uint8),
-            _in_bytes(here, places, group.wire.itemsize),
+            _in_bytes(here, places, self.wire.itemsize),
         )
 
     def add(self, total: Array) -> None:
         way, bucket = self.way, self.bucket
         way.flying.popleft()
         if way.layers.count == 1:
-            add_up(self._parts([way.rank]), [len(total)], bucket.group.wire, total, bucket.large)
+            add_up(self._parts([way.rank]), [len(total)], bucket.group.real, total, bucket.large)
             return
         _add_rows(self.received, way.layers.number, self.mine, total, bucket)
         way.spare.release(self.received)

@@ -21,7 +21,7 @@ from fastopt.distributed.checksum import summer
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.gate import Stopped
 from fastopt.distributed.guards import comparer
-from fastopt.distributed.job import Node, leader_first, private
+from fastopt.distributed.job import Layers, Node, leader_first, private
 from fastopt.distributed.listed import Listed
 from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, flat
@@ -63,11 +63,16 @@ class ShardedUpdater(WeightKeeper):
         g &= \textstyle\sum_r g_r \\
         (w_r, s_r) &\leftarrow \mathrm{update}(w_r, g_{(r)}, s_r)
 
-    the gradients of all ranks are summed in rank order, each rank updates its slices :math:`w_r` of
-    the weights with its shard :math:`s_r` of the state, and all ranks receive the new weights. Sums
-    have the precision of the arithmetic: float32 for half-precision weights. Their bits depend
-    neither on the MPI library nor on the buckets. To divide by the batch size, set the optimizer's
-    `rescale_grad` to one over the number of examples on all ranks together.
+    the gradients of all ranks are summed, each rank updates its slices :math:`w_r` of the weights
+    with its shard :math:`s_r` of the state, and all ranks receive the new weights. Sums have the
+    precision of the arithmetic: float32 for half-precision weights. To divide by the batch size,
+    set the optimizer's `rescale_grad` to one over the number of examples on all ranks together.
+
+    Dense gradients of the ranks of a node are summed in rank order, and the sums of the nodes in
+    the order of their first ranks. If a node has a single rank, or another number of ranks than
+    others, or cannot share memory between them, which takes Linux, all gradients are summed in rank
+    order; so are those of a single node, those of row-sparse gradients, and all without
+    `hierarchical`. The bits depend neither on the MPI library nor on the buckets.
 
     Tensors of one dtype are laid out in lines of about one bucket, and each line is split into
     equal shares, one per rank. With GroupAdaGrad and 8-bit state, tensors are split only between
@@ -101,10 +106,10 @@ class ShardedUpdater(WeightKeeper):
         a checksum of a fraction of the weights, at least 10,000 elements. 0 compares only new and
         loaded weights. Default 100.
     wire : {'float16', 'bfloat16'}, optional
-        Dtype to which dense gradients are rounded before they are sent, which halves the bytes of
-        float32 gradients; they are still summed in the precision of the arithmetic. float16
-        gradients beyond 65,504 become infinite, so use a `loss_scaler` with it. Default: the dtype
-        of the arithmetic.
+        Dtype to which dense gradients, or their sums over a node if `hierarchical`, are rounded
+        before they are sent, which halves the bytes of float32; they are still summed in the
+        precision of the arithmetic. float16 numbers beyond 65,504 become infinite, so use a
+        `loss_scaler` with it. Default: the dtype of the arithmetic.
     overlap : bool
         Enable :meth:`begin`, which sends gradients while others are still computed. This uses
         another communicator. Default False.
@@ -119,9 +124,14 @@ class ShardedUpdater(WeightKeeper):
         See :class:`~fastopt.optimizer.Updater`. Default 1e-3.
     groups, average
         See :class:`~fastopt.optimizer.Updater`; averages are sharded like the state.
+    hierarchical : bool
+        Sum dense gradients within each node first, in memory that its ranks share, and then the
+        sums of the nodes: see above. Default True.
 
     Attributes
     ----------
+    hierarchical : bool
+        Whether gradients are summed within nodes first.
     info : fastopt.amp.StepInfo
         Information about the last call, the same on all ranks.
     states, averages : dict
@@ -193,7 +203,10 @@ class ShardedUpdater(WeightKeeper):
         self._windows = Windows(calls) if calls > 1 else None
         self.wire: Any = kind
         self.overlap = bool(overlap)
-        self._direct, self._layered = self._transports(private(comm), layered)
+        node = private(comm)
+        layers = node.layers if layered else None
+        self.hierarchical = layers is not None
+        self._direct, self._layered = self._transports(node, layers)
         self.bucket_bytes = size or line_bytes(self.ranks)
         self.check_every = every
         self._plans: dict[tuple[Index, ...], Plan] = {}
@@ -211,20 +224,15 @@ class ShardedUpdater(WeightKeeper):
         self._latest: dict[Index, Array] = {}
         """Weight of the last update of each parameter."""
 
-    def _transports(self, node: Node, layered: bool) -> tuple[Direct, Layered | None]:
+    def _transports(self, node: Node, layers: Layers | None) -> tuple[Direct, Layered | None]:
         """Create the ways of buckets between the ranks; collective."""
-        layers, ranks = node.layers if layered else None, node.ranks
         several = layers is not None and layers.count > 1
-        comm = node.another(ranks) if self.overlap or several else None
+        comm = node.another(node.ranks) if self.overlap or several else None
+        direct = Direct(node.ranks, comm)
         if layers is None or (self.overlap and not several):
-            return Direct(ranks, comm), None
+            return direct, None
         own = node.another(node.node) if several else None
-        return Direct(ranks, comm), Layered(ranks, layers, comm, own, self.overlap)
-
-    @property
-    def hierarchical(self) -> bool:
-        """Whether gradients are summed in the order of the nodes, see above."""
-        return self._layered is not None
+        return direct, Layered(node.ranks, layers, comm, own, self.wire, self.overlap)
 
     def _choose(self, plan: Plan) -> Transport:
         """Choose the way of the buckets of a call, once the ranks have agreed on it.
@@ -602,7 +610,7 @@ class ShardedUpdater(WeightKeeper):
                 for k, i in enumerate(plan.indices)
                 if i in new
             )
-            leader_first(self._node, plan.compile)
+            leader_first(self._node, lambda: plan.compile(self.wire))
         if plan is not self._plans.get(plan.key):
             for index, placement in zip(plan.indices, plan.placements, strict=True):
                 self._slice(index, placement)
@@ -774,7 +782,8 @@ class ShardedUpdater(WeightKeeper):
             new = self._placed(indices, weights, listed)
             places, limit = self.placements | new, self.bucket_bytes
             shape = self.rank, self.ranks, limit
-            plan = Plan(indices, weights, places, *shape, listed, self.wire, self.overlap)
+            wire = None if self.hierarchical else self.wire
+            plan = Plan(indices, weights, places, *shape, listed, wire, self.overlap)
             for index in new.keys() & self.uncut.keys():
                 self._cut(index, new[index])  # raises if it does not match
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]

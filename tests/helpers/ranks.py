@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from fastopt.distributed.threads import ThreadRank, run_threads
+from fastopt.distributed.threads import Board, ThreadRank, run_threads
 from helpers.paths import TESTS
 
 CHECKS = TESTS / "distributed" / "ranks"
@@ -79,6 +79,20 @@ class ThreadWorld(World, ThreadRank):
     """Threads as ranks."""
 
 
+class NodeWorld(ThreadWorld):
+    """Threads as ranks of several nodes."""
+
+    per_node = 2
+
+    def on_node(self):
+        """Communicator of the ranks on this node, which are consecutive."""
+        first = self.rank - self.rank % self.per_node
+        size = min(self.per_node, self.size - first)
+        other = ThreadRank(Board(size), self.rank - first)
+        self._await(self._post(other._board, lambda every: setattr(other, "_board", every[first])))
+        return other
+
+
 class Loading:
     """The communicator of the rank for which modules are being loaded."""
 
@@ -113,7 +127,7 @@ def names_of(name):
     return re.findall(r"^def (check_\w+)", (CHECKS / f"{name}.py").read_text("utf-8"), re.MULTILINE)
 
 
-def run_checks(size, name, *arguments, skipped=()):
+def run_checks(size, name, *arguments, skipped=(), kind=ThreadWorld):
     """Run the checks of a module, but those `skipped`, in threads; return their names."""
 
     def program(comm):
@@ -125,4 +139,4 @@ def run_checks(size, name, *arguments, skipped=()):
             comm.Barrier()
         return found
 
-    return run_threads(size, program, ThreadWorld)[0]
+    return run_threads(size, program, kind)[0]

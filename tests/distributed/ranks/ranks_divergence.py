@@ -59,6 +59,7 @@ def check_arguments_of_an_updater():
         ("overlap", True),
         ("bucket_bytes", 4096),
         ("check_every", 7),
+        ("hierarchical", False),
     ):
         with told(f"for {name}", str(value)):
             ShardedUpdater(optimizer.SGD(), comm, **({name: value} if LAST else {}))

@@ -368,14 +368,16 @@ def check_sums_are_in_the_order_of_the_ranks():
 
 
 def check_gradients_may_travel_in_half_precision():
-    """Each is rounded once; one rank sends nothing."""
+    """Each is rounded once, without sums within nodes; one rank sends nothing."""
+    sending = {"hierarchical": False}
     shapes = [(40, 30), (7,)]
     for wire in ("float16", "bfloat16"):
         half = dtype_of(wire)
         for dtype in ("float32", "float64", "float16"):
             weights = [normal(k, s, dtype) for k, s in enumerate(shapes)]
             ours, theirs = ([w.copy() for w in weights] for _ in range(2))
-            sharded = ShardedUpdater(optimizer.SGD(multi_precision=True), comm, wire=wire)
+            rule = optimizer.SGD(multi_precision=True)
+            sharded = ShardedUpdater(rule, comm, wire=wire, **sending)
             alone = optimizer.get_updater(optimizer.SGD(multi_precision=True))
             for step in range(2):
                 every = [[normal(9 * step + r, s, dtype) for r in range(comm.size)] for s in shapes]
@@ -386,7 +388,7 @@ def check_gradients_may_travel_in_half_precision():
                 alone([0, 1], [summed(grads) for grads in every], theirs)
             assert frozen(ours) == frozen(theirs), (wire, dtype)
     scaler = LossScaler(init_scale=8.0)
-    sharded = ShardedUpdater(optimizer.SGD(), comm, loss_scaler=scaler, wire="float16")
+    sharded = ShardedUpdater(optimizer.SGD(), comm, scaler, wire="float16", **sending)
     weight = np.zeros(3, np.float32)
     sharded(0, np.full(3, 1e5, np.float32), weight)
     assert sharded.info.skipped == (comm.size > 1)

@@ -1,0 +1,240 @@
+"""Gradients that are summed within nodes first, on threads that stand for ranks of several nodes."""
+
+import errno
+import gc
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+
+from fastopt.amp import LossScaler
+from fastopt.distributed import ShardedUpdater, exchange, flat_like, run_threads, transport
+from helpers.ranks import NodeWorld
+from helpers.tensor_lists import dtype_of
+
+SHAPES = [(40, 7), (1,), (0, 3), (), (257,), (3, 5)]
+INDICES = [*range(len(SHAPES))]
+STEPS = 3
+
+
+def nodes(per_node):
+    """Class of communicators with so many ranks on a node."""
+    return type(f"NodesOf{per_node}", (NodeWorld,), {"per_node": per_node})
+
+
+def normal(rank, step, dtype):
+    rng = np.random.default_rng([rank, step])
+    return [rng.normal(size=shape).astype(dtype) for shape in SHAPES]
+
+
+def in_turn(arrays):
+    """Sum of arrays, one after the other."""
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total
+
+
+def expected(ranks, per_node, dtype, wire=None):
+    """Weights after some steps of one process with the sums of nodes, each rounded to `wire`."""
+    real = np.result_type(dtype, "float32")
+    weights = normal(99, 0, dtype)
+    updater = optimizer.get_updater(optimizer.SGD(momentum=0.9, multi_precision=True))
+    for step in range(STEPS):
+        every = [[g.astype(real) for g in normal(rank, step, dtype)] for rank in range(ranks)]
+        grads = []
+        for parts in zip(*every, strict=True):
+            sums = [in_turn(parts[k : k + per_node]) for k in range(0, ranks, per_node)]
+            if wire is not None and len(sums) > 1:
+                sums = [each.astype(dtype_of(wire)).astype(real) for each in sums]
+            grads.append(in_turn(sums))
+        updater(INDICES, grads, weights)
+    return [weight.tobytes() for weight in weights]
+
+
+def trained(comm, dtype, flat=False, **options):
+    """Weights after some steps on ranks, and the updater."""
+    make = flat_like if flat else lambda arrays: [np.empty_like(array) for array in arrays]
+    weights, grads = make(normal(99, 0, dtype)), make(normal(0, 0, dtype))
+    fill(weights, normal(99, 0, dtype))
+    updater = ShardedUpdater(
+        optimizer.SGD(momentum=0.9, multi_precision=True), comm, bucket_bytes=256, **options
+    )
+    for step in range(STEPS):
+        fill(grads, normal(comm.rank, step, dtype))
+        if options.get("overlap"):
+            for index in INDICES[::-1]:
+                updater.begin(index, grads[index])
+        updater(INDICES, grads, weights)
+    return [weight.tobytes() for weight in weights], updater
+
+
+def fill(arrays, values):
+    for array, value in zip(arrays, values, strict=True):
+        array[...] = value
+
+
+LAYOUTS = [(4, 2), (6, 3), (6, 2), (3, 3)]
+"""Ranks, and ranks on a node."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids="{0[0]}-by-{0[1]}".format)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("flat", [False, True], ids=["apart", "flat"])
+def test_sums_are_those_of_nodes_in_order(layout, dtype, wire, flat):
+    ranks, per_node = layout
+
+    def program(comm):
+        found, updater = trained(comm, dtype, flat, wire=wire)
+        assert updater.hierarchical
+        return found
+
+    every = run_threads(ranks, program, nodes(per_node))
+    assert every == [expected(ranks, per_node, dtype, wire)] * ranks
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [((4, 2), {"hierarchical": False}), ((3, 2), {}), ((3, 1), {})],
+    ids=["by-argument", "other-number-of-ranks", "one-rank-per-node"],
+)
+def test_other_sums_are_in_rank_order(layout, options):
+    ranks, per_node = layout
+
+    def program(comm):
+        found, updater = trained(comm, "float32", **options)
+        assert not updater.hierarchical
+        return found
+
+    assert run_threads(ranks, program, nodes(per_node)) == [expected(ranks, 1, "float32")] * ranks
+
+
+@pytest.mark.parametrize("layout", [(4, 2), (2, 2)], ids="{0[0]}-by-{0[1]}".format)
+def test_gradients_can_be_sent_early(layout):
+    ranks, per_node = layout
+
+    def program(comm):
+        return trained(comm, "float32", overlap=True)[0]
+
+    every = run_threads(ranks, program, nodes(per_node))
+    assert every == [expected(ranks, per_node, "float32")] * ranks
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_slow_ranks_read_what_was_packed_for_them(overlap, monkeypatch):
+    """Memory is used again by later buckets and steps, also after a step that was skipped."""
+    rng = random.Random(0)
+
+    def late(work):
+        def work_late(*arguments):
+            time.sleep(rng.choice([0, 0, 0, 0.01]))
+            return work(*arguments)
+
+        return work_late
+
+    monkeypatch.setattr(transport, "add_up", late(transport.add_up))
+    monkeypatch.setattr(exchange, "unpack", late(exchange.unpack))
+
+    def program(comm):
+        scaler = LossScaler(init_scale=1.0, dynamic=False)
+        rule = optimizer.SGD(learning_rate=1.0)
+        updater = ShardedUpdater(rule, comm, scaler, bucket_bytes=512, overlap=overlap)
+        weight, skipped = np.zeros(1000, np.float32), 0
+        for step in range(12):
+            grad = of(comm.rank, step)
+            if step % 3 == 1 and comm.rank == 1:
+                grad[3] = np.inf
+            if overlap:
+                updater.begin(0, grad)
+            updater(0, grad, weight)
+            skipped += updater.info.skipped
+        assert skipped == 4
+        return weight
+
+    def of(rank, step):
+        return np.random.default_rng([rank, step]).integers(0, 9, 1000).astype(np.float32)
+
+    total = sum(of(rank, step) for rank in range(4) for step in range(12) if step % 3 != 1)
+    for weight in run_threads(4, program, NodeWorld):
+        assert (weight == -total).all()
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """Event while there is no memory to share."""
+    event, reserve = threading.Event(), os.posix_fallocate
+
+    def reserve_unless_full(*arguments):
+        if event.is_set():
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        reserve(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve_unless_full)
+    return event
+
+
+@pytest.mark.parametrize("layout", [(4, 2), (2, 2)], ids="{0[0]}-by-{0[1]}".format)
+def test_ranks_that_cannot_share_memory_sum_in_rank_order(layout, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    ranks, per_node = layout
+
+    def program(comm):
+        found, updater = trained(comm, "float32")
+        assert not updater.hierarchical
+        return found
+
+    assert run_threads(ranks, program, nodes(per_node)) == [expected(ranks, 1, "float32")] * ranks
+
+
+def test_one_node_without_memory_for_buckets_sends_them(full):
+    def program(comm):
+        ShardedUpdater(optimizer.SGD(), comm)
+        comm.Barrier()
+        full.set()
+        return trained(comm, "float32")[0]
+
+    assert run_threads(2, program, NodeWorld) == [expected(2, 2, "float32")] * 2
+
+
+def test_nodes_without_memory_for_buckets_raise_an_error_and_go_on(full):
+    def program(comm):
+        updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm)
+        weight, grad = np.zeros(3, np.float32), np.ones(3, np.float32)
+        comm.Barrier()
+        full.set()
+        with pytest.raises(OSError, match=r"^rank 0: \d+ bytes for the ranks of a node: Cannot all"):
+            updater(0, grad, weight)
+        assert not weight.any()
+        assert not updater.states
+        comm.Barrier()
+        full.clear()
+        comm.Barrier()
+        updater(0, grad, weight)
+        return weight.tolist()
+
+    assert run_threads(4, program, NodeWorld) == [[-4.0] * 3] * 4
+
+
+def test_shared_memory_is_freed():
+    def mapped():
+        gc.collect()
+        return Path("/proc/self/maps").read_text("utf-8").count("memfd:fastopt")
+
+    before = mapped()
+
+    def program(comm):
+        found = trained(comm, "float32")
+        comm.Barrier()
+        assert mapped() > before
+        comm.Barrier()
+        return bool(found)
+
+    assert all(run_threads(2, program, NodeWorld))
+    assert mapped() == before

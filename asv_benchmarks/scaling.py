@@ -4,6 +4,7 @@
                                  network, and predictions for more ranks
     python scaling.py ways       a step, in turn with handwritten MPI code
     python scaling.py backward   a simulated backward pass and a step
+    python scaling.py nodes      predictions for several ranks per node, without measurement
 
 A parent process starts ``mpiexec`` for each number of ranks. In each job, the measured functions
 take turns, on all ranks at once, so that disturbances affect them alike.
@@ -65,20 +66,33 @@ class Costs:
         }
 
 
-def sent(size: int, ranks: int) -> float:
-    """Return the bytes that each rank sends in a step, and the same number it receives."""
-    return 2 * BYTES * size * (ranks - 1) / ranks
+def communication(
+    size: int, ranks: int, bucket: int, per_node: int = 1, hierarchical: bool = True
+) -> tuple[float, float]:
+    """Return the seconds of bytes and of messages in a step, on the assumed network.
+
+    All ranks of a node share its network card. Sums of gradients and new weights are sent between
+    equal ranks of the nodes; without sums within nodes, gradients are sent from each rank to each
+    other one, and weights in a ring of all ranks.
+    """
+    nodes, buckets = ranks // per_node, math.ceil(BYTES * size / bucket)
+    if hierarchical:
+        return (
+            2 * BYTES * size * (nodes - 1) / nodes / NETWORK,
+            2 * (nodes - 1) * buckets * LATENCY,
+        )
+    gradients = per_node * (ranks - per_node) / ranks if nodes > 1 else 0.0
+    weights = (ranks - 1) / ranks if nodes > 1 else 0.0
+    return (
+        BYTES * size * (gradients + weights) / NETWORK,
+        2 * (ranks - 1) * buckets * LATENCY,
+    )
 
 
 def predicted(costs: Costs, size: int, ranks: int, bucket: int) -> dict[str, float]:
-    """Predict the seconds of the parts, with one rank per node like this machine.
-
-    The network is the assumed one. All-to-all and all-gather send one message to each other rank,
-    one after the other, for each bucket.
-    """
-    messages = 2 * (ranks - 1) * math.ceil(BYTES * size / bucket)
+    """Predict the seconds of the parts, with one rank per node like this machine."""
     parts = costs.step(size, ranks)
-    parts["communication"] = sent(size, ranks) / NETWORK + messages * LATENCY
+    parts["communication"] = sum(communication(size, ranks, bucket))
     return parts
 
 
@@ -301,11 +315,32 @@ def print_parts(name: str, shapes: Shapes, of_ranks: Callable[[int], dict]) -> N
     print(f"costs on one rank: {costs[1]}\n")
 
 
+def print_nodes() -> None:
+    """Print the predicted milliseconds of bytes and messages for several ranks per node."""
+    from fastopt.checkpoint.restore.placement import line_bytes
+
+    ways = [(1, True), (8, False), (8, True), (64, False), (64, True)]
+    names = [f"{n} per node{', in rank order' * (not within)}" for n, within in ways]
+    print(f"| | ranks | {' | '.join(names)} |\n|---|---|{'---|' * len(ways)}")
+    for name, size in (("ResNet-50", elements(resnet50())), ("1e9 elements", 10**9)):
+        for ranks in (64, 1024, 16_384):
+            times = [
+                " / ".join(
+                    f"{1e3 * each:.1f}"
+                    for each in communication(size, ranks, line_bytes(ranks), n, within)
+                )
+                if n < ranks
+                else "one node"
+                for n, within in ways
+            ]
+            print(f"| {name} | {ranks:,} | {' | '.join(times)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="?", choices=MEASURES, default="parts")
+    parser.add_argument("what", nargs="?", choices=[*MEASURES, "nodes"], default="parts")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--name", choices=MODELS, help="measure this on the ranks of this job")
     args = parser.parse_args()
@@ -316,6 +351,9 @@ def main() -> None:
         found = MEASURES[args.what](comm, MODELS[args.name], args.rounds)
         if comm.rank == 0:
             print(json.dumps(found))
+        return
+    if args.what == "nodes":
+        print_nodes()
         return
     if mpiexec() is None:
         sys.exit("scaling.py needs mpiexec, as of pip install mpich")

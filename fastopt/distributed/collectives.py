@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 from fastopt.distributed.communicator import Parts
 from fastopt.distributed.ranks import Ranks
 
-__all__ = ["exchanged", "gathered", "gathered_together", "of_all", "share_texts", "transposed"]
+__all__ = [
+    "added",
+    "exchanged",
+    "gathered",
+    "gathered_together",
+    "of_all",
+    "share_texts",
+    "transposed",
+]
 
 Array = np.ndarray[Any, Any]
 Counts = NDArray[np.int64]
@@ -22,6 +30,9 @@ MOST = 2**31 - 1
 UNIT = 64
 """Bytes of a unit of several arrays, to whose multiple the data for each rank is padded: with
 :data:`MOST` units, a rank can send and receive 128 GiB."""
+
+APART_FROM = 1 << 20
+"""Bytes of the arrays of all ranks from which no rank receives all of them to sum them."""
 
 
 def gathered(ranks: Ranks, items: Array) -> tuple[Array, Counts]:
@@ -85,9 +96,26 @@ def of_all(ranks: Ranks, own: Array) -> Array:
 
 
 def added(ranks: Ranks, own: Array) -> Array:
-    """The sum of the float64 arrays of all ranks, in rank order, so that all have the same bits."""
-    total = np.zeros(own.shape)
-    for part in of_all(ranks, own):
+    """The sum of the float64 arrays of all ranks, in rank order, so that all have the same bits.
+
+    Each rank sums an equal part of the arrays and sends it to all, if :data:`APART_FROM` says so.
+    """
+    if ranks.size * own.nbytes < APART_FROM:
+        return _in_order(of_all(ranks, own))
+    numbers = np.arange(ranks.size + 1) * own.size // ranks.size
+    first, last = numbers[ranks.rank : ranks.rank + 2]
+    counts = np.diff(numbers)
+    parts = np.full((1, ranks.size), last - first)
+    (every,) = exchanged(ranks, [own.reshape(-1)], counts[None], parts)
+    total = np.empty(own.shape)
+    total.reshape(-1)[first:last] = _in_order(every.reshape(ranks.size, -1))
+    ranks.wait(ranks.comm.all_gather(_bytes(total), _parts(counts * own.itemsize)))
+    return total
+
+
+def _in_order(every: Array) -> Array:
+    total = np.zeros(every.shape[1:])
+    for part in every:
         total += part
     return total
 

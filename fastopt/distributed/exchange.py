@@ -48,6 +48,8 @@ class Exchange(Local):
         self.ranks, self.plan, self._choose = ranks, plan, choose
         self.rank, self._chosen = ranks.rank, cast(Transport | None, None)
         self.grads: list[Any] = [None] * len(plan.indices)
+        self._put: dict[int, bool] = {}
+        """Places of the gradients that were entered early, and whether they are released."""
         self.at: Addresses | None = None
         self._missing = {group: len(group.places) for group in plan.groups}
         self.begun = self._added = self._arrived = self._gathered = 0
@@ -82,6 +84,10 @@ class Exchange(Local):
             at = bucket.starts[:-1]
             places = self.at if group.dtype == group.wire else None
             pack(self.grads, bucket.sent, packed, places, transport.used)
+            if bucket is group.buckets[-1]:
+                for place in group.places:
+                    if self._put.get(place):
+                        self.grads[place] = None
         self._lap("packing")
         self._reducing.append((bucket, transport.sum(bucket, source, at), packed))
         self._lap("communication")
@@ -92,10 +98,19 @@ class Exchange(Local):
             self._sources[group] = group.joined(self.grads, group.wire, self.at)
         return self._sources[group]
 
-    def put(self, place: int, grad: Any) -> None:
-        """Set a gradient, and send the buckets that it completes, without waiting."""
+    def enter(self, grads: list[Any], at: Addresses | None) -> None:
+        """Enter the gradients of a call, besides those that :meth:`put` has; see `grads`, `at`."""
+        pairs = enumerate(zip(self.grads, grads, strict=True))
+        self.grads = [own if k in self._put else grad for k, (own, grad) in pairs]
+        self.at = at
+
+    def put(self, place: int, grad: Any, release: bool = False) -> None:
+        """Enter a gradient, and send the buckets that it completes, without waiting.
+
+        With `release`, it is kept only until it has been packed.
+        """
         self._since = perf_counter()
-        self.grads[place] = grad
+        self.grads[place], self._put[place] = grad, release
         self._missing[self.plan.group_of[place]] -= 1
         buckets = self.plan.buckets
         while True:

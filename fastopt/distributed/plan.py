@@ -299,6 +299,11 @@ class Plan:
             group.cut(self.placements, rank, ranks, limit, self.copied)
             group.weights = group.joined(self.flats, group.dtype)
             self._enter(group, rank)
+        self._scattered = any(
+            group.weights is None or None in [bucket.at for bucket in group.buckets]
+            for group in self.groups
+        )
+        """Whether weights or parts of a rank are apart in memory."""
         order = self.groups[::-1] if backward else self.groups
         self.buckets = [bucket for group in order for bucket in group.buckets]
         self.places = {index: place for place, index in enumerate(indices)}
@@ -383,11 +388,8 @@ class Plan:
 
     def is_apart(self, grads: Sequence[Any], at: Addresses | None) -> bool:
         """Whether gradients or weights of a group are apart in memory; for `at` see :meth:`fit`."""
-        return any(
-            group.weights is None
-            or None in (bucket.at for bucket in group.buckets)
-            or group.joined(grads, group.wire, at) is None
-            for group in self.groups
+        return self._scattered or any(
+            group.joined(grads, group.wire, at) is None for group in self.groups
         )
 
     def has(self, indices: Sequence[Any]) -> bool:

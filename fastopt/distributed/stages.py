@@ -163,7 +163,8 @@ class Stages:
         for step in range(max((len(rule.passes) for rule in rules), default=0)):
             own = np.zeros((len(self.indices), width))
             self._do(stages.REDUCE, step, own, width)
-            every = of_all(self.shard.ranks, own)
+            largest = any(step < len(r.passes) and r.passes[step].largest for r in rules)
+            every = of_all(self.shard.ranks, own) if largest else added(self.shard.ranks, own)[None]
             self._do(stages.COMPLETE, step, every, width, len(every))
 
     def update_parts(self, parts: Parts) -> None:

@@ -17,6 +17,7 @@ from fastopt.arguments import choice, count, flag
 from fastopt.averages import Average, Lookahead
 from fastopt.checkpoint.restore.placement import Form, Placement, line_bytes, placed
 from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
+from fastopt.distributed.begun import Begun
 from fastopt.distributed.checksum import summer
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.gate import Stopped
@@ -26,7 +27,7 @@ from fastopt.distributed.listed import Listed
 from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, flat
 from fastopt.distributed.sharded import Shard
-from fastopt.distributed.stages import compile_stages
+from fastopt.distributed.stages import LOCAL, compile_stages
 from fastopt.distributed.transport import Direct, Layered, Transport
 from fastopt.distributed.weights import WeightKeeper
 from fastopt.optimizer import Optimizer
@@ -218,8 +219,7 @@ class ShardedUpdater(WeightKeeper):
         self._copies: dict[Index, Array] = {}
         leader_first(self._node, self._compile_common)
         self.seconds: dict[str, float] = {}
-        self._exchanging: Exchange | None = None
-        self._begun: dict[int, Array] = {}
+        self._begun = Begun(self.optimizer.idx2name)
         self._last: Plan | None = None
         self._latest: dict[Index, Array] = {}
         """Weight of the last update of each parameter."""
@@ -391,14 +391,14 @@ class ShardedUpdater(WeightKeeper):
             raise ValueError("accumulate takes lists of parameters that had equal numbers of calls")
         return list(zip(indices, weights, grads, strict=True)), single
 
-    def begin(self, index: Any, grad: Any) -> None:
+    def begin(self, index: Any, grad: Any, release: bool = False) -> None:
         """Start sending the gradient of a parameter while other gradients are still computed.
 
         Afterwards, call the updater with the same list of parameters as in the previous call and
         all gradients, including those passed here. Gradients of neighbours in the list are sent
         together once all of them are ready, starting with the last parameters of the list. The
         method does not wait and changes no weight. Before the first call, and on a single rank,
-        nothing is sent.
+        nothing is sent, and gradients are kept for the call.
 
         Parameters
         ----------
@@ -407,6 +407,10 @@ class ShardedUpdater(WeightKeeper):
         grad : numpy.ndarray
             Its gradient, which must not be modified before the updater is called. A row-sparse
             gradient is sent by that call.
+        release : bool
+            Keep the gradient only until it has been sent, so that a rank need not have memory for
+            all gradients at once. The call then has None in place of the gradient. After a call
+            that failed, the gradient must be computed again. Default False.
 
         Raises
         ------
@@ -437,43 +441,29 @@ class ShardedUpdater(WeightKeeper):
             raise ValueError("begin() needs an updater with overlap=True")
         with self.optimizer.lock:
             self._ranks.begin(f"begin() of updater {self._number}", self.timeout)
-            index, plan = check_index(index), self._plan
+            index, plan, begun = check_index(index), self._plan, self._begun
             groups = self.shard.planner.groups
-            if plan is None or (groups is not None and groups.is_frozen(index)):
+            if groups is not None and groups.is_frozen(index):
+                return
+            if plan is None:
+                begun.add(index, grad)
                 return
             context, place = label(index, self.optimizer.idx2name), plan.places.get(index)
             if place is None:
                 raise ValueError(f"{context}: begin() accepts only parameters of the previous call")
-            if place in self._begun:
-                raise ValueError(f"{context}: begin() was called twice in a step")
             checked = self._check(index, grad, plan.weights[place])
-            if place not in plan.group_of or isinstance(checked, RowSparse):
-                return
-            self._begun[place] = grad
-            if self._exchanging is None:
-                self._exchanging = Exchange(self._ranks, plan, self._choose)
-            self._exchanging.put(place, flat(checked))
-
-    def _check_begun(self, plan: Plan, grads: Any) -> None:
-        """Raise ValueError unless a call has the gradients that :meth:`begin` has sent."""
-        if not self._begun:
-            return
-        if self._exchanging is None or plan is not self._exchanging.plan:
-            raise ValueError(
-                "begin() was called for the parameters of the previous call, not for these"
-            )
-        given = [*grads] if isinstance(grads, (list, tuple)) else [grads]
-        for place, grad in self._begun.items():
-            if not _is_same(grad, given[place]):
-                context = label(plan.indices[place], self.optimizer.idx2name)
-                raise ValueError(f"{context}: the gradient is not the one passed to begin()")
+            sends = place in plan.group_of and not isinstance(checked, RowSparse)
+            begun.add(index, None if release and sends else grad, sends)
+            if sends:
+                if begun.exchange is None:
+                    begun.exchange = Exchange(self._ranks, plan, self._choose)
+                begun.exchange.put(place, flat(checked), release)
 
     def _discard(self) -> None:
         """Complete the buckets that any rank has started to send for a call that has failed."""
         if self._ranks.broken:  # pending operations still use their memory
             return
-        exchange, self._exchanging = self._exchanging, None
-        self._begun = {}
+        exchange, self._begun = self._begun.exchange, Begun(self.optimizer.idx2name)
         if not self.overlap or self.ranks == 1:
             return
         begun = np.array([exchange.begun if exchange else 0])
@@ -558,9 +548,9 @@ class ShardedUpdater(WeightKeeper):
                 gate.enter(error)
             with self._updating(lambda: gate.passed):
                 self._prepare(plan, new)
-                exchange = self._exchanging or Exchange(self._ranks, plan, self._choose)
-                exchange.grads, exchange.at = grads, self._given
-                self._exchanging = exchange
+                exchange = self._begun.exchange or Exchange(self._ranks, plan, self._choose)
+                exchange.enter(grads, self._given)
+                self._begun.exchange = exchange
                 rows = self._listed(plan, grads)
             self._exchange(exchange, plan, grads, new, rows)
             gate.enter()
@@ -576,8 +566,8 @@ class ShardedUpdater(WeightKeeper):
     def _checked(self, index: Any, grad: Any, weight: Any) -> Found:
         """Plan of a call, with gradients and new placements, after all of it has been checked."""
         index, grad, weight = self._unfrozen(index, grad, weight)
-        found = self._planned(index, grad, weight)
-        self._check_begun(found[0], grad)
+        found = self._planned(index, self._begun.complete(index, grad, weight), weight)
+        self._begun.check(found[0], grad)
         return found
 
     @staticmethod
@@ -666,7 +656,7 @@ class ShardedUpdater(WeightKeeper):
                 problem = error  # raised by user code, on the rank that owns the tensor
             gate.launched = True
             exchange.receive()
-            self._exchanging, self._begun = None, {}
+            self._begun = Begun(self.optimizer.idx2name)
             self.placements.update(new)
             for index in new.keys() & self.uncut.keys():
                 del self.uncut[index]
@@ -685,7 +675,7 @@ class ShardedUpdater(WeightKeeper):
             self._turns[index] = self._turns.get(index, 0) + 1
         self._unsure.difference_update(plan.indices)
         self._unchecked.clear()
-        self.seconds = exchange.seconds
+        self.seconds, self.shard.exchange = exchange.seconds, LOCAL  # frees the gradients
         self._keep(plan)
 
     def _keep(self, plan: Plan) -> None:
@@ -899,16 +889,6 @@ def _times(grad: Any, factor: float) -> Any:
     if isinstance(grad, RowSparse):
         return RowSparse(grad.values * grad.dtype.type(factor), grad.indices, grad.shape)
     return grad * grad.dtype.type(factor)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two gradients are the same array or views of the same elements."""
-    if one is other:
-        return True
-    one, other = np.asarray(one), np.asarray(other)
-    places = [each.__array_interface__["data"] for each in (one, other)]
-    header = (one.shape, one.dtype, one.strides) == (other.shape, other.dtype, other.strides)
-    return header and places[0] == places[1]
 
 
 def _half(name: str) -> np.dtype[Any]:

@@ -1,4 +1,4 @@
-"""Gradients that are summed within nodes first, on threads that stand for ranks of several nodes."""
+"""Gradients that are summed within nodes first, on threads as ranks of several nodes."""
 
 import errno
 import gc
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedUpdater, exchange, flat_like, run_threads, transport
 from helpers.ranks import NodeWorld
@@ -209,7 +208,9 @@ def test_nodes_without_memory_for_buckets_raise_an_error_and_go_on(full):
         weight, grad = np.zeros(3, np.float32), np.ones(3, np.float32)
         comm.Barrier()
         full.set()
-        with pytest.raises(OSError, match=r"^rank 0: \d+ bytes for the ranks of a node: Cannot all"):
+        with pytest.raises(
+            OSError, match=r"^rank 0: \d+ bytes for the ranks of a node: Cannot all"
+        ):
             updater(0, grad, weight)
         assert not weight.any()
         assert not updater.states

@@ -1,6 +1,7 @@
 """Checks of gradients that are sent while others are computed, and of memory that is not packed."""
 
 import tempfile
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ class Eager:
         for place in self.order:
             if self.some(place):
                 self.updater.begin(indices[place], grads[place])
-        exchange = self.updater._exchanging
+        exchange = self.updater._begun.exchange
         self.begun += exchange.begun if exchange else 0
         self.updater(indices, grads, weights)
 
@@ -137,11 +138,48 @@ def check_errors_of_begin_are_of_one_rank():
         with raised(ValueError, "gradient must have shape (3, 2), got (5,)"):
             updater.begin("b", grads[0])
         updater.begin("b", grads[1])
-        if comm.size > 1:
-            with raised(ValueError, "begin() was called twice in a step"):
-                updater.begin("b", grads[1])
+        with raised(ValueError, "begin() was called twice in a step"):
+            updater.begin("b", grads[1])
     updater([0, "b"], grads, weights)
     assert (weights[1] == -2 * comm.size).all()
+
+
+def check_released_gradients_are_freed_once_they_are_sent():
+    """The call has None for them; those that were not sent are kept."""
+    indices, weights = (
+        [*range(len(SHAPES))],
+        [normal(k, s, "float32") for k, s in enumerate(SHAPES)],
+    )
+    straight = [w.copy() for w in weights]
+    updater = ShardedUpdater(optimizer.Adam(), comm, overlap=True)
+    other = ShardedUpdater(optimizer.Adam(), comm)
+    for step in range(3):
+        grads = [normal(9 * step + comm.rank, shape, "float32") for shape in SHAPES]
+        other(indices, grads, straight)
+        left = [weakref.ref(grad) for grad in grads]
+        for place in indices[::-1]:
+            updater.begin(place, grads.pop(), release=True)
+        freed = sum(each() is None for each in left)
+        assert freed > 0 or comm.size == 1 or step == 0
+        updater(indices, [None] * len(SHAPES), weights)
+        assert frozen(weights) == frozen(straight)
+        assert comm.size == 1 or all(each() is None for each in left)
+    before = everything(updater.shard, weights)
+    grads = [normal(k, s, "float32") for k, s in enumerate(SHAPES)]
+    for place in indices[1:]:
+        updater.begin(place, grads[place].copy(), release=True)
+    with raised(TypeError, "index 0: gradient must be a NumPy array, got None"):
+        updater(indices, [None] * len(SHAPES), weights)
+    assert everything(updater.shard, weights) == before
+    if comm.size > 1:
+        updater.begin(1, grads[1], release=True)
+        with raised(ValueError, "not the one passed to begin(), which was released: pass None"):
+            updater(indices, grads, weights)
+    updater(indices, grads, weights)
+    assert everything(updater.shard, weights) != before
+    updater(6, grads[6], weights[6])
+    updater.begin(6, grads[6])
+    updater(6, None, weights[6])
 
 
 def check_rows_and_whole_tensors_may_begin():

@@ -111,12 +111,12 @@ def stream(target, source, size):
 
 
 @cache
-def copy() -> Callable:
+def copy(parallel: bool) -> Callable:
     """Kernel ``(segments, used)`` with a row for each: source and target address, and bytes.
 
-    Threads copy chunks of equal size, whatever the sizes of the segments. The copies bypass the
-    caches if they have STREAM_FROM bytes or more, or `used`, which is how many bytes are used until
-    they are read, is as much.
+    If `parallel`, threads copy chunks of equal size, whatever the sizes of the segments. The copies
+    bypass the caches if they have STREAM_FROM bytes or more, or `used`, which is how many bytes are
+    used until they are read, is as much.
     """
 
     def copy(segments, used):
@@ -137,7 +137,7 @@ def copy() -> Callable:
                 k += 1
             fence()
 
-    return compiled(copy, None, parallel=True)
+    return compiled(copy, None, parallel)
 
 
 @cache

@@ -1,13 +1,14 @@
 """Collective operations on arrays of any dtype and length."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.distributed.communicator import Parts
+from fastopt.distributed.packing import copier
 from fastopt.distributed.ranks import Ranks
 
 __all__ = [
@@ -168,20 +169,13 @@ def _parts(counts: Any) -> Parts:
     return [*map(int, counts)], (ends - counts).tolist()
 
 
-def _segments(
-    arrays: Sequence[Array], counts: Counts, size: int
-) -> Iterator[tuple[Array, int, int]]:
-    """Bytes of each segment, and start and stop of its place in the data that is sent."""
-    flat, items = [_bytes(array) for array in arrays], [_item(array) for array in arrays]
-    ends = np.cumsum(counts, axis=1)
-    units = _units(arrays, counts, size)
-    for rank, start in enumerate((size * (np.cumsum(units) - units)).tolist()):
-        at = start
-        for k in np.flatnonzero(counts[:, rank]).tolist():
-            last = int(ends[k, rank]) * items[k]
-            segment = flat[k][last - int(counts[k, rank]) * items[k] : last]
-            yield segment, at, at + segment.size
-            at += segment.size
+def _segments(arrays: Sequence[Array], counts: Counts, data: Array, size: int) -> Counts:
+    """Address of each segment in the arrays and in the data that is sent, and its bytes."""
+    items = np.array([[_item(array)] for array in arrays], np.int64)
+    nbytes, units = counts * items, _units(arrays, counts, size)
+    inside = np.array([[array.ctypes.data] for array in arrays]) + np.cumsum(nbytes, 1) - nbytes
+    outside = data.ctypes.data + size * (np.cumsum(units) - units) + np.cumsum(nbytes, 0) - nbytes
+    return np.stack([inside, outside, nbytes], axis=2)[nbytes > 0]
 
 
 def _packed(arrays: Sequence[Array], counts: Counts, size: int) -> Array:
@@ -189,8 +183,8 @@ def _packed(arrays: Sequence[Array], counts: Counts, size: int) -> Array:
     if len(arrays) == 1:
         return _bytes(arrays[0])
     data = np.zeros(int(_units(arrays, counts, size).sum()) * size, np.uint8)
-    for segment, first, last in _segments(arrays, counts, size):
-        data[first:last] = segment
+    arrays = [*map(np.ascontiguousarray, arrays)]
+    copier(False)(_segments(arrays, counts, data, size), 0)
     return data
 
 
@@ -202,5 +196,5 @@ def _room(results: Sequence[Array], nbytes: int) -> Array:
 def _unpack(data: Array, results: Sequence[Array], counts: Counts, size: int) -> None:
     """Copy the received bytes to the results."""
     if len(results) > 1:
-        for segment, first, last in _segments(results, counts, size):
-            segment[...] = data[first:last]
+        segments = _segments(results, counts, data, size)
+        copier(False)(segments[:, [1, 0, 2]].copy(), 0)

@@ -29,9 +29,9 @@ COMPILED_FROM = 1 << 20, 32
 
 
 @cache
-def copier() -> Any:
+def copier(parallel: bool = True) -> Any:
     """Compiled :func:`fastopt._kernels.copying.copy`."""
-    return bind(copying.copy(), np.empty((0, 3), np.int64), 0)
+    return bind(copying.copy(parallel), np.empty((0, 3), np.int64), 0)
 
 
 @cache

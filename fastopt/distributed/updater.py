@@ -573,7 +573,7 @@ class ShardedUpdater(WeightKeeper):
     @staticmethod
     def _compile_common() -> None:
         """Compile what the calls of all updaters need."""
-        addresses([]), copier(), comparer(), summer()
+        addresses([]), copier(), copier(False), comparer(), summer()
         compile_stages()
 
     def _needs_early(self, plan: Plan, new: dict[Index, Placement]) -> bool:

@@ -32,6 +32,11 @@ class Begun:
         self._grads: dict[Index, tuple[Any, bool]] = {}
         """Gradients, None for those that were released, and whether they were sent."""
 
+    @property
+    def any(self) -> bool:
+        """Whether there are gradients."""
+        return bool(self._grads)
+
     def add(self, index: Index, grad: Any, sent: bool = False) -> None:
         """Enter a gradient."""
         if index in self._grads:

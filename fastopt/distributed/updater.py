@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from fastopt.distributed.job import Layers, Node, leader_first, private
 from fastopt.distributed.listed import Listed
 from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, flat
+from fastopt.distributed.ranks import refuse_forked
 from fastopt.distributed.sharded import Shard
 from fastopt.distributed.stages import LOCAL, compile_stages
 from fastopt.distributed.transport import Direct, Layered, Transport
@@ -279,7 +281,32 @@ class ShardedUpdater(WeightKeeper):
             this error or a TimeoutError the updater can no longer be used.
         """
         with self.optimizer.lock:
-            self._call_all(index, grad, weight)
+            if not self._repeats(index, grad, weight):
+                self._call_all(index, grad, weight)
+
+    def _repeats(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Update on a single rank, if the call has the parameters and weights of the last one.
+
+        Otherwise return False.
+        """
+        plan = self._plan
+        if self.ranks > 1 or plan is None or self._windows is not None or self._begun.any:
+            return False
+        if self._copies or self._masters or self.groups or not self.optimizer.native:
+            return False
+        refuse_forked("a call of an updater")
+        lists = (index, grad, weight)
+        if not isinstance(index, (list, tuple)):
+            lists = [index], [grad], [weight]
+        elif not (type(grad) is type(weight) is list):
+            return False
+        if not plan.has(lists[0]) or plan.fit(plan.indices, *lists[1:]) is None:
+            return False
+        self._check_free()
+        begun = perf_counter()
+        self.shard(plan.indices, plan.gradients(lists[1], True), plan.slices)
+        self.seconds["update"] = perf_counter() - begun
+        return True
 
     def step(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> None:
         """Update nested weights, as :meth:`Updater.step <fastopt.Updater.step>` does.

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from fastopt.distributed.communicator import Communicator, attached
 from fastopt.distributed.ranks import LIMIT, Ranks, refuse_forked, time_limit
 from fastopt.distributed.shared_memory import shared_zeros
 
-__all__ = ["ENDED", "Layers", "Node", "leader_first", "private", "threads_of"]
+__all__ = ["ENDED", "Layers", "Lease", "Node", "leader_first", "private", "threads_of"]
 
 numba: Any = importlib.import_module("numba")
 
@@ -46,6 +47,30 @@ class Layers:
         return len(self.peers)
 
 
+@dataclass
+class Lease:
+    """Communicators of one updater, with all ranks and with those of a node.
+
+    Parameters
+    ----------
+    comm, node_comm : Communicator
+        The communicators.
+    owner : weakref.ref
+        Reference to the updater.
+    """
+
+    comm: Communicator
+    node_comm: Communicator
+    owner: Any
+    pending: bool = False
+    """Whether operations may have been started and not completed."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether no other updater can use the communicators."""
+        return self.pending or self.owner() is not None
+
+
 class Node:
     """Private communicators with all ranks of the user's communicator, and with those on this node.
 
@@ -64,7 +89,7 @@ class Node:
 
     def __init__(self, comm: Communicator) -> None:
         self.ranks, self.node = Ranks(comm), Ranks(comm.on_node())
-        self._more: list[Communicator] = []
+        self._leases: list[Lease] = []
         self.updaters = 0
         masks = share_texts(self.node, " ".join(map(str, _cpus())))
         threads = threads_of(masks, self.node.rank)
@@ -83,12 +108,24 @@ class Node:
         number = int(np.flatnonzero(members[:, place] == rank)[0])
         return Layers(self.node, number, members[:, place].tolist())
 
-    def another(self, ranks: Ranks) -> Communicator:
-        """Create one more communicator with all ranks, or with those on this node; collective."""
-        copy, request = ranks.comm.duplicate()
-        ranks.wait(request)
-        self._more.append(copy)
-        return copy
+    def lease(self, owner: Any) -> "Lease":
+        """Return communicators that no other object uses while `owner` exists; collective.
+
+        Those of earlier owners that exist on no rank are used again.
+        """
+        used = np.array([each.is_used for each in self._leases], np.int64)
+        self.ranks.wait(self.ranks.comm.all_reduce_max(used))
+        free = np.flatnonzero(used == 0)
+        if len(free):
+            lease = self._leases[int(free[0])]
+            lease.owner = ref(owner)
+            return lease
+        comm, request = self.ranks.comm.duplicate()
+        node_comm, other = self.node.comm.duplicate()
+        for each in (request, other):
+            self.ranks.wait(each)
+        self._leases.append(Lease(comm, node_comm, ref(owner)))
+        return self._leases[-1]
 
     def end(self) -> None:
         """Notify the other ranks that the program of this one is over."""
@@ -96,9 +133,13 @@ class Node:
             self.ranks.leave(ENDED)
 
     def free(self) -> None:
-        """Free the communicators."""
-        for comm in (self.ranks.comm, self.node.comm, *self._more):
-            comm.free()
+        """Free the communicators, which no later call can use."""
+        for ranks in (self.ranks, self.node):
+            ranks.broken = "their communicator was freed"
+            ranks.comm.free()
+        for lease in self._leases:
+            lease.comm.free()
+            lease.node_comm.free()
 
 
 def private(comm: Any, timeout: float | None = None) -> Node:

@@ -23,7 +23,7 @@ from fastopt.distributed.checksum import summer
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.gate import Stopped
 from fastopt.distributed.guards import comparer
-from fastopt.distributed.job import Layers, Node, leader_first, private
+from fastopt.distributed.job import Layers, Lease, Node, leader_first, private
 from fastopt.distributed.listed import Listed
 from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, flat
@@ -209,6 +209,7 @@ class ShardedUpdater(WeightKeeper):
         node = private(comm)
         layers = node.layers if layered else None
         self.hierarchical = layers is not None
+        self._lease: Lease | None = None
         self._direct, self._layered = self._transports(node, layers)
         self.bucket_bytes = size or line_bytes(self.ranks)
         self.check_every = every
@@ -229,12 +230,14 @@ class ShardedUpdater(WeightKeeper):
     def _transports(self, node: Node, layers: Layers | None) -> tuple[Direct, Layered | None]:
         """Create the ways of buckets between the ranks; collective."""
         several = layers is not None and layers.count > 1
-        comm = node.another(node.ranks) if self.overlap or several else None
+        comm = node_comm = None
+        if self.overlap or several:
+            self._lease = node.lease(self)
+            comm, node_comm = self._lease.comm, self._lease.node_comm
         direct = Direct(node.ranks, comm)
         if layers is None or (self.overlap and not several):
             return direct, None
-        own = node.another(node.node) if several else None
-        return direct, Layered(node.ranks, layers, comm, own, self.wire, self.overlap)
+        return direct, Layered(node.ranks, layers, comm, node_comm, self.wire, self.overlap)
 
     def _choose(self, plan: Plan) -> Transport:
         """Choose the way of the buckets of a call, once the ranks have agreed on it.
@@ -484,6 +487,7 @@ class ShardedUpdater(WeightKeeper):
             if sends:
                 if begun.exchange is None:
                     begun.exchange = Exchange(self._ranks, plan, self._choose)
+                    self._expect(True)
                 begun.exchange.put(place, flat(checked), release)
 
     def _discard(self) -> None:
@@ -500,6 +504,12 @@ class ShardedUpdater(WeightKeeper):
                 plan = cast(Plan, self._last)
                 exchange = Exchange(self._ranks, plan, self._choose)
             exchange.discard(int(begun[0]))
+        self._expect(False)
+
+    def _expect(self, pending: bool) -> None:
+        """Record whether :meth:`begin` may have started operations that are not complete."""
+        if self._lease is not None:
+            self._lease.pending = pending
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -684,6 +694,7 @@ class ShardedUpdater(WeightKeeper):
             gate.launched = True
             exchange.receive()
             self._begun = Begun(self.optimizer.idx2name)
+            self._expect(False)
             self.placements.update(new)
             for index in new.keys() & self.uncut.keys():
                 del self.uncut[index]

@@ -15,7 +15,7 @@ import json
 import math
 import sys
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,7 @@ class Costs:
     copy: float
     """Copy of an element in memory."""
     exchange: float
-    """All-to-all of gradients and all-gather of weights."""
+    """Barriers of the buckets, whose gradients and weights are in memory of the node."""
     update: float
     """Update on one rank."""
     call: float
@@ -128,35 +128,28 @@ def probes(comm, size: int, bucket: int):
     wait = Ranks(MPICommunicator(comm)).wait
     source, target = np.ones((2, size), np.float32)
     share = max(bucket // BYTES // comm.size, 1)
-    wholes, parts = np.ones((2, 3, share * comm.size), np.float32)  # three, as exchanges overlap
-    owns = np.ones((3, share), np.float32)
-    buckets = math.ceil(size / wholes.shape[1])
+    packed = np.ones(share * comm.size, np.float32)
+    buckets = math.ceil(size / len(packed))
     slices = np.ones((2, max(size // comm.size, 1)), np.float32)
     alone = optimizer.get_updater(optimizer.Adam())
 
     def copy():
-        for first in range(0, size, wholes.shape[1]):
-            part = source[first : first + wholes.shape[1]]
-            packed = wholes[0, : len(part)]
-            packed[:] = part
-            target[first : first + len(part)] = packed
+        for first in range(0, size, len(packed)):
+            part = source[first : first + len(packed)]
+            packed[: len(part)] = part
+            target[first : first + len(part)] = packed[: len(part)]
 
     def exchange():
-        pending = deque()
-        for k in range(buckets):
-            own, whole = owns[k % 3], wholes[k % 3]
-            wait(comm.Ialltoall(whole, parts[k % 3]))
-            pending.append(comm.Iallgather(own, whole))
-            if len(pending) == 2:
-                wait(pending.popleft())
-        wait(pending.popleft())
+        for _ in range(buckets):
+            wait(comm.Ibarrier())  # gradients and weights are in shared memory
+            wait(comm.Ibarrier())
 
     works = {
         "copy": copy,
         "exchange": exchange,
         "update": lambda: alone(0, slices[1], slices[0]),
     }
-    counts = {"copy": 2 * size, "exchange": buckets * wholes.shape[1], "update": slices.shape[1]}
+    counts = {"copy": 2 * size, "exchange": buckets * len(packed), "update": slices.shape[1]}
     return works, counts
 
 

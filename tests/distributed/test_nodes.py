@@ -13,7 +13,16 @@ import pytest
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
-from fastopt.distributed import ShardedUpdater, exchange, flat_like, run_threads, transport
+from fastopt.distributed import (
+    ShardedUpdater,
+    collectives,
+    exchange,
+    flat_like,
+    run_threads,
+    transport,
+)
+from fastopt.distributed.ranks import Ranks
+from fastopt.distributed.threads import ThreadRank
 from helpers.ranks import NodeWorld
 from helpers.tensor_lists import dtype_of
 
@@ -221,6 +230,77 @@ def test_nodes_without_memory_for_buckets_raise_an_error_and_go_on(full):
         return weight.tolist()
 
     assert run_threads(4, program, NodeWorld) == [[-4.0] * 3] * 4
+
+
+def test_bytes_and_messages_between_nodes_are_those_of_the_model():
+    """See docs/scaling.md: each node sends sums and weights once, between equal ranks."""
+    sent = []
+
+    class Counted(NodeWorld):
+        per_node = 3
+
+        def all_to_all(self, source, there, target, here):
+            node = self.rank // self.per_node
+            to_others = [n for k, n in enumerate(there[0]) if n and k // self.per_node != node]
+            sent.append((node, self.rank, to_others))
+            assert sum(map(bool, there[0])) == len(to_others)  # none within the node
+            return super().all_to_all(source, there, target, here)
+
+    ranks, nodes, size, buckets = 9, 3, 9 * 70, 5
+
+    def program(comm):
+        updater = ShardedUpdater(optimizer.SGD(), comm, bucket_bytes=9 * 4 * 14)
+        weight, grad = np.zeros(size, np.float32), np.ones(size, np.float32)
+        updater(0, grad, weight)
+        comm.Barrier()
+        sent.clear()
+        comm.Barrier()
+        updater(0, grad, weight)
+
+    run_threads(ranks, program, Counted)
+    for rank in range(ranks):
+        assert sum(len(n) for _, k, n in sent if k == rank) == 2 * (nodes - 1) * buckets
+    for node in range(nodes):
+        total = sum(sum(n) for k, _, n in sent if k == node)
+        assert total == 2 * 4 * size * (nodes - 1) / nodes
+
+
+def test_norms_of_many_ranks_are_summed_in_shares(monkeypatch):
+    """With the same bits; no rank receives the arrays of all others."""
+
+    class Counted(ThreadRank):
+        came = 0
+
+        def all_to_all(self, source, there, target, here):
+            Counted.came += sum(here[0])
+            return super().all_to_all(source, there, target, here)
+
+        def all_gather(self, data, parts):
+            Counted.came += sum(parts[0])
+            return super().all_gather(data, parts)
+
+    own = [np.random.default_rng(rank).normal(size=(7, 3)) * 1e9**rank for rank in range(4)]
+    expected = in_turn([np.zeros((7, 3)), *own])
+    for limit in (0, collectives.APART_FROM):
+        monkeypatch.setattr(collectives, "APART_FROM", limit)
+        Counted.came = 0
+        found = run_threads(4, lambda comm: collectives.added(Ranks(comm), own[comm.rank]), Counted)
+        assert [each.tobytes() for each in found] == [expected.tobytes()] * 4
+        arrays = 2 if limit == 0 else 4
+        assert Counted.came == 4 * arrays * expected.nbytes
+
+    def program(comm):
+        updater = ShardedUpdater(optimizer.LAMB(), comm, clip_global_norm=0.5, bucket_bytes=256)
+        weights = normal(99, 0, "float32")
+        for step in range(STEPS):
+            updater(INDICES, normal(comm.rank, step, "float32"), weights)
+        return [weight.tobytes() for weight in weights]
+
+    every = []
+    for limit in (0, 1 << 20):
+        monkeypatch.setattr(collectives, "APART_FROM", limit)
+        every += run_threads(3, program)
+    assert all(each == every[0] for each in every)
 
 
 def test_shared_memory_is_freed():

@@ -1,7 +1,7 @@
 """Communication of one call: gradients are summed bucket by bucket, weights are gathered."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from fastopt.distributed.packing import pack, unpack
 from fastopt.distributed.plan import DEPTH, Bucket, Group, Plan
 from fastopt.distributed.ranks import Ranks
 from fastopt.distributed.stages import Local, Stages
-from fastopt.distributed.transport import Summing, Transport
+from fastopt.distributed.transport import Collecting, Summing, Transport
 
 __all__ = ["Exchange"]
 
@@ -78,10 +78,11 @@ class Exchange(Local):
         """Start to sum a bucket, packed unless it is contiguous in memory and may be sent so."""
         group, transport = bucket.group, self.transport
         packed, at = None, bucket.at
-        source = None if at is None or transport.copies else self._in_memory(group)
+        whole = bucket.even is None and not transport.copies
+        source = self._in_memory(group) if whole and at is not None else None
         if source is None or at is None:
             source = packed = transport.for_gradients(bucket)
-            at = bucket.starts[:-1]
+            at = bucket.summed.starts[:-1]
             places = self.at if group.dtype == group.wire else None
             pack(self.grads, bucket.sent, packed, places, transport.used)
             if bucket is group.buckets[-1]:
@@ -89,7 +90,10 @@ class Exchange(Local):
                     if self._put.get(place):
                         self.grads[place] = None
         self._lap("packing")
-        self._reducing.append((bucket, transport.sum(bucket, source, at), packed))
+        summing = transport.sum(bucket.summed, source, at)
+        if bucket.even is not None:
+            summing = Collecting(summing, bucket, bucket.even, self.rank, transport.gradient_comm)
+        self._reducing.append((bucket, summing, packed))
         self._lap("communication")
 
     def _in_memory(self, group: Group) -> Array | None:
@@ -116,15 +120,16 @@ class Exchange(Local):
         while True:
             if self._reducing and self._reducing[0][1].Test():
                 self._add()
-            elif (
-                self.begun < len(buckets)
-                and len(self._reducing) < DEPTH
-                and not self._missing[buckets[self.begun].group]
-            ):
+            elif self._may_begin(buckets) and not self._missing[buckets[self.begun].group]:
                 self._begin()
             else:
                 break
         self._lap("communication")
+
+    def _may_begin(self, buckets: Sequence[Bucket]) -> bool:
+        """Whether the next of these buckets can be sent, in the same order on all ranks."""
+        waits = any(bucket.even is not None for bucket, *_ in self._reducing)
+        return self.begun < len(buckets) and len(self._reducing) < DEPTH and not waits
 
     def _begin(self) -> None:
         self.begun += 1
@@ -137,7 +142,7 @@ class Exchange(Local):
         """
         buckets = self.plan.buckets[:count]
         while self._arrived < len(buckets):
-            while self.begun < len(buckets) and len(self._reducing) < DEPTH:
+            while self._may_begin(buckets):
                 self._begin()
             if self._arrived < self._added:  # added in put(), count the wait here
                 self.ranks.waits += 1

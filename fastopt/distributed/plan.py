@@ -1,6 +1,7 @@
 """Plan of a call: how its tensors are sliced, packed into buckets and reassembled."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import accumulate
 from operator import is_
 from typing import Any
@@ -25,6 +26,9 @@ __all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
 
 DEPTH = 2
 """Number of buckets in flight: one is packed while another is being sent."""
+
+EVEN_FROM = 1 << 14
+"""Elements of a bucket from which ranks that own little of it share the work of its sums."""
 
 LEAST = 10_000
 """Elements that a call compares between ranks at least: their checksum takes a few microseconds."""
@@ -73,12 +77,14 @@ class Bucket:
         rank: int,
         keep: Collection[int],
     ) -> None:
-        self.group = group
-        self.counts: list[int] = counts.tolist()
-        self.starts = [0, *accumulate(self.counts)]
-        self.large = max(self.counts) * len(self.counts) >= PARALLEL_FROM
-        """Whether threads share the sums of gradients on some rank."""
-        self.first = first
+        self.group, self.first = group, first
+        self._divide(counts)
+        self.even: Bucket | None = None
+        """The bucket in equal shares, in which it is summed if few ranks own most of it."""
+        total = self.starts[-1]
+        if total >= EVEN_FROM and max(self.counts) * len(self.counts) > 2 * total:
+            self.even = copy(self)
+            self.even._divide(np.diff(np.arange(len(counts) + 1) * total // len(counts)))
         mine = parts[:, 0] == rank
         self.own: list[Part] = [(place, *ends) for place, *ends in parts[mine, 1:4].tolist()]
         self.slices: list[Array] = []
@@ -96,6 +102,17 @@ class Bucket:
         self.at = self._in_memory(parts)
         """Offset of each rank's part if the tensors of the group are contiguous in memory; None if
         a part is not contiguous even then."""
+
+    def _divide(self, counts: Parts) -> None:
+        self.counts: list[int] = counts.tolist()
+        self.starts = [0, *accumulate(self.counts)]
+        self.large = max(self.counts) * len(self.counts) >= PARALLEL_FROM
+        """Whether threads share the sums of gradients on some rank."""
+
+    @property
+    def summed(self) -> "Bucket":
+        """The bucket in the shares in which it is summed."""
+        return self.even or self
 
     def _in_memory(self, parts: Parts) -> list[int] | None:
         ranks, _, first, last, base = parts.T
@@ -176,11 +193,12 @@ class Group:
         self.grads = np.empty(int(totals[rank]), self.real)
         filled = np.diff(self.starts, append=self.size) > 0
         self._filled = np.array([self.places, self.starts])[:, filled]
-        step = max(-(-limit // (ranks * self.real.itemsize)), 1)
+        most = int(totals.max(initial=0))
+        step = _window(totals, -(-limit // self.real.itemsize))
         ends = np.cumsum(sizes) - (np.cumsum(totals) - totals)[parts[:, 0]]  # in each share
         windows, parts = _split(parts, ends - sizes, ends, step)
         self.buckets = []
-        for k in range(-(-int(totals.max(initial=0)) // step)):
+        for k in range(-(-most // step)):
             counts = np.clip(totals - k * step, 0, step)
             self.buckets.append(Bucket(self, parts[windows == k], counts, k * step, rank, keep))
 
@@ -206,6 +224,16 @@ class Group:
         if not np.array_equal(at - at[0], starts * dtype.itemsize):
             return None
         return as_strided(first, (self.size,), (dtype.itemsize,))
+
+
+def _window(totals: Parts, limit: int) -> int:
+    """Elements of each share in a bucket, so that all shares have about `limit` elements in it."""
+    sizes = np.sort(totals)
+    smaller, others = np.cumsum(sizes) - sizes, len(sizes) - np.arange(len(sizes))
+    k = int(np.searchsorted(smaller + sizes * others, limit))
+    if k == len(sizes):
+        return max(int(sizes.max(initial=0)), 1)
+    return max(-(-(limit - int(smaller[k])) // int(others[k])), 1)
 
 
 def _split(parts: Parts, starts: Parts, ends: Parts, step: int) -> tuple[Parts, Parts]:
@@ -300,7 +328,7 @@ class Plan:
             group.weights = group.joined(self.flats, group.dtype)
             self._enter(group, rank)
         self._scattered = any(
-            group.weights is None or None in [bucket.at for bucket in group.buckets]
+            group.weights is None or any(b.at is None or b.even for b in group.buckets)
             for group in self.groups
         )
         """Whether weights or parts of a rank are apart in memory."""
@@ -351,7 +379,7 @@ class Plan:
 
     def compile(self, wire: Any = None) -> None:
         """Compile the kernels that sum gradients, also those of nodes in the dtype `wire`."""
-        for bucket in self.buckets:
+        for bucket in (each.summed for each in self.buckets):
             real = bucket.group.real
             for kind in {bucket.group.wire, np.dtype(wire or real)}:
                 if kind.itemsize == 2 and bucket.group.dtype.itemsize == 4:

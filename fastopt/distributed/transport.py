@@ -15,7 +15,7 @@ from fastopt.distributed.ranks import Ranks
 from fastopt.distributed.shared_memory import shared_zeros
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["Direct", "Layered", "Summing", "Transport"]
+__all__ = ["Collecting", "Direct", "Layered", "Summing", "Transport"]
 
 SLOTS = 2 * DEPTH
 """Buckets in shared memory: a rank fills one when all ranks have entered the barrier of the bucket
@@ -62,6 +62,55 @@ class Summing:
         raise NotImplementedError
 
 
+class Collecting(Summing):
+    """A bucket that is summed in equal shares, whose sums are then sent to their owners.
+
+    Parameters
+    ----------
+    summing : Summing
+        The sums of this rank's equal share.
+    bucket, even : Bucket
+        The bucket, and the same one in equal shares.
+    rank : int
+        This rank.
+    comm : Communicator
+        Communicator on which the sums are sent.
+    """
+
+    def __init__(
+        self, summing: Summing, bucket: Bucket, even: Bucket, rank: int, comm: Communicator
+    ) -> None:
+        self.summing, self.comm, self.rank = summing, comm, rank
+        self.owned, self.shared = np.array(bucket.starts), np.array(even.starts)
+        self.own = np.empty(even.counts[rank], bucket.group.real)
+        self.total = np.empty(bucket.counts[rank], bucket.group.real)
+        self.sent: Request | None = None
+
+    def Test(self) -> bool:
+        """See :class:`Summing`."""
+        if self.sent is None:
+            if not self.summing.Test():
+                return False
+            self.summing.add(self.own)
+            self.sent = self._send()
+        return self.sent.Test()
+
+    def _send(self) -> Request:
+        size = self.own.itemsize
+        there = _overlaps(self.owned, self.shared[self.rank : self.rank + 2])
+        here = _overlaps(self.shared, self.owned[self.rank : self.rank + 2])
+        return self.comm.all_to_all(
+            self.own.view(np.uint8),
+            _in_bytes(*there, size),
+            self.total.view(np.uint8),
+            _in_bytes(*here, size),
+        )
+
+    def add(self, total: Array) -> None:
+        """See :class:`Summing`."""
+        total[...] = self.total
+
+
 class Transport:
     """Abstract base of ways between ranks, with the memory of the buckets on them.
 
@@ -89,7 +138,7 @@ class Transport:
 
     def reserve(self, plan: Plan) -> None:
         """Provide memory for the buckets of a plan, between calls; all ranks must call it."""
-        room = max(map(self._room, plan.buckets), default=0)
+        room = max((self._room(bucket.summed) for bucket in plan.buckets), default=0)
         self.spare.reserve(room, min(3 * DEPTH, 3 * len(plan.buckets)))
 
     def _room(self, bucket: Bucket) -> int:
@@ -380,6 +429,12 @@ class _Returning:
 def _elements(slot: Array, bucket: Bucket, dtype: Any) -> Array:
     """Elements of a bucket in shared memory."""
     return slot[: bucket.starts[-1] * dtype.itemsize].view(dtype)
+
+
+def _overlaps(ends: Array, window: Array) -> Parts:
+    """Counts and offsets, in a window of elements, of the parts between some ends."""
+    found = np.clip(ends, *window)
+    return np.diff(found).tolist(), (found[:-1] - window[0]).tolist()
 
 
 def _add_rows(received: Array, row: int, mine: Array, total: Array, bucket: Bucket) -> None:

@@ -135,6 +135,51 @@ def test_gradients_can_be_sent_early(layout):
     assert every == [expected(ranks, per_node, "float32")] * ranks
 
 
+class Whole(optimizer.Optimizer):
+    """Optimizer whose tensors are not split."""
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        weight -= grad
+
+
+@pytest.mark.parametrize("layout", [(3, 1), (3, 3), (4, 2)], ids="{0[0]}-by-{0[1]}".format)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tensors_of_one_rank_are_summed_by_all(layout, overlap):
+    ranks, per_node = layout
+    shapes, received = [(300, 100), (7,), (70_000,), (2, 3), (40_000,)], []
+
+    class Counted(nodes(per_node)):
+        def all_to_all(self, source, there, target, here):
+            if sum(here[0]) > 1000:
+                received.append(sum(n for k, n in enumerate(here[0]) if k != self.rank))
+            return super().all_to_all(source, there, target, here)
+
+    def of(rank, step):
+        rng = np.random.default_rng([rank, step])
+        return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+    def program(comm):
+        updater = ShardedUpdater(Whole(), comm, overlap=overlap, bucket_bytes=100_000)
+        weights = [np.zeros(shape, np.float32) for shape in shapes]
+        for step in range(2):
+            grads = of(comm.rank, step)
+            if overlap:
+                for index in [4, 2, 3, 0, 1] if comm.rank else [1, 4, 0, 2, 3]:
+                    updater.begin(index, grads[index])
+            updater([*range(5)], grads, weights)
+        return [weight.tobytes() for weight in weights]
+
+    weights = [np.zeros(shape, np.float32) for shape in shapes]
+    for step in range(2):
+        for weight, *parts in zip(weights, *(of(rank, step) for rank in range(ranks)), strict=True):
+            sums = [in_turn(parts[k : k + per_node]) for k in range(0, ranks, per_node)]
+            weight -= in_turn(sums)
+    every = run_threads(ranks, program, Counted)
+    assert every == [[weight.tobytes() for weight in weights]] * ranks
+    assert max(received) <= 200_000  # a share of up to two thirds of a bucket, from two ranks
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_slow_ranks_read_what_was_packed_for_them(overlap, monkeypatch):
     """Memory is used again by later buckets and steps, also after a step that was skipped."""

@@ -85,16 +85,22 @@ class Exchange(Local):
             at = bucket.summed.starts[:-1]
             places = self.at if group.dtype == group.wire else None
             pack(self.grads, bucket.sent, packed, places, transport.used)
-            if bucket is group.buckets[-1]:
-                for place in group.places:
-                    if self._put.get(place):
-                        self.grads[place] = None
+            self._release(bucket)
         self._lap("packing")
         summing = transport.sum(bucket.summed, source, at)
         if bucket.even is not None:
             summing = Collecting(summing, bucket, bucket.even, self.rank, transport.gradient_comm)
         self._reducing.append((bucket, summing, packed))
         self._lap("communication")
+
+    def _release(self, bucket: Bucket) -> None:
+        """Free gradients that were entered early, after the last bucket with parts of them."""
+        group = bucket.group
+        if bucket is group.buckets[-1]:
+            self._sources.pop(group, None)
+            for place in group.places:
+                if self._put.get(place):
+                    self.grads[place] = None
 
     def _in_memory(self, group: Group) -> Array | None:
         """The gradients of a group as one array, if they are contiguous in memory."""
@@ -168,6 +174,7 @@ class Exchange(Local):
         summing.add(bucket.group.grads[first:last])
         if packed is not None:
             self.transport.release(packed)
+        self._release(bucket)
         self._added += 1
         self._lap("packing")
 

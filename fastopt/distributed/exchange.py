@@ -142,10 +142,7 @@ class Exchange(Local):
         self._reduce(self.plan.buckets[self.begun - 1])
 
     def arrivals(self, count: int | None = None) -> Iterator[Bucket]:
-        """Yield each bucket, or the first `count`, once the sums of this rank's part are complete.
-
-        Gradients are added in rank order, so the bits do not depend on the MPI library.
-        """
+        """Yield each bucket, or the first `count`, once the sums of this rank are complete."""
         buckets = self.plan.buckets[:count]
         while self._arrived < len(buckets):
             while self._may_begin(buckets):

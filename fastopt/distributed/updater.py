@@ -83,7 +83,7 @@ class ShardedUpdater(WeightKeeper):
     Gradients are sent in buckets: while one bucket is summed, another is packed and a third is
     updated. The update waits for all buckets if it needs all gradients first, for the norms of
     LARS, LAMB and LANS, `clip_global_norm` or `loss_scaler`, and for 8-bit state. Arrays from
-    :func:`~fastopt.distributed.flat_like` are not packed.
+    :func:`~fastopt.distributed.flat_like` are not packed on a single node or in rank order.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
     Models", SC 2020, arXiv:1910.02054, stage 1.
@@ -250,8 +250,8 @@ class ShardedUpdater(WeightKeeper):
             try:
                 layered.reserve(plan)
                 return layered
-            except OSError:  # on all ranks of the node
-                if layered.layers.count > 1:
+            except OSError as error:  # on all ranks of the node
+                if layered.layers.count > 1 or isinstance(error, TimeoutError):
                     raise
                 self._layered = None
         self._direct.reserve(plan)

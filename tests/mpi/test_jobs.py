@@ -117,6 +117,33 @@ def test_embedding_tables_by_id_are_those_of_one_process(mpi, tmp_path, sizes):
         assert passes(mpi(ranks, RUN, "ranks_embeddings", tmp_path), "ranks_embeddings")
 
 
+NODES = """
+import numpy as np
+from fastopt import optimizer
+from fastopt.mpi import MPI, ShardedUpdater
+from fastopt.mpi.communicator import MPICommunicator
+
+comm = MPI.COMM_WORLD
+MPICommunicator.on_node = lambda self: MPICommunicator(self.comm.Split(self.rank // 2))
+updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm, bucket_bytes=4096)
+assert updater.hierarchical
+weight = np.zeros(9999, np.float32)
+of = lambda rank, step: np.random.default_rng([rank, step]).normal(size=9999).astype(np.float32)
+for step in range(3):
+    updater(0, of(comm.rank, step), weight)
+expected = np.zeros_like(weight)
+for step in range(3):
+    one, two = (of(k, step) + of(k + 1, step) for k in (0, 2))
+    expected -= one + two
+assert weight.tobytes() == expected.tobytes()
+"""
+
+
+def test_processes_of_two_nodes_sum_node_by_node(mpi):
+    """All are on this one, but do not know it."""
+    mpi(4, "-c", NODES)
+
+
 RAISES = """
 import os
 import signal

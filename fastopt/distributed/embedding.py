@@ -17,7 +17,12 @@ from fastopt.distributed.checkpoint import write_together
 from fastopt.distributed.collectives import of_all
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import time_limit
-from fastopt.distributed.row_shards import read_rows, write_rows, write_rows_index
+from fastopt.distributed.row_shards import (
+    read_rows,
+    share_rows,
+    write_rows,
+    write_rows_index,
+)
 from fastopt.distributed.rows import Routes
 from fastopt.distributed.sharded import Shard, Sharded
 from fastopt.optimizer import Optimizer
@@ -367,29 +372,36 @@ class ShardedEmbeddingTable(Sharded):
         limit = time_limit(timeout)
         ranks = private(comm, limit).ranks
         ranks.begin("load of a ShardedEmbeddingTable", limit)
-        found, error = attempt(cls._read, path, ranks.rank, ranks.size, optimizer, init)
-        run = "" if found is None else found[0]
-        agree(ranks, [Facts(path=os.fspath(path), run=run)], error)
-        table: EmbeddingTable = found[1]
+
+        def owners(bits: Ids) -> Numbers:
+            return owners_of(bits, ranks.size)
+
+        arguments = ranks.rank, ranks.size, owners, optimizer, init
+        found, error = attempt(read_rows, path, *arguments)
+        run, fields, rows = found or ("", {}, "")
+        agree(ranks, [Facts(path=os.fspath(path), run=run, rows=rows)], error)
+        if rows:
+            try:
+                fields = share_rows(ranks, fields, owners)
+            except BaseException as problem:
+                ranks.fail(f"failed: {type(problem).__name__}: {problem}")
+                raise
+        table, error = attempt(cls._restored, fields, optimizer, init)
+        agree(ranks, (), error)
         if optimizer is not None:
             table._use(optimizer)
         return cls(table, comm, timeout)
 
     @staticmethod
-    def _read(
-        path: PathLike, rank: int, ranks: int, optimizer: Optimizer | None, init: Any
-    ) -> tuple[str, EmbeddingTable]:
-        """Return the name of the run, and a table with the rows of this rank."""
-        run, described = read_rows(
-            path, rank, ranks, lambda bits: owners_of(bits, ranks), optimizer
-        )
-        table = EmbeddingTable._restored(described, None, init)
+    def _restored(fields: Any, optimizer: Optimizer | None, init: Any) -> EmbeddingTable:
+        """Create the table of this rank from fields of a checkpoint."""
+        table = EmbeddingTable._restored(fields, None, init)
         if optimizer is not None and type(optimizer) is not type(table.optimizer):
             raise CheckpointError(
                 f"it was saved with {type(table.optimizer).__name__}, optimizer is "
                 f"{type(optimizer).__name__}"
             )
-        return run, table
+        return table
 
     # Helpers
 

@@ -12,14 +12,18 @@ from fastopt.checkpoint.format.errors import CheckpointError, read_from
 from fastopt.checkpoint.format.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.checkpoint.restore.shards import RUN, read_shard, shard_path
+from fastopt.distributed.collectives import exchanged, of_all, transposed
+from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer import Optimizer
 from fastopt.table import EmbeddingTable
 from fastopt.table.index import Ids
+from fastopt.table.saved import checked
 
-__all__ = ["read_rows", "write_rows", "write_rows_index"]
+__all__ = ["read_rows", "share_rows", "write_rows", "write_rows_index"]
 
 Array = np.ndarray[Any, Any]
 Owners = Callable[[Ids], NDArray[np.int64]]
+Choice = Callable[[tuple[Array, ...]], NDArray[np.int64]]
 KIND = "ShardedEmbeddingTable"
 
 
@@ -35,11 +39,13 @@ def write_rows_index(path: PathLike, run: str, ranks: int) -> None:
 
 
 def read_rows(
-    path: PathLike, rank: int, ranks: int, owners: Owners, optimizer: Optimizer | None
-) -> tuple[str, dict[str, Any]]:
-    """Return the name of a run, and fields of a table with the rows that `rank` owns.
+    path: PathLike, rank: int, ranks: int, owners: Owners, optimizer: Optimizer | None, init: Any
+) -> tuple[str, dict[str, Any], str]:
+    """Return the name of a run, fields of a table, and a description of their arrays.
 
-    For the file of :meth:`EmbeddingTable.save`, the name is empty. One shard is read at a time.
+    If the description is empty, the fields have the rows that `rank` owns. Otherwise it must be
+    equal on all ranks, and the rows are those of some shards, for :func:`share_rows`: each shard is
+    read by one rank, one at a time. For a file of :meth:`EmbeddingTable.save`, the name is empty.
 
     Raises
     ------
@@ -50,16 +56,65 @@ def read_rows(
         index = read(file, optimizer)
     try:
         if isinstance(index, dict) and "embedding_table" in index:
-            return "", index if ranks == 1 else _merged(iter([index]), rank, owners)
+
+            def own(records: tuple[Array, ...]) -> NDArray[np.int64]:
+                used = _used(records)
+                chosen: NDArray[np.int64] = used[owners(records[0][used]) == rank]
+                return chosen
+
+            return "", index if ranks == 1 else _merged(iter([index]), own), ""
         run, before = _checked(index)
         if before == ranks:
-            return run, read_shard(path, run, rank, before, optimizer)["table"]
-        shards = (read_shard(path, run, k, before, optimizer)["table"] for k in range(before))
-        return run, _merged(shards, rank, owners)
+            return run, read_shard(path, run, rank, before, optimizer)["table"], ""
+        first, last = (before * k // ranks for k in (rank, rank + 1))
+        numbers = range(first, last) or [first]  # without rows, for the other fields
+        shards = (read_shard(path, run, k, before, optimizer)["table"] for k in numbers)
+        fields = _merged(shards, _used if first < last else _none)
+        checked(fields, optimizer, init)
+        return run, fields, _described(fields)
     except (CheckpointError, OSError, MemoryError):
         raise
     except Exception as error:  # an invalid checkpoint can raise anything
         raise CheckpointError(f"{path}: not a checkpoint of a table: {error!r}") from error
+
+
+def _described(fields: dict[str, Any]) -> str:
+    """Dtypes of the arrays of checked fields, and shapes of their rows."""
+    waiting = fields["waiting"] or ()
+    arrays = [*fields["ids"], fields["weight"], *fields["state"], *waiting]
+    rows = len(fields["weight"])
+    if any(len(array) != rows for array in fields["state"]):
+        raise CheckpointError(f"state must have {rows} rows")
+    return str([(array.dtype.name, array.shape[1:]) for array in arrays])
+
+
+def share_rows(ranks: Ranks, fields: dict[str, Any], owners: Owners) -> dict[str, Any]:
+    """Send all rows to the ranks that own them; return the fields of those of this rank."""
+    ids, state, waiting, decay = (fields[k] for k in ("ids", "state", "waiting", "decay"))
+    totals = of_all(ranks, np.array([np.nan if decay is None else decay[1]]))
+    known = totals[~np.isnan(totals)].tolist()
+    rows = [*ids, fields["weight"], *state]
+    if known:
+        rows.append(np.zeros(len(ids[0])) if decay is None else decay[0])
+    rows = _sent(ranks, rows, owners(ids[0]))
+    shared = {
+        **fields,
+        "ids": tuple(rows[:3]),
+        "weight": rows[3],
+        "state": rows[4 : 4 + len(state)],
+        "decay": (rows[-1], known[0]) if known else None,
+    }
+    if waiting is not None:
+        shared["waiting"] = tuple(_sent(ranks, [*waiting], owners(waiting[0])))
+    return shared
+
+
+def _sent(ranks: Ranks, arrays: list[Array], owners: NDArray[np.int64]) -> list[Array]:
+    """Send each row of some arrays to its owner; rows come in rank order."""
+    order, counts = np.argsort(owners, kind="stable"), np.bincount(owners, minlength=ranks.size)
+    came = transposed(ranks, counts[:, None]).T
+    sent = [array[order] for array in arrays]
+    return exchanged(ranks, sent, *(np.repeat(each, len(sent), 0) for each in (counts[None], came)))
 
 
 def _checked(index: Any) -> tuple[str, int]:
@@ -72,17 +127,17 @@ def _checked(index: Any) -> tuple[str, int]:
     return run, ranks
 
 
-def _merged(shards: Iterator[dict[str, Any]], rank: int, owners: Owners) -> dict[str, Any]:
-    """Fields of a table with the rows of all shards that a rank owns, in order."""
+def _merged(shards: Iterator[dict[str, Any]], choose: Choice) -> dict[str, Any]:
+    """Fields of a table with the chosen rows of all shards, in order."""
     parts = []
     for fields in shards:
-        chosen = _owned(fields["ids"], rank, owners)
+        chosen = choose(fields["ids"])
         part = dict(fields)
         part["ids"] = tuple(array[chosen] for array in fields["ids"])
         part["weight"] = fields["weight"][chosen]
         part["state"] = [array[chosen] for array in fields["state"]]
         if (waiting := fields["waiting"]) is not None:
-            own = _owned(waiting, rank, owners)
+            own = choose(waiting)
             part["waiting"] = tuple(array[own] for array in waiting)
         if (decay := fields["decay"]) is not None:
             part["decay"] = decay[0][chosen], decay[1]
@@ -102,7 +157,10 @@ def _merged(shards: Iterator[dict[str, Any]], rank: int, owners: Owners) -> dict
     return merged
 
 
-def _owned(records: tuple[Array, ...], rank: int, owners: Owners) -> NDArray[np.int64]:
-    """Positions of the records in use whose ids a rank owns."""
-    ids, _, last = records
-    return np.flatnonzero((last != FREE) & (owners(ids) == rank))
+def _used(records: tuple[Array, ...]) -> NDArray[np.int64]:
+    """Positions of the records in use."""
+    return np.flatnonzero(records[2] != FREE)
+
+
+def _none(records: tuple[Array, ...]) -> NDArray[np.int64]:
+    return np.empty(0, np.int64)

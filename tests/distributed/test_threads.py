@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from fastopt import optimizer
-from fastopt.distributed import ShardedUpdater, run_threads
+from fastopt import EmbeddingTable, optimizer
+from fastopt.distributed import ShardedEmbeddingTable, ShardedUpdater, row_shards, run_threads
 from helpers.cases import exhaustive
 from helpers.ranks import THREADS_CANNOT, names_of, run_checks
 
@@ -109,6 +109,39 @@ def test_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
 
     with pytest.raises(TimeoutError, match=r"rank 0 of 2 waited 0.1 s for others to create"):
         run_threads(2, program)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_each_shard_of_a_table_is_read_by_one_rank(ranks, tmp_path, monkeypatch):
+    """Rows have the order of the shards, whatever the number of ranks."""
+    path, ids, read = tmp_path / "table", np.arange(200) * 7, []
+
+    def save(comm):
+        made = EmbeddingTable(3, optimizer.Adam(lazy_update=True), min_count=2)
+        table = ShardedEmbeddingTable(made, comm)
+        for _ in range(2):
+            table.update(ids[comm.rank :: 4], np.ones((50, 3), np.float32))
+        table.lookup([10**6 + comm.rank], create=True)  # which waits
+        table.save(path)
+        return table.lookup(ids, create=False)
+
+    rows = run_threads(4, save)[0]
+    read_shard = row_shards.read_shard
+
+    def read_one(*arguments):
+        read.append(arguments[2])
+        return read_shard(*arguments)
+
+    monkeypatch.setattr(row_shards, "read_shard", read_one)
+
+    def load(comm):
+        table = ShardedEmbeddingTable.load(path, comm)
+        return table.lookup(ids, create=False)
+
+    for found in run_threads(ranks, load):
+        assert found.tobytes() == rows.tobytes()
+    assert {*read} == {0, 1, 2, 3}
+    assert len(read) == max(ranks, 4)
 
 
 class OfItsRank(optimizer.SGD):

@@ -23,9 +23,14 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.mpi import job, mpiexec
-from benchmarks.tables import SMALL, Shapes, elements, resnet50
+from benchmarks.tables import SMALL, Shapes, elements, gpt2, resnet50
 
 MODELS: dict[str, Shapes] = {"ResNet-50": resnet50(), "1,000 x 1,000": SMALL}
+PARTIAL: dict[str, Shapes] = {
+    f"an eighth of {name}": [(-(-shape[0] // 8), *shape[1:]) for shape in shapes]
+    for name, shapes in (("ResNet-50", resnet50()), ("GPT-2", gpt2()))
+}
+"""Models with fewer rows in each array, for the comparison with other ways."""
 Ways = dict[str, Callable[[], object]]
 BACKWARD = 0.1
 """Seconds of a simulated backward pass."""
@@ -128,16 +133,17 @@ def probes(comm, size: int, bucket: int):
     wait = Ranks(MPICommunicator(comm)).wait
     source, target = np.ones((2, size), np.float32)
     share = max(bucket // BYTES // comm.size, 1)
-    packed = np.ones(share * comm.size, np.float32)
-    buckets = math.ceil(size / len(packed))
+    slots = np.ones((4 * (comm.size + 1), share * comm.size), np.float32)  # as a node has
+    buckets = math.ceil(size / slots.shape[1])
     slices = np.ones((2, max(size // comm.size, 1)), np.float32)
     alone = optimizer.get_updater(optimizer.Adam())
 
     def copy():
-        for first in range(0, size, len(packed)):
-            part = source[first : first + len(packed)]
-            packed[: len(part)] = part
-            target[first : first + len(part)] = packed[: len(part)]
+        for k, first in enumerate(range(0, size, slots.shape[1])):
+            part = source[first : first + slots.shape[1]]
+            packed = slots[k % len(slots), : len(part)]
+            packed[:] = part
+            target[first : first + len(part)] = slots[(k + 1) % len(slots), : len(part)]
 
     def exchange():
         for _ in range(buckets):
@@ -149,7 +155,7 @@ def probes(comm, size: int, bucket: int):
         "exchange": exchange,
         "update": lambda: alone(0, slices[1], slices[0]),
     }
-    counts = {"copy": 2 * size, "exchange": buckets * len(packed), "update": slices.shape[1]}
+    counts = {"copy": 2 * size, "exchange": buckets * slots.shape[1], "update": slices.shape[1]}
     return works, counts
 
 
@@ -335,13 +341,16 @@ def main() -> None:
     )
     parser.add_argument("what", nargs="?", choices=[*MEASURES, "nodes"], default="parts")
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--name", choices=MODELS, help="measure this on the ranks of this job")
+    parser.add_argument(
+        "--name", choices=MODELS | PARTIAL, help="measure this on the ranks of this job"
+    )
     args = parser.parse_args()
     if args.name:
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
-        found = MEASURES[args.what](comm, MODELS[args.name], args.rounds)
+        shapes = (MODELS | PARTIAL)[args.name]
+        found = MEASURES[args.what](comm, shapes, args.rounds)
         if comm.rank == 0:
             print(json.dumps(found))
         return
@@ -350,7 +359,7 @@ def main() -> None:
         return
     if mpiexec() is None:
         sys.exit("scaling.py needs mpiexec, as of pip install mpich")
-    for name, shapes in MODELS.items():
+    for name, shapes in (MODELS | PARTIAL if args.what == "ways" else MODELS).items():
         options = name, args.what, "--rounds", str(args.rounds)
         if args.what == "parts":
             print_parts(name, shapes, lambda ranks, o=options: job(ranks, Path(__file__), *o))

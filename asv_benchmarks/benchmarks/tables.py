@@ -43,6 +43,18 @@ def resnet50() -> Shapes:
     return shapes
 
 
+def gpt2() -> Shapes:
+    """Return the shapes of the parameters of GPT-2 with 124 million elements."""
+    width = 768
+    shapes: Shapes = [(50_257, width), (1_024, width)]
+    for _ in range(12):
+        shapes += [(width,)] * 2 + [(width, 3 * width), (3 * width,), (width, width), (width,)]
+        shapes += [(width,)] * 2 + [(width, 4 * width), (4 * width,), (4 * width, width), (width,)]
+    shapes += [(width,)] * 2
+    assert (len(shapes), elements(shapes)) == (148, 124_439_808)
+    return shapes
+
+
 def elements(shapes: Shapes) -> int:
     """Return the total number of elements."""
     return sum(map(math.prod, shapes))

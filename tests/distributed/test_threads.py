@@ -10,8 +10,8 @@ import pytest
 
 from fastopt import EmbeddingTable, optimizer
 from fastopt.distributed import ShardedEmbeddingTable, ShardedUpdater, row_shards, run_threads
-from helpers.cases import exhaustive
-from helpers.ranks import THREADS_CANNOT, names_of, run_checks
+from helpers.cases import exhaustive, variants
+from helpers.ranks import THREADS_CANNOT, NodeWorld, names_of, run_checks
 
 ONES = np.ones(4, np.float32)
 
@@ -44,6 +44,18 @@ def test_checks_pass(job, folders):
     module, ranks = f"ranks_{job[0]}", job[1]
     done = run_checks(ranks, module, *folders.get(job[0], ()), skipped=THREADS_CANNOT)
     assert done == [name for name in names_of(module) if name not in THREADS_CANNOT]
+
+
+@pytest.mark.parametrize("choice", variants("every case"))
+def test_rules_have_the_bits_of_one_process(choice):
+    assert run_checks(3, "ranks_rules", choice) == names_of("ranks_rules")
+
+
+@pytest.mark.parametrize("module", exhaustive("overlap", "settings", "updates"))
+def test_checks_pass_on_several_nodes(module):
+    skipped = THREADS_CANNOT | {"check_sums_are_in_the_order_of_the_ranks"}
+    done = run_checks(4, f"ranks_{module}", skipped=skipped, kind=NodeWorld)
+    assert done == [name for name in names_of(f"ranks_{module}") if name not in skipped]
 
 
 def test_a_rank_whose_program_ends_is_an_error_of_the_others():

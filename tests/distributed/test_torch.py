@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from helpers.cases import exhaustive
+from helpers.cases import exhaustive, variants
 from helpers.paths import ROOT, TESTS
 from helpers.ranks import CHECKS, OF_FORMULAS, names_of
 
@@ -55,6 +55,12 @@ def test_checks_pass(torchrun, parts):
     names = [name for module in modules for name in names_of(module)]
     found = [name for name in names if name not in OF_FORMULAS]
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == found
+
+
+@pytest.mark.parametrize("choice", variants("every case"))
+def test_rules_have_the_bits_of_one_process(torchrun, choice):
+    done = torchrun(3, CHECKS / "run_torch.py", f"ranks_rules={choice}")
+    assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == names_of("ranks_rules")
 
 
 ENDS = """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
@@ -71,8 +71,6 @@ class Planner:
         Offset of a weight that is a slice of a larger tensor, by index.
     updated : dict
         The weight of the last update, by index.
-    launcher : callable
-        Function that launches the kernels of tables.
     measures : bool
         Whether gradients are measured, summed or clipped before an update.
     structures : Structures
@@ -90,7 +88,6 @@ class Planner:
         self.copies: dict[Index, Any] = {}
         self.offsets: dict[Index, int] = {}
         self.updated: dict[Index, Any] = {}
-        self.launcher: Callable[[Sequence[Table]], None] = launch
         self.measures = False
         self.structures = Structures()
         self.groups: Any = None
@@ -154,8 +151,14 @@ class Planner:
 
     def take_over(self, other: "Planner") -> None:
         """Copy the user's settings from another planner."""
-        self.copies, self.offsets, self.launcher = other.copies, other.offsets, other.launcher
+        self.copies, self.offsets = other.copies, other.offsets
         self.measures, self.averages = other.measures, other.averages
+
+    def beside(self, optimizer: Any) -> Self:
+        """Return a planner of the same weights for the optimizer of a group."""
+        made = type(self)(optimizer)
+        made.copies, made.offsets = self.copies, self.offsets
+        return made
 
     def update_all(self, calls: Sequence[Call], single: bool = False, factor: float = 1.0) -> None:
         """Update tensors that have no records, with gradients times `factor`."""
@@ -277,10 +280,14 @@ class Planner:
         except COMPILING as error:
             raise self.uncompiled(index, error) from error
 
+    def run(self, tables: Sequence[Table]) -> None:
+        """Launch the kernels of `tables`."""
+        launch(tables)
+
     def launch(self, tables: Sequence[Table], index: Index) -> None:
         """Launch the kernels of `tables`; a compilation error is raised with its reason."""
         try:
-            self.launcher(tables)
+            self.run(tables)
         except COMPILING as error:
             raise self.uncompiled(index, error) from error
 

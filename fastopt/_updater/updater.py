@@ -263,11 +263,14 @@ class Updater(Resumable):
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         """Switch to another optimizer; nothing changes if the groups do not match it."""
-        planner, before = Planner(optimizer), vars(self).get("planner")
+        planner, before = self._planner_of(optimizer), vars(self).get("planner")
         if before is not None:
             planner.take_over(before)
         self._group(vars(self).get("groups"), planner)
         vars(self)["planner"], vars(self)["_records"] = planner, planner.records
+
+    def _planner_of(self, optimizer: Optimizer) -> Planner:
+        return Planner(optimizer)
 
     def _group(self, groups: Any, planner: Planner) -> None:
         """Set the groups of `planner`."""

@@ -4,12 +4,12 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from fastopt._engine.extras import refuse_extra
-from fastopt._engine.planner import Call
+from fastopt._engine.planner import Call, Planner
 from fastopt._engine.unrecorded import UnrecordedCall
 from fastopt._kernels import front
 from fastopt._kernels.blocks import CODE_BLOCK
@@ -36,6 +36,24 @@ from fastopt.sparse import RowSparse
 __all__ = ["Shard", "Sharded"]
 
 
+class ShardPlanner(Planner):
+    """Planner of the slices of one rank, whose kernels run when the ranks have agreed."""
+
+    shard: "Shard"
+
+    def beside(self, optimizer: Any) -> Self:
+        """See :class:`Planner`."""
+        made = super().beside(optimizer)
+        made.shard = self.shard
+        return made
+
+    def run(self, tables: Sequence[Table]) -> None:
+        """Launch kernels of what records do not support, with equal hyper-parameters."""
+        self.shard.gate.launch(lambda: _hyper(tables))
+        self.shard.exchange.receive()
+        launch(tables, self.shard.combined if self.shard.ranks.size > 1 else None)
+
+
 class Shard(Updater):
     """Updater of the slices of one rank.
 
@@ -55,16 +73,14 @@ class Shard(Updater):
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         super()._plan_with(optimizer)
-        self.planner.launcher = self._launch
         self._records.entry = lambda: Stages(self) if self.ranks.size > 1 else front.enter()
 
-    def _launch(self, tables: Sequence[Table]) -> None:
-        """Launch the kernels of what records do not support, with equal hyper-parameters."""
-        self.gate.launch(lambda: _hyper(tables))
-        self.exchange.receive()
-        launch(tables, self._combined if self.ranks.size > 1 else None)
+    def _planner_of(self, optimizer: Optimizer) -> Planner:
+        made = ShardPlanner(optimizer)
+        made.shard = self
+        return made
 
-    def _combined(
+    def combined(
         self, chunks: Chunks, partials: Array, tensors: int, largest: bool
     ) -> tuple[Chunks, Array]:
         """See :data:`fastopt._kernels.table.Combine`."""

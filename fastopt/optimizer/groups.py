@@ -218,9 +218,7 @@ class Groups:
         self._version = self._tables_version = -1
         for group in self.groups:
             if group.follows:
-                made = self._planners.setdefault(id(group.optimizer), Planner(group.optimizer))
-                made.copies, made.offsets = planner.copies, planner.offsets
-                made.launcher = planner.launcher
+                self._planners.setdefault(id(group.optimizer), planner.beside(group.optimizer))
                 group.optimizer.whole_shapes = self.main.whole_shapes
                 group.optimizer.add_follower(self.main)
 

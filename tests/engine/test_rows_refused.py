@@ -46,13 +46,13 @@ def test_kernels_read_the_rows_that_were_checked(rows, dtype, lazy):
     updater("adam", lazy_update=lazy)(0, grad, expected[:5])
     made = updater("adam", lazy_update=lazy)
     made._on_records = False
-    launch = made.planner.launcher
+    launch = made.planner.run
 
     def spoil(tables):
         indices[...] = 8
         launch(tables)
 
-    made.planner.launcher = spoil
+    made.planner.run = spoil
     made(0, grad, arena[:5])
     np.testing.assert_array_equal(arena, expected)
     with pytest.raises(ValueError, match="indices must be at least 0 and below 5, got 8"):

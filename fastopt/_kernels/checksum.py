@@ -8,9 +8,7 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from fastopt._kernels.compiling import compiled
@@ -21,27 +19,33 @@ __all__ = ["checksums"]
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
-def word(address, count):
-    """Return the word of up to 8 bytes at any address, with zeros for missing ones."""
-    return np.uint64(int.from_bytes(ctypes.string_at(int(address), int(count)), "little"))
+def word(address):
+    """Return the word of 8 bytes at any address."""
+    return np.uint64(int.from_bytes(ctypes.string_at(int(address), 8), "little"))
 
 
 @overload(word)
-def _word(address, count):
-    return lambda address, count: _word_intrinsic(address, count)
+def _word(address):
+    return lambda address: _unaligned_intrinsic(address, np.uint64)
+
+
+def byte(address):
+    """Return the byte at an address, as a word."""
+    return np.uint64(ctypes.string_at(int(address), 1)[0])
+
+
+@overload(byte)
+def _byte(address):
+    return lambda address: np.uint64(_unaligned_intrinsic(address, np.uint8))
 
 
 @intrinsic
-def _word_intrinsic(typingctx, address, count):
+def _unaligned_intrinsic(typingctx, address, kind):
     def codegen(context, builder, signature, args):
-        byte = ir.IntType(8).as_pointer()
-        memory = cgutils.alloca_once_value(builder, ir.IntType(64)(0))
-        builder.store(ir.IntType(64)(0), memory)
-        source, target = builder.inttoptr(args[0], byte), builder.bitcast(memory, byte)
-        cgutils.raw_memcpy(builder, target, source, args[1], ir.IntType(64)(1))
-        return builder.load(memory)
+        pointer = context.get_value_type(signature.return_type).as_pointer()
+        return builder.load(builder.inttoptr(args[0], pointer), align=1)
 
-    return types.uint64(types.int64, types.int64), codegen
+    return kind.dtype(types.int64, kind), codegen
 
 
 @cache
@@ -56,10 +60,12 @@ def checksums() -> Callable:
         for s in range(len(segments)):
             address, size = segments[s, 0], segments[s, 1]
             words = size // 8
-            rest = word(address + 8 * words, size - 8 * words)
+            rest = np.uint64(0)
+            for k in range(8 * words, size):
+                rest |= byte(address + k) << np.uint64(8 * (k % 8))
             total = mix(rest + np.uint64(words) * _STEP)
             for k in range(words):
-                total += mix(word(address + 8 * k, 8) + np.uint64(k) * _STEP)
+                total += mix(word(address + 8 * k) + np.uint64(k) * _STEP)
             sums[s] = total
 
     return compiled(checksums, None, parallel=False)

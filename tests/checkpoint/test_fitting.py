@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
+from fastopt._engine.validate import leaves
 from fastopt.checkpoint import CheckpointError, dumps, from_torch_state_dict, loads
+from helpers.tensor_lists import dtype_of
 
 SHAPE = (6, 2)
 
@@ -185,3 +187,18 @@ def test_states_that_fit_are_loaded(make):
     fresh.set_states(old.get_states(dump_optimizer=True))
     loads(old.get_states())
     np.testing.assert_equal(fresh.states, old.states)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["groupadagrad", "sgd", "nag", "adagrad", "adam", "lars"])
+def test_states_with_masters_are_loaded(name, dtype, tmp_path):
+    """Masters first or last, and beside one slot of elements or of rows."""
+    first = trained(name, dtype=dtype_of(dtype), multi_precision=True)
+    made = optimizer.create(name, learning_rate=0.1, multi_precision=True)
+    second = optimizer.get_updater(made)
+    first.save(tmp_path / "state")
+    second.load(tmp_path / "state")
+    for updater in (first, second):
+        updater(0, *np.ones((2, *SHAPE), dtype_of(dtype)))
+    ours, theirs = (leaves(each.states[0]) for each in (first, second))
+    assert [each.tobytes() for each in ours] == [each.tobytes() for each in theirs]

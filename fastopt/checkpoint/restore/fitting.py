@@ -50,28 +50,26 @@ def check_states(
             except ValueError as error:
                 raise CheckpointError(f"{context}: {error}") from error
             continue
-        slots = _check_arrays(context, rule, state, optimizer.multi_precision)
+        slots = _check_arrays(context, rule, state, optimizer)
         if slots:
             _check_kept(context, optimizer, index, slots[0].shape)
 
 
-def _check_arrays(context: str, rule: Rule, state: Any, masters: bool) -> list[Array]:
+def _check_arrays(context: str, rule: Rule, state: Any, optimizer: Optimizer) -> list[Array]:
     """Check the arrays of a state, and return those of the rule's slots, without the master."""
     arrays, scales = split_scales(leaves(state))
     if not all(isinstance(array, np.ndarray) for array in arrays):
         raise CheckpointError(f"{context} must hold arrays, got {state!r:.100}")
     count = len(rule.slots)
-    paired = masters and isinstance(state, (tuple, list)) and len(state) == 2
+    paired = optimizer.multi_precision and isinstance(state, (tuple, list)) and len(state) == 2
     paired = paired and len(arrays) == count + 1
     if len(arrays) != count and not paired:
         raise CheckpointError(
             f"{context} must have {count} arrays for rule {rule.name}, got {len(arrays)}"
         )
     master = None
-    if paired:  # (master, state) or (state, master)
-        inner = split_scales(leaves(state[0]))[0]
-        last = isinstance(state[1], np.ndarray) and inner == arrays[:-1]
-        master = arrays.pop(-1 if last else 0)
+    if paired:
+        master = arrays.pop(-1 if optimizer.master_last else 0)
     for number in arrays[len(rule.state) :]:
         _check_dtype(context, number, SLOTS)
         if number.shape:

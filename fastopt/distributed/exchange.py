@@ -31,7 +31,7 @@ class Exchange(Local):
     plan : Plan
         The tensors.
     choose : callable
-        Function of the plan that returns the way of its buckets, once the ranks are in the call.
+        Function of the plan that returns its transport, once the ranks are in the call.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Exchange(Local):
 
     @property
     def transport(self) -> Transport:
-        """The way of buckets between the ranks."""
+        """What moves the buckets between the ranks."""
         if self._chosen is None:
             self._chosen = self._choose(self.plan)
         return self._chosen

@@ -1,7 +1,7 @@
 """Checkpoints of embedding tables whose rows are distributed over ranks."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from fastopt.checkpoint.format.errors import CheckpointError, read_from
 from fastopt.checkpoint.format.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.checkpoint.restore.shards import RUN, read_shard, shard_path
-from fastopt.distributed.collectives import exchanged, of_all, transposed
+from fastopt.distributed.collectives import of_all
 from fastopt.distributed.ranks import Ranks
+from fastopt.distributed.rows import Routes
 from fastopt.optimizer import Optimizer
 from fastopt.table import EmbeddingTable
 from fastopt.table.index import Ids
@@ -96,7 +97,7 @@ def share_rows(ranks: Ranks, fields: dict[str, Any], owners: Owners) -> dict[str
     rows = [*ids, fields["weight"], *state]
     if known:
         rows.append(np.zeros(len(ids[0])) if decay is None else decay[0])
-    rows = _sent(ranks, rows, owners(ids[0]))
+    rows = _to_owners(ranks, rows, owners)
     shared = {
         **fields,
         "ids": tuple(rows[:3]),
@@ -105,16 +106,14 @@ def share_rows(ranks: Ranks, fields: dict[str, Any], owners: Owners) -> dict[str
         "decay": (rows[-1], known[0]) if known else None,
     }
     if waiting is not None:
-        shared["waiting"] = tuple(_sent(ranks, [*waiting], owners(waiting[0])))
+        shared["waiting"] = tuple(_to_owners(ranks, waiting, owners))
     return shared
 
 
-def _sent(ranks: Ranks, arrays: list[Array], owners: NDArray[np.int64]) -> list[Array]:
-    """Send each row of some arrays to its owner; rows come in rank order."""
-    order, counts = np.argsort(owners, kind="stable"), np.bincount(owners, minlength=ranks.size)
-    came = transposed(ranks, counts[:, None]).T
-    sent = [array[order] for array in arrays]
-    return exchanged(ranks, sent, *(np.repeat(each, len(sent), 0) for each in (counts[None], came)))
+def _to_owners(ranks: Ranks, arrays: Sequence[Array], owners: Owners) -> list[Array]:
+    """Send the rows of arrays, the first of which has their ids; they come in rank order."""
+    routes = Routes(ranks, [owners(arrays[0])])
+    return [came for (came,) in routes.there(*([array] for array in arrays))]
 
 
 def _checked(index: Any) -> tuple[str, int]:

@@ -51,7 +51,7 @@ class Spare:
 
 
 class Summing:
-    """A bucket of gradients on its way; :meth:`Test` tells whether the parts to add are here."""
+    """A bucket of gradients in flight; :meth:`Test` tells whether it can be added up."""
 
     def Test(self) -> bool:
         """See :class:`~fastopt.distributed.communicator.Request`."""
@@ -112,7 +112,7 @@ class Collecting(Summing):
 
 
 class Transport:
-    """Abstract base of ways between ranks, with the memory of the buckets on them.
+    """Abstract base of what moves buckets between ranks, with memory for them.
 
     Parameters
     ----------
@@ -200,15 +200,15 @@ class Direct(Transport):
 class _Sent(Summing):
     """A bucket of which each rank receives the parts that it owns."""
 
-    def __init__(self, way: Direct, bucket: Bucket, source: Array, at: Sequence[int]) -> None:
-        self.way, self.bucket = way, bucket
-        rank, size = way.rank, way.ranks.size
+    def __init__(self, transport: Direct, bucket: Bucket, source: Array, at: Sequence[int]) -> None:
+        self.transport, self.bucket = transport, bucket
+        rank, size = transport.rank, transport.ranks.size
         own = bucket.counts[rank]
         self.mine = source[at[rank] :][:own]
-        self.received = way.spare.borrow(own * size, source.dtype)
+        self.received = transport.spare.borrow(own * size, source.dtype)
         sent, taken = [*bucket.counts], [own] * size
         sent[rank] = taken[rank] = 0  # own part stays in place
-        self.request = way.gradient_comm.all_to_all(
+        self.request = transport.gradient_comm.all_to_all(
             source.view(np.uint8),
             _in_bytes(sent, at, source.itemsize),
             self.received.view(np.uint8),
@@ -219,8 +219,8 @@ class _Sent(Summing):
         return self.request.Test()
 
     def add(self, total: Array) -> None:
-        _add_rows(self.received, self.way.rank, self.mine, total, self.bucket)
-        self.way.spare.release(self.received)
+        _add_rows(self.received, self.transport.rank, self.mine, total, self.bucket)
+        self.transport.spare.release(self.received)
 
 
 class Layered(Transport):
@@ -247,7 +247,7 @@ class Layered(Transport):
     Attributes
     ----------
     flying : collections.deque
-        Gradients on their way, in the order in which they were packed.
+        Gradients in flight, in the order in which they were packed.
     """
 
     copies = True
@@ -331,17 +331,17 @@ class Layered(Transport):
 
 
 class _Shared(Summing):
-    """A bucket in the memory of the node, and the sums of nodes on their way to the owners."""
+    """A bucket in the memory of the node, whose sums are sent to the owners."""
 
-    def __init__(self, way: Layered, bucket: Bucket, slots: Array) -> None:
-        self.way, self.bucket, self.slots = way, bucket, slots
-        self.packed = way.node_gradient_comm.barrier()
+    def __init__(self, transport: Layered, bucket: Bucket, slots: Array) -> None:
+        self.transport, self.bucket, self.slots = transport, bucket, slots
+        self.packed = transport.node_gradient_comm.barrier()
         self.sent: Request | None = None
-        self.wire = bucket.group.real if way.wire is None else way.wire
+        self.wire = bucket.group.real if transport.wire is None else transport.wire
         self.sums = self.received = self.mine = np.empty(0, self.wire)
 
     def Test(self) -> bool:
-        for each in self.way.flying:  # in order, since all ranks start operations in one order
+        for each in self.transport.flying:  # in order, as on all ranks
             if not each._send():
                 break
         return self.sent is not None and self.sent.Test()
@@ -349,7 +349,7 @@ class _Shared(Summing):
     def _send(self) -> bool:
         """Send the sums of this node once all ranks have packed; return whether this is done."""
         if self.sent is None and self.packed.Test():
-            layers = self.way.layers
+            layers = self.transport.layers
             self.sent = self.packed if layers.count == 1 else self._sum_and_send()
         return self.sent is not None
 
@@ -361,26 +361,26 @@ class _Shared(Summing):
         return parts
 
     def _sum_and_send(self) -> Request:
-        way, group, counts = self.way, self.bucket.group, self.bucket.counts
-        peers, number = way.layers.peers, way.layers.number
+        transport, group, counts = self.transport, self.bucket.group, self.bucket.counts
+        peers, number = transport.layers.peers, transport.layers.number
         sizes = [counts[k] for k in peers]
-        count, own = sum(sizes), counts[way.rank]
-        sums = self.sums = way.spare.borrow(count, group.real)
+        count, own = sum(sizes), counts[transport.rank]
+        sums = self.sums = transport.spare.borrow(count, group.real)
         add_up(self._parts(peers), sizes, group.real, sums, self.bucket.large)
         if self.wire != group.real:
-            self.sums = way.spare.borrow(count, self.wire)
+            self.sums = transport.spare.borrow(count, self.wire)
             pack([sums], np.array([[0, 0, count, 0]]), self.sums)
-            way.spare.release(sums)
-        self.received = way.spare.borrow(own * len(peers), self.wire)
+            transport.spare.release(sums)
+        self.received = transport.spare.borrow(own * len(peers), self.wire)
         starts = np.cumsum([0, *sizes]).tolist()
         self.mine = self.sums[starts[number] :][:own]
         there, here = [0] * len(counts), [0] * len(counts)
         begins, places = [0] * len(counts), [0] * len(counts)
         for k, peer in enumerate(peers):
-            if peer != way.rank:
+            if peer != transport.rank:
                 there[peer], here[peer] = sizes[k], own
                 begins[peer], places[peer] = starts[k], own * k
-        return way.gradient_comm.all_to_all(
+        return transport.gradient_comm.all_to_all(
             self.sums.view(np.uint8),
             _in_bytes(there, begins, self.wire.itemsize),
             self.received.view(np.uint8),
@@ -388,32 +388,34 @@ class _Shared(Summing):
         )
 
     def add(self, total: Array) -> None:
-        way, bucket = self.way, self.bucket
-        way.flying.popleft()
-        if way.layers.count == 1:
-            add_up(self._parts([way.rank]), [len(total)], bucket.group.real, total, bucket.large)
+        transport, bucket = self.transport, self.bucket
+        transport.flying.popleft()
+        if transport.layers.count == 1:
+            add_up(
+                self._parts([transport.rank]), [len(total)], bucket.group.real, total, bucket.large
+            )
             return
-        _add_rows(self.received, way.layers.number, self.mine, total, bucket)
-        way.spare.release(self.received)
-        way.spare.release(self.sums)
+        _add_rows(self.received, transport.layers.number, self.mine, total, bucket)
+        transport.spare.release(self.received)
+        transport.spare.release(self.sums)
 
 
 class _Returning:
-    """New weights on their way: between equal ranks of the nodes, then within each node."""
+    """New weights in flight: between equal ranks of the nodes, then within each node."""
 
-    def __init__(self, way: Layered, bucket: Bucket, weights: Array) -> None:
-        self.way = way
+    def __init__(self, transport: Layered, bucket: Bucket, weights: Array) -> None:
+        self.transport = transport
         self.complete: Request | None = None
-        if way.layers.count == 1:
-            self.complete = way.node_comm.barrier()
+        if transport.layers.count == 1:
+            self.complete = transport.node_comm.barrier()
             return
-        rank, counts = way.rank, bucket.counts
-        others = {*way.layers.peers} - {rank}
+        rank, counts = transport.rank, bucket.counts
+        others = {*transport.layers.peers} - {rank}
         there = [counts[rank] if k in others else 0 for k in range(len(counts))]
         here = [count if k in others else 0 for k, count in enumerate(counts)]
         data, size = weights.view(np.uint8), weights.itemsize
         begins = [bucket.starts[rank]] * len(counts)
-        self.sent = way.comm.all_to_all(
+        self.sent = transport.comm.all_to_all(
             data, _in_bytes(there, begins, size), data, _in_bytes(here, bucket.starts[:-1], size)
         )
 
@@ -422,7 +424,7 @@ class _Returning:
         if self.complete is None:
             if not self.sent.Test():
                 return False
-            self.complete = self.way.node_comm.barrier()
+            self.complete = self.transport.node_comm.barrier()
         return self.complete.Test()
 
 

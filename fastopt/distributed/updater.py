@@ -23,7 +23,7 @@ from fastopt.distributed.checksum import summer
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.gate import Stopped
 from fastopt.distributed.guards import comparer
-from fastopt.distributed.job import Layers, Lease, Node, leader_first, private
+from fastopt.distributed.job import Lease, Node, leader_first, private
 from fastopt.distributed.listed import Listed
 from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, flat
@@ -206,11 +206,7 @@ class ShardedUpdater(WeightKeeper):
         self._windows = Windows(calls) if calls > 1 else None
         self.wire: Any = kind
         self.overlap = bool(overlap)
-        node = private(comm)
-        layers = node.layers if layered else None
-        self.hierarchical = layers is not None
-        self._lease: Lease | None = None
-        self._direct, self._layered = self._transports(node, layers)
+        self._direct, self._layered = self._transports(private(comm), layered)
         self.bucket_bytes = size or line_bytes(self.ranks)
         self.check_every = every
         self._plans: dict[tuple[Index, ...], Plan] = {}
@@ -227,8 +223,11 @@ class ShardedUpdater(WeightKeeper):
         self._latest: dict[Index, Array] = {}
         """Weight of the last update of each parameter."""
 
-    def _transports(self, node: Node, layers: Layers | None) -> tuple[Direct, Layered | None]:
-        """Create the ways of buckets between the ranks; collective."""
+    def _transports(self, node: Node, layered: bool) -> tuple[Direct, Layered | None]:
+        """Create the transports of buckets between the ranks; collective."""
+        layers = node.layers if layered else None
+        self.hierarchical = layers is not None
+        self._lease: Lease | None = None
         several = layers is not None and layers.count > 1
         comm = node_comm = None
         if self.overlap or several:
@@ -240,7 +239,7 @@ class ShardedUpdater(WeightKeeper):
         return direct, Layered(node.ranks, layers, comm, node_comm, self.wire, self.overlap)
 
     def _choose(self, plan: Plan) -> Transport:
-        """Choose the way of the buckets of a call, once the ranks have agreed on it.
+        """Choose the transport of the buckets of a call, once the ranks have agreed on it.
 
         Within one node, arrays that are contiguous in memory are not copied to its shared memory:
         the sums have the same bits.

@@ -9,6 +9,7 @@ import typing
 from fastopt import initializer as initializer
 from fastopt import lr_scheduler as lr_scheduler
 from fastopt import optimizer as optimizer
+from fastopt._advice import PACKAGE as _PACKAGE
 from fastopt._suggestions import no_attribute as _no_attribute
 from fastopt.averages import EMA as EMA
 from fastopt.averages import SWA as SWA
@@ -89,34 +90,6 @@ __version__ = "0.1.0"
 _LAZY = ("EmbeddingTable",)
 """Names from :mod:`fastopt.table`, which is imported on first use."""
 
-_ELSEWHERE = {
-    "optim": "optimizer is the module of optimizers",
-    "optimizers": "optimizer is the module of optimizers",
-    "lr_schedulers": "lr_scheduler is the module of schedules",
-    "SGDMomentum": "SGD(lr=..., momentum=...) has momentum",
-    "Momentum": "SGD(lr=..., momentum=...) has momentum",
-    "Tiger": "Signum(momentum=0.965, wd_lh=0.01) has its formula",
-    "Grams": "AdamW(formula='torch', grams=True) has its formula",
-    "SPAM": "StableSPAM limits spikes of the gradient and restarts its moments",
-    "AdamC": "AdamW(formula='torch', corrected_decay=the largest learning rate) has its formula",
-    "SGDW": "SGD(decouple=True) has its formula",
-    **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "it is in fastopt.optimizer"),
-    "Nesterov": "NAG has Nesterov's momentum",
-    "SparseAdam": "Adam updates the indexed rows alone where gradients are row-sparse",
-    **dict.fromkeys(
-        ("clip_grad_norm_", "clip_by_global_norm"),
-        "Updater(optimizer, clip_global_norm=1.0) clips the norm of all gradients",
-    ),
-    "apply_updates": "updater.updated(grads, params) returns the new params",
-    "chain": "clips, averages and accumulation are arguments of Updater, decay those of optimizers",
-    **{
-        name: f"it is a module: import fastopt.{name}"
-        for name in ("adapters", "distributed", "mpi", "torch")
-    },
-    "load": "an Updater and a ParameterDict have load()",
-    "save": "an Updater and a ParameterDict have save()",
-}
-
 
 def _optimizers() -> list[str]:
     """Return the names of the registered classes."""
@@ -135,7 +108,7 @@ def __getattr__(name: str) -> typing.Any:
     schedules = (f"lr_scheduler.{each}" for each in lr_scheduler.scheduler_registry)
     within = ("optimizer.create", "optimizer.register", "amp.LossScaler", "parameter.ParameterDict")
     known = {*globals(), *_optimizers(), *_LAZY, *schedules, *within}
-    raise _no_attribute(f"module {__name__!r}", name, known, _ELSEWHERE)
+    raise _no_attribute(f"module {__name__!r}", name, known, _PACKAGE)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from fastopt._advice import SCALER_ATTRIBUTES
 from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
 from fastopt.arguments import brief, count, flag, number
@@ -133,11 +134,7 @@ class LossScaler(Advised, Spelled):
     128.0
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "step": "Updater(optimizer, loss_scaler=scaler) skips steps and updates the scale",
-        "unscale_": "Updater(optimizer, loss_scaler=scaler) divides the gradients by the scale",
-        "get_scale": "the attribute scale is the scale",
-    }
+    elsewhere: ClassVar[Mapping[str, str]] = SCALER_ATTRIBUTES
 
     def __init__(
         self,

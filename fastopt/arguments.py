@@ -28,6 +28,7 @@ __all__ = [
     "Real",
     "Renamed",
     "TableOf",
+    "as_float",
     "brief",
     "choice",
     "count",
@@ -310,3 +311,13 @@ def inherited(cls: type, attribute: str) -> dict[str, Description]:
             raise TypeError(f"{base.__name__}.{attribute} must map names to descriptions")
         merged |= own
     return merged
+
+
+def as_float(name: str, value: Any) -> float:
+    """Convert a validated attribute to float; faster than validating it again."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {brief(value)}") from None
+    except OverflowError:
+        raise ValueError(f"{name} must be a finite number, got {brief(value)}") from None

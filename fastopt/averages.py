@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from fastopt._advice import EMA_NAMES, LOOKAHEAD_NAMES, SWA_NAMES
 from fastopt._kernels.averaging import averaged, averaged_alone, synced, synced_alone
 from fastopt._naming import Constructor
 from fastopt.arguments import brief, count, flag, number
@@ -61,9 +62,7 @@ class EMA(metaclass=Constructor):
     bias_correction: bool = False
     warmup: bool = False
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
-        ("beta", "momentum", "ema_momentum", "ema_decay"), ("decay",)
-    )
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = EMA_NAMES
 
     def __post_init__(self) -> None:
         _set(self, "decay", number("decay", self.decay, least=0, below=1))
@@ -142,12 +141,7 @@ class SWA(metaclass=Constructor):
     start: int = 1
     every: int = 1
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **dict.fromkeys(("begin", "swa_start", "start_averaging"), ("start",)),
-        **dict.fromkeys(
-            ("freq", "swa_freq", "update_freq", "period", "average_period"), ("every",)
-        ),
-    }
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = SWA_NAMES
 
     def __post_init__(self) -> None:
         _set(self, "start", count("start", self.start))
@@ -216,10 +210,7 @@ class Lookahead(metaclass=Constructor):
     k: int = 5
     alpha: float = 0.5
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **dict.fromkeys(("sync_period", "la_steps", "period", "every"), ("k",)),
-        **dict.fromkeys(("slow_step_size", "la_alpha"), ("alpha",)),
-    }
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = LOOKAHEAD_NAMES
 
     def __post_init__(self) -> None:
         _set(self, "k", count("k", self.k))

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fastopt._advice import TRAINER_ARGUMENTS, TRAINER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
 from fastopt.arguments import brief, number
-from fastopt.checkpoint.resumable import HYPER_PARAMETERS
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.parameter.gradient import Gradient
@@ -91,25 +91,9 @@ class Trainer(Advised, Spelled):
     (array([0.85, 0.75], dtype=float32), array([-0.05, -0.05], dtype=float32))
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "zero_grad": "ParameterDict.zero_grad() zeroes gradients; every step needs new ones anyway",
-        "state_dict": "trainer.updater.state_dict() returns the states, save_states() writes them",
-        "load_state_dict": "trainer.updater.load_state_dict() takes them, load_states() reads them",
-        "param_groups": "a Parameter has lr_mult and wd_mult",
-        "fit": "the loop is yours: compute gradients, add_grad() them, and call step()",
-    }
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Updater.argument_names
-    argument_advice: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(HYPER_PARAMETERS, "optimizer_params={name: value} takes it"),
-        **dict.fromkeys(
-            ("kvstore", "update_on_kvstore", "compression_params"),
-            "comm takes a communicator of mpi4py or a process group of torch",
-        ),
-        **dict.fromkeys(
-            ("groups", "accumulate", "average", "clip_adaptive"),
-            "make an Updater(optimizer, ...) with it and pass that as comm",
-        ),
-    }
+    elsewhere: ClassVar[Mapping[str, str]] = TRAINER_ATTRIBUTES
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = UPDATER_NAMES
+    argument_advice: ClassVar[Mapping[str, str]] = TRAINER_ARGUMENTS
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from weakref import proxy
 
 import numpy as np
 
-from fastopt._engine.hyper import hyper_of
+from fastopt._engine.hyper import hyper_of, values_of
 from fastopt._engine.hyper_rows import RATES, names_of
 from fastopt._engine.lazy_decay import add_decay
 from fastopt._engine.per_index import Index
@@ -94,7 +94,7 @@ class HyperRows:
                     self.values[0, row, column] = rates[name]
             return
         rule = self.table.layout.rule
-        self.values[0, row, :-1] = optimizer.record(rule, self.names, rates, given)
+        self.values[0, row, :-1] = values_of(optimizer, rule, self.names, rates, given)
         immutable = {float, int}.issuperset(map(type, given.values()))
         self.given[row] = given if immutable else None
 

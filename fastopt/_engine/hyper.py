@@ -8,14 +8,17 @@ method must not read ``rescale_grad``, which changes with the loss scale and nor
 Tests: ``tests/kernels/test_advance.py``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from fastopt._kernels.advance import step
-from fastopt.kernels.rule import scalar
+from fastopt.arguments import as_float
+from fastopt.kernels.rule import Rule, scalar
+from fastopt.kernels.variants import FIRST
 
-__all__ = ["Hyper", "constant", "corrected", "hyper_of", "reads_no_rates"]
+__all__ = ["Hyper", "bound", "constant", "corrected", "hyper_of", "reads_no_rates", "values_of"]
 
 Method = TypeVar("Method", bound=Callable[..., Mapping[str, float]])
 
@@ -156,3 +159,56 @@ def reads_no_rates(hyper: Hyper, optimizer: Any, given: Mapping[str, float]) -> 
         return found.keys() == given.keys() and all(found[name] == given[name] for name in given)
     except (TypeError, AttributeError):
         return False
+
+
+def values_of(
+    optimizer: Any,
+    rule: Rule,
+    names: Sequence[str],
+    rates: Mapping[str, float],
+    hyper: Mapping[str, float],
+) -> list[float]:
+    """Return the values of the hyper-parameters `names` of a rule.
+
+    `rates` holds the learning rate ``lr``, the weight decay ``wd``, and the learning rate
+    before multipliers, ``rate``.
+    """
+    turned = "rescale_grad" in names or ("direction" in names and "direction" not in hyper)
+    if optimizer.maximize and not turned:
+        raise ValueError(f"rule {rule.name} reads no rescale_grad, so it cannot maximize")
+    fields = {
+        **FIRST,
+        **rates,
+        "rescale_grad": optimizer.rescale_grad,
+        "clip_gradient": optimizer.clip_gradient or inf,
+        "direction": -1.0 if optimizer.maximize else 1.0,
+    }
+    try:
+        fields.update(hyper)
+        if optimizer.maximize:
+            fields["rescale_grad"] = -fields["rescale_grad"]
+        if not fields["clip_gradient"] > 0:
+            fields["clip_gradient"] = inf
+        values = list(map(fields.__getitem__, names))
+    except KeyError as error:
+        missing = f"{error}, which rule {rule.name} reads"
+        raise TypeError(f"{type(optimizer).__name__}.hyper() does not return {missing}") from None
+    except (TypeError, ValueError):
+        bound("clip_gradient", optimizer.clip_gradient)  # it may have been set without its check
+        raise TypeError(
+            f"{type(optimizer).__name__}.hyper() must return a dict of numbers, got {hyper!r}"
+        ) from None
+    try:
+        return list(map(float, values))
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"rule {rule.name} needs numbers for {tuple(names)}, got {tuple(values)}"
+        ) from None
+
+
+def bound(name: str, limit: float | None) -> float:
+    """Return the limit of a clip as a float; None, 0 and negative limits mean no clipping."""
+    if limit is None:
+        return inf
+    exact = as_float(name, limit)
+    return inf if exact <= 0 else exact

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.hyper import Hyper, reads_no_rates
+from fastopt._engine.hyper import Hyper, reads_no_rates, values_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import Rates, counted_fields
 from fastopt._kernels import cpu_addresses
@@ -147,7 +147,7 @@ class Shared:
 
     def _enter(self, rates: Rates, given: Mapping[str, float]) -> None:
         """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
-        values = self.optimizer.record(self.rule, self.names, rates, given)
+        values = values_of(self.optimizer, self.rule, self.names, rates, given)
         self.values[1 : 1 + len(values)] = values
         for k, name in enumerate(RATES):
             own = name in self.names and name not in given

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.hyper import hyper_of
+from fastopt._engine.hyper import hyper_of, values_of
 from fastopt._engine.lazy_decay import add_decay
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import Rates, StepRates, counted, multipliers
@@ -132,7 +132,7 @@ class UnrecordedCall:
         except ValueError as error:
             raise ValueError(f"{label(index, optimizer.idx2name)}: {error}") from error
         names = (*rule.hyper, *(name for name in hyper.extra if name not in rule.hyper))
-        values = optimizer.record(rule, names, rates, given)
+        values = values_of(optimizer, rule, names, rates, given)
         if hyper.correct is not None:
             slot = optimizer.carried_slots([index])[0]
             carried = optimizer.carried.array[slot : slot + 1] if hyper.carries else np.zeros(1)

@@ -54,13 +54,13 @@ from fastopt._kernels.record_words import (
 from fastopt._naming import constructs
 from fastopt._structure import copies
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.arguments import Instance, OrNone, Real, brief, count, number
+from fastopt.arguments import Instance, OrNone, Real, as_float, brief, count, number
 from fastopt.averages import Average, check_average
 from fastopt.checkpoint.resumable import Resumable
 from fastopt.optimizer.accumulation import Entry, Windows
 from fastopt.optimizer.averaged import check_averaged
 from fastopt.optimizer.groups import Groups
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float, create, unused
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]

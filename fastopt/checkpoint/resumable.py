@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fastopt._advice import UPDATER_ARGUMENTS, UPDATER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._interrupts import between_updates
 from fastopt._naming import Spelled
 from fastopt.arguments import flag, without_address
@@ -33,47 +34,16 @@ from fastopt.checkpoint.restore.restore import restore
 from fastopt.checkpoint.restore.shards import is_of_ranks, whole
 from fastopt.optimizer.optimizer import Optimizer
 
-__all__ = ["HYPER_PARAMETERS", "Resumable"]
-
-HYPER_PARAMETERS = (
-    *("learning_rate", "lr", "momentum", "wd", "weight_decay", "betas", "beta1", "beta2", "eps"),
-    *("epsilon", "lr_scheduler", "clip_gradient", "rescale_grad", "multi_precision"),
-)
-"""Arguments of optimizers that are often passed to an updater by mistake."""
+__all__ = ["Resumable"]
 
 
 class Resumable(Stateful, Spelled):
     """Abstract base of :class:`~fastopt.optimizer.Updater` that saves and loads its states."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ("update", "apply_gradients", "apply", "minimize"),
-            "updater.step(grads, weights) updates nested weights, updater(index, grad, weight) "
-            "an array or lists",
-        ),
-        **dict.fromkeys(("init", "build"), "states are created at the first update of an index"),
-        "zero_grad": "gradients are arguments of each call, so there are none to set to zero",
-        "param_groups": "updater.optimizer has the hyper-parameters, updater.groups those of "
-        "groups of weights",
-        "add_param_group": "a weight is new with its first update; assign updater.groups to "
-        "change groups",
-        "state": "updater.states has the state of each index",
-        "lr": "updater.optimizer.learning_rate is the rate",
-        "learning_rate": "updater.optimizer.learning_rate is the rate",
-        "set_learning_rate": "updater.optimizer.set_learning_rate() sets the rate",
-        "compute_gradients": "gradients are computed by your code, and passed to the call",
-    }
+    elsewhere: ClassVar[Mapping[str, str]] = UPDATER_ATTRIBUTES
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **dict.fromkeys(("clip_norm", "max_norm", "max_grad_norm"), ("clip_global_norm",)),
-        **dict.fromkeys(("scaler", "grad_scaler"), ("loss_scaler",)),
-        **dict.fromkeys(("ema", "use_ema", "ema_decay"), ("average",)),
-        **dict.fromkeys(("accumulation_steps", "gradient_accumulation_steps"), ("accumulate",)),
-        "param_groups": ("groups",),
-    }
-    argument_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        HYPER_PARAMETERS, "it is an argument of the optimizer: optimizer.create(name, ...)"
-    )
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = UPDATER_NAMES
+    argument_advice: ClassVar[Mapping[str, str]] = UPDATER_ARGUMENTS
 
     def __repr__(self) -> str:
         own, arguments = vars(self), inspect.signature(type(self).__init__).parameters

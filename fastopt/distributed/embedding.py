@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastopt._advice import RANKS_TABLE_ATTRIBUTES
 from fastopt.arguments import brief, flag
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
@@ -109,13 +110,7 @@ class ShardedEmbeddingTable(Sharded):
            [-1. , -1. ]], dtype=float32)
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        **EmbeddingTable.elsewhere,
-        **dict.fromkeys(
-            ("ids", "rows", "weight", "counts", "last_used", "to_arrays", "prefetch", "close"),
-            "the attribute table has it for the rows of this rank",
-        ),
-    }
+    elsewhere: ClassVar[Mapping[str, str]] = RANKS_TABLE_ATTRIBUTES
 
     def __init__(self, table: EmbeddingTable, comm: Any, timeout: float | None = None) -> None:
         if not isinstance(table, EmbeddingTable):

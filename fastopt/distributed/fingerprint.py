@@ -11,7 +11,8 @@ from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import label
 from fastopt.distributed.agreement import Fact, Facts, Numbers
 from fastopt.lr_scheduler.base import LRScheduler
-from fastopt.optimizer.optimizer import TRANSIENT, Index, Optimizer
+from fastopt.optimizer.attributes import TRANSIENT
+from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["Fingerprint", "described", "fingerprints"]
 

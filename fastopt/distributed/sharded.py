@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
 from fastopt._engine.extras import refuse_extra
 from fastopt._engine.planner import Call, Planner
 from fastopt._engine.unrecorded import UnrecordedCall
@@ -135,31 +136,9 @@ class Sharded(Advised, Spelled):
         Other arguments of the constructor, which must be equal on all ranks.
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        **Updater.elsewhere,
-        **dict.fromkeys(
-            ("update", "apply_gradients", "apply", "minimize"),
-            "call the updater: updater(index, grad, weight), also with lists of them, or "
-            "updater.step(grads, weights)",
-        ),
-        **dict.fromkeys(
-            ("param_groups", "add_param_group", "groups"),
-            "updater.optimizer has the hyper-parameters; its set_lr_mult() and set_wd_mult() set "
-            "those of single parameters, and the argument groups of ShardedUpdater those of groups",
-        ),
-    }
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **Updater.argument_names,
-        **dict.fromkeys(("communicator", "ranks", "process_group"), ("comm",)),
-        **dict.fromkeys(("bucket_size", "bucket_cap_mb"), ("bucket_bytes",)),
-    }
-    argument_advice: ClassVar[Mapping[str, str]] = {
-        **Updater.argument_advice,
-        **dict.fromkeys(
-            ("groups", "accumulate", "average", "clip_adaptive"),
-            "it is an argument of ShardedUpdater and of Updater",
-        ),
-    }
+    elsewhere: ClassVar[Mapping[str, str]] = RANKS_ATTRIBUTES
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = RANKS_NAMES
+    argument_advice: ClassVar[Mapping[str, str]] = RANKS_ARGUMENTS
 
     def __init__(self, shard: Shard, comm: Any, timeout: float | None, **arguments: Any) -> None:
         refuse_extra(shard.planner.optimizers(), type(self).__name__)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fastopt._advice import INITIALIZERS as _INITIALIZERS
 from fastopt._suggestions import no_attribute as _no_attribute
 from fastopt.initializer.base import Initializer as Initializer
 from fastopt.initializer.constants import Bilinear as Bilinear
@@ -29,12 +30,11 @@ from fastopt.initializer.registry import create as create
 from fastopt.initializer.registry import register as register
 from fastopt.initializer.rnn import FusedRNN as FusedRNN
 from fastopt.initializer.rnn import LSTMBias as LSTMBias
-from fastopt.initializer.text import NAMES_ELSEWHERE as _NAMES_ELSEWHERE
 from fastopt.initializer.text import initializer_registry as initializer_registry
 
 
 def __getattr__(name: str) -> Any:
     classes = {each.__name__: each for each in initializer_registry.values()}
-    meant = initializer_registry.get(_NAMES_ELSEWHERE.get(name.lower(), ""))
+    meant = initializer_registry.get(_INITIALIZERS.get(name.lower(), ""))
     advice = {name: f"did you mean {meant.__name__}?"} if meant else {}
     raise _no_attribute(f"module {__name__!r}", name, classes, advice)

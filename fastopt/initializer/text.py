@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from fastopt._advice import INITIALIZERS
 from fastopt._suggestions import choices, closest
 from fastopt.arguments import brief
 from fastopt.initializer.arrays import Array
@@ -16,21 +17,6 @@ Filler = Callable[[str, Array], None]
 
 initializer_registry: dict[str, type[Any]] = {}
 """Initializer classes by lower-case name."""
-
-NAMES_ELSEWHERE = {
-    "he": "he_normal",
-    "kaiming": "he_normal",
-    "kaiming_normal": "he_normal",
-    "kaiming_uniform": "he_uniform",
-    "kaimingnormal": "he_normal",
-    "kaiminguniform": "he_uniform",
-    "glorot": "glorot_uniform",
-    "lecun": "lecun_normal",
-    "xavier_normal": "glorot_normal",
-    "xavier_uniform": "glorot_uniform",
-    "trunc_normal": "truncated_normal",
-}
-"""Names of other libraries, in lower case, and the names to suggest for them."""
 
 
 def build(text: str, **kwargs: Any) -> Any:
@@ -50,7 +36,7 @@ def build(text: str, **kwargs: Any) -> Any:
     klass = initializer_registry.get(name.lower())
     if klass is None:
         names = sorted(initializer_registry)
-        advice = choices(NAMES_ELSEWHERE.get(name.lower()) or closest(name, names), names)
+        advice = choices(INITIALIZERS.get(name.lower()) or closest(name, names), names)
         raise ValueError(f"Cannot find initializer {name!r}; {advice}")
     signature = inspect.signature(klass)
     try:

@@ -9,6 +9,7 @@ from copy import copy
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar
 
+from fastopt._advice import SCHEDULE_ARGUMENTS, SCHEDULE_ATTRIBUTES, SCHEDULE_NAMES
 from fastopt._checked import Checked
 from fastopt._notices import warn_user
 from fastopt.arguments import Choice, Descriptions, Integer, Real, count
@@ -102,46 +103,9 @@ class LRScheduler(Checked):
         "warmup_mode": Choice("linear", "constant"),
     }
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **dict.fromkeys(("T_max", "total_steps", "total_iters", "decay_steps"), ("max_update",)),
-        **dict.fromkeys(
-            ("eta_min", "alpha", "end_value", "end_lr", "end_learning_rate"), ("final_lr",)
-        ),
-        **dict.fromkeys(
-            ("lr", "learning_rate", "initial_learning_rate", "init_value"), ("base_lr",)
-        ),
-        **dict.fromkeys(("max_lr", "peak_value"), ("base_lr",)),
-        **dict.fromkeys(("gamma", "decay_rate"), ("factor",)),
-        **dict.fromkeys(("step_size", "milestones", "transition_steps"), ("step",)),
-        **dict.fromkeys(("T_0", "first_decay_steps"), ("period",)),
-        **dict.fromkeys(("T_mult", "t_mul"), ("period_mult",)),
-        "power": ("pwr",),
-        "min_lr": ("stop_factor_lr", "final_lr"),
-        "threshold": ("min_delta",),
-        "num_decay_steps": ("cooldown_steps",),
-        "decay_type": ("cooldown",),
-        "num_training_steps": ("max_update",),
-        "warmup": ("warmup_steps",),
-        "num_warmup_steps": ("warmup_steps",),
-        "warmup_iters": ("warmup_steps",),
-        "schedulers": ("schedules",),
-    }
-    argument_advice: ClassVar[Mapping[str, str]] = {
-        "optimizer": "a schedule needs no optimizer: fastopt.Adam(lr=schedule) takes it",
-        "num_stable_steps": "max_update is the sum of warm-up, plateau and cool-down",
-        "min_lr_ratio": "final_lr is a learning rate: the ratio times base_lr",
-        "last_epoch": "updates are counted by the optimizer, from its begin_num_update",
-    }
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "step": "updates are counted by the optimizer, which calls the schedule; only a "
-        "PlateauScheduler has step(metric)",
-        **dict.fromkeys(
-            ("get_last_lr", "get_lr"),
-            "the current learning rate is optimizer.learning_rate, that of update n is schedule(n)",
-        ),
-        "state_dict": "updater.save() saves the schedule together with the states",
-        "load_state_dict": "updater.load() restores the schedule together with the states",
-    }
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = SCHEDULE_NAMES
+    argument_advice: ClassVar[Mapping[str, str]] = SCHEDULE_ARGUMENTS
+    elsewhere: ClassVar[Mapping[str, str]] = SCHEDULE_ATTRIBUTES
 
     base_lr: float
 

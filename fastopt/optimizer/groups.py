@@ -18,8 +18,9 @@ from fastopt._naming import Same, rename, unknown_arguments
 from fastopt._notices import warn_user
 from fastopt.arguments import brief, flag, number
 from fastopt.averages import Average
+from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.averaged import check_averaged, check_averaged_together
-from fastopt.optimizer.optimizer import TRANSIENT, Optimizer, create
+from fastopt.optimizer.optimizer import Optimizer, create
 
 __all__ = ["Groups"]
 

@@ -1,22 +1,22 @@
-"""The base class of all optimizers, their registry, and learning rate and decay multipliers."""
+"""The base class of all optimizers: rules, states, updates, and the registry."""
 
-import itertools
-import math
-import threading
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import getattr_static
-from itertools import product
-from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack, cast
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._checked import Checked
+from fastopt._advice import (
+    LIBRARIES,
+    OPTIMIZER_ARGUMENTS,
+    OPTIMIZER_ATTRIBUTES,
+    OPTIMIZER_NAMES,
+    STEPS,
+)
 from fastopt._engine.direct import Direct
-from fastopt._engine.hyper import constant, corrected
+from fastopt._engine.hyper import bound, constant, corrected
 from fastopt._engine.mixed_precision import (
     check_copy,
     has_master,
@@ -25,17 +25,15 @@ from fastopt._engine.mixed_precision import (
     state_with_master,
     to_float32,
 )
-from fastopt._engine.per_index import Counts, Index, PerIndex
+from fastopt._engine.per_index import Index, PerIndex
 from fastopt._engine.step_sums import StepSums
-from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import Array, check_key, is_half, label, order_of
 from fastopt._kernels import noise
 from fastopt._kernels.codes import is_worth_codes, scales_shape
-from fastopt._kernels.device_memory import host, lie_alike, like, placed
+from fastopt._kernels.device_memory import lie_alike, like, placed
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
 from fastopt._kernels.table import Table
-from fastopt._kernels.threads import in_forked_child
 from fastopt._naming import Same, unknown_arguments
 from fastopt._notices import warn_user
 from fastopt._suggestions import choices, closest
@@ -44,7 +42,6 @@ from fastopt.arguments import (
     Choice,
     Descriptions,
     Flag,
-    Instance,
     Integer,
     OrNone,
     PairOf,
@@ -52,13 +49,18 @@ from fastopt.arguments import (
     Renamed,
     TableOf,
     brief,
-    number,
     without_address,
 )
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.variants import FIRST
-from fastopt.lr_scheduler.base import Schedule, rebased
+from fastopt.lr_scheduler.base import Schedule
 from fastopt.optimizer.keywords import Names, Rate
+from fastopt.optimizer.rates import (
+    Rates,
+    ScheduledRateError,
+    check_parameters,
+    check_rate,
+    endings,
+)
 from fastopt.optimizer.registry import Registry
 from fastopt.optimizer.unbound import warn_if_unbound
 from fastopt.sparse import RowSparse
@@ -70,7 +72,6 @@ __all__ = [
     "PerIndex",
     "Schedule",
     "ScheduledRateError",
-    "as_float",
     "bound",
     "constant",
     "corrected",
@@ -80,134 +81,10 @@ __all__ = [
 ]
 
 Class = TypeVar("Class", bound="type[Optimizer]")
-Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
-"""Attributes of an optimizer, and the items of those that are mappings."""
 
-RATE = Real(least=0)
-SMALLEST_RATE = float(np.finfo(np.float32).tiny)
+
 COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 """Methods that a class may override to change how updates are counted or rates are computed."""
-
-TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
-"""Attributes that determine the multipliers."""
-
-CHANGED = ("version", "mode_version")
-CHANGED_TABLES = (*CHANGED, "multipliers_version")
-"""Versions that change with an attribute, and with one of TABLES."""
-
-VALUES = ("rescale_grad", "lr", "learning_rate")
-"""Attributes that trainers assign in every step, and on which no kernel depends."""
-
-RATES = ("lr", "learning_rate")
-"""Names of the learning rate."""
-
-NAMES = {
-    **dict.fromkeys(("step_size", "learn_rate", "learning_rate_init", "alpha"), ("learning_rate",)),
-    **dict.fromkeys(("b1", "beta_1"), ("beta1",)),
-    **dict.fromkeys(("b2", "beta_2"), ("beta2",)),
-    **dict.fromkeys(("L2", "l2", "weight_decay_rate", "lambda_"), ("wd",)),
-    **dict.fromkeys(("schedule", "scheduler", "lr_schedule"), ("lr_scheduler",)),
-    **dict.fromkeys(("clipvalue", "clip_value", "max_delta"), ("clip_gradient",)),
-    **dict.fromkeys(("mass", "mu", "decay_rate"), ("momentum", "gamma1")),
-    "alpha": ("gamma1", "learning_rate"),
-    "rho": ("gamma1",),
-    "momentum": ("beta1", "gamma2"),
-    "momentum_decay": ("schedule_decay",),
-    "corrected_weight_decay": ("corrected_decay",),
-    "decoupled_weight_decay": ("decouple",),
-    "adam_epsilon": ("epsilon",),
-    "names": ("param_idx2name",),
-    "random_state": ("seed",),
-    "freeze": ("frozen",),
-}
-"""Argument names of other libraries, and the names to suggest for them."""
-
-LIMITS = ("clip_adaptive", "clip_global_norm", "loss_scaler")
-CLIPS = "Updater(optimizer, clip_global_norm=...) limits the norm of all gradients together"
-AUTOMATIC = "updates are always compiled, also those of lists, so there is nothing to choose"
-ADVICE = {
-    **dict.fromkeys(
-        ("params", "parameters", "weights", "model"),
-        "weights go to each call of an updater: Updater(optimizer)(index, grad, weight); "
-        "fastopt.torch has optimizers for models of torch",
-    ),
-    **dict.fromkeys(
-        ("fun", "x0", "args", "jac", "hess", "hessp", "constraints"),
-        "scipy.optimize.minimize takes method=fastopt.scipy_method(optimizer)",
-    ),
-    **dict.fromkeys(("clipnorm", "global_clipnorm", "max_norm", "max_grad_norm"), CLIPS),
-    **dict.fromkeys(("grad_clip", "grad_clip_norm", "clip_norm"), CLIPS),
-    **dict.fromkeys(("foreach", "fused", "capturable", "jit_compile"), AUTOMATIC),
-    **{
-        name: f"it is an argument of an updater: Updater(optimizer, {name}=...)"
-        for name in ("groups", "accumulate", "average", *LIMITS)
-    },
-    **dict.fromkeys(
-        ("use_ema", "ema_momentum", "ema_decay", "ema_overwrite_frequency"),
-        "Updater(optimizer, average=EMA(decay=...)) averages the weights",
-    ),
-    **dict.fromkeys(
-        ("gradient_accumulation_steps", "every_k_schedule", "accumulation_steps"),
-        "Updater(optimizer, accumulate=n) averages the gradients of n calls",
-    ),
-    "loss_scale_factor": "Updater(optimizer, loss_scaler=LossScaler(...)) scales gradients back",
-    **dict.fromkeys(
-        ("requires_grad", "trainable"),
-        "Updater(optimizer, groups={pattern: {'frozen': True}}) leaves weights alone",
-    ),
-    "amsgrad": "Adam, AdamW, NAdamW and Nadam have AMSGrad",
-    "nesterov": "NAG is SGD with Nesterov's momentum, and Nadam is Adam with it",
-    "dampening": "SGD with formula='torch' has it; with NAG the gradient is not damped",
-    "differentiable": "there is no automatic differentiation",
-    "decoupled_weight_decay": "AdamW is Adam with decoupled decay; SGD and Nadam have decouple",
-    "lr_decay": "a schedule is the learning rate: lr=FactorScheduler(...) of fastopt.lr_scheduler",
-    "warmup_steps": "a schedule has the warm-up: lr=CosineScheduler(..., warmup_steps=...)",
-    "initial_accumulator_value": "AdaGrad has it; the sums of other classes start at 0",
-    "eps_root": "epsilon is beside the root or inside it, see formula and docs/formulas.md",
-    "formula": "this class has one formula; Adam, AdamW, AdaGrad, RMSProp, Nadam and SGD have two",
-}
-"""Advice for arguments of other libraries that have no counterpart."""
-
-STEPS = "an optimizer is called by an updater: Updater(optimizer)(index, grad, weight)"
-LIBRARIES = (
-    "fastopt.scipy_method(optimizer) is for SciPy, fastopt.adapters.ThincOptimizer(optimizer) for "
-    "thinc"
-)
-STATES = "an updater has the states: Updater(optimizer).state_dict()"
-ELSEWHERE = {
-    **dict.fromkeys(("step", "apply_gradients", "apply", "build"), STEPS),
-    "init": "fastopt.functional(optimizer) returns init and update",
-    "minimize": "fastopt.minimize(fun, x0, optimizer=optimizer) minimizes a function",
-    **dict.fromkeys(("states", "save", "load", "get_states", "set_states"), STATES),
-    **dict.fromkeys(("state_dict", "load_state_dict", "state"), STATES),
-    "zero_grad": "gradients are arguments of each call, so there are none to set to zero",
-    "weight_decay": "wd is the weight decay",
-    "betas": "each rate is an attribute: beta1, beta2",
-    **dict.fromkeys(
-        ("param_groups", "add_param_group"),
-        "Updater(optimizer, groups={pattern: {name: value}}) has groups of parameters",
-    ),
-}
-"""Advice for methods of other libraries' optimizers."""
-
-TRANSIENT = frozenset(
-    {"lock", "direct", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
-    | {"updating", "stepping", "work", "whole_shapes", "followers"}
-)
-"""Attributes that belong to the current process and are not saved or copied."""
-
-_versions = itertools.count()
-"""Version numbers, unique among all optimizers of the process."""
-
-_locked: "WeakSet[Optimizer]" = WeakSet()
-
-
-def _unlock() -> None:
-    for optimizer in list(_locked):
-        optimizer._start_locks()  # a thread of the parent may have held them
-
-
-in_forked_child(_unlock)
 
 
 def unused(lock: Any) -> Any:
@@ -226,83 +103,7 @@ def unused(lock: Any) -> Any:
     return lock
 
 
-def _check_parameters(param_idx2name: Any, param_dict: Any, sym: Any) -> None:
-    """Raise TypeError unless arguments that describe the parameters have the right types."""
-    if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
-        raise TypeError(f"param_idx2name must map indices to names, got {param_idx2name!r}")
-    for index, name in (param_idx2name or {}).items():
-        if not isinstance(name, str):
-            raise TypeError(f"param_idx2name[{index!r}] must be a name, got {name!r}")
-    if param_dict is not None and not isinstance(param_dict, Mapping):
-        raise TypeError(f"param_dict must map indices to parameters, got {brief(param_dict)}")
-    if not (sym is None or (hasattr(sym, "attr_dict") and hasattr(sym, "list_arguments"))):
-        raise TypeError(f"sym must have attr_dict() and list_arguments(), got {sym!r}")
-
-
-def _check_schedule(name: str, lr_scheduler: Any) -> Any:
-    if lr_scheduler is None or (callable(lr_scheduler) and not isinstance(lr_scheduler, type)):
-        return lr_scheduler
-    got = brief(lr_scheduler)
-    if isinstance(lr_scheduler, type):
-        got = f"the class {lr_scheduler.__name__}: pass an instance"
-    raise TypeError(f"{name} must be a function of the number of updates, got {got}")
-
-
-def _check_rate(name: str, lr: Any) -> float:
-    if callable(lr):
-        raise TypeError(f"{name} must be a number; assign a schedule to lr_scheduler")
-    if isinstance(lr, (int, float)) and lr < 0:
-        must = f"{name} must be a finite number, at least 0, got {lr}"
-        raise ValueError(f"{must}; maximize=True ascends")
-    return RATE(name, lr)
-
-
-def _largest_rate(name: str, value: Any) -> float:
-    """Check the learning rate that others are divided by."""
-    rate = number(name, value)
-    if rate < SMALLEST_RATE:
-        raise ValueError(
-            f"{name} must be the largest learning rate, above 0, or None for uncorrected decay, "
-            f"got {brief(value)}"
-        )
-    return rate
-
-
-def _check_sym_info(name: str, value: Any) -> Any:
-    """Check `sym_info`: an empty tuple, or the attributes and argument names of a symbol."""
-    if isinstance(value, tuple) and len(value) in (0, 2):
-        attributes, names = value or ({}, [])
-        if isinstance(attributes, Mapping) and isinstance(names, (list, tuple)):
-            for key in names:
-                for multiplier in ("__lr_mult__", "__wd_mult__"):
-                    number(f"{name}[{key!r}]", float(attributes.get(key, {}).get(multiplier, 1)))
-            return value
-    raise TypeError(f"{name} must be a pair of attributes and names, got {brief(value)}")
-
-
-class ScheduledRateError(RuntimeError, UserWarning):
-    """The learning rate of an optimizer with a schedule cannot be set.
-
-    It is also a UserWarning, which is what MXNet raises.
-
-    Examples
-    --------
-    >>> from fastopt import optimizer
-    >>> made = optimizer.SGD(lr_scheduler=lambda n: 0.1)
-    >>> try:
-    ...     made.set_learning_rate(0.2)
-    ... except optimizer.ScheduledRateError:
-    ...     print(made.learning_rate)
-    0.1
-    """
-
-
-def endings(*words: str) -> tuple[str, ...]:
-    """Return the suffixes of names whose last part, after ``_``, ``.`` or ``/``, is in `words`."""
-    return tuple(map("".join, product("_./", words)))
-
-
-class Optimizer(Checked):
+class Optimizer(Rates):
     r"""Base class of all optimizers.
 
     A subclass sets a :func:`~fastopt.rule` and implements :meth:`hyper` and, if needed,
@@ -407,17 +208,11 @@ class Optimizer(Checked):
     lazy_by_default: ClassVar[bool] = False
     """Default value of `lazy_update`."""
 
-    decoupled: ClassVar[bool] = False
-    """Whether weight decay only multiplies the weight by a factor, see :meth:`decay`."""
-
     master_last: ClassVar[bool] = False
     """Whether the state is nested as (state, master) instead of (master, state)."""
 
     rounded_sums: ClassVar[bool] = False
     """Whether the reductions of a rule use the rounded weight instead of its float32 master."""
-
-    rates_before_count: ClassVar[bool] = False
-    """Whether the schedule is evaluated before the update is counted."""
 
     opt_registry: ClassVar[Registry] = Registry("fastopt.optimizer", {"ccsgd": "sgd"})
 
@@ -436,15 +231,6 @@ class Optimizer(Checked):
     rule_by_index: ClassVar[bool] = False
     """Whether the class overrides :meth:`rule_for`, so that rules differ between parameters."""
 
-    _plain: ClassVar[bool] = True
-    """Whether all arguments are stored as attributes, without properties or own ``__setattr__``."""
-
-    _plain_rate: ClassVar[bool] = True
-    """Whether the class assigns learning rates like this one."""
-
-    _followed: ClassVar[frozenset[str]] = frozenset()
-    """Attributes whose assignment does more than to check the value."""
-
     same_in_groups: ClassVar[tuple[str, ...]] = ()
     """Arguments that a group of an updater cannot override."""
 
@@ -458,9 +244,9 @@ class Optimizer(Checked):
         "epsilon": ("eps",),
         "weight_decay": ("wd",),
     }
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES
-    argument_advice: ClassVar[Mapping[str, str]] = ADVICE
-    elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = OPTIMIZER_NAMES
+    argument_advice: ClassVar[Mapping[str, str]] = OPTIMIZER_ARGUMENTS
+    elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
     torch_defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of torch that differ, which ``formula="torch"`` in the constructor selects."""
     added: ClassVar[Mapping[str, Any]] = {
@@ -470,10 +256,6 @@ class Optimizer(Checked):
     }
 
     arguments: ClassVar[Descriptions] = {
-        "lr": _check_rate,
-        "lr_scheduler": _check_schedule,
-        "wd": RATE,
-        "begin_num_update": Integer(least=0),
         "rescale_grad": Real(infinite=True, nan=True),  # AdamW treats these as overflow
         "clip_gradient": OrNone(Real(infinite=True)),
         "multi_precision": Flag(),
@@ -485,23 +267,12 @@ class Optimizer(Checked):
         "state_dtype": OrNone(Choice("bfloat16", "int8")),
         "state_min_size": OrNone(Integer(least=1)),
         "maximize": Flag(),
-        "corrected_decay": OrNone(_largest_rate),
     }
     progress: ClassVar[Descriptions] = {
-        "num_update": Integer(least=0),
-        "_index_update_count": TableOf(Integer(least=0)),
-        "lr_mult": TableOf(Real()),
-        "wd_mult": TableOf(Real()),
-        "idx2name": TableOf(Instance(str, "a name")),
-        "sym_info": _check_sym_info,
         "row_decay": TableOf(PairOf(ArrayOf(("float64",), vector=True), Real())),
         "masters_given": TableOf(ArrayOf(("float32",))),
     }
 
-    lr: float
-    lr_scheduler: Schedule | None
-    wd: float
-    begin_num_update: int
     rescale_grad: float
     clip_gradient: float | None
     multi_precision: bool
@@ -513,34 +284,15 @@ class Optimizer(Checked):
     state_dtype: Literal["bfloat16", "int8"] | None
     state_min_size: int | None
     maximize: bool
-    corrected_decay: float | None
-    sym_info: tuple[Any, ...]
+
     row_decay: dict[Index, tuple[Array, float]]
     masters_given: dict[Index, Array]
-    _index_update_count: Counts
-    lr_mult: dict[Any, float]
-    wd_mult: dict[Any, float]
-    idx2name: dict[Any, str]
-    param_dict: dict[Any, Any]
-    lock: Any
-    """Lock that is held during updates, for threads that share the optimizer."""
-    updating: Any
-    """Lock that is held during the updates of updaters; the thread that holds `lock` tests it."""
-    stepping: Any
-    """Lock like `updating`, held during updates without an updater, which may be inside of one."""
+
     direct: dict[bool, Direct]
     """What updates without an updater, with states that have masters, and with others."""
     _warned: bool
     whole_shapes: dict[Index, tuple[int, ...]]
     """Shapes of the tensors whose weights are slices, such as the rows that one process has."""
-    version: int
-    """Number that changes whenever an attribute or a multiplier changes."""
-    mode_version: int
-    """Like `version`, but not changed by VALUES, which do not affect the kernels."""
-    multipliers_version: int
-    """Like `version`, but changed only by multipliers."""
-    followers: "WeakSet[Optimizer] | None"
-    """Optimizers whose versions change with those of this one, the optimizer of a group."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -565,9 +317,8 @@ class Optimizer(Checked):
             and cls.set_learning_rate is Optimizer.set_learning_rate
             and cls.__setattr__ is Optimizer.__setattr__
             and not hasattr(cls, "lr")
-            and cls._arguments["lr"] is _check_rate
+            and cls._arguments["lr"] is check_rate
         )
-        cls._followed = frozenset({*TABLES, *cls.by_index, *cls.aliases})
         cls.per_index = any(getattr(cls, name) is not getattr(Optimizer, name) for name in COUNTED)
 
     def __init__(
@@ -596,7 +347,7 @@ class Optimizer(Checked):
         if unknown:
             raise unknown_arguments(type(self), unknown)
         self._start()
-        _check_parameters(param_idx2name, param_dict, sym)
+        check_parameters(param_idx2name, param_dict, sym)
         by_default = self.lazy_by_default or sparse_decay != "touched"
         self._assign(
             lr=self._first_rate(learning_rate, lr_scheduler),
@@ -630,123 +381,9 @@ class Optimizer(Checked):
         )
         self.check_together()
 
-    def _assign(self, **values: Any) -> None:
-        """Validate and set attributes in a constructor; faster than assignments."""
-        if not self._plain:
-            for name, value in values.items():
-                setattr(self, name, value)
-            return
-        own, arguments = self.__dict__, self._arguments
-        for name, value in values.items():
-            described = arguments.get(name)
-            own[name] = value if described is None else described(name, value)
-
     def _start(self) -> None:
-        """Initialize the attributes of the current process."""
-        attributes = vars(self)
-        self._start_locks()
-        attributes["direct"] = {}
-        attributes["_warned"] = False
-        attributes["whole_shapes"] = {}
-        attributes["followers"] = None
-        _locked.add(self)
-
-    @classmethod
-    def finish(cls, instance: Any) -> None:
-        """Set versions for the first time, once all attributes are set."""
-        if "lock" in vars(instance):
-            instance._changed_tables()
-
-    def _start_locks(self) -> None:
-        locks = {
-            "lock": threading.RLock(),
-            "updating": threading.Lock(),
-            "stepping": threading.Lock(),
-        }
-        vars(self).update(locks)
-
-    # Versions
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = self.__dict__
-        if "version" not in own:  # it is constructed, and finish() sets versions
-            if name in self._followed:
-                value = self._stored(name, value)
-            described = self._arguments.get(name)
-            object.__setattr__(self, name, value if described is None else described(name, value))
-            return
-        plain = name in RATES and type(value) is float and 0 <= value < inf
-        if plain and self._plain_rate and "lr" in own and own["lr_scheduler"] is None:
-            if own["lr"] != value:  # trainers assign it in every step
-                own["lr"] = value
-                self._set_versions("version")
-            return
-        if name in self._followed:
-            value = self._stored(name, value)
-        before = own.get(name)
-        try:
-            super().__setattr__(name, value)
-            if name in own and name in self._arguments and name not in VALUES:
-                self._check_assigned(name, before)
-        finally:  # even if Ctrl-C interrupts the assignment
-            if name not in VALUES:
-                self._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
-            elif before != own.get(name):  # trainers assign them in every step
-                self._set_versions("version")
-
-    def _check_assigned(self, name: str, before: Any) -> None:
-        """Set an attribute back to `before` if it contradicts the others."""
-        try:
-            self.check_together()
-        except BaseException:
-            self.__dict__[name] = before
-            raise
-
-    def _stored(self, name: str, value: Any) -> Any:
-        """Return the mapping that stores a value; raise for an alias of other attributes."""
-        if name in TABLES:
-            return Tracked(value, weakly(self._changed_tables))
-        if name in self.by_index:
-            return self._by_index(name, value)
-        own, names = vars(self), self.aliases[name]
-        if name not in own and own.keys() >= {*names}:
-            kind = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(f"{kind} to set; set {' and '.join(names)}")
-        return value
-
-    def _by_index(self, name: str, values: Mapping[Index, Any]) -> PerIndex:
-        """Return a new PerIndex of `values`; numbers that belong to no index are kept."""
-        numbers, before = self.by_index[name](values), vars(self).get(name)
-        if before is not None:
-            numbers.array[: numbers.first] = before.array[: numbers.first]
-        numbers.add_owner(self)
-        return numbers
-
-    def __delattr__(self, name: str) -> None:
-        super().__delattr__(name)
-        self._changed()
-
-    def _changed(self) -> None:
-        """Set a new version, which records follow."""
-        self._set_versions(*CHANGED)
-
-    def _changed_tables(self) -> None:
-        self._set_versions(*CHANGED_TABLES)
-
-    def _set_versions(self, *names: str) -> None:
-        own, number = vars(self), next(_versions)
-        for name in names:
-            own[name] = number
-        followers = own.get("followers")
-        if followers is not None:
-            for follower in followers:
-                follower._set_versions(*names)
-
-    def add_follower(self, follower: "Optimizer") -> None:
-        """Change the versions of `follower` with those of this optimizer."""
-        if self.followers is None:
-            vars(self)["followers"] = WeakSet()
-        cast("WeakSet[Optimizer]", self.followers).add(follower)
+        super()._start()
+        vars(self).update(direct={}, whole_shapes={}, _warned=False)
 
     def check_together(self) -> None:
         """Raise ValueError unless the arguments are consistent."""
@@ -887,7 +524,7 @@ class Optimizer(Checked):
         if numbers and not isinstance(value, str):
             raise TypeError(
                 f"{cls.__name__} takes no weights, got {brief(value)} as {first}; "
-                f"{ADVICE['params']}"
+                f"{OPTIMIZER_ARGUMENTS['params']}"
             )
         rates = kwargs.keys() & {"learning_rate", "lr", "lr_scheduler"}
         if first != "learning_rate" and not rates:
@@ -1299,26 +936,6 @@ class Optimizer(Checked):
             direct = self.direct[masters] = Direct(self, masters)
         return direct
 
-    def snapshot(self) -> Snapshot:
-        """Return attributes and copies of mappings for :meth:`put_back`; arrays are not copied."""
-        return {
-            name: (value, dict(value) if isinstance(value, Mapping) else None)
-            for name, value in vars(self).items()
-            if name not in TRANSIENT
-        } | {name: (getattr(self, name), None) for name in self.in_arrays}
-
-    def put_back(self, saved: Snapshot) -> None:
-        """Restore a snapshot; mappings are changed in place, since other objects may hold them."""
-        for name, (value, content) in saved.items():
-            if content is not None:
-                value.clear()
-                value.update(content)
-            if name not in self.in_arrays:
-                vars(self)[name] = value
-        for name in self.in_arrays:
-            setattr(self, name, saved[name][0])
-        self._changed_tables()
-
     def restart(self, indices: Collection[Index]) -> None:
         """Forget the updates of some parameters, so that their next one is their first.
 
@@ -1340,357 +957,14 @@ class Optimizer(Checked):
                 counts[index] = self.begin_num_update
         counts.largest = max([self.begin_num_update, *counts.values()])
 
-    # Counts
-
-    @property
-    def num_update(self) -> int:
-        """Largest update count of a parameter, at which the schedule is evaluated."""
-        return self._index_update_count.largest
-
-    @num_update.setter
-    def num_update(self, value: int) -> None:
-        self._index_update_count.largest = value
-
-    def _update_count(self, index: Index) -> None:
-        counts = self._index_update_count
-        count = counts.get(index, self.begin_num_update) + 1
-        counts[index] = count
-        counts.largest = max(counts.largest, count)
-
     def key(self, index: Index) -> int:
         """Return the key of the random numbers of this update."""
         count = self._index_update_count.get(index, 0)
         return noise.key(self.seed, noise.index_number(index), count)
 
-    # Learning rate and weight decay
-
-    def _first_rate(self, learning_rate: Any, lr_scheduler: Any) -> float:
-        """Set the schedule, which may be given as the learning rate, and return the latter."""
-        if callable(learning_rate):
-            if lr_scheduler is not None:
-                raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
-            learning_rate, lr_scheduler = None, _check_schedule("learning_rate", learning_rate)
-        self._assign(lr_scheduler=lr_scheduler)
-        own = getattr(self.lr_scheduler, "base_lr", None)
-        if learning_rate is None:
-            return 0.01 if own is None else float(own)
-        rate: float = _check_rate("learning_rate", learning_rate)
-        if own is not None and own != rate:
-            self.lr_scheduler = rebased(self.lr_scheduler, rate, type(self))
-        return rate
-
-    def _get_lr(self, index: Index) -> float:
-        rate = self.learning_rate * self.multiplier(index, self.lr_mult, "lr_mult")
-        if not 0 <= rate < math.inf:
-            self.check_rates(index, rate, 0.0)
-        return rate
-
-    def _get_wd(self, index: Index) -> float:
-        base = as_float("wd", self.wd)
-        if self.corrected_decay is not None:
-            base = self.rates_at(self.learning_rate)["wd"]
-        decay = base * self.multiplier(index, self.wd_mult, "wd_mult")
-        if not 0 <= decay < math.inf:
-            self.check_rates(index, 0.0, decay)
-        return decay
-
-    @property
-    def corrects_decay(self) -> bool:
-        """Whether decay is decoupled and proportional to the learning rate: `corrected_decay`."""
-        return self.decoupled
-
-    def rates_at(
-        self, rate: float, multipliers: tuple[float, float] = (1.0, 1.0)
-    ) -> dict[str, float]:
-        """Return learning rate ``lr`` and weight decay ``wd`` of a parameter, and ``rate``.
-
-        Parameters
-        ----------
-        rate : float
-            The learning rate before multipliers.
-        multipliers : tuple of float
-            Those of learning rate and weight decay.
-        """
-        (lr_mult, wd_mult), decay = multipliers, self.wd
-        if self.corrected_decay is not None and self.corrects_decay:
-            decay = decay * (rate / self.corrected_decay)
-        return {"rate": rate, "lr": rate * lr_mult, "wd": decay * wd_mult}
-
-    def check_rates(self, index: Index, rate: float, decay: float) -> None:
-        """Raise ValueError unless a parameter's learning rate and weight decay are valid."""
-        if not 0 <= rate < math.inf:
-            number(f"{label(index, self.idx2name)}: learning rate", rate, least=0)
-        if not 0 <= decay < math.inf:
-            number(f"{label(index, self.idx2name)}: weight decay", decay, least=0)
-
-    def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
-        """Return the multiplier of a parameter, looked up by its object, index and name in turn."""
-        value: Any
-        if index in self.param_dict:
-            value, of = getattr(self.param_dict[index], attribute, None), " of its parameter"
-        elif table:
-            name = index if index in table else self.idx2name.get(index)
-            value, of = table.get(name, 1.0), ""
-        else:
-            return 1.0
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf
-        except (TypeError, ValueError):
-            context = label(index, self.idx2name)
-            raise TypeError(
-                f"{context}: {attribute}{of} must be a number, got {brief(value)}"
-            ) from None
-
-    @property
-    def learning_rate(self) -> float:
-        """Current learning rate, before multipliers; assigning calls :meth:`set_learning_rate`."""
-        if self.lr_scheduler is None:
-            return as_float("lr", self.lr)
-        try:
-            rate = self.lr_scheduler(self.num_update)
-        except TypeError:
-            _check_schedule("lr_scheduler", self.lr_scheduler)
-            raise
-        return self.scheduled(rate)
-
-    @learning_rate.setter
-    def learning_rate(self, lr: float) -> None:
-        self.set_learning_rate(lr)
-
-    @staticmethod
-    def scheduled(rate: Any) -> float:
-        """Return the result of a schedule as a float."""
-        try:
-            return float(rate)
-        except OverflowError:
-            return math.inf  # rejected when the rate of a parameter is checked
-        except (TypeError, ValueError):
-            raise TypeError(f"lr_scheduler must return a number, got {brief(rate)}") from None
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate.
-
-        Parameters
-        ----------
-        lr : float
-            New learning rate.
-
-        Raises
-        ------
-        ScheduledRateError
-            The optimizer has a schedule, which determines the learning rate.
-        ValueError
-            `lr` is negative, NaN or infinite.
-        """
-        if self.lr_scheduler is not None:
-            raise ScheduledRateError(
-                "the learning rate comes from lr_scheduler; set_learning_rate works without one"
-            )
-        self.lr = _check_rate("learning_rate", lr)
-
-    def set_lr_scale(self, args_lrscale: Any) -> None:
-        """Raise DeprecationWarning; use :meth:`set_lr_mult` instead."""
-        raise DeprecationWarning("set_lr_scale is gone, use set_lr_mult")
-
-    def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
-        """Set learning rate multipliers, replacing all earlier ones.
-
-        Parameters
-        ----------
-        args_lr_mult : dict of int or str to float
-            Multipliers by index or by name; an index takes precedence.
-
-        Raises
-        ------
-        ValueError
-            A multiplier is NaN or infinite.
-        """
-        self.lr_mult = self._attributes("__lr_mult__") | _multipliers("lr_mult", args_lr_mult)
-        self.unchecked = True
-
-    def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
-        """Set weight decay multipliers, replacing all earlier ones.
-
-        The default is 0 for named parameters whose last part, after ``_``, ``.`` or ``/``, is not
-        ``weight``, ``gamma`` or ``kernel``.
-
-        Parameters
-        ----------
-        args_wd_mult : dict of int or str to float
-            Multipliers by index or by name; an index takes precedence.
-
-        Raises
-        ------
-        ValueError
-            A multiplier is NaN or infinite.
-        """
-        given = _multipliers("wd_mult", args_wd_mult)
-        spared = {n: 0.0 for n in self.idx2name.values() if not n.endswith(self._decayed)}
-        self.wd_mult = spared | self._attributes("__wd_mult__") | given
-        self.unchecked = True
-
-    _decayed: ClassVar[tuple[str, ...]] = endings("weight", "gamma", "kernel")
-    """Suffixes of the names that decay by default, see :meth:`set_wd_mult`."""
-
-    unchecked: bool = False
-    """Whether :meth:`check_multipliers` still has to check the multipliers."""
-
-    def check_multipliers(
-        self, indices: Sequence[Index], also: Collection[Index] = (), grouped: bool = False
-    ) -> None:
-        """Warn once about multipliers of unknown parameters, and if weight decay has no effect.
-
-        The check runs when all parameters are assumed to be known: every index of ``idx2name`` has
-        been updated, a list is updated, or an index is updated for the second time.
-
-        Parameters
-        ----------
-        indices : sequence of int or str
-            Parameters that are about to be updated and are not counted yet.
-        also : collection of int or str
-            Parameters with accumulated gradients that are not applied yet.
-        grouped : bool
-            Whether patterns of names are checked at the same time. Default False.
-        """
-        counted, names = self._index_update_count, self.idx2name
-        if not (names or self.lr_mult or self.wd_mult or grouped):
-            vars(self)["unchecked"] = False
-            return
-        again = len(indices) > 1 or indices[0] in counted or indices[0] in also
-        seen = {*indices, *counted, *also}
-        if not again and not (names and names.keys() <= seen):
-            return
-        vars(self)["unchecked"] = False  # no result depends on it, so the versions stay
-        known = {*seen, *names, *names.values(), *self.param_dict}
-        for attribute in ("lr_mult", "wd_mult"):
-            symbol = self._attributes(f"__{attribute}__").keys()
-            if lost := getattr(self, attribute).keys() - known - symbol:
-                unknown = ", ".join(sorted(map(repr, lost)))
-                warn_user(f"{attribute} of {unknown} has no effect: no parameter is called so")
-        if names and as_float("wd", self.wd) > 0 and not any(map(self._decays, names)):
-            warn_user(
-                f"wd={self.wd} decays none of the parameters {brief(list(names.values()))}: by "
-                f"default only names that end in {', '.join(self._decayed)} decay; set_wd_mult "
-                "sets others"
-            )
-
-    def _decays(self, index: Index) -> bool:
-        """Whether the weight decay multiplier of a parameter is not 0."""
-        return self.multiplier(index, self.wd_mult, "wd_mult") != 0
-
-    def _attributes(self, key: str) -> dict[Index, float]:
-        if not self.sym_info:
-            return {}
-        attributes, names = self.sym_info
-        return {n: float(attributes[n][key]) for n in names if key in attributes.get(n, {})}
-
-    def record(
-        self,
-        rule: Rule,
-        names: Sequence[str],
-        rates: Mapping[str, float],
-        hyper: Mapping[str, float],
-    ) -> list[float]:
-        """Return the values of the hyper-parameters `names` of a rule.
-
-        `rates` holds the learning rate ``lr``, the weight decay ``wd``, and the learning rate
-        before multipliers, ``rate``.
-        """
-        turned = "rescale_grad" in names or ("direction" in names and "direction" not in hyper)
-        if self.maximize and not turned:
-            raise ValueError(f"rule {rule.name} reads no rescale_grad, so it cannot maximize")
-        fields = {
-            **FIRST,
-            **rates,
-            "rescale_grad": self.rescale_grad,
-            "clip_gradient": self.clip_gradient or inf,
-            "direction": -1.0 if self.maximize else 1.0,
-        }
-        try:
-            fields.update(hyper)
-            if self.maximize:
-                fields["rescale_grad"] = -fields["rescale_grad"]
-            if not fields["clip_gradient"] > 0:
-                fields["clip_gradient"] = inf
-            values = list(map(fields.__getitem__, names))
-        except KeyError as error:
-            missing = f"{error}, which rule {rule.name} reads"
-            raise TypeError(f"{type(self).__name__}.hyper() does not return {missing}") from None
-        except (TypeError, ValueError):
-            bound("clip_gradient", self.clip_gradient)  # it may have been set without its check
-            raise TypeError(
-                f"{type(self).__name__}.hyper() must return a dict of numbers, got {hyper!r}"
-            ) from None
-        try:
-            return list(map(float, values))
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"rule {rule.name} needs numbers for {tuple(names)}, got {tuple(values)}"
-            ) from None
-
-    # Copies
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All attributes except param_dict, which holds live parameters, and TRANSIENT ones.
-
-        Arrays on a device are copied to the host.
-        """
-        kept = {k: v for k, v in vars(self).items() if k not in TRANSIENT and k != "param_dict"}
-        plain = {
-            name: dict(value) if isinstance(value, (PerIndex, Tracked)) else host(value)
-            for name, value in kept.items()
-        }
-        return plain | {name: getattr(self, name) for name in self.in_arrays}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._start()
-        self.restore({**state, "param_dict": {}})
-
-    def restore(self, attributes: Mapping[str, Any]) -> None:
-        """Set attributes without validation, such as those of a validated checkpoint."""
-        own = vars(self)
-        for name, value in attributes.items():
-            if name in TABLES:
-                own[name] = Tracked(value, weakly(self._changed_tables))
-            elif name in self.by_index:
-                own[name] = self.by_index[name](value)
-                own[name].add_owner(self)
-            elif name not in self.in_arrays:
-                own[name] = value
-        for name in self.in_arrays:
-            if name in attributes:
-                setattr(self, name, attributes[name])
-        self._changed_tables()
-
-    by_index: ClassVar[dict[str, type[PerIndex]]] = {"_index_update_count": Counts}
-    """Attributes that store a number for each index."""
-
-    in_arrays: ClassVar[tuple[str, ...]] = ("num_update",)
-    """Properties whose values are stored in the arrays of `by_index` attributes."""
-
 
 register = Optimizer.register
 create = Optimizer.create_optimizer
-
-
-def bound(name: str, limit: float | None) -> float:
-    """Return the limit of a clip as a float; None, 0 and negative limits mean no clipping."""
-    if limit is None:
-        return math.inf
-    exact = as_float(name, limit)
-    return math.inf if exact <= 0 else exact
-
-
-def as_float(name: str, value: Any) -> float:
-    """Convert a validated attribute to float; faster than validating it again."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {brief(value)}") from None
-    except OverflowError:
-        raise ValueError(f"{name} must be a finite number, got {brief(value)}") from None
 
 
 def _attribute_of(optimizer: Optimizer, argument: str) -> str:
@@ -1699,9 +973,3 @@ def _attribute_of(optimizer: Optimizer, argument: str) -> str:
         if isinstance(description, Renamed) and description.argument == argument:
             return attribute
     return argument
-
-
-def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{name} must be a dict of multipliers, got {brief(given)}")
-    return {key: number(f"{name}[{key!r}]", value) for key, value in given.items()}

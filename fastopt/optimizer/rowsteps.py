@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fastopt._engine.buffers import Buffers
+from fastopt._engine.hyper import values_of
 from fastopt._engine.validate import leaves
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.factored import SCALED
@@ -97,7 +98,7 @@ class RowSteps(InPlace):
     ) -> None:
         """Update a weight in place, with the factors ``shrink`` and ``lr`` in `rates`."""
         if self._version != main.version:
-            self._scale = tuple(main.record(descent, SCALE, {}, {}))
+            self._scale = tuple(values_of(main, descent, SCALE, {}, {}))
             self._version = main.version
         record = self._record(main, weight.dtype, self._scale, rates)
         self.run(main, index, weight, weight, grad, leaves(state), record)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from fastopt._advice import PARAMETER_ARGUMENTS, PARAMETER_NAMES
 from fastopt._kernels.device_memory import assign, host, owned, placed
 from fastopt._kernels.devices import header, is_cuda
 from fastopt._naming import Spelled, unknown_arguments
@@ -106,10 +107,8 @@ class Parameter(Spelled):
     array([0.75, 0.5 , 0.  ], dtype=float32)
     """
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"initializer": ("init",)}
-    argument_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("requires_grad", "trainable"), "grad_req='null' is for parameters that are not trained"
-    )
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = PARAMETER_NAMES
+    argument_advice: ClassVar[Mapping[str, str]] = PARAMETER_ARGUMENTS
 
     _data: list[Array] | None = None
     _gradient: Gradient | None = None

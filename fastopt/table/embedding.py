@@ -14,6 +14,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastopt._advice import TABLE_ATTRIBUTES
 from fastopt._engine.validate import converted, is_half
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.hashing import FREE
@@ -163,11 +164,7 @@ class EmbeddingTable(Advised, Spelled):
     EmbeddingTable(dim=2, optimizer=SGD(learning_rate=0.5, num_update=1), rows=2, dtype=float32)
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("pull", "forward", "get", "embed"), "lookup(ids) returns the rows of ids"),
-        **dict.fromkeys(("push", "backward", "apply"), "update(ids, grads) updates rows"),
-        **dict.fromkeys(("keys", "items"), "ids() has the ids, to_arrays() ids and rows"),
-    }
+    elsewhere: ClassVar[Mapping[str, str]] = TABLE_ATTRIBUTES
 
     _index: RowIndex
     _storage: Storage

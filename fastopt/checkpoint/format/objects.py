@@ -6,7 +6,8 @@ from typing import Any
 from fastopt._checked import Checked
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.lr_scheduler import scheduler_registry
-from fastopt.optimizer.optimizer import TRANSIENT, Optimizer
+from fastopt.optimizer.attributes import TRANSIENT
+from fastopt.optimizer.optimizer import Optimizer
 
 __all__ = [
     "KEEP",

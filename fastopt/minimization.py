@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._structure import items, mapped, named, rebuilt
+from fastopt._updater.averaged import evaluates
 from fastopt.arguments import brief, count, flag, number
 from fastopt.averages import Average
 from fastopt.optimizer import Optimizer, Updater, create
@@ -160,7 +161,7 @@ def minimize(
     if not any(_is_array(leaf) for _, leaf in named("", x)):
         raise TypeError(f"x0 must hold real numbers, got {brief(x0)}")
     updater = _updater(optimizer, average, options)
-    if bounds is not None and updater._evaluates:
+    if bounds is not None and evaluates(updater):
         raise ValueError(
             f"bounds cannot be combined with {type(updater.optimizer).__name__}, whose state has "
             "averages of the weights; pass average=EMA() with another optimizer"
@@ -346,7 +347,7 @@ class _Run:
         """Return status, message, x and the loss of the result."""
         if status in (CONVERGED, LIMITED, STOPPED):
             x, value = self.x, self._mean() if self.history else math.nan
-            if self.nit and (self.updater.average is not None or self.updater._evaluates):
+            if self.nit and (self.updater.average is not None or evaluates(self.updater)):
                 with self.updater.averaged():
                     x = _copies(self.x)
                 self._project(x)

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.validate import Array, check_index
-from fastopt._kernels import record_words as w
 from fastopt._kernels.cpu_calls import FACTOR, LENGTH, SCALE, limit_norm
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
+from fastopt.sparse import RowSparse
 
-__all__ = ["STEPPED", "UNCHANGED", "measured", "outcome", "overflow", "scale_of", "set_norm"]
+__all__ = ["STEPPED", "UNCHANGED", "measured", "overflow", "scale_of"]
 __all__ += ["squares", "times"]
 
 
@@ -104,49 +103,3 @@ def times(grad: Any, factor: float) -> Any:
     values = host(grad)
     real = real_of(values.dtype)
     return placed(values.astype(real) * real(factor), header(grad))
-
-
-# Calls of records
-
-
-def set_norm(records: Any, updater: Any, share: float = 1.0, factor: float | None = None) -> None:
-    """Enter the numbers that the next call is measured with; `share` multiplies gradients.
-
-    With `factor`, that of gradients that have been measured before, none is measured.
-    """
-    norm = records.norm
-    norm[w.FACTOR] = norm[w.SHARE] = share
-    if records.norms:
-        limit = updater.clip_global_norm
-        rescale = float(updater.optimizer.rescale_grad)
-        norm[w.RESCALE_GRAD] = rescale * share
-        norm[w.SCALE] = scale_of(updater.loss_scaler)
-        norm[w.LIMIT] = inf if limit is None else limit
-        if factor is not None:
-            norm[w.SCALE], norm[w.LIMIT] = factor, inf
-    if records.clips:
-        units, scale = updater._units, scale_of(updater.loss_scaler)
-        norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)
-        norm[w.UNIT_LIMIT], norm[w.UNIT_LEAST] = units.limit, units.least
-
-
-def outcome(records: Any, updater: Any, status: int, index: Any, grad: Any) -> StepInfo:
-    """Return the outcome of a call, from its status."""
-    if not records.norms:
-        return STEPPED
-    norm = records.norm.item(w.GLOBAL_NORM)
-    if status != w.SKIPPED:
-        return StepInfo(stepped=True, skipped=False, global_norm=norm)
-    calls = [(i, None, _whole(records, i, g), None) for i, g in records.moving(index, grad)]
-    indices = [each for each, *_ in calls]
-    return overflow(updater._squares(None, calls), indices, updater.optimizer.idx2name, norm)
-
-
-def _whole(records: Any, index: Any, grad: Any) -> Any:
-    """Return a gradient as an array or a RowSparse."""
-    if isinstance(grad, RowSparse):
-        return grad
-    if not is_row_sparse(grad):
-        return np.asarray(grad)
-    words = records.kept[index].record
-    return as_row_sparse(grad, tuple(words[w.LENGTHS :][: words[w.NDIMS]].tolist()))

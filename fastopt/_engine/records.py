@@ -12,6 +12,7 @@ Tests: ``tests/engine/test_records.py``.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
+from math import inf
 from typing import Any
 
 import numba
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import outcome, set_norm
+from fastopt._engine.clip import STEPPED, overflow, scale_of
 from fastopt._engine.enrolment import Enrolment, Kept
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
@@ -36,7 +37,7 @@ from fastopt._kernels.numpy_abi import kind_word, readable
 from fastopt._kernels.table import address_of
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
-from fastopt.sparse import RowSparse
+from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
 __all__ = ["Records"]
 
@@ -407,6 +408,53 @@ class Records:
             if own is not None:  # a signal handler may have changed the states
                 own.words[WEIGHT_ID] = id(array)
 
+    def enter_measured(
+        self, updater: Any, index: Any, grad: Any, weight: Any, share: float = 1.0
+    ) -> StepInfo | None:
+        """Clip the units of gradients, scale them by `share`, clip their global norm, and update.
+
+        If the result is None, records do not support the call, and nothing has changed.
+        """
+        try:
+            self._set_norm(updater, share)
+            status = self.enter(self.context, index, grad, weight)
+            if status != w.OK:
+                status = self.resolve(updater, status, index, grad, weight)
+        finally:
+            self.norm[w.FACTOR] = 1.0
+        return self._outcome(updater, status, index, grad) if status >= 0 else None
+
+    def _set_norm(self, updater: Any, share: float = 1.0, factor: float | None = None) -> None:
+        """Enter the numbers that the next call is measured with; `share` multiplies gradients.
+
+        With `factor`, that of gradients that have been measured before, none is measured.
+        """
+        norm = self.norm
+        norm[w.FACTOR] = norm[w.SHARE] = share
+        if self.norms:
+            limit = updater.clip_global_norm
+            rescale = float(updater.optimizer.rescale_grad)
+            norm[w.RESCALE_GRAD] = rescale * share
+            norm[w.SCALE] = scale_of(updater.loss_scaler)
+            norm[w.LIMIT] = inf if limit is None else limit
+            if factor is not None:
+                norm[w.SCALE], norm[w.LIMIT] = factor, inf
+        if self.clips:
+            units, scale = updater._units, scale_of(updater.loss_scaler)
+            norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)
+            norm[w.UNIT_LIMIT], norm[w.UNIT_LEAST] = units.limit, units.least
+
+    def _outcome(self, updater: Any, status: int, index: Any, grad: Any) -> StepInfo:
+        """Return the outcome of a call, from its status."""
+        if not self.norms:
+            return STEPPED
+        norm = self.norm.item(w.GLOBAL_NORM)
+        if status != w.SKIPPED:
+            return StepInfo(stepped=True, skipped=False, global_norm=norm)
+        calls = [(i, None, _whole(self, i, g), None) for i, g in self.moving(index, grad)]
+        indices = [each for each, *_ in calls]
+        return overflow(updater._squares(None, calls), indices, updater.optimizer.idx2name, norm)
+
     def take(
         self,
         updater: Any,
@@ -455,10 +503,10 @@ class Records:
                     self.refresh(updater)
                 if self.counts is EMPTY:
                     self._find_slots(optimizer)
-                set_norm(self, updater, share, factor)
+                self._set_norm(updater, share, factor)
                 status = self._enter_all(updater, indices, checked, weights, single)
                 if status == w.SKIPPED:  # while there are records of row-sparse gradients
-                    return outcome(self, updater, status, indices, checked)
+                    return self._outcome(updater, status, indices, checked)
             finally:
                 self.norm[w.FACTOR] = 1.0
                 if not self.words[w.DONE]:
@@ -469,7 +517,7 @@ class Records:
             return None
         for index in indices if status != w.SKIPPED else ():
             optimizer.masters_given.pop(index, None)
-        return outcome(self, updater, status, indices, checked)
+        return self._outcome(updater, status, indices, checked)
 
     def _enter_all(self, updater: Any, *lists: Any) -> int:
         """Enter the lists of a call, or, if the last argument says so, their only items."""
@@ -553,3 +601,13 @@ def bfloat16_or_none() -> Any:
     except ImportError:
         return None
     return ml_dtypes.bfloat16
+
+
+def _whole(records: Any, index: Any, grad: Any) -> Any:
+    """Return a gradient as an array or a RowSparse."""
+    if isinstance(grad, RowSparse):
+        return grad
+    if not is_row_sparse(grad):
+        return np.asarray(grad)
+    words = records.kept[index].record
+    return as_row_sparse(grad, tuple(words[w.LENGTHS :][: words[w.NDIMS]].tolist()))

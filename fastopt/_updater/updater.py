@@ -1,49 +1,37 @@
 """The updater: holds the state of each parameter and passes calls to records."""
 
-from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextlib import contextmanager, nullcontext
+from collections.abc import KeysView, Mapping, Sequence, ValuesView
+from contextlib import AbstractContextManager
 from functools import partial
 from operator import is_
 from typing import Any, Literal, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastopt._arrays import Gradient, Weight
-from fastopt._engine import device_updates
-from fastopt._engine.averaging import Averages, exact_copy
+from fastopt._engine import device_call
+from fastopt._engine.averaging import Averages
 from fastopt._engine.clip import (
     STEPPED,
     UNCHANGED,
-    measured,
-    outcome,
-    scale_of,
-    set_norm,
-    squares,
-    times,
 )
 from fastopt._engine.clip_adaptive import UnitClip
-from fastopt._engine.extras import check_given, extras_at, update_with
-from fastopt._engine.mixed_precision import has_master, set_master, split_state
-from fastopt._engine.planner import Call, Planner
-from fastopt._engine.records import Records
-from fastopt._engine.slow_calls import SlowCallCounter
+from fastopt._engine.extras import extras_at, update_with
+from fastopt._engine.mixed_precision import set_master
+from fastopt._engine.planner import Planner
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt._engine.step_rates import foresee
 from fastopt._engine.tracked import Tracked, weakly
-from fastopt._engine.unrecorded import UnrecordedCall
-from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
-from fastopt._foreign import as_gradient, as_weight, latest
+from fastopt._engine.validate import as_lists, check_index, is_listed, label, leaves
+from fastopt._foreign import as_weight, latest
 from fastopt._interrupts import between_updates, uninterrupted
-from fastopt._kernels.device_memory import allocated_together, host, placed
-from fastopt._kernels.devices import header, is_cuda, mark_written
+from fastopt._kernels.device_memory import host
+from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.numpy_abi import warn_of_layouts
-from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import (
     BFLOAT16,
     DONE,
     EXPECTED,
-    FACTOR,
     FLOAT16,
     MOVED,
     OK,
@@ -53,14 +41,15 @@ from fastopt._kernels.record_words import (
 )
 from fastopt._naming import constructs
 from fastopt._structure import copies
+from fastopt._updater import averaged
+from fastopt._updater.checked import CheckedUpdates
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.arguments import Instance, OrNone, Real, as_float, brief, count, number
+from fastopt.arguments import Instance, OrNone, Real, count, number
 from fastopt.averages import Average, check_average
-from fastopt.checkpoint.resumable import Resumable
-from fastopt.optimizer.accumulation import Entry, Windows
+from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.averaged import check_averaged
 from fastopt.optimizer.groups import Groups
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
@@ -68,8 +57,6 @@ __all__ = ["Updater", "get_updater"]
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
 
-CREATE = "create_state", "create_state_multi_precision"
-"""Methods that create states."""
 
 LIMITS = {
     "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
@@ -94,7 +81,7 @@ PARTS = ("_windows", "_averages", "_units")
 """Attributes with the objects that implement the settings."""
 
 
-class Updater(Resumable):
+class Updater(CheckedUpdates):
     """Update weights in place with an optimizer, and hold its state for each index.
 
     Parameters
@@ -202,28 +189,15 @@ class Updater(Resumable):
         if groups is not None:
             self.groups = groups
 
-    loss_scaler: LossScaler | None
-    clip_global_norm: float | None
-    accumulate: int
     average: Average | None
     clip_adaptive: float | None
     clip_adaptive_eps: float
-    states: dict[Index, Any]
-    states_synced: dict[Index, bool]
+
     _on_records: bool = True
     """Whether records serve calls."""
     _runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
-    unlisted = Resumable.unlisted | {"planner"}
-    planner: Planner
-    _records: Records
-    _info: StepInfo
-    _windows: Windows | None = None
-    _units: UnitClip | None = None
-    _averages: Averages | None = None
-    _slow: SlowCallCounter | None = None
-    takes_extra: bool = False
-    """Whether a call has extra arrays, which are in the states now."""
+    unlisted = CheckedUpdates.unlisted | {"planner"}
 
     @property
     def info(self) -> StepInfo:
@@ -421,7 +395,7 @@ class Updater(Resumable):
                     return
             elif self._enter(index, grad, weight):
                 return
-            if self.planner.devices.known and device_updates.again(self, index, grad, weight):
+            if self.planner.devices.known and device_call.again(self, index, grad, weight):
                 return
         self._check_call(index, grad, weight)
 
@@ -490,7 +464,7 @@ class Updater(Resumable):
             with uninterrupted:
                 if self._windows is not None:
                     return self._enter_window(self._windows, index, grad, weight)
-                info = self._enter_scaled(index, grad, weight)
+                info = records.enter_measured(self, index, grad, weight)
                 if info is not None:
                     self._report(info)
                 return info is not None
@@ -517,7 +491,7 @@ class Updater(Resumable):
             if not adder.call_again(index, grad, summed):
                 return False
             if last:
-                outcome = self._enter_scaled(index, summed, weight, share)
+                outcome = records.enter_measured(self, index, summed, weight, share)
                 if outcome is None:
                     windows.put_back(before)
                     return False
@@ -526,7 +500,7 @@ class Updater(Resumable):
         except BaseException:
             done = bool(records.words[DONE]) or (adder.done and not last)
             if steady and adder.done and not done:  # complete the call, which may be skipped
-                done = self._enter_scaled(index, summed, weight, share) is not None
+                done = records.enter_measured(self, index, summed, weight, share) is not None
             if done:
                 finish()
             else:
@@ -537,23 +511,6 @@ class Updater(Resumable):
         else:
             self._info = info
         return True
-
-    def _enter_scaled(
-        self, index: Any, grad: Any, weight: Any, share: float = 1.0
-    ) -> StepInfo | None:
-        """Clip the units of gradients, scale them by `share`, clip their global norm, and update.
-
-        If the result is None, records do not support the call, and nothing has changed.
-        """
-        records = self._records
-        try:
-            set_norm(records, self, share)
-            status = records.enter(records.context, index, grad, weight)
-            if status != OK:
-                status = records.resolve(self, status, index, grad, weight)
-        finally:
-            records.norm[FACTOR] = 1.0
-        return outcome(records, self, status, index, grad) if status >= 0 else None
 
     def step(
         self,
@@ -669,139 +626,6 @@ class Updater(Resumable):
             planner.groups.note(left)
         return paths, own, arrays
 
-    def _update_views(
-        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
-    ) -> None:
-        """Update arrays of other libraries through NumPy views."""
-        own, views = list(grads), list(weights)
-        for k, index in enumerate(indices):
-            try:
-                own[k], views[k] = as_gradient(grads[k]), as_weight(weights[k])
-            except (TypeError, ValueError) as error:
-                context = label(index, self.optimizer.idx2name)
-                raise type(error)(f"{context}: {error}") from error
-        if all(map(is_, views, weights)) and all(map(is_, own, grads)):
-            self._update(indices, grads, weights, single)
-            return
-        if single:
-            self(indices[0], own[0], views[0])
-        else:
-            self(indices, own, views)
-        mark_written(weights)
-
-    def _update(
-        self,
-        indices: list[Index],
-        grads: list[Any],
-        weights: list[Any],
-        single: bool = False,
-    ) -> None:
-        """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
-        optimizer = self.optimizer
-        with optimizer.lock, unused(optimizer.updating):
-            if self._averages is not None:
-                self._averages.check_free()
-            unchecked = optimizer.unchecked
-            self._check_names(indices)
-            check_given(self, indices)
-            self._records.admit(optimizer)
-            slow = self._slow or SlowCallCounter()
-            why = slow.reason(self, indices, grads, weights, unchecked)
-            why = None if self.takes_extra else why
-            with uninterrupted:
-                if self.planner.measures:
-                    self._measured_step(indices, grads, weights, single)
-                else:
-                    self._step(indices, grads, weights, single)
-                    vars(self)["_info"] = STEPPED
-            if why is not None:
-                slow.add(self, *why)
-                vars(self)["_slow"] = slow
-
-    def _check_names(self, indices: Sequence[Index]) -> None:
-        """Warn of names of multipliers and patterns of groups that no parameter has."""
-        optimizer = self.optimizer
-        if not optimizer.unchecked or not indices:
-            return
-        waiting = self._windows.calls if self._windows else ()
-        groups = self.planner.groups
-        optimizer.check_multipliers(indices, waiting, grouped=groups is not None)
-        if groups is not None and not optimizer.unchecked:
-            groups.warn_of_unused([*indices, *waiting])
-
-    def _step(
-        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
-    ) -> None:
-        """Update what records may not support, or with a user's ``update()``."""
-        optimizer = self.optimizer
-        if self._records.take(self, indices, grads, weights, single) is not None:
-            return
-        entries = self._checked_entries(indices, grads, weights)
-        if optimizer.native and any(map(is_cuda, weights)):
-            device_updates.update(self, entries, single)
-            return
-        calls = self._with_states(entries)
-        if not optimizer.native:
-            self._update_in_python(calls)
-            return
-        if optimizer.is_accumulating or not calls:
-            self.planner.update_all(calls)
-        else:
-            call = UnrecordedCall(self.planner, calls)
-            self._commit(call, calls, call.step, call.finish)
-            return
-        self._keep(calls)
-
-    def _commit(
-        self,
-        call: Any,
-        calls: Sequence[Call],
-        step: Callable[[], None],
-        finish: Callable[[], None],
-        last: Callable[[], None] | None = None,
-    ) -> None:
-        """Update without records; states are stored, and all else is finished, if it launches.
-
-        States are stored before the launch, and `finish` and `last` are called after it even if an
-        exception from outside, such as that of a signal handler, comes in between.
-        """
-
-        def end() -> None:
-            finish()
-            if last is not None:
-                last()
-
-        undo = self._stored(calls)
-        try:
-            step()
-            end()
-        except BaseException:
-            if call.done:
-                end()
-            else:
-                undo()
-            raise
-
-    def _stored(self, calls: Sequence[Call]) -> Callable[[], None]:
-        """Store states; return a function that puts back what was there before."""
-        known = [
-            (own, {index: own[index] for index, *_ in calls if index in own})
-            for own in (self.states, self.states_synced, self.optimizer.masters_given)
-        ]
-
-        def undo() -> None:
-            for own, before in known:
-                for index, *_ in calls:
-                    dict.pop(own, index, None)
-                dict.update(own, before)
-
-        try:
-            self._keep(calls)
-        except BaseException:
-            undo()
-            raise
-        return undo
-
     def refresh_graphs(self) -> None:
         """Let CUDA graphs with calls of this updater use the present hyper-parameters.
 
@@ -822,224 +646,7 @@ class Updater(Resumable):
 
     def _settle(self) -> None:
         """Wait for the outcomes of steps that a device has counted."""
-        device_updates.settle(self.optimizer)
-
-    def _clipped_units(
-        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
-    ) -> list[Any]:
-        """Return gradients with clipped units; the update multiplies them by `share`."""
-        assert self._units is not None
-        rescale_grad = as_float("rescale_grad", self.optimizer.rescale_grad)
-        factor = rescale_grad * share * scale_of(self.loss_scaler)
-        return self._units.all(indices, weights, grads, factor, self.optimizer.idx2name)
-
-    def _measured_step(
-        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
-    ) -> None:
-        """Accumulate, scale and clip the gradients, and update, maybe with a user's code.
-
-        When gradients are accumulated, only parameters whose sums are complete are updated.
-        """
-        if self._windows is None:
-            info = self._records.take(self, indices, grads, weights, single)
-            if info is not None:
-                self._report(info)
-                return
-        entries = self._checked_entries(indices, grads, weights)
-        if self._windows is None:
-            self._apply(entries, single)
-        else:
-            self._add(self._windows, entries, single)
-
-    def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
-        """Accumulate gradients, and update the parameters whose sums are complete."""
-        optimizer, indices = self.optimizer, [index for index, *_ in entries]
-        self._check_summable(indices)
-        last = [entry for entry in entries if windows.is_last(entry[0])]
-        before, after = windows.before(indices), windows.after(indices)
-        finish = partial(windows.finish, indices, after)
-        try:
-            windows.add(entries, optimizer.idx2name, single)
-            if last:
-                summed = [(i, weight, windows.sums[i]) for i, weight, _ in last]
-                self._apply(summed, single, 1 / windows.every, finish)
-            finish()
-        except BaseException:
-            if windows.calls is not after:
-                windows.put_back(before)
-            raise
-        if not last:
-            self._info = UNCHANGED
-
-    def _check_summable(self, indices: Sequence[Index]) -> None:
-        """Raise ValueError if gradients cannot be accumulated, because an index is repeated."""
-        seen = set[Index]()
-        for index in indices:
-            if index in seen:
-                context = label(index, self.optimizer.idx2name)
-                raise ValueError(f"{context}: accumulate={self.accumulate} takes an index once")
-            seen.add(index)
-
-    def _apply(
-        self,
-        entries: Sequence[Entry],
-        single: bool,
-        share: float = 1.0,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
-        """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
-        optimizer, indices = self.optimizer, [index for index, *_ in entries]
-        weights, grads = [weight for _, weight, _ in entries], [grad for *_, grad in entries]
-        if optimizer.native and any(map(is_cuda, weights)):
-            device_updates.update(self, entries, single, share, finish)
-            return
-        if self._take(indices, grads, weights, single, share, finish):
-            return
-        if self._units is not None and entries:
-            grads = self._clipped_units(indices, weights, grads, share)
-        calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
-        call = UnrecordedCall(self.planner, calls) if calls and self.planner.folds else None
-        info, factor = self._measured(lambda: self._squares(call, calls), indices, share)
-        if info.stepped:
-            if call is not None:
-                step = partial(call.step, factor * share)
-                self._commit(call, calls, step, call.finish, finish)
-            else:
-                factor *= share
-                folds = {index: self.planner.of(index).optimizer.folds for index in indices}
-                calls = [
-                    (i, w, grad if folds[i] else times(grad, factor), state)
-                    for i, w, grad, state in calls
-                ]
-                if optimizer.native:
-                    self.planner.update_all(calls, factor=factor if any(folds.values()) else 1.0)
-                else:
-                    self._update_in_python(calls)
-                self._keep(calls)
-        elif call is not None:
-            call.release()
-        if finish is not None:
-            finish()
-        self._report(info)
-
-    def _take(
-        self,
-        indices: list[Index],
-        grads: list[Any],
-        weights: list[Any],
-        single: bool,
-        share: float,
-        finish: Callable[[], None] | None,
-    ) -> bool:
-        """Like :meth:`_apply`, if records support the arrays; else return False."""
-        records = self._records
-        try:
-            info = records.take(self, indices, grads, weights, single, share)
-            if info is None:
-                return False
-            if finish is not None:
-                finish()
-        except BaseException:
-            if finish is not None and records.words[DONE]:
-                finish()
-            raise
-        self._report(info)
-        return True
-
-    def _measured(
-        self, sums: Callable[[], NDArray[np.float64]], indices: list[Index], share: float = 1.0
-    ) -> tuple[StepInfo, float]:
-        """Return the outcome and the gradient factor that follow from the sums of squares.
-
-        `share` is a further factor of the gradients.
-        """
-        if self.loss_scaler is None and self.clip_global_norm is None:
-            return STEPPED, 1.0
-        optimizer = self.optimizer
-        return measured(
-            sums(),
-            indices,
-            optimizer.idx2name,
-            as_float("rescale_grad", optimizer.rescale_grad) * share,
-            self.loss_scaler,
-            self.clip_global_norm,
-        )
-
-    def _report(self, info: StepInfo) -> None:
-        """Record the outcome of a call."""
-        vars(self)["_info"] = info  # skips __setattr__
-        if self.loss_scaler is not None:
-            self.loss_scaler.update(overflow=info.skipped)
-
-    def _squares(self, call: UnrecordedCall | None, calls: Sequence[Call]) -> NDArray[np.float64]:
-        """Return the sum of squares of each gradient."""
-        return squares(calls) if call is None else call.squares()
-
-    def _update_in_python(self, calls: Sequence[Call]) -> None:
-        """Update with an optimizer that overrides ``update()``."""
-        optimizer = self.optimizer
-        if len(calls) > 1:
-            optimizer.check_calls(calls)
-        for call in calls:
-            index, weight, grad, state = call
-            if type(optimizer).update_multi_precision is not Optimizer.update_multi_precision:
-                optimizer.update_multi_precision(index, weight, grad, state)
-            else:
-                copy = self.planner.copies.get(index)
-                optimizer.update_in_python(index, weight, grad, state, copy)
-            self._keep([call])  # in case the user's code raises at the next parameter
-
-    def _keep(self, calls: Sequence[Call]) -> None:
-        """Store the states of updated weights."""
-        for index, _, _, state in calls:
-            dict.__setitem__(self.states, index, state)
-            dict.__setitem__(self.states_synced, index, True)
-            self.optimizer.masters_given.pop(index, None)
-
-    def _checked(
-        self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
-    ) -> list[Call]:
-        """Check all arrays, then return the calls with states, created for new indices."""
-        return self._with_states(self._checked_entries(indices, grads, weights))
-
-    def _checked_entries(
-        self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
-    ) -> list[Entry]:
-        """Check that weights and gradients match; return indices, weights and gradients."""
-        optimizer = self.optimizer
-        checked = []
-        for index, grad, weight in zip(indices, grads, weights, strict=True):
-            context = label(index, optimizer.idx2name)
-            grad = check(context, weight, grad, self.planner.copies.get(index))
-            if isinstance(grad, RowSparse) and not optimizer.native:
-                grad = optimizer.dense_gradient(index, weight, grad)
-            checked.append((index, weight, grad))
-        return checked
-
-    def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
-        """Return the calls with states, which are created for new indices."""
-        states: dict[Index, Any] = {}
-        kinds = set(map(type, self.planner.optimizers()))
-        plain = all(  # nothing is done with new arrays
-            getattr(kind, name) is getattr(Optimizer, name) for kind in kinds for name in CREATE
-        )
-        with allocated_together() if plain else nullcontext():
-            for index, weight, grad in checked:
-                if index not in states:
-                    states[index] = self._state(index, weight, isinstance(grad, RowSparse))
-        return [(index, weight, grad, states[index]) for index, weight, grad in checked]
-
-    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
-        """Return the state of `index` on its weight's device, creating it for a new index."""
-        if index not in self.states:
-            optimizer = self.planner.of(index).optimizer
-            state = optimizer.create_state_multi_precision(index, weight)
-            if sparse:
-                small_pages(leaves(state))
-            return placed(state, header(weight))
-        if self.states_synced.get(index):
-            return self.states[index]
-        return self.sync_state_context(self.states[index], header(weight))
+        device_call.settle(self.optimizer)
 
     def set_master(self, index: Any, array: Array) -> None:
         """Set the values of the float32 master of a half-precision weight.
@@ -1325,8 +932,7 @@ class Updater(Resumable):
         """
         return {} if self._averages is None else dict(self._averages.arrays)
 
-    @contextmanager
-    def averaged(self, weights: Mapping[Any, Any] | None = None) -> Iterator[None]:
+    def averaged(self, weights: Mapping[Any, Any] | None = None) -> AbstractContextManager[None]:
         """Context manager that replaces the values of the weights by their averages.
 
         On exit, including by an exception, the previous values are restored; changes made inside
@@ -1370,63 +976,7 @@ class Updater(Resumable):
         >>> weight
         array([1.])
         """
-        before, entered = self._averages, False
-        averages = self._require_averages() if before or not self._evaluates else Averages(None)
-        try:
-            with between_updates(self.optimizer.lock, "averaged()"), uninterrupted:
-                averages.check_free()
-                if before is None:
-                    averages.arrays = self._leading()
-                needed = {i: a for i, a in averages.arrays.items() if not self._is_frozen(i)}
-                targets = self._targets(averages, needed, weights)
-                if before is None:
-                    averages.arrays = self._evaluated(targets)
-                entered = True
-                vars(self)["_averages"] = averages
-                averages.swap_in(targets)
-                self.planner.forget()
-            yield
-        finally:
-            if entered:
-                with self.optimizer.lock, uninterrupted:
-                    averages.swap_out()
-                    vars(self)["_averages"] = before
-                    self.planner.records.forget()
-
-    @property
-    def _evaluates(self) -> bool:
-        """Whether an optimizer evaluates with other weights than it updates."""
-        groups = self.planner.groups
-        return self.optimizer.evaluates or (groups is not None and groups.evaluates)
-
-    def _inner_state(self, index: Index, weight: Any) -> tuple[Any, list[Any]]:
-        """Return the weight's exact values (its master if it has one), and its state arrays."""
-        of = self.planner.of(index).optimizer
-        context, weight, state = label(index, of.idx2name), header(weight), self.states[index]
-        if has_master(of, weight):
-            exact, state = split_state(of, context, weight, state)
-        else:
-            exact = (weight,)
-        return exact, [host(header(array)) for array in leaves(state)]
-
-    def _leading(self) -> dict[Index, Any]:
-        """Return an array in the weight's shape for each index whose optimizer has averages."""
-        found = {}
-        for index, state in self.states.items():
-            of = self.planner.of(index).optimizer
-            if of.evaluates:
-                found[index] = leaves(state)[-1 - len(of.rule_for(index).kept)]
-        return found
-
-    def _evaluated(self, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
-        """Return the weights to evaluate with, by index."""
-        found = {}
-        for index, (weight, *_) in targets.items():
-            exact, state = self._inner_state(index, weight)
-            of = self.planner.of(index).optimizer
-            slots = state[: len(of.rule_for(index).state)]
-            found[index] = of.evaluated(host(exact_copy(exact)), slots)
-        return found
+        return averaged.context(self, weights)
 
     def restore_weights(self, weights: Mapping[Any, Any]) -> None:
         """Restore the weights after loading a state that was saved inside :meth:`averaged`.
@@ -1460,71 +1010,7 @@ class Updater(Resumable):
         >>> copy
         array([1.])
         """
-        with self.optimizer.lock, uninterrupted:
-            averages = self._require_averages()
-            targets = self._targets(averages, self._held(), weights)
-            averages.restore({index: arrays[0] for index, arrays in targets.items()})
-            self.planner.records.forget()
-
-    def _held(self) -> dict[Index, Array]:
-        """Return the weights of a state that was saved inside :meth:`averaged`."""
-        averages = self._require_averages()
-        if averages.held is None or averages.inside:
-            raise RuntimeError(
-                "restore_weights() is for a state that was saved inside of averaged()"
-            )
-        return averages.held
-
-    def _is_frozen(self, index: Index) -> bool:
-        """Whether the group of an index is frozen."""
-        return self.planner.groups is not None and self.planner.groups.is_frozen(index)
-
-    def _require_averages(self) -> Averages:
-        if self._averages is None:
-            raise RuntimeError("the updater has no average: Updater(optimizer, average=EMA())")
-        return self._averages
-
-    def _targets(
-        self, averages: Averages, needed: Mapping[Index, Any], weights: Mapping[Any, Any] | None
-    ) -> dict[Index, list[Any]]:
-        """Return the weight of each index, with its half-precision copy if it has one."""
-        if not isinstance(weights, Mapping | None):
-            raise TypeError(f"weights must map indices to arrays, got {brief(weights)}")
-        own = {check_index(index): weight for index, weight in (weights or {}).items()}
-        names = self.optimizer.idx2name
-        unneeded = [each for each in own if each not in needed and not self._is_frozen(each)]
-        for index in unneeded if averages.held is None else ():  # a restore leaves others alone
-            raise ValueError(f"{label(index, names)}: the updater has no average of it")
-        targets = {}
-        for index in needed:
-            weight = own.get(index, self.planner.updated.get(index))
-            if weight is None:
-                raise ValueError(
-                    f"{label(index, names)}: its weight was not updated yet by this updater; pass "
-                    "it in weights={index: array}"
-                )
-            averages.check_target(label(index, names), index, header(weight))
-            copy = self.planner.copies.get(index)
-            targets[index] = [weight] if copy is None else [weight, copy]
-        return targets
-
-    def sync_state_context(self, state: Any, context: Any) -> Any:
-        """Move a restored state to its weight's device.
-
-        Parameters
-        ----------
-        state : None, numpy.ndarray, or tuple or list of them
-            The state of one index.
-        context : object
-            The weight. If it is on a CUDA device, NumPy arrays are copied there; if it is on the
-            host, the state is returned unchanged.
-
-        Returns
-        -------
-        None, numpy.ndarray, tuple or list
-            The state with the same nesting.
-        """
-        return placed(state, header(context))
+        averaged.restore(self, weights)
 
 
 @constructs(Updater)

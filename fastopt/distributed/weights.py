@@ -9,6 +9,7 @@ import numpy as np
 
 from fastopt._engine.validate import check_index, check_like, label
 from fastopt._interrupts import between_updates
+from fastopt._updater.averaged import averages_of, evaluates, held
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.restore.parameters import Skipped
@@ -267,8 +268,8 @@ class WeightKeeper(Resumable):
     def _evaluated(self, weights: Any) -> Slices:
         """Return this rank's slices of the weights that :meth:`averaged` replaces."""
         shard, names = self.shard, self.optimizer.idx2name
-        if not shard._evaluates:
-            shard._require_averages()
+        if not evaluates(shard):
+            averages_of(shard)
         self._check_free()
         chosen = {**self._latest, **by_index(weights)}
         for index in chosen.keys() - self.placements.keys():
@@ -302,8 +303,8 @@ class WeightKeeper(Resumable):
         """
 
         def check() -> Slices:
-            held, chosen = self.shard._held(), by_index(weights)
-            for index in held.keys() - chosen.keys():
+            original, chosen = held(self.shard), by_index(weights)
+            for index in original.keys() - chosen.keys():
                 context = label(index, self.optimizer.idx2name)
                 raise ValueError(f"{context}: pass its weight in weights={{index: array}}")
             for index, weight in chosen.items():

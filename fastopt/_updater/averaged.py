@@ -1,0 +1,137 @@
+"""Weights that hold their averages: the context of an updater, and what a load restores.
+
+Tests: ``tests/test_averages.py``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fastopt._engine.averaging import Averages, exact_copy
+from fastopt._engine.mixed_precision import has_master, split_state
+from fastopt._engine.validate import Array, check_index, label, leaves
+from fastopt._interrupts import between_updates, uninterrupted
+from fastopt._kernels.device_memory import host
+from fastopt._kernels.devices import header
+from fastopt._updater.checked import CheckedUpdates
+from fastopt.arguments import brief
+from fastopt.optimizer.optimizer import Index
+
+__all__ = ["averages_of", "context", "evaluates", "held", "restore"]
+
+
+@contextmanager
+def context(updater: CheckedUpdates, weights: Mapping[Any, Any] | None) -> Iterator[None]:
+    """See :meth:`Updater.averaged`."""
+    before, entered = updater._averages, False
+    averages = averages_of(updater) if before or not evaluates(updater) else Averages(None)
+    try:
+        with between_updates(updater.optimizer.lock, "averaged()"), uninterrupted:
+            averages.check_free()
+            if before is None:
+                averages.arrays = _leading(updater)
+            needed = {i: a for i, a in averages.arrays.items() if not updater._is_frozen(i)}
+            targets = _targets(updater, averages, needed, weights)
+            if before is None:
+                averages.arrays = _evaluated(updater, targets)
+            entered = True
+            vars(updater)["_averages"] = averages
+            averages.swap_in(targets)
+            updater.planner.forget()
+        yield
+    finally:
+        if entered:
+            with updater.optimizer.lock, uninterrupted:
+                averages.swap_out()
+                vars(updater)["_averages"] = before
+                updater.planner.records.forget()
+
+
+def restore(updater: CheckedUpdates, weights: Mapping[Any, Any]) -> None:
+    """See :meth:`Updater.restore_weights`."""
+    with updater.optimizer.lock, uninterrupted:
+        averages = averages_of(updater)
+        targets = _targets(updater, averages, held(updater), weights)
+        averages.restore({index: arrays[0] for index, arrays in targets.items()})
+        updater.planner.records.forget()
+
+
+def evaluates(updater: CheckedUpdates) -> bool:
+    """Whether an optimizer evaluates with other weights than it updates."""
+    groups = updater.planner.groups
+    return updater.optimizer.evaluates or (groups is not None and groups.evaluates)
+
+
+def averages_of(updater: CheckedUpdates) -> Averages:
+    """Return the averages of an updater; raise RuntimeError if it has none."""
+    if updater._averages is None:
+        raise RuntimeError("the updater has no average: Updater(optimizer, average=EMA())")
+    return updater._averages
+
+
+def held(updater: CheckedUpdates) -> dict[Index, Array]:
+    """Return the weights of a state that was saved inside :meth:`averaged`."""
+    averages = averages_of(updater)
+    if averages.held is None or averages.inside:
+        raise RuntimeError("restore_weights() is for a state that was saved inside of averaged()")
+    return averages.held
+
+
+def _leading(updater: CheckedUpdates) -> dict[Index, Any]:
+    """Return an array in the weight's shape for each index whose optimizer has averages."""
+    found = {}
+    for index, state in updater.states.items():
+        of = updater.planner.of(index).optimizer
+        if of.evaluates:
+            found[index] = leaves(state)[-1 - len(of.rule_for(index).kept)]
+    return found
+
+
+def _evaluated(updater: CheckedUpdates, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
+    """Return the weights to evaluate with, by index."""
+    found = {}
+    for index, (weight, *_) in targets.items():
+        exact, state = _inner_state(updater, index, weight)
+        of = updater.planner.of(index).optimizer
+        slots = state[: len(of.rule_for(index).state)]
+        found[index] = of.evaluated(host(exact_copy(exact)), slots)
+    return found
+
+
+def _inner_state(updater: CheckedUpdates, index: Index, weight: Any) -> tuple[Any, list[Any]]:
+    """Return the weight's exact values (its master if it has one), and its state arrays."""
+    of = updater.planner.of(index).optimizer
+    context, weight, state = label(index, of.idx2name), header(weight), updater.states[index]
+    if has_master(of, weight):
+        exact, state = split_state(of, context, weight, state)
+    else:
+        exact = (weight,)
+    return exact, [host(header(array)) for array in leaves(state)]
+
+
+def _targets(
+    updater: CheckedUpdates,
+    averages: Averages,
+    needed: Mapping[Index, Any],
+    weights: Mapping[Any, Any] | None,
+) -> dict[Index, list[Any]]:
+    """Return the weight of each index, with its half-precision copy if it has one."""
+    if not isinstance(weights, Mapping | None):
+        raise TypeError(f"weights must map indices to arrays, got {brief(weights)}")
+    own = {check_index(index): weight for index, weight in (weights or {}).items()}
+    names = updater.optimizer.idx2name
+    unneeded = [each for each in own if each not in needed and not updater._is_frozen(each)]
+    for index in unneeded if averages.held is None else ():  # a restore leaves others alone
+        raise ValueError(f"{label(index, names)}: the updater has no average of it")
+    targets = {}
+    for index in needed:
+        weight = own.get(index, updater.planner.updated.get(index))
+        if weight is None:
+            raise ValueError(
+                f"{label(index, names)}: its weight was not updated yet by this updater; pass "
+                "it in weights={index: array}"
+            )
+        averages.check_target(label(index, names), index, header(weight))
+        copy = updater.planner.copies.get(index)
+        targets[index] = [weight] if copy is None else [weight, copy]
+    return targets

@@ -16,8 +16,9 @@ from fastopt.checkpoint.restore.parameters import Skipped
 from fastopt.checkpoint.restore.shards import Saved
 from fastopt.distributed.agreement import attempt
 from fastopt.distributed.checksum import checksum
-from fastopt.distributed.plan import Plan, flat
-from fastopt.distributed.resumable import Resumable, listing
+from fastopt.distributed.plan import flat
+from fastopt.distributed.planning import Planning
+from fastopt.distributed.resumable import listing
 from fastopt.distributed.slices import Slices, by_index
 from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.optimizer import Array, Index
@@ -26,25 +27,13 @@ from fastopt.sparse import HALVES
 __all__ = ["WeightKeeper"]
 
 
-class WeightKeeper(Resumable):
+class WeightKeeper(Planning):
     """Abstract base of :class:`~fastopt.distributed.ShardedUpdater` without updates.
 
     All ranks have all weights; each rank has the state, the average and the master of its slices.
     """
 
-    bucket_bytes: int
     _windows: Windows | None
-    _plan: Plan | None
-    _plans: dict[tuple[Index, ...], Plan]
-    _unsure: set[Index]
-    """Parameters whose weights ranks compare in the next update."""
-    _copies: dict[Index, Array]
-    _latest: dict[Index, Array]
-    """Weight of the last update of each parameter."""
-
-    def _check(self, index: Index, grad: Any, weight: Any) -> Any:
-        """Return the checked gradient; raise TypeError or ValueError for an invalid tensor."""
-        raise NotImplementedError
 
     def save(self, path: PathLike, weights: Mapping[Any, Array] | None = None) -> None:
         """Write a checkpoint from which a later run can continue; all ranks must call it.

@@ -7,7 +7,8 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from fastopt.arguments import brief, flag
-from fastopt.table.embedding import Array, EmbeddingTable
+from fastopt.table.embedding import EmbeddingTable
+from fastopt.table.rows import Array
 
 __all__ = ["lookup", "update"]
 

@@ -1,5 +1,8 @@
 """A call whose arrays are on CUDA devices: its arrays are entered, counted and launched.
 
+:func:`again` makes those of an updater whose parameters have records, all of them or, in a list,
+those on devices; with the settings of the updater.
+
 Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
 """
 

@@ -8,8 +8,8 @@ addresses that have changed (:mod:`fastopt._kernels.cuda_arrays`): the objects m
 before. Overlaps are found from the ranges of all written arrays. A list that was not seen before is
 joined from records without further checks. Then the step is counted and its hyper-parameters are
 computed (:mod:`~fastopt._engine.device_hyper`), and what has changed is uploaded before the
-launches (:mod:`fastopt._kernels.cuda_table`). The settings of an updater, and lists with some of
-the weights on the host, are in :mod:`~fastopt._engine.device_updates`.
+launches (:mod:`fastopt._kernels.cuda_table`). Calls that Python checks first are in
+:mod:`~fastopt._engine.device_updates`.
 
 Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
 """

@@ -1,4 +1,4 @@
-"""Updates of an updater whose weights are on CUDA devices, all of them or some.
+"""Updates that Python has checked, of an updater whose weights are on devices, all or some.
 
 Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_groups.py``.
 """

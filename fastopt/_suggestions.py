@@ -102,6 +102,6 @@ class Advised:
             kind = type(self)
             if not name.startswith("__") and hasattr(kind, name):
                 return object.__getattribute__(self, name)  # raises the property's own error
-            known = {*dir(kind), *vars(self)}
+            known = {*dir(kind), *vars(self)} - kind.unlisted
             known = {each for each in known if not each.startswith("_")}
             raise no_attribute(f"{kind.__name__!r} object", name, known, kind.elsewhere)

@@ -653,4 +653,13 @@ def test_completion_of_an_updater_lists_what_users_call():
     assert {"step", "save", "load", "info", "optimizer", "states", "averaged"} <= listed
     inner = {"planner", "elsewhere", "argument_advice", "argument_names", "first_attributes"}
     assert listed & inner == set()
-    assert {"unlisted", "aliases"} & {*dir(updater.optimizer)} == set()
+
+
+def test_completion_of_an_optimizer_lists_what_users_and_authors_call():
+    made = optimizer.Adam()
+    listed = {name for name in dir(made) if not name.startswith("_")}
+    assert {"learning_rate", "beta1", "set_lr_mult", "hyper", "rule", "create_state"} <= listed
+    inner = {"unlisted", "aliases", "version", "snapshot", "folds", "carried_slots", "seen"}
+    assert listed & inner == set()
+    aliases = {"betas", "eps", "weight_decay", "param_idx2name", "sym"}
+    assert {*type(made).__signature__.parameters} - listed == aliases

@@ -197,7 +197,7 @@ class Updater(CheckedUpdates):
     """Whether records serve calls."""
     _runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
-    unlisted = CheckedUpdates.unlisted | {"planner"}
+    unlisted = CheckedUpdates.unlisted | {"planner", "takes_extra"}
 
     @property
     def info(self) -> StepInfo:

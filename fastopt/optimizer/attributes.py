@@ -66,6 +66,11 @@ class Attributes(Checked):
     in_arrays: ClassVar[tuple[str, ...]] = ("num_update",)
     """Properties whose values are stored in the arrays of `by_index` attributes."""
 
+    unlisted = Checked.unlisted | {
+        *("add_follower", "by_index", "checked", "described", "finish", "followers", "in_arrays"),
+        *("lock", "mode_version", "multipliers_version", "put_back", "restore", "snapshot"),
+        *("stepping", "updating", "version"),
+    }
     lock: Any
     """Lock that is held during updates, for threads that share the optimizer."""
     updating: Any

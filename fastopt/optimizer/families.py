@@ -163,6 +163,9 @@ class VariantFlags(Optimizer):
         An argument is NaN, out of range, or incompatible with the others.
     """
 
+    unlisted = Optimizer.unlisted | {
+        *("decays", "plain", "ratio", "ratio_fields", "seen", "traits", "variant", "variants"),
+    }
     variants: ClassVar[tuple[str, ...]] = ()
     """Arguments above that the class has."""
 

@@ -273,6 +273,13 @@ class Optimizer(Rates):
         "masters_given": TableOf(ArrayOf(("float32",))),
     }
 
+    unlisted = Rates.unlisted | {
+        *("accumulate", "accumulates", "add_defaults", "carried_slots", "check_positional"),
+        *("codes_of", "count_only", "direct", "direct_state", "evaluates", "folds"),
+        *("in_list_order", "is_accumulating", "key", "masters_given", "may_skip", "native"),
+        *("per_index", "rounded_sums", "row_decay", "rule_by_index", "starts_at_zero"),
+        *("step_sums", "update_in_python", "whole_shapes"),
+    }
     rescale_grad: float
     clip_gradient: float | None
     multi_precision: bool

@@ -148,6 +148,10 @@ class Rates(Attributes):
         "sym_info": _check_sym_info,
     }
 
+    unlisted = Attributes.unlisted | {
+        *("check_multipliers", "check_rates", "corrects_decay", "multiplier", "rates_at"),
+        *("rates_before_count", "scheduled", "sym_info", "unchecked"),
+    }
     lr: float
     lr_scheduler: Schedule | None
     wd: float

@@ -104,6 +104,7 @@ def test_every_rule_updates_as_without_an_average(case, average, rng):
     np.testing.assert_allclose(averaging.averages[0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("average", [SWA(start=1, every=2), Lookahead(k=4)], ids=str)
 def test_steps_without_an_average_read_the_state_in_its_dtype(average):
     """Whatever the dtype of the state in updaters before it."""

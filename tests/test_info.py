@@ -104,6 +104,7 @@ def test_disabled_compiler_is_the_reason_for_no_threads_and_no_cache():
         assert described[label] == "none: NUMBA_DISABLE_JIT=1"
 
 
+@pytest.mark.further
 def test_threading_layer_that_does_not_exist_is_reported_with_the_reason():
     described = report_of_process(NUMBA_THREADING_LAYER="none_such")
     assert described["threading layer"].startswith("none: ")
@@ -195,6 +196,7 @@ def test_calls_are_checked_by_compiled_code_or_the_reason_is_given(reason, line,
     assert info.calls() == line
 
 
+@pytest.mark.further
 def test_simulated_cuda_is_not_taken_for_a_device():
     assert report_of_process(NUMBA_ENABLE_CUDASIM="1")["cuda"].startswith("simulated")
 

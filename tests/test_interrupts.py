@@ -42,6 +42,7 @@ print(updater.optimizer._index_update_count)
 """
 
 
+@pytest.mark.further
 def test_threads_that_share_an_updater_take_turns(run_python):
     total = 240 * 241 / 2
     assert run_python(ONE_UPDATER).split("\n")[:2] == [
@@ -107,6 +108,7 @@ stop = True
 """
 
 
+@pytest.mark.further
 def test_other_threads_run_while_kernels_run(run_python):
     assert run_python(PROGRESS).split() == ["0", "True", "True"]
 
@@ -250,6 +252,7 @@ print("alive")
 """
 
 
+@pytest.mark.further
 def test_gradients_that_another_thread_drops_from_a_list_stay_alive(run_python):
     """The kernels of large tensors run without the interpreter's lock."""
     assert run_python(DROPPED) == "alive\n"

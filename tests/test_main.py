@@ -157,6 +157,7 @@ def test_interrupt_is_one_line_and_exit_code_130(monkeypatch, capsys):
     assert capsys.readouterr().err == "fastopt: interrupted\n"
 
 
+@pytest.mark.further
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to another process")
 @pytest.mark.usefixtures("ctrl_c")
 def test_interrupted_process_shows_no_traceback():
@@ -178,6 +179,7 @@ def test_interrupted_process_shows_no_traceback():
     assert "Traceback" not in err
 
 
+@pytest.mark.further
 def test_demo_ends_with_how_much_faster_it_is_and_exits_with_0():
     done = python("-W", "error", "-m", "fastopt", "demo", "--epochs", "2")
     assert done.returncode == 0, done.stderr
@@ -205,6 +207,7 @@ def test_demo_without_masters_does_not_warn_of_what_was_asked_for():
     assert done.stderr == ""
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("package", ["sklearn", "tqdm"])
 def test_missing_extra_is_one_line_and_exit_code_2(package):
     program = f"""\
@@ -221,6 +224,7 @@ def test_missing_extra_is_one_line_and_exit_code_2(package):
     assert "pip install scikit-learn tqdm matplotlib" in line
 
 
+@pytest.mark.further
 @pytest.mark.skipif(os.name == "nt", reason="Windows reports a closed pipe in another way")
 @pytest.mark.parametrize("arguments", [*exhaustive(["demo", "--epochs", "1"]), ["info"]])
 def test_closed_pipe_shows_no_traceback(arguments):

@@ -52,6 +52,7 @@ def test_plain_numpy_does_the_same_as_the_kernel(name):
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=2e-5 * max(moved, 1))
 
 
+@pytest.mark.further
 def test_noise_in_plain_numpy_has_the_same_spread():
     before, ours, theirs = both("sgld", steps=1, shape=(300, 100))
     assert (ours - before).std() == pytest.approx((theirs - before).std(), rel=0.02)
@@ -264,6 +265,7 @@ def test_rounds_end_with_the_budget_but_not_before_the_third():
     assert len(interleaved([lambda: 1.0], 5)) == 5
 
 
+@pytest.mark.further
 def test_limit_moves_the_memory_and_leaves_the_numbers_alone():
     step = Step("lamb", (30, 30))
     before = [array.copy() for array in (step.weight, step.grad, *step.updater.states[0])]

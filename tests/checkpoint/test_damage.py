@@ -245,6 +245,7 @@ def test_any_text_is_read_or_refused(data):
         loads(changed, optimizer.Adam())
 
 
+@pytest.mark.further
 @settings(max_examples=800)
 @given(st.data())
 def test_any_bytes_are_read_or_refused(data):

@@ -309,6 +309,7 @@ def test_temporary_files_of_the_living_and_of_others_stay(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "other"]
 
 
+@pytest.mark.further
 @posix
 def test_leftovers_are_removed_for_the_same_path_alone(tmp_path, run_python):
     kill = """

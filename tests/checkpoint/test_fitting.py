@@ -189,6 +189,7 @@ def test_states_that_fit_are_loaded(make):
     np.testing.assert_equal(fresh.states, old.states)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["groupadagrad", "sgd", "nag", "adagrad", "adam", "lars"])
 def test_states_with_masters_are_loaded(name, dtype, tmp_path):

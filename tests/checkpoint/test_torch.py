@@ -221,6 +221,7 @@ def test_epsilon_in_the_root_agrees_where_it_is_small_or_alone(name, klass, size
     np.testing.assert_allclose(weight - 1, peer.weights()[0] - 1, 1e-5)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("klass", ["Adam", "AdamW", "AdaGrad", "RMSProp", "Nadam"])
 def test_states_of_torch_choose_its_formula(klass):
     old = optimizer.get_updater(getattr(optimizer, klass)(formula="torch", maximize=True))

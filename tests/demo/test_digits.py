@@ -140,6 +140,7 @@ def test_small_steps_are_lost_without_masters_unless_rounding_is_stochastic():
     assert abs(accuracy(**options, rounding="stochastic") - exact) <= 0.01
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -92,6 +92,7 @@ LAYOUTS = [(4, 2), (6, 3), (6, 2), (3, 3)]
 """Ranks, and ranks on a node."""
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("layout", LAYOUTS, ids="{0[0]}-by-{0[1]}".format)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
@@ -180,6 +181,7 @@ def test_tensors_of_one_rank_are_summed_by_all(layout, overlap):
     assert max(received) <= 200_000  # a share of up to two thirds of a bucket, from two ranks
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("overlap", [False, True])
 def test_slow_ranks_read_what_was_packed_for_them(overlap, monkeypatch):
     """Memory is used again by later buckets and steps, also after a step that was skipped."""

@@ -10,16 +10,14 @@ import pytest
 
 from fastopt import EmbeddingTable, optimizer
 from fastopt.distributed import ShardedEmbeddingTable, ShardedUpdater, row_shards, run_threads
-from helpers.cases import exhaustive, variants
+from helpers.cases import exhaustive, further, variants
 from helpers.ranks import THREADS_CANNOT, NodeWorld, names_of, run_checks
 
 ONES = np.ones(4, np.float32)
 
 
 JOBS = [
-    ("checkpoints", 2),
     ("divergence", 3),
-    ("embeddings", 2),
     ("join", 3),
     ("trainer", 2),
 ]
@@ -39,7 +37,11 @@ def folders(tmp_path_factory):
     return {module: [tmp_path_factory.mktemp(module)] for module in FILES}
 
 
-@pytest.mark.parametrize("job", [*JOBS, *exhaustive(*MORE)], ids="{0[0]}-{0[1]}".format)
+@pytest.mark.parametrize(
+    "job",
+    [*JOBS, *further(("checkpoints", 2), ("embeddings", 2)), *exhaustive(*MORE)],
+    ids="{0[0]}-{0[1]}".format,
+)
 def test_checks_pass(job, folders):
     module, ranks = f"ranks_{job[0]}", job[1]
     done = run_checks(ranks, module, *folders.get(job[0], ()), skipped=THREADS_CANNOT)
@@ -68,6 +70,7 @@ def test_a_rank_whose_program_ends_is_an_error_of_the_others():
         run_threads(2, program)
 
 
+@pytest.mark.further
 def test_a_rank_that_does_not_come_is_named():
     late = threading.Event()
 

@@ -38,6 +38,7 @@ def test_mars_with_both_gradients(written):
         np.testing.assert_allclose(weight, exact, rtol=1e-12)
 
 
+@pytest.mark.further
 def test_spam(written):
     made = written["SPAM"](learning_rate=0.1)
     made.bound, made.period = 2.0, 3

@@ -122,6 +122,7 @@ def test_row_sparse_gradients_touch_indexed_rows_alone(rng):
     assert [row for row in range(9) if (weight[row] != 1).any()] == [1, 7]
 
 
+@pytest.mark.further
 @given(order=st.lists(st.booleans(), min_size=2, max_size=5), seed=st.integers(0, 99))
 def test_dense_and_row_sparse_gradients_mix(order, seed):
     rng = np.random.default_rng(seed)

@@ -90,6 +90,7 @@ def test_a_power_of_two_as_scale_changes_no_bit(case):
     assert outcomes[2] == outcomes[3]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lbsgd")])
 def test_gradients_in_float16_are_divided_in_float32(name):
     """1e-7 is no number of float16; the gradient of a scaled loss tells it."""
@@ -141,6 +142,7 @@ def test_an_overflow_changes_nothing_and_names_the_parameter(case, bad):
     assert frozen([weights[i] for i in exact]) == frozen([others[i] for i in exact])
 
 
+@pytest.mark.further
 def test_an_overflow_leaves_the_decay_of_rows_and_the_sums_of_lbsgd():
     for made in (
         optimizer.AdamW(wd=0.5, sparse_decay="catch_up"),
@@ -338,6 +340,7 @@ def test_a_step_that_fails_is_no_step():
     assert updater.optimizer.rescale_grad == 1
 
 
+@pytest.mark.further
 def test_a_skipped_gradient_is_not_kept_alive():
     updater = Updater(optimizer.SGD(), LossScaler())
     for shape, layout in (((4, 2), "rows"), ((4, 2), "strided"), ((4, 2), "plain")):

@@ -58,6 +58,7 @@ def forms_of(updater):
     return [(index, form(state)) for index, state in updater.states.items()]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("groups", [None, {"[05]": {"wd": 0.5}}], ids=["", "groups"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("setting", SETTINGS)

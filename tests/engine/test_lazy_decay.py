@@ -151,6 +151,7 @@ def test_only_indexed_rows_are_written_before_a_flush(case, rng):
     same_bits(weight, once)
 
 
+@pytest.mark.further
 @decaying
 def test_dense_decay_reaches_all_rows_in_every_step(case, rng):
     updater, weight = case.updater(wd=WD, sparse_decay="dense"), rng.normal(size=(9, 4))
@@ -167,6 +168,7 @@ def test_dense_decay_reaches_all_rows_in_every_step(case, rng):
         np.testing.assert_allclose(weight[spared], expected, rtol=1e-12)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("case", [CASES[0], Case("adagrad")], ids=str)
 def test_dense_decay_of_rules_that_leave_rows_without_gradient_alone_is_that_of_dense_steps(
     case, rng
@@ -241,6 +243,7 @@ def test_steps_that_adamw_skips_decay_nothing(how, rescale, rng):
     assert made.num_update == 3
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("how", ["touched", "catch_up", "dense"])
 def test_an_optimizer_without_decay_ignores_sparse_decay(how, rng):
     grads = [listing(rng, (6, 2), np.float64, 3) for _ in range(3)]
@@ -255,6 +258,7 @@ def test_an_optimizer_without_decay_ignores_sparse_decay(how, rng):
     same_bits(*results)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["test", "groupadagrad"])
 def test_optimizers_without_decay_ignore_dense_decay(name, rng):
     made = optimizer.create(name, sparse_decay="dense")

@@ -22,6 +22,7 @@ def catching_up(name="adagrad", **kwargs):
     return optimizer.get_updater(made)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("half", "master"),
     [

@@ -67,6 +67,7 @@ def test_lists_have_the_bits_of_single_calls(case):
     assert first == second
 
 
+@pytest.mark.further
 def test_products_and_corrections_advance_in_the_order_of_the_list(rng):
     weights, grads = rng.normal(size=(2, 3, 4))
     for name in ("nadam", "lars"):

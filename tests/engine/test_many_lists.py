@@ -36,6 +36,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("size", [3, pytest.param(50_000, marks=compiled)])
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=["adam", "prodigy", "test", "nadam"])
 def test_no_list_needs_python(unrecorded, make, size):

@@ -81,6 +81,7 @@ def describe(state):
     return tuple(map(describe, state)) if isinstance(state, tuple) else state
 
 
+@pytest.mark.further
 @silent
 @pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
 @given(
@@ -121,6 +122,7 @@ def lay(array, kind):
     return laid
 
 
+@pytest.mark.further
 @silent
 @pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
 @pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad")])

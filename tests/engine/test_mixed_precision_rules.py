@@ -47,6 +47,7 @@ def updater_of(klass=optimizer.Adam, **kwargs):
     return optimizer.get_updater(klass(learning_rate=0.1, **kwargs))
 
 
+@pytest.mark.further
 @every_form
 def test_a_user_defined_rule_works_in_every_form(form, rng, bfloat16):
     ours = updater_of(HeavyBall, **FORMS[form])

@@ -125,6 +125,7 @@ def test_arrays_of_scipy_have_records(kind):
     assert ends[0] == ends[1]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_has_the_bits_of_single_updates(name, lazy):
@@ -188,6 +189,7 @@ def test_no_call_needs_python_twice(setting, monkeypatch):
     story(optimizer.Adam, SETTINGS[setting], True, watch=watch)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("how", ["catch_up", "dense"])
 @pytest.mark.parametrize("name", ["adamw", *exhaustive("adagrad", "lion", "signum")])
 @pytest.mark.parametrize("shape", [(9, 4), (9,), (PARALLEL_FROM // 8, 9)], ids=str)
@@ -248,6 +250,7 @@ PRECISIONS = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("given", ["own", *exhaustive("float32")])
 @pytest.mark.parametrize("lazy", [True, *exhaustive(False)], ids=["lazy", "standard"])
 @pytest.mark.parametrize("precision", PRECISIONS)

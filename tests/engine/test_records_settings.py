@@ -261,6 +261,7 @@ class Unscaled(optimizer.Optimizer):
         return weight - h.lr * grad, ()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("setting", ["scaler and clip", "accumulate", "clip_adaptive"])
 def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype, monkeypatch):

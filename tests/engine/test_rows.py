@@ -21,6 +21,7 @@ def made(case, lazy):
     return case.updater(wd=case.wd, lazy_update=lazy, **ARGUMENTS)
 
 
+@pytest.mark.further
 @every_case
 @few
 @given(data=st.data())
@@ -31,6 +32,7 @@ def test_a_lazy_update_of_all_rows_is_the_dense_one(case, data):
     same_bits(listed, problem.run(made(case, True), dense))
 
 
+@pytest.mark.further
 @every_case
 @few
 @given(data=st.data())

@@ -41,6 +41,7 @@ LAYOUTS = st.sampled_from(["plain", "fortran", "strided", "reversed", "unaligned
 SOURCES = LAYOUTS | st.just("read-only")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 @pytest.mark.parametrize("name", ["adam", *exhaustive("lamb")])
 @given(problem=problems(), layout=LAYOUTS, sources=st.tuples(SOURCES, SOURCES))
@@ -55,6 +56,7 @@ def test_every_layout_gives_the_same_bits(name, lazy, problem, layout, sources):
     same_bits((np.array(weight), *map(np.array, leaves(made.states[0]))), expected)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", ["strided", "fortran"])
 def test_a_state_of_any_layout_is_read_in_every_step(kind, rng):
     """Also when the weight itself needs no copy."""

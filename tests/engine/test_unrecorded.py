@@ -97,6 +97,7 @@ def test_weights_of_any_form_have_the_same_bits(name, form, setting, unrecorded)
     assert [0, 1] in unrecorded
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("layout", ["fortran", "strided"])
@@ -109,6 +110,7 @@ def test_rows_of_weights_in_any_order_have_the_same_bits(name, layout, setting, 
     assert found == expected
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "groupadagrad"])
 def test_rows_of_a_table_that_is_interleaved_with_its_state_have_records(name, unrecorded):
     """As a table on disk is; other gradients of it are updated too."""
@@ -188,6 +190,7 @@ def test_weights_that_overlap_are_updated_in_list_order(unrecorded):
     assert [0, 1, 2] in unrecorded
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("setting", ["EMA", "SWA", "Lookahead"])
 @pytest.mark.parametrize("indices", [[0, 0], [0, 1]], ids=["one index", "two indices"])
 def test_rows_of_one_weight_are_averaged_in_list_order(indices, setting, unrecorded):

@@ -243,6 +243,11 @@ KINDS = (
 OF_KINDS = [FIRST[name] for name in KINDS]
 
 
+def further(*values):
+    """Parameters of tests with the mark of that name."""
+    return [pytest.param(value, marks=pytest.mark.further) for value in values]
+
+
 def exhaustive(*values):
     """Parameters of exhaustive tests."""
     return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]

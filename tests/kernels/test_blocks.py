@@ -452,6 +452,7 @@ def test_states_that_do_not_fit_are_refused():
     np.testing.assert_array_equal(weight, before)
 
 
+@pytest.mark.further
 def test_slots_in_float32_and_in_8_bits_work_together():
     updater, plain = made(), made(state_dtype=None)
     weight, other = (trained(each, (64, 64), 0) for each in (updater, plain))
@@ -623,6 +624,7 @@ def test_rows_of_a_vector_are_refused():
 # What works around an update
 
 
+@pytest.mark.further
 def test_averages_copies_and_sums_of_gradients_work():
     plain = made()
     expected = trained(plain, (40, 200), 4)
@@ -693,6 +695,7 @@ def steps_of(errors, name, stream, small=False):
     return errors.compared({name: ours}, exact, stream, small)[name]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("stream", MOST)
 @pytest.mark.parametrize("seed", [11, *exhaustive(*range(15))])
 def test_updates_of_adam_stay_near_those_of_float32(errors, stream, seed):
@@ -704,6 +707,7 @@ def test_updates_of_adam_stay_near_those_of_float32(errors, stream, seed):
     assert found.error <= MOST[stream]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("share", [10.0**-k for k in range(1, 9)])
 @pytest.mark.parametrize("seed", [0, *exhaustive(*range(1, 16))])
 def test_small_elements_of_a_block_move_as_with_float32_or_less(errors, share, seed):

@@ -29,6 +29,7 @@ def dense(request):
     return request.param, compile_anew(cpu.dense, request.param, np.float32)[0]
 
 
+@pytest.mark.further
 def test_float32_arithmetic_is_never_widened(dense):
     name, llvm = dense
     assert "fmul float" in llvm or "x float>" in llvm or name == "test"
@@ -126,6 +127,7 @@ def test_norms_are_exact_to_float64(scale, rng):
     np.testing.assert_allclose(step, 0.5 * np.linalg.norm(before), rtol=1e-6)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "shape", [(3, 1), (1, 7), (5, 64), *exhaustive((4, 1000), (2, 40_000), (20_000, 2))]
 )

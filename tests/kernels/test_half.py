@@ -163,6 +163,7 @@ def test_numbers_are_rounded_to_nearest_even(format, patterns):
         assert_rounded(format, x, format.nearest)
 
 
+@pytest.mark.further
 @ALL
 def test_other_libraries_round_identically(format, patterns):
     dtype = np.float16 if format.name == "float16" else pytest.importorskip("ml_dtypes").bfloat16
@@ -254,6 +255,7 @@ def test_the_probability_of_rounding_away_is_the_part_that_is_cut_off(format, da
     np.testing.assert_array_equal(away(format, x, draws), away(format, x, draws | upper))
 
 
+@pytest.mark.further
 def test_the_probability_is_exact_to_21_bits_below_the_normal_numbers():
     draws = np.arange(1 << 21, dtype=np.uint32)
     rng = np.random.default_rng(0)

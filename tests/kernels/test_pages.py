@@ -40,6 +40,7 @@ def share(run_python, *args):
     return resident
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("name", "how"),
     [("adam", "touched"), *[pytest.param("adamw", "catch_up", marks=pytest.mark.exhaustive)]],

@@ -91,6 +91,7 @@ def test_locks_are_fresh_in_a_forked_child(layer, run_python):
     assert run_python(CHILD + HELD, NUMBA_THREADING_LAYER=layer).strip() == "0"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("method", kept(multiprocessing.get_all_start_methods(), "spawn"))
 @pytest.mark.parametrize("layer", BEST)
 def test_pools_of_every_start_method_work(layer, method, run_python, tmp_path):
@@ -132,6 +133,7 @@ print(len(results), len(set(results)))
 """
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("layer", BEST)
 def test_several_updaters_may_run_at_once(layer, run_python):
     """Without turns numba's workqueue layer ends the process."""

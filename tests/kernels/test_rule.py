@@ -60,6 +60,7 @@ class Largest(optimizer.Optimizer):
         return {"of_grad": 1.0, "of_weight": 1.0}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_pass_computes_maxima(dtype, rng):
     """Of every element of any number of blocks and threads; a NaN is the largest."""

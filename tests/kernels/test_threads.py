@@ -35,6 +35,7 @@ needs_tbb = [
 ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "first",
     [pytest.param("", marks=needs_tbb), pytest.param(SET_FIRST, marks=needs_tbb)],
@@ -44,10 +45,12 @@ def test_tbb_is_preferred_where_it_is_installed(first, run_python):
     assert run_python(first + STEP, NUMBA_THREADING_LAYER=None).strip() == "tbb"
 
 
+@pytest.mark.further
 def test_the_users_choice_of_layer_is_respected(run_python):
     assert run_python(STEP, NUMBA_THREADING_LAYER="workqueue").strip() == "workqueue"
 
 
+@pytest.mark.further
 def test_a_missing_tbb_is_no_error(run_python):
     assert run_python(WITHOUT_TBB + STEP, NUMBA_THREADING_LAYER=None).strip() != ""
 

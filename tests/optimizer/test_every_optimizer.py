@@ -84,6 +84,7 @@ def test_a_rate_of_zero_freezes_the_weight(case, rng):
     np.testing.assert_array_equal(weight, start)
 
 
+@pytest.mark.further
 @every_case
 def test_nan_stays_where_it_is(case, rng):
     gradients = rng.normal(size=(4, *case.shape))
@@ -94,6 +95,7 @@ def test_nan_stays_where_it_is(case, rng):
     np.testing.assert_array_equal(np.isnan(weight), hit)
 
 
+@pytest.mark.further
 @every_case
 def test_the_gradient_is_not_written(case, rng):
     gradient = rng.normal(size=case.shape)

@@ -94,6 +94,7 @@ def test_a_list_has_extras_for_the_rules_that_take_one():
     assert weights["still"].tolist() == [1, 1]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("dense", [False, True])
 def test_row_sparse_extras(lazy, dense):

@@ -134,6 +134,7 @@ def by_default(name):
     return () if name in BY_DEFAULT else pytest.mark.exhaustive
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", [pytest.param(n, marks=by_default(n)) for n in FORMS])
 def test_a_variant_masks_and_scales_the_step_of_the_plain_form(name, rng):
     flags = [flag for flag in flags_of(name) if (name, flag) != ("soap", "stable")]

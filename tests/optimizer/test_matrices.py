@@ -32,6 +32,7 @@ def test_every_optimizer_of_matrices_is_in_the_table():
     assert {name.split()[0] for name in FORMS} == {*OF_MATRICES}
 
 
+@pytest.mark.further
 @every_form
 def test_gradients_are_rescaled_clipped_and_turned_before_all_else(form, rng):
     weight, gradients = single(rng)
@@ -42,6 +43,7 @@ def test_gradients_are_rescaled_clipped_and_turned_before_all_else(form, rng):
     np.testing.assert_array_equal(got, other)
 
 
+@pytest.mark.further
 @every_form
 def test_the_gradient_is_not_written(form, rng):
     weight, (grad, *_) = single(rng)

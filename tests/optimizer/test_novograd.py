@@ -29,6 +29,7 @@ def trained(made, weight, gradients):
     return updater, weight
 
 
+@pytest.mark.further
 def test_the_state_is_an_array_and_a_number(rng):
     (weight,), gradients = drawn(rng, (4, 3), steps=2)
     updater, _ = trained(NovoGrad(beta2=0.75), weight, [grads[0] for grads in gradients])

@@ -19,6 +19,7 @@ def named(case):
     return f"{case['name']}-{'x'.join(map(str, case['shape'])) or 'number'}"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("case", CASES, ids=named)
 @pytest.mark.parametrize(("dtype", "rtol"), [(F32, 3e-5), (F64, 1e-8)])
 def test_each_step_is_that_of_the_package(case, dtype, rtol):

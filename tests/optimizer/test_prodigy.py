@@ -61,6 +61,7 @@ def test_the_file_names_its_packages_and_estimates_grow():
     assert all(case["d"][-1] > 1.5 * case["d"][0] for case in RECORDS)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("case", "dtype", "tolerance", "of_d"),
     [

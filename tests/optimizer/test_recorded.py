@@ -117,6 +117,7 @@ def check(case, dtype, **tolerance):
             np.testing.assert_allclose(weight, case["averages"][-1], **tolerance)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("case", once_by_default(OTHERS), ids=ids)
 def test_float32_steps_are_those_of_the_library(case):
     check(case, np.float32, rtol=3e-5, atol=1e-5)

@@ -90,6 +90,7 @@ def run(updater, grads, weight):
     return weight.tobytes(), *(array.tobytes() for array in updater.state_as("w", "float32"))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("made", [{}, {"state_dtype": "bfloat16"}], ids=["float32", "bfloat16"])
 def test_a_resumed_run_continues_with_the_same_bits(made, tmp_path):
     grads = [grad.astype(np.float32) for grad in (*DENSE, *SPARSE)]

@@ -73,6 +73,7 @@ def test_the_state_has_one_number_for_each_row_and_column(rng):
     np.testing.assert_allclose(without.states[0][0], np.square(grads[0]).max(1), rtol=1e-6)
 
 
+@pytest.mark.further
 def test_accumulators_bound_the_sums_of_squares(rng):
     (weight,), gradients = drawn(rng, (4, 6), steps=9, dtype=np.float64)
     updater, _ = trained(SM3(), weight, [grad for (grad,) in gradients])

@@ -32,6 +32,7 @@ def displacements(index):
     return (places - np.array(homes)) % len(index.slots)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("stride", [1, 1 << 16, 1 << 32, 1 << 40, 0x9E3779B97F4A7C15 >> 14])
 def test_arithmetic_progressions_of_ids_are_spread(stride):
     """As evenly as random ids: linear probing at a load of 0.8 is off by 2 slots on average."""
@@ -228,6 +229,7 @@ print((everything - before) / (len(ids) * 64 * 4))
 """
 
 
+@pytest.mark.further
 @on_linux
 @pytest.mark.parametrize(
     ("updated", "most"), [(200, 2), pytest.param(100_000, 3.8, marks=pytest.mark.exhaustive)]

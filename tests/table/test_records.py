@@ -239,6 +239,7 @@ def test_hundreds_of_killed_processes_leave_a_whole_flush(tmp_path, run_python):
     assert logs > 0  # some kills came between the log and the end of a flush
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.fuzz)])
 def test_a_kill_at_any_system_call_leaves_a_whole_flush(every, tmp_path, run_python):
     kills, opened = map(int, run_python(TRAINING + CALLS, tmp_path, every).split())
@@ -462,6 +463,7 @@ print(len(fastopt.EmbeddingTable.open(f"{where}/a", verify=True)))
 """
 
 
+@pytest.mark.further
 @pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("mount"), reason="needs a tmpfs of its own"
 )

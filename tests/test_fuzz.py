@@ -23,6 +23,7 @@ def check(kind, first, count, every):
     assert sum(outcomes.values()) == count
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_short_attack_finds_nothing(kind):
     check(kind, 0, SHORT[kind], every=False)

@@ -87,6 +87,7 @@ def test_report_has_the_memory_the_threads_the_standings_and_advice(bench):
     assert "\nTBB: " in out
 
 
+@pytest.mark.further
 def test_report_of_small_weights_has_no_threads_to_compare(monkeypatch, bench):
     """Also where nothing is compiled, and so nothing could be told of threads."""
     if numba.config.DISABLE_JIT:

@@ -6,6 +6,7 @@ import json
 import tracemalloc
 import zlib
 from contextlib import contextmanager, suppress
+from functools import cache
 
 import numpy as np
 import pytest
@@ -34,8 +35,14 @@ def trained():
     return updater
 
 
-SAVED = trained().states_dict()
-BLOB = trained().get_states(dump_optimizer=True)
+@cache
+def saved_states():
+    return trained().states_dict()
+
+
+@cache
+def blob():
+    return trained().get_states(dump_optimizer=True)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +89,8 @@ def refused(contents, match=None):
 
 
 def test_every_flipped_bit_is_detected():
-    damaged = bytearray(BLOB)
-    for position in range(len(BLOB)):
+    damaged = bytearray(blob())
+    for position in range(len(blob())):
         for bit in (1 << (position % 8), 1 << ((position + 3) % 8)):
             damaged[position] ^= bit
             refused(damaged)
@@ -92,9 +99,9 @@ def test_every_flipped_bit_is_detected():
 
 
 def test_every_truncated_file_is_refused():
-    for size in range(len(BLOB)):
-        refused(BLOB[:size])
-    refused(BLOB + b"\0", "the file has")
+    for size in range(len(blob())):
+        refused(blob()[:size])
+    refused(blob() + b"\0", "the file has")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +186,7 @@ def test_files_of_another_kind_are_refused(tmp_path):
     from safetensors.numpy import save
 
     updater = adam()
-    for contents in (b"", b"{}", save({"x": np.ones(2)}), BLOB, dumps([1]), dumps({0: 1})):
+    for contents in (b"", b"{}", save({"x": np.ones(2)}), blob(), dumps([1]), dumps({0: 1})):
         (tmp_path / "file").write_bytes(contents)
         with pytest.raises(CheckpointError, match=str(tmp_path / "file")):
             updater.load(tmp_path / "file")
@@ -222,7 +229,7 @@ def image(updater):
 @given(st.data())
 def test_any_states_are_loaded_or_refused_as_a_whole(data):
     updater = adam(param_idx2name={0: "a_weight", 1: "b_bias"})
-    saved = SAVED
+    saved = saved_states()
     for _ in range(data.draw(st.integers(1, 2))):
         saved = mutated(saved, data.draw)
     before = image(updater)
@@ -240,7 +247,7 @@ def test_any_text_is_read_or_refused(data):
     def change(document):
         return json.loads(json.dumps(mutated(document, data.draw), default=np.ndarray.tolist))
 
-    changed = rewritten(BLOB, change)
+    changed = rewritten(blob(), change)
     with little_memory(), suppress(CheckpointError):
         loads(changed, optimizer.Adam())
 
@@ -249,10 +256,10 @@ def test_any_text_is_read_or_refused(data):
 @settings(max_examples=800)
 @given(st.data())
 def test_any_bytes_are_read_or_refused(data):
-    damaged = bytearray(BLOB)
+    damaged = bytearray(blob())
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(damaged) - 1))
         end = start + data.draw(st.integers(0, 9))
         damaged[start:end] = data.draw(st.binary(max_size=9))
-    if damaged != BLOB:
+    if damaged != blob():
         refused(io.BytesIO(damaged).getvalue())

@@ -109,6 +109,7 @@ def test_sums_are_those_of_nodes_in_order(layout, dtype, wire, flat):
     assert every == [expected(ranks, per_node, dtype, wire)] * ranks
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("layout", "options"),
     [((4, 2), {"hierarchical": False}), ((3, 2), {}), ((3, 1), {})],
@@ -312,6 +313,7 @@ def test_bytes_and_messages_between_nodes_are_those_of_the_model():
         assert total == 2 * 4 * size * (nodes - 1) / nodes
 
 
+@pytest.mark.further
 def test_norms_of_many_ranks_are_summed_in_shares(monkeypatch):
     """With the same bits; no rank receives the arrays of all others."""
 

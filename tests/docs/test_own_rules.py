@@ -25,6 +25,7 @@ def written():
     return namespace
 
 
+@pytest.mark.further
 def test_mars_with_both_gradients(written):
     made = written["ExactMARS"](learning_rate=0.1)
     updater, weight, exact = optimizer.get_updater(made), np.ones(5), np.ones(5)

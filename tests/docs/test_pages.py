@@ -69,6 +69,7 @@ def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out.splitlines() == printed(code)
 
 
+@pytest.mark.further
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 def test_a_pool_that_forks_after_an_update_trains_in_its_workers(run_python):
     page = ROOT / "docs" / "loops.md"

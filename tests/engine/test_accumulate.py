@@ -224,6 +224,7 @@ def test_an_optimizer_in_numpy_takes_the_mean():
     assert weight[0] == -2
 
 
+@pytest.mark.further
 def test_lbsgd_adds_up_means():
     kwargs = {"learning_rate": 1.0, "batch_scale": 2, "warmup_epochs": 0}
     made = optimizer.Updater(optimizer.LBSGD(**kwargs), accumulate=2)

@@ -280,6 +280,7 @@ def test_the_norm_has_the_same_bits_for_any_number_of_threads(run_python):
     assert len(set(lines)) == 2
 
 
+@pytest.mark.further
 def test_repeated_rows_are_summed_before_the_norm():
     rows = RowSparse(np.array([[3.0], [1.0], [3.0]]), np.array([2, 0, 2]), (4, 1))
     for made in MADE.values():

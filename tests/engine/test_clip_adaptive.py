@@ -126,6 +126,7 @@ def test_half_precision_gradients_are_clipped_in_float32(half, in_float32, rng):
     np.testing.assert_allclose(made.states[0][1], expected, rtol=1e-5)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("lazy", [True, False])
 def test_units_of_row_sparse_gradients_are_indexed_rows(lazy, rng):
     weight = rng.normal(size=(6, 2)).astype(np.float32)

@@ -29,6 +29,7 @@ def strided(array):
     return np.repeat(array, 2, -1)[..., ::2]
 
 
+@pytest.mark.further
 @on_records
 @pytest.mark.parametrize("lay", [as_given, np.asfortranarray, strided, np.float64])
 @pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])

@@ -79,6 +79,7 @@ def test_states_created_together_equal_those_created_alone(
     assert forms_of(found[0]) == forms_of(expected[0])
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("before", [False, True], ids=["alone", "after others of its shape"])
 def test_part_of_a_large_tensor_has_the_state_of_the_whole(before):
     """In 8 bits, although the part is small."""

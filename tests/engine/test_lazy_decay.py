@@ -119,6 +119,7 @@ def agree(actual, expected):
     np.testing.assert_allclose(actual, expected, *((1e-4, 1e-5) if rough else (1e-9, 1e-12)))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("how", ["catch_up", "dense"])
 def test_adagrad_agrees_with_its_formula_in_numpy(how, rng):
     made = optimizer.AdaGrad(learning_rate=0.1, wd=WD, sparse_decay=how)
@@ -202,6 +203,7 @@ def test_arguments_that_do_not_fit_are_refused():
         optimizer.AdaGrad(sparse_decay="lazy")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("case", "how"),
     [
@@ -227,6 +229,7 @@ def test_a_decay_that_would_take_all_is_refused_and_changes_nothing(case, how, r
         assert repr(updater.optimizer.__getstate__()) == attributes
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("how", ["catch_up", "dense"])
 @pytest.mark.parametrize("rescale", [math.inf, math.nan, 0.0])
 def test_steps_that_adamw_skips_decay_nothing(how, rescale, rng):

@@ -141,6 +141,7 @@ def test_a_gradient_of_all_rows_is_a_dense_one(name, form, rng, bfloat16):
     np.testing.assert_array_equal(bits(weight), bits(other))
 
 
+@pytest.mark.further
 @silent
 @pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
 def test_lazy_updates_touch_indexed_rows_only(form, rng, bfloat16):

@@ -178,6 +178,7 @@ def story(make, settings, on_records, size=1, dtype="float32", watch=None):
     return (everything(updater, weights), averages), updater
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("setting", [each for each in SETTINGS if each != "accumulate"])
 def test_no_call_needs_python_twice(setting, monkeypatch):
     def watch():

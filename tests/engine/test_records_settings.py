@@ -180,6 +180,7 @@ def test_a_schedule_may_change_attributes_while_gradients_are_scaled(setting):
     assert ends[0] == ends[1]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("calls", ["dr", "drd", "ddrrd", "drdr", "drrdr"])
 def test_averages_replace_the_last_weight_of_dense_and_of_row_sparse_calls(calls):
     """Whether records serve them or not."""

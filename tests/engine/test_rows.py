@@ -42,6 +42,7 @@ def test_a_standard_update_is_dense_with_zeros_in_rows_that_are_not_listed(case,
     same_bits(problem.run(made(case, False)), problem.run(made(case, False), dense))
 
 
+@pytest.mark.further
 @every_case
 @few
 @given(data=st.data(), lazy=st.booleans())
@@ -67,6 +68,7 @@ def shuffled(rng, grad):
     return RowSparse(grad.values[order], grad.indices[order], grad.shape)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("height", [40, 2048, 2049, 70_000, 3_000_000])
 @pytest.mark.parametrize("dtype", [np.float32, *exhaustive(np.float64)])
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ MASTERED = ["adam"]
 MASTERED += exhaustive("groupadagrad", "sgd", "adagrad", "ftrl", "dcasgd", "lamb", "sgld")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("half", HALVES, ids=str)
 @pytest.mark.parametrize("name", MASTERED)
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])

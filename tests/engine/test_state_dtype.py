@@ -36,6 +36,7 @@ def agree_in_the_mean(compressed, exact):
     return bool((abs(compressed.mean(axis=0) - exact[0]) <= 5 * deviation + 1e-6).all())
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "case", sampled((c for c in CASES if c.name not in OF_STEPS), LIGHT), ids=str
 )

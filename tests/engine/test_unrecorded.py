@@ -77,6 +77,7 @@ def trained(name, settings, weight=None, state=None, rows=False, optimizer_is=No
     return flat, states, averages, dict(made._index_update_count), made.num_update
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("form", STATES)
 @pytest.mark.parametrize("name", NAMES)

@@ -362,6 +362,7 @@ def test_matrix_optimizers_refuse(name):
         optimizer.create(name, state_dtype="int8")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("dim", [48, *exhaustive(200)])
 @pytest.mark.parametrize("place", ["memory", "files"])
 def test_tables_that_grow_keep_8_bits_for_each_row(dim, place, tmp_path):
@@ -586,6 +587,7 @@ def test_a_lazy_update_is_the_one_of_float32_and_touches_its_rows_alone(shape):
         assert same_bits(found, (encoded(m, np.int8, v), encoded(v, np.uint8)))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("lazy", [True, False])
 def test_rows_on_all_rows_are_a_dense_gradient(lazy):
     shape = (300, 200)

@@ -36,6 +36,7 @@ def test_float32_arithmetic_is_never_widened(dense):
     assert "fpext" not in llvm
 
 
+@pytest.mark.further
 def test_the_loop_over_elements_is_vectorized(dense):
     _, llvm = dense
     assert "x float>" in llvm
@@ -65,6 +66,7 @@ def test_avx2_is_enough_for_vectors_of_eight(name):
     assert "sqrt.v8f32" in llvm
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["lamb", *exhaustive("lans", "lars")])
 def test_sums_are_added_in_vectors(name):
     llvm, _ = compile_anew(
@@ -77,6 +79,7 @@ def test_sums_are_added_in_vectors(name):
     assert "x float>" in llvm
 
 
+@pytest.mark.further
 def test_the_test_for_widening_can_fail():
     @rule(hyper=("lr",))
     def wide(weight, grad, state, h):

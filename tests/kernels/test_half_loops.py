@@ -56,6 +56,7 @@ def test_the_loop_over_elements_is_vectorized(form):
         assert "vcvtph2ps" in code
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "form", ["compressed state", *exhaustive("float16, stochastic", "bfloat16, stochastic")]
 )

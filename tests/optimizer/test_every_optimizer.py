@@ -31,6 +31,7 @@ def run(case, dtype, gradients, weight, **kwargs):
     return weight, updater
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("case", kept(CASES, *SAMPLE), ids=str)
 def test_float32_agrees_with_float64(case, rng):
     weight, gradients = rng.normal(size=case.shape), rng.normal(size=(5, *case.shape))

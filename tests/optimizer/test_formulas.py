@@ -54,6 +54,7 @@ def test_float32_is_as_near_as_rounding_allows(case):
     np.testing.assert_allclose(list(steps), case["weights"], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.further
 @every_case
 def test_the_formula_of_mxnet_is_another(case):
     """So the comparison would notice a wrong choice."""
@@ -91,6 +92,7 @@ def test_each_step_is_that_of_the_installed_torch(case):
         np.testing.assert_allclose(got, weight.detach().numpy(), rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", WITH_EPSILON)
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_clipping_comes_before_decay_as_it_does_with_torch(name, clip):

@@ -93,6 +93,7 @@ def test_gradients_may_be_overwritten_after_the_call(dense):
     same_bits(weight, same)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("sparse", [True, False])
 def test_gradients_of_the_copys_precision_are_added_up(sparse, rng):
     updater, weight = lbsgd(), np.ones((9, 4), np.float32)

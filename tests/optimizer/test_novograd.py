@@ -39,6 +39,7 @@ def test_the_state_is_an_array_and_a_number(rng):
     np.testing.assert_allclose(var, 0.75 * first + 0.25 * second, rtol=1e-6)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("shape", [(1,), (4, 3)])
 def test_a_state_with_another_shape_is_refused(shape, rng):
     (weight,), ((grad,), *_) = drawn(rng, (4, 3))

@@ -154,6 +154,7 @@ MORE = {"galore": LOW, "apollo": LOW}
 FORMULAS = {each.__name__: each for each in (galore, apollo, came, adammini, scion, kron)}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("shape", [(4, 6), (9, 2), (3, 4, 2)], ids=str)
 def test_each_step_is_that_of_the_paper(name, shape, rng):

@@ -142,6 +142,7 @@ def agrees(name, dtype, **tolerance):
         np.testing.assert_allclose(weight, expected.send(gradient), **tolerance)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "name", [name if name in BY_DEFAULT else exhaustive(name)[0] for name in FORMULAS]
 )

@@ -44,6 +44,7 @@ def test_arithmetic_progressions_of_ids_are_spread(stride):
     assert off.max() < 500
 
 
+@pytest.mark.further
 def test_rows_take_24_bytes_besides_weight_and_state():
     index = RowIndex(1 << 20)
     for count in range(2_000, 60_000, 500):

@@ -216,6 +216,7 @@ KINDS = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", kept(KINDS, "deferred decay"))
 def test_the_bits_are_those_of_a_table_in_memory(kind):
     if KINDS[kind].get("dtype") == "bfloat16":

@@ -102,6 +102,7 @@ def test_report_of_small_weights_has_no_threads_to_compare(monkeypatch, bench):
     assert "threads: updates of these sizes use 1\n" in out
 
 
+@pytest.mark.further
 @compiled
 def test_optimizer_without_a_formula_has_a_dash(monkeypatch, bench):
     monkeypatch.delitem(FORMULAS, "sgd")

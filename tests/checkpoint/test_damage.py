@@ -241,6 +241,7 @@ def test_any_states_are_loaded_or_refused_as_a_whole(data):
         updater.states_dict()
 
 
+@pytest.mark.further
 @settings(max_examples=200)
 @given(st.data())
 def test_any_text_is_read_or_refused(data):

@@ -126,6 +126,7 @@ def test_other_sums_are_in_rank_order(layout, options):
     assert run_threads(ranks, program, nodes(per_node)) == [expected(ranks, 1, "float32")] * ranks
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("layout", [(4, 2), (2, 2)], ids="{0[0]}-by-{0[1]}".format)
 def test_gradients_can_be_sent_early(layout):
     ranks, per_node = layout

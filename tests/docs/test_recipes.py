@@ -50,6 +50,7 @@ def recipe(monkeypatch):
     return imported
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("script", "arguments", "rtol"),
     [

@@ -45,6 +45,7 @@ def test_every_optimizer_takes_the_step_of_the_mean(case, rng):
         np.testing.assert_array_equal(weight, expected)
 
 
+@pytest.mark.further
 @given(
     every=st.integers(1, 7),
     shape=st.sampled_from([(), (1,), (0,), (5,), (3, 4), (70_000,)]),

@@ -72,6 +72,7 @@ def slopes(tensors, step):
     return [tensor.slope(100 * step + k) for k, tensor in enumerate(tensors.values())]
 
 
+@pytest.mark.further
 @adam_by_default
 def test_a_power_of_two_as_scale_changes_no_bit(case):
     tensors = {i: t for i, t in tensors_of(case).items() if t.dtype != "float16"}
@@ -274,6 +275,7 @@ for threads in (1, 2, 3, 4):
 """
 
 
+@pytest.mark.further
 def test_the_norm_has_the_same_bits_for_any_number_of_threads(run_python):
     lines = run_python(NORMS, NUMBA_NUM_THREADS="4").splitlines()
     assert len(lines) == 8

@@ -59,6 +59,7 @@ def test_units_are_clipped_as_in_the_paper(shape, dtype, limit, eps, rescale_gra
         before = weight.copy()
 
 
+@pytest.mark.further
 def test_the_numbers_are_those_of_optax():
     # optax 0.2.8, adaptive_grad_clip(0.1, eps=1e-3), on the transpose: its units are the last axis.
     weight = np.array([[0.5, -1.0, 2.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]], np.float32)
@@ -76,6 +77,7 @@ def test_the_numbers_are_those_of_optax():
     np.testing.assert_allclose(vector, [3.30000001192092896, -3.5999999940395354], rtol=1e-6)
 
 
+@pytest.mark.further
 def test_the_norm_is_measured_after_units_are_clipped(rng):
     weight, grad = rng.normal(size=(4, 3)), 100 * rng.normal(size=(4, 3))
     expected = clipped(weight, grad, 0.5)

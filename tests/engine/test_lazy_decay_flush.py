@@ -45,6 +45,7 @@ def test_masters_catch_up_and_their_weights_follow(half, master, rng):
     np.testing.assert_array_equal(weight, single.astype(half))
 
 
+@pytest.mark.further
 def test_copies_catch_up_too(rng):
     updater, weight = catching_up(learning_rate=0.1), np.ones((5, 2), np.float32)
     beside = weight.astype(np.float16)
@@ -55,6 +56,7 @@ def test_copies_catch_up_too(rng):
     np.testing.assert_array_equal(beside, weight.astype(np.float16))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("layout", ["strided", "fortran"])
 def test_flush_knows_the_last_weight_whatever_its_layout(layout):
     updater = catching_up(learning_rate=0.1)

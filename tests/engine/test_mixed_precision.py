@@ -14,6 +14,7 @@ from helpers.cases import CASES, LIGHT, exhaustive, kept
 from helpers.half_precision import FORMS, bits, every_case, flat, lively, master_of, silent
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("case", kept([c for c in CASES if c.name != "lars"], *LIGHT), ids=str)
 def test_a_master_moves_bit_for_bit_as_a_float32_weight(case, half, rng):
     single, mixed = case.updater(**lively(case)), case.updater(multi_precision=True, **lively(case))

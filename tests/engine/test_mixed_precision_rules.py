@@ -108,6 +108,7 @@ def test_what_is_beyond_float16_becomes_infinite_without_a_warning(klass):
     assert np.isfinite(master_of(updater)[0]).all()
 
 
+@pytest.mark.further
 @every_form
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1, 1)])
 def test_odd_shapes_work_in_every_form(form, shape, bfloat16):

@@ -154,6 +154,7 @@ def test_a_gradient_of_any_real_dtype_is_converted(dtype, given, layout, shape):
     served(ends[1][0])
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_gradient_that_an_earlier_weight_of_the_list_is_has_its_new_values(steps, rows):

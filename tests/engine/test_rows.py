@@ -89,6 +89,7 @@ def test_repeated_rows_are_added_up_in_the_order_of_the_list(name, lazy, dtype, 
     assert len(grad.coalesce().indices) < 1000
 
 
+@pytest.mark.further
 @every_case
 @few
 @given(data=st.data())

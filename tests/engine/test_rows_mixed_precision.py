@@ -41,6 +41,7 @@ def test_a_weight_with_a_master_is_the_rounded_float32_weight(name, lazy, half, 
     np.testing.assert_array_equal(master, single)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("half", HALVES, ids=str)
 def test_rows_without_gradient_keep_masters_copies_and_low_bits(half, rng):
     grad = listing(rng, (9, 5), half, 4)

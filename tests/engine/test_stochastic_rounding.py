@@ -22,6 +22,7 @@ def updater_of(name="sgd", learning_rate=0.1, **kwargs):
     return optimizer.get_updater(optimizer.create(name, learning_rate=learning_rate, **kwargs))
 
 
+@pytest.mark.further
 @silent
 @pytest.mark.parametrize(
     ("case", "half"),

@@ -88,6 +88,7 @@ def test_states_of_any_form_have_the_same_bits(name, form, setting, unrecorded):
     assert [0, 1] in unrecorded
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("setting", [each for each in SETTINGS if each != "clip_adaptive"])
 @pytest.mark.parametrize("form", WEIGHTS)
 @pytest.mark.parametrize("name", NAMES)

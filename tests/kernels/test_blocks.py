@@ -191,6 +191,7 @@ def test_signed_numbers_beside_nonnegative_ones_keep_their_quotients(shape, real
         assert (difference <= top / 254 * 1.001 + 1e-3 * np.abs(step[there])).all()
 
 
+@pytest.mark.further
 def test_states_of_the_earlier_encoding_are_converted():
     """Its root was the square of the code times a positive scale, and signed codes were linear."""
     rng = np.random.default_rng(0)
@@ -393,6 +394,7 @@ def test_tables_that_grow_keep_8_bits_for_each_row(dim, place, tmp_path):
     assert bytes_of_row == 2 * (dim + 4 * -(-dim // BLOCK))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("place", ["memory", "files"])
 def test_tables_in_8_bits_continue_with_the_same_bits(place, tmp_path):
     adam = optimizer.Adam(learning_rate=0.1, state_dtype="int8")

@@ -173,6 +173,7 @@ def test_other_libraries_round_identically(format, patterns):
     np.testing.assert_array_equal(widened, BITS.view(dtype).astype(np.float32))
 
 
+@pytest.mark.further
 def test_plain_python_and_kernels_agree(patterns):
     x = np.concatenate([patterns[:1000], FLOAT16.ties()[::100], specials()])
     draws = patterns.view(np.uint32)[: x.size]

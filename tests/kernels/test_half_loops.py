@@ -44,6 +44,7 @@ def compile_anew(weight, grad, state, options):
     return "".join(fresh.inspect_llvm().values()), "".join(fresh.inspect_asm().values())
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "form", ["float16 masters", *exhaustive(*(form for form in FORMS if form != "float16 masters"))]
 )

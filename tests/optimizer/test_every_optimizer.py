@@ -42,6 +42,7 @@ def test_float32_agrees_with_float64(case, rng):
     assert not np.array_equal(double, weight)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("case", sampled(CASES), ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_weight_and_state_keep_the_dtype(case, dtype, rng):

@@ -38,6 +38,7 @@ def summed(grads):
 FLAGS = st.lists(st.booleans(), min_size=2 * SUMMED, max_size=2 * SUMMED)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 @pytest.mark.parametrize("momentum", [0.9, *exhaustive(0.0)])
 @given(problem=problems(steps=2 * SUMMED), dense=FLAGS)

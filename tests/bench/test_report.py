@@ -120,6 +120,7 @@ def test_report_ends_when_time_is_over_and_names_what_is_missing(bench):
     assert line.endswith("; give more --seconds")
 
 
+@pytest.mark.further
 @compiled
 def test_time_to_compile_counts(monkeypatch, bench):
     """The clock says an hour after the first optimizer has been compiled."""

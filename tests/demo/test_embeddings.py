@@ -204,6 +204,7 @@ def test_updates_are_compared_on_one_thread(monkeypatch, text):
     assert numba.get_num_threads() == before
 
 
+@pytest.mark.further
 def test_dense_updates_get_the_same_gradients(monkeypatch, text):
     monkeypatch.setattr(embeddings, "TALL", 0)
     seen, step = [], common.Runner.step

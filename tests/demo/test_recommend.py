@@ -39,6 +39,7 @@ def test_recall_counts_held_choices_among_the_best_that_are_not_known():
     assert recall(choices, scores) == 1
 
 
+@pytest.mark.further
 def test_a_step_follows_the_gradient_of_the_loss():
     made = optimizer.SGD(learning_rate=1.0, rescale_grad=1e-6, lazy_update=True)
     model = Model(made, "float64", 0)

@@ -86,6 +86,7 @@ def test_the_norm_is_measured_after_units_are_clipped(rng):
     assert made.info.global_norm == pytest.approx(np.linalg.norm(expected))
 
 
+@pytest.mark.further
 def test_gradients_are_unscaled_before_units_are_clipped(rng):
     weight = rng.normal(size=(4, 3)).astype(np.float32)
     grad, other = rng.normal(size=(4, 3)).astype(np.float32), weight.copy()
@@ -140,6 +141,7 @@ def test_units_of_row_sparse_gradients_are_indexed_rows(lazy, rng):
     np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
 
+@pytest.mark.further
 def test_a_vector_of_row_sparse_gradients_is_one_unit(rng):
     weight = rng.normal(size=6)
     grad = RowSparse(np.array([10.0, 20.0]), np.array([4, 1]), 6)

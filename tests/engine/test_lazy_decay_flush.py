@@ -66,6 +66,7 @@ def test_flush_knows_the_last_weight_whatever_its_layout(layout):
     np.testing.assert_allclose(weight[[0, 2, 3]], 1 - 0.1 * WD)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("groups", [None, {"table": {"wd": 0.5}}], ids=["", "groups"])
 def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
     updater = fastopt.Updater(catching_up().optimizer, groups=groups)
@@ -80,6 +81,7 @@ def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
     assert (tables[1] == before).all()
 
 
+@pytest.mark.further
 def test_flush_knows_the_weight_of_an_index_that_came_twice_in_a_list():
     updater, weight = catching_up(learning_rate=0.1), np.ones((4, 3))
     updater([0, 0], [(np.ones((1, 3)), np.array([1]))] * 2, [weight] * 2)
@@ -103,6 +105,7 @@ def test_ctrl_c_waits_until_a_weight_that_is_not_contiguous_is_flushed(monkeypat
     np.testing.assert_allclose(weight[[0, 2, 3]], 1 - 0.1 * WD)
 
 
+@pytest.mark.further
 def test_flush_refuses_a_weight_that_it_does_not_know_or_that_does_not_fit():
     updater, weight = catching_up("signum"), np.ones((4, 3))
     with pytest.raises(ValueError, match="index 'table': flush needs the weight"):
@@ -117,6 +120,7 @@ def test_flush_refuses_a_weight_that_it_does_not_know_or_that_does_not_fit():
     assert (longer == 1).all()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("how", ["touched", "dense"])
 def test_flush_changes_nothing_without_pending_decay(how, rng):
     made = optimizer.AdaGrad(learning_rate=0.1, wd=WD, sparse_decay=how)

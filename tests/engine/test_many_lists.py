@@ -69,6 +69,7 @@ def test_rows_have_records(unrecorded):
     assert unrecorded == []
 
 
+@pytest.mark.further
 def test_any_number_of_lists_is_served(unrecorded):
     updater = optimizer.Updater(optimizer.Prodigy())
     train(updater, [[k, 100 + k] for k in range(40)], steps=2)

@@ -64,6 +64,7 @@ def test_a_float32_gradient_is_used_as_it_is(name, half, rng):
     assert not np.array_equal(master_of(wide)[0], master_of(narrow)[0])
 
 
+@pytest.mark.further
 @every_case
 def test_state_is_nested_as_in_mxnet(case, half):
     single, mixed = case.updater(), case.updater(multi_precision=True)

@@ -125,6 +125,7 @@ def test_a_restored_master_can_be_set(half):
     np.testing.assert_array_equal(master_of(new)[0], np.float32(0.3))
 
 
+@pytest.mark.further
 @every_case
 def test_a_copy_is_the_rounded_weight(case, half, rng):
     with_copy, alone = case.updater(**lively(case)), case.updater(**lively(case))

@@ -120,6 +120,7 @@ def test_odd_shapes_work_in_every_form(form, shape, bfloat16):
     np.testing.assert_allclose(weight.astype(float), 0.8, rtol=0.01)
 
 
+@pytest.mark.further
 @every_form
 @pytest.mark.parametrize("name", ["sgd", *exhaustive("adam", "groupadagrad")])
 def test_nan_and_infinity_go_where_they_go_in_float32(form, name, bfloat16):

@@ -107,6 +107,7 @@ class OwnRates(optimizer.SGLD):
         return super()._get_lr(index)
 
 
+@pytest.mark.further
 @both_ways
 def test_noise_is_drawn_again_under_a_schedule(way):
     ends = []

@@ -94,6 +94,7 @@ def served(updater):
     assert updater._records.slots
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("shape", "lazy", "single"),
     [((9,), True, True), ((9, 4), True, False), ((9, 4), False, True), ((9, 2, 3), True, True)],
@@ -335,6 +336,7 @@ def test_indices_that_a_schedule_spoils_are_checked_again():
     assert updater.optimizer.num_update == updater.optimizer._index_update_count[0] == 1
 
 
+@pytest.mark.further
 def test_a_table_may_have_dense_gradients_first_or_later():
     ends = []
     for on_records in (True, False):

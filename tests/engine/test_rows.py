@@ -112,6 +112,7 @@ def test_rows_without_gradient_keep_weight_and_state_under_lazy_updates(case, da
     same_bits(tuple(array[spared] for array in after), tuple(array[spared] for array in before))
 
 
+@pytest.mark.further
 @every_case
 def test_a_gradient_without_rows_is_counted_but_changes_nothing_under_lazy_updates(case, rng):
     updater, weight = made(case, True), rng.normal(size=case.shape)
@@ -136,6 +137,7 @@ def test_a_first_gradient_without_rows_makes_the_state(case):
     same_bits(leaves(updater.states[0]), leaves(fresh))
 
 
+@pytest.mark.further
 @every_case
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 def test_sparse_and_dense_gradients_may_alternate(case, lazy, rng):
@@ -149,6 +151,7 @@ def test_sparse_and_dense_gradients_may_alternate(case, lazy, rng):
     same_bits((other, *leaves(mixed.states[0])), (weight, *leaves(dense.states[0])))
 
 
+@pytest.mark.further
 @every_case
 @pytest.mark.parametrize("many", [1, 6], ids=["few", "many"])
 def test_a_list_with_sparse_and_dense_gradients_equals_single_calls(case, many, rng):

@@ -55,6 +55,7 @@ def test_the_trajectory_is_that_of_float32_state_in_the_mean(case, bfloat16):
     assert compressed.std(axis=0).any() == (case.name not in UNMOVED)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("dtype", ["float32", *exhaustive("float64", "bfloat16")])
 @pytest.mark.parametrize("listed", [False, True], ids=["dense", "listed"])
 @pytest.mark.parametrize("name", ["adam", *exhaustive("sgd-momentum=0.9", "groupadagrad", "lamb")])

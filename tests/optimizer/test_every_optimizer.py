@@ -51,6 +51,7 @@ def test_weight_and_state_keep_the_dtype(case, dtype, rng):
     assert all(array.dtype == dtype for array in flat(updater.states[0]))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("case", sampled(CASES), ids=str)
 def test_new_rates_decays_and_shapes_compile_nothing(case, rng):
     updater = case.updater(wd=case.wd)

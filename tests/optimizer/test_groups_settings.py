@@ -124,6 +124,7 @@ def is_equal(made, each, weights, expected):
     assert made.states.keys() <= each.keys()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("average", [AVERAGES[1], *exhaustive(AVERAGES[0], *AVERAGES[2:])], ids=str)
 @hypothesis.settings(max_examples=10)
 @given(
@@ -247,6 +248,7 @@ def test_rules_with_sums_and_noise_in_a_group(name, settings):
     is_equal(made, each, weights, expected)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["adam", Unscaled])
 @MOST
 def test_rules_that_do_not_scale_gradients_take_scaled_ones(name, settings):

@@ -52,6 +52,7 @@ def test_an_update_is_that_of_sgd_with_the_sum(lazy, momentum, problem, dense):
     same_bits(problem.run(lbsgd(**kwargs), grads), expected)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("strategy", ["linear", *exhaustive("lars")])
 @given(problem=problems(steps=2 * SUMMED), dense=FLAGS)
 def test_standard_updates_of_row_sparse_gradients_are_dense_ones(strategy, problem, dense):

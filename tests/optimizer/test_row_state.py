@@ -11,7 +11,7 @@ from fastopt._engine.validate import leaves
 from fastopt.distributed import ShardedUpdater, run_threads
 from fastopt.kernels.rule import rule
 from fastopt.sparse import RowSparse
-from helpers.cases import exhaustive
+from helpers.cases import exhaustive, further
 from helpers.row_rules import RowAdam, row_adam, row_adam_formula
 
 SHAPE = (7, 37)
@@ -64,7 +64,7 @@ def strided(array):
     "precision",
     [
         ("float64", {}, 1e-13),
-        ("float16", {"multi_precision": True}, 0.05),
+        *further(("float16", {"multi_precision": True}, 0.05)),
         *exhaustive(
             ("float32", {}, 1e-5),
             ("float32", {"state_dtype": "bfloat16"}, 0.05),
@@ -117,6 +117,7 @@ def test_a_state_of_another_shape_is_refused():
         updater("w", DENSE[0], START.copy())
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_have_the_bits_of_one_updater(ranks):
     grads = [grad.astype(np.float32) for grad in DENSE]

@@ -73,6 +73,7 @@ def test_ids_come_and_go_without_an_end_to_the_slots():
     assert len(index.slots) == 1024
 
 
+@pytest.mark.further
 def test_a_row_never_moves():
     table = plain(capacity=200_000)
     table.update([5], np.ones((1, 2), np.float32))

@@ -225,6 +225,7 @@ def image(updater):
     return copy.deepcopy((updater.states, updater.states_synced, made.__getstate__()))
 
 
+@pytest.mark.further
 @settings(max_examples=300)
 @given(st.data())
 def test_any_states_are_loaded_or_refused_as_a_whole(data):

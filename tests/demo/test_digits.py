@@ -170,6 +170,7 @@ def test_equal_seeds_repeat_the_run_and_others_do_not(capsys):
     assert other > 0
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "options",
     [
@@ -330,6 +331,7 @@ def test_missing_bfloat16_is_named_with_the_command_that_installs_it(monkeypatch
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.further
 def test_plot_is_an_image_with_a_transparent_background(tmp_path):
     from matplotlib.image import imread
 
@@ -340,6 +342,7 @@ def test_plot_is_an_image_with_a_transparent_background(tmp_path):
     assert (pixels[..., 3] == 1).any()
 
 
+@pytest.mark.further
 def test_plot_shows_the_loss_over_the_time_of_each_way_to_update(tmp_path, monkeypatch, capsys):
     drawn = []
     monkeypatch.setattr(demo.plot, "race", lambda *given: drawn.append(given))

@@ -11,6 +11,8 @@ from fastopt import lr_scheduler
 from helpers.paths import DOCS
 
 pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.further
+
 PAGE = (DOCS / "performance.md").read_text(encoding="utf-8")
 
 

@@ -13,6 +13,8 @@ from fastopt.sparse import RowSparse
 from helpers.cases import FIRST, exhaustive
 from helpers.tensor_lists import everything, laid, normal
 
+pytestmark = pytest.mark.further
+
 SHAPE = (6, 4)
 
 
@@ -77,7 +79,6 @@ def trained(name, settings, weight=None, state=None, rows=False, optimizer_is=No
     return flat, states, averages, dict(made._index_update_count), made.num_update
 
 
-@pytest.mark.further
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("form", STATES)
 @pytest.mark.parametrize("name", NAMES)
@@ -88,7 +89,6 @@ def test_states_of_any_form_have_the_same_bits(name, form, setting, unrecorded):
     assert [0, 1] in unrecorded
 
 
-@pytest.mark.further
 @pytest.mark.parametrize("setting", [each for each in SETTINGS if each != "clip_adaptive"])
 @pytest.mark.parametrize("form", WEIGHTS)
 @pytest.mark.parametrize("name", NAMES)
@@ -99,7 +99,6 @@ def test_weights_of_any_form_have_the_same_bits(name, form, setting, unrecorded)
     assert [0, 1] in unrecorded
 
 
-@pytest.mark.further
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("layout", ["fortran", "strided"])
@@ -112,7 +111,6 @@ def test_rows_of_weights_in_any_order_have_the_same_bits(name, layout, setting, 
     assert found == expected
 
 
-@pytest.mark.further
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "groupadagrad"])
 def test_rows_of_a_table_that_is_interleaved_with_its_state_have_records(name, unrecorded):
     """As a table on disk is; other gradients of it are updated too."""
@@ -192,7 +190,6 @@ def test_weights_that_overlap_are_updated_in_list_order(unrecorded):
     assert [0, 1, 2] in unrecorded
 
 
-@pytest.mark.further
 @pytest.mark.parametrize("setting", ["EMA", "SWA", "Lookahead"])
 @pytest.mark.parametrize("indices", [[0, 0], [0, 1]], ids=["one index", "two indices"])
 def test_rows_of_one_weight_are_averaged_in_list_order(indices, setting, unrecorded):

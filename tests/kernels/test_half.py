@@ -139,6 +139,7 @@ def assert_rounded(format, x, narrow):
     np.testing.assert_array_equal(got[missing] & SIGN != 0, np.signbit(x[missing]))
 
 
+@pytest.mark.further
 @ALL
 def test_every_half_is_widened_exactly(format):
     got, magnitude = convert(format.widen, BITS), BITS & ~SIGN
@@ -149,6 +150,7 @@ def test_every_half_is_widened_exactly(format):
     np.testing.assert_array_equal(np.isnan(got), format.is_nan(BITS))
 
 
+@pytest.mark.further
 @ALL
 def test_every_half_comes_back(format):
     back = convert(format.narrow, convert(format.widen, BITS))
@@ -240,6 +242,7 @@ def away(format, x, draws):
     return step == 1
 
 
+@pytest.mark.further
 @BOTH
 @given(data=st.data())
 def test_the_probability_of_rounding_away_is_the_part_that_is_cut_off(format, data):

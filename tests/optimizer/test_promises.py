@@ -322,6 +322,7 @@ def test_arrays_in_any_layout_give_the_same_weights(setting):
             np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.further
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="there are no records")
 @every_setting()
 def test_records_have_the_bits_of_updates_one_by_one(setting):

@@ -138,6 +138,7 @@ def test_a_killed_process_leaves_the_old_or_the_new_file(tmp_path, run_python):
     assert files == 1  # what they left is gone
 
 
+@pytest.mark.further
 @posix
 def test_at_every_step_the_old_or_the_new_file_is_there(tmp_path, run_python):
     seen = run_python(STEPS, tmp_path).split()

@@ -63,6 +63,7 @@ def test_it_holds_in_the_simulator(chosen, name):
     assert done.returncode in (0, nothing_ran), done.stdout[-10_000:] + done.stderr[-2000:]
 
 
+@pytest.mark.further
 def test_without_cuda_an_array_on_a_device_is_refused_by_name(run_python):
     told = run_python(FAKE, NUMBA_ENABLE_CUDASIM=None)
     assert "CUDA arrays need" in told
@@ -119,6 +120,7 @@ def test_the_proof_on_a_gpu_reports_each_step(found, tmp_path):
     assert "## Measurements" in words
 
 
+@pytest.mark.further
 def test_the_proof_on_a_gpu_needs_one(tmp_path):
     done = prove(tmp_path / "report.md", sys.executable, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1

@@ -159,6 +159,7 @@ def test_every_half_comes_back(format):
     assert format.is_nan(back[missing]).all()
 
 
+@pytest.mark.further
 @ALL
 def test_numbers_are_rounded_to_nearest_even(format, patterns):
     for x in (patterns[: MANY // 5], format.ties(), specials()):

@@ -79,12 +79,14 @@ thread.join()
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 
 
+@pytest.mark.further
 @forks
 @pytest.mark.parametrize("layer", BEST)
 def test_a_forked_child_continues_with_the_bits_of_its_parent(layer, run_python):
     assert run_python(CHILD + FORK, NUMBA_THREADING_LAYER=layer).strip() == "True"
 
 
+@pytest.mark.further
 @forks
 @pytest.mark.parametrize("layer", BEST)
 def test_locks_are_fresh_in_a_forked_child(layer, run_python):

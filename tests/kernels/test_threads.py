@@ -114,12 +114,14 @@ print(set(weight.tolist()), updater.optimizer.num_update)
 """
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("layer", ["default", *exhaustive("workqueue")])
 def test_threads_may_share_an_updater(run_python, layer):
     """Without the lock numba's workqueue layer ends the process."""
     assert run_python(THREADS, NUMBA_THREADING_LAYER=layer).strip() == "{-400.0} 400"
 
 
+@pytest.mark.further
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be chosen here")
 def test_a_process_ends_though_another_thread_made_the_first_step(run_python):
     """On one CPU nobody else runs the task that numba spawns when it starts TBB."""

@@ -11,6 +11,8 @@ from fastopt import lr_scheduler as lr_scheduler
 from fastopt import optimizer as optimizer
 from fastopt._advice import PACKAGE as _PACKAGE
 from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt._updater.updater import Updater as Updater
+from fastopt._updater.updater import get_updater as get_updater
 from fastopt.averages import EMA as EMA
 from fastopt.averages import SWA as SWA
 from fastopt.averages import Lookahead as Lookahead
@@ -19,8 +21,6 @@ from fastopt.device import cuda as cuda
 from fastopt.kernels.rule import rule as rule
 from fastopt.minimization import minimize as minimize
 from fastopt.minimization import scipy_method as scipy_method
-from fastopt.optimizer import Updater as Updater
-from fastopt.optimizer import get_updater as get_updater
 from fastopt.parameter import Parameter as Parameter
 from fastopt.pure import functional as functional
 from fastopt.scope import name_scope as name_scope

@@ -13,9 +13,10 @@ import numpy as np
 
 from fastopt._structure import items, mapped, named, rebuilt
 from fastopt._updater.averaged import evaluates
+from fastopt._updater.updater import Updater
 from fastopt.arguments import brief, count, flag, number
 from fastopt.averages import Average
-from fastopt.optimizer import Optimizer, Updater, create
+from fastopt.optimizer import Optimizer, create
 
 __all__ = ["minimize", "scipy_method"]
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastopt._structure import copies
+from fastopt._updater.updater import Updater
 from fastopt.arguments import brief
-from fastopt.optimizer import Optimizer, Updater, create
+from fastopt.optimizer import Optimizer, create
 
 __all__ = ["Functional", "functional"]
 

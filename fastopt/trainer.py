@@ -10,8 +10,9 @@ import numpy as np
 from fastopt._advice import TRAINER_ARGUMENTS, TRAINER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
+from fastopt._updater.updater import Updater
 from fastopt.arguments import brief, number
-from fastopt.optimizer import Optimizer, Updater, create
+from fastopt.optimizer import Optimizer, create
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import HALVES, RowSparse

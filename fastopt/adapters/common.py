@@ -3,7 +3,8 @@
 import copy
 from typing import Any
 
-from fastopt.optimizer import Optimizer, Updater, create
+from fastopt._updater.updater import Updater
+from fastopt.optimizer import Optimizer, create
 
 __all__ = ["new_updater"]
 

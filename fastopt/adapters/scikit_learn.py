@@ -5,8 +5,9 @@ from typing import Any
 
 from sklearn import neural_network
 
+from fastopt._updater.updater import Updater
 from fastopt.adapters.common import new_updater
-from fastopt.optimizer import NAG, SGD, Adam, Optimizer, Updater
+from fastopt.optimizer import NAG, SGD, Adam, Optimizer
 
 __all__ = ["MLPClassifier", "MLPRegressor"]
 

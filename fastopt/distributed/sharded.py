@@ -20,6 +20,7 @@ from fastopt._kernels.layout import real_of
 from fastopt._kernels.table import Table, launch
 from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
+from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.restore.placement import Form, Placement
@@ -30,7 +31,7 @@ from fastopt.distributed.gate import Gate, Stopped
 from fastopt.distributed.job import leader_first, private
 from fastopt.distributed.ranks import LIMIT, Ranks, time_limit
 from fastopt.distributed.stages import LOCAL, Local, Stages
-from fastopt.optimizer import Optimizer, Updater
+from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
 

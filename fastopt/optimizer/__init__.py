@@ -10,8 +10,6 @@ import types
 import typing
 
 from fastopt._suggestions import no_attribute as _no_attribute
-from fastopt._updater.updater import Updater as Updater
-from fastopt._updater.updater import get_updater as get_updater
 from fastopt.optimizer.optimizer import Optimizer as Optimizer
 from fastopt.optimizer.optimizer import PerIndex as PerIndex
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
@@ -20,15 +18,18 @@ from fastopt.optimizer.optimizer import corrected as corrected
 from fastopt.optimizer.optimizer import create as create
 from fastopt.optimizer.optimizer import register as register
 
-_BASES = {
-    **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "families"),
-    **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "matrixoptimizer"),
-    "JointSums": "jointsums",
-    "clip_attention": "muon",
+_LAZY = {
+    **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "fastopt.optimizer.families"),
+    **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "fastopt.optimizer.matrixoptimizer"),
+    "JointSums": "fastopt.optimizer.jointsums",
+    "clip_attention": "fastopt.optimizer.muon",
+    **dict.fromkeys(("Updater", "get_updater"), "fastopt._updater.updater"),
 }
-"""Names for authors of optimizers, and their modules, which are imported on first use."""
+"""Other names, and their modules, which are imported on first use."""
 
 if typing.TYPE_CHECKING:
+    from fastopt._updater.updater import Updater as Updater
+    from fastopt._updater.updater import get_updater as get_updater
     from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
     from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
     from fastopt.optimizer.adafactor import Adafactor as Adafactor
@@ -96,8 +97,8 @@ opt_registry = Optimizer.opt_registry
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name in _BASES:
-        return getattr(importlib.import_module(f"fastopt.optimizer.{_BASES[name]}"), name)
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     module = opt_registry.module(name.lower())
     for klass in (getattr(module, name, None), opt_registry.get(name.lower())):
         if isinstance(klass, type) and klass.__name__ == name and issubclass(klass, Optimizer):
@@ -106,12 +107,12 @@ def __getattr__(name: str) -> typing.Any:
             return klass
     if module is not None and name.islower():
         return module
-    known = {*globals(), *_BASES, *(each.__name__ for each in opt_registry.values())}
+    known = {*globals(), *_LAZY, *(each.__name__ for each in opt_registry.values())}
     raise _no_attribute(f"module {__name__!r}", name, known, {})
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_BASES, *(each.__name__ for each in opt_registry.values())})
+    return sorted({*globals(), *_LAZY, *(each.__name__ for each in opt_registry.values())})
 
 
 class _Package(types.ModuleType):

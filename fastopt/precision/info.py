@@ -7,8 +7,8 @@ import numpy as np
 
 from fastopt._engine.mixed_precision import split_state
 from fastopt._engine.validate import check_index
+from fastopt._updater.updater import Updater
 from fastopt.checkpoint.restore.describe import check_updater
-from fastopt.optimizer import Updater
 from fastopt.optimizer.unbound import bound, expect_bind
 from fastopt.scope import current_scope
 

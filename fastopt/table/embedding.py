@@ -17,12 +17,13 @@ from fastopt._kernels.hashing import FREE
 from fastopt._kernels.layout import bfloat16, kind_of
 from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
+from fastopt._updater.updater import Updater
 from fastopt.arguments import brief, count, flag, number
 from fastopt.checkpoint.format.errors import CheckpointError, read_from
 from fastopt.checkpoint.format.files import PathLike, write_atomically
 from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.initializer import Initializer
-from fastopt.optimizer import Optimizer, Updater, create
+from fastopt.optimizer import Optimizer, create
 from fastopt.sparse import REALS
 from fastopt.table.directory import Directory
 from fastopt.table.index import MOST_ROWS, RowIndex

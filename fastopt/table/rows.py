@@ -17,8 +17,9 @@ from fastopt._engine.validate import converted, is_half
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.hashing import FREE
 from fastopt._kernels.threads import in_forked_child
+from fastopt._updater.updater import Updater
 from fastopt.arguments import brief
-from fastopt.optimizer import Optimizer, Updater
+from fastopt.optimizer import Optimizer
 from fastopt.sparse import RowSparse
 from fastopt.table.access import Access
 from fastopt.table.directory import Directory

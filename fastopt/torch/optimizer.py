@@ -16,10 +16,10 @@ from fastopt._engine.clip import measured, squares
 from fastopt._engine.validate import leaves
 from fastopt._foreign import of_tensor
 from fastopt._kernels.codes import numbers_of
+from fastopt._updater.updater import Updater
 from fastopt.amp import StepInfo
 from fastopt.arguments import brief
 from fastopt.checkpoint.format.errors import CheckpointError
-from fastopt.optimizer import Updater
 from fastopt.torch.recipes import COMMON, Made, Recipe, apply, check_arguments
 from fastopt.torch.views import GRAD, Views, check_parameter
 

@@ -118,6 +118,7 @@ def digest(updater):
     return copy.deepcopy((made.__getstate__(), updater.states, updater.states_synced))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
 def test_what_does_not_fit_is_refused_and_nothing_changes(case):
     make, change, value, words = case

@@ -109,6 +109,7 @@ def test_accuracy_does_not_hang_on_the_seed(seed):
     assert demo.run(Options(seed=seed, hidden=SMALL)) >= 0.96
 
 
+@pytest.mark.further
 @pytest.mark.filterwarnings("ignore:ccSGD is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "name",
@@ -192,6 +193,7 @@ def test_comparison_reports_both_times_and_that_the_weights_agree(options, capsy
     assert re.search(r"first step: [\d.]+ s", out)
 
 
+@pytest.mark.further
 def test_comparison_says_so_when_the_rules_differ(monkeypatch, capsys):
     monkeypatch.setitem(
         reference.UPDATES,
@@ -267,6 +269,7 @@ def test_torch_arrives_at_the_same_weights(options, monkeypatch, tmp_path, capsy
     assert "agreement with torch fused: yes" in out
 
 
+@pytest.mark.further
 def test_progress_is_one_line_of_a_terminal_that_is_removed_in_the_end(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     demo.run(Options(epochs=2))

@@ -122,6 +122,7 @@ def test_nearest_rows_have_the_greatest_cosines(rng):
     assert set(rows) == set(range(20)) - {4}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", kept(RATES, "adam"))
 @pytest.mark.filterwarnings("ignore:ccSGD is deprecated:DeprecationWarning")
 def test_loss_falls_and_words_of_a_topic_become_neighbours(name, text, capsys):

@@ -85,6 +85,7 @@ def test_progress_is_one_line_of_a_terminal(small, monkeypatch):
     assert shown.endswith("\r")  # the line is cleared
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -100,6 +100,7 @@ BAD = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("place", [0, 5, -1])
 @pytest.mark.parametrize("bad", BAD)
 @every_case

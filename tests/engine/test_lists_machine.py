@@ -331,7 +331,7 @@ class OfEveryForm(Lists):
         super().begin(name)
 
 
-TestLists = Lists.TestCase
+TestLists = pytest.mark.further(Lists.TestCase)
 TestLists.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestEveryForm = pytest.mark.exhaustive(OfEveryForm.TestCase)
 TestEveryForm.settings = TestLists.settings

@@ -90,6 +90,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("form", ["fortran", "strided"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", NAMES)
@@ -282,6 +283,7 @@ def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype, monk
     assert ends[0] == ends[1]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("setting", ["plain", "clip", "scaler", "clip_adaptive", "accumulate"])
 @pytest.mark.parametrize(
     "scheduled_by", [None, lambda update: 0.1 / update], ids=["rate", "schedule"]

@@ -209,6 +209,7 @@ def undefined_name(weight, grad, state, h):
     return weight - no_such_number, (grad,)  # noqa: F821
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("size", [3, 50_000])
 @pytest.mark.parametrize(
     ("function", "words"),

@@ -51,6 +51,7 @@ def test_the_gradient_is_not_written(form, rng):
     trained(FORMS[form](rescale_grad=0.5, clip_gradient=0.1), weight, [grad] * 3)
 
 
+@pytest.mark.further
 @every_form
 def test_a_list_call_equals_single_calls_and_the_fallback_updates_the_rest(form, rng):
     shapes = (4, 6), (6, 4), (5,), (4, 6), (2, 3, 2, 2), (4, 12), (3, 2)

@@ -141,9 +141,11 @@ class Records:
         """Allocate the context of calls, rows for the tensors of small ones, and NOTHING."""
         memory = blank_memory().copy()
         self.context = address_of(memory)
-        memory[INSIDE] += self.context
-        words = self.words = memory[: w.CONTEXT]
-        self.view = words.data
+        whole = memory.data
+        for place in INSIDE:
+            whole[place] += self.context
+        self.words = memory[: w.CONTEXT]
+        self.view = whole[: w.CONTEXT]
         self.norm = memory[w.CONTEXT : ROWS].view(np.float64)
         self.tensors, self.spans = memory[ROWS:SPANS], memory[SPANS:NOTHING]
 

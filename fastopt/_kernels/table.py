@@ -6,6 +6,7 @@ Tests: ``tests/engine/test_unrecorded.py``, ``tests/kernels/test_segments.py``.
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from ctypes import addressof, c_char
 from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
@@ -56,8 +57,12 @@ Prepared = tuple[partial[Any], bool]
 
 def address_of(array: Array) -> int:
     """Return the address of an array's first element."""
-    found: int = array.__array_interface__["data"][0]
-    return found
+    memory: Any = array
+    try:
+        return addressof(c_char.from_buffer(memory))  # in a quarter of the time
+    except (TypeError, ValueError, BufferError):  # it is read-only, empty or strided
+        found: int = array.__array_interface__["data"][0]
+        return found
 
 
 class RowGradient(Protocol):

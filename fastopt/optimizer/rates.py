@@ -340,8 +340,9 @@ class Rates(Attributes):
         ValueError
             A multiplier is NaN or infinite.
         """
-        self.lr_mult = self._attributes("__lr_mult__") | _multipliers("lr_mult", args_lr_mult)
-        self.unchecked = True
+        given = _multipliers("lr_mult", args_lr_mult)
+        vars(self)["unchecked"] = True
+        self.lr_mult = self._attributes("__lr_mult__") | given
 
     def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
         """Set weight decay multipliers, replacing all earlier ones.
@@ -361,8 +362,8 @@ class Rates(Attributes):
         """
         given = _multipliers("wd_mult", args_wd_mult)
         spared = {n: 0.0 for n in self.idx2name.values() if not n.endswith(self._decayed)}
+        vars(self)["unchecked"] = True
         self.wd_mult = spared | self._attributes("__wd_mult__") | given
-        self.unchecked = True
 
     def _attributes(self, key: str) -> dict[Index, float]:
         if not self.sym_info:

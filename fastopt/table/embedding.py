@@ -197,6 +197,11 @@ class EmbeddingTable(TableRows, Advised, Spelled):
             raise
 
     @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        return self._updater.optimizer
+
+    @property
     def id_dtype(self) -> np.dtype[Any]:
         """Dtype of the ids."""
         return np.dtype(np.int64) if self._keys is None else self._keys

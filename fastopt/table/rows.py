@@ -99,11 +99,6 @@ class TableRows:
         self._grow(1)
         _locked.add(self)
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer."""
-        return self._updater.optimizer
-
     # Arguments
 
     def _checked_ids(
@@ -302,13 +297,13 @@ class TableRows:
     def _commit(self) -> None:
         """Write the changes of a table in files."""
         if self._directory is not None:
-            with uninterrupted, self._access.to_flush(), self.optimizer.lock:
+            with uninterrupted, self._access.to_flush(), self._updater.optimizer.lock:
                 self._directory.flush(self._description(), self._logged)
 
     def _description(self) -> dict[str, Any]:
         """Fields of a table in files except its records, for the next flush."""
         storage, waiting = self._storage, self._waiting
-        decay = self.optimizer.row_decay.get(self.name)
+        decay = self._updater.optimizer.row_decay.get(self.name)
         return self._settings() | {
             "flushes": self.flushes + 1,
             "high": self._index.high,
@@ -332,7 +327,7 @@ class TableRows:
             "half_life": self.half_life,
             "id_dtype": None if self._keys is None else self._keys.name,
             "step": self.step,
-            "optimizer": _alone(self.optimizer),
+            "optimizer": _alone(self._updater.optimizer),
         }
 
     def _logged(self) -> None:
@@ -345,7 +340,7 @@ class TableRows:
 
     def _show(self) -> None:
         """Pass views of weight and state up to the current height to the updater."""
-        storage, optimizer = self._storage, self.optimizer
+        storage, optimizer = self._storage, self._updater.optimizer
         self._view = storage.weight[: storage.height]
         self._updater.states[self.name] = storage.state()
         self._updater.states_synced[self.name] = True

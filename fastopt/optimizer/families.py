@@ -244,9 +244,8 @@ class Varied(VariantFlags):
     @property
     def rule(self) -> Rule:
         """Rule of the selected variant."""
-        if not any(map(vars(self).get, self.variants)):
-            return self.plain
-        return varied(self.plain, self.traits, self.variant)
+        which = self.variant
+        return varied(self.plain, self.traits, which) if any(which) else self.plain
 
 
 class CoupledVariants(Varied):

@@ -44,9 +44,10 @@ from fastopt._kernels.storage import (
     prefetch,
     private,
     shifted,
+    store,
 )
 from fastopt._kernels.vectors import prefer_wide_vectors
-from fastopt._kernels.weights import read_weight
+from fastopt._kernels.weights import read_weight, write_weight
 
 __all__ = ["dense", "element_loop", "flush_decay", "flush_loop", "lazy"]
 __all__ += ["lazy_loop", "number_loop"]
@@ -64,10 +65,36 @@ def dense(layout: Layout, parallel: bool) -> Callable:
 
 def element_loop(layout: Layout) -> Callable:
     """Return a function that applies a rule without a row term to every element."""
-    return dense_blocks(layout) if layout.coded else _dense(layout)
+    if layout.coded:
+        return dense_blocks(layout)
+    return _in_parts(layout) if layout.sparse or layout.keyed else _dense(layout)
 
 
 def _dense(layout: Layout) -> Callable:
+    """Return the loop of most layouts alone, which compiles in three quarters of the time."""
+    real, update = layout.real, element_step(layout)
+    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
+    first_state, first_grad = layout.first_state, layout.first_grad
+
+    def dense(chunks, table, hyper):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            weights = locate(table, tensor, ADDRESS, start, kinds)
+            states = locate(table, tensor, first_state, start, state_kinds)
+            grads = locate(table, tensor, first_grad, start, grad_kinds)
+            h = private(hyper, tensor)
+            for i in range(size):
+                weight, state, grad = read_weight(weights, i), load(states, i), load(grads, i)[0]
+                weight, state = update(weight, grad, state, h, real(1), None, i)
+                write_weight(weights, i, weight)
+                store(states, i, state)
+        table[0, DONE] = 1
+
+    return dense
+
+
+def _in_parts(layout: Layout) -> Callable:
+    """Return the loop of updates that gather row-sparse gradients or draw random numbers."""
     real, sparse, update = layout.real, layout.sparse, element_step(layout)
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None

@@ -17,7 +17,7 @@ from fastopt._updater.checked import CheckedUpdates
 from fastopt.arguments import brief
 from fastopt.optimizer.optimizer import Index
 
-__all__ = ["averages_of", "context", "evaluates", "held", "restore"]
+__all__ = ["averages_of", "context", "evaluates", "held", "leading", "restore"]
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def context(updater: CheckedUpdates, weights: Mapping[Any, Any] | None) -> Itera
         with between_updates(updater.optimizer.lock, "averaged()"), uninterrupted:
             averages.check_free()
             if before is None:
-                averages.arrays = _leading(updater)
+                averages.arrays = leading(updater)
             needed = {i: a for i, a in averages.arrays.items() if not updater._is_frozen(i)}
             targets = _targets(updater, averages, needed, weights)
             if before is None:
@@ -77,7 +77,7 @@ def held(updater: CheckedUpdates) -> dict[Index, Array]:
     return averages.held
 
 
-def _leading(updater: CheckedUpdates) -> dict[Index, Any]:
+def leading(updater: CheckedUpdates) -> dict[Index, Any]:
     """Return an array in the weight's shape for each index whose optimizer has averages."""
     found = {}
     for index, state in updater.states.items():

@@ -9,6 +9,7 @@ import numpy as np
 from fastopt._engine.mixed_precision import round_into
 from fastopt._engine.validate import check_index
 from fastopt._interrupts import uninterrupted
+from fastopt._updater.averaged import leading
 from fastopt.distributed.collectives import gathered_together
 from fastopt.distributed.plan import flat
 from fastopt.distributed.ranks import Ranks
@@ -60,7 +61,7 @@ class Slices:
     def averaged(self, shard: Any) -> Iterator[None]:
         """Context in which the weights hold their averages; they are restored without messages."""
         arrays = [*self.weights.values(), *self.copies.values()]
-        known = shard._averages.arrays if shard._averages is not None else shard._leading()
+        known = shard._averages.arrays if shard._averages is not None else leading(shard)
         given = {index: own for index, own in self.own.items() if index in known}
         with shard.averaged(given):
             before = [array.copy() for array in arrays]

@@ -157,7 +157,7 @@ class Planning(Resumable):
                     f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
                 )
                 listed = plan.listed.get(k)
-                rows = f", with a gradient that lists rows of {listed}" if listed else ""
+                rows = f", with a row-sparse gradient of {listed}" if listed else ""
                 compared[f"tensor {k}"] = description + rows
             plan.facts = Facts(compared)
         facts: list[Fact] = [plan.facts, self._values(plan, new)]

@@ -58,6 +58,7 @@ def _check_schedule(name: str, lr_scheduler: Any) -> Any:
 
 
 def check_rate(name: str, lr: Any) -> float:
+    """Return a learning rate; raise unless it is a finite number, at least 0."""
     if callable(lr):
         raise TypeError(f"{name} must be a number; assign a schedule to lr_scheduler")
     if isinstance(lr, (int, float)) and lr < 0:

@@ -143,9 +143,8 @@ def lines_of_code(path):
     tree, lines = parsed(path), path.read_text("utf-8").splitlines()
     blank = {k for k, line in enumerate(lines, 1) if line.strip()[:1] in ("", "#")}
     for node in ast.walk(tree):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str())):
-                blank.update(range(node.lineno, node.end_lineno + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            blank.update(range(node.lineno, node.end_lineno + 1))
     for node in ast.walk(tree):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             yield node, len({*range(node.lineno, node.end_lineno + 1)} - blank)

@@ -11,6 +11,7 @@ from fastopt._structure import copies
 from fastopt._updater.updater import Updater
 from fastopt.arguments import brief
 from fastopt.optimizer import Optimizer, create
+from fastopt.optimizer.optimizer import new_copy
 
 __all__ = ["Functional", "functional"]
 
@@ -68,7 +69,7 @@ def functional(optimizer: str | Optimizer, **settings: Any) -> Functional:
     >>> params["weight"], first["weight"], again["weight"]
     (array([1., 1.]), array([0.9, 0.9]), array([0.9, 0.9]))
     """
-    pair = _Pair(copy.deepcopy(create(optimizer)), settings)
+    pair = _Pair(new_copy(create(optimizer)), settings)
     return Functional(pair.init, pair.update)
 
 

@@ -108,12 +108,16 @@ class Trainer(Advised, Spelled):
     ) -> None:
         self._parameters, self._names = _numbered(params)
         opt = _optimizer(optimizer, optimizer_params)
-        self._scale = self._rescale_grad = opt.rescale_grad
         self._batch_size: float | None = None
         self._several = False
         options = {"loss_scaler": loss_scaler, "clip_global_norm": clip_global_norm}
         given = {name: value for name, value in options.items() if value is not None}
         self.updater: Any = _updater(opt, comm, given)
+        scale, divided = self.optimizer.divided
+        self._scale = self.optimizer.rescale_grad
+        if self._scale == divided:  # by the batch size of another trainer with the optimizer
+            self._scale = scale
+        self._rescale_grad = self._scale
         for parameter in sorted(self._parameters, key=lambda p: p.stype == "default"):
             parameter._set_trainer(self)  # row-sparse ones first, because they may raise
         # The optimizer looks up multipliers in param_dict, and names for messages and files in
@@ -208,6 +212,7 @@ class Trainer(Advised, Spelled):
         if number("batch_size", batch_size) <= 0:
             raise ValueError(f"batch_size must be more than 0, got {batch_size}")
         self._rescale_grad, self._batch_size = self._scale / batch_size, batch_size
+        vars(self.optimizer)["divided"] = self._scale, self._rescale_grad
 
     def _ready(self, ignore_stale_grad: bool) -> list[int]:
         """Return the indices of the parameters to update."""
@@ -341,7 +346,8 @@ def _updater(optimizer: Optimizer, comm: Any, options: Mapping[str, Any]) -> Any
     if comm is None:
         return Updater(optimizer, **options)
     if callable(comm) and hasattr(comm, "optimizer"):
-        if comm.optimizer is not optimizer or options:
+        siblings = optimizer.siblings or {optimizer}
+        if comm.optimizer not in siblings or options:
             raise ValueError(
                 "comm is an updater, so optimizer must be its optimizer, and loss_scaler and "
                 "clip_global_norm are its own"

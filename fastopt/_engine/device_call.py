@@ -500,5 +500,5 @@ def settle(optimizer: Any) -> None:
     """Wait for the outcomes of steps that a device has counted."""
     counts = optimizer._index_update_count
     if counts.ahead:
-        with optimizer.lock:
+        with optimizer.call_lock:
             counts.settle()

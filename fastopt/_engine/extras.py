@@ -74,7 +74,7 @@ def update_with(updater: Any, index: Any, grad: Any, weight: Any, extra: Any) ->
             context = label(each, updater.optimizer.idx2name)
             raise type(error)(f"{context}: {error}") from error
     optimizer = updater.optimizer
-    with optimizer.lock, uninterrupted:
+    with optimizer.call_lock, uninterrupted:
         _update(updater, indices, grads, weights, extras)
     if any(own is not each for own, each in zip(given, weights, strict=True)):
         mark_written(given)

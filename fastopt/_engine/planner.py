@@ -96,7 +96,7 @@ class Planner:
 
     def forget(self) -> None:
         """Drop all records, between the calls of other threads."""
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             self.records.forget()
             self.devices.forget()
 
@@ -311,7 +311,7 @@ class Planner:
 
     def set_copy(self, index: Index, array: Any) -> None:
         """See :meth:`Updater.set_copy <fastopt.optimizer.Updater.set_copy>`."""
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             if array is not None:
                 of = header(array)
                 check_like(label(index, self.optimizer.idx2name), "copy", of, HALVES, np.shape(of))

@@ -205,7 +205,11 @@ class Records:
     def _follow(self, updater: Any) -> None:
         """Follow the changes of attributes besides VALUES."""
         planner, words, optimizers = updater.planner, self.words, updater.planner.optimizers()
-        mode = planner.modes()
+        self.prepares, self.clips = updater._windows is not None, updater._units is not None
+        self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
+        self.factors = self.norms or self.prepares
+        self.passes = self.norms, self.clips, self.factors
+        mode = *planner.modes(), self.passes  # the kernels of records depend on all of them
         if mode != self.mode or any(each.rule_by_index for each in optimizers):
             self.forget()
         self.mode, self.averages = mode, planner.averages
@@ -213,10 +217,6 @@ class Records:
         if self.usable and self.enter is None:
             self.enter = self.entry()
         self.live = self.usable and any(each.param_dict for each in optimizers)
-        self.prepares, self.clips = updater._windows is not None, updater._units is not None
-        self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
-        self.factors = self.norms or self.prepares
-        self.passes = self.norms, self.clips, self.factors
         scheduled = any(each.lr_scheduler is not None for each in optimizers)
         timed = not all(hyper_of(each).constant for each in optimizers)
         timed |= self.averages is not None and not self.averages.average.constant

@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import metadata
 from typing import Any
+from weakref import WeakSet
 
 import numba
 from numba.core.compiler_lock import global_compiler_lock
 
 __all__ = ["choose_layer", "in_forked_child", "load_tbb", "may_run_parallel", "start_layer"]
-__all__ += ["thread_count", "turn", "use_threads"]
+__all__ += ["start_locks", "thread_count", "turn", "use_threads"]
 
 CONCURRENT = ("tbb", "omp")
 """Layers that several Python threads may use at once; workqueue would terminate the process."""
@@ -164,9 +165,28 @@ def turn() -> AbstractContextManager[Any]:
 _callbacks: list[Callable[[], None]] = []
 
 
-def in_forked_child(callback: Callable[[], None]) -> None:
-    """Register `callback` to be called in every forked child, for example to recreate locks."""
+def in_forked_child(callback: Callable[[], None]) -> Callable[[], None]:
+    """Register `callback` to be called in every forked child, and return it."""
     _callbacks.append(callback)
+    return callback
+
+
+_locked: "WeakSet[Any]" = WeakSet()
+
+
+def start_locks(owner: Any) -> None:
+    """Call ``owner._start_locks()`` now and in every forked child.
+
+    A thread that the fork did not copy may hold the locks of the parent.
+    """
+    owner._start_locks()
+    _locked.add(owner)
+
+
+@in_forked_child
+def _restart_locks() -> None:
+    for owner in list(_locked):
+        owner._start_locks()
 
 
 def _after_fork() -> None:

@@ -26,7 +26,7 @@ def context(updater: CheckedUpdates, weights: Mapping[Any, Any] | None) -> Itera
     before, entered = updater._averages, False
     averages = averages_of(updater) if before or not evaluates(updater) else Averages(None)
     try:
-        with between_updates(updater.optimizer.lock, "averaged()"), uninterrupted:
+        with between_updates(updater.lock, "averaged()"), uninterrupted:
             averages.check_free()
             if before is None:
                 averages.arrays = leading(updater)
@@ -41,7 +41,7 @@ def context(updater: CheckedUpdates, weights: Mapping[Any, Any] | None) -> Itera
         yield
     finally:
         if entered:
-            with updater.optimizer.lock, uninterrupted:
+            with updater.lock, uninterrupted:
                 averages.swap_out()
                 vars(updater)["_averages"] = before
                 updater.planner.records.forget()
@@ -49,7 +49,7 @@ def context(updater: CheckedUpdates, weights: Mapping[Any, Any] | None) -> Itera
 
 def restore(updater: CheckedUpdates, weights: Mapping[Any, Any]) -> None:
     """See :meth:`Updater.restore_weights`."""
-    with updater.optimizer.lock, uninterrupted:
+    with updater.lock, uninterrupted:
         averages = averages_of(updater)
         targets = _targets(updater, averages, held(updater), weights)
         averages.restore({index: arrays[0] for index, arrays in targets.items()})

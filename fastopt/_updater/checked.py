@@ -97,8 +97,8 @@ class CheckedUpdates(Resumable):
         single: bool = False,
     ) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
-        optimizer = self.optimizer
-        with optimizer.lock, unused(optimizer.updating):
+        with self.lock, unused(self.optimizer.updating):
+            optimizer = self.optimizer
             if self._averages is not None:
                 self._averages.check_free()
             unchecked = optimizer.unchecked

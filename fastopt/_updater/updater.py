@@ -1,9 +1,11 @@
 """The updater: holds the state of each parameter and passes calls to records."""
 
+import copy
 from collections.abc import KeysView, Mapping, Sequence, ValuesView
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import is_
+from threading import RLock
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -39,6 +41,7 @@ from fastopt._kernels.record_words import (
     UNKNOWN,
     WEIGHT_CODE,
 )
+from fastopt._kernels.threads import start_locks
 from fastopt._naming import constructs
 from fastopt._structure import copies
 from fastopt._updater import averaged
@@ -80,6 +83,9 @@ DEFAULTS = {
 PARTS = ("_windows", "_averages", "_units")
 """Attributes with the objects that implement the settings."""
 
+CHANGING = frozenset({"optimizer", "groups", "states", "states_synced", *LIMITS, *SETTINGS, *PARTS})
+"""Attributes that records depend on."""
+
 
 class Updater(CheckedUpdates):
     """Update weights in place with an optimizer, and hold its state for each index.
@@ -87,7 +93,10 @@ class Updater(CheckedUpdates):
     Parameters
     ----------
     optimizer : Optimizer or str
-        The optimizer, or the registered name of a class, which is created with its defaults.
+        The optimizer, or the registered name of a class, which is created with its defaults. If
+        another updater has the optimizer, this one has a copy that has made no updates: counts,
+        the clock of a schedule and numbers that an optimizer keeps belong to an updater, while an
+        argument that is set in one of them (``optimizer.lr = 0.1``) is set in all.
     loss_scaler : fastopt.amp.LossScaler, optional
         Divides gradients by the scale that the loss was multiplied by. A call with a non-finite
         gradient updates nothing and reduces the scale.
@@ -127,7 +136,8 @@ class Updater(CheckedUpdates):
     groups : mapping or None
         The groups, read-only; assign a new mapping to change them.
     states : dict
-        State of each index that has been updated, as created by ``create_state``.
+        State of each index that has been updated, as created by ``create_state``. Removing an item
+        also forgets the updates of its parameter.
     states_synced : dict
         Whether the state of an index is on its weight's device.
 
@@ -178,9 +188,7 @@ class Updater(CheckedUpdates):
         optimizer = create(optimizer)
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
-        forget = weakly(self._forget_records)
-        found = {name: Tracked({}, forget) for name in ("states", "states_synced")}
-        vars(self).update(DEFAULTS, **found, _info=UNCHANGED)
+        self._start()
         self.optimizer = optimizer
         given = loss_scaler, clip_global_norm, accumulate, average, clip_adaptive_eps, clip_adaptive
         for (name, default), value in zip(DEFAULTS.items(), given, strict=True):
@@ -192,12 +200,24 @@ class Updater(CheckedUpdates):
     average: Average | None
     clip_adaptive: float | None
     clip_adaptive_eps: float
+    lock: Any
+    """Lock that is held during calls and changes of settings, by one thread at a time."""
 
     _on_records: bool = True
     """Whether records serve calls."""
     _runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
-    unlisted = CheckedUpdates.unlisted | {"planner", "takes_extra"}
+    unlisted = CheckedUpdates.unlisted | {"lock", "planner", "takes_extra"}
+
+    def _start(self) -> None:
+        """Initialize all attributes but the optimizer."""
+        start_locks(self)
+        states = Tracked({}, weakly(self._follow_states))
+        synced = Tracked({}, weakly(self._forget_records))
+        vars(self).update(DEFAULTS, states=states, states_synced=synced, _info=UNCHANGED)
+
+    def _start_locks(self) -> None:
+        vars(self)["lock"] = RLock()
 
     @property
     def info(self) -> StepInfo:
@@ -209,31 +229,42 @@ class Updater(CheckedUpdates):
         return info if sums is None else info._replace(d=sums.d)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "groups":
-            self._group(value, self.planner)
-            self.planner.forget()
-            return
         if name in OF_OPTIMIZER:
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{own} to set; set updater.optimizer.learning_rate")
-        if name in ("states", "states_synced"):
-            value = Tracked(value, weakly(self._forget_records))
-        elif name in SETTINGS:
-            value = self._set(name, value)
-        elif name in LIMITS:
-            value = LIMITS[name](name, value)
+        if name == "optimizer":
+            value = create(value).claimed(self)  # before this lock: it may wait for another's
+        if name not in CHANGING:
+            super().__setattr__(name, value)
+            return
+        # No call of another thread, nor a handler of Ctrl-C, may see records of other settings.
+        with self.lock, uninterrupted:
+            try:
+                self._change(name, value)
+            finally:
+                self.planner.forget()
+
+    def _change(self, name: str, value: Any) -> None:
+        """Set an attribute that records depend on."""
+        if name == "groups":
+            self._group(value, self.planner)
         elif name == "optimizer":
-            value = create(value)
             if value is not vars(self).get(name):
                 self._plan_with(value)
-        super().__setattr__(name, value)
-        if name in ("states", "states_synced"):
-            self._forget_records()
-        elif name in (*LIMITS, *SETTINGS, *PARTS):
+        elif name == "states":
+            vars(self)[name] = Tracked(value, weakly(self._follow_states))
+            self._follow_states()
+        elif name == "states_synced":
+            vars(self)[name] = Tracked(value, weakly(self._forget_records))
+        else:
+            if name in SETTINGS:
+                value = self._set(name, value)
+            elif name in LIMITS:
+                value = LIMITS[name](name, value)
+            super().__setattr__(name, value)
             parts = ("loss_scaler", "clip_global_norm", "_windows", "_units")
             self.planner.measures = any(vars(self).get(part) is not None for part in parts)
             self.planner.averages = self._averages
-            self._forget_records()
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         """Switch to another optimizer; nothing changes if the groups do not match it."""
@@ -241,7 +272,7 @@ class Updater(CheckedUpdates):
         if before is not None:
             planner.take_over(before)
         self._group(vars(self).get("groups"), planner)
-        vars(self)["planner"], vars(self)["_records"] = planner, planner.records
+        vars(self).update(optimizer=optimizer, planner=planner, _records=planner.records)
 
     def _planner_of(self, optimizer: Optimizer) -> Planner:
         return Planner(optimizer)
@@ -295,14 +326,24 @@ class Updater(CheckedUpdates):
         """Discard all records, since a state may have been replaced."""
         self.planner.forget()
 
+    def _follow_states(self) -> None:
+        """Discard all records; parameters whose state was removed have made no updates."""
+        with self.lock, uninterrupted:
+            self.planner.forget()
+            if removed := self.states_synced.keys() - self.states.keys():
+                for index in removed:
+                    dict.pop(self.states_synced, index)
+                for optimizer in self.planner.optimizers():
+                    optimizer.restart(removed)
+
     def __getstate__(self) -> dict[str, Any]:
         """Attributes; states on a device are copied to the host until their next update."""
-        with between_updates(self.optimizer.lock, "a copy of the updater"):
+        with between_updates(self.lock, "a copy of the updater"):
             return self._attributes()
 
     def _attributes(self) -> dict[str, Any]:
         self._settle()
-        hidden = {"planner", "_records", "_units", "_slow"}
+        hidden = {"lock", "planner", "_records", "_units", "_slow"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
@@ -313,7 +354,9 @@ class Updater(CheckedUpdates):
         return {**kept, "states": host(dict(self.states)), "states_synced": synced}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.optimizer = state["optimizer"]
+        self._start()
+        optimizer = state["optimizer"]
+        self.optimizer = optimizer if optimizer.claim is None else copy.copy(optimizer)
         for name, value in state.items():
             if name != "optimizer":
                 setattr(self, name, value)
@@ -372,8 +415,8 @@ class Updater(CheckedUpdates):
         if extra is not None:
             update_with(self, index, grad, weight, extra)
             return
-        optimizer, records = self.optimizer, self._records
-        with optimizer.lock:
+        with self.lock:
+            optimizer, records = self.optimizer, self._records
             if optimizer.updating.locked():
                 pass  # reported by the checks
             elif records.direct and records.version == optimizer.version:
@@ -397,7 +440,7 @@ class Updater(CheckedUpdates):
                 return
             if self.planner.devices.known and device_call.again(self, index, grad, weight):
                 return
-        self._check_call(index, grad, weight)
+            self._check_call(index, grad, weight)
 
     def _check_call(self, index: Any, grad: Any, weight: Any) -> None:
         """Update after all arguments have been checked, or raise."""
@@ -640,7 +683,7 @@ class Updater(CheckedUpdates):
         >>> updater.optimizer.learning_rate = 0.01
         >>> updater.refresh_graphs()  # before the next replay
         """
-        with self.optimizer.lock:
+        with self.lock:
             for steps in self.optimizer._index_update_count.graphs:
                 steps.refresh()
 
@@ -719,7 +762,7 @@ class Updater(CheckedUpdates):
         index, dtype = check_index(index), np.dtype(dtype)
         if not (np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"):
             raise TypeError(f"dtype must be a floating-point type, got {dtype}")
-        with self.optimizer.lock:
+        with self.lock:
             of = self.planner.of(index).optimizer
             convert = lambda slot, numbers: numbers[slot].astype(dtype)  # noqa: E731
             return mapped_slots(of, index, self.states[index], convert)
@@ -749,8 +792,8 @@ class Updater(CheckedUpdates):
         >>> [(array.dtype.name, array.shape) for array in updater.states[0]]
         [('int8', (64, 64)), ('float32', (64, 1))]
         """
-        optimizer = self.optimizer
-        with optimizer.lock, uninterrupted:
+        with self.lock, uninterrupted:
+            optimizer = self.optimizer
             before = optimizer.state_dtype
             optimizer.state_dtype = state_dtype
             try:
@@ -785,9 +828,6 @@ class Updater(CheckedUpdates):
         the weights are still needed. Settings, hyper-parameters, the weights, their half-precision
         copies and the loss scaler do not change.
 
-        An optimizer that several updaters share counts the updates of the indices of this one from
-        the start.
-
         Raises
         ------
         RuntimeError
@@ -808,12 +848,13 @@ class Updater(CheckedUpdates):
         [-0.3  0.3] 3
         [-0.3  0.3] 3
         """
-        planner, records = self.planner, self._records
-        with between_updates(self.optimizer.lock, "reset()"), uninterrupted:
+        with between_updates(self.lock, "reset()"), uninterrupted:
+            planner, records = self.planner, self._records
             if self._averages is not None:
                 self._averages.check_free()
                 self._averages.arrays.clear()
-            known = {*self.states, *records.kept, *(self._windows.calls if self._windows else ())}
+            known = {*self.states, *records.kept, *self.optimizer._index_update_count}
+            known.update(self._windows.calls if self._windows else ())
             planner.devices.forget()
             for index, state in list(self.states.items()):
                 if self._restarts_at_zero(index):
@@ -901,13 +942,14 @@ class Updater(CheckedUpdates):
         array([[0.884],
                [0.984]])
         """
-        with between_updates(self.optimizer.lock, "flush()"):
+        with between_updates(self.lock, "flush()"):
             self._flush(index, weight)
 
     def _flush(self, index: Any, weight: Array | None) -> None:
         """See :meth:`flush`; the caller may hold the lock."""
-        index, optimizer = check_index(index), self.optimizer
-        with optimizer.lock:
+        index = check_index(index)
+        with self.lock:
+            optimizer = self.optimizer
             if self._averages is not None:
                 self._averages.check_free()
             context = label(index, optimizer.idx2name)

@@ -79,7 +79,7 @@ class Resumable(Stateful, Spelled):
             See :meth:`save`.
         """
         optimizer = self.optimizer if flag("dump_optimizer", dump_optimizer) else None
-        with between_updates(self.optimizer.lock, "get_states()"):
+        with between_updates(self.lock, "get_states()"):
             progress = progress_of(self, {index: index for index in indices_of(self)})
             tree: dict[str, Any] = {"states": self.states, "optimizer": optimizer, **progress}
             if optimizer is not None and self.groups:
@@ -131,10 +131,10 @@ class Resumable(Stateful, Spelled):
                 if "groups" in tree:
                     groups = with_present(groups, self.groups)
                     self.groups = None  # the old groups need not match the new optimizer
+                self.states_synced = dict.fromkeys(tree["states"], False)
                 self.states, self.optimizer = tree["states"], opt
                 if "groups" in tree:
                     self.groups = groups
-                self.states_synced = dict.fromkeys(self.states, False)
                 restore_progress()
             case _:
                 raise CheckpointError(
@@ -176,7 +176,7 @@ class Resumable(Stateful, Spelled):
         >>> new.optimizer.wd, new.optimizer.num_update
         (0.1, 1)
         """
-        with between_updates(self.optimizer.lock, "save()"):
+        with between_updates(self.lock, "save()"):
             write_atomically(path, chunks(describe(self)))
 
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
@@ -219,7 +219,7 @@ class Resumable(Stateful, Spelled):
         TypeError, RuntimeError
             See :meth:`save`.
         """
-        with between_updates(self.optimizer.lock, "states_dict()"):
+        with between_updates(self.lock, "states_dict()"):
             return copy.deepcopy(describe(self))
 
     def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:

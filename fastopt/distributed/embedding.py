@@ -228,7 +228,7 @@ class ShardedEmbeddingTable(Sharded):
             An argument is invalid on some rank, ranks disagree, or the capacity of a rank is
             exceeded. All ranks raise the error, and nothing changes.
         """
-        with self.table.lock, self.table._access.to_change(), self.optimizer.lock:
+        with self.table.lock, self.table._access.to_change(), self.optimizer.call_lock:
             self._push_together(
                 "update",
                 lambda: self._summed(ids, grads),
@@ -305,7 +305,7 @@ class ShardedEmbeddingTable(Sharded):
             See :meth:`ShardedUpdater.save`. All ranks raise the error; the old checkpoint is
             unchanged.
         """
-        with self.table.lock, self.table._access.to_read(), self.optimizer.lock:
+        with self.table.lock, self.table._access.to_read(), self.optimizer.call_lock:
             self._together(
                 "save",
                 lambda _: write_together(

@@ -165,7 +165,7 @@ class Owned(Resumable):
 
     def _push(self, grads: Callable[[], Any]) -> None:
         """Update rows of tables with gradients by index; collective."""
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             self._push_together(
                 "push", lambda: self._given(grads), self._facts, self._sent, self._update_rows
             )

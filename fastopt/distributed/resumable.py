@@ -87,7 +87,7 @@ class Resumable(Sharded):
                 lambda run: write_index(self, path, run, self._kind, self._masters),
             )
 
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             self._together(
                 "save",
                 write,
@@ -141,7 +141,7 @@ class Resumable(Sharded):
         `weights` are the indices of the weights to load, or there is an `error` in them.
         """
         facts = Facts(path=os.fspath(path), strict=str(strict), weights=listing(weights))
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             self._begin("load")
             found: Any = None
             if error is None:

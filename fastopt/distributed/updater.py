@@ -280,7 +280,7 @@ class ShardedUpdater(WeightKeeper):
             Another rank ended, or failed after the ranks had agreed; the message names it. After
             this error or a TimeoutError the updater can no longer be used.
         """
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             if not self._repeats(index, grad, weight):
                 self._call_all(index, grad, weight)
 
@@ -466,7 +466,7 @@ class ShardedUpdater(WeightKeeper):
         """
         if not self.overlap:
             raise ValueError("begin() needs an updater with overlap=True")
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             self._ranks.begin(f"begin() of updater {self._number}", self.timeout)
             index, plan, begun = check_index(index), self._plan, self._begun
             groups = self.shard.planner.groups
@@ -545,7 +545,7 @@ class ShardedUpdater(WeightKeeper):
             if not is_agreed(error):
                 self._ranks.fail(f"left join() by {type(error).__name__}: {error}")
             raise
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             while self.ranks > 1 and self._shadow():
                 pass
 

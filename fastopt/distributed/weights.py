@@ -143,7 +143,7 @@ class WeightKeeper(Planning):
                 placement = saved.placements[index]
                 check_like(context, "weight", array, (placement.dtype,), placement.shape)
 
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             skipped = self._load(path, strict, check, chosen, error)
             with self._updating(lambda: True):
                 Slices(self, {index: chosen[index] for index in own}, own).gather()
@@ -174,7 +174,7 @@ class WeightKeeper(Planning):
         ValueError
             The parameter was never updated, or `weight` is missing and was not in the last call.
         """
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             self._together(
                 "flush",
                 self._flush,
@@ -243,7 +243,7 @@ class WeightKeeper(Planning):
         >>> weight
         array([1.])
         """
-        with between_updates(self.optimizer.lock, "averaged()"):
+        with between_updates(self.optimizer.call_lock, "averaged()"):
             pass
         with ExitStack() as stack:
             self._together(
@@ -304,7 +304,7 @@ class WeightKeeper(Planning):
             self.shard.restore_weights(slices.own)
             slices.gather()
 
-        with self.optimizer.lock:
+        with self.optimizer.call_lock:
             self._together(
                 "restore_weights",
                 restore,

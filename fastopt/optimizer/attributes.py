@@ -4,13 +4,13 @@ import itertools
 import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from fastopt._checked import Checked
 from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._kernels.device_memory import host
-from fastopt._kernels.threads import in_forked_child
+from fastopt._kernels.threads import start_locks
 
 __all__ = ["TRANSIENT", "Attributes"]
 
@@ -19,6 +19,8 @@ Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
 
 TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 """Attributes that determine the multipliers."""
+
+MULTIPLIERS = ("lr_mult", "wd_mult")
 
 CHANGED = ("version", "mode_version")
 
@@ -30,22 +32,12 @@ VALUES = ("rescale_grad", "lr", "learning_rate")
 
 TRANSIENT = frozenset(
     {"lock", "direct", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
-    | {"updating", "stepping", "work", "whole_shapes", "followers"}
+    | {"updating", "stepping", "work", "whole_shapes", "followers", "claim", "siblings", "divided"}
 )
 """Attributes that belong to the current process and are not saved or copied."""
 
 _versions = itertools.count()
 """Version numbers, unique among all optimizers of the process."""
-
-_locked: "WeakSet[Attributes]" = WeakSet()
-
-
-def _unlock() -> None:
-    for optimizer in list(_locked):
-        optimizer._start_locks()  # a thread of the parent may have held them
-
-
-in_forked_child(_unlock)
 
 
 class Attributes(Checked):
@@ -67,12 +59,13 @@ class Attributes(Checked):
     """Properties whose values are stored in the arrays of `by_index` attributes."""
 
     unlisted = Checked.unlisted | {
-        *("add_follower", "by_index", "checked", "described", "finish", "followers", "in_arrays"),
-        *("lock", "mode_version", "multipliers_version", "put_back", "restore", "snapshot"),
-        *("stepping", "updating", "version"),
+        *("add_follower", "by_index", "call_lock", "checked", "claim", "claimed", "described"),
+        *("divided", "finish", "followers", "forget_updates", "in_arrays", "lock", "mode_version"),
+        *("multipliers_version", "put_back", "restore", "siblings", "snapshot", "stepping"),
+        *("updating", "version"),
     }
     lock: Any
-    """Lock that is held during updates, for threads that share the optimizer."""
+    """Lock of updates without an updater, see :attr:`call_lock`."""
     updating: Any
     """Lock that is held during the updates of updaters; the thread that holds `lock` tests it."""
     stepping: Any
@@ -85,6 +78,12 @@ class Attributes(Checked):
     """Like `version`, but changed only by multipliers."""
     followers: "WeakSet[Attributes] | None"
     """Optimizers whose versions change with those of this one, the optimizer of a group."""
+    claim: "ref[Any] | None"
+    """The updater that has the optimizer, see :meth:`claimed`."""
+    siblings: "WeakSet[Attributes] | None"
+    """The optimizers of several updaters that were given the same one: all have its settings."""
+    divided: tuple[float, float]
+    """``rescale_grad`` before and after a trainer has divided it by its batch size."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -103,9 +102,8 @@ class Attributes(Checked):
 
     def _start(self) -> None:
         """Initialize the attributes of the current process."""
-        self._start_locks()
-        vars(self)["followers"] = None
-        _locked.add(self)
+        start_locks(self)
+        vars(self).update(followers=None, claim=None, siblings=None, divided=(1.0, 1.0))
 
     def _start_locks(self) -> None:
         locks = {
@@ -136,6 +134,7 @@ class Attributes(Checked):
             super().__setattr__(name, value)
             if name in own and name in self._arguments and name not in VALUES:
                 self._check_assigned(name, before)
+            self._share(name)
         finally:  # even if Ctrl-C interrupts the assignment
             if name not in VALUES:
                 self._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
@@ -153,7 +152,7 @@ class Attributes(Checked):
     def _stored(self, name: str, value: Any) -> Any:
         """Return the mapping that stores a value; raise for an alias of other attributes."""
         if name in TABLES:
-            return Tracked(value, weakly(self._changed_tables))
+            return self._table(value)
         if name in self.by_index:
             return self._by_index(name, value)
         own, names = vars(self), type(self).aliases[name]
@@ -161,6 +160,9 @@ class Attributes(Checked):
             kind = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{kind} to set; set {' and '.join(names)}")
         return value
+
+    def _table(self, items: Mapping[Any, Any]) -> Tracked:
+        return Tracked(items, weakly(self._edited_tables))
 
     def _by_index(self, name: str, values: Mapping[Index, Any]) -> PerIndex:
         """Return a new PerIndex of `values`; numbers that belong to no index are kept."""
@@ -181,6 +183,12 @@ class Attributes(Checked):
     def _changed_tables(self) -> None:
         self._set_versions(*CHANGED_TABLES)
 
+    def _edited_tables(self) -> None:
+        """Follow a change inside of one of TABLES."""
+        for name in MULTIPLIERS:
+            self._share(name)
+        self._changed_tables()
+
     def _set_versions(self, *names: str) -> None:
         own, number = vars(self), next(_versions)
         for name in names:
@@ -195,6 +203,30 @@ class Attributes(Checked):
         if self.followers is None:
             vars(self)["followers"] = WeakSet()
         cast("WeakSet[Attributes]", self.followers).add(follower)
+
+    # Updaters
+
+    @property
+    def call_lock(self) -> Any:
+        """Lock that is held during updates: that of the updater that has the optimizer, if any."""
+        owner = None if self.claim is None else self.claim()
+        return self.lock if owner is None else owner.lock
+
+    def _share(self, name: str) -> None:
+        """Set an attribute of the siblings to the value here, if it is a setting."""
+        own = self.__dict__
+        siblings = own.get("siblings")
+        if siblings is None or name not in own or not self._is_setting(name):
+            return
+        for other in siblings:
+            if other is not self:
+                vars(other)[name] = other._table(own[name]) if name in TABLES else own[name]
+                other._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
+
+    def _is_setting(self, name: str) -> bool:
+        """Whether an attribute is an argument of the constructor, and not about parameters."""
+        named = name in self._arguments or name in type(self).__signature__.parameters
+        return name in MULTIPLIERS or (named and name not in TABLES)
 
     # Copies
 
@@ -239,7 +271,7 @@ class Attributes(Checked):
         own = vars(self)
         for name, value in attributes.items():
             if name in TABLES:
-                own[name] = Tracked(value, weakly(self._changed_tables))
+                own[name] = self._table(value)
             elif name in self.by_index:
                 own[name] = self.by_index[name](value)
                 own[name].add_owner(self)

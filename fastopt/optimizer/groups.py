@@ -61,7 +61,7 @@ class Group:
             raise ValueError(f"{self.label} is not a regular expression: {error}") from None
         if not isinstance(given, Mapping):
             raise TypeError(f"{self.label} must be a dict of hyper-parameters, got {brief(given)}")
-        rest = self._completed(given)
+        rest = self._completed(given, main)
         self.given: Mapping[str, Any] = MappingProxyType(dict(rest))
         self.frozen = flag(f"{self.label}: frozen", rest.pop("frozen", False))
         if self.frozen and rest:
@@ -88,12 +88,17 @@ class Group:
             self.optimizer = self._twin(main, rest)
         self.follows = self.optimizer is not main
 
-    def _completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings, with an optimizer for its name and a schedule as `lr_scheduler`."""
+    def _completed(self, given: Mapping[str, Any], main: Optimizer) -> dict[str, Any]:
+        """Return the settings, with the updater's optimizer for a name or one that others have too.
+
+        A schedule becomes `lr_scheduler`.
+        """
         rest = dict(given)
         try:
             if isinstance(rest.get("optimizer"), str):
                 rest["optimizer"] = create(rest["optimizer"])
+            if isinstance(rest.get("optimizer"), Optimizer) and main.claim is not None:
+                rest["optimizer"] = rest["optimizer"].claimed(main.claim())
         except ValueError as error:
             raise ValueError(f"{self.label}: {error}") from None
         for name in ("lr", "learning_rate"):

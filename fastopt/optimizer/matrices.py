@@ -596,7 +596,7 @@ class MatrixFamily(VariantFlags):
     def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """See :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
         check_key(index)
-        with self.lock, unused(self.stepping), uninterrupted:
+        with self.call_lock, unused(self.stepping), uninterrupted:
             if self.falls_back(index, weight):
                 self._fallback().update(index, weight, grad, state)
                 return
@@ -613,7 +613,7 @@ class MatrixFamily(VariantFlags):
     ) -> None:
         """See :meth:`Optimizer.update_in_python`; a fallback handles its own masters."""
         if copy is None and self.falls_back(index, weight):
-            with self.lock:
+            with self.call_lock:
                 self._fallback().update_multi_precision(index, weight, grad, state)
         else:
             super().update_in_python(index, weight, grad, state, copy)

@@ -1,9 +1,11 @@
 """The base class of all optimizers: rules, states, updates, and the registry."""
 
+import copy
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Unpack
+from weakref import WeakSet, ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +27,7 @@ from fastopt._engine.mixed_precision import (
     state_with_master,
     to_float32,
 )
-from fastopt._engine.per_index import Index, PerIndex
+from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.step_sums import StepSums
 from fastopt._engine.validate import Array, check_key, is_half, label, order_of
 from fastopt._kernels import noise
@@ -847,7 +849,7 @@ class Optimizer(Rates):
             changes.
         """
         check_key(index)
-        with self.lock, unused(self.stepping):
+        with self.call_lock, unused(self.stepping):
             state, masters = self.direct_state(weight, state)
             self._direct(masters).update(index, weight, grad, state)
 
@@ -863,7 +865,7 @@ class Optimizer(Rates):
         """
         check_key(index)
         if self.native:
-            with self.lock, unused(self.stepping):
+            with self.call_lock, unused(self.stepping):
                 self._direct().update(index, weight, grad, state)
         else:
             self.update_in_python(index, weight, grad, state, None)
@@ -925,7 +927,7 @@ class Optimizer(Rates):
         TypeError, ValueError
             See :meth:`update`.
         """
-        with self.lock:
+        with self.call_lock:
             if self.native:
                 # The copy keeps the arrays alive even if another thread changes the caller's list.
                 calls = list(calls)
@@ -964,10 +966,53 @@ class Optimizer(Rates):
                 counts[index] = self.begin_num_update
         counts.largest = max([self.begin_num_update, *counts.values()])
 
+    def claimed(self, owner: Any) -> Self:
+        """Return the optimizer of an updater that is given this one.
+
+        It is this one, unless another updater has it, which counts updates in it. Then it is a copy
+        that has counted none. Settings of either are those of both from then on.
+
+        Parameters
+        ----------
+        owner : object with an attribute ``lock``
+            The updater.
+        """
+        with self.call_lock:
+            before = None if self.claim is None else self.claim()
+            if before is not None and before is not owner:
+                made = copy.deepcopy(self, {id(self.lr_scheduler): self.lr_scheduler})
+                own = {"param_dict": made._table(self.param_dict), "divided": self.divided}
+                siblings = self.siblings or WeakSet([self])
+                siblings.add(made)
+                vars(self)["siblings"] = siblings
+                vars(made).update(own, siblings=siblings)
+            else:
+                made = self
+            if self.claim is not None and before is not owner:
+                made.forget_updates()
+            vars(made)["claim"] = ref(owner)
+        return made
+
+    def forget_updates(self) -> None:
+        """Forget the updates of all parameters, like a new optimizer with the same settings."""
+        self.restart(
+            {*self._index_update_count, *self.row_decay, *self.masters_given, *(self.carried or ())}
+        )
+        self._index_update_count = Counts()
+        self.whole_shapes.clear()
+        vars(self).update(unchecked=True, _warned=False)
+
     def key(self, index: Index) -> int:
         """Return the key of the random numbers of this update."""
         count = self._index_update_count.get(index, 0)
         return noise.key(self.seed, noise.index_number(index), count)
+
+
+def new_copy(optimizer: Optimizer) -> Optimizer:
+    """Return a copy of an optimizer that has made no updates."""
+    made = copy.deepcopy(optimizer)
+    made.forget_updates()
+    return made
 
 
 register = Optimizer.register

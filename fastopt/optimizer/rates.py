@@ -176,6 +176,7 @@ class Rates(Attributes):
         elif own["lr"] != value:  # trainers assign it in every step
             own["lr"] = value
             self._set_versions("version")
+            self._share("lr")
 
     # Counts
 

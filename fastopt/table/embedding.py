@@ -71,9 +71,9 @@ class EmbeddingTable(TableRows, Advised, Spelled):
         Length of a row.
     optimizer : Optimizer or str
         Optimizer that updates the indexed rows only (``lazy_update=True``, which is set if a name
-        is given). Tables can share an optimizer if their names differ. Optimizers that override
-        ``update()``, such as Muon, or sum the gradients of several calls, such as LBSGD, are not
-        supported.
+        is given). Each table counts its own updates in it, see :class:`~fastopt.Updater`.
+        Optimizers that override ``update()``, such as Muon, or sum the gradients of several
+        calls, such as LBSGD, are not supported.
     dtype : dtype_like
         float32, float64, float16 or bfloat16. Default float32.
     init : str, Initializer or callable
@@ -169,10 +169,6 @@ class EmbeddingTable(TableRows, Advised, Spelled):
         with naming(name):
             check_optimizer(opt, in_files=path is not None)
             self.buffer_bytes = count("buffer_bytes", buffer_bytes)
-            if name in opt._index_update_count:
-                raise ValueError(
-                    f"optimizer already has a parameter named {name!r}: pass another name="
-                )
             settings: dict[str, Any] = {
                 "name": name,
                 "dim": count("dim", dim),
@@ -187,11 +183,9 @@ class EmbeddingTable(TableRows, Advised, Spelled):
         try:
             with naming(name):
                 self._begin(**settings, directory=directory)
-            opt._index_update_count[name] = opt.begin_num_update  # reserves the name
+            self.optimizer._index_update_count[name] = opt.begin_num_update
             self._commit()
         except BaseException:
-            for of in (opt._index_update_count, opt.whole_shapes, opt.row_decay):
-                of.pop(name, None)
             if directory is not None:
                 directory.discard()
             raise
@@ -617,7 +611,7 @@ class EmbeddingTable(TableRows, Advised, Spelled):
         OSError
             The file cannot be written. An existing file is unchanged.
         """
-        with self.lock, self._access.to_read(), self.optimizer.lock:
+        with self.lock, self._access.to_read(), self.optimizer.call_lock:
             write_atomically(path, chunks(self._described()))
 
     @classmethod
@@ -632,7 +626,7 @@ class EmbeddingTable(TableRows, Advised, Spelled):
             The file.
         optimizer : Optimizer, optional
             Optimizer that receives the saved attributes and is used in place of a new one. Needed
-            for classes that are not registered, and for tables that share an optimizer.
+            for classes that are not registered, and for tables that share the settings of one.
         init : str, Initializer or callable, optional
             Initial values of new rows. Required if the saved table uses a function, which is not
             saved.
@@ -736,14 +730,12 @@ class EmbeddingTable(TableRows, Advised, Spelled):
 
     def _use(self, optimizer: Optimizer) -> None:
         """Restore the saved optimizer into the user's, and use the latter from now on."""
-        restored = self.optimizer
-        others = {k: v for k, v in optimizer.row_decay.items() if k != self.name}
-        kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
-        state = {k: v for k, v in restored.__getstate__().items() if k not in kept}
-        optimizer.restore({**state, "row_decay": {**others, **restored.row_decay}})
-        optimizer.whole_shapes[self.name] = restored.whole_shapes[self.name]
-        self._storage.optimizer = optimizer
-        self._updater = Updater(optimizer)
+        restored, updater = self.optimizer, Updater(optimizer)
+        own = updater.optimizer
+        kept = vars(own).keys() - own.__getstate__().keys()
+        own.restore({k: v for k, v in restored.__getstate__().items() if k not in kept})
+        own.whole_shapes[self.name] = restored.whole_shapes[self.name]
+        self._storage.optimizer, self._updater = own, updater
         self._show()
 
     def _take_up(self, fields: dict[str, Any]) -> None:
@@ -774,7 +766,7 @@ class EmbeddingTable(TableRows, Advised, Spelled):
         self._show()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with self.lock, self._access.to_read(), self.optimizer.lock:
+        with self.lock, self._access.to_read(), self.optimizer.call_lock:
             given = self._start.given if self._start.function is not None else None
             return _unpickled, (type(self), copy.deepcopy(self._described(init=given)))
 

@@ -9,14 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
 from fastopt._engine.validate import converted, is_half
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.hashing import FREE
-from fastopt._kernels.threads import in_forked_child
+from fastopt._kernels.threads import start_locks
 from fastopt._updater.updater import Updater
 from fastopt.arguments import brief
 from fastopt.optimizer import Optimizer
@@ -37,16 +36,6 @@ FEWEST = 1 << 16
 """Fewest rows to reserve if `capacity` is not given."""
 
 LAST_STEP = int(FREE) - 1
-
-_locked: "WeakSet[TableRows]" = WeakSet()
-
-
-def _unlock() -> None:
-    for table in list(_locked):
-        table.lock = threading.RLock()  # a thread that the fork did not copy may hold it
-
-
-in_forked_child(_unlock)
 
 
 class TableRows:
@@ -74,7 +63,9 @@ class TableRows:
         self._directory, self.flushes = directory, 0
         self.name, self.dim, self.dtype, self.min_count = name, dim, dtype, min_count
         self.half_life, self._start, self._limit = half_life, start, capacity
-        self.lock = threading.RLock()
+        start_locks(self)
+        self._updater = Updater(optimizer)
+        optimizer = self._updater.optimizer
         self._access = Access(name)
         self.step = 0
         self._keys: np.dtype[Any] | None = None
@@ -95,9 +86,10 @@ class TableRows:
 
         self._index, self._storage, self._waiting = _granted(capacity, reserve)
         self.capacity = self._index.capacity
-        self._updater = Updater(optimizer)
         self._grow(1)
-        _locked.add(self)
+
+    def _start_locks(self) -> None:
+        self.lock = threading.RLock()
 
     # Arguments
 
@@ -297,7 +289,7 @@ class TableRows:
     def _commit(self) -> None:
         """Write the changes of a table in files."""
         if self._directory is not None:
-            with uninterrupted, self._access.to_flush(), self._updater.optimizer.lock:
+            with uninterrupted, self._access.to_flush(), self._updater.lock:
                 self._directory.flush(self._description(), self._logged)
 
     def _description(self) -> dict[str, Any]:

@@ -105,17 +105,43 @@ def test_the_next_call_needs_no_python(monkeypatch):
     assert all(updater.states[index][0] is array for index, array in states.items())
 
 
-def test_other_parameters_of_a_shared_optimizer_keep_their_progress():
-    made = optimizer.Adam()
-    first, second = fastopt.Updater(made), fastopt.Updater(made)
-    weight = np.ones(3, np.float32)
-    for _ in range(3):
-        first(0, weight.copy(), weight)
-    second(1, weight.copy(), weight)
-    second.reset()
-    assert made.num_update == 3
-    first.reset()
-    assert made.num_update == 0
+def _removed(updater):
+    del updater.states[0]
+
+
+def _cleared(updater):
+    updater.states.clear()
+
+
+def _replaced(updater):
+    updater.states = {}
+
+
+@pytest.mark.parametrize("remove", [_removed, _cleared, _replaced])
+@pytest.mark.parametrize("begin", [0, 5])
+@pytest.mark.parametrize("name", ["adam", "asgd", "nadam", "prodigy"])
+def test_a_parameter_without_a_state_has_no_count(name, begin, remove):
+    new, used = (fastopt.Updater(optimizer.create(name, begin_num_update=begin)) for _ in range(2))
+    gradient, first, second = np.ones(3), np.ones(3), np.ones(3)
+    used(0, gradient, np.ones(3))
+    used(0, gradient, np.ones(3))
+    remove(used)
+    assert used.optimizer.num_update == begin
+    for updater, weight in ((new, first), (used, second)):
+        updater(0, gradient, weight)
+    assert everything(new, [first]) == everything(used, [second])
+
+
+def test_a_removed_state_leaves_others_their_count():
+    updater, gradient = fastopt.Updater(optimizer.Adam()), np.ones(3)
+    for index in (0, 1, 1):
+        updater(index, gradient, np.ones(3))
+    del updater.states[0]
+    updater.reset()
+    assert updater.optimizer.num_update == 0
+    updater(1, gradient, np.ones(3))
+    updater.states = {1: updater.states[1]}
+    assert updater.optimizer.num_update == 1
 
 
 def test_reset_inside_an_update_raises():

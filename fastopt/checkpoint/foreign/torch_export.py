@@ -65,7 +65,7 @@ def to_torch_state_dict(
         indices = sorted(updater.states, key=_integer)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     state: dict[int, dict[str, Any]] = {}
-    with between_updates(optimizer.lock, "to_torch_state_dict()"):
+    with between_updates(optimizer.call_lock, "to_torch_state_dict()"):
         for position, index in enumerate(indices):
             rates = optimizer._get_lr(index), optimizer._get_wd(index)
             group = groups.setdefault(rates, _group(form, optimizer, *rates))

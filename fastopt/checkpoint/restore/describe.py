@@ -25,6 +25,7 @@ class Stateful(Advised):
     """Attributes of an updater that checkpoints save and restore."""
 
     optimizer: Optimizer
+    lock: Any
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     groups: Mapping[str, Mapping[str, Any]] | None = None

@@ -44,7 +44,7 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
     flag("strict", strict)
     check_outside(updater)
     optimizer = updater.optimizer
-    with optimizer.lock:
+    with optimizer.call_lock:
         try:
             _check_fields(saved, type(optimizer).__name__)
             present = keys_of(names_of(optimizer), updater.states)
@@ -77,8 +77,8 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
         )
         if "groups" in saved:
             updater.groups = with_present(groups, updater.groups)
-        updater.states = states
         updater.states_synced = dict.fromkeys(states, False)
+        updater.states = states
         for name, value in saved["updater"].items():
             setattr(updater, name, value)
         restore_progress()

@@ -1,0 +1,175 @@
+"""An optimizer object given to several updaters: each starts at zero, settings are common."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt.distributed import ShardedUpdater, run_threads
+from fastopt.lr_scheduler import FactorScheduler
+from fastopt.parameter import Parameter
+from fastopt.table import EmbeddingTable
+from helpers.cases import FIRST, named
+from helpers.tensor_lists import everything, normal
+
+SHAPE = 3, 4
+
+
+def trained(updater, steps=3, seed=0):
+    """Weight, state and counts after some steps."""
+    weight = normal(seed, SHAPE, "float32")
+    for step in range(steps):
+        updater("w", normal(step, SHAPE, "float32"), weight)
+    return everything(updater, [weight])
+
+
+def in_turn(updaters, steps=3):
+    """Weights, states and counts of updaters that are called in turn."""
+    weights = [normal(k, SHAPE, "float32") for k, _ in enumerate(updaters)]
+    for step in range(steps):
+        for updater, weight in zip(updaters, weights, strict=True):
+            updater("w", normal(step, SHAPE, "float32"), weight)
+    return [everything(*pair) for pair in zip(updaters, ([each] for each in weights), strict=True)]
+
+
+@pytest.mark.parametrize("name", named(sorted(FIRST), "adam", "nadam", "lars", "prodigy", "soap"))
+def test_each_updater_starts_at_zero(name):
+    made = FIRST[name].make()
+    apart = in_turn([fastopt.Updater(FIRST[name].make()) for _ in range(2)])
+    assert in_turn([fastopt.Updater(made) for _ in range(2)]) == apart
+    assert in_turn([fastopt.Updater(made) for _ in range(2)]) == apart  # the first two are gone
+    again = fastopt.Updater(made)
+    again.optimizer = made
+    assert in_turn([again]) == apart[:1]
+
+
+def test_a_scheduled_rate_has_a_clock_for_each_updater():
+    schedule = FactorScheduler(step=2, factor=0.5, base_lr=1.0)
+    first, second = (fastopt.Updater(made) for made in [optimizer.SGD(lr=schedule)] * 2)
+    trained(first, steps=5)
+    assert (first.optimizer.learning_rate, second.optimizer.learning_rate) == (0.25, 1.0)
+    assert second.optimizer.lr_scheduler is schedule
+
+
+def test_settings_of_the_optimizer_are_those_of_all_its_updaters():
+    made = optimizer.Adam(lr=0.1)
+    updaters = [fastopt.Updater(made) for _ in range(3)]
+    in_turn(updaters)
+    made.learning_rate = 0.5
+    updaters[1].optimizer.beta1 = 0.5
+    updaters[2].optimizer.wd = 0.25
+    made.lr_mult["w"] = 2.0
+    updaters[1].optimizer.set_wd_mult({"w": 3.0})
+    for updater in updaters:
+        own = updater.optimizer
+        assert (own.lr, own.beta1, own.wd) == (0.5, 0.5, 0.25)
+        assert (own.lr_mult, own.wd_mult) == ({"w": 2.0}, {"w": 3.0})
+    with pytest.raises(ValueError, match="beta2 must be"):
+        made.beta2 = 2.0
+    assert updaters[2].optimizer.beta2 == 0.999
+
+
+def test_multipliers_set_in_one_updater_survive_it():
+    made = optimizer.SGD()
+    kept = fastopt.Updater(made)
+    gone = fastopt.Updater(made)
+    gone.optimizer.lr_mult = {"w": 2.0}
+    del gone
+    made.lr_mult["v"] = 3.0
+    assert kept.optimizer.lr_mult == {"w": 2.0, "v": 3.0}
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda u: pickle.loads(pickle.dumps(u))]
+)
+def test_a_copy_of_an_updater_goes_on_with_its_counts(copied):
+    updater = fastopt.Updater(optimizer.Nadam())
+    trained(updater)
+    other = copied(updater)
+    assert other.optimizer is not updater.optimizer
+    assert other.optimizer.num_update == 3
+    other("w", normal(0, SHAPE, "float32"), normal(1, SHAPE, "float32"))
+    assert updater.optimizer.num_update == 3
+
+
+def test_an_optimizer_that_no_updater_has_keeps_its_counts():
+    made = optimizer.Adam()
+    trained(fastopt.Updater(made))
+    assert fastopt.Updater(pickle.loads(pickle.dumps(made))).optimizer.num_update == 3
+
+
+def test_an_updater_may_take_its_optimizer_back():
+    first, second = optimizer.SGD(), optimizer.SGD()
+    updater = fastopt.Updater(first)
+    trained(updater, steps=2)
+    updater.optimizer = second
+    trained(updater, steps=3)
+    updater.optimizer = first
+    assert (first.num_update, second.num_update) == (2, 3)
+
+
+def test_optimizers_of_groups_belong_to_one_updater():
+    def updaters(others):
+        return [
+            fastopt.Updater(optimizer.Adam(), groups={"w": {"optimizer": other}})
+            for other in others
+        ]
+
+    apart = in_turn(updaters([optimizer.Nadam(), optimizer.Nadam()]))
+    assert in_turn(updaters([optimizer.Nadam()] * 2)) == apart
+
+
+def test_trainers_that_share_an_optimizer():
+    def weight_of(made, batch_size):
+        parameter = Parameter("p", shape=1, init="zeros")
+        parameter.initialize()
+        trainer = fastopt.Trainer([parameter], made)
+        for _ in range(2):
+            parameter.add_grad([1.0])
+            trainer.step(batch_size)
+        return trainer, parameter.data().tolist()
+
+    made = optimizer.Adam(lr=0.1, epsilon=1.0)
+    expected = weight_of(optimizer.Adam(lr=0.1, epsilon=1.0), 8)[1]
+    first, one = weight_of(made, 8)
+    second, two = weight_of(made, 8)  # while the first one lives
+    del first
+    third, three = weight_of(second.optimizer, 8)
+    del second, third
+    assert one == two == three == weight_of(made, 8)[1] == expected
+
+
+def test_tables_that_share_an_optimizer():
+    made, alone = optimizer.Adam(lr=0.1, lazy_update=True), optimizer.Adam(lr=0.1, lazy_update=True)
+    tables = [EmbeddingTable(2, each, init="zeros") for each in (made, made, alone)]
+    for _ in range(2):
+        for table in tables:
+            table.update([7], np.ones((1, 2), np.float32))
+    assert tables[0].weight.tolist() == tables[1].weight.tolist() == tables[2].weight.tolist()
+    made.lr = 1.0
+    assert tables[1].optimizer.lr == 1.0
+
+
+def test_ranks_that_share_an_optimizer():
+    made = optimizer.Adam(lr=0.1)
+
+    def program(comm):
+        weight, updater = np.zeros(4, np.float32), ShardedUpdater(made, comm)
+        for _ in range(2):
+            updater(0, np.ones(4, np.float32), weight)
+        return weight.tolist()
+
+    expected = [[-0.2] * 4] * 2
+    for _ in range(2):
+        assert run_threads(2, program) == [pytest.approx(each) for each in expected]
+
+
+def test_functional_and_adapters_start_at_zero():
+    made = optimizer.Adam(lr=0.1)
+    trained(fastopt.Updater(made), steps=20)
+    init, update = fastopt.functional(made)
+    weight = np.ones(2)
+    assert update(np.ones(2), init(weight), weight)[0].tolist() == pytest.approx([0.9, 0.9])

@@ -1,0 +1,73 @@
+"""Threads that share an updater: a call sees the settings before a change or after it."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+
+CHANGES = {
+    "optimizer": optimizer.SGD,
+    "groups": lambda: {"w": {"lr_mult": 0.5}},
+    "states": dict,
+    "loss_scaler": LossScaler,
+    "clip_global_norm": lambda: 1.0,
+    "clip_adaptive": lambda: 1.0,
+    "clip_adaptive_eps": lambda: 1.0,
+    "accumulate": lambda: 2,
+    "average": lambda: fastopt.EMA(0.5),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_setting_changes_between_calls(name):
+    updater, weight = fastopt.Updater(optimizer.SGD(lr=1.0)), np.zeros(3)
+    updater("w", np.ones(3), weight)
+    before = getattr(updater, name)
+    thread = threading.Thread(target=setattr, args=(updater, name, CHANGES[name]()))
+    with updater.lock:  # as in a call
+        thread.start()
+        thread.join(0.05)
+        updater.optimizer.wd = 0.0  # records follow the settings once more
+        assert getattr(updater, name) is before
+        updater("w", np.ones(3), weight)
+        assert weight.tolist() == [-2.0] * 3
+    thread.join()
+    assert getattr(updater, name) is not before
+    updater("w", np.ones(3), weight)
+
+
+@pytest.mark.parametrize("change", ["optimizer", "clip_global_norm", "groups", "accumulate"])
+def test_no_update_is_lost_while_settings_change(change):
+    choices = {
+        "optimizer": [optimizer.SGD(lr=1.0), optimizer.SGD(lr=1.0)],
+        "clip_global_norm": [None, 1e9],
+        "groups": [None, {"a": {"lr_mult": 1.0}}],
+        "accumulate": [1, 1],
+    }[change]
+    made = choices if change == "optimizer" else [optimizer.SGD(lr=1.0)]
+    updater, calls = fastopt.Updater(made[0]), 60
+    weights = {name: np.zeros(size, np.float32) for name, size in (("a", 50_000), ("b", 3))}
+    errors = []
+
+    def update(name):
+        try:
+            for _ in range(calls):
+                updater(name, np.ones_like(weights[name]), weights[name])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=update, args=name) for name in weights]
+    for thread in threads:
+        thread.start()
+    k = 0
+    while any(thread.is_alive() for thread in threads):
+        k += 1
+        setattr(updater, change, choices[k % 2])
+    assert not errors
+    for name, weight in weights.items():
+        assert np.unique(weight).tolist() == [-calls]
+        assert sum(each._index_update_count.get(name, 0) for each in made) == calls

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from fastopt._naming import Constructor, check_new
 from fastopt._suggestions import Advised
-from fastopt.arguments import Descriptions, inherited
+from fastopt.arguments import Argument, Description, Descriptions, described_in
 
 __all__ = ["Checked"]
 
@@ -22,13 +22,59 @@ class Checked(Advised, metaclass=Constructor):
     added: ClassVar[Mapping[str, Any]] = {}
     """Default values of attributes that older checkpoints lack."""
 
+    declared: ClassVar[Mapping[str, Argument]] = {}
+    """Declared arguments and attributes of the class and its bases."""
+
+    positional: ClassVar[tuple[str, ...]] = ()
+    """Arguments that may be given by position, in order.
+
+    Where a class declares some, they follow those of its base, unless it gives another order.
+    """
+
+    torch_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Default values with ``formula="torch"`` that differ."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Default values of declared arguments."""
+
+    _factories: ClassVar[Mapping[str, Any]] = {}
+    _own: ClassVar[Mapping[str, Argument]] = {}
     _arguments: ClassVar[Descriptions] = {}
     _progress: ClassVar[Descriptions] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._arguments = inherited(cls, "arguments")
-        cls._progress = inherited(cls, "progress")
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
+        for name in own:
+            type.__delattr__(cls, name)
+        cls._own = own
+        cls._declare()
+        if names := {name: each.names for name, each in own.items() if each.names}:
+            cls.aliases = {**cls.aliases, **names}
+        if torch := {n: each.torch for n, each in cls.declared.items() if each.torch is not ...}:
+            cls.torch_defaults = torch
+        if "positional" not in vars(cls) and any(each.positional for each in own.values()):
+            order = [name for name, each in cls.declared.items() if each.positional]
+            cls.positional = tuple(sorted(order, key=lambda name: cls.declared[name].last))
+
+    @classmethod
+    def _declare(cls) -> None:
+        """Collect the declarations of the class and its bases."""
+        declared: dict[str, Argument] = {}
+        checks: dict[str, Description] = {}
+        progress: dict[str, Description] = {}
+        for base in reversed(cls.__mro__):
+            checks |= described_in(base, "arguments")
+            progress |= described_in(base, "progress")
+            for name, own in vars(base).get("_own", {}).items():
+                argument = declared[name] = own.over(declared.get(name))
+                if argument.check is not None:
+                    into = progress if argument.factory else checks
+                    into[argument.stored or name] = argument.check
+        kept = {name: each for name, each in declared.items() if not each.names}
+        cls.declared, cls._arguments, cls._progress = declared, checks, progress
+        cls.defaults = {name: each.default for name, each in kept.items() if not each.factory}
+        cls._factories = {name: each.factory for name, each in kept.items() if each.factory}
 
     def __setattr__(self, name: str, value: Any) -> None:
         described = self._arguments.get(name)
@@ -53,6 +99,10 @@ class Checked(Advised, metaclass=Constructor):
         described = {**cls._arguments, **cls._progress}
         for base in cls.__mro__:
             attributes = {**vars(base).get("added", {}), **attributes}
+        for name, each in cls.declared.items():
+            if each.new:
+                value = each.default if each.factory is None else each.factory()
+                attributes = {each.stored or name: value, **attributes}
         missing = sorted(described.keys() - attributes.keys())
         if missing:
             raise ValueError(f"{cls.__name__} has no attribute {', '.join(missing)}")

@@ -85,7 +85,11 @@ class Constructor(ABCMeta):
 def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
     """Yield the parameters of the constructor."""
     owner, bases = _definer(cls)
-    _, *own = inspect.signature(vars(owner)["__init__"]).parameters.values()
+    constructor = vars(owner)["__init__"]
+    if getattr(constructor, "takes_declared", False):
+        own = list(_declared(cls))
+    else:
+        _, *own = inspect.signature(constructor).parameters.values()
     found = {each.name: each for each in own if each.kind is not each.VAR_KEYWORD}
     keywords = [each for each in own if each.kind is each.VAR_KEYWORD]
     if keywords:
@@ -98,6 +102,16 @@ def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
     yield from found.values()
     if keywords and not _keys(keywords[0]):
         yield keywords[0]
+
+
+def _declared(cls: Any) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of declared arguments: by position, then by name."""
+    known = {name: each for name, each in cls.declared.items() if each.init and not each.names}
+    for name in cls.positional:
+        default = known.pop(name).default
+        yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+    for name, each in known.items():
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each.default)
 
 
 def _definer(cls: type) -> tuple[type, list[type]]:
@@ -116,7 +130,7 @@ def _passed_on(keywords: inspect.Parameter, bases: Iterable[type]) -> Iterator[i
     """Yield the parameters behind ``**kwargs``: TypedDict keys, or those of the next class."""
     above: dict[str, inspect.Parameter] = {}
     for base in bases:
-        if isinstance(base, Constructor) and "__init__" in vars(base):
+        if isinstance(base, Constructor) and ("__init__" in vars(base) or vars(base).get("_own")):
             for name, parameter in base.__signature__.parameters.items():
                 above.setdefault(name, parameter)
             if not _keys(keywords):

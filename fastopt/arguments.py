@@ -1,4 +1,10 @@
-"""Validation of arguments, with errors that state the name, the expected and the actual value.
+"""Arguments of classes: declared once, with errors that state name, expected and actual value.
+
+    class Adam(Optimizer):
+        beta1: float = arg(default=0.9, check=Real(least=0, below=1))
+
+is an argument of the constructor, and an attribute that is checked whenever it is set. Type checkers
+read the same line (PEP 681).
 
 The description of an argument is a function of (name, value) that returns the value to store or
 raises TypeError or ValueError. The same description validates the constructor argument, later
@@ -9,12 +15,14 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
 __all__ = [
+    "FLAG",
+    "Argument",
     "ArrayOf",
     "Choice",
     "Description",
@@ -28,14 +36,17 @@ __all__ = [
     "Real",
     "Renamed",
     "TableOf",
+    "alias",
+    "arg",
     "as_float",
     "brief",
     "choice",
     "count",
+    "described_in",
     "flag",
-    "inherited",
     "is_array",
     "is_masked",
+    "kept",
     "number",
     "without_address",
 ]
@@ -48,6 +59,114 @@ LARGEST_COUNT = 2**62
 
 LENGTH = 100
 """Maximum number of characters of a value that an error message quotes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Argument:
+    """A declared attribute of a class; see :func:`arg`, :func:`kept` and :func:`alias`."""
+
+    default: Any
+    check: Description | None
+    kw_only: bool = False
+    init: bool = True
+    """Whether it is an argument of the constructor; otherwise the default is stored."""
+    torch: Any = ...
+    stored: str | None = None
+    last: bool = False
+    new: bool = False
+    factory: Callable[[], Any] | None = None
+    names: tuple[str, ...] = ()
+
+    def over(self, base: "Argument | None") -> "Argument":
+        """Return this declaration with the check, if it has none, of that of a base class."""
+        if base is None or self.check is not None:
+            return self
+        return replace(
+            base,
+            default=self.default,
+            kw_only=self.kw_only,
+            init=self.init,
+            torch=base.torch if self.torch is ... else self.torch,
+            last=self.last or base.last,
+        )
+
+    @property
+    def positional(self) -> bool:
+        """Whether it may be given by position."""
+        return self.init and not (self.kw_only or self.names)
+
+
+def arg(
+    *,
+    default: Any,
+    check: Description | None = None,
+    kw_only: bool = False,
+    init: bool = True,
+    torch: Any = ...,
+    stored: str | None = None,
+    last: bool = False,
+    new: bool = False,
+) -> Any:
+    """Declare an argument of a class, which is also an attribute of its instances.
+
+    Parameters
+    ----------
+    default : object
+        Its default. A subclass that declares an argument again, without `check`, has another
+        default alone.
+    check : callable, optional
+        Function ``(name, value)`` that returns the value to store, or raises TypeError or
+        ValueError; see the classes of this module. Default: any value is stored.
+    kw_only : bool
+        Whether it is given by name alone. Default False.
+    init : bool
+        False for an attribute that is no argument of this class, unlike of its base.
+    torch : object, optional
+        Its default with ``formula="torch"``.
+    stored : str, optional
+        Name of the attribute. Default: that of the argument.
+    last : bool
+        Whether its position is after the arguments of subclasses.
+    new : bool
+        Whether checkpoints of earlier versions lack it, which restores the default.
+    """
+    return Argument(default, check, kw_only, init, torch, stored, last, new)
+
+
+def kept(
+    *,
+    factory: Callable[[], Any],
+    check: Description,
+    new: bool = False,
+    init: Literal[False] = False,
+) -> Any:
+    """Declare an attribute that changes with every update, and is checked in checkpoints alone.
+
+    Parameters
+    ----------
+    factory : callable
+        Function without arguments that returns the value of a new instance.
+    check, new
+        See :func:`arg`.
+    init : False
+        It is no argument, which type checkers read here.
+    """
+    return Argument(..., check, init=init, new=new, factory=factory)
+
+
+def alias(*names: str, default: Any, kw_only: bool = True) -> Any:
+    """Declare another name of an argument, or of several, whose values are then a tuple.
+
+    Parameters
+    ----------
+    *names : str
+        The arguments.
+    default : object
+        Their default, for type checkers; it has no effect.
+    kw_only : bool
+        Whether it is given by name alone, as always.
+    """
+    return Argument(default, None, kw_only, names=names)
 
 
 def brief(value: Any) -> str:
@@ -180,6 +299,9 @@ class Flag:
         return value if type(value) is bool else flag(name, value)
 
 
+FLAG = Flag()
+
+
 class Choice:
     """One of several strings."""
 
@@ -296,21 +418,18 @@ class ArrayOf:
         return np.require(value, None, ["C", "A", "W", "E"])
 
 
-def inherited(cls: type, attribute: str) -> dict[str, Description]:
-    """Return the descriptions in `attribute` of a class and its bases, merged into one mapping.
+def described_in(cls: type, attribute: str) -> Mapping[str, Description]:
+    """Return the descriptions in an attribute of a class, without those of its bases.
 
     Raises
     ------
     TypeError
-        The attribute of a class does not map names to descriptions.
+        The attribute does not map names to descriptions.
     """
-    merged: dict[str, Description] = {}
-    for base in reversed(cls.__mro__):
-        own = vars(base).get(attribute, {})
-        if not isinstance(own, Mapping) or not all(map(callable, own.values())):
-            raise TypeError(f"{base.__name__}.{attribute} must map names to descriptions")
-        merged |= own
-    return merged
+    own: Any = vars(cls).get(attribute, {})
+    if not isinstance(own, Mapping) or not all(map(callable, own.values())):
+        raise TypeError(f"{cls.__name__}.{attribute} must map names to descriptions")
+    return own
 
 
 def as_float(name: str, value: Any) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 from weakref import WeakSet, ref
 
+import numpy as np
+
 from fastopt._checked import Checked
 from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.tracked import Tracked, weakly
@@ -13,6 +15,8 @@ from fastopt._kernels.device_memory import host
 from fastopt._kernels.threads import start_locks
 
 __all__ = ["TRANSIENT", "Attributes"]
+
+Array = np.ndarray[Any, Any]
 
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
 """Attributes of an optimizer, and the items of those that are mappings."""

@@ -40,26 +40,33 @@ from fastopt._naming import Same, unknown_arguments
 from fastopt._notices import warn_user
 from fastopt._suggestions import choices, closest
 from fastopt.arguments import (
+    FLAG,
     ArrayOf,
     Choice,
-    Descriptions,
-    Flag,
     Integer,
     OrNone,
     PairOf,
     Real,
     Renamed,
     TableOf,
+    alias,
+    arg,
     brief,
+    kept,
     without_address,
 )
 from fastopt.kernels.rule import Rule
 from fastopt.lr_scheduler.base import Schedule
-from fastopt.optimizer.keywords import Names, Rate
 from fastopt.optimizer.rates import (
+    RATE,
+    LazyAttribute,
+    RateAttribute,
     Rates,
     ScheduledRateError,
     check_parameters,
+    check_rate,
+    check_schedule,
+    largest_rate,
     check_rate,
     endings,
 )
@@ -249,59 +256,64 @@ class Optimizer(Rates):
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = OPTIMIZER_NAMES
     argument_advice: ClassVar[Mapping[str, str]] = OPTIMIZER_ARGUMENTS
     elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
-    torch_defaults: ClassVar[Mapping[str, Any]] = {}
-    """Defaults of torch that differ, which ``formula="torch"`` in the constructor selects."""
-    added: ClassVar[Mapping[str, Any]] = {
-        "maximize": False,
-        "state_min_size": None,
-        "corrected_decay": None,
-    }
-
-    arguments: ClassVar[Descriptions] = {
-        "rescale_grad": Real(infinite=True, nan=True),  # AdamW treats these as overflow
-        "clip_gradient": OrNone(Real(infinite=True)),
-        "multi_precision": Flag(),
-        "seed": Integer(least=0, most=None),
-        "sparse_decay": Choice("touched", "catch_up", "dense"),
-        "lazy_update": Flag(),
-        "rounding": Choice("nearest", "stochastic"),
-        "master": Choice("float32", "split"),
-        "state_dtype": OrNone(Choice("bfloat16", "int8")),
-        "state_min_size": OrNone(Integer(least=1)),
-        "maximize": Flag(),
-    }
-    progress: ClassVar[Descriptions] = {
-        "row_decay": TableOf(PairOf(ArrayOf(("float64",), vector=True), Real())),
-        "masters_given": TableOf(ArrayOf(("float32",))),
-    }
-
     unlisted = Rates.unlisted | {
         *("accumulate", "accumulates", "add_defaults", "carried_slots", "check_positional"),
+        *("declared", "defaults", "positional", "torch_defaults"),
         *("codes_of", "count_only", "direct", "direct_state", "evaluates", "folds"),
         *("in_list_order", "is_accumulating", "key", "masters_given", "may_skip", "native"),
         *("per_index", "rounded_sums", "row_decay", "rule_by_index", "starts_at_zero"),
         *("step_sums", "update_in_python", "whole_shapes"),
     }
-    rescale_grad: float
-    clip_gradient: float | None
-    multi_precision: bool
-    seed: int
-    sparse_decay: Literal["touched", "catch_up", "dense"]
-    lazy_update: bool
-    rounding: Literal["nearest", "stochastic"]
-    master: Literal["float32", "split"]
-    state_dtype: Literal["bfloat16", "int8"] | None
-    state_min_size: int | None
-    maximize: bool
+    rescale_grad: float = arg(  # AdamW treats NaN and infinity as overflow
+        default=1.0, check=Real(infinite=True, nan=True), kw_only=True
+    )
+    param_idx2name: Mapping[Index, str] | None = arg(default=None, kw_only=True)
+    wd: float = arg(default=0.0, check=RATE, kw_only=True)
+    clip_gradient: float | None = arg(
+        default=None, check=OrNone(Real(infinite=True)), kw_only=True
+    )
+    learning_rate: RateAttribute = arg(default=None, check=check_rate, stored="lr", kw_only=True)
+    lr_scheduler: Schedule | None = arg(default=None, check=check_schedule, kw_only=True)
+    sym: Any = arg(default=None, kw_only=True)
+    begin_num_update: int = arg(default=0, check=Integer(least=0), kw_only=True)
+    multi_precision: bool = arg(default=False, check=FLAG, kw_only=True)
+    param_dict: Mapping[Index, Any] | None = arg(default=None, kw_only=True)
+    seed: int = arg(default=0, check=Integer(least=0, most=None), kw_only=True)
+    lazy_update: LazyAttribute = arg(default=None, check=FLAG, kw_only=True)
+    sparse_decay: Literal["touched", "catch_up", "dense"] = arg(
+        default="touched", check=Choice("touched", "catch_up", "dense"), kw_only=True
+    )
+    rounding: Literal["nearest", "stochastic"] = arg(
+        default="nearest", check=Choice("nearest", "stochastic"), kw_only=True
+    )
+    master: Literal["float32", "split"] = arg(
+        default="float32", check=Choice("float32", "split"), kw_only=True
+    )
+    state_dtype: Literal["bfloat16", "int8"] | None = arg(
+        default=None, check=OrNone(Choice("bfloat16", "int8")), kw_only=True
+    )
+    maximize: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    state_min_size: int | None = arg(
+        default=None, check=OrNone(Integer(least=1)), kw_only=True, new=True
+    )
+    corrected_decay: float | None = arg(
+        default=None, check=OrNone(largest_rate), kw_only=True, new=True
+    )
+    lr: RateAttribute = alias("learning_rate", default=None)
+    weight_decay: float = alias("wd", default=0.0)
+    positional = (
+        *("rescale_grad", "param_idx2name", "wd", "clip_gradient", "learning_rate"),
+        *("lr_scheduler", "sym", "begin_num_update", "multi_precision", "param_dict", "seed"),
+        *("lazy_update", "sparse_decay", "rounding", "master", "state_dtype", "maximize"),
+        *("state_min_size", "corrected_decay"),
+    )
 
-    row_decay: dict[Index, tuple[Array, float]]
-    masters_given: dict[Index, Array]
-
-    direct: dict[bool, Direct]
-    """What updates without an updater, with states that have masters, and with others."""
-    _warned: bool
-    whole_shapes: dict[Index, tuple[int, ...]]
-    """Shapes of the tensors whose weights are slices, such as the rows that one process has."""
+    row_decay: dict[Index, tuple[Array, float]] = kept(
+        factory=dict, check=TableOf(PairOf(ArrayOf(("float64",), vector=True), Real()))
+    )
+    masters_given: dict[Index, Array] = kept(
+        factory=dict, check=TableOf(ArrayOf(("float32",)))
+    )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -330,65 +342,53 @@ class Optimizer(Rates):
         )
         cls.per_index = any(getattr(cls, name) is not getattr(Optimizer, name) for name in COUNTED)
 
-    def __init__(
-        self,
-        rescale_grad: float = 1.0,
-        param_idx2name: Mapping[Index, str] | None = None,
-        wd: float = 0.0,
-        clip_gradient: float | None = None,
-        learning_rate: Rate = None,
-        lr_scheduler: Schedule | None = None,
-        sym: Any = None,
-        begin_num_update: int = 0,
-        multi_precision: bool = False,
-        param_dict: Mapping[Index, Any] | None = None,
-        seed: int = 0,
-        lazy_update: bool | None = None,
-        sparse_decay: Literal["touched", "catch_up", "dense"] = "touched",
-        rounding: Literal["nearest", "stochastic"] = "nearest",
-        master: Literal["float32", "split"] = "float32",
-        state_dtype: Literal["bfloat16", "int8"] | None = None,
-        maximize: bool = False,
-        state_min_size: int | None = None,
-        corrected_decay: float | None = None,
-        **unknown: Unpack[Names],
-    ) -> None:
-        if unknown:
-            raise unknown_arguments(type(self), unknown)
-        self._start()
-        check_parameters(param_idx2name, param_dict, sym)
-        by_default = self.lazy_by_default or sparse_decay != "touched"
+    if not TYPE_CHECKING:  # checkers read the declarations
+
+        def __init__(self, *args, **given):
+            cls = type(self)
+            if len(args) > len(cls.positional):
+                most = len(cls.positional)
+                raise TypeError(
+                    f"{cls.__name__} takes at most {most} positional arguments, got {len(args)}"
+                )
+            for name, value in zip(cls.positional, args, strict=False):
+                if name in given:
+                    raise TypeError(f"{cls.__name__} got {name} by position and by name")
+                given[name] = value
+            values = {name: given.pop(name, default) for name, default in cls.defaults.items()}
+            if given:
+                raise unknown_arguments(cls, given)
+            self._start()
+            self._initialize(values)
+            self.check_together()
+
+        __init__.takes_declared = True
+
+    def _initialize(self, values: dict[str, Any]) -> None:
+        """Set all attributes from the values of the arguments."""
+        take = values.pop
+        names, parameters, sym = take("param_idx2name"), take("param_dict"), take("sym")
+        check_parameters(names, parameters, sym)
+        if values["lazy_update"] is None:
+            values["lazy_update"] = self.lazy_by_default or values["sparse_decay"] != "touched"
         self._assign(
-            lr=self._first_rate(learning_rate, lr_scheduler),
-            wd=wd,
-            begin_num_update=begin_num_update,
-            _index_update_count=self._stored("_index_update_count", {}),
+            lr=self._first_rate(take("learning_rate"), take("lr_scheduler")),
+            wd=take("wd"),
+            begin_num_update=take("begin_num_update"),
         )
+        for name in self.by_index:
+            vars(self)[name] = self._by_index(name, {})
         self.num_update = self.begin_num_update
         self._assign(
-            idx2name=self._stored("idx2name", param_idx2name or {}),
+            idx2name=self._stored("idx2name", names or {}),
             sym_info=(sym.attr_dict(), sym.list_arguments()) if sym is not None else (),
-            param_dict=self._stored("param_dict", param_dict or {}),
+            param_dict=self._stored("param_dict", parameters or {}),
         )
         self.set_lr_mult({})
         self.set_wd_mult({})
-        self._assign(
-            rescale_grad=rescale_grad,
-            clip_gradient=clip_gradient,
-            multi_precision=multi_precision,
-            seed=seed,
-            sparse_decay=sparse_decay,
-            lazy_update=by_default if lazy_update is None else lazy_update,
-            rounding=rounding,
-            master=master,
-            state_dtype=state_dtype,
-            state_min_size=state_min_size,
-            maximize=maximize,
-            corrected_decay=corrected_decay,
-            row_decay={},
-            masters_given={},
-        )
-        self.check_together()
+        for name, factory in self._factories.items():
+            setattr(self, name, factory())
+        self._assign(**{self.declared[name].stored or name: each for name, each in values.items()})
 
     def _start(self) -> None:
         super()._start()

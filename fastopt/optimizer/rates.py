@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 import numpy as np
 
@@ -15,17 +15,25 @@ from fastopt.arguments import (
     Descriptions,
     Instance,
     Integer,
-    OrNone,
     Real,
     TableOf,
+    alias,
+    arg,
     as_float,
     brief,
+    kept,
     number,
 )
 from fastopt.lr_scheduler.base import Schedule, rebased
-from fastopt.optimizer.attributes import Attributes
+from fastopt.optimizer.attributes import Array, Attributes
 
-__all__ = ["Rates", "ScheduledRateError", "check_parameters", "endings"]
+__all__ = [
+    *("RATE", "LazyAttribute", "Rate", "RateAttribute", "Rates", "ScheduledRateError"),
+    *("check_parameters", "check_rate", "check_schedule", "endings", "largest_rate"),
+]
+
+Rate = float | Schedule | None
+"""A learning rate or a schedule."""
 
 RATE = Real(least=0)
 
@@ -48,7 +56,7 @@ def check_parameters(param_idx2name: Any, param_dict: Any, sym: Any) -> None:
         raise TypeError(f"sym must have attr_dict() and list_arguments(), got {sym!r}")
 
 
-def _check_schedule(name: str, lr_scheduler: Any) -> Any:
+def check_schedule(name: str, lr_scheduler: Any) -> Any:
     if lr_scheduler is None or (callable(lr_scheduler) and not isinstance(lr_scheduler, type)):
         return lr_scheduler
     got = brief(lr_scheduler)
@@ -67,7 +75,7 @@ def check_rate(name: str, lr: Any) -> float:
     return RATE(name, lr)
 
 
-def _largest_rate(name: str, value: Any) -> float:
+def largest_rate(name: str, value: Any) -> float:
     """Check the learning rate that others are divided by."""
     rate = number(name, value)
     if rate < SMALLEST_RATE:
@@ -118,6 +126,23 @@ def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:
     return {key: number(f"{name}[{key!r}]", value) for key, value in given.items()}
 
 
+class RateAttribute:
+    """Type of a learning rate: a number as an attribute, or a schedule as an argument."""
+
+    def __get__(self, instance: object, owner: Any) -> float: ...
+
+    def __set__(self, instance: object, value: Rate) -> None: ...
+
+
+class LazyAttribute:
+    """Type of `lazy_update`: True or False as an attribute, or None, for the default."""
+
+    def __get__(self, instance: object, owner: Any) -> bool: ...
+
+    def __set__(self, instance: object, value: bool | None) -> None: ...
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(arg, kept, alias))
 class Rates(Attributes):
     """Abstract base of :class:`Optimizer`: the rates of each parameter at each of its updates."""
 
@@ -133,13 +158,6 @@ class Rates(Attributes):
     _decayed: ClassVar[tuple[str, ...]] = endings("weight", "gamma", "kernel")
     """Suffixes of the names that decay by default, see :meth:`set_wd_mult`."""
 
-    arguments: ClassVar[Descriptions] = {
-        "lr": check_rate,
-        "lr_scheduler": _check_schedule,
-        "wd": RATE,
-        "begin_num_update": Integer(least=0),
-        "corrected_decay": OrNone(_largest_rate),
-    }
     progress: ClassVar[Descriptions] = {
         "num_update": Integer(least=0),
         "_index_update_count": TableOf(Integer(least=0)),
@@ -153,11 +171,18 @@ class Rates(Attributes):
         *("check_multipliers", "check_rates", "corrects_decay", "multiplier", "rates_at"),
         *("rates_before_count", "scheduled", "sym_info", "unchecked"),
     }
-    lr: float
+    lr: RateAttribute
     lr_scheduler: Schedule | None
     wd: float
     begin_num_update: int
     corrected_decay: float | None
+    row_decay: dict[Index, tuple[Array, float]]
+    masters_given: dict[Index, Array]
+    direct: dict[bool, Any]
+    """What updates without an updater, with states that have masters, and with others."""
+    _warned: bool
+    whole_shapes: dict[Index, tuple[int, ...]]
+    """Shapes of the tensors whose weights are slices, such as the rows that one process has."""
     sym_info: tuple[Any, ...]
     _index_update_count: Counts
     lr_mult: dict[Any, float]
@@ -202,7 +227,7 @@ class Rates(Attributes):
         if callable(learning_rate):
             if lr_scheduler is not None:
                 raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
-            learning_rate, lr_scheduler = None, _check_schedule("learning_rate", learning_rate)
+            learning_rate, lr_scheduler = None, check_schedule("learning_rate", learning_rate)
         self._assign(lr_scheduler=lr_scheduler)
         own = getattr(self.lr_scheduler, "base_lr", None)
         if learning_rate is None:
@@ -220,7 +245,7 @@ class Rates(Attributes):
         try:
             rate = self.lr_scheduler(self.num_update)
         except TypeError:
-            _check_schedule("lr_scheduler", self.lr_scheduler)
+            check_schedule("lr_scheduler", self.lr_scheduler)
             raise
         return self.scheduled(rate)
 

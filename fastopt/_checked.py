@@ -50,12 +50,17 @@ class Checked(Advised, metaclass=Constructor):
         cls._own = own
         cls._declare()
         if names := {name: each.names for name, each in own.items() if each.names}:
-            cls.aliases = {**cls.aliases, **names}
+            type.__setattr__(cls, "aliases", {**cls.aliases, **names})
         if torch := {n: each.torch for n, each in cls.declared.items() if each.torch is not ...}:
             cls.torch_defaults = torch
         if "positional" not in vars(cls) and any(each.positional for each in own.values()):
             order = [name for name, each in cls.declared.items() if each.positional]
             cls.positional = tuple(sorted(order, key=lambda name: cls.declared[name].last))
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        """Whether the constructor has a declared argument, not counting aliases."""
+        return name in cls.defaults and cls.declared[name].init
 
     @classmethod
     def _declare(cls) -> None:

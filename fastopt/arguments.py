@@ -3,7 +3,7 @@
     class Adam(Optimizer):
         beta1: float = arg(default=0.9, check=Real(least=0, below=1))
 
-is an argument of the constructor, and an attribute that is checked whenever it is set. Type checkers
+is an argument of the constructor and an attribute, checked whenever it is set. Type checkers
 read the same line (PEP 681).
 
 The description of an argument is a function of (name, value) that returns the value to store or
@@ -16,7 +16,7 @@ import numbers
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ __all__ = [
     "PairOf",
     "Real",
     "Renamed",
+    "Stored",
     "TableOf",
     "alias",
     "arg",
@@ -50,6 +51,9 @@ __all__ = [
     "number",
     "without_address",
 ]
+
+Read = TypeVar("Read", covariant=True)
+Given = TypeVar("Given", contravariant=True)
 
 Description = Callable[[str, Any], Any]
 Descriptions = Mapping[str, Description]
@@ -94,6 +98,16 @@ class Argument:
     def positional(self) -> bool:
         """Whether it may be given by position."""
         return self.init and not (self.kw_only or self.names)
+
+
+class Stored(Generic[Read, Given]):
+    """Type of an attribute, for checkers, that is read as one type and given as another."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: object, owner: Any) -> Read: ...
+
+        def __set__(self, instance: object, value: Given) -> None: ...
 
 
 def arg(
@@ -154,7 +168,7 @@ def kept(
     return Argument(..., check, init=init, new=new, factory=factory)
 
 
-def alias(*names: str, default: Any, kw_only: bool = True) -> Any:
+def alias(*names: str, default: Any, kw_only: bool = True, init: bool = True) -> Any:
     """Declare another name of an argument, or of several, whose values are then a tuple.
 
     Parameters
@@ -165,8 +179,10 @@ def alias(*names: str, default: Any, kw_only: bool = True) -> Any:
         Their default, for type checkers; it has no effect.
     kw_only : bool
         Whether it is given by name alone, as always.
+    init : bool
+        False where the class lacks the argument, unlike its base.
     """
-    return Argument(default, None, kw_only, names=names)
+    return Argument(default, None, kw_only, init, names=names)
 
 
 def brief(value: Any) -> str:

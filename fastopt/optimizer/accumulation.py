@@ -12,6 +12,7 @@ from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import DONE, OK
+from fastopt.arguments import arg
 from fastopt.optimizer.optimizer import Index, Optimizer, constant
 from fastopt.sparse import RowSparse
 
@@ -32,10 +33,12 @@ class Sum(Optimizer):
 
     rule = accumulate
 
-    def __init__(self, keep: bool) -> None:
-        super().__init__(lazy_update=keep)
-        self.keep = keep
-        self.unchecked = False  # there are no multipliers
+    keep: bool = arg(default=False, kw_only=True)
+    unchecked = False  # there are no multipliers
+
+    def _initialize(self, values: dict[str, Any]) -> None:
+        super()._initialize({**values, "lazy_update": values["keep"]})
+        vars(self)["unchecked"] = False
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Unpack
 
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.keywords import EpsArguments
 from fastopt.optimizer.optimizer import Optimizer, constant, register
 
 __all__ = ["AdaDelta", "adadelta"]
@@ -73,14 +71,9 @@ class AdaDelta(Optimizer):
     rule = adadelta
     decoupled = True
     corrects_decay = False
-    arguments: ClassVar[Descriptions] = {"rho": Real(least=0, below=1), "epsilon": Real(least=0)}
-
-    def __init__(
-        self, rho: float = 0.9, epsilon: float = 1e-5, **common: Unpack[EpsArguments]
-    ) -> None:
-        super().__init__(**common)
-        self.rho = rho
-        self.epsilon = epsilon
+    rho: float = arg(default=0.9, check=Real(least=0, below=1))
+    epsilon: float = arg(default=1e-05, check=Real(least=0))
+    eps: float = alias("epsilon", default=1e-8)
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:

@@ -1,17 +1,17 @@
 """Adafactor: second moments of rows and columns instead of single elements."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from fastopt._kernels.factored import stepped
-from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.arguments import FLAG, OrNone, Real, arg
 from fastopt.optimizer.factoredsteps import FactoredSteps, clipped_factor, root_mean_square
-from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.matrices import MatrixFamily, Shape
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Adafactor"]
 
@@ -143,41 +143,15 @@ class Adafactor(MatrixFamily):
     """
 
     takes_vectors = True
-    variants = ("cautious_decay",)
+    learning_rate: RateAttribute = arg(default=0.01)
+    decay_rate: float = arg(default=0.8, check=Real(least=0))
+    eps1: float = arg(default=1e-30, check=Real(least=0))
+    eps2: float = arg(default=0.001, check=Real(least=0))
+    clip_threshold: float | None = arg(default=1.0, check=OrNone(Real(least=1e-30)))
+    scale_parameter: bool = arg(default=True, check=FLAG)
+    relative_step: bool = arg(default=True, check=FLAG)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     rounds_state = False
-    arguments: ClassVar[Descriptions] = {
-        "decay_rate": Real(least=0),
-        "eps1": Real(least=0),
-        "eps2": Real(least=0),
-        "clip_threshold": OrNone(Real(least=1e-30)),
-        "scale_parameter": Flag(),
-        "relative_step": Flag(),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.01,
-        decay_rate: float = 0.8,
-        eps1: float = 1e-30,
-        eps2: float = 0.001,
-        clip_threshold: float | None = 1.0,
-        scale_parameter: bool = True,
-        relative_step: bool = True,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        *,
-        cautious_decay: bool = False,
-        **common: Unpack[RatedArguments],
-    ) -> None:
-        self.decay_rate = decay_rate
-        self.eps1 = eps1
-        self.eps2 = eps2
-        self.clip_threshold = clip_threshold
-        self.scale_parameter = scale_parameter
-        self.relative_step = relative_step
-        super().__init__(
-            learning_rate, fallback, fallback_for, cautious_decay=cautious_decay, **common
-        )
 
     def steps(self, index: Index) -> int:
         """Return the number of updates of a weight, with the present one."""

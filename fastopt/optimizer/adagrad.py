@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
-from fastopt.arguments import Descriptions, Real, Renamed
+from fastopt.arguments import Real, Renamed, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
-from fastopt.optimizer.families import FORMULA
-from fastopt.optimizer.keywords import EpsilonArguments, Formula
+from fastopt.optimizer.families import FORMULA, Formula
 from fastopt.optimizer.optimizer import Optimizer, corrected, register
 
 __all__ = ["AdaGrad", "adagrad", "adagrad_of_torch"]
@@ -101,33 +100,14 @@ class AdaGrad(Optimizer):
     """
 
     lazy_by_default = True
-    arguments: ClassVar[Descriptions] = {
-        "float_stable_eps": Renamed("eps", Real(least=0)),
-        "formula": FORMULA,
-        "initial_accumulator_value": Real(least=0),
-        "lr_decay": Real(least=0),
-    }
-    torch_defaults: ClassVar[Mapping[str, Any]] = {"eps": 1e-10}
-    added: ClassVar[Mapping[str, Any]] = {
-        "formula": "mxnet",
-        "initial_accumulator_value": 0.0,
-        "lr_decay": 0.0,
-    }
-
-    def __init__(
-        self,
-        eps: float = 1e-7,
-        *,
-        formula: Formula = "mxnet",
-        initial_accumulator_value: float = 0.0,
-        lr_decay: float = 0.0,
-        **common: Unpack[EpsilonArguments],
-    ) -> None:
-        self.float_stable_eps = eps
-        self.formula = formula
-        self.initial_accumulator_value = initial_accumulator_value
-        self.lr_decay = lr_decay
-        super().__init__(**common)
+    float_stable_eps: ClassVar[float]
+    eps: float = arg(
+        default=1e-07, check=Renamed("eps", Real(least=0)), stored="float_stable_eps", torch=1e-10
+    )
+    formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
+    initial_accumulator_value: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
+    lr_decay: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
+    epsilon: float = alias("eps", default=1e-8)
 
     @property
     def rule(self) -> Rule:

@@ -1,15 +1,22 @@
 """Adam."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Unpack
+from collections.abc import Callable
+from typing import Any
 
-from fastopt.arguments import Descriptions, Flag
+from fastopt.arguments import FLAG, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
-from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily, CoupledVariants, biased_ratio
-from fastopt.optimizer.keywords import AdamArguments, Formula, Rate
+from fastopt.optimizer.families import (
+    FORMULA,
+    MOMENTS,
+    AdamFamily,
+    CoupledVariants,
+    Formula,
+    biased_ratio,
+)
 from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Adam", "adam", "adam_of_torch", "amsgrad", "amsgrad_of_torch", "descended"]
 
@@ -147,27 +154,13 @@ class Adam(CoupledVariants, AdamFamily):
     """
 
     lazy_by_default = True
-    variants = ("cautious", "stable")
+    learning_rate: RateAttribute = arg(default=0.001)
+    formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
+    amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    positional = (*AdamFamily.positional, "lazy_update")
     ratio = staticmethod(biased_ratio)
     ratio_fields = ("var_bias",)
-    arguments: ClassVar[Descriptions] = {"formula": FORMULA, "amsgrad": Flag()}
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        lazy_update: bool | None = None,
-        *,
-        formula: Formula = "mxnet",
-        amsgrad: bool = False,
-        **common: Unpack[AdamArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, lazy_update=lazy_update, **common)
-        self.formula = formula
-        self.amsgrad = amsgrad
 
     @property
     def plain(self) -> Rule:

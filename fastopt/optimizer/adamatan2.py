@@ -1,13 +1,12 @@
 """AdamAtan2: Adam without epsilon, invariant to the scale of the gradients."""
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
-from fastopt.optimizer.keywords import CautiousBetaArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["AdamAtan2", "adam_atan2"]
@@ -111,22 +110,12 @@ class AdamAtan2(CautiousFamily):
     [0.9003 1.0997]
     """
 
-    arguments: ClassVar[Descriptions] = {"a": Real(least=0), "b": Real(least=0)}
+    epsilon: float = arg(default=0.0, init=False)
+    eps: float = alias("epsilon", default=0.0, init=False)
+    a: float = arg(default=1.27, check=Real(least=0))
+    b: float = arg(default=1.0, check=Real(least=0))
 
     plain = adam_atan2
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        a: float = 1.27,
-        b: float = 1.0,
-        **common: Unpack[CautiousBetaArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, 0.0, **common)
-        self.a = a
-        self.b = b
 
     @corrected(mean_and_angle, "b")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -1,13 +1,14 @@
 """AdaMax."""
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any
 
+from fastopt.arguments import alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
-from fastopt.optimizer.keywords import BetaArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Adamax", "adamax"]
 
@@ -82,16 +83,9 @@ class Adamax(CoupledVariants, AdamFamily):
 
     plain = adamax
 
-    def __init__(
-        self,
-        learning_rate: Rate = 0.002,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        *,
-        cautious: bool = False,
-        **common: Unpack[BetaArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, 0.0, cautious=cautious, **common)
+    epsilon: float = arg(default=0.0, init=False)
+    eps: float = alias("epsilon", default=0.0, init=False)
+    learning_rate: RateAttribute = arg(default=0.002)
 
     @property
     def seen(self) -> Callable[..., Any]:

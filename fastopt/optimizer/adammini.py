@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
 from fastopt._engine.validate import label
 from fastopt._kernels.factored import shared
-from fastopt.arguments import Descriptions, Integer, Real, brief
-from fastopt.optimizer.keywords import CautiousArguments, Rate
+from fastopt.arguments import FLAG, Integer, Real, Stored, alias, arg, brief
 from fastopt.optimizer.matrices import MatrixFamily, Shape, pattern
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.rowsteps import RowSteps
 
 __all__ = ["AdamMini"]
@@ -139,31 +139,16 @@ class AdamMini(MatrixFamily):
     """
 
     takes_vectors = True
-    variants = ("cautious", "cautious_decay")
+    learning_rate: RateAttribute = arg(default=0.001)
+    beta1: float = arg(default=0.9, check=Real(least=0, below=1))
+    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
+    epsilon: float = arg(default=1e-08, check=Real(least=0))
+    heads: Stored[Any, Mapping[str, int] | None] = arg(default=None, check=_check_heads)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
+    eps: float = alias("epsilon", default=1e-8)
     rounds_state = False
-    arguments: ClassVar[Descriptions] = {
-        "beta1": Real(least=0, below=1),
-        "beta2": Real(least=0, below=1),
-        "epsilon": Real(least=0),
-        "heads": _check_heads,
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        heads: Mapping[str, int] | None = None,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
-        self.heads: Any = heads
-        super().__init__(learning_rate, fallback, fallback_for, **common)
 
     def directions(self) -> _Shared:
         """See :meth:`MatrixFamily.directions`."""

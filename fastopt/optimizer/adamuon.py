@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Unpack
 
 import numpy as np
 
-from fastopt.optimizer.keywords import MuonArguments, Rate
 from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.normuon import NorMuon
 from fastopt.optimizer.optimizer import Array, register
@@ -63,15 +61,6 @@ class AdaMuon(NorMuon):
     array([[-0.02, -0.02],
            [-0.02,  0.02]])
     """
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        momentum: float = 0.95,
-        beta2: float = 0.95,
-        **common: Unpack[MuonArguments],
-    ) -> None:
-        super().__init__(learning_rate, momentum, beta2, **common)
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""

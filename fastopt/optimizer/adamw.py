@@ -1,20 +1,20 @@
 """AdamW: Adam with decoupled weight decay."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Unpack
+from collections.abc import Callable
+from typing import Any
 
-from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.arguments import FLAG, OrNone, Real, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, peak_moments, rescaled
 from fastopt.optimizer.families import (
     FORMULA,
     MOMENTS,
+    Formula,
     StableFamily,
     biased_ratio,
     rate_times_decay,
 )
-from fastopt.optimizer.keywords import Formula, Rate, StableArguments
 from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["AdamW", "adamw", "adamw_amsgrad", "adamw_amsgrad_of_torch", "adamw_of_torch"]
@@ -202,36 +202,13 @@ class AdamW(StableFamily):
 
     ratio = staticmethod(biased_ratio)
     ratio_fields = ("var_bias",)
-    arguments: ClassVar[Descriptions] = {
-        "correct_bias": Flag(),
-        "eta": OrNone(Real()),
-        "formula": FORMULA,
-        "amsgrad": Flag(),
-        "grams": Flag(),
-    }
-    torch_defaults: ClassVar[Mapping[str, Any]] = {"epsilon": 1e-8, "wd": 0.01}
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False, "grams": False}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        correct_bias: bool = True,
-        eta: float | None = None,
-        *,
-        formula: Formula = "mxnet",
-        amsgrad: bool = False,
-        grams: bool = False,
-        **common: Unpack[StableArguments],
-    ) -> None:
-        self.correct_bias = correct_bias
-        self.eta = eta
-        self.formula = formula
-        self.amsgrad = amsgrad
-        self.grams = grams
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+    epsilon: float = arg(default=1e-06, torch=1e-08)
+    correct_bias: bool = arg(default=True, check=FLAG)
+    eta: float | None = arg(default=None, check=OrNone(Real()))
+    formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
+    amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    grams: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    wd: float = arg(default=0.0, kw_only=True, torch=0.01)
 
     @property
     def plain(self) -> Rule:

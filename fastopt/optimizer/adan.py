@@ -1,14 +1,13 @@
 """Adan: Adam with Nesterov momentum from differences of gradients."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Unpack
+from collections.abc import Callable
+from typing import Any
 
-from fastopt.arguments import Descriptions, Flag, Real
+from fastopt.arguments import FLAG, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import CautiousFamily
-from fastopt.optimizer.keywords import Rate, TripleArguments
 from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["Adan", "adan"]
@@ -104,31 +103,14 @@ class Adan(CautiousFamily):
     [0.9 1.1]
     """
 
-    aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **CautiousFamily.aliases,
-        "betas": ("beta1", "beta2", "beta3"),
-    }
-    arguments: ClassVar[Descriptions] = {"beta3": Real(least=0, below=1), "proximal": Flag()}
+    beta1: float = arg(default=0.98)
+    beta2: float = arg(default=0.92)
+    beta3: float = arg(default=0.99, check=Real(least=0, below=1))
+    proximal: bool = arg(default=True, check=FLAG)
+    betas: tuple[float, float, float] = alias("beta1", "beta2", "beta3", default=(0.0, 0.0, 0.0))  # type: ignore[assignment]
+    positional = ("learning_rate", "beta1", "beta2", "beta3", "epsilon", "proximal")
 
     plain = adan
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.98,
-        beta2: float = 0.92,
-        beta3: float = 0.99,
-        epsilon: float = 1e-8,
-        proximal: bool = True,
-        *,
-        cautious: bool = False,
-        cautious_decay: bool = False,
-        **common: Unpack[TripleArguments],
-    ) -> None:
-        variants = {"cautious": cautious, "cautious_decay": cautious_decay}
-        super().__init__(learning_rate, beta1, beta2, epsilon, **variants, **common)  # type: ignore[arg-type]
-        self.beta3 = beta3
-        self.proximal = proximal
 
     @corrected(corrected_scales, "begun")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

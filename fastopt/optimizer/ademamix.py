@@ -1,14 +1,12 @@
 """AdEMAMix: Adam with a second, slower moving average of the gradient."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, Integer, Real
+from fastopt.arguments import Integer, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, over
-from fastopt.optimizer.keywords import Rate, TripleArguments
 from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["AdEMAMix", "ademamix"]
@@ -101,42 +99,18 @@ class AdEMAMix(StableFamily):
     [0.895 1.105]
     """
 
-    aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **StableFamily.aliases,
-        "betas": ("beta1", "beta2", "beta3"),
-    }
-    arguments: ClassVar[Descriptions] = {
-        "beta3": Real(least=0, below=1),
-        "alpha": Real(least=0),
-        "alpha_steps": Integer(least=0),
-        "beta3_steps": Integer(least=0),
-    }
+    beta3: float = arg(default=0.9999, check=Real(least=0, below=1))
+    alpha: float = arg(default=5.0, check=Real(least=0))
+    alpha_steps: int = arg(default=0, check=Integer(least=0))
+    beta3_steps: int = arg(default=0, check=Integer(least=0))
+    betas: tuple[float, float, float] = alias("beta1", "beta2", "beta3", default=(0.0, 0.0, 0.0))  # type: ignore[assignment]
+    positional = (
+        *("learning_rate", "beta1", "beta2", "beta3", "alpha", "epsilon", "alpha_steps"),
+        *("beta3_steps",),
+    )
 
     plain = ademamix
     ratio = staticmethod(ratio)
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        beta3: float = 0.9999,
-        alpha: float = 5.0,
-        epsilon: float = 1e-8,
-        alpha_steps: int = 0,
-        beta3_steps: int = 0,
-        *,
-        cautious: bool = False,
-        cautious_decay: bool = False,
-        stable: bool = False,
-        **common: Unpack[TripleArguments],
-    ) -> None:
-        variants = {"cautious": cautious, "cautious_decay": cautious_decay, "stable": stable}
-        super().__init__(learning_rate, beta1, beta2, epsilon, **variants, **common)  # type: ignore[arg-type]
-        self.beta3 = beta3
-        self.alpha = alpha
-        self.alpha_steps = alpha_steps
-        self.beta3_steps = beta3_steps
 
     @corrected(scheduled, "alpha_steps", "beta3_steps")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -1,13 +1,12 @@
 """ADOPT: Adam that normalizes the gradient by the previous second moment."""
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, Flag
+from fastopt.arguments import FLAG, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clip, rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily
-from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["ADOPT", "adopt"]
@@ -86,21 +85,11 @@ class ADOPT(CautiousFamily):
     [0.99 1.01]
     """
 
-    arguments: ClassVar[Descriptions] = {"clips": Flag()}
+    beta2: float = arg(default=0.9999)
+    epsilon: float = arg(default=1e-06)
+    clips: bool = arg(default=True, check=FLAG)
 
     plain = adopt
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.9999,
-        epsilon: float = 1e-6,
-        clips: bool = True,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self.clips = clips
 
     @corrected(scheduled, "clips", "begun")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

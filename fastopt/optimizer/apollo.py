@@ -1,16 +1,16 @@
 """APOLLO: gradients scaled by the steps of Adam for their random projections."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Unpack
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 
-from fastopt.arguments import Choice, Descriptions
-from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.arguments import Choice, arg
 from fastopt.optimizer.lowrank import LowRank
 from fastopt.optimizer.matrices import Shape
-from fastopt.optimizer.optimizer import Array, Optimizer, register
+from fastopt.optimizer.optimizer import Array, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["APOLLO"]
 
@@ -100,32 +100,16 @@ class APOLLO(LowRank):
     [(2, 1), (2, 1), (1, 1), ()]
     """
 
-    variants = ("cautious_decay",)
-    arguments: ClassVar[Descriptions] = {"scale_by": Choice("channel", "tensor")}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.01,
-        rank: int = 256,
-        update_interval: int = 200,
-        scale: float = 1.0,
-        scale_by: Literal["channel", "tensor"] = "channel",
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        *,
-        cautious_decay: bool = False,
-        **common: Unpack[MomentArguments],
-    ) -> None:
-        self.scale_by = scale_by
-        super().__init__(
-            *(learning_rate, rank, update_interval, scale, beta1, beta2, epsilon),
-            *(fallback, fallback_for),
-            cautious_decay=cautious_decay,
-            **common,
-        )
+    learning_rate: RateAttribute = arg(default=0.01)
+    rank: int = arg(default=256)
+    scale_by: Literal["channel", "tensor"] = arg(
+        default="channel", check=Choice("channel", "tensor")
+    )
+    cautious: bool = arg(default=False, init=False)
+    positional = (
+        *("learning_rate", "rank", "update_interval", "scale", "scale_by", "beta1", "beta2"),
+        *("epsilon", "fallback", "fallback_for"),
+    )
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""

@@ -1,16 +1,16 @@
 """ASGD: gradient descent with a decaying learning rate and averaged weights."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.arguments import Descriptions, Real, TableOf
+from fastopt.arguments import Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, PerIndex, corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["ASGD", "asgd"]
 
@@ -86,31 +86,11 @@ class ASGD(Optimizer):
     """
 
     rule = asgd
-    arguments: ClassVar[Descriptions] = {
-        "lambd": Real(least=0),
-        "alpha": Real(least=0),
-        "t0": Real(least=0),
-    }
-    progress: ClassVar[Descriptions] = {"_last_rates": TableOf(Real(least=-1))}
-    added: ClassVar[Mapping[str, Any]] = {"_last_rates": {}}
-    by_index: ClassVar[dict[str, type[PerIndex]]] = {
-        **Optimizer.by_index,
-        "_last_rates": PerIndex,
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.01,
-        lambd: float = 1e-4,
-        alpha: float = 0.75,
-        t0: float = 1e6,
-        **common: Unpack[RatedArguments],
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self.lambd = lambd
-        self.alpha = alpha
-        self.t0 = t0
-        self._last_rates = PerIndex()
+    learning_rate: RateAttribute = arg(default=0.01)
+    lambd: float = arg(default=0.0001, check=Real(least=0))
+    alpha: float = arg(default=0.75, check=Real(least=0))
+    t0: float = arg(default=1000000.0, check=Real(least=0))
+    _last_rates: PerIndex = kept(factory=PerIndex, check=TableOf(Real(least=-1)), new=True)
 
     @property
     def carried(self) -> PerIndex:

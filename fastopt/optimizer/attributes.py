@@ -44,6 +44,10 @@ _versions = itertools.count()
 """Version numbers, unique among all optimizers of the process."""
 
 
+def _is_table(factory: Any) -> bool:
+    return isinstance(factory, type) and issubclass(factory, PerIndex)
+
+
 class Attributes(Checked):
     """Abstract base of :class:`Optimizer`: what holds for any attribute, whatever it means.
 
@@ -91,6 +95,8 @@ class Attributes(Checked):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        tables = {name: kind for name, kind in cls._factories.items() if _is_table(kind)}
+        cls.by_index = {**cls.by_index, **tables}
         cls._followed = frozenset({*TABLES, *cls.by_index, *cls.aliases})
 
     def _assign(self, **values: Any) -> None:

@@ -1,16 +1,16 @@
 """CAME: Adafactor with momentum, whose steps are smaller where they are unstable."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from fastopt._kernels.factored import confident, stepped
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import FLAG, Real, alias, arg
 from fastopt.optimizer.factoredsteps import FactoredSteps, clipped_factor
-from fastopt.optimizer.keywords import CautiousFactoredArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Shape
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["CAME"]
 
@@ -129,34 +129,17 @@ class CAME(MatrixFamily):
     """
 
     takes_vectors = True
-    variants = ("cautious", "cautious_decay")
+    learning_rate: RateAttribute = arg(default=0.0002)
+    beta1: float = arg(default=0.9, check=Real(least=0, below=1))
+    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
+    beta3: float = arg(default=0.9999, check=Real(least=0, below=1))
+    eps1: float = arg(default=1e-30, check=Real(least=0))
+    eps2: float = arg(default=1e-16, check=Real(least=0))
+    clip_threshold: float = arg(default=1.0, check=Real(least=1e-30))
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    betas: tuple[float, float, float] = alias("beta1", "beta2", "beta3", default=(0.9, 0.999))
     rounds_state = False
-    arguments: ClassVar[Descriptions] = {
-        **dict.fromkeys(("beta1", "beta2", "beta3"), Real(least=0, below=1)),
-        **dict.fromkeys(("eps1", "eps2"), Real(least=0)),
-        "clip_threshold": Real(least=1e-30),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.0002,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        beta3: float = 0.9999,
-        eps1: float = 1e-30,
-        eps2: float = 1e-16,
-        clip_threshold: float = 1.0,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[CautiousFactoredArguments],
-    ) -> None:
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.beta3 = beta3
-        self.eps1 = eps1
-        self.eps2 = eps2
-        self.clip_threshold = clip_threshold
-        super().__init__(learning_rate, fallback, fallback_for, **common)  # type: ignore[arg-type]
 
     def directions(self) -> _Confident:
         """See :meth:`MatrixFamily.directions`."""

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Unpack
 
-from fastopt.arguments import Descriptions, Flag
+from fastopt.arguments import FLAG, arg, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.optimizer.jointsums import EstimatedAdam, EstimateOf, of_tensor, with_decay
-from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["DAdaptAdam", "dadaptadam"]
 
@@ -115,23 +114,15 @@ class DAdaptAdam(EstimatedAdam):
 
     plain = dadaptadam
     same_in_groups = (*EstimatedAdam.same_in_groups, "bias_correction")
-    arguments: ClassVar[Descriptions] = {"bias_correction": Flag()}
-    progress: ClassVar[Descriptions] = {"estimate": EstimateOf(ESTIMATE)}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 1.0,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        d0: float = 1e-6,
-        growth_rate: float = math.inf,
-        decouple: bool = False,
-        bias_correction: bool = False,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, d0, growth_rate, decouple, **common)
-        self.bias_correction = bias_correction
+    learning_rate: RateAttribute = arg(default=1.0)
+    beta1: float = arg(default=0.9)
+    beta2: float = arg(default=0.999)
+    epsilon: float = arg(default=1e-08)
+    d0: float = arg(default=1e-06)
+    growth_rate: float = arg(default=math.inf)
+    decouple: bool = arg(default=False)
+    bias_correction: bool = arg(default=False, check=FLAG)
+    estimate: dict[str, float] = kept(factory=dict, check=EstimateOf(ESTIMATE))
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

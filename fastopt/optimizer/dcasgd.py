@@ -1,18 +1,16 @@
 """DCASGD: asynchronous gradient descent with delay compensation."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Unpack
 
 import numpy as np
 
 from fastopt._engine.validate import order_of
 from fastopt._kernels.device_memory import host, like, placed
 from fastopt._kernels.devices import header
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.keywords import CommonArguments
 from fastopt.optimizer.optimizer import Array, Index, constant, register
 
 __all__ = ["DCASGD", "dcasgd", "dcasgd_momentum"]
@@ -82,13 +80,7 @@ class DCASGD(MomentumFamily):
     """
 
     forms = (dcasgd, dcasgd_momentum)
-    arguments: ClassVar[Descriptions] = {"lamda": Real()}
-
-    def __init__(
-        self, momentum: float = 0.0, lamda: float = 0.04, **common: Unpack[CommonArguments]
-    ) -> None:
-        super().__init__(momentum=momentum, **common)
-        self.lamda = lamda
+    lamda: float = arg(default=0.04, check=Real())
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:

@@ -1,20 +1,14 @@
 """Abstract base classes of optimizers with common arguments."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Literal
 
-from fastopt.arguments import Choice, Descriptions, Flag, OrNone, Real
+from fastopt.arguments import Choice, Flag, OrNone, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, scalar
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.kernels.variants import Traits, Variant, beside_decay, no_decay, varied
-from fastopt.optimizer.keywords import (
-    CautiousArguments,
-    EpsilonArguments,
-    MomentArguments,
-    Rate,
-    StableArguments,
-)
 from fastopt.optimizer.optimizer import Optimizer, bound, constant, corrected
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = [
     "FORMULA",
@@ -24,6 +18,7 @@ __all__ = [
     "CautiousFamily",
     "CautiousMomentumFamily",
     "CoupledVariants",
+    "Formula",
     "MomentumFamily",
     "StableFamily",
     "TrustRatioFamily",
@@ -38,6 +33,8 @@ __all__ = [
 ]
 
 FLAG = Flag()
+
+Formula = Literal["mxnet", "torch"]
 
 FORMULA = Choice("mxnet", "torch")
 """Argument of classes with two formulas: the library whose formula is computed."""
@@ -75,26 +72,12 @@ class AdamFamily(Optimizer):
         An argument is NaN or out of range.
     """
 
-    arguments: ClassVar[Descriptions] = {
-        "beta1": Real(least=0, below=1),
-        "beta2": Real(least=0, below=1),
-        "epsilon": Real(least=0),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        **common: Unpack[MomentArguments],
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self._assign(beta1=beta1, beta2=beta2, epsilon=epsilon)
-
-    beta1: float
-    beta2: float
-    epsilon: float
+    learning_rate: RateAttribute = arg(default=0.001)
+    beta1: float = arg(default=0.9, check=Real(least=0, below=1))
+    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
+    epsilon: float = arg(default=1e-08, check=Real(least=0))
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
+    eps: float = alias("epsilon", default=1e-8)
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -144,10 +127,10 @@ def scaled_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
 class VariantFlags(Optimizer):
     """Abstract base of optimizers with cautious and stable variants.
 
+    A subclass declares those that it has.
+
     Parameters
     ----------
-    *args
-        Arguments of the next base class.
     cautious : bool
         Update only elements whose step has the sign of the gradient. Default False.
     cautious_decay : bool
@@ -155,7 +138,7 @@ class VariantFlags(Optimizer):
     stable : bool
         Bound the root mean square of the tensor's step. Default False.
     **common
-        Arguments of the next base class.
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
     ------
@@ -167,25 +150,11 @@ class VariantFlags(Optimizer):
         *("decays", "plain", "ratio", "ratio_fields", "seen", "traits", "variant", "variants"),
     }
     variants: ClassVar[tuple[str, ...]] = ()
-    """Arguments above that the class has."""
+    """Those of the arguments that the class has."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        own = vars(cls)
-        cls.arguments = {**own.get("arguments", {}), **dict.fromkeys(cls.variants, FLAG)}
-        cls.added = {**own.get("added", {}), **dict.fromkeys(cls.variants, False)}
         super().__init_subclass__(**kwargs)
-
-    def __init__(
-        self,
-        *args: Any,
-        cautious: bool = False,
-        cautious_decay: bool = False,
-        stable: bool = False,
-        **common: Any,
-    ) -> None:
-        given = {"cautious": cautious, "cautious_decay": cautious_decay, "stable": stable}
-        self._assign(**{name: given[name] for name in self.variants})
-        super().__init__(*args, **common)
+        cls.variants = tuple(name for name in Variant._fields if cls.takes(name))
 
     @property
     def variant(self) -> Variant:
@@ -257,7 +226,7 @@ class CoupledVariants(Varied):
         See :class:`VariantFlags`. The sign of the gradient is that of the gradient with decay.
     """
 
-    variants: ClassVar[tuple[str, ...]] = ("cautious",)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property
     def seen(self) -> Callable[..., Any]:
@@ -287,17 +256,8 @@ class CautiousFamily(Varied, AdamFamily):
     """
 
     decoupled = True
-    variants: ClassVar[tuple[str, ...]] = ("cautious", "cautious_decay")
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
 
 class StableFamily(Varied, AdamFamily):
@@ -317,17 +277,9 @@ class StableFamily(Varied, AdamFamily):
     """
 
     decoupled = True
-    variants: ClassVar[tuple[str, ...]] = ("cautious", "cautious_decay", "stable")
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        **common: Unpack[StableArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
 
 class MomentumFamily(Optimizer):
@@ -346,14 +298,10 @@ class MomentumFamily(Optimizer):
         `momentum` is NaN or infinite.
     """
 
-    forms: tuple[Rule, Rule]
+    forms: ClassVar[tuple[Rule, Rule]]
     """Rules without and with momentum."""
 
-    arguments: ClassVar[Descriptions] = {"momentum": Real()}
-
-    def __init__(self, momentum: float = 0.0, **common: Unpack[EpsilonArguments]) -> None:
-        self.momentum = momentum
-        super().__init__(**common)
+    momentum: float = arg(default=0.0, check=Real())
 
     @property
     def plain(self) -> Rule:
@@ -391,11 +339,6 @@ class CautiousMomentumFamily(CoupledVariants, MomentumFamily):
 
     plain = MomentumFamily.plain
 
-    def __init__(
-        self, momentum: float = 0.0, *, cautious: bool = False, **common: Unpack[EpsilonArguments]
-    ) -> None:
-        super().__init__(momentum=momentum, cautious=cautious, **common)
-
     @property
     def variant(self) -> Variant:
         """See :attr:`Varied.variant`."""
@@ -425,27 +368,10 @@ class TrustRatioFamily(AdamFamily):
     measured: ClassVar[tuple[str, ...]] = ()
     """Hyper-parameters that the rule's reductions compute."""
 
-    arguments: ClassVar[Descriptions] = {
-        "lower_bound": OrNone(Real(least=0, infinite=True)),
-        "upper_bound": OrNone(Real(least=0, infinite=True)),
-        "bias_correction": Flag(),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        lower_bound: float | None = None,
-        upper_bound: float | None = None,
-        bias_correction: bool = True,
-        **common: Unpack[MomentArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self.lower_bound = lower_bound
-        self.upper_bound = upper_bound
-        self.bias_correction = bias_correction
+    epsilon: float = arg(default=1e-06)
+    lower_bound: float | None = arg(default=None, check=OrNone(Real(least=0, infinite=True)))
+    upper_bound: float | None = arg(default=None, check=OrNone(Real(least=0, infinite=True)))
+    bias_correction: bool = arg(default=True, check=FLAG)
 
     @corrected(mean_and_var, when=lambda self: self.bias_correction)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -1,13 +1,14 @@
 """FTML: follow the moving leader."""
 
 import math
-from typing import Any, Unpack
+from typing import Any
 
+from fastopt.arguments import arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.families import MOMENTS, AdamFamily
-from fastopt.optimizer.keywords import MomentArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["FTML", "ftml"]
 
@@ -77,15 +78,9 @@ class FTML(AdamFamily):
 
     rule = ftml
 
-    def __init__(
-        self,
-        beta1: float = 0.6,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        learning_rate: Rate = None,
-        **common: Unpack[MomentArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+    beta1: float = arg(default=0.6)
+    learning_rate: RateAttribute = arg(default=None)
+    positional = ("beta1", "beta2", "epsilon", "learning_rate")
 
     @corrected(corrected_scales, "lr")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Unpack
 
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, rescaled
-from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.optimizer import Optimizer, constant, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Ftrl", "ftrl"]
 
@@ -80,18 +79,10 @@ class Ftrl(Optimizer):
 
     rule = ftrl
     lazy_by_default = True
-    arguments: ClassVar[Descriptions] = {"lamda1": Real(), "beta": Real(least=0)}
-
-    def __init__(
-        self,
-        lamda1: float = 0.01,
-        learning_rate: Rate = 0.1,
-        beta: float = 1.0,
-        **common: Unpack[RatedArguments],
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self.lamda1 = lamda1
-        self.beta = beta
+    lamda1: float = arg(default=0.01, check=Real())
+    learning_rate: RateAttribute = arg(default=0.1)
+    beta: float = arg(default=1.0, check=Real(least=0))
+    positional = ("lamda1", "learning_rate", "beta")
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:

@@ -1,13 +1,12 @@
 """GaLore: Adam in the space of the largest singular vectors of the gradient."""
 
-from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
-from fastopt.optimizer.keywords import CautiousArguments, Rate
+from fastopt.arguments import arg
 from fastopt.optimizer.lowrank import LowRank
-from fastopt.optimizer.optimizer import Array, Optimizer, register
+from fastopt.optimizer.optimizer import Array, register
 
 __all__ = ["GaLore"]
 
@@ -85,24 +84,7 @@ class GaLore(LowRank):
     [(3, 1), (3, 1), (2, 1)]
     """
 
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        rank: int = 128,
-        update_interval: int = 200,
-        scale: float = 0.25,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        super().__init__(
-            *(learning_rate, rank, update_interval, scale, beta1, beta2, epsilon),
-            *(fallback, fallback_for),
-            **common,
-        )
+    scale: float = arg(default=0.25)
 
     def basis(self, matrix: Array, before: Array, t: int) -> Array:
         """See :meth:`LowRank.basis`."""

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
-from fastopt.arguments import Descriptions, Real, Renamed
+from fastopt.arguments import Real, Renamed, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.keywords import EpsilonArguments
 from fastopt.optimizer.optimizer import Optimizer, constant, register
 
 __all__ = ["GroupAdaGrad", "group_adagrad"]
@@ -73,11 +72,9 @@ class GroupAdaGrad(Optimizer):
 
     rule = group_adagrad
     lazy_by_default = True
-    arguments: ClassVar[Descriptions] = {"float_stable_eps": Renamed("eps", Real(least=0))}
-
-    def __init__(self, eps: float = 1e-5, **common: Unpack[EpsilonArguments]) -> None:
-        super().__init__(**common)
-        self.float_stable_eps = eps
+    float_stable_eps: ClassVar[float]
+    eps: float = arg(default=1e-05, check=Renamed("eps", Real(least=0)), stored="float_stable_eps")
+    epsilon: float = alias("eps", default=1e-8)
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:

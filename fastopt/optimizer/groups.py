@@ -5,7 +5,6 @@ with overridden hyper-parameters is a twin of the updater's optimizer: it shares
 the names and everything that is not overridden.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
@@ -20,13 +19,11 @@ from fastopt.arguments import brief, flag, number
 from fastopt.averages import Average
 from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.averaged import check_averaged, check_averaged_together
-from fastopt.optimizer.optimizer import Optimizer, create
+from fastopt.optimizer.optimizer import Optimizer, attribute_of, create
 
 __all__ = ["Groups"]
 
 MULTIPLIERS = ("lr_mult", "wd_mult")
-ATTRIBUTES = {"learning_rate": "lr"}
-"""Arguments whose attributes have a different name."""
 
 SHARED = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict", "sym")
 """Arguments that are common to all groups and cannot be overridden."""
@@ -134,11 +131,11 @@ class Group:
         twin._start()
         self.optimizer = twin
         twin.unchecked = False
-        attributes = [ATTRIBUTES.get(name, name) for name in overrides]
+        attributes = [attribute_of(type(main), name) for name in overrides]
         self.own |= {*attributes}
         try:
             for name, value in overrides.items():  # as in a constructor, checked together below
-                setattr(twin, ATTRIBUTES.get(name, name), value)
+                setattr(twin, attribute_of(type(main), name), value)
             twin._changed_tables()
             self._copy(main)
             twin.check_together()
@@ -368,17 +365,9 @@ def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
 
 def _arguments(optimizer: Any) -> list[str]:
     """Return the arguments of an optimizer's class that are stored as attributes."""
-    names = dict.fromkeys(
-        name
-        for klass in type(optimizer).__mro__
-        if klass is not object and "__init__" in vars(klass)
-        for name in inspect.signature(vars(klass)["__init__"]).parameters
-    )
-    return [
-        name
-        for name in [*names, *(own for own in optimizer._arguments if own not in names)]
-        if name not in SHARED and ATTRIBUTES.get(name, name) in vars(optimizer)
-    ]
+    kind, own = type(optimizer), vars(optimizer)
+    names = dict.fromkeys([*kind.__signature__.parameters, *kind.defaults, *kind._arguments])
+    return [name for name in names if name not in SHARED and attribute_of(kind, name) in own]
 
 
 def _check_optimizer(label: str, optimizer: Any) -> None:

@@ -1,18 +1,18 @@
 """Base classes of optimizers whose hyper-parameters depend on sums over all tensors of a step."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from fastopt._engine.averaging import exact_copy
 from fastopt._engine.validate import label
 from fastopt._kernels.devices import header
-from fastopt.arguments import Descriptions, Flag, Real, TableOf, brief
+from fastopt.arguments import FLAG, Real, TableOf, arg, brief, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Sums, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import AdamFamily, Varied, shrunk_by
-from fastopt.optimizer.keywords import CautiousArguments, MomentArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 
 __all__ = [
@@ -113,12 +113,8 @@ class JointSums(Optimizer):
     array([-6.])
     """
 
-    progress: ClassVar[Descriptions] = {"estimate": TableOf(ANY), "shares": TableOf(_check_share)}
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.estimate: dict[str, float] = {}
-        self.shares: dict[Index, tuple[float, ...]] = {}
+    estimate: dict[str, float] = kept(factory=dict, check=TableOf(ANY))
+    shares: dict[Index, tuple[float, ...]] = kept(factory=dict, check=TableOf(_check_share))
 
     def advance(self, sums: Sequence[float]) -> None:
         """Change :attr:`estimate` after a step.
@@ -198,24 +194,8 @@ class DistanceFamily(JointSums, AdamFamily):
     same_in_groups: ClassVar[tuple[str, ...]] = (
         *("learning_rate", "lr_scheduler", "beta1", "beta2", "d0", "growth_rate"),
     )
-    arguments: ClassVar[Descriptions] = {
-        "d0": Real(least=1e-30),
-        "growth_rate": Real(least=1, infinite=True),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        d0: float,
-        growth_rate: float,
-        **common: Unpack[MomentArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self.d0 = d0
-        self.growth_rate = growth_rate
+    d0: float = arg(default=1e-6, check=Real(least=1e-30))
+    growth_rate: float = arg(default=math.inf, check=Real(least=1, infinite=True))
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
@@ -271,22 +251,9 @@ class EstimatedAdam(Varied, DistanceFamily):
         An argument is NaN, out of range, or incompatible with the others.
     """
 
-    variants = ("cautious", "cautious_decay")
-    arguments: ClassVar[Descriptions] = {"decouple": Flag()}
-
-    def __init__(
-        self,
-        learning_rate: Rate,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        d0: float,
-        growth_rate: float,
-        decouple: bool,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        self.decouple = decouple
-        super().__init__(learning_rate, beta1, beta2, epsilon, d0, growth_rate, **common)
+    decouple: bool = arg(default=False, check=FLAG)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 
-from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real
-from fastopt.optimizer.keywords import Rate, RatedArguments
+from fastopt.arguments import Choice, Integer, OrNone, Real, arg
 from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.matrixoptimizer import MatrixOptimizer
-from fastopt.optimizer.optimizer import Array, Optimizer, register
+from fastopt.optimizer.optimizer import Array, register
 
 __all__ = ["Kron"]
 
@@ -102,40 +101,15 @@ class Kron(MatrixOptimizer):
     """
 
     takes_vectors = True
-    arguments: ClassVar[Descriptions] = {
-        "momentum": Real(least=0, below=1),
-        "precondition_lr": Real(least=0),
-        "precondition_probability": OrNone(Real(least=1e-6, most=1)),
-        "max_precond_dim": Integer(least=1),
-        "diagonal": OrNone(Choice("one_diag", "smart_one_diag", "all_diag")),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        momentum: float = 0.9,
-        precondition_lr: float = 0.1,
-        precondition_probability: float | None = None,
-        max_precond_dim: int = 8192,
-        diagonal: Literal["one_diag", "smart_one_diag", "all_diag"] | None = None,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        *,
-        cautious: bool = False,
-        cautious_decay: bool = False,
-        **common: Unpack[RatedArguments],
-    ) -> None:
-        self.momentum = momentum
-        self.precondition_lr = precondition_lr
-        self.precondition_probability = precondition_probability
-        self.max_precond_dim = max_precond_dim
-        self.diagonal = diagonal
-        super().__init__(
-            *(learning_rate, fallback, fallback_for),
-            cautious=cautious,
-            cautious_decay=cautious_decay,
-            **common,
-        )
+    momentum: float = arg(default=0.9, check=Real(least=0, below=1))
+    precondition_lr: float = arg(default=0.1, check=Real(least=0))
+    precondition_probability: float | None = arg(
+        default=None, check=OrNone(Real(least=1e-06, most=1))
+    )
+    max_precond_dim: int = arg(default=8192, check=Integer(least=1))
+    diagonal: Literal["one_diag", "smart_one_diag", "all_diag"] | None = arg(
+        default=None, check=OrNone(Choice("one_diag", "smart_one_diag", "all_diag"))
+    )
 
     def triangular(self, shape: Shape) -> list[bool]:
         """Return whether the factor of each axis is a triangular matrix; a number has one axis."""

@@ -1,13 +1,13 @@
 """LaProp: momentum of gradients that are normalized first."""
 
 import math
-from typing import Unpack
 
+from fastopt.arguments import arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
-from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["LaProp", "laprop"]
 
@@ -74,15 +74,8 @@ class LaProp(CautiousFamily):
 
     plain = laprop
 
-    def __init__(
-        self,
-        learning_rate: Rate = 0.0004,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-15,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+    learning_rate: RateAttribute = arg(default=0.0004)
+    epsilon: float = arg(default=1e-15)
 
     @corrected(mean_and_var)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.arguments import Descriptions, Flag, Real, TableOf
+from fastopt.arguments import FLAG, Real, TableOf, alias, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Sums
 from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.keywords import LayerArguments
 from fastopt.optimizer.optimizer import Index, PerIndex, corrected, endings, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 
@@ -97,27 +96,12 @@ class LARS(MomentumFamily):
     forms = (lars, lars_momentum)
     lazy_by_default = master_last = rounded_sums = True
     _decayed = endings("weight", "kernel")
-    arguments: ClassVar[Descriptions] = {
-        "eta": Real(),
-        "eps": Real(least=0),
-        "momentum_correction": Flag(),
-    }
-    progress: ClassVar[Descriptions] = {"_last_rates": TableOf(Real(least=0))}
-
-    def __init__(
-        self,
-        momentum: float = 0.0,
-        lazy_update: bool | None = None,
-        eta: float = 0.001,
-        eps: float = 0.0,
-        momentum_correction: bool = True,
-        **common: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(momentum=momentum, lazy_update=lazy_update, **common)
-        self.eta = eta
-        self.eps = eps
-        self.momentum_correction = momentum_correction
-        self._last_rates = PerIndex()
+    eta: float = arg(default=0.001, check=Real())
+    eps: float = arg(default=0.0, check=Real(least=0))
+    momentum_correction: bool = arg(default=True, check=FLAG)
+    epsilon: float = alias("eps", default=1e-8)
+    positional = ("momentum", "lazy_update", "eta", "eps", "momentum_correction")
+    _last_rates: PerIndex = kept(factory=PerIndex, check=TableOf(Real(least=0)))
 
     def rule_for(self, index: Index) -> Rule:
         """See :meth:`Optimizer.rule_for <fastopt.optimizer.Optimizer.rule_for>`."""
@@ -142,8 +126,3 @@ class LARS(MomentumFamily):
             "epsilon": self.eps,
             "corrects": float(self.momentum_correction),
         }
-
-    by_index: ClassVar[dict[str, type[PerIndex]]] = {
-        **MomentumFamily.by_index,
-        "_last_rates": PerIndex,
-    }

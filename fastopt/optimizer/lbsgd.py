@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,10 +12,19 @@ from fastopt._engine.validate import check_like, listed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of
 from fastopt._kernels.table import Table
-from fastopt.arguments import ArrayOf, Descriptions, Instance, Integer, PairOf, TableOf, brief
+from fastopt.arguments import (
+    ArrayOf,
+    Instance,
+    Integer,
+    PairOf,
+    Renamed,
+    TableOf,
+    arg,
+    brief,
+    kept,
+)
 from fastopt.kernels.rule import Hyper, Rule, Sums
 from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.keywords import ScaledArguments
 from fastopt.optimizer.lars import lars_sums
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
@@ -124,36 +133,24 @@ class LBSGD(MomentumFamily):
 
     lazy_by_default = True
     rates_before_count = True
-    arguments: ClassVar[Descriptions] = {
-        "warmup_strategy": Instance(str, "a string"),
-        "warmup_epochs": Integer(least=0),
-        "batch_scale": Integer(),
-        "updates_per_epoch": Integer(),
-        "init_updates": Integer(least=0),
-        "num_epochs": Integer(least=0),
-    }
-    progress: ClassVar[Descriptions] = {"cumgrads": TableOf(_check_sum)}
+    warmup_strategy: str = arg(default="linear", check=Instance(str, "a string"))
+    warmup_epochs: int = arg(default=5, check=Integer(least=0))
+    batch_scale: int = arg(default=1, check=Integer())
+    updates_per_epoch: int = arg(default=32, check=Integer())
+    begin_epoch: int = arg(
+        default=0, check=Renamed("begin_epoch", Integer(least=0)), stored="init_updates"
+    )
+    num_epochs: int = arg(default=60, check=Integer(least=0))
+    cumgrads: dict[Index, dict[str, Any]] = kept(factory=dict, check=TableOf(_check_sum))
+    positional = (
+        *("momentum", "multi_precision", "warmup_strategy", "warmup_epochs", "batch_scale"),
+        *("updates_per_epoch", "begin_epoch", "num_epochs"),
+    )
+    init_updates: ClassVar[int]
 
-    def __init__(
-        self,
-        momentum: float = 0.0,
-        multi_precision: bool = False,
-        warmup_strategy: str = "linear",
-        warmup_epochs: int = 5,
-        batch_scale: int = 1,
-        updates_per_epoch: int = 32,
-        begin_epoch: int = 0,
-        num_epochs: int = 60,
-        **common: Unpack[ScaledArguments],
-    ) -> None:
-        super().__init__(momentum=momentum, multi_precision=multi_precision, **common)
-        self.warmup_strategy = warmup_strategy
-        self.warmup_epochs = warmup_epochs
-        self.batch_scale = batch_scale
-        self.updates_per_epoch = updates_per_epoch
-        self.init_updates = Integer(least=0)("begin_epoch", begin_epoch) * self.updates_per_epoch
-        self.num_epochs = num_epochs
-        self.cumgrads: dict[Index, dict[str, Any]] = {}
+    def _initialize(self, values: dict[str, Any]) -> None:
+        super()._initialize(values)
+        vars(self)["init_updates"] *= self.updates_per_epoch
 
     @property
     def rule(self) -> Rule:

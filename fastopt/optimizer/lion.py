@@ -1,12 +1,11 @@
 """Lion: evolved sign momentum."""
 
-from typing import Unpack
-
+from fastopt.arguments import alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled, sign
 from fastopt.optimizer.families import MOMENTS, CautiousFamily
-from fastopt.optimizer.keywords import CautiousBetaArguments, Rate
 from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Lion", "lion"]
 
@@ -67,11 +66,7 @@ class Lion(CautiousFamily):
 
     plain = lion
 
-    def __init__(
-        self,
-        learning_rate: Rate = 0.0001,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        **common: Unpack[CautiousBetaArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, 0.0, **common)
+    epsilon: float = arg(default=0.0, init=False)
+    eps: float = alias("epsilon", default=0.0, init=False)
+    learning_rate: RateAttribute = arg(default=0.0001)
+    beta2: float = arg(default=0.99)

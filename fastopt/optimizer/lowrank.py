@@ -1,16 +1,15 @@
 """Base class of optimizers whose moments are those of projected gradients."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import Descriptions, Integer, Real
-from fastopt.optimizer.keywords import CautiousArguments, Rate
+from fastopt.arguments import Integer, Real, alias, arg
 from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.matrixoptimizer import MatrixOptimizer
-from fastopt.optimizer.optimizer import Array, Optimizer
+from fastopt.optimizer.optimizer import Array
 
 __all__ = ["LowRank"]
 
@@ -40,35 +39,14 @@ class LowRank(MatrixOptimizer):
     """
 
     decays_last = True
-    arguments: ClassVar[Descriptions] = {
-        "rank": Integer(least=1),
-        "update_interval": Integer(least=1),
-        "scale": Real(least=0),
-        "beta1": Real(least=0, below=1),
-        "beta2": Real(least=0, below=1),
-        "epsilon": Real(least=0),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate,
-        rank: int,
-        update_interval: int,
-        scale: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        fallback: Optimizer | str | None,
-        fallback_for: str | Sequence[str] | None,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        self.rank = rank
-        self.update_interval = update_interval
-        self.scale = scale
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
-        super().__init__(learning_rate, fallback, fallback_for, **common)  # type: ignore[misc]
+    rank: int = arg(default=128, check=Integer(least=1))
+    update_interval: int = arg(default=200, check=Integer(least=1))
+    scale: float = arg(default=1.0, check=Real(least=0))
+    beta1: float = arg(default=0.9, check=Real(least=0, below=1))
+    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
+    epsilon: float = arg(default=1e-6, check=Real(least=0))
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
+    eps: float = alias("epsilon", default=1e-8)
 
     def basis(self, matrix: Array, before: Array, t: int) -> Array:
         """Return a projection in place of `before`, for a matrix like that of `lifted`."""

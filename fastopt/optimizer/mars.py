@@ -1,14 +1,14 @@
 """MARS: Adam of gradients with reduced variance."""
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
-from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["MARS", "mars"]
 
@@ -108,21 +108,12 @@ class MARS(CautiousFamily):
     array([0.8297, 1.2   ])
     """
 
-    arguments: ClassVar[Descriptions] = {"gamma": Real(least=0)}
+    learning_rate: RateAttribute = arg(default=0.003)
+    beta1: float = arg(default=0.95)
+    beta2: float = arg(default=0.99)
+    gamma: float = arg(default=0.025, check=Real(least=0))
 
     plain = mars
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.003,
-        beta1: float = 0.95,
-        beta2: float = 0.99,
-        epsilon: float = 1e-8,
-        gamma: float = 0.025,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self.gamma = gamma
 
     @corrected(started, "begun")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import repeat
 from operator import index as as_index
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, Unpack
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -26,13 +26,13 @@ from fastopt._kernels.device_memory import like
 from fastopt._kernels.devices import header, headers, is_cuda
 from fastopt._kernels.layout import real_of
 from fastopt._notices import warn_user
-from fastopt.arguments import Descriptions, brief
+from fastopt.arguments import Stored, arg, brief
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
 from fastopt.kernels.variants import Traits, Variant, aligned_finish, cautious_move, varied
 from fastopt.optimizer.families import VariantFlags, shrunk_by
-from fastopt.optimizer.keywords import MatrixFamilyArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, create, unused
+from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
 
@@ -97,7 +97,7 @@ class _Descent(Optimizer):
     """Last part of a step, along the direction."""
 
     cautious_decay = False
-    given: Mapping[str, float] = MappingProxyType({})
+    given: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Hyper-parameters of the present step."""
 
     @property
@@ -361,21 +361,11 @@ class MatrixFamily(VariantFlags):
     """Whether weight decay is applied after the step along the direction."""
     rounds_state: ClassVar[bool] = True
     """Whether the state may be stored in bfloat16."""
-    arguments: ClassVar[Descriptions] = {
-        "fallback": _check_fallback,
-        "fallback_for": _check_patterns,
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate,
-        fallback: Optimizer | str | None,
-        fallback_for: str | Sequence[str] | None,
-        **common: Unpack[MatrixFamilyArguments],
-    ) -> None:
-        self.fallback = fallback
-        self.fallback_for: Any = fallback_for
-        super().__init__(learning_rate=learning_rate, **common)
+    learning_rate: RateAttribute = arg(default=0.001)
+    fallback: Optimizer | str | None = arg(default=None, check=_check_fallback, last=True)
+    fallback_for: Stored[Any, str | Sequence[str] | None] = arg(
+        default=None, check=_check_patterns, last=True
+    )
 
     # Methods for subclasses
 

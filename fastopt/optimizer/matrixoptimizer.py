@@ -1,16 +1,16 @@
 """Base class of optimizers of one's own for weight matrices, and orthogonalization."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Unpack
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.validate import label, leaves
-from fastopt.arguments import Choice, Descriptions, Integer, Real
-from fastopt.optimizer.keywords import MatrixArguments, Rate
+from fastopt.arguments import FLAG, Choice, Descriptions, Integer, Real, arg
 from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
-from fastopt.optimizer.optimizer import Array, Index, Optimizer
+from fastopt.optimizer.optimizer import Array, Index
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["MatrixOptimizer", "orthogonalize"]
 
@@ -176,16 +176,9 @@ class MatrixOptimizer(MatrixFamily):
     """
 
     rounds_state = False
-    variants: ClassVar[tuple[str, ...]] = ("cautious", "cautious_decay")
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[MatrixArguments],
-    ) -> None:
-        super().__init__(learning_rate, fallback, fallback_for, **common)
+    learning_rate: RateAttribute = arg(default=0.001)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     def directions(self) -> _Computed:
         """See :meth:`MatrixFamily.directions`."""

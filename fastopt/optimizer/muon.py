@@ -4,18 +4,28 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.validate import check_like, label
-from fastopt.arguments import Choice, Descriptions, Flag, Integer, Real, brief, number
+from fastopt.arguments import (
+    FLAG,
+    Choice,
+    Integer,
+    Real,
+    Stored,
+    alias,
+    arg,
+    brief,
+    number,
+)
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.keywords import MatrixArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Part, Shape, pattern
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Muon", "Orthogonal", "clip_attention", "muon_momentum"]
 
@@ -38,8 +48,8 @@ class _Momentum(Optimizer):
     """First part of a step: writes the direction to ``weight``; the state is the momentum."""
 
     rule = muon_momentum
-    momentum: float
-    nesterov: bool
+    momentum: float = arg(default=0.95, kw_only=True)
+    nesterov: bool = arg(default=True, kw_only=True)
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -232,39 +242,23 @@ class Muon(MatrixFamily):
     """
 
     rule = muon_momentum
-    variants = ("cautious", "cautious_decay")
-    arguments: ClassVar[Descriptions] = {
-        "momentum": Real(least=0, below=1),
-        "nesterov": Flag(),
-        "coefficients": Choice(*COEFFICIENTS),
-        "steps": Integer(least=1, most=100),
-        "eps": Real(least=1e-30),
-        "adjust": Choice("rms", "original", "spectral"),
-        "split": _check_split,
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        coefficients: Literal["polar", "polar_express", "quintic"] = "polar",
-        steps: int = 5,
-        eps: float = 1e-7,
-        adjust: Literal["rms", "original", "spectral"] = "rms",
-        split: Mapping[str, int | Sequence[int]] | None = None,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[MatrixArguments],
-    ) -> None:
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.coefficients = coefficients
-        self.steps = steps
-        self.eps = eps
-        self.adjust = adjust
-        self.split: Any = split
-        super().__init__(learning_rate, fallback, fallback_for, **common)
+    learning_rate: RateAttribute = arg(default=0.001)
+    momentum: float = arg(default=0.95, check=Real(least=0, below=1))
+    nesterov: bool = arg(default=True, check=FLAG)
+    coefficients: Literal["polar", "polar_express", "quintic"] = arg(
+        default="polar", check=Choice(*COEFFICIENTS)
+    )
+    steps: int = arg(default=5, check=Integer(least=1, most=100))
+    eps: float = arg(default=1e-07, check=Real(least=1e-30))
+    adjust: Literal["rms", "original", "spectral"] = arg(
+        default="rms", check=Choice("rms", "original", "spectral")
+    )
+    split: Stored[Any, Mapping[str, int | Sequence[int]] | None] = arg(
+        default=None, check=_check_split
+    )
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    epsilon: float = alias("eps", default=1e-8)
 
     def directions(self) -> Orthogonal:
         """See :meth:`MatrixFamily.directions`."""

@@ -1,13 +1,13 @@
 """Nadam: Adam with Nesterov momentum."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.arguments import Descriptions, Flag, Real, TableOf
+from fastopt.arguments import FLAG, Descriptions, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments, rescaled
 from fastopt.kernels.variants import Traits, beside_decay
@@ -16,11 +16,12 @@ from fastopt.optimizer.families import (
     MOMENTS,
     AdamFamily,
     CoupledVariants,
+    Formula,
     rate_times_decay,
     scaled_ratio,
 )
-from fastopt.optimizer.keywords import CoupledArguments, Formula, Rate
 from fastopt.optimizer.optimizer import Index, PerIndex, corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = [
     "Nadam",
@@ -210,43 +211,19 @@ class Nadam(CoupledVariants, AdamFamily):
     array([0.8934, 1.1046])
     """
 
-    variants = ("cautious", "stable")
+    learning_rate: RateAttribute = arg(default=0.001, torch=0.002)
+    schedule_decay: float = arg(default=0.004, check=Real(least=0))
+    per_parameter: bool = arg(default=False, check=FLAG)
+    formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
+    amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    decouple: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     ratio = staticmethod(scaled_ratio)
-    arguments: ClassVar[Descriptions] = {
-        "schedule_decay": Real(least=0),
-        "per_parameter": Flag(),
-        "formula": FORMULA,
-        "amsgrad": Flag(),
-        "decouple": Flag(),
-    }
-    torch_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": 0.002}
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False, "decouple": False}
-    progress: ClassVar[Descriptions] = {
-        "m_schedule": Real(least=0, most=1),
-        "_m_schedules": TableOf(Real(least=0, most=1)),
-    }
+    _m_schedules: PerIndex = kept(factory=Products, check=TableOf(Real(least=0, most=1)))
+    progress: ClassVar[Descriptions] = {"m_schedule": Real(least=0, most=1)}
 
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        schedule_decay: float = 0.004,
-        per_parameter: bool = False,
-        *,
-        formula: Formula = "mxnet",
-        amsgrad: bool = False,
-        decouple: bool = False,
-        **common: Unpack[CoupledArguments],
-    ) -> None:
-        self.decouple = decouple
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self.schedule_decay = schedule_decay
-        self.per_parameter = per_parameter
-        self.formula = formula
-        self.amsgrad = amsgrad
-        self._m_schedules = Products()
+    def _initialize(self, values: dict[str, Any]) -> None:
+        super()._initialize(values)
         self.m_schedule = 1.0
 
     @property
@@ -313,8 +290,4 @@ class Nadam(CoupledVariants, AdamFamily):
             "var_scale": 1.0,
         }
 
-    by_index: ClassVar[dict[str, type[PerIndex]]] = {
-        **AdamFamily.by_index,
-        "_m_schedules": Products,
-    }
     in_arrays = (*AdamFamily.in_arrays, "m_schedule")

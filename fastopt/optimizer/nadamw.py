@@ -1,12 +1,11 @@
 """NAdamW: Adam with Nesterov momentum and decoupled weight decay."""
 
-from typing import Any, ClassVar, Unpack
+from typing import Any, Literal
 
-from fastopt.arguments import Choice, Descriptions, Flag
+from fastopt.arguments import FLAG, Choice, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, peak_moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio
-from fastopt.optimizer.keywords import Correction, Rate, StableArguments
 from fastopt.optimizer.nadam import look_ahead
 from fastopt.optimizer.optimizer import corrected, register
 
@@ -110,25 +109,10 @@ class NAdamW(StableFamily):
     """
 
     ratio = staticmethod(scaled_ratio)
-    arguments: ClassVar[Descriptions] = {
-        "correction": Choice("next", "present"),
-        "amsgrad": Flag(),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        *,
-        correction: Correction = "next",
-        amsgrad: bool = False,
-        **common: Unpack[StableArguments],
-    ) -> None:
-        self.correction = correction
-        self.amsgrad = amsgrad
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+    correction: Literal["next", "present"] = arg(
+        default="next", check=Choice("next", "present"), kw_only=True
+    )
+    amsgrad: bool = arg(default=False, check=FLAG, kw_only=True)
 
     @property
     def plain(self) -> Rule:

@@ -1,11 +1,8 @@
 """Nesterov's accelerated gradient."""
 
-from typing import Unpack
-
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.families import CautiousMomentumFamily
-from fastopt.optimizer.keywords import CommonArguments
 from fastopt.optimizer.optimizer import register
 from fastopt.optimizer.sgd import sgd
 
@@ -63,8 +60,3 @@ class NAG(CautiousMomentumFamily):
     """
 
     forms = (sgd, nag)
-
-    def __init__(
-        self, momentum: float = 0.0, *, cautious: bool = False, **common: Unpack[CommonArguments]
-    ) -> None:
-        super().__init__(momentum=momentum, cautious=cautious, **common)

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import Descriptions, Real
-from fastopt.optimizer.keywords import MuonArguments, Rate
+from fastopt.arguments import Real, arg
 from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.muon import Muon, Orthogonal
 from fastopt.optimizer.optimizer import Array, Index, register
@@ -101,17 +100,8 @@ class NorMuon(Muon):
     """
 
     rounds_state = False
-    arguments: ClassVar[Descriptions] = {"beta2": Real(least=0, below=1)}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        momentum: float = 0.95,
-        beta2: float = 0.95,
-        **common: Unpack[MuonArguments],
-    ) -> None:
-        self.beta2 = beta2
-        super().__init__(learning_rate, momentum, **common)
+    beta2: float = arg(default=0.95, check=Real(least=0, below=1))
+    positional = ("learning_rate", "momentum", "beta2")
 
     def directions(self) -> Normalized:
         """See :meth:`MatrixFamily.directions`."""

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any
 
+from fastopt.arguments import arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
-from fastopt.optimizer.keywords import MomentArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["NovoGrad", "novograd"]
 
@@ -102,17 +103,9 @@ class NovoGrad(CoupledVariants, AdamFamily):
 
     plain = novograd
 
-    def __init__(
-        self,
-        learning_rate: Rate = 0.01,
-        beta1: float = 0.95,
-        beta2: float = 0.98,
-        epsilon: float = 1e-8,
-        *,
-        cautious: bool = False,
-        **common: Unpack[MomentArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, cautious=cautious, **common)
+    learning_rate: RateAttribute = arg(default=0.01)
+    beta1: float = arg(default=0.95)
+    beta2: float = arg(default=0.98)
 
     @property
     def seen(self) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 from weakref import WeakSet, ref
 
 import numpy as np
@@ -48,6 +48,7 @@ from fastopt.arguments import (
     PairOf,
     Real,
     Renamed,
+    Stored,
     TableOf,
     alias,
     arg,
@@ -66,9 +67,8 @@ from fastopt.optimizer.rates import (
     check_parameters,
     check_rate,
     check_schedule,
-    largest_rate,
-    check_rate,
     endings,
+    largest_rate,
 )
 from fastopt.optimizer.registry import Registry
 from fastopt.optimizer.unbound import warn_if_unbound
@@ -269,15 +269,13 @@ class Optimizer(Rates):
     )
     param_idx2name: Mapping[Index, str] | None = arg(default=None, kw_only=True)
     wd: float = arg(default=0.0, check=RATE, kw_only=True)
-    clip_gradient: float | None = arg(
-        default=None, check=OrNone(Real(infinite=True)), kw_only=True
-    )
+    clip_gradient: float | None = arg(default=None, check=OrNone(Real(infinite=True)), kw_only=True)
     learning_rate: RateAttribute = arg(default=None, check=check_rate, stored="lr", kw_only=True)
     lr_scheduler: Schedule | None = arg(default=None, check=check_schedule, kw_only=True)
     sym: Any = arg(default=None, kw_only=True)
     begin_num_update: int = arg(default=0, check=Integer(least=0), kw_only=True)
     multi_precision: bool = arg(default=False, check=FLAG, kw_only=True)
-    param_dict: Mapping[Index, Any] | None = arg(default=None, kw_only=True)
+    param_dict: Stored[dict[Any, Any], Mapping[Index, Any] | None] = arg(default=None, kw_only=True)
     seed: int = arg(default=0, check=Integer(least=0, most=None), kw_only=True)
     lazy_update: LazyAttribute = arg(default=None, check=FLAG, kw_only=True)
     sparse_decay: Literal["touched", "catch_up", "dense"] = arg(
@@ -301,7 +299,7 @@ class Optimizer(Rates):
     )
     lr: RateAttribute = alias("learning_rate", default=None)
     weight_decay: float = alias("wd", default=0.0)
-    positional = (
+    positional: ClassVar[tuple[str, ...]] = (
         *("rescale_grad", "param_idx2name", "wd", "clip_gradient", "learning_rate"),
         *("lr_scheduler", "sym", "begin_num_update", "multi_precision", "param_dict", "seed"),
         *("lazy_update", "sparse_decay", "rounding", "master", "state_dtype", "maximize"),
@@ -311,9 +309,7 @@ class Optimizer(Rates):
     row_decay: dict[Index, tuple[Array, float]] = kept(
         factory=dict, check=TableOf(PairOf(ArrayOf(("float64",), vector=True), Real()))
     )
-    masters_given: dict[Index, Array] = kept(
-        factory=dict, check=TableOf(ArrayOf(("float32",)))
-    )
+    masters_given: dict[Index, Array] = kept(factory=dict, check=TableOf(ArrayOf(("float32",))))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -376,8 +372,7 @@ class Optimizer(Rates):
             wd=take("wd"),
             begin_num_update=take("begin_num_update"),
         )
-        for name in self.by_index:
-            vars(self)[name] = self._by_index(name, {})
+        vars(self)["_index_update_count"] = self._by_index("_index_update_count", {})
         self.num_update = self.begin_num_update
         self._assign(
             idx2name=self._stored("idx2name", names or {}),
@@ -557,10 +552,12 @@ class Optimizer(Rates):
         always = self.torch_defaults if own.get("formula") == "torch" else ()
         shown = {} if own.get("lr_scheduler") is not None else {"learning_rate": own.get("lr")}
         for name, parameter in type(self).__signature__.parameters.items():
-            attribute, default = _attribute_of(self, name), parameter.default
+            attribute, default = attribute_of(type(self), name), parameter.default
             if name == "lazy_update" and default is None:
                 default = self.lazy_by_default or own.get("sparse_decay") != "touched"
-            if attribute not in own or name == "param_dict" or isinstance(default, Same):
+            if attribute not in own or isinstance(default, Same):
+                continue
+            if name in ("learning_rate", "param_dict"):
                 continue
             if repr(own[attribute]) != repr(default) or name in always:
                 shown[name] = own[attribute]
@@ -1019,9 +1016,11 @@ register = Optimizer.register
 create = Optimizer.create_optimizer
 
 
-def _attribute_of(optimizer: Optimizer, argument: str) -> str:
+def attribute_of(kind: type[Optimizer], argument: str) -> str:
     """Return the name of the attribute that stores a constructor argument."""
-    for attribute, description in optimizer._arguments.items():
+    if argument in kind.declared:
+        return kind.declared[argument].stored or argument
+    for attribute, description in kind._arguments.items():
         if isinstance(description, Renamed) and description.argument == argument:
             return attribute
     return argument

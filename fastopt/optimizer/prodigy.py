@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.arguments import FLAG, OrNone, Real, arg, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.optimizer.jointsums import EstimatedAdam, EstimateOf, of_tensor, with_decay
-from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Prodigy", "prodigy"]
 
@@ -145,34 +145,22 @@ class Prodigy(EstimatedAdam):
         *EstimatedAdam.same_in_groups,
         *("beta3", "d_coef", "bias_correction", "safeguard_warmup"),
     )
-    arguments: ClassVar[Descriptions] = {
-        "beta3": OrNone(Real(least=0, below=1)),
-        "d_coef": Real(least=0),
-        "bias_correction": Flag(),
-        "safeguard_warmup": Flag(),
-    }
-    progress: ClassVar[Descriptions] = {"estimate": EstimateOf(ESTIMATE)}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 1.0,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        beta3: float | None = None,
-        epsilon: float = 1e-8,
-        d0: float = 1e-6,
-        d_coef: float = 1.0,
-        growth_rate: float = math.inf,
-        decouple: bool = True,
-        bias_correction: bool = False,
-        safeguard_warmup: bool = False,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, d0, growth_rate, decouple, **common)
-        self.beta3 = beta3
-        self.d_coef = d_coef
-        self.bias_correction = bias_correction
-        self.safeguard_warmup = safeguard_warmup
+    learning_rate: RateAttribute = arg(default=1.0)
+    beta1: float = arg(default=0.9)
+    beta2: float = arg(default=0.999)
+    beta3: float | None = arg(default=None, check=OrNone(Real(least=0, below=1)))
+    epsilon: float = arg(default=1e-08)
+    d0: float = arg(default=1e-06)
+    d_coef: float = arg(default=1.0, check=Real(least=0))
+    growth_rate: float = arg(default=math.inf)
+    decouple: bool = arg(default=True)
+    bias_correction: bool = arg(default=False, check=FLAG)
+    safeguard_warmup: bool = arg(default=False, check=FLAG)
+    estimate: dict[str, float] = kept(factory=dict, check=EstimateOf(ESTIMATE))
+    positional = (
+        *("learning_rate", "beta1", "beta2", "beta3", "epsilon", "d0", "d_coef", "growth_rate"),
+        *("decouple", "bias_correction", "safeguard_warmup"),
+    )
 
     def create_state(self, index: Index, weight: Array) -> Any:
         """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""

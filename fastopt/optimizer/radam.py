@@ -1,13 +1,12 @@
 """RAdam: Adam with a rectified adaptive learning rate."""
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio
-from fastopt.optimizer.keywords import Rate, StableArguments
 from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["RAdam", "radam"]
@@ -114,25 +113,11 @@ class RAdam(StableFamily):
     array([0.4974, 3.5026])
     """
 
-    arguments: ClassVar[Descriptions] = {"threshold": Real(least=4)}
-    added: ClassVar[dict[str, Any]] = {"threshold": 4.0}
+    threshold: float = arg(default=4.0, check=Real(least=4), kw_only=True, new=True)
 
     plain = radam
     ratio = staticmethod(rectified_ratio)
     ratio_fields = ("var_scale",)
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        *,
-        threshold: float = 4.0,
-        **common: Unpack[StableArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self.threshold = threshold
 
     @corrected(rectified, "var_scale", "threshold")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

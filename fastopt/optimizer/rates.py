@@ -16,6 +16,7 @@ from fastopt.arguments import (
     Instance,
     Integer,
     Real,
+    Stored,
     TableOf,
     alias,
     arg,
@@ -34,6 +35,9 @@ __all__ = [
 
 Rate = float | Schedule | None
 """A learning rate or a schedule."""
+
+RateAttribute = Stored[float, Rate]
+LazyAttribute = Stored[bool, bool | None]
 
 RATE = Real(least=0)
 
@@ -124,22 +128,6 @@ def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:
     if not isinstance(given, Mapping):
         raise TypeError(f"{name} must be a dict of multipliers, got {brief(given)}")
     return {key: number(f"{name}[{key!r}]", value) for key, value in given.items()}
-
-
-class RateAttribute:
-    """Type of a learning rate: a number as an attribute, or a schedule as an argument."""
-
-    def __get__(self, instance: object, owner: Any) -> float: ...
-
-    def __set__(self, instance: object, value: Rate) -> None: ...
-
-
-class LazyAttribute:
-    """Type of `lazy_update`: True or False as an attribute, or None, for the default."""
-
-    def __get__(self, instance: object, owner: Any) -> bool: ...
-
-    def __set__(self, instance: object, value: bool | None) -> None: ...
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(arg, kept, alias))

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
 
-from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.arguments import FLAG, OrNone, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, clip, clipped_decayed, decayed
-from fastopt.optimizer.families import FORMULA
-from fastopt.optimizer.keywords import Formula, Rate, RatedEpsArguments
+from fastopt.optimizer.families import FORMULA, Formula
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, bound, constant, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = [
     "RMSProp",
@@ -205,43 +204,15 @@ class RMSProp(Optimizer):
     array([0.76906, 1.23094])
     """
 
-    arguments: ClassVar[Descriptions] = {
-        "gamma1": Real(least=0, below=1),
-        "gamma2": Real(),
-        "momentum": Real(least=0, below=1),
-        "epsilon": Real(least=0),
-        "centered": Flag(),
-        "clip_weights": OrNone(Real(infinite=True)),
-        "formula": FORMULA,
-    }
-    torch_defaults: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": 0.01,
-        "gamma1": 0.99,
-        "gamma2": 0.0,
-    }
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "momentum": 0.0}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        gamma1: float = 0.9,
-        gamma2: float = 0.9,
-        epsilon: float = 1e-8,
-        centered: bool = False,
-        clip_weights: float | None = None,
-        *,
-        momentum: float = 0.0,
-        formula: Formula = "mxnet",
-        **common: Unpack[RatedEpsArguments],
-    ) -> None:
-        self.gamma1 = gamma1
-        self.gamma2 = gamma2
-        self.epsilon = epsilon
-        self.centered = centered
-        self.momentum = momentum
-        self.clip_weights = clip_weights
-        self.formula = formula
-        super().__init__(learning_rate=learning_rate, **common)
+    learning_rate: RateAttribute = arg(default=0.001, torch=0.01)
+    gamma1: float = arg(default=0.9, check=Real(least=0, below=1), torch=0.99)
+    gamma2: float = arg(default=0.9, check=Real(), torch=0.0)
+    epsilon: float = arg(default=1e-08, check=Real(least=0))
+    centered: bool = arg(default=False, check=FLAG)
+    clip_weights: float | None = arg(default=None, check=OrNone(Real(infinite=True)))
+    momentum: float = arg(default=0.0, check=Real(least=0, below=1), kw_only=True, new=True)
+    formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
+    eps: float = alias("epsilon", default=1e-8)
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""

@@ -1,13 +1,12 @@
 """Rprop: resilient backpropagation, which uses only the signs of gradients."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Unpack
 
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, same_sign, sign
-from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.optimizer import Optimizer, constant, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Rprop", "rprop"]
 
@@ -85,27 +84,11 @@ class Rprop(Optimizer):
     """
 
     rule = rprop
-    arguments: ClassVar[Descriptions] = {
-        "eta_minus": Real(least=0),
-        "eta_plus": Real(least=1),
-        "least_step": Real(least=0),
-        "largest_step": Real(least=0),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.01,
-        eta_minus: float = 0.5,
-        eta_plus: float = 1.2,
-        least_step: float = 1e-6,
-        largest_step: float = 50.0,
-        **common: Unpack[RatedArguments],
-    ) -> None:
-        self.eta_minus = eta_minus
-        self.eta_plus = eta_plus
-        self.least_step = least_step
-        self.largest_step = largest_step
-        super().__init__(learning_rate=learning_rate, **common)
+    learning_rate: RateAttribute = arg(default=0.01)
+    eta_minus: float = arg(default=0.5, check=Real(least=0))
+    eta_plus: float = arg(default=1.2, check=Real(least=1))
+    least_step: float = arg(default=1e-06, check=Real(least=0))
+    largest_step: float = arg(default=50.0, check=Real(least=0))
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""

@@ -1,16 +1,16 @@
 """Schedule-Free optimizers: averaging of the weights instead of a learning rate schedule."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.arguments import Descriptions, Integer, OrNone, Real, TableOf
+from fastopt.arguments import Integer, OrNone, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, scalar
 from fastopt.kernels.scalars import COMMON
-from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, PerIndex, corrected
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["FREE", "ScheduleFreeFamily", "interpolated"]
 
@@ -64,29 +64,19 @@ class ScheduleFreeFamily(Optimizer):
         An argument is NaN or out of range.
     """
 
-    arguments: ClassVar[Descriptions] = {
-        "warmup_steps": Integer(least=0),
-        "r": Real(least=0),
-        "weight_lr_power": Real(least=0),
-        "average_rate": OrNone(Real(least=1e-9, most=1)),
-    }
-    progress: ClassVar[Descriptions] = {"_weight_sums": TableOf(Real(least=0))}
-
-    def __init__(
-        self,
-        learning_rate: Rate,
-        warmup_steps: int = 0,
-        r: float = 0.0,
-        weight_lr_power: float = 2.0,
-        average_rate: float | None = None,
-        **common: Unpack[RatedArguments],
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **common)
-        self.warmup_steps = warmup_steps
-        self.r = r
-        self.weight_lr_power = weight_lr_power
-        self.average_rate = average_rate
-        self._weight_sums = PerIndex()
+    learning_rate: RateAttribute = arg(default=None)
+    warmup_steps: int = arg(default=0, check=Integer(least=0))
+    r: float = arg(default=0.0, check=Real(least=0))
+    weight_lr_power: float = arg(default=2.0, check=Real(least=0))
+    average_rate: float | None = arg(default=None, check=OrNone(Real(least=1e-09, most=1)))
+    positional: ClassVar[tuple[str, ...]] = (
+        "learning_rate",
+        "warmup_steps",
+        "r",
+        "weight_lr_power",
+        "average_rate",
+    )
+    _weight_sums: PerIndex = kept(factory=PerIndex, check=TableOf(Real(least=0)))
 
     @property
     def inner(self) -> float:
@@ -123,8 +113,3 @@ class ScheduleFreeFamily(Optimizer):
         """See :meth:`Optimizer.evaluated <fastopt.optimizer.Optimizer.evaluated>`."""
         averages: Array = weight - (1 / self.inner - 1) * state[-1]
         return averages
-
-    by_index: ClassVar[dict[str, type[PerIndex]]] = {
-        **Optimizer.by_index,
-        "_weight_sums": PerIndex,
-    }

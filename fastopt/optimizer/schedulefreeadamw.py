@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.keywords import MomentArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
 
 __all__ = ["ScheduleFreeAdamW", "schedulefree_adamw"]
@@ -99,35 +99,16 @@ class ScheduleFreeAdamW(ScheduleFreeFamily):
     """
 
     rule = schedulefree_adamw
-    arguments: ClassVar[Descriptions] = {
-        "beta1": Real(least=0.01, below=1),
-        "beta2": Real(least=0, below=1),
-        "epsilon": Real(least=0),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.0025,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        warmup_steps: int = 0,
-        r: float = 0.0,
-        weight_lr_power: float = 2.0,
-        average_rate: float | None = None,
-        **common: Unpack[MomentArguments],
-    ) -> None:
-        super().__init__(
-            learning_rate,
-            warmup_steps,
-            r,
-            weight_lr_power,
-            average_rate,
-            **common,  # type: ignore[misc]
-        )
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
+    learning_rate: RateAttribute = arg(default=0.0025)
+    beta1: float = arg(default=0.9, check=Real(least=0.01, below=1))
+    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
+    epsilon: float = arg(default=1e-08, check=Real(least=0))
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
+    eps: float = alias("epsilon", default=1e-8)
+    positional = (
+        *("learning_rate", "beta1", "beta2", "epsilon", "warmup_steps", "r", "weight_lr_power"),
+        *("average_rate",),
+    )
 
     @property
     def inner(self) -> float:

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, OrNone, Real
+from fastopt.arguments import OrNone, Real, arg, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.jointsums import DistanceFamily, EstimateOf, of_tensor
-from fastopt.optimizer.keywords import MomentArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, corrected, register
+from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
 
 __all__ = ["ScheduleFreeProdigy", "schedulefree_prodigy"]
@@ -127,38 +127,19 @@ class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
         *DistanceFamily.same_in_groups,
         *("beta3", "d_coef", "warmup_steps", "r", "weight_lr_power", "average_rate"),
     )
-    arguments: ClassVar[Descriptions] = {
-        "beta1": Real(least=0.01, below=1),
-        "beta3": OrNone(Real(least=0, below=1)),
-        "d_coef": Real(least=0),
-    }
-    progress: ClassVar[Descriptions] = {"estimate": EstimateOf(ESTIMATE)}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 1.0,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        beta3: float | None = None,
-        epsilon: float = 1e-8,
-        d0: float = 1e-6,
-        d_coef: float = 1.0,
-        growth_rate: float = 2**0.25,
-        warmup_steps: int = 0,
-        r: float = 0.0,
-        weight_lr_power: float = 2.0,
-        average_rate: float | None = None,
-        **common: Unpack[MomentArguments],
-    ) -> None:
-        free: Any = {
-            "warmup_steps": warmup_steps,
-            "r": r,
-            "weight_lr_power": weight_lr_power,
-            "average_rate": average_rate,
-        }
-        super().__init__(learning_rate, beta1, beta2, epsilon, d0, growth_rate, **free, **common)
-        self.beta3 = beta3
-        self.d_coef = d_coef
+    learning_rate: RateAttribute = arg(default=1.0)
+    beta1: float = arg(default=0.9, check=Real(least=0.01, below=1))
+    beta2: float = arg(default=0.99)
+    beta3: float | None = arg(default=None, check=OrNone(Real(least=0, below=1)))
+    epsilon: float = arg(default=1e-08)
+    d0: float = arg(default=1e-06)
+    d_coef: float = arg(default=1.0, check=Real(least=0))
+    growth_rate: float = arg(default=2**0.25)
+    estimate: dict[str, float] = kept(factory=dict, check=EstimateOf(ESTIMATE))
+    positional = (
+        *("learning_rate", "beta1", "beta2", "beta3", "epsilon", "d0", "d_coef", "growth_rate"),
+        *("warmup_steps", "r", "weight_lr_power", "average_rate"),
+    )
 
     @property
     def inner(self) -> float:

@@ -1,12 +1,10 @@
 """Schedule-Free SGD."""
 
-from typing import ClassVar, Unpack
-
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import decayed
-from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, interpolated
 
 __all__ = ["ScheduleFreeSGD", "schedulefree_sgd"]
@@ -71,20 +69,11 @@ class ScheduleFreeSGD(ScheduleFreeFamily):
     """
 
     rule = schedulefree_sgd
-    arguments: ClassVar[Descriptions] = {"momentum": Real(least=0.01, below=1)}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 1.0,
-        momentum: float = 0.9,
-        warmup_steps: int = 0,
-        r: float = 0.0,
-        weight_lr_power: float = 2.0,
-        average_rate: float | None = None,
-        **common: Unpack[RatedArguments],
-    ) -> None:
-        super().__init__(learning_rate, warmup_steps, r, weight_lr_power, average_rate, **common)
-        self.momentum = momentum
+    learning_rate: RateAttribute = arg(default=1.0)
+    momentum: float = arg(default=0.9, check=Real(least=0.01, below=1))
+    positional = (
+        *("learning_rate", "momentum", "warmup_steps", "r", "weight_lr_power", "average_rate"),
+    )
 
     @property
     def inner(self) -> float:

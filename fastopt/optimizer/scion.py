@@ -3,15 +3,15 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 
-from fastopt.arguments import Choice, Descriptions, Real, brief
-from fastopt.optimizer.keywords import OrthogonalArguments, Rate
+from fastopt.arguments import Choice, Real, Stored, arg, brief
 from fastopt.optimizer.matrices import Shape, pattern
 from fastopt.optimizer.muon import Muon, Orthogonal
 from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Scion"]
 
@@ -153,21 +153,15 @@ class Scion(Muon):
     """
 
     takes_vectors = True
-    arguments: ClassVar[Descriptions] = {"radius": Real(least=0), "norms": _check_norms}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.0002,
-        momentum: float = 0.9,
-        radius: float = 50.0,
-        norms: Mapping[str, tuple[str, float]] | None = None,
-        nesterov: bool = False,
-        adjust: Literal["rms", "original", "spectral"] = "spectral",
-        **common: Unpack[OrthogonalArguments],
-    ) -> None:
-        self.radius = radius
-        self.norms: Any = norms
-        super().__init__(learning_rate, momentum, nesterov, adjust=adjust, **common)
+    learning_rate: RateAttribute = arg(default=0.0002)
+    momentum: float = arg(default=0.9)
+    radius: float = arg(default=50.0, check=Real(least=0))
+    norms: Stored[Any, Mapping[str, tuple[str, float]] | None] = arg(
+        default=None, check=_check_norms
+    )
+    nesterov: bool = arg(default=False)
+    adjust: Literal["rms", "original", "spectral"] = arg(default="spectral")
+    positional = ("learning_rate", "momentum", "radius", "norms", "nesterov", "adjust")
 
     def directions(self) -> _Extreme:
         """See :meth:`MatrixFamily.directions`."""

@@ -2,15 +2,15 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, Flag, Real
+from fastopt.arguments import FLAG, Real, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.kernels.variants import Traits, beside_decay
-from fastopt.optimizer.families import FORMULA, CautiousMomentumFamily, rate_times_decay
-from fastopt.optimizer.keywords import Formula, MomentumArguments
+from fastopt.optimizer.families import FORMULA, CautiousMomentumFamily, Formula, rate_times_decay
 from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = [
     "SGD",
@@ -150,29 +150,11 @@ class SGD(CautiousMomentumFamily):
     """
 
     lazy_by_default = master_last = True
-    arguments: ClassVar[Descriptions] = {
-        "formula": FORMULA,
-        "dampening": Real(least=0, most=1),
-        "decouple": Flag(),
-    }
-    torch_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": 0.001}
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "dampening": 0.0, "decouple": False}
-
-    def __init__(
-        self,
-        momentum: float = 0.0,
-        lazy_update: bool | None = None,
-        *,
-        formula: Formula = "mxnet",
-        dampening: float = 0.0,
-        decouple: bool = False,
-        cautious: bool = False,
-        **common: Unpack[MomentumArguments],
-    ) -> None:
-        self.formula = formula
-        self.dampening = dampening
-        self.decouple = decouple
-        super().__init__(momentum=momentum, lazy_update=lazy_update, cautious=cautious, **common)
+    formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
+    dampening: float = arg(default=0.0, check=Real(least=0, most=1), kw_only=True, new=True)
+    decouple: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    learning_rate: RateAttribute = arg(default=None, kw_only=True, torch=0.001)
+    positional = ("momentum", "lazy_update")
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
@@ -220,13 +202,6 @@ class ccSGD(SGD):
     ...     _ = optimizer.create("ccsgd", momentum=0.9)
     """
 
-    def __init__(
-        self,
-        momentum: float = 0.0,
-        lazy_update: bool | None = None,
-        *,
-        cautious: bool = False,
-        **common: Unpack[MomentumArguments],
-    ) -> None:
-        warnings.warn("ccSGD is deprecated, use SGD", DeprecationWarning, stacklevel=3)
-        super().__init__(momentum, lazy_update, cautious=cautious, **common)
+    def _initialize(self, values: dict[str, Any]) -> None:
+        warnings.warn("ccSGD is deprecated, use SGD", DeprecationWarning, stacklevel=4)
+        super()._initialize(values)

@@ -3,17 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
 import numpy as np
 
 from fastopt._engine.buffers import Buffers
 from fastopt._engine.eigenbases import averaged, axes, by_axis, inverse_root, rotated
-from fastopt.arguments import Descriptions, Flag, Integer, OrNone, Real
+from fastopt.arguments import FLAG, Integer, OrNone, Real, alias, arg
 from fastopt.optimizer.adam import Adam
-from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Shampoo"]
 
@@ -220,48 +220,21 @@ class Shampoo(MatrixFamily):
     """
 
     rounds_state = False
-    variants = ("cautious", "cautious_decay")
-    arguments: ClassVar[Descriptions] = {
-        "beta1": Real(least=0, below=1),
-        "beta2": Real(least=0, below=1),
-        "epsilon": Real(least=0),
-        "root_epsilon": Real(least=1e-30),
-        "precondition_frequency": Integer(least=1),
-        "start_step": OrNone(Integer(least=1)),
-        "max_precond_dim": Integer(least=1),
-        "merge_dims": Flag(),
-        "block_size": OrNone(Integer(least=1)),
-        "kl": Flag(),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        root_epsilon: float = 1e-12,
-        precondition_frequency: int = 10,
-        start_step: int | None = None,
-        max_precond_dim: int = 8192,
-        merge_dims: bool = False,
-        block_size: int | None = None,
-        kl: bool = False,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
-        self.root_epsilon = root_epsilon
-        self.precondition_frequency = precondition_frequency
-        self.start_step = start_step
-        self.max_precond_dim = max_precond_dim
-        self.merge_dims = merge_dims
-        self.block_size = block_size
-        self.kl = kl
-        super().__init__(learning_rate, fallback, fallback_for, **common)
+    learning_rate: RateAttribute = arg(default=0.001)
+    beta1: float = arg(default=0.9, check=Real(least=0, below=1))
+    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
+    epsilon: float = arg(default=1e-08, check=Real(least=0))
+    root_epsilon: float = arg(default=1e-12, check=Real(least=1e-30))
+    precondition_frequency: int = arg(default=10, check=Integer(least=1))
+    start_step: int | None = arg(default=None, check=OrNone(Integer(least=1)))
+    max_precond_dim: int = arg(default=8192, check=Integer(least=1))
+    merge_dims: bool = arg(default=False, check=FLAG)
+    block_size: int | None = arg(default=None, check=OrNone(Integer(least=1)))
+    kl: bool = arg(default=False, check=FLAG)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
+    eps: float = alias("epsilon", default=1e-8)
 
     @property
     def start(self) -> int:

@@ -1,15 +1,14 @@
 """Signum and signSGD: steps along the sign of the momentum or of the gradient."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Unpack
 
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, sign
 from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import CautiousMomentumFamily, shrunk_by
-from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.optimizer import constant, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Signum", "signsgd", "signum"]
 
@@ -77,21 +76,9 @@ class Signum(CautiousMomentumFamily):
     forms = (signsgd, signum)
     decoupled = True
     corrects_decay = False
-    arguments: ClassVar[Descriptions] = {"wd_lh": Real(least=0)}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.01,
-        momentum: float = 0.9,
-        wd_lh: float = 0.0,
-        *,
-        cautious: bool = False,
-        **common: Unpack[RatedArguments],
-    ) -> None:
-        super().__init__(
-            learning_rate=learning_rate, momentum=momentum, cautious=cautious, **common
-        )
-        self.wd_lh = wd_lh
+    learning_rate: RateAttribute = arg(default=0.01)
+    momentum: float = arg(default=0.9)
+    wd_lh: float = arg(default=0.0, check=Real(least=0))
 
     @property
     def traits(self) -> Traits:

@@ -1,17 +1,17 @@
 """SM3: AdaGrad with one accumulator for each slice along each axis."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
 import numpy as np
 
 from fastopt._kernels.factored import covered
-from fastopt.arguments import Descriptions, Real
-from fastopt.optimizer.keywords import MatrixArguments, Rate
+from fastopt.arguments import FLAG, Real, alias, arg
 from fastopt.optimizer.matrices import MatrixFamily, Shape
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.rowsteps import RowSteps
 
 __all__ = ["SM3"]
@@ -139,25 +139,13 @@ class SM3(MatrixFamily):
     """
 
     takes_vectors = True
-    variants = ("cautious", "cautious_decay")
+    learning_rate: RateAttribute = arg(default=0.1)
+    momentum: float = arg(default=0.9, check=Real(least=0, below=1))
+    eps: float = arg(default=0.0, check=Real(least=0))
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    epsilon: float = alias("eps", default=1e-8)
     rounds_state = False
-    arguments: ClassVar[Descriptions] = {
-        "momentum": Real(least=0, below=1),
-        "eps": Real(least=0),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.1,
-        momentum: float = 0.9,
-        eps: float = 0.0,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[MatrixArguments],
-    ) -> None:
-        self.momentum = momentum
-        self.eps = eps
-        super().__init__(learning_rate, fallback, fallback_for, **common)
 
     def directions(self) -> _Covered:
         """See :meth:`MatrixFamily.directions`."""

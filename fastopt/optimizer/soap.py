@@ -1,18 +1,18 @@
 """SOAP: Adam in the eigenbasis of Shampoo's preconditioner, for weight matrices."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
 import numpy as np
 
 from fastopt._engine.buffers import Buffers
 from fastopt._engine.eigenbases import averaged, axes, by_axis, eigenbasis, iterated, rotated
 from fastopt._engine.validate import leaves
-from fastopt.arguments import Descriptions, Flag, Integer, OrNone, Real
+from fastopt.arguments import FLAG, Integer, OrNone, Real, alias, arg
 from fastopt.optimizer.adam import Adam
-from fastopt.optimizer.keywords import Rate, StableArguments
 from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["SOAP"]
 
@@ -225,46 +225,22 @@ class SOAP(MatrixFamily):
     """
 
     decays_last = True
-    variants = ("cautious", "cautious_decay", "stable")
+    learning_rate: RateAttribute = arg(default=0.003)
+    beta1: float = arg(default=0.95, check=Real(least=0, below=1))
+    beta2: float = arg(default=0.95, check=Real(least=0, below=1))
+    epsilon: float = arg(default=1e-08, check=Real(least=0))
+    shampoo_beta: float | None = arg(default=None, check=OrNone(Real(least=0, below=1)))
+    precondition_frequency: int = arg(default=10, check=Integer(least=1))
+    max_precond_dim: int = arg(default=10000, check=Integer(least=1))
+    merge_dims: bool = arg(default=False, check=FLAG)
+    precondition_1d: bool = arg(default=False, check=FLAG)
+    kl: bool = arg(default=False, check=FLAG)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
+    eps: float = alias("epsilon", default=1e-8)
     rounds_state = False
-    arguments: ClassVar[Descriptions] = {
-        "beta1": Real(least=0, below=1),
-        "beta2": Real(least=0, below=1),
-        "epsilon": Real(least=0),
-        "shampoo_beta": OrNone(Real(least=0, below=1)),
-        "precondition_frequency": Integer(least=1),
-        "max_precond_dim": Integer(least=1),
-        "merge_dims": Flag(),
-        "precondition_1d": Flag(),
-        "kl": Flag(),
-    }
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.003,
-        beta1: float = 0.95,
-        beta2: float = 0.95,
-        epsilon: float = 1e-8,
-        shampoo_beta: float | None = None,
-        precondition_frequency: int = 10,
-        max_precond_dim: int = 10000,
-        merge_dims: bool = False,
-        precondition_1d: bool = False,
-        kl: bool = False,
-        fallback: Optimizer | str | None = None,
-        fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[StableArguments],
-    ) -> None:
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
-        self.shampoo_beta = shampoo_beta
-        self.precondition_frequency = precondition_frequency
-        self.max_precond_dim = max_precond_dim
-        self.merge_dims = merge_dims
-        self.precondition_1d = precondition_1d
-        self.kl = kl
-        super().__init__(learning_rate, fallback, fallback_for, **common)
 
     @property
     def takes_vectors(self) -> bool:

@@ -1,13 +1,12 @@
 """StableSPAM: Adam of gradients whose spikes and norms are limited by their history."""
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import Any
 
-from fastopt.arguments import Descriptions, Integer, Real
+from fastopt.arguments import Integer, Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
-from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
 
 __all__ = ["StableSPAM", "stable_spam"]
@@ -152,30 +151,12 @@ class StableSPAM(CautiousFamily):
     array([0.8328, 1.2001])
     """
 
-    arguments: ClassVar[Descriptions] = {
-        **dict.fromkeys(DECAYS, Real(least=0, below=1)),
-        "reset_interval": Integer(least=0),
-    }
+    gamma1: float = arg(default=0.7, check=Real(least=0, below=1))
+    gamma2: float = arg(default=0.9, check=Real(least=0, below=1))
+    gamma3: float = arg(default=0.999, check=Real(least=0, below=1))
+    reset_interval: int = arg(default=1000, check=Integer(least=0))
 
     plain = stable_spam
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        gamma1: float = 0.7,
-        gamma2: float = 0.9,
-        gamma3: float = 0.999,
-        reset_interval: int = 1000,
-        **common: Unpack[CautiousArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self.gamma1 = gamma1
-        self.gamma2 = gamma2
-        self.gamma3 = gamma3
-        self.reset_interval = reset_interval
 
     @corrected(restarted, "every")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -1,9 +1,8 @@
 """Yogi: Adam with an additive update of the second moment."""
 
 import math
-from typing import ClassVar, Unpack
 
-from fastopt.arguments import Descriptions, Real
+from fastopt.arguments import FLAG, Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import decayed, sign
 from fastopt.optimizer.families import (
@@ -13,8 +12,8 @@ from fastopt.optimizer.families import (
     mean_and_var,
     scaled_ratio,
 )
-from fastopt.optimizer.keywords import CoupledArguments, Rate
 from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.rates import RateAttribute
 
 __all__ = ["Yogi", "yogi"]
 
@@ -84,21 +83,11 @@ class Yogi(CoupledVariants, AdamFamily):
     """
 
     plain = yogi
-    variants = ("cautious", "stable")
+    learning_rate: RateAttribute = arg(default=0.001)
+    epsilon: float = arg(default=0.001)
+    initial_value: float = arg(default=1e-06, check=Real(least=0))
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     ratio = staticmethod(scaled_ratio)
-    arguments: ClassVar[Descriptions] = {"initial_value": Real(least=0)}
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-3,
-        initial_value: float = 1e-6,
-        **common: Unpack[CoupledArguments],
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-        self.initial_value = initial_value
 
     @corrected(mean_and_var)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

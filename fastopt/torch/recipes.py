@@ -96,10 +96,8 @@ class Recipe:
     @cached_property
     def options(self) -> dict[str, tuple[str, ...]]:
         """Attributes by the name of the argument, with torch's names where torch has one."""
-        common = {*inspect.signature(Rule.__init__).parameters, *EXTRAS, "learning_rate"}
-        own = [*inspect.signature(self.kind.__init__).parameters.values()]
-        own = [each for each in own if each.kind != each.VAR_KEYWORD]
-        names = [each.name for each in own if each.name not in common]
+        own = dict.fromkeys([*self.kind.positional, *self.kind.defaults])
+        names = [name for name in own if self.kind.takes(name) and name not in Rule.defaults]
         named: dict[str, tuple[str, ...]] = {}
         for alias in ("betas", "eps"):
             attributes = self.kind.aliases[alias]

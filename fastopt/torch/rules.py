@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
 
 from fastopt._engine.hyper import constant, corrected
-from fastopt.arguments import Descriptions, Flag, Real
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
+from fastopt.arguments import FLAG, Real, arg
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, moments, rescaled
 from fastopt.optimizer.adadelta import AdaDelta
 from fastopt.optimizer.families import MOMENTS, AdamFamily
@@ -32,17 +31,10 @@ def heavy_ball(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 class HeavyBall(NAG):
     """SGD as in torch: the momentum buffer does not include the learning rate."""
 
-    forms: tuple[Rule, Rule] = (sgd, heavy_ball)
+    forms = (sgd, heavy_ball)
     lazy_by_default = True
-    arguments: ClassVar[Descriptions] = {
-        "dampening": Real(),
-        "nesterov": Flag(),
-    }
-
-    def __init__(self, **common: Any) -> None:
-        super().__init__(**common)
-        self.dampening = 0.0
-        self.nesterov = False
+    dampening: float = arg(default=0.0, check=Real(), kw_only=True)
+    nesterov: bool = arg(default=False, check=FLAG, kw_only=True)
 
     @corrected(first_undamped, when=lambda self: self.dampening != 0)
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -101,11 +93,7 @@ class Rectified(AdamFamily):
     """RAdam as in torch: it is rectified one step later, and weight decay is in the gradient."""
 
     rule = radam_of_torch
-    arguments: ClassVar[Descriptions] = {"decoupled_weight_decay": Flag()}
-
-    def __init__(self, **common: Any) -> None:
-        super().__init__(**common)
-        self.decoupled_weight_decay = False
+    decoupled_weight_decay: bool = arg(default=False, check=FLAG, kw_only=True)
 
     @corrected(rectified, "var_scale", "threshold")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -23,6 +23,8 @@ __all__ = [
     "beside_decay",
     "cautious_move",
     "no_decay",
+    "rate_times_decay",
+    "shrunk_by",
     "varied",
 ]
 
@@ -70,6 +72,18 @@ def beside_decay(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
 def no_decay(weight: Scalar, h: Hyper) -> Scalar:
     """Return 0, for rules without decoupled decay."""
     return type(weight)(0)
+
+
+@scalar
+def rate_times_decay(weight: Scalar, h: Hyper) -> Scalar:
+    """Return what decoupled decay with the learning rate subtracts from a weight."""
+    return h.lr * h.wd * weight
+
+
+@scalar
+def shrunk_by(weight: Scalar, h: Hyper) -> Scalar:
+    """Return what decoupled decay subtracts from a weight, with the factor ``shrink``."""
+    return (type(weight)(1) - h.shrink) * weight
 
 
 @scalar

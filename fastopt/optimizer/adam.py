@@ -11,7 +11,6 @@ from fastopt.optimizer.families import (
     FORMULA,
     MOMENTS,
     AdamFamily,
-    CoupledVariants,
     Formula,
     biased_ratio,
 )
@@ -77,7 +76,7 @@ def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class Adam(CoupledVariants, AdamFamily):
+class Adam(AdamFamily):
     r"""Adam, with weight decay added to the gradient (L2 regularization, unlike AdamW).
 
     .. math::
@@ -157,6 +156,7 @@ class Adam(CoupledVariants, AdamFamily):
     learning_rate: RateAttribute = arg(default=0.001)
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
     amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     positional = (*AdamFamily.positional, "lazy_update")
     ratio = staticmethod(biased_ratio)

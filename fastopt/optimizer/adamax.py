@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from fastopt.arguments import alias, arg
+from fastopt.arguments import FLAG, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
-from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
+from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -39,7 +39,7 @@ def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class Adamax(CoupledVariants, AdamFamily):
+class Adamax(AdamFamily):
     r"""AdaMax: Adam in the infinity norm.
 
     .. math::
@@ -85,6 +85,7 @@ class Adamax(CoupledVariants, AdamFamily):
 
     epsilon: float = arg(default=0.0, init=False)
     eps: float = alias("epsilon", default=0.0, init=False)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     learning_rate: RateAttribute = arg(default=0.002)
 
     @property

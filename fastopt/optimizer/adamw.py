@@ -7,13 +7,13 @@ from typing import Any
 from fastopt.arguments import FLAG, OrNone, Real, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, peak_moments, rescaled
+from fastopt.kernels.variants import rate_times_decay
 from fastopt.optimizer.families import (
     FORMULA,
     MOMENTS,
     Formula,
     StableFamily,
     biased_ratio,
-    rate_times_decay,
 )
 from fastopt.optimizer.optimizer import corrected, register
 

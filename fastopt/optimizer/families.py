@@ -1,12 +1,12 @@
 """Abstract base classes of optimizers with common arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from fastopt.arguments import Choice, Flag, OrNone, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, scalar
-from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.kernels.variants import Traits, Variant, beside_decay, no_decay, varied
+from fastopt.kernels.scalars import COMMON
+from fastopt.kernels.variants import Variant
 from fastopt.optimizer.optimizer import Optimizer, bound, constant, corrected
 from fastopt.optimizer.rates import RateAttribute
 
@@ -16,20 +16,14 @@ __all__ = [
     "TRUST",
     "AdamFamily",
     "CautiousFamily",
-    "CautiousMomentumFamily",
-    "CoupledVariants",
     "Formula",
     "MomentumFamily",
     "StableFamily",
     "TrustRatioFamily",
-    "VariantFlags",
-    "Varied",
     "biased_ratio",
     "mean_and_var",
     "over",
-    "rate_times_decay",
     "scaled_ratio",
-    "shrunk_by",
 ]
 
 FLAG = Flag()
@@ -92,18 +86,6 @@ class AdamFamily(Optimizer):
 
 
 @scalar
-def rate_times_decay(weight: Scalar, h: Hyper) -> Scalar:
-    """Return what decoupled decay with the learning rate subtracts from a weight."""
-    return h.lr * h.wd * weight
-
-
-@scalar
-def shrunk_by(weight: Scalar, h: Hyper) -> Scalar:
-    """Return what decoupled decay subtracts from a weight, with the factor ``shrink``."""
-    return (type(weight)(1) - h.shrink) * weight
-
-
-@scalar
 def over(square: Scalar, var: Scalar, h: Hyper) -> Scalar:
     """Return a squared gradient over its average, at least ``epsilon**2``; 0 where both are 0."""
     floor = h.epsilon * h.epsilon
@@ -124,122 +106,7 @@ def scaled_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
     return over(grad * grad, state[1] * h.var_scale, h)
 
 
-class VariantFlags(Optimizer):
-    """Abstract base of optimizers with cautious and stable variants.
-
-    A subclass declares those that it has.
-
-    Parameters
-    ----------
-    cautious : bool
-        Update only elements whose step has the sign of the gradient. Default False.
-    cautious_decay : bool
-        Decay only weights that the step does not move away from 0. Default False.
-    stable : bool
-        Bound the root mean square of the tensor's step. Default False.
-    **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`.
-
-    Raises
-    ------
-    ValueError
-        An argument is NaN, out of range, or incompatible with the others.
-    """
-
-    unlisted = Optimizer.unlisted | {
-        *("decays", "plain", "ratio", "ratio_fields", "seen", "traits", "variant", "variants"),
-    }
-    variants: ClassVar[tuple[str, ...]] = ()
-    """Those of the arguments that the class has."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.variants = tuple(name for name in Variant._fields if cls.takes(name))
-
-    @property
-    def variant(self) -> Variant:
-        """The selected variant."""
-        own = vars(self)
-        return Variant(*[own.get(name, False) for name in Variant._fields])
-
-    def check_together(self) -> None:
-        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
-        super().check_together()
-        if self.sparse_decay == "touched":
-            return
-        if self.variant.cautious_decay:
-            raise ValueError(
-                "cautious_decay=True decays by the gradient's sign, so it needs "
-                f"sparse_decay='touched', got {self.sparse_decay!r}"
-            )
-        if self.variant.stable and self.sparse_decay == "catch_up":
-            raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
-
-
-class Varied(VariantFlags):
-    """Abstract base of optimizers whose cautious and stable variants are derived from their rule.
-
-    Parameters
-    ----------
-    *args, cautious, cautious_decay, stable, **common
-        See :class:`VariantFlags`.
-    """
-
-    ratio: ClassVar[Callable[..., Any] | None] = None
-    """Scalar function for stable variants: squared gradient divided by its moving average."""
-    ratio_fields: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters that `ratio` reads in addition to those of the rule."""
-
-    @property
-    def plain(self) -> Rule:
-        """Rule without the cautious and stable variants."""
-        raise NotImplementedError
-
-    @property
-    def decays(self) -> Callable[..., Any]:
-        """Scalar function ``(weight, h)``: what decoupled decay subtracts from a weight."""
-        return rate_times_decay
-
-    @property
-    def seen(self) -> Callable[..., Any]:
-        """Scalar function ``(weight, grad, h)``: the gradient that moving averages average."""
-        return beside_decay
-
-    @property
-    def traits(self) -> Traits:
-        """How the rule uses gradient and weight decay; by default the decay is decoupled."""
-        return Traits(self.seen, self.decays, True, self.ratio, self.ratio_fields)
-
-    @property
-    def rule(self) -> Rule:
-        """Rule of the selected variant."""
-        which = self.variant
-        return varied(self.plain, self.traits, which) if any(which) else self.plain
-
-
-class CoupledVariants(Varied):
-    """Abstract base of optimizers with variants whose decay is part of the gradient.
-
-    Parameters
-    ----------
-    *args, cautious, stable, **common
-        See :class:`VariantFlags`. The sign of the gradient is that of the gradient with decay.
-    """
-
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-
-    @property
-    def seen(self) -> Callable[..., Any]:
-        """See :attr:`Varied.seen`."""
-        return decayed
-
-    @property
-    def traits(self) -> Traits:
-        """See :attr:`Varied.traits`."""
-        return Traits(self.seen, no_decay, False, self.ratio, self.ratio_fields)
-
-
-class CautiousFamily(Varied, AdamFamily):
+class CautiousFamily(AdamFamily):
     """Abstract base of optimizers with decoupled decay and cautious variants.
 
     Parameters
@@ -260,7 +127,7 @@ class CautiousFamily(Varied, AdamFamily):
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
 
-class StableFamily(Varied, AdamFamily):
+class StableFamily(CautiousFamily):
     """Abstract base of optimizers with decoupled decay and cautious and stable variants.
 
     Parameters
@@ -276,9 +143,6 @@ class StableFamily(Varied, AdamFamily):
         An argument is NaN, out of range, or incompatible with the others.
     """
 
-    decoupled = True
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
 
@@ -309,40 +173,14 @@ class MomentumFamily(Optimizer):
         return self.forms[self.momentum != 0]
 
     @property
-    def rule(self) -> Rule:
-        """Rule of the optimizer."""
-        return self.plain
+    def variant(self) -> Variant:
+        """The selected variant; without momentum, steps have the sign of the gradient anyway."""
+        return super().variant if self.momentum else Variant()
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {"momentum": self.momentum}
-
-
-class CautiousMomentumFamily(CoupledVariants, MomentumFamily):
-    """Abstract base of optimizers with optional momentum and cautious variants.
-
-    Parameters
-    ----------
-    momentum : float
-        Momentum; 0 selects the rule without a momentum buffer, whose steps always have the sign of
-        the gradient, so that `cautious` has no effect.
-    **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`, and `cautious` of
-        :class:`VariantFlags`.
-
-    Raises
-    ------
-    ValueError
-        `momentum` is NaN or infinite.
-    """
-
-    plain = MomentumFamily.plain
-
-    @property
-    def variant(self) -> Variant:
-        """See :attr:`Varied.variant`."""
-        return super().variant if self.momentum else Variant()
 
 
 class TrustRatioFamily(AdamFamily):

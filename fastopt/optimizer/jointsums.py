@@ -11,8 +11,8 @@ from fastopt._kernels.devices import header
 from fastopt.arguments import FLAG, Real, TableOf, arg, brief, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Sums, scalar
 from fastopt.kernels.scalars import rescaled
-from fastopt.kernels.variants import Traits
-from fastopt.optimizer.families import AdamFamily, Varied, shrunk_by
+from fastopt.kernels.variants import shrunk_by
+from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 
 __all__ = [
@@ -233,7 +233,7 @@ class DistanceFamily(JointSums, AdamFamily):
         return self.estimate.get("d", self.d0)
 
 
-class EstimatedAdam(Varied, DistanceFamily):
+class EstimatedAdam(DistanceFamily):
     """Abstract base of Adam with an estimated distance, decoupled or coupled decay, and variants.
 
     Parameters
@@ -275,8 +275,3 @@ class EstimatedAdam(Varied, DistanceFamily):
     def seen(self) -> Callable[..., Any]:
         """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
         return with_decay
-
-    @property
-    def traits(self) -> Traits:
-        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
-        return super().traits._replace(from_zero=False)  # decay may be part of the gradient

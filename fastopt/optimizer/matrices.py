@@ -29,8 +29,14 @@ from fastopt._notices import warn_user
 from fastopt.arguments import Stored, arg, brief
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
-from fastopt.kernels.variants import Traits, Variant, aligned_finish, cautious_move, varied
-from fastopt.optimizer.families import VariantFlags, shrunk_by
+from fastopt.kernels.variants import (
+    Traits,
+    Variant,
+    aligned_finish,
+    cautious_move,
+    shrunk_by,
+    varied,
+)
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, create, unused
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.sgd import SGD
@@ -329,7 +335,7 @@ def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
     return tuple(pattern(f"{name}[{k}]", each) for k, each in enumerate(value))
 
 
-class MatrixFamily(VariantFlags):
+class MatrixFamily(Optimizer):
     """Abstract base of optimizers for weights with two or more dimensions.
 
     Parameters

@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 from fastopt.arguments import FLAG, Descriptions, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments, rescaled
-from fastopt.kernels.variants import Traits, beside_decay
 from fastopt.optimizer.families import (
     FORMULA,
     MOMENTS,
     AdamFamily,
-    CoupledVariants,
     Formula,
-    rate_times_decay,
     scaled_ratio,
 )
 from fastopt.optimizer.optimizer import Index, PerIndex, corrected, register
@@ -127,7 +124,7 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class Nadam(CoupledVariants, AdamFamily):
+class Nadam(AdamFamily):
     r"""Nadam: Adam with Nesterov momentum.
 
     .. math::
@@ -217,6 +214,7 @@ class Nadam(CoupledVariants, AdamFamily):
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
     amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     decouple: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     ratio = staticmethod(scaled_ratio)
     _m_schedules: PerIndex = kept(factory=Products, check=TableOf(Real(least=0, most=1)))
@@ -229,6 +227,8 @@ class Nadam(CoupledVariants, AdamFamily):
     @property
     def seen(self) -> Callable[..., Any]:
         """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        if self.decouple:
+            return super().seen
         return clipped_decayed if self.formula == "mxnet" else decayed
 
     @property
@@ -240,13 +240,6 @@ class Nadam(CoupledVariants, AdamFamily):
     def decoupled(self) -> bool:  # type: ignore[override]
         """Whether weight decay is decoupled from the gradient."""
         return self.decouple
-
-    @property
-    def traits(self) -> Traits:
-        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
-        if not self.decouple:
-            return super().traits
-        return Traits(beside_decay, rate_times_decay, True, self.ratio, self.ratio_fields)
 
     @property
     def m_schedule(self) -> float:

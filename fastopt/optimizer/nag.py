@@ -1,8 +1,9 @@
 """Nesterov's accelerated gradient."""
 
+from fastopt.arguments import FLAG, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.families import CautiousMomentumFamily
+from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.optimizer import register
 from fastopt.optimizer.sgd import sgd
 
@@ -19,7 +20,7 @@ def nag(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class NAG(CautiousMomentumFamily):
+class NAG(MomentumFamily):
     r"""NAG: Nesterov's accelerated gradient.
 
     .. math::
@@ -59,4 +60,5 @@ class NAG(CautiousMomentumFamily):
     array([0.85, 0.85])
     """
 
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     forms = (sgd, nag)

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from fastopt.arguments import arg
+from fastopt.arguments import FLAG, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
+from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -53,7 +53,7 @@ def started(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class NovoGrad(CoupledVariants, AdamFamily):
+class NovoGrad(AdamFamily):
     r"""NovoGrad: momentum of gradients that are normalized per tensor.
 
     .. math::
@@ -103,6 +103,7 @@ class NovoGrad(CoupledVariants, AdamFamily):
 
     plain = novograd
 
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     learning_rate: RateAttribute = arg(default=0.01)
     beta1: float = arg(default=0.95)
     beta2: float = arg(default=0.98)

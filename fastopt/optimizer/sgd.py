@@ -7,8 +7,7 @@ from typing import Any
 from fastopt.arguments import FLAG, Real, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
-from fastopt.kernels.variants import Traits, beside_decay
-from fastopt.optimizer.families import FORMULA, CautiousMomentumFamily, Formula, rate_times_decay
+from fastopt.optimizer.families import FORMULA, Formula, MomentumFamily
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -74,7 +73,7 @@ def first_undamped(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class SGD(CautiousMomentumFamily):
+class SGD(MomentumFamily):
     r"""Stochastic gradient descent with momentum.
 
     .. math::
@@ -151,6 +150,7 @@ class SGD(CautiousMomentumFamily):
 
     lazy_by_default = master_last = True
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     dampening: float = arg(default=0.0, check=Real(least=0, most=1), kw_only=True, new=True)
     decouple: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     learning_rate: RateAttribute = arg(default=None, kw_only=True, torch=0.001)
@@ -171,11 +171,6 @@ class SGD(CautiousMomentumFamily):
     def decoupled(self) -> bool:  # type: ignore[override]
         """Whether weight decay is decoupled from the gradient."""
         return self.decouple
-
-    @property
-    def traits(self) -> Traits:
-        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
-        return Traits(beside_decay, rate_times_decay, True) if self.decouple else super().traits
 
     @corrected(first_undamped, "share", when=lambda made: made.dampening != 0)
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:

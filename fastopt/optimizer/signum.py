@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from fastopt.arguments import Real, arg
+from fastopt.arguments import FLAG, Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, sign
-from fastopt.kernels.variants import Traits
-from fastopt.optimizer.families import CautiousMomentumFamily, shrunk_by
+from fastopt.kernels.variants import Traits, shrunk_by
+from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.optimizer import constant, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -27,7 +27,7 @@ def signum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class Signum(CautiousMomentumFamily):
+class Signum(MomentumFamily):
     r"""Signum: steps along the sign of the momentum; signSGD without momentum.
 
     .. math::
@@ -78,12 +78,13 @@ class Signum(CautiousMomentumFamily):
     corrects_decay = False
     learning_rate: RateAttribute = arg(default=0.01)
     momentum: float = arg(default=0.9)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     wd_lh: float = arg(default=0.0, check=Real(least=0))
 
     @property
     def traits(self) -> Traits:
         """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
-        return super().traits._replace(decay=shrunk_by)
+        return Traits(decayed, shrunk_by, from_zero=False)
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""

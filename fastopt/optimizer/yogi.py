@@ -8,7 +8,6 @@ from fastopt.kernels.scalars import decayed, sign
 from fastopt.optimizer.families import (
     MOMENTS,
     AdamFamily,
-    CoupledVariants,
     mean_and_var,
     scaled_ratio,
 )
@@ -31,7 +30,7 @@ def yogi(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class Yogi(CoupledVariants, AdamFamily):
+class Yogi(AdamFamily):
     r"""Yogi: Adam with an additive update of the second moment, which limits how fast it changes.
 
     .. math::
@@ -86,6 +85,7 @@ class Yogi(CoupledVariants, AdamFamily):
     learning_rate: RateAttribute = arg(default=0.001)
     epsilon: float = arg(default=0.001)
     initial_value: float = arg(default=1e-06, check=Real(least=0))
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     ratio = staticmethod(scaled_ratio)
 

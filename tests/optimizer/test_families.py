@@ -6,7 +6,6 @@ import pytest
 import fastopt
 from fastopt import optimizer
 from fastopt.optimizer import Optimizer
-from fastopt.optimizer.families import CoupledVariants
 from fastopt.optimizer.jointsums import JointSums
 from fastopt.optimizer.matrices import MatrixFamily
 
@@ -59,6 +58,14 @@ VAR = {"ademamix": 2}
 """Place of the second moment in the state, if not 1."""
 
 
+COUPLED = {"adam", "adamax", "ccsgd", "nadam", "nag", "novograd", "sgd", "signum", "yogi"}
+"""Optimizers whose moving averages average the decay too."""
+
+
+def is_coupled(name):
+    return "coupled" in name or (name.partition(" ")[0] in COUPLED and "decoupled" not in name)
+
+
 def class_of(name):
     return Optimizer.opt_registry[name.partition(" ")[0]]
 
@@ -75,7 +82,7 @@ def decay_of(name, made, step):
         return rate * DECAY / (1 + rate * DECAY)
     if name == "signum":
         return rate * FORMS[name]["wd_lh"]
-    coupled = isinstance(made, CoupledVariants) or "coupled" in name
+    coupled = is_coupled(name)
     first = name in ("adopt", "soap") and step == 0
     return 0.0 if coupled or first else rate * DECAY
 
@@ -84,7 +91,7 @@ def seen_by(name, made, grad, weight, state):
     """The gradient that moving averages average: with decay if that is not decoupled."""
     if name == "novograd":
         grad = grad / np.sqrt(state[1])
-    coupled = isinstance(made, CoupledVariants) or "coupled" in name
+    coupled = is_coupled(name)
     return grad + DECAY * weight if coupled else grad
 
 

@@ -5,62 +5,36 @@ from collections.abc import Callable
 from typing import Any
 
 from fastopt.arguments import FLAG, arg
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
-from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
+from fastopt.kernels.rule import Hyper, Rule, Scalar, scalar
+from fastopt.kernels.scalars import clipped_decayed, decayed
 from fastopt.optimizer.families import (
     FORMULA,
-    MOMENTS,
     AdamFamily,
     Formula,
     biased_ratio,
+    moment_rules,
 )
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Adam", "adam", "adam_of_torch", "amsgrad", "amsgrad_of_torch", "descended"]
+__all__ = ["Adam", "adam", "descended"]
 
 
 @scalar
-def descended(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
-    """Step along the first moment divided by the root of the second moment."""
+def descended(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
+    """Step along the first moment divided by the root of the second moment.
+
+    ``lr``, and with torch's formula ``epsilon``, include the bias correction.
+    """
     return weight - h.lr * mean / (math.sqrt(var) + h.epsilon)
 
 
-@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
-def adam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam with decay inside the clip; ``lr`` includes the bias correction."""
-    mean, var = moments(clipped_decayed(weight, grad, h), state, h)
-    return descended(weight, mean, var, h), (mean, var)
-
-
-@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
-def adam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam with decay outside the clip; ``lr`` and ``epsilon`` include the bias correction."""
-    mean, var = moments(decayed(weight, grad, h), state, h)
-    return descended(weight, mean, var, h), (mean, var)
-
-
-@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
-def amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """AMSGrad with decay inside the clip."""
-    mean, var, peak = peak_moments(clipped_decayed(weight, grad, h), state, h)
-    return descended(weight, mean, peak, h), (mean, var, peak)
-
-
-@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
-def amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """AMSGrad with decay outside the clip."""
-    mean, var, peak = peak_moments(decayed(weight, grad, h), state, h)
-    return descended(weight, mean, peak, h), (mean, var, peak)
-
-
 RULES = {
-    ("mxnet", False): adam,
-    ("mxnet", True): amsgrad,
-    ("torch", False): adam_of_torch,
-    ("torch", True): amsgrad_of_torch,
+    "mxnet": moment_rules("adam", clipped_decayed, descended),  # decay is inside of the clip
+    "torch": moment_rules("adam_of_torch", decayed, descended),
 }
-"""Rule of each formula, without and with AMSGrad."""
+"""Rules of each formula, without and with AMSGrad."""
+adam = RULES["mxnet"][False]
 
 
 def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
@@ -165,7 +139,7 @@ class Adam(AdamFamily):
     @property
     def plain(self) -> Rule:
         """Rule of the selected formula."""
-        return RULES[self.formula, self.amsgrad]
+        return RULES[self.formula][self.amsgrad]
 
     @property
     def seen(self) -> Callable[..., Any]:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fastopt.arguments import FLAG, OrNone, Real, arg
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
-from fastopt.kernels.scalars import moments, peak_moments, rescaled
+from fastopt.kernels.rule import Hyper, Rule, Scalar, scalar
+from fastopt.kernels.variants import beside_decay as without_decay
 from fastopt.kernels.variants import rate_times_decay
 from fastopt.optimizer.families import (
     FORMULA,
@@ -14,69 +14,35 @@ from fastopt.optimizer.families import (
     Formula,
     StableFamily,
     biased_ratio,
+    moment_rules,
 )
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["AdamW", "adamw", "adamw_amsgrad", "adamw_amsgrad_of_torch", "adamw_of_torch"]
+__all__ = ["AdamW"]
 
 
 @scalar
-def beside_decay(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
+def beside_decay(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
     """Adam step plus decay, both scaled by ``eta``."""
     step = h.lr * mean / (math.sqrt(var) + h.epsilon) + h.wd * weight
     return weight - h.eta * step
 
 
 @scalar
-def after_decay(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
+def after_decay(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
     """Decay by the factor ``shrink``, then an Adam step with learning rate ``eta``."""
     return h.shrink * weight - h.eta * mean / (math.sqrt(var) + h.epsilon)
 
 
-@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "eta"))
-def adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """AdamW with MXNet's formula."""
-    mean, var = moments(rescaled(grad, h), state, h)
-    return beside_decay(weight, mean, var, h), (mean, var)
-
-
-@rule(
-    state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "eta", "shrink")
-)
-def adamw_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """AdamW with torch's formula."""
-    mean, var = moments(rescaled(grad, h), state, h)
-    return after_decay(weight, mean, var, h), (mean, var)
-
-
-@rule(
-    state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "eta")
-)
-def adamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """AdamW with MXNet's formula and AMSGrad."""
-    mean, var, peak = peak_moments(rescaled(grad, h), state, h)
-    return beside_decay(weight, mean, peak, h), (mean, var, peak)
-
-
-@rule(
-    state=("mean", "var", "peak"),
-    signed=("mean",),
-    nonnegative=("var",),
-    hyper=(*MOMENTS, "eta", "shrink"),
-)
-def adamw_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """AdamW with torch's formula and AMSGrad."""
-    mean, var, peak = peak_moments(rescaled(grad, h), state, h)
-    return after_decay(weight, mean, peak, h), (mean, var, peak)
-
+SHRUNK = (*MOMENTS, "eta", "shrink")
 
 RULES = {
-    ("mxnet", False): adamw,
-    ("mxnet", True): adamw_amsgrad,
-    ("torch", False): adamw_of_torch,
-    ("torch", True): adamw_amsgrad_of_torch,
+    "mxnet": moment_rules("adamw", without_decay, beside_decay, (*MOMENTS, "eta")),
+    "torch": moment_rules(
+        "adamw_of_torch", without_decay, after_decay, (*MOMENTS, "eta", "shrink")
+    ),
 }
-"""Rule of each formula, without and with AMSGrad."""
+"""Rules of each formula, without and with AMSGrad."""
 
 
 @scalar
@@ -213,7 +179,7 @@ class AdamW(StableFamily):
     @property
     def plain(self) -> Rule:
         """Rule of the selected formula."""
-        return RULES[self.formula, self.amsgrad]
+        return RULES[self.formula][self.amsgrad]
 
     @property
     def decays(self) -> Callable[..., Any]:

@@ -1,11 +1,11 @@
 """Abstract base classes of optimizers with common arguments."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from fastopt.arguments import Choice, Flag, OrNone, Real, alias, arg
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, scalar
-from fastopt.kernels.scalars import COMMON
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.scalars import COMMON, moments, peak_moments
 from fastopt.kernels.variants import Variant
 from fastopt.optimizer.optimizer import Optimizer, bound, constant, corrected
 from fastopt.optimizer.rates import RateAttribute
@@ -22,6 +22,7 @@ __all__ = [
     "TrustRatioFamily",
     "biased_ratio",
     "mean_and_var",
+    "moment_rules",
     "over",
     "scaled_ratio",
 ]
@@ -44,6 +45,46 @@ def mean_and_var(t: Scalar, h: Hyper, carried: Any) -> None:
     """Compute the bias corrections of both moving averages."""
     h.mean_scale = 1 / (1 - h.beta1**t)
     h.var_scale = 1 / (1 - h.beta2**t)
+
+
+def moment_rules(
+    name: str,
+    gradient: Callable[..., Scalar],
+    step: Callable[..., Scalar],
+    hyper: tuple[str, ...] = MOMENTS,
+) -> tuple[Rule, Rule]:
+    """Return the rule of a step by moving averages of a gradient and of its square, and AMSGrad's.
+
+    Parameters
+    ----------
+    name : str
+        Name of the rule.
+    gradient : callable
+        Scalar function ``(weight, grad, h)``: the gradient to average.
+    step : callable
+        Scalar function ``(weight, grad, mean, var, h)`` of this gradient and the averages, which
+        returns the new weight. AMSGrad has the maximum of the second average so far as `var`.
+    hyper : tuple of str
+        Hyper-parameters of the rule.
+    """
+
+    def plain(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+        grad = gradient(weight, grad, h)
+        mean, var = moments(grad, state, h)
+        return step(weight, grad, mean, var, h), (mean, var)
+
+    def amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+        grad = gradient(weight, grad, h)
+        mean, var, peak = peak_moments(grad, state, h)
+        return step(weight, grad, mean, peak, h), (mean, var, peak)
+
+    plain.__name__ = plain.__qualname__ = name
+    amsgrad.__name__ = amsgrad.__qualname__ = f"{name}_amsgrad"
+    slots: Any = {"signed": ("mean",), "nonnegative": ("var",), "hyper": hyper}
+    return (
+        rule(state=("mean", "var"), **slots)(plain),
+        rule(state=("mean", "var", "peak"), **slots)(amsgrad),
+    )
 
 
 class AdamFamily(Optimizer):

@@ -8,28 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.arguments import FLAG, Descriptions, Real, TableOf, arg, kept
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
-from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments, rescaled
+from fastopt.kernels.rule import Hyper, Rule, Scalar, scalar
+from fastopt.kernels.scalars import clipped_decayed, decayed
+from fastopt.kernels.variants import beside_decay
 from fastopt.optimizer.families import (
     FORMULA,
     MOMENTS,
     AdamFamily,
     Formula,
+    moment_rules,
     scaled_ratio,
 )
 from fastopt.optimizer.optimizer import Index, PerIndex, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = [
-    "Nadam",
-    "look_ahead",
-    "nadam",
-    "nadam_amsgrad",
-    "nadam_amsgrad_decoupled",
-    "nadam_amsgrad_of_torch",
-    "nadam_decoupled",
-    "nadam_of_torch",
-]
+__all__ = ["FIELDS", "Nadam", "look_ahead"]
 
 
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
@@ -42,63 +35,24 @@ def look_ahead(grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
     return h.lr * ahead / (math.sqrt(var * h.var_scale) + h.epsilon)
 
 
-@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
-def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Nadam with decay inside the clip."""
-    grad = clipped_decayed(weight, grad, h)
-    mean, var = moments(grad, state, h)
-    return weight - look_ahead(grad, mean, var, h), (mean, var)
+@scalar
+def descended(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
+    """Step with decay in the gradient."""
+    return weight - look_ahead(grad, mean, var, h)
 
 
-@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
-def nadam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Nadam with decay outside the clip."""
-    grad = decayed(weight, grad, h)
-    mean, var = moments(grad, state, h)
-    return weight - look_ahead(grad, mean, var, h), (mean, var)
-
-
-@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
-def nadam_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Nadam with AMSGrad and decay inside the clip."""
-    grad = clipped_decayed(weight, grad, h)
-    mean, var, peak = peak_moments(grad, state, h)
-    return weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
-
-
-@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
-def nadam_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Nadam with AMSGrad and decay outside the clip."""
-    grad = decayed(weight, grad, h)
-    mean, var, peak = peak_moments(grad, state, h)
-    return weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
-
-
-@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
-def nadam_decoupled(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Nadam with decoupled decay."""
-    grad = rescaled(grad, h)
-    mean, var = moments(grad, state, h)
-    return weight - h.lr * h.wd * weight - look_ahead(grad, mean, var, h), (mean, var)
-
-
-@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
-def nadam_amsgrad_decoupled(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Nadam with AMSGrad and decoupled decay."""
-    grad = rescaled(grad, h)
-    mean, var, peak = peak_moments(grad, state, h)
-    return weight - h.lr * h.wd * weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
+@scalar
+def after_decay(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
+    """Decay, then step."""
+    return weight - h.lr * h.wd * weight - look_ahead(grad, mean, var, h)
 
 
 RULES = {
-    ("mxnet", False): nadam,
-    ("mxnet", True): nadam_amsgrad,
-    ("torch", False): nadam_of_torch,
-    ("torch", True): nadam_amsgrad_of_torch,
-    ("decoupled", False): nadam_decoupled,
-    ("decoupled", True): nadam_amsgrad_decoupled,
+    "mxnet": moment_rules("nadam", clipped_decayed, descended, FIELDS),
+    "torch": moment_rules("nadam_of_torch", decayed, descended, FIELDS),
+    "decoupled": moment_rules("nadam_decoupled", beside_decay, after_decay, FIELDS),
 }
-"""Rule of each formula, and of both with decoupled decay, without and with AMSGrad."""
+"""Rules of each formula, and of both with decoupled decay, without and with AMSGrad."""
 
 
 class Products(PerIndex):
@@ -234,7 +188,7 @@ class Nadam(AdamFamily):
     @property
     def plain(self) -> Rule:
         """Rule of the selected formula."""
-        return RULES["decoupled" if self.decouple else self.formula, self.amsgrad]
+        return RULES["decoupled" if self.decouple else self.formula][self.amsgrad]
 
     @property
     def decoupled(self) -> bool:  # type: ignore[override]

@@ -3,31 +3,25 @@
 from typing import Any, Literal
 
 from fastopt.arguments import FLAG, Choice, arg
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
-from fastopt.kernels.scalars import moments, peak_moments, rescaled
-from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio
+from fastopt.kernels.rule import Hyper, Rule, Scalar, scalar
+from fastopt.kernels.variants import beside_decay
+from fastopt.optimizer.families import MOMENTS, StableFamily, moment_rules, scaled_ratio
 from fastopt.optimizer.nadam import look_ahead
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["NAdamW", "nadamw", "nadamw_amsgrad"]
+__all__ = ["NAdamW"]
 
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
 
 
-@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
-def nadamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Nadam with decoupled decay."""
-    grad = rescaled(grad, h)
-    mean, var = moments(grad, state, h)
-    return weight - (look_ahead(grad, mean, var, h) + h.lr * h.wd * weight), (mean, var)
+@scalar
+def with_decay(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
+    """Step, with decay of the present weight."""
+    return weight - (look_ahead(grad, mean, var, h) + h.lr * h.wd * weight)
 
 
-@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
-def nadamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Nadam with AMSGrad and decoupled decay."""
-    grad = rescaled(grad, h)
-    mean, var, peak = peak_moments(grad, state, h)
-    return weight - (look_ahead(grad, mean, peak, h) + h.lr * h.wd * weight), (mean, var, peak)
+RULES = moment_rules("nadamw", beside_decay, with_decay, FIELDS)
+"""Rules without and with AMSGrad."""
 
 
 def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
@@ -117,7 +111,7 @@ class NAdamW(StableFamily):
     @property
     def plain(self) -> Rule:
         """Rule without or with AMSGrad."""
-        return nadamw_amsgrad if self.amsgrad else nadamw
+        return RULES[self.amsgrad]
 
     @corrected(corrected_scales, "ahead")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -330,6 +330,7 @@ class Optimizer(Rates):
     """Scalar function for stable variants: squared gradient divided by its moving average."""
     ratio_fields: ClassVar[tuple[str, ...]] = ()
     """Hyper-parameters that `ratio` reads in addition to those of the rule."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.variants = tuple(name for name in VARIANTS if cls.takes(name))

@@ -60,14 +60,6 @@ def test_muon_is_refused_by_name():
         fastopt.EmbeddingTable(2, "muon")
 
 
-def test_two_tables_of_one_optimizer_need_two_names():
-    adam = fastopt.Adam()
-    fastopt.EmbeddingTable(2, adam)
-    with pytest.raises(ValueError, match="already has a parameter named 'embedding'"):
-        fastopt.EmbeddingTable(2, adam)
-    fastopt.EmbeddingTable(2, adam, name="items")
-
-
 ONES = np.ones((2, 2), np.float32)
 
 

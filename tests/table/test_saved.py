@@ -57,7 +57,7 @@ def test_an_empty_table_resumes_from_its_file(tmp_path):
     assert loaded.lookup(np.array([2**64 - 1], np.uint64)).shape == (1, 3)
 
 
-def test_tables_that_share_an_optimizer_share_it_again(tmp_path):
+def test_tables_that_share_an_optimizer_share_its_settings_again(tmp_path):
     adam = fastopt.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
     tables = [fastopt.EmbeddingTable(2, adam, init="ones", name=name) for name in "ab"]
     for table in tables:
@@ -67,8 +67,12 @@ def test_tables_that_share_an_optimizer_share_it_again(tmp_path):
         table.save(tmp_path / table.name)
     present = fastopt.AdamW(learning_rate=0.7)
     loaded = [fastopt.EmbeddingTable.load(tmp_path / name, optimizer=present) for name in "ab"]
-    assert loaded[0].optimizer is loaded[1].optimizer is present
-    assert present.learning_rate == 0.1
+    assert loaded[0].optimizer is present
+    assert [table.optimizer.learning_rate for table in loaded] == [0.1, 0.1]
+    assert [table.optimizer.num_update for table in loaded] == [1, 1]
+    for adam_of_some in (adam, present):
+        adam_of_some.learning_rate = 0.2
+    assert [table.optimizer.learning_rate for table in (*tables, *loaded)] == [0.2] * 4
     for old, new in zip(tables, loaded, strict=True):
         for table in (old, new):
             table.update([2, 3], np.ones((2, 2), np.float32))

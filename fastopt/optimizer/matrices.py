@@ -65,6 +65,17 @@ def descent(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return h.shrink * weight - h.lr * grad, ()
 
 
+@scalar
+def _undecayed(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    return weight - h.lr * grad, ()
+
+
+@rule(hyper=("lr", "shrink"))
+def descent_and_decay(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Step along a direction, and weight decay after it."""
+    return h.shrink * (weight - h.lr * grad), ()
+
+
 def _aligned_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     aligned = same_sign(weight, rescaled(grad, h))
     return type(weight)(1) if aligned else type(weight)(0), type(weight)(1)
@@ -86,6 +97,9 @@ def _direction(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
 
 OF_DESCENT = Traits(_direction, shrunk_by, from_zero=True)
 
+DESCENTS = (descent, OF_DESCENT), (descent_and_decay, OF_DESCENT._replace(step=_undecayed))
+"""Last part of a step with its traits, with decay before it and after it."""
+
 
 class _Mask(Optimizer):
     """Middle part of a step of a cautious variant; ``weight`` is the direction."""
@@ -97,13 +111,14 @@ class _Descent(Optimizer):
     """Last part of a step, along the direction."""
 
     cautious_decay = False
+    decays_last = False
     given: Mapping[str, float] = MappingProxyType({})
     """Hyper-parameters of the present step."""
 
     @property
     def rule(self) -> Rule:
         """Descent, with decay of all weights or cautious decay."""
-        return varied(descent, OF_DESCENT, Variant(cautious_decay=self.cautious_decay))
+        return varied(*DESCENTS[self.decays_last], Variant(cautious_decay=self.cautious_decay))
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -231,6 +246,7 @@ class _Work:
             self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
         decay = [name for name in main.variants if name == "cautious_decay"]
         self._last = _Descent()
+        self._last.decays_last = main.decays_last
         self._descent = Part(self._last, (*ROUNDED, *decay))
         self._mask = Part(_Mask(), SCALES)
         self._directions = made = main.directions()
@@ -267,13 +283,12 @@ class _Work:
             main._update_count(index)
             lr, wd = main.rates(index)
             shrink = 1 - lr * wd
-            rate = lr * shrink if main.decays_last else lr
             if whole is not None:
-                whole.step(main, index, weight, grad, state, (shrink, rate))
+                whole.step(main, index, weight, grad, state, (shrink, lr))
             elif self._directions.write(main, index, weight, direction, grad, state):
                 if vars(main).get("cautious"):
                     self._mask.step(main, index, 0, direction, grad, None)
-                self._last.take({"shrink": shrink, "lr": rate})
+                self._last.take({"shrink": shrink, "lr": lr})
                 self._descent.step(main, index, counts[index] - 1, weight, direction, None)
         except BaseException:
             if known is not None:

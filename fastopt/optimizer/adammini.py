@@ -37,7 +37,7 @@ class _Shared(RowSteps):
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
         mean, var = state
         flat, rows = (var.size, grad.size // var.size), main.rows_of(index, grad.shape)
-        count = main._index_update_count[index] - main.begin_num_update
+        count = main.updates_of(index)
         record["mean_scale"] = 1 / (1 - main.beta1**count)
         self.call(
             shared(grad.dtype.type),

@@ -571,6 +571,13 @@ class MatrixFamily(VariantFlags):
 
     # Steps
 
+    def updates_of(self, index: Index) -> int:
+        """Return the number of updates of a weight since `begin_num_update`, with the present one.
+
+        Moments start at 0 then, so that their bias corrections depend on this number.
+        """
+        return int(self._index_update_count[index]) - self.begin_num_update
+
     def rates(self, index: Index) -> tuple[float, float]:
         """Return learning rate and weight decay of a counted step; ask a schedule once."""
         if self.per_index:

@@ -137,7 +137,10 @@ class Optimizer(Rates):
         Object with ``attr_dict()`` and ``list_arguments()``, such as an MXNet symbol, whose
         attributes ``__lr_mult__`` and ``__wd_mult__`` are multipliers.
     begin_num_update : int
-        Initial value of the update counts. Default 0.
+        Initial value of the update counts. Default 0. Schedules, and the t of the formulas, go on
+        from there, as in MXNet: a bias correction of Adam with a new state is that of a later
+        step. What depends on the first update of a weight does not, such as the first step of
+        ADOPT, nor does the t of optimizers of matrices, which counts updates since.
     multi_precision : bool
         Keep float32 masters of half-precision weights; no effect on other weights. Default False.
     param_dict : dict, optional
@@ -582,7 +585,8 @@ class Optimizer(Rates):
         Parameters
         ----------
         t : int
-            Number of updates of this parameter, including the current one.
+            Update count of this parameter, including the current update; the first one has
+            `begin_num_update` + 1.
         lr, wd : float
             Effective learning rate and weight decay of this parameter.
 

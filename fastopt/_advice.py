@@ -100,7 +100,7 @@ OPTIMIZER_ARGUMENTS = {
     "decoupled_weight_decay": "AdamW is Adam with decoupled decay; SGD and Nadam have decouple",
     "lr_decay": "a schedule is the learning rate: lr=FactorScheduler(...) of fastopt.lr_scheduler",
     "warmup_steps": "a schedule has the warm-up: lr=CosineScheduler(..., warmup_steps=...)",
-    "initial_accumulator_value": "AdaGrad has it; the sums of other classes start at 0",
+    "initial_accumulator_value": "AdaGrad and RMSProp have it; sums of other classes start at 0",
     "eps_root": "epsilon is beside the root or inside it, see formula and docs/formulas.md",
     "formula": "this class has one formula; Adam, AdamW, AdaGrad, RMSProp, Nadam and SGD have two",
 }

@@ -111,7 +111,7 @@ def _whitened(gradient: Array, axis: int, whiteners: Sequence[Array | None]) -> 
     for other, matrix in enumerate(whiteners):
         if matrix is not None and other != axis:
             gradient = np.moveaxis(np.moveaxis(gradient, other, -1) @ matrix, -1, other)
-    return gradient * gradient.dtype.type(size**-0.5)
+    return np.asarray(gradient * gradient.dtype.type(size**-0.5))
 
 
 def _blend(factor: Array, gradient: Array, axis: int, share: float, out: Array) -> None:

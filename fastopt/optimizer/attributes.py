@@ -30,7 +30,7 @@ VALUES = ("rescale_grad", "lr", "learning_rate")
 
 TRANSIENT = frozenset(
     {"lock", "direct", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
-    | {"updating", "stepping", "work", "whole_shapes", "followers"}
+    | {"updating", "stepping", "work", "whole_shapes", "followers", "overridden"}
 )
 """Attributes that belong to the current process and are not saved or copied."""
 
@@ -68,8 +68,8 @@ class Attributes(Checked):
 
     unlisted = Checked.unlisted | {
         *("add_follower", "by_index", "checked", "described", "finish", "followers", "in_arrays"),
-        *("lock", "mode_version", "multipliers_version", "put_back", "restore", "snapshot"),
-        *("stepping", "updating", "version"),
+        *("lock", "mode_version", "multipliers_version", "overridden", "put_back", "restore"),
+        *("snapshot", "stepping", "updating", "version"),
     }
     lock: Any
     """Lock that is held during updates, for threads that share the optimizer."""
@@ -85,6 +85,8 @@ class Attributes(Checked):
     """Like `version`, but changed only by multipliers."""
     followers: "WeakSet[Attributes] | None"
     """Optimizers whose versions change with those of this one, the optimizer of a group."""
+    overridden: frozenset[str] | None
+    """Attributes that a group overrides in a twin of its updater's optimizer; None for others."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -104,7 +106,7 @@ class Attributes(Checked):
     def _start(self) -> None:
         """Initialize the attributes of the current process."""
         self._start_locks()
-        vars(self)["followers"] = None
+        vars(self)["followers"] = vars(self)["overridden"] = None
         _locked.add(self)
 
     def _start_locks(self) -> None:

@@ -30,6 +30,7 @@ from fastopt.arguments import Descriptions, brief
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
 from fastopt.kernels.variants import Traits, Variant, aligned_finish, cautious_move, varied
+from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.families import VariantFlags, shrunk_by
 from fastopt.optimizer.keywords import MatrixFamilyArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, create, unused
@@ -173,16 +174,24 @@ class Part:
         The inner optimizer, which must not be used otherwise.
     names : sequence of str
         Names of the shared attributes.
+    source : Optimizer, optional
+        Optimizer of the same class whose other attributes the inner optimizer has.
     """
 
-    def __init__(self, optimizer: Optimizer, names: Sequence[str]) -> None:
-        self.optimizer, self.names = optimizer, names
-        self._version = self._tables = -1
+    def __init__(
+        self, optimizer: Optimizer, names: Sequence[str], source: Optimizer | None = None
+    ) -> None:
+        self.optimizer, self.names, self.source = optimizer, names, source
+        self._version, self._tables = (-1, -1), -1
 
     def follow(self, main: Any) -> Any:
-        """Return the optimizer with the current attributes of `main`."""
-        if self._version != main.version:
+        """Return the optimizer with the current attributes of `main`, and of the source."""
+        version = main.version, -1 if self.source is None else self.source.version
+        if self._version != version:
             own, found = vars(self.optimizer), vars(main)
+            if self.source is not None:
+                of = vars(self.source)
+                own.update((name, of[name]) for name in of if name not in TRANSIENT)
             own.update((name, found[name]) for name in self.names)
             own["unchecked"] = False  # `main` checks the multipliers
             for name in {*main.by_index} & {*self.names}:
@@ -191,7 +200,7 @@ class Part:
                 self.optimizer._changed_tables()
             else:
                 self.optimizer._changed()
-            self._version, self._tables = main.version, main.multipliers_version
+            self._version, self._tables = version, main.multipliers_version
         return self.optimizer
 
     def step(
@@ -242,6 +251,8 @@ class _Work:
         self.fallback: Part | None = None
         if isinstance(main.fallback, Optimizer):
             self.fallback = Part(main.fallback, SHARED)
+            if main.overridden is not None:  # that of the updater's optimizer has other multipliers
+                self.fallback = _twin(main.fallback, main.overridden)
         elif main.fallback is not None:
             self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
         decay = [name for name in main.variants if name == "cautious_decay"]
@@ -299,6 +310,16 @@ class _Work:
             else:
                 counts[index] = before
             raise
+
+
+def _twin(fallback: Optimizer, overridden: frozenset[str]) -> Part:
+    """Return a copy of the fallback for the weights of a group, with overridden attributes."""
+    kind = type(fallback)
+    made = kind.__new__(kind)
+    made._start()
+    names = [name for name in NAMED if name in overridden]
+    names += ["lr_scheduler"] * ("lr" in overridden)  # the group's learning rate is a number
+    return Part(made, (*SHARED, *names), fallback)
 
 
 def _has(array: Any, shape: Shape, exact: Array) -> bool:
@@ -568,6 +589,12 @@ class MatrixFamily(VariantFlags):
             now.restore(saved.__getstate__())
             attributes = {**attributes, "fallback": now}
         super().restore(attributes)
+
+    def restart(self, indices: Collection[Index]) -> None:
+        """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""
+        super().restart(indices)
+        if self.fallback is not None:
+            self._fallback().restart(indices)
 
     # Steps
 

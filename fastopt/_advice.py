@@ -13,7 +13,7 @@ PACKAGE = {
     "lr_schedulers": "lr_scheduler is the module of schedules",
     "SGDMomentum": "SGD(lr=..., momentum=...) has momentum",
     "Momentum": "SGD(lr=..., momentum=...) has momentum",
-    "Tiger": "Signum(momentum=0.965, wd_lh=0.01) has its formula",
+    "Tiger": "Signum(momentum=0.965, wd_lh=0.01) has its formula, with one learning rate",
     "Grams": "AdamW(formula='torch', grams=True) has its formula",
     "SPAM": "StableSPAM limits spikes of the gradient and restarts its moments",
     "AdamC": "AdamW(formula='torch', corrected_decay=the largest learning rate) has its formula",

@@ -13,7 +13,7 @@ PACKAGE = {
     "lr_schedulers": "lr_scheduler is the module of schedules",
     "SGDMomentum": "SGD(lr=..., momentum=...) has momentum",
     "Momentum": "SGD(lr=..., momentum=...) has momentum",
-    "Tiger": "Signum(momentum=0.965, wd_lh=0.01) has its formula",
+    "Tiger": "Signum(momentum=0.965, wd_lh=0.01) has its formula, with one learning rate",
     "Grams": "AdamW(formula='torch', grams=True) has its formula",
     "SPAM": "StableSPAM limits spikes of the gradient and restarts its moments",
     "AdamC": "AdamW(formula='torch', corrected_decay=the largest learning rate) has its formula",
@@ -100,7 +100,7 @@ OPTIMIZER_ARGUMENTS = {
     "decoupled_weight_decay": "AdamW is Adam with decoupled decay; SGD and Nadam have decouple",
     "lr_decay": "a schedule is the learning rate: lr=FactorScheduler(...) of fastopt.lr_scheduler",
     "warmup_steps": "a schedule has the warm-up: lr=CosineScheduler(..., warmup_steps=...)",
-    "initial_accumulator_value": "AdaGrad has it; the sums of other classes start at 0",
+    "initial_accumulator_value": "AdaGrad and RMSProp have it; sums of other classes start at 0",
     "eps_root": "epsilon is beside the root or inside it, see formula and docs/formulas.md",
     "formula": "this class has one formula; Adam, AdamW, AdaGrad, RMSProp, Nadam and SGD have two",
 }

@@ -11,7 +11,16 @@ import numpy as np
 
 from fastopt._engine.buffers import Buffers
 
-__all__ = ["averaged", "axes", "by_axis", "eigenbasis", "inverse_root", "iterated", "rotated"]
+__all__ = [
+    "averaged",
+    "axes",
+    "by_axis",
+    "eigenbasis",
+    "first_whiteners",
+    "inverse_root",
+    "iterated",
+    "rotated",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -50,7 +59,7 @@ def averaged(
     gradient: Array,
     share: float,
     buffers: Buffers,
-    whiteners: Sequence[Array | None] = (),
+    whiteners: Sequence[Array | None] | None = None,
 ) -> list[Array | None]:
     """Return the moving averages of the gradient's products with itself along each axis.
 
@@ -64,28 +73,45 @@ def averaged(
         Weight of the gradient.
     buffers : Buffers
         Memory of the result.
-    whiteners : sequence of numpy.ndarray or None
-        Matrix W for each axis, or none: the gradient is multiplied by W, divided by the root of
-        the length, along all axes but that of the average. With :math:`W W^T` the inverse of the
-        factor, the averages minimize a Kullback-Leibler divergence.
+    whiteners : sequence of numpy.ndarray or None, optional
+        Matrix W for each axis, or None: the gradient is multiplied by W along all axes but that of
+        the average, and the products are means over these axes instead of sums. With
+        :math:`W W^T` the inverse of the factor, the averages minimize a Kullback-Leibler
+        divergence. Default: gradients as they are.
     """
     found: list[Array | None] = []
     for axis, factor in enumerate(factors):
         out = None
         if factor is not None:
             out = buffers(f"factor {axis}", factor.shape, factor.dtype)
-            _blend(factor, _whitened(gradient, axis, whiteners), axis, share, out)
+            own = gradient if whiteners is None else _whitened(gradient, axis, whiteners)
+            _blend(factor, own, axis, share, out)
         found.append(out)
     return found
 
 
+def first_whiteners(factors: Sequence[Array | None], gradient: Array) -> list[Array | None]:
+    """Return the whiteners of a gradient before the factors are known: multiples of the identity.
+
+    They are those of factors of equal scale for a gradient whose elements are independent, so that
+    no axis depends on the scale of the gradient in another way than the rest.
+    """
+    count = sum(factor is not None for factor in factors)
+    square = np.square(gradient, dtype=np.float64).sum() / max(gradient.size, 1)
+    scale = square ** (-0.5 / count) if count and square != 0 else 1.0
+    return [
+        None if each is None else np.eye(len(each), dtype=each.dtype) * each.dtype.type(scale)
+        for each in factors
+    ]
+
+
 def _whitened(gradient: Array, axis: int, whiteners: Sequence[Array | None]) -> Array:
-    """Return the gradient multiplied by the whiteners of all axes but one."""
+    """Return the gradient whitened along all axes but one, over the root of their common length."""
+    size = gradient.size // gradient.shape[axis] if gradient.size else 1
     for other, matrix in enumerate(whiteners):
         if matrix is not None and other != axis:
-            own = matrix * matrix.dtype.type(len(matrix) ** -0.5)
-            gradient = np.moveaxis(np.moveaxis(gradient, other, -1) @ own, -1, other)
-    return gradient
+            gradient = np.moveaxis(np.moveaxis(gradient, other, -1) @ matrix, -1, other)
+    return np.asarray(gradient * gradient.dtype.type(size**-0.5))
 
 
 def _blend(factor: Array, gradient: Array, axis: int, share: float, out: Array) -> None:

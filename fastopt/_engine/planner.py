@@ -137,6 +137,11 @@ class Planner:
         return found
 
     @property
+    def native(self) -> bool:
+        """Whether all optimizers have rules: none overrides ``update()``."""
+        return all(optimizer.native for optimizer in self.optimizers())
+
+    @property
     def folds(self) -> bool:
         """Whether a factor of all gradients may be folded into `rescale_grad`."""
         return bool(self.optimizer.folds and (self.groups is None or self.groups.folds))

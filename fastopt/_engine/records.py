@@ -160,7 +160,7 @@ class Records:
         if not plain or numba.config.DISABLE_JIT or not readable():
             return False
         optimizers = planner.optimizers()
-        native = not updater._runs_updates or all(each.native for each in optimizers)
+        native = not updater._runs_updates or planner.native
         return native and all(map(is_served, optimizers))
 
     def refresh(self, updater: Any) -> None:

@@ -6,6 +6,7 @@ Tests: ``tests/updater/``, ``tests/engine/test_unrecorded.py``.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import groupby
 from operator import is_
 from typing import Any
 
@@ -139,13 +140,15 @@ class CheckedUpdates(Resumable):
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
     ) -> list[Entry]:
         """Check that weights and gradients match; return indices, weights and gradients."""
-        optimizer = self.optimizer
+        names, native = self.optimizer.idx2name, self.planner.native
         checked = []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
-            context = label(index, optimizer.idx2name)
+            context = label(index, names)
             grad = check(context, weight, grad, self.planner.copies.get(index))
-            if isinstance(grad, RowSparse) and not optimizer.native:
-                grad = optimizer.dense_gradient(index, weight, grad)
+            if isinstance(grad, RowSparse) and not native:
+                optimizer = self.planner.of(index).optimizer
+                if not optimizer.native:
+                    grad = optimizer.dense_gradient(index, weight, grad)
             checked.append((index, weight, grad))
         return checked
 
@@ -261,18 +264,18 @@ class CheckedUpdates(Resumable):
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
     ) -> None:
         """Update what records may not support, or with a user's ``update()``."""
-        optimizer = self.optimizer
+        native = self.planner.native
         if self._records.take(self, indices, grads, weights, single) is not None:
             return
         entries = self._checked_entries(indices, grads, weights)
-        if optimizer.native and any(map(is_cuda, weights)):
+        if native and any(map(is_cuda, weights)):
             device_updates.update(self, entries, single)
             return
         calls = self._with_states(entries)
-        if not optimizer.native:
+        if not native:
             self._update_in_python(calls)
             return
-        if optimizer.is_accumulating or not calls:
+        if self.optimizer.is_accumulating or not calls:
             self.planner.update_all(calls)
         else:
             call = UnrecordedCall(self.planner, calls)
@@ -281,18 +284,26 @@ class CheckedUpdates(Resumable):
         self._keep(calls)
 
     def _update_in_python(self, calls: Sequence[Call]) -> None:
-        """Update with an optimizer that overrides ``update()``."""
-        optimizer = self.optimizer
-        if len(calls) > 1:
-            optimizer.check_calls(calls)
-        for call in calls:
-            index, weight, grad, state = call
-            if type(optimizer).update_multi_precision is not Optimizer.update_multi_precision:
-                optimizer.update_multi_precision(index, weight, grad, state)
-            else:
-                copy = self.planner.copies.get(index)
-                optimizer.update_in_python(index, weight, grad, state, copy)
-            self._keep([call])  # in case the user's code raises at the next parameter
+        """Update with optimizers of which some override ``update()``, in the order of the list."""
+        optimizers = {call[0]: self.planner.of(call[0]).optimizer for call in calls}
+        for optimizer in dict.fromkeys(optimizers.values()) if len(calls) > 1 else ():
+            optimizer.check_calls([call for call in calls if optimizers[call[0]] is optimizer])
+        copies = self.planner.copies
+        by = lambda call: (optimizers[call[0]], call[0] in copies)  # noqa: E731
+        for (optimizer, _), run in groupby(calls, by):
+            own = list(run)
+            if optimizer.native and own[0][0] not in copies:
+                optimizer.update_all(own)
+                self._keep(own)
+                continue
+            for call in own:
+                index, weight, grad, state = call
+                if type(optimizer).update_multi_precision is not Optimizer.update_multi_precision:
+                    optimizer.update_multi_precision(index, weight, grad, state)
+                else:
+                    optimizer.update_in_python(index, weight, grad, state, copies.get(index))
+                self._keep([call])  # in case the user's code raises at the next parameter
+        self.planner.updated.update((index, weight) for index, weight, *_ in calls)
 
     def _measured_step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
@@ -349,9 +360,9 @@ class CheckedUpdates(Resumable):
         finish: Callable[[], None] | None = None,
     ) -> None:
         """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
-        optimizer, indices = self.optimizer, [index for index, *_ in entries]
+        native, indices = self.planner.native, [index for index, *_ in entries]
         weights, grads = [weight for _, weight, _ in entries], [grad for *_, grad in entries]
-        if optimizer.native and any(map(is_cuda, weights)):
+        if native and any(map(is_cuda, weights)):
             device_updates.update(self, entries, single, share, finish)
             return
         if self._take(indices, grads, weights, single, share, finish):
@@ -367,12 +378,12 @@ class CheckedUpdates(Resumable):
                 self._commit(call, calls, step, call.finish, finish)
             else:
                 factor *= share
-                folds = {index: self.planner.of(index).optimizer.folds for index in indices}
+                folds = {i: native and self.planner.of(i).optimizer.folds for i in indices}
                 calls = [
                     (i, w, grad if folds[i] else times(grad, factor), state)
                     for i, w, grad, state in calls
                 ]
-                if optimizer.native:
+                if native:
                     self.planner.update_all(calls, factor=factor if any(folds.values()) else 1.0)
                 else:
                     self._update_in_python(calls)

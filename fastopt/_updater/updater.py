@@ -280,13 +280,18 @@ class Updater(CheckedUpdates):
     def _group(self, groups: Any, planner: Planner) -> None:
         """Set the groups of `planner`."""
         found = None if groups is None else Groups(groups, planner)
-        average = vars(self).get("average")
-        if found is not None and average is not None:
-            found.check_average(average)
+        if found is not None:
+            self._check_groups(found)
         planner.groups = found
         vars(self)["groups"] = None if found is None else found.given
         if found is not None:
             found.main.unchecked = True  # patterns are checked with the names of multipliers
+
+    def _check_groups(self, groups: Groups) -> None:
+        """Raise TypeError unless the updater can have groups with these optimizers."""
+        average = vars(self).get("average")
+        if average is not None:
+            groups.check_average(average)
 
     def _set(self, name: str, value: Any) -> Any:
         """Validate a setting, and create the object that implements it."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastopt._engine.averaging import Averages
+from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
@@ -17,6 +18,7 @@ from fastopt.checkpoint.restore.shards import BY_ROW, Saved, cut_state, read_sav
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checkpoint import arrays_by_index, write_index, write_shard, write_together
 from fastopt.distributed.sharded import Sharded
+from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["Resumable", "listing"]
@@ -204,6 +206,11 @@ class Resumable(Sharded):
                             table[name] = cut_state(value, placement, self.rank, context, by_row)
             saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
         skipped = restore(trial, tree, strict)
+        if trial.groups is not None:
+            try:
+                self.shard.check_rules(Groups(trial.groups, Planner(trial.optimizer)))
+            except TypeError as error:
+                raise CheckpointError(str(error)) from error
         held = trial._averages and trial._averages.held
         if held and not held.keys() <= self.placements.keys() | saved.placements.keys():
             raise CheckpointError(

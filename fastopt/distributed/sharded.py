@@ -32,6 +32,7 @@ from fastopt.distributed.job import leader_first, private
 from fastopt.distributed.ranks import LIMIT, Ranks, time_limit
 from fastopt.distributed.stages import LOCAL, Local, Stages
 from fastopt.optimizer import Optimizer
+from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
 
@@ -81,6 +82,22 @@ class Shard(Updater):
         made = ShardPlanner(optimizer)
         made.shard = self
         return made
+
+    def _check_groups(self, groups: Groups) -> None:
+        """See :class:`Updater`."""
+        super()._check_groups(groups)
+        self.check_rules(groups)
+
+    @staticmethod
+    def check_rules(groups: Groups) -> None:
+        """Raise TypeError if an optimizer computes with whole weights, as groups have slices."""
+        for optimizer in (groups.main, *groups.optimizers()):
+            if not optimizer.native:
+                kind = type(optimizer).__name__
+                raise TypeError(
+                    f"groups: {kind} overrides update(), and groups on ranks need optimizers with "
+                    f"a rule: use a separate ShardedUpdater for the weights of {kind}"
+                )
 
     def combined(
         self, chunks: Chunks, partials: Array, tensors: int, largest: bool

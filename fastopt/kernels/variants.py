@@ -47,6 +47,8 @@ class Traits(NamedTuple):
     """``ratio(grad, state, h)``: squared gradient over its moving average in the new state."""
     fields: tuple[str, ...] = ()
     """Fields of `h` that `ratio` reads and the rule does not have."""
+    step: Function | None = None
+    """The rule without decay, if it applies the decay after the step, whose result it shrinks."""
 
 
 class Variant(NamedTuple):
@@ -121,15 +123,27 @@ def turned_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
 
 
 @scalar
-def every_weight(weight: Scalar, move: Scalar) -> Scalar:
-    """Return the weight that decay applies to."""
+def before_step(weight: Scalar, change: Scalar) -> Scalar:
+    """Return the weight that decay before the step applies to."""
     return weight
 
 
 @scalar
-def cautious_weight(weight: Scalar, move: Scalar) -> Scalar:
-    """Return the weight, or 0 if it moves away from 0."""
-    return type(weight)(0) if same_sign(weight, move) else weight
+def after_step(weight: Scalar, change: Scalar) -> Scalar:
+    """Return the weight that decay after the step applies to."""
+    return weight + change
+
+
+@scalar
+def every_weight(weight: Scalar, move: Scalar, decaying: Scalar) -> Scalar:
+    """Return the weight that decay applies to."""
+    return decaying
+
+
+@scalar
+def cautious_weight(weight: Scalar, move: Scalar, decaying: Scalar) -> Scalar:
+    """Return the weight that decay applies to, or 0 if it moves away from 0."""
+    return type(weight)(0) if same_sign(weight, move) else decaying
 
 
 @scalar
@@ -177,7 +191,8 @@ def varied(of: Rule, traits: Traits, which: Variant) -> Rule:
     .. math:: w \leftarrow w + T (M(\Delta) - \delta(D(w)))
 
     where :math:`M` and :math:`D` are masks and :math:`T` a factor of the tensor. With ``grams``,
-    :math:`\Delta` is replaced by :math:`-|\Delta|` times the sign of the gradient.
+    :math:`\Delta` is replaced by :math:`-|\Delta|` times the sign of the gradient. Decay after the
+    step is :math:`\delta(D(w + M(\Delta)))`, so that the masks never change the move.
 
     Parameters
     ----------
@@ -190,25 +205,28 @@ def varied(of: Rule, traits: Traits, which: Variant) -> Rule:
     """
     if not any(which):
         return of
-    fn, (seen, decay, from_zero, ratio, fields) = of.fn, traits
+    seen, decay, from_zero, ratio, fields, step = traits
+    fn, included = (of.fn, decay) if step is None else (step, no_decay)
+    decaying = before_step if step is None else after_step
     start = zero if from_zero else itself
     masked = cautious_move if which.cautious else every_move
     turned = turned_move if which.grams else every_move
-    decaying = cautious_weight if which.cautious_decay else every_weight
+    selected = cautious_weight if which.cautious_decay else every_weight
     scaled = limited if which.stable else whole
 
     def variant(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
         first = start(weight)
         last, new = fn(first, grad, state, h)
         against = seen(weight, grad, h)
-        move = turned(last - first + decay(first, h), against, h)
-        change = masked(move, against, h) - decay(decaying(weight, move), h)
+        move = turned(last - first + included(first, h), against, h)
+        change = masked(move, against, h)
+        change -= decay(selected(weight, move, decaying(weight, change)), h)
         return weight + scaled(change, h), new
 
     def aligned_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
         first = start(weight)
         last, _ = fn(first, grad, state, h)
-        move = last - first + decay(first, h)
+        move = last - first + included(first, h)
         aligned = same_sign(-move, seen(weight, grad, h))
         return type(weight)(1) if aligned else type(weight)(0), type(weight)(1)
 
@@ -220,7 +238,7 @@ def varied(of: Rule, traits: Traits, which: Variant) -> Rule:
     passes += [(ratio_sums, ratio_finish)] * which.stable
     if of.kept:
         passes = [(sums, keeping(finish)) for sums, finish in passes]
-    names = [name for name, selected in which._asdict().items() if selected]
+    names = [name for name, chosen in which._asdict().items() if chosen]
     variant.__name__ = variant.__qualname__ = "_".join([of.name, *names])
     more = (*("aligned_scale",) * which.cautious, *("trust", *fields) * which.stable)
     declare = rule(

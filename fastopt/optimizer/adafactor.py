@@ -153,17 +153,13 @@ class Adafactor(MatrixFamily):
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     rounds_state = False
 
-    def steps(self, index: Index) -> int:
-        """Return the number of updates of a weight, with the present one."""
-        return int(self._index_update_count[index]) - self.begin_num_update
-
     def share(self, index: Index) -> float:
         """Return the share of the present gradient in the second moments."""
-        return float(self.steps(index) ** -self.decay_rate)
+        return float(self.updates_of(index) ** -self.decay_rate)
 
     def factor(self, index: Index, size: float) -> float:
         """Return the factor of the learning rate for a weight with root mean square `size`."""
-        lr, bound = self._get_lr(index), 1 / math.sqrt(self.steps(index))
+        lr, bound = self._get_lr(index), 1 / math.sqrt(self.updates_of(index))
         factor = bound / lr if self.relative_step and lr > bound else 1.0
         if self.scale_parameter:
             factor *= size if not size < self.eps2 else self.eps2

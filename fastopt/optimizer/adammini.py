@@ -37,7 +37,7 @@ class _Shared(RowSteps):
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
         mean, var = state
         flat, rows = (var.size, grad.size // var.size), main.rows_of(index, grad.shape)
-        count = main._index_update_count[index] - main.begin_num_update
+        count = main.updates_of(index)
         record["mean_scale"] = 1 / (1 - main.beta1**count)
         self.call(
             shared(grad.dtype.type),
@@ -76,7 +76,9 @@ class AdamMini(MatrixFamily):
     two dimensions is one block.
 
     Source: Zhang et al., "Adam-mini: Use Fewer Learning Rates To Gain More", arXiv:2406.16793, with
-    the code of the authors, whose blocks are selected by names of modules.
+    the code of the authors, whose blocks are selected by names of modules. Weights named ``bias``
+    have a second moment for each element there, as with AdamW for a group of the updater:
+    ``groups={"bias$": {"optimizer": AdamW(formula="torch")}}``.
 
     State: the tuple of the arrays :math:`m`, in the weight's shape, and :math:`v`, of shape
     (rows, 1), with equal numbers for the rows of a head; for weights with fewer than two dimensions

@@ -106,7 +106,8 @@ class AdamW(StableFamily):
     `cautious_decay`: Chen et al., "Cautious Weight Decay", arXiv:2510.12402. `stable`: Wortsman et
     al., "Stable and low-precision training for large-scale vision-language models", StableAdamW,
     arXiv:2304.13013. `grams`: Cao, Li and Song, "Grams: Gradient Descent with Adaptive Momentum
-    Scaling", arXiv:2412.17107, whose formula is that of ``formula="torch"``.
+    Scaling", arXiv:2412.17107, whose formula is that of ``formula="torch"``; the authors' package
+    adds :math:`\epsilon` to :math:`\sqrt{v}`, like ``formula="mxnet"``.
 
     State: the tuple :math:`(m, v)` of arrays in the weight's shape, with `amsgrad`
     :math:`(m, v, p)`.

@@ -7,6 +7,7 @@ from typing import Any
 from fastopt.arguments import FLAG, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled
+from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import CautiousFamily
 from fastopt.optimizer.optimizer import corrected, register
 
@@ -19,8 +20,8 @@ FIELDS = (
 )
 
 
-@rule(state=("mean", "diff", "var", "previous"), hyper=FIELDS)
-def adan(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+@scalar
+def undecayed(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Means of the gradient and of its change divided by the root of the second moment."""
     mean, diff, var, previous = state
     grad = rescaled(grad, h)
@@ -31,7 +32,14 @@ def adan(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     var = h.beta3 * var + h.one_minus_beta3 * ahead * ahead
     step = h.mean_scale * mean + h.diff_scale * diff
     step = h.lr * step / (math.sqrt(var * h.var_scale) + h.epsilon)
-    return h.shrink_after * (h.shrink * weight - step), (mean, diff, var, grad)
+    return weight - step, (mean, diff, var, grad)
+
+
+@rule(state=("mean", "diff", "var", "previous"), hyper=FIELDS)
+def adan(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Step from the weight after decay, or with decay after it."""
+    weight, new = undecayed(h.shrink * weight, grad, state, h)
+    return h.shrink_after * weight, new
 
 
 @scalar
@@ -131,6 +139,11 @@ class Adan(CautiousFamily):
     def decays(self) -> Callable[..., Any]:
         """See :class:`~fastopt.optimizer.families.Varied`."""
         return proximal_decay
+
+    @property
+    def traits(self) -> Traits:
+        """See :class:`~fastopt.optimizer.families.Varied`."""
+        return super().traits._replace(step=undecayed if self.proximal else None)
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""

@@ -36,7 +36,8 @@ VALUES = ("rescale_grad", "lr", "learning_rate")
 
 TRANSIENT = frozenset(
     {"lock", "direct", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
-    | {"updating", "stepping", "work", "whole_shapes", "followers", "claim", "siblings", "divided"}
+    | {"updating", "stepping", "work", "whole_shapes", "followers", "overridden"}
+    | {"claim", "siblings", "divided"}
 )
 """Attributes that belong to the current process and are not saved or copied."""
 
@@ -69,8 +70,8 @@ class Attributes(Checked):
     unlisted = Checked.unlisted | {
         *("add_follower", "by_index", "call_lock", "checked", "claim", "claimed", "described"),
         *("divided", "finish", "followers", "forget_updates", "in_arrays", "lock", "mode_version"),
-        *("multipliers_version", "put_back", "restore", "siblings", "snapshot", "stepping"),
-        *("updating", "version"),
+        *("multipliers_version", "overridden", "put_back", "restore", "siblings", "snapshot"),
+        *("stepping", "updating", "version"),
     }
     lock: Any
     """Lock of updates without an updater, see :attr:`call_lock`."""
@@ -92,6 +93,8 @@ class Attributes(Checked):
     """The optimizers of several updaters that were given the same one: all have its settings."""
     divided: tuple[float, float]
     """``rescale_grad`` before and after a trainer has divided it by its batch size."""
+    overridden: frozenset[str] | None
+    """Attributes that a group overrides in a twin of its updater's optimizer; None for others."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -113,7 +116,8 @@ class Attributes(Checked):
     def _start(self) -> None:
         """Initialize the attributes of the current process."""
         start_locks(self)
-        vars(self).update(followers=None, claim=None, siblings=None, divided=(1.0, 1.0))
+        vars(self).update(followers=None, overridden=None)
+        vars(self).update(claim=None, siblings=None, divided=(1.0, 1.0))
 
     def _start_locks(self) -> None:
         locks = {

@@ -133,6 +133,7 @@ class Group:
         twin.unchecked = False
         attributes = [attribute_of(type(main), name) for name in overrides]
         self.own |= {*attributes}
+        twin.overridden = frozenset(attributes)
         try:
             for name, value in overrides.items():  # as in a constructor, checked together below
                 setattr(twin, attribute_of(type(main), name), value)
@@ -375,11 +376,6 @@ def _check_optimizer(label: str, optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{label}: optimizer must be an Optimizer, got {brief(optimizer)}")
     kind = type(optimizer).__name__
-    if not optimizer.native:
-        raise TypeError(
-            f"{label}: {kind} overrides update(), and groups need optimizers with a rule: use a "
-            f"separate updater for the weights of {kind}"
-        )
     if optimizer.accumulates:
         raise TypeError(
             f"{label}: {kind} accumulates gradients, which groups do not support: use a separate "

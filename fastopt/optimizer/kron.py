@@ -47,6 +47,8 @@ class Kron(MatrixOptimizer):
     Source: Li, "Preconditioned Stochastic Gradient Descent", arXiv:1512.04202, in the form of the
     class Kron of the package pytorch_optimizer, with noise of another generator; it balances the
     norms of the factors at random, here every 100 updates of them, which changes no product.
+    All weights decay, as in timm; in that package, and in kron-torch, only those with two or more
+    dimensions do. A group excludes the others: ``groups={"bias$|norm": {"wd": 0.0}}``.
 
     Products and solutions use NumPy in float32, or in float64 for float64 weights. Their last bits
     may depend on the number of threads of NumPy's BLAS. A non-finite gradient makes the whole

@@ -37,6 +37,7 @@ from fastopt.kernels.variants import (
     shrunk_by,
     varied,
 )
+from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, create, unused
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.sgd import SGD
@@ -71,6 +72,17 @@ def descent(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return h.shrink * weight - h.lr * grad, ()
 
 
+@scalar
+def _undecayed(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    return weight - h.lr * grad, ()
+
+
+@rule(hyper=("lr", "shrink"))
+def descent_and_decay(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Step along a direction, and weight decay after it."""
+    return h.shrink * (weight - h.lr * grad), ()
+
+
 def _aligned_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     aligned = same_sign(weight, rescaled(grad, h))
     return type(weight)(1) if aligned else type(weight)(0), type(weight)(1)
@@ -92,6 +104,9 @@ def _direction(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
 
 OF_DESCENT = Traits(_direction, shrunk_by, from_zero=True)
 
+DESCENTS = (descent, OF_DESCENT), (descent_and_decay, OF_DESCENT._replace(step=_undecayed))
+"""Last part of a step with its traits, with decay before it and after it."""
+
 
 class _Mask(Optimizer):
     """Middle part of a step of a cautious variant; ``weight`` is the direction."""
@@ -103,13 +118,14 @@ class _Descent(Optimizer):
     """Last part of a step, along the direction."""
 
     cautious_decay = False
+    decays_last = False
     given: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Hyper-parameters of the present step."""
 
     @property
     def rule(self) -> Rule:
         """Descent, with decay of all weights or cautious decay."""
-        return varied(descent, OF_DESCENT, Variant(cautious_decay=self.cautious_decay))
+        return varied(*DESCENTS[self.decays_last], Variant(cautious_decay=self.cautious_decay))
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -164,16 +180,24 @@ class Part:
         The inner optimizer, which must not be used otherwise.
     names : sequence of str
         Names of the shared attributes.
+    source : Optimizer, optional
+        Optimizer of the same class whose other attributes the inner optimizer has.
     """
 
-    def __init__(self, optimizer: Optimizer, names: Sequence[str]) -> None:
-        self.optimizer, self.names = optimizer, names
-        self._version = self._tables = -1
+    def __init__(
+        self, optimizer: Optimizer, names: Sequence[str], source: Optimizer | None = None
+    ) -> None:
+        self.optimizer, self.names, self.source = optimizer, names, source
+        self._version, self._tables = (-1, -1), -1
 
     def follow(self, main: Any) -> Any:
-        """Return the optimizer with the current attributes of `main`."""
-        if self._version != main.version:
+        """Return the optimizer with the current attributes of `main`, and of the source."""
+        version = main.version, -1 if self.source is None else self.source.version
+        if self._version != version:
             own, found = vars(self.optimizer), vars(main)
+            if self.source is not None:
+                of = vars(self.source)
+                own.update((name, of[name]) for name in of if name not in TRANSIENT)
             own.update((name, found[name]) for name in self.names)
             own["unchecked"] = False  # `main` checks the multipliers
             for name in {*main.by_index} & {*self.names}:
@@ -182,7 +206,7 @@ class Part:
                 self.optimizer._changed_tables()
             else:
                 self.optimizer._changed()
-            self._version, self._tables = main.version, main.multipliers_version
+            self._version, self._tables = version, main.multipliers_version
         return self.optimizer
 
     def step(
@@ -233,10 +257,13 @@ class _Work:
         self.fallback: Part | None = None
         if isinstance(main.fallback, Optimizer):
             self.fallback = Part(main.fallback, SHARED)
+            if main.overridden is not None:  # that of the updater's optimizer has other multipliers
+                self.fallback = _twin(main.fallback, main.overridden)
         elif main.fallback is not None:
             self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
         decay = [name for name in main.variants if name == "cautious_decay"]
         self._last = _Descent()
+        self._last.decays_last = main.decays_last
         self._descent = Part(self._last, (*ROUNDED, *decay))
         self._mask = Part(_Mask(), SCALES)
         self._directions = made = main.directions()
@@ -273,13 +300,12 @@ class _Work:
             main._update_count(index)
             lr, wd = main.rates(index)
             shrink = 1 - lr * wd
-            rate = lr * shrink if main.decays_last else lr
             if whole is not None:
-                whole.step(main, index, weight, grad, state, (shrink, rate))
+                whole.step(main, index, weight, grad, state, (shrink, lr))
             elif self._directions.write(main, index, weight, direction, grad, state):
                 if vars(main).get("cautious"):
                     self._mask.step(main, index, 0, direction, grad, None)
-                self._last.take({"shrink": shrink, "lr": rate})
+                self._last.take({"shrink": shrink, "lr": lr})
                 self._descent.step(main, index, counts[index] - 1, weight, direction, None)
         except BaseException:
             if known is not None:
@@ -290,6 +316,16 @@ class _Work:
             else:
                 counts[index] = before
             raise
+
+
+def _twin(fallback: Optimizer, overridden: frozenset[str]) -> Part:
+    """Return a copy of the fallback for the weights of a group, with overridden attributes."""
+    kind = type(fallback)
+    made = kind.__new__(kind)
+    made._start()
+    names = [name for name in NAMED if name in overridden]
+    names += ["lr_scheduler"] * ("lr" in overridden)  # the group's learning rate is a number
+    return Part(made, (*SHARED, *names), fallback)
 
 
 def _has(array: Any, shape: Shape, exact: Array) -> bool:
@@ -550,7 +586,20 @@ class MatrixFamily(Optimizer):
             attributes = {**attributes, "fallback": now}
         super().restore(attributes)
 
+    def restart(self, indices: Collection[Index]) -> None:
+        """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""
+        super().restart(indices)
+        if self.fallback is not None:
+            self._fallback().restart(indices)
+
     # Steps
+
+    def updates_of(self, index: Index) -> int:
+        """Return the number of updates of a weight since `begin_num_update`, with the present one.
+
+        Moments start at 0 then, so that their bias corrections depend on this number.
+        """
+        return int(self._index_update_count[index]) - self.begin_num_update
 
     def rates(self, index: Index) -> tuple[float, float]:
         """Return learning rate and weight decay of a counted step; ask a schedule once."""

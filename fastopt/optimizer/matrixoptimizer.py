@@ -110,7 +110,7 @@ class _Computed:
         gradient = self._rescaled(main, index, direction, grad)
         arrays = dict(zip(main.named_slots(weight.shape), leaves(state), strict=True))
         slots = dict(arrays)
-        result = main.direction(main._index_update_count[index], gradient, slots)
+        result = main.direction(main.updates_of(index), gradient, slots)
         context = f"{label(index, main.idx2name)}: {type(main).__name__}.direction() must"
         if slots.keys() != arrays.keys():
             raise ValueError(f"{context} keep the slots {[*arrays]}, got {[*slots]}")
@@ -200,7 +200,7 @@ class MatrixOptimizer(MatrixFamily):
         Parameters
         ----------
         t : int
-            Number of updates of this weight, from 1.
+            Number of updates of this weight, from 1, whatever `begin_num_update` is.
         grad : numpy.ndarray
             Rescaled and clipped gradient in the weight's shape, float32 or float64. The array
             belongs to the optimizer, and has another gradient after the call.

@@ -158,8 +158,10 @@ class Muon(MatrixFamily):
     Training", arXiv:2502.16982 (``adjust="rms"``).
 
     Weights with more than two dimensions, such as convolution kernels, are reshaped to matrices of
-    the first axis by all others. Weights with fewer dimensions need a `fallback`; without one they
-    raise an error. Embeddings and output layers should use it too, by `fallback_for`.
+    the first axis by all others, from which s follows too. (The package muon-optimizer computes
+    :math:`\sqrt{\max(1, n / m)}` from the last two axes, usually 1.) Weights with fewer dimensions
+    need a `fallback`; without one they raise an error. Embeddings and output layers should use it
+    too, by `fallback_for`.
 
     The iteration uses NumPy matrix products in float32, or in float64 for float64 weights. Their
     last bits may depend on the number of threads of NumPy's BLAS. A step of a square matrix with n

@@ -65,8 +65,10 @@ class NorMuon(Muon):
     code. See :class:`~fastopt.optimizer.Muon` for orth, `split` and the weights of the fallback.
 
     Source: Li et al., "NorMuon: Making Muon more efficient and scalable", arXiv:2510.05491. The
-    authors' code has the arguments ``adjust="original", coefficients="quintic"`` and rounds d to
-    bfloat16.
+    authors' code has the arguments ``adjust="original", coefficients="quintic"`` for matrices, and
+    rounds d to bfloat16. Weights with more dimensions are matrices of the first axis by all others,
+    like in pytorch_optimizer; the authors' code orthogonalizes and normalizes each matrix of the
+    last two axes.
 
     State: the tuple :math:`(m, v)` of an array in the weight's shape and one of shape (rows, 1).
 

@@ -31,7 +31,7 @@ from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.step_sums import StepSums
 from fastopt._engine.validate import Array, check_key, is_half, label, order_of
 from fastopt._kernels import noise
-from fastopt._kernels.codes import is_worth_codes, scales_shape
+from fastopt._kernels.codes import encoded, is_worth_codes, scales_shape
 from fastopt._kernels.device_memory import lie_alike, like, placed
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
@@ -158,7 +158,10 @@ class Optimizer(Rates):
         Object with ``attr_dict()`` and ``list_arguments()``, such as an MXNet symbol, whose
         attributes ``__lr_mult__`` and ``__wd_mult__`` are multipliers.
     begin_num_update : int
-        Initial value of the update counts. Default 0.
+        Initial value of the update counts. Default 0. Schedules, and the t of the formulas, go on
+        from there, as in MXNet: a bias correction of Adam with a new state is that of a later
+        step. What depends on the first update of a weight does not, such as the first step of
+        ADOPT, nor does the t of optimizers of matrices, which counts updates since.
     multi_precision : bool
         Keep float32 masters of half-precision weights; no effect on other weights. Default False.
     param_dict : dict, optional
@@ -609,7 +612,8 @@ class Optimizer(Rates):
         Parameters
         ----------
         t : int
-            Number of updates of this parameter, including the current one.
+            Update count of this parameter, including the current update; the first one has
+            `begin_num_update` + 1.
         lr, wd : float
             Effective learning rate and weight decay of this parameter.
 
@@ -791,14 +795,19 @@ class Optimizer(Rates):
         as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
         order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight, rule)
         codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
-        first = self.initial_state
+
+        def first(slot: str, shape: tuple[int, ...]) -> Any:
+            if value := self.initial_of(slot):
+                if slot in codes:
+                    filled = np.full(shape, value, dtype)
+                    return placed(encoded(filled, np.dtype(codes[slot])), weight)
+                return placed(np.full(shape, value, dtype, order_of(weight, rule)), weight)
+            if slot in codes:
+                return like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype)
+            return like(weight, shape, dtype, order)
+
         slots: tuple[Any, ...] = tuple(
-            (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
-            if slot in codes
-            else placed(np.full(shape, first, dtype, order_of(weight, rule)), weight)
-            if first
-            else like(weight, shape, dtype, order)
-            for slot, shape in (rule.shapes(weight.shape) if rule else ())
+            first(slot, shape) for slot, shape in (rule.shapes(weight.shape) if rule else ())
         )
         real = real_of(weight.dtype)
         slots += tuple(like(weight, (), real, order) for _ in (rule.kept if rule else ()))
@@ -809,10 +818,21 @@ class Optimizer(Rates):
         """Initial value of the elements of every state array."""
         return 0.0
 
+    def initial_of(self, slot: str) -> float:
+        """Return the initial value of the elements of a state array; by default `initial_state`.
+
+        Parameters
+        ----------
+        slot : str
+            Name of the slot of the rule.
+        """
+        return self.initial_state
+
     @property
     def starts_at_zero(self) -> bool:
         """Whether states are zeros, as :meth:`create_state` of this class creates them."""
-        return self.initial_state == 0 and all(
+        rule = self.rule
+        return not any(map(self.initial_of, rule.state if rule else ())) and all(
             getattr(getattr(self, name), "__func__", None) is vars(Optimizer)[name]
             for name in ("create_state", "create_state_multi_precision")
         )

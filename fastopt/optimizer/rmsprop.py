@@ -146,9 +146,11 @@ class RMSProp(Optimizer):
         w \leftarrow w - \eta b
 
     Sources: Tieleman and Hinton, "Lecture 6.5 - RMSProp" (2012); centered: Graves, "Generating
-    Sequences With Recurrent Neural Networks", arXiv:1308.0850, equations 38 to 45. With momentum
-    and a large :math:`\epsilon` it trains MobileNet and EfficientNet: ``gamma1=0.9,
-    momentum=0.9, epsilon=0.001``.
+    Sequences With Recurrent Neural Networks", arXiv:1308.0850, equations 38 to 45.
+
+    :math:`n` starts at 0, as in torch, optax and TensorFlow 2. MobileNet and EfficientNet were
+    trained with TensorFlow 1, which starts it at 1, so that the first steps are small, with
+    momentum, and with a large :math:`\epsilon`: see the last example.
 
     State: the tuple :math:`(n,)`, with momentum :math:`(n, \Delta)` or :math:`(n, b)`, centered
     :math:`(n, m, \Delta)` or :math:`(n, m, b)`, of arrays in the weight's shape.
@@ -171,6 +173,8 @@ class RMSProp(Optimizer):
     momentum : float
         Momentum :math:`\mu` of the variant that is not centered, at least 0 and below 1. Default
         0.
+    initial_accumulator_value : float
+        Initial value of :math:`n`, at least 0. Default 0; TensorFlow 1 and timm have 1.
     formula : str
         'mxnet' or 'torch', whose ``alpha`` is `gamma1`; its ``momentum`` with `centered` is
         `gamma2`. The defaults are then those of torch: `learning_rate` 0.01, `gamma1` 0.99,
@@ -202,6 +206,16 @@ class RMSProp(Optimizer):
     >>> updater(0, np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.76906, 1.23094])
+
+    As for MobileNet:
+
+    >>> made = optimizer.RMSProp(
+    ...     lr=0.01, momentum=0.9, epsilon=0.001, initial_accumulator_value=1.0
+    ... )
+    >>> updater, weight = optimizer.get_updater(made), np.ones(2)
+    >>> updater(0, np.array([0.1, -0.5]), weight)
+    >>> weight.round(6)
+    array([0.998947, 1.005196])
     """
 
     learning_rate: RateAttribute = arg(default=0.001, torch=0.01)
@@ -211,6 +225,7 @@ class RMSProp(Optimizer):
     centered: bool = arg(default=False, check=FLAG)
     clip_weights: float | None = arg(default=None, check=OrNone(Real(infinite=True)))
     momentum: float = arg(default=0.0, check=Real(least=0, below=1), kw_only=True, new=True)
+    initial_accumulator_value: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
     eps: float = alias("epsilon", default=1e-8)
 
@@ -241,7 +256,11 @@ class RMSProp(Optimizer):
             "clip_weights": bound("clip_weights", self.clip_weights),
         }
 
+    def initial_of(self, slot: str) -> float:
+        """See :meth:`Optimizer.initial_of <fastopt.optimizer.Optimizer.initial_of>`."""
+        return self.initial_accumulator_value if slot == "n" else 0.0
+
     def create_state(self, index: Index, weight: Array) -> tuple[Array, ...]:
-        """Create an array of zeros for each slot, always as a tuple."""
+        """Create an array for each slot, always as a tuple."""
         state = super().create_state(index, weight)
         return state if isinstance(state, tuple) else (state,)

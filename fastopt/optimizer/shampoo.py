@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.buffers import Buffers
-from fastopt._engine.eigenbases import averaged, axes, by_axis, inverse_root, rotated
+from fastopt._engine.eigenbases import (
+    averaged,
+    axes,
+    by_axis,
+    first_whiteners,
+    inverse_root,
+    rotated,
+)
 from fastopt.arguments import FLAG, Integer, OrNone, Real, alias, arg
 from fastopt.optimizer.adam import Adam
 from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
@@ -57,7 +64,7 @@ class _Preconditioned:
         mean, var, *pairs = state
         gradient = self._rescaled(main, index, direction, grad)
         lengths = main.axes(direction.shape)
-        count = main._index_update_count[index] - main.begin_num_update
+        count = main.updates_of(index)
         blocks, rest, found = main.blocks(lengths), iter(pairs), []
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             for at, sizes in blocks:
@@ -87,7 +94,9 @@ class _Preconditioned:
     def _renewed(self, main: "Shampoo", given: Any, gradient: Array, count: int) -> Any:
         """Return the averages and the roots of a block after update `count`."""
         factors, roots = given
-        whiteners = roots if main.kl and count > main.start else ()
+        whiteners = None
+        if main.kl:
+            whiteners = roots if count > main.start else first_whiteners(factors, gradient)
         averages = averaged(factors, gradient, 1 - main.beta2, self._buffers, whiteners)
         return averages, main.roots(averages, count) if main.renews(count) else roots
 
@@ -130,9 +139,14 @@ class Shampoo(MatrixFamily):
     preconditioners and a norm of its own, as in the distributed Shampoo that won AlgoPerf.
 
     With `kl` it is KL-Shampoo with grafting, whose L and R minimize a Kullback-Leibler divergence:
-    after update `start`, :math:`h h^T` is :math:`h \hat R^{-1} h^T / n` and :math:`h^T h` is
+    :math:`h h^T` is :math:`h \hat R^{-1} h^T / n` and :math:`h^T h` is
     :math:`h^T \hat L^{-1} h / m`, for m rows and n columns, with the inverses of the last roots,
-    and the exponents of :math:`\hat L` and :math:`\hat R` are :math:`-1 / 2`.
+    and the exponents of :math:`\hat L` and :math:`\hat R` are :math:`-1 / 2`, as in the paper.
+    Until update `start`, both inverses are :math:`I / \mathrm{rms}(h)`, for k axes
+    :math:`\mathrm{rms}(h)^{-2 / k} I`, so that L and R have equal scales, and the step does not
+    depend on the scale of the gradients. The authors' code averages the eigenvalues apart, from
+    0.1 at first; the RootInvKL of distributed Shampoo has the exponent :math:`-1 / 4` and sums
+    instead of means.
 
     Sources: Gupta, Koren and Singer, "Shampoo: Preconditioned Stochastic Tensor Optimization",
     arXiv:1802.09568; Anil et al., "Scalable Second Order Optimization for Deep Learning",

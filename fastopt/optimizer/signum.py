@@ -39,7 +39,8 @@ class Signum(MomentumFamily):
     ``rescale_grad`` nor ``clip_gradient`` has an effect.
 
     Source: Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
-    arXiv:1802.04434.
+    arXiv:1802.04434. With `wd_lh` it is Tiger (Su, 2023) with one learning rate; the author's code
+    multiplies it by the root mean square of each weight, and by 0.5 for biases, which do not decay.
 
     State: the array :math:`m`, in the weight's shape; None without momentum.
 

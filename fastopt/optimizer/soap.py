@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.buffers import Buffers
-from fastopt._engine.eigenbases import averaged, axes, by_axis, eigenbasis, iterated, rotated
+from fastopt._engine.eigenbases import (
+    averaged,
+    axes,
+    by_axis,
+    eigenbasis,
+    first_whiteners,
+    iterated,
+    rotated,
+)
 from fastopt._engine.validate import leaves
 from fastopt.arguments import FLAG, Integer, OrNone, Real, alias, arg
 from fastopt.optimizer.adam import Adam
@@ -56,11 +64,17 @@ class _Rotated:
         factors, bases = (by_axis(lengths, pairs[first::2], largest) for first in (0, 1))
         share = 1 - (main.beta2 if beta is None else beta)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
-            whiteners = _whiteners(factors, bases, main.epsilon) if main.kl and count else ()
-            averages = averaged(factors, gradient.reshape(lengths), share, self._buffers, whiteners)
+            shaped, whiteners = gradient.reshape(lengths), None
+            if main.kl:
+                whiteners = (
+                    _whiteners(factors, bases, main.epsilon)
+                    if count
+                    else first_whiteners(factors, shaped)
+                )
+            averages = averaged(factors, shaped, share, self._buffers, whiteners)
             new, orders = _next_bases(lengths, averages, bases, count, main.precondition_frequency)
             if count:
-                rotated(gradient.reshape(lengths), bases, False, self._buffers, inside)
+                rotated(shaped, bases, False, self._buffers, inside)
                 step.fill(0)
                 self._adam.step(main, index, count - 1, step, inside, (mean, var))
                 rotated(step.reshape(lengths), bases, True, self._buffers, direction)
@@ -135,11 +149,12 @@ class SOAP(MatrixFamily):
     `max_precond_dim` has no basis and is not rotated. With `precondition_1d`, weights with fewer
     dimensions have one basis.
 
-    With `kl` it is KL-SOAP, whose L and R minimize a Kullback-Leibler divergence: from the second
-    update on, :math:`h h^T` is :math:`h R^{-1} h^T / n` and :math:`h^T h` is
-    :math:`h^T L^{-1} h / m`, with the inverses in the present bases,
-    :math:`Q_R \mathrm{diag}(\max(Q_R^T R Q_R, \epsilon))^{-1} Q_R^T`, and the number of rows m and
-    of columns n.
+    With `kl` it is KL-SOAP, whose L and R minimize a Kullback-Leibler divergence: :math:`h h^T` is
+    :math:`h R^{-1} h^T / n` and :math:`h^T h` is :math:`h^T L^{-1} h / m`, with the inverses in the
+    present bases, :math:`Q_R \mathrm{diag}(\max(Q_R^T R Q_R, \epsilon))^{-1} Q_R^T`, and the number
+    of rows m and of columns n. In the first update both inverses are :math:`I / \mathrm{rms}(h)`,
+    for k axes :math:`\mathrm{rms}(h)^{-2 / k} I`. This is the form of the paper; the authors' code
+    averages the eigenvalues apart, starts them at 0.1, bounds their inverses, and does not sort v.
 
     Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", arXiv:2409.11321,
     with the order of operations of the authors' code; Lin et al., "Understanding and Improving

@@ -108,7 +108,9 @@ class StableSPAM(CautiousFamily):
 
     Source: Huang et al., "Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam",
     arXiv:2502.17055. In the authors' code a restart also resets :math:`t` in the corrections of
-    :math:`\theta`, :math:`a` and :math:`b`, although these do not restart.
+    :math:`\theta`, :math:`a` and :math:`b`, although these do not restart; and the step of the
+    restart itself still has the old :math:`m` and :math:`v`, with :math:`\tau = 1`, while the next
+    one has :math:`m = v = 0` before it, with :math:`\tau = 2`.
 
     A gradient that is not finite makes the weight, its moments and these averages NaN, like the
     elements of Adam's. A loss scaler or `clip_global_norm` of the updater skips such steps.

@@ -52,7 +52,9 @@ FORMS = {
 }
 """Arguments of the forms by name, which begins with that of the class."""
 
-BY_DEFAULT = ("adamatan2", "sgd")
+BY_DEFAULT = ("adamatan2", "sgd", "adan", "galore")
+LAST = ("adan", "apollo", "galore", "soap")
+"""Forms whose decay comes after the step."""
 RATE, DECAY = 0.1, 0.5
 VAR = {"ademamix": 2}
 """Place of the second moment in the state, if not 1."""
@@ -110,7 +112,7 @@ def expected(name, flags, plain, grad, weight, step):
     probe, made = weight.copy(), plain.optimizer
     plain(0, grad, probe)
     state, share = plain.states[0], decay_of(name, made, step)
-    move = probe - (1 - share) * weight
+    move = probe / (1 - share) - weight if name in LAST else probe - (1 - share) * weight
     seen = seen_by(name, made, grad, weight, state)
     masked = move
     factor = factor_of(name, made, seen, state, step) if flags.get("stable") else 1.0
@@ -119,8 +121,8 @@ def expected(name, flags, plain, grad, weight, step):
         masked = move * downhill / max(downhill.mean(), 1e-3)
     of_decay = masked if isinstance(made, MatrixFamily) else move
     decays = of_decay * weight <= 0 if flags.get("cautious_decay") else np.ones_like(weight)
-    move = masked
-    return weight + factor * (move - share * decays * weight)
+    decaying = weight + masked if name in LAST else weight
+    return weight + factor * (masked - share * decays * decaying)
 
 
 def check(name, flags, rng):

@@ -425,11 +425,6 @@ MISTAKES = {
     ),
     "weights": ({"a": {"params": [3]}}, TypeError, "does not take params; weights go to each call"),
     "torch's groups": ([{"params": [], "lr": 1.0}], TypeError, "such as .*wd_mult.*, got"),
-    "updates in Python": (
-        {"a": {"optimizer": optimizer.Muon()}},
-        TypeError,
-        "use a separate updater for the weights of Muon",
-    ),
     "optimizer and more": (
         {"a": {"optimizer": optimizer.SGD(), "wd": 0.1}},
         ValueError,
@@ -484,17 +479,6 @@ def test_mistakes_are_reported_at_construction(own, error, words):
         made.groups = own
     assert dict(made.groups) == before
     as_list(made, grads_of(0), arrays(0))
-
-
-def test_optimizers_without_a_rule_have_no_groups():
-    class Plain(optimizer.Optimizer):
-        def update(self, index, weight, grad, state):
-            weight -= grad
-
-    with pytest.raises(TypeError, match=r"groups: Plain overrides update\(\)"):
-        optimizer.Updater(Plain(), groups={})
-    with pytest.raises(TypeError, match=r"groups\['a'\]: Plain overrides update\(\)"):
-        updater(own={"a": {"optimizer": Plain()}})
 
 
 def test_groups_are_read_only():

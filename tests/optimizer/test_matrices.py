@@ -94,6 +94,20 @@ def test_any_layout_gives_the_same_weights(form, shape, layout, rng):
 
 
 @every_form
+def test_updates_are_counted_from_the_first_whatever_their_initial_count(form, rng):
+    weights, gradients = drawn(rng, (4, 6), (3, 2), steps=6)
+    ends = []
+    for begun in (0, 50):
+        updater = fastopt.Updater(FORMS[form](lr=0.1, wd=0.1, begin_num_update=begun))
+        own = copy.deepcopy(weights)
+        for grads in gradients:
+            updater([0, 1], grads, own)
+        assert updater.optimizer.num_update == begun + 6
+        ends.append(own)
+    np.testing.assert_equal(*ends)
+
+
+@every_form
 def test_masters_give_the_rounded_float32_step(form, half, rng):
     weights, gradients = drawn(rng, (4, 6), (5,), dtype=half)
     exact = [weight.astype(F32) for weight in weights]

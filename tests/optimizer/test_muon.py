@@ -465,11 +465,9 @@ def test_steps_of_many_vectors_are_counted():
     assert np.ptp(weights) == 0
 
 
-def test_what_it_cannot_be_combined_with_is_refused():
+def test_its_weights_are_not_averaged():
     with pytest.raises(TypeError, match=r"Muon overrides update\(\)"):
         fastopt.Updater(Muon(), average=fastopt.EMA())
-    with pytest.raises(TypeError, match=r"Muon overrides update\(\), and groups need optimizers"):
-        fastopt.Updater(Muon(), groups={"bias": {"lr_mult": 2.0}})
 
 
 def test_it_shows_what_is_not_the_default(rng):

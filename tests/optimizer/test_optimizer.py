@@ -170,6 +170,19 @@ def test_updates_are_counted_from_at_most_the_half_of_64_bits():
         optimizer.SGD(begin_num_update=2**62 + 1)
 
 
+@pytest.mark.parametrize(("name", "t"), [("adam", 51), ("adopt", 1), ("galore", 1)])
+def test_formulas_go_on_from_the_initial_count_but_not_what_is_first(name, t):
+    more = {"beta1": 0.9, "beta2": 0.99} if name != "adopt" else {}
+    updater = optimizer.get_updater(
+        optimizer.create(name, learning_rate=0.1, begin_num_update=50, **more)
+    )
+    weight, grad = np.zeros((2, 1)), np.array([[1.0], [-1.0]])
+    updater(0, grad, weight)
+    size = 0.1 * 0.1 / np.sqrt(0.01) * np.sqrt(1 - 0.99**t) / (1 - 0.9**t)
+    size *= {"adam": 1, "adopt": 0, "galore": 0.25}[name]
+    np.testing.assert_allclose(weight, -size * grad, rtol=1e-4)
+
+
 def test_the_base_class_updates_nothing():
     with pytest.raises(NotImplementedError, match="neither a rule nor an update"):
         step(Optimizer())

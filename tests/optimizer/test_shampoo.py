@@ -30,9 +30,11 @@ def stepped(weight, gradients, every, start, kl=False, lr=0.1, wd=0.3):
         mom = beta1 * mom + (1 - beta1) * grad
         var = beta2 * var + (1 - beta2) * grad**2
         ahead, below = grad, grad.T
-        if kl and t > start:
-            ahead = grad @ roots[1] / math.sqrt(weight.shape[1])
-            below = grad.T @ roots[0] / math.sqrt(weight.shape[0])
+        if kl:
+            first = [np.eye(n) / np.sqrt(np.sqrt(np.mean(grad**2))) for n in weight.shape]
+            whiteners = roots if t > start else first
+            ahead = grad @ whiteners[1] / math.sqrt(weight.shape[1])
+            below = grad.T @ whiteners[0] / math.sqrt(weight.shape[0])
         left = beta2 * left + (1 - beta2) * ahead @ ahead.T
         right = beta2 * right + (1 - beta2) * below @ below.T
         step = mom / (1 - beta1**t) / (np.sqrt(var / (1 - beta2**t)) + eps)
@@ -117,3 +119,22 @@ def test_convolutions_merge_axes(rng):
     updater(0, grad, weight)
     assert [each.shape for each in updater.states[0][2:]] == [(8, 8)] * 2 + [(9, 9)] * 2
     assert np.isfinite(weight).all()
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (4, 3, 5)], ids=str)
+@pytest.mark.parametrize("kind", ["shampoo", "soap"])
+def test_factors_of_kl_have_one_scale_whatever_that_of_the_gradients(kind, shape, rng):
+    """For elements of size s, each of k factors is a multiple of s**(2/k)."""
+    steps, ends = rng.normal(size=(40, *shape)), []
+    for size in (1e-3, 1.0, 1e3):
+        made = fastopt.optimizer.create(kind, lr=0.1, kl=True, epsilon=1e-30)
+        updater, weight = fastopt.Updater(made), np.zeros(shape)
+        for grad in steps:
+            updater(0, size * grad, weight)
+        factors = updater.states[0][2 if kind == "shampoo" else 3 :: 2]
+        scales = [np.trace(factor) / len(factor) for factor in factors]
+        assert max(scales) < 2.5 * min(scales)
+        ends.append((weight, np.array(scales) / size ** (2 / len(shape))))
+    for weight, scales in ends:
+        np.testing.assert_allclose(weight, ends[1][0], rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(scales, ends[1][1], rtol=1e-6)

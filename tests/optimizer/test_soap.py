@@ -55,11 +55,12 @@ def stepped(weight, gradients, rates, every, wd=0.0, kl=False):
             weight = weight - rate * q_left @ step @ q_right.T
             weight = weight * (1 - rates[t] * wd)
         ahead, below = grad, grad.T
-        if kl and t:
+        if kl:
             inverses = [
                 basis / np.sqrt(np.maximum(np.diag(basis.T @ factor @ basis), eps))
                 for factor, basis in ((left, q_left), (right, q_right))
-            ]
+                if t
+            ] or [np.eye(n) / np.sqrt(np.sqrt(np.mean(grad**2))) for n in grad.shape]
             ahead = grad @ inverses[1] / math.sqrt(grad.shape[1])
             below = grad.T @ inverses[0] / math.sqrt(grad.shape[0])
         left = beta2 * left + (1 - beta2) * ahead @ ahead.T

@@ -325,6 +325,17 @@ def check_an_error_after_the_index_was_replaced_leaves_the_new_checkpoint(folder
     assert len(list(path.parent.glob(f"{path.name}*"))) == 1 + comm.size
 
 
+def check_groups_with_optimizers_of_matrices_are_refused(folder):
+    path, groups = Path(folder, f"matrices_{comm.size}"), {"w": {"optimizer": "muon"}}
+    if comm.rank == 0:
+        optimizer.Updater(optimizer.Adam(), groups=groups).save(path)
+    comm.Barrier()
+    sharded = ShardedUpdater(optimizer.Adam(), comm)
+    with raised(CheckpointError, "groups: Muon overrides update(), and groups on ranks need"):
+        sharded.load(path)
+    assert sharded.groups is None
+
+
 def check_an_updater_without_ranks_goes_on_from_ranks_and_back(folder):
     """The bits of one updater that never stopped, on any number of ranks."""
     for case in cases_of_all_kinds():

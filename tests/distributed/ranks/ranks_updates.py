@@ -313,6 +313,18 @@ def check_each_matrix_is_updated_by_one_rank():
             pair.sharded(0, rows, pair.ours[0])
 
 
+def check_groups_need_optimizers_with_rules():
+    words = "groups: Muon overrides update(), and groups on ranks need optimizers with a rule"
+    matrices, native = {"w": {"optimizer": optimizer.Muon()}}, {"w": {"wd": 0.5}}
+    for main, groups in ((optimizer.Adam(), matrices), (optimizer.Muon(), native)):
+        with raised(TypeError, words):
+            ShardedUpdater(main, comm, groups=groups)
+    sharded = ShardedUpdater(optimizer.Adam(), comm, groups=native)
+    with raised(TypeError, words):
+        sharded.groups = matrices
+    assert sharded.groups == native
+
+
 def check_state_is_shared_out():
     """Memory of state, and of all that the updater allocates, falls as one over the ranks."""
     weights = [np.zeros((1000, 300), np.float32), np.zeros(4001, np.float32)]

@@ -253,14 +253,15 @@ class _Work:
     """
 
     def __init__(self, main: "MatrixFamily") -> None:
-        self.given = main.fallback
         self.fallback: Part | None = None
-        if isinstance(main.fallback, Optimizer):
+        if isinstance(main.fallback, Optimizer) and main.overridden is not None:
+            self.fallback = _twin(main.fallback, main.overridden)  # as it has other multipliers
+        elif isinstance(main.fallback, Optimizer):
+            vars(main)["fallback"] = main.fallback.claimed(main)
             self.fallback = Part(main.fallback, SHARED)
-            if main.overridden is not None:  # that of the updater's optimizer has other multipliers
-                self.fallback = _twin(main.fallback, main.overridden)
         elif main.fallback is not None:
             self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
+        self.given = main.fallback
         decay = [name for name in main.variants if name == "cautious_decay"]
         self._last = _Descent()
         self._last.decays_last = main.decays_last

@@ -122,6 +122,16 @@ def test_optimizers_of_groups_belong_to_one_updater():
     assert in_turn(updaters([optimizer.Nadam()] * 2)) == apart
 
 
+def test_a_fallback_belongs_to_one_optimizer():
+    def updaters(fallbacks):
+        made = [optimizer.Muon(fallback=each, fallback_for="w") for each in fallbacks]
+        trained = in_turn([fastopt.Updater(each) for each in made])
+        return [(weights, states) for weights, states, *_ in trained]
+
+    apart = updaters([optimizer.Adam(), optimizer.Adam()])
+    assert updaters([optimizer.Adam()] * 2) == apart
+
+
 def test_trainers_that_share_an_optimizer():
     def weight_of(made, batch_size):
         parameter = Parameter("p", shape=1, init="zeros")

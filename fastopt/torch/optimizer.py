@@ -98,7 +98,7 @@ class Group:
                     if momentum and isinstance(optimizer, Buffered):
                         optimizer.buffered = True
                     else:
-                        self.updater.states, self.updater.states_synced = {}, {}
+                        self.updater.states_synced, self.updater.states = {}, {}  # counts go on
                 if isinstance(optimizer, HeavyBall) and optimizer.momentum and not momentum:
                     self._start_buffers(optimizer)
                 self.known[name] = None if _is_mutable(now) else now
@@ -134,7 +134,7 @@ class Group:
         if not optimizer.folds:
             self.updater(indices, [times(grad, factor) for grad in grads], arrays)
         else:
-            with optimizer.lock, uninterrupted:  # a copy of the optimizer never has the factor
+            with optimizer.call_lock, uninterrupted:  # a copy of the optimizer never has the factor
                 before = optimizer.rescale_grad
                 optimizer.rescale_grad = before * factor
                 try:
@@ -464,7 +464,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             found[WHOLE] = [_mapped(own.updater.state_dict(), _tensor) for own in self._groups]
             return found
         for group, own in self._pairs():
-            lock, shares = own.made.optimizer.lock, convert is _tensor
+            lock, shares = own.made.optimizer.call_lock, convert is _tensor
             with nullcontext() if shares else between_updates(lock, "state_dict()"):
                 for param in group["params"]:
                     entry = _entry(own, self._numbers.get(param), convert)

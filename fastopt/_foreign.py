@@ -16,7 +16,7 @@ from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import bfloat16
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["as_gradient", "as_weight", "is_foreign", "latest", "of_tensor"]
+__all__ = ["as_gradient", "as_weight", "is_foreign", "latest", "of_tensor", "resolved"]
 
 Array = np.ndarray[Any, Any]
 
@@ -112,7 +112,7 @@ def as_gradient(grad: Any) -> Any:
         torch = sys.modules["torch"]
         if grad.layout is torch.sparse_coo:
             return _row_sparse(grad)
-        return of_tensor("gradient", grad.resolve_neg() if grad.is_neg() else grad)
+        return of_tensor("gradient", resolved(grad))
     if is_row_sparse(grad):
         return as_row_sparse(grad, grad.shape)
     if not is_foreign(grad):
@@ -122,11 +122,20 @@ def as_gradient(grad: Any) -> Any:
     return _imported("gradient", grad)
 
 
-def latest(view: Any) -> Any:
-    """Return the current view of the array that `view` belongs to; return others unchanged."""
+def latest(context: str, view: Any) -> Any:
+    """Return the current view of the array that `view` belongs to; return others unchanged.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The array can no longer be viewed; the message starts with `context`.
+    """
     for known in list(_known.values()):
         if known.view() is view:
-            return as_weight(known.owner)
+            try:
+                return as_weight(known.owner)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{context}: {error}") from error
     return view
 
 
@@ -182,6 +191,13 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
 
 
+def resolved(tensor: Any) -> Any:
+    """Return a tensor whose memory holds its values, unlike lazily negated and zero tensors."""
+    if tensor.is_neg():
+        return tensor.resolve_neg()
+    return tensor.clone() if tensor._is_zerotensor() else tensor
+
+
 def of_tensor(role: str, tensor: Any) -> Array:
     """Return a new view of a CPU tensor, which it keeps alive, with or without requires_grad.
 
@@ -230,5 +246,6 @@ def _row_sparse(grad: Any) -> RowSparse:
             f"gradient must be sparse by rows, with sparse_dim 1, got {grad.sparse_dim()}; "
             "x.to_dense() is a dense gradient"
         )
-    values, indices = (of_tensor("gradient", part) for part in (grad._values(), grad._indices()))
+    parts = grad._values(), grad._indices()
+    values, indices = (of_tensor("gradient", resolved(part)) for part in parts)
     return RowSparse(values, indices[0], tuple(grad.shape))

@@ -13,6 +13,7 @@ import pytest
 from fastopt import _foreign as foreign
 from fastopt import optimizer
 from fastopt.amp import LossScaler
+from fastopt.averages import EMA
 from fastopt.sparse import RowSparse
 
 
@@ -429,6 +430,26 @@ def test_a_negated_gradient_is_resolved(torch):
     assert grad.is_neg()
     optimizer.Updater(optimizer.SGD(learning_rate=1.0))(0, grad, weight)
     assert weight.tolist() == [2, 2]
+
+
+def test_gradients_of_zeros_without_memory_are_zeros(torch):
+    weight = torch.ones(2)
+    optimizer.Updater(optimizer.SGD(learning_rate=1.0))(0, torch._efficientzerotensor(2), weight)
+    assert weight.tolist() == [1, 1]
+
+
+def test_averages_are_in_the_memory_that_a_tensor_has_now(torch):
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0), average=EMA(decay=0.5))
+    weight = torch.zeros(2)
+    updater(0, torch.ones(2), weight)
+    old = weight.data
+    weight.data = old.clone()
+    with updater.averaged():
+        assert (weight.tolist(), old.tolist()) == ([-0.5] * 2, [-1] * 2)
+    weight.data = torch._neg_view(weight.data)
+    with pytest.raises(TypeError, match="index 0: weight is a lazily negated"):
+        updater.averaged().__enter__()
+    assert weight.tolist() == [1, 1]
 
 
 def refused(torch):

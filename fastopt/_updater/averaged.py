@@ -10,6 +10,7 @@ from typing import Any
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.mixed_precision import has_master, split_state
 from fastopt._engine.validate import Array, check_index, label, leaves
+from fastopt._foreign import latest
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
@@ -125,13 +126,16 @@ def _targets(
         raise ValueError(f"{label(index, names)}: the updater has no average of it")
     targets = {}
     for index in needed:
-        weight = own.get(index, updater.planner.updated.get(index))
+        context = label(index, names)
+        weight, updated = own.get(index), updater.planner.updated
+        if index not in own and index in updated:
+            weight = updated[index] = latest(context, updated[index])
         if weight is None:
             raise ValueError(
-                f"{label(index, names)}: its weight was not updated yet by this updater; pass "
+                f"{context}: its weight was not updated yet by this updater; pass "
                 "it in weights={index: array}"
             )
-        averages.check_target(label(index, names), index, header(weight))
+        averages.check_target(context, index, header(weight))
         copy = updater.planner.copies.get(index)
         targets[index] = [weight] if copy is None else [weight, copy]
     return targets

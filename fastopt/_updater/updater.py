@@ -958,7 +958,8 @@ class Updater(CheckedUpdates):
             if self._averages is not None:
                 self._averages.check_free()
             context = label(index, optimizer.idx2name)
-            last = latest(self.planner.updated.get(index)) if weight is None else weight
+            known = self.planner.updated.get(index)
+            last = latest(context, known) if weight is None else weight
             last = as_weight(last)
             if last is None:
                 raise ValueError(f"{context}: flush needs the weight, which was not updated yet")

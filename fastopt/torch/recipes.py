@@ -1,19 +1,21 @@
 """How the classes of :mod:`fastopt.torch` create fastopt's optimizers from parameter groups."""
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fastopt._suggestions import choices, closest
 from fastopt.arguments import brief
 from fastopt.checkpoint.foreign.torch_forms import FORMS, MOMENTS, Form, Option, same
 from fastopt.optimizer import Optimizer as Rule
-from fastopt.torch.rules import Delta, HeavyBall, Rectified
+from fastopt.torch.rules import Delta, HeavyBall, Rectified, RMSProp
 
 __all__ = ["COMMON", "Made", "Recipe", "apply", "check_arguments", "is_name", "names", "recipe"]
 
@@ -35,8 +37,14 @@ TORCHS = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
 TORCHS |= dict.fromkeys(("beta1", "beta2", "beta3"), "betas")
 """Names that torch has for arguments of fastopt."""
 
+PAIRS = {"betas", "etas", "step_sizes"}
+"""Options of torch with two numbers."""
+
 UNSUPPORTED = {"capturable": False, "differentiable": False}
 """Options of torch that CPUs or updates in place do not have."""
+
+MODES = ("foreach", "fused", *UNSUPPORTED)
+"""Options of many classes of torch that do not concern the formula; every class accepts them."""
 
 
 class Made(NamedTuple):
@@ -53,6 +61,9 @@ class Made(NamedTuple):
 
 def _made(kind: Any, arguments: dict[str, Any], group: Mapping[str, Any], **rest: Any) -> Made:
     """Create an optimizer and set the options that may change."""
+    reasons = [f"{k}={group[k]}" for k, v in UNSUPPORTED.items() if group.get(k, v) != v]
+    if reasons:
+        raise ValueError(f"fastopt.torch does not support {', '.join(reasons)}")
     extras = {name: group[name] for name in EXTRAS if name in group}
     if kind.native and "lazy_update" in kind.__signature__.parameters:
         extras.setdefault("lazy_update", True)  # as in torch, where only indexed rows are updated
@@ -70,8 +81,24 @@ def in_group(group: Mapping[str, Any]) -> dict[str, Option]:
 def apply(optimizer: Rule, options: Mapping[str, Option], group: Mapping[str, Any]) -> None:
     """Set the attributes of an optimizer to the options of a group."""
     for name, option in options.items():
-        for attribute, value in zip(option.attributes, option.from_torch(group[name]), strict=True):
+        count, given = len(option.attributes), plain(group[name])
+        try:
+            values = tuple(option.from_torch(given))
+        except (TypeError, ValueError):
+            values = ()
+        if len(values) != count:
+            kind = "a number" if count == 1 else f"{count} numbers"
+            raise TypeError(f"{name} must be {kind}, got {brief(group[name])}")
+        for attribute, value in zip(option.attributes, values, strict=True):
             setattr(optimizer, attribute, value)
+
+
+def plain(value: Any) -> Any:
+    """Return a value in which tensors and arrays of one element are numbers."""
+    if type(value) in (tuple, list):
+        return type(value)(map(plain, value))
+    one = isinstance(value, (torch.Tensor, np.ndarray)) and math.prod(value.shape) == 1
+    return value.item() if one else value
 
 
 @dataclass(frozen=True)
@@ -118,13 +145,18 @@ class Recipe:
 
     def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a parameter group without values of its own."""
-        made = self.kind(**{**arguments, "lr": float(arguments.get("lr", self._lr))})
+        own = {name: plain(value) for name, value in arguments.items() if name not in MODES}
+        made = self.kind(**{**own, "lr": float(own.get("lr", self._lr))})
         values: dict[str, Any] = {"lr": arguments.get("lr", made.learning_rate)}
         for name, attributes in self.options.items():
             found = tuple(getattr(made, each, arguments.get(name)) for each in attributes)
             values[name] = found if name == "betas" else found[0]
         values = {**values, "weight_decay": made.wd, "maximize": made.maximize, **arguments}
-        return {name: values[name] for name in (*self.parameters, *EXTRAS) if name in values}
+        known = (*self.parameters, *EXTRAS, *MODES)
+        return {name: values[name] for name in known if name in values}
+
+    def check_shape(self, name: str, param: torch.Tensor) -> None:
+        """Raise ValueError if the class cannot update a parameter of this shape."""
 
     @cached_property
     def _lr(self) -> float:
@@ -132,7 +164,7 @@ class Recipe:
 
     def made(self, group: Mapping[str, Any]) -> Made:
         """Create the optimizer of a parameter group."""
-        arguments = {name: group[name] for name in self.options if group[name] is not None}
+        arguments = {name: plain(group[name]) for name in self.options if group[name] is not None}
         options, fixed, vary = in_group(group), list[str](), vars(self.kind())
         for name, attributes in self.options.items():
             if name == "betas":
@@ -177,16 +209,25 @@ class OfTorch(Recipe):
 
     def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a parameter group without values of its own."""
-        extras = {name: arguments[name] for name in EXTRAS if name in arguments}
+        others = [name for name in MODES if name not in self.parameters]
+        extras = {name: arguments[name] for name in (*EXTRAS, *others) if name in arguments}
         rest = {name: value for name, value in arguments.items() if name not in extras}
+        for name in PAIRS & rest.keys():  # torch ignores a third one
+            if not isinstance(rest[name], (tuple, list)) or len(rest[name]) != 2:
+                raise TypeError(f"{name} must be 2 numbers, got {brief(rest[name])}")
         example = torch.nn.Parameter(torch.zeros(2, 2))
         return {**self.of_torch([example], **rest).defaults, **extras}
 
+    def check_shape(self, name: str, param: torch.Tensor) -> None:
+        """See :meth:`Recipe.check_shape`."""
+        if self.name == "Muon" and param.ndim < 2:
+            raise ValueError(
+                f"{name} has shape {tuple(param.shape)}, and Muon updates parameters of two or "
+                "more dimensions: use another optimizer, such as fastopt.torch.AdamW, for others"
+            )
+
     def made(self, group: Mapping[str, Any]) -> Made:
         """Create the optimizer of a parameter group."""
-        reasons = [f"{k}={group[k]}" for k, v in UNSUPPORTED.items() if group.get(k, v) != v]
-        if reasons:
-            raise ValueError(f"fastopt.torch.{self.name} does not support {', '.join(reasons)}")
         odd: list[list[str]] = []
         for kind, form in self.forms:
             needed = {**form.free, **form.fixed}
@@ -222,7 +263,7 @@ def _of_torch() -> dict[str, Any]:
         "SparseAdam",
         MOMENTS,
         FORMS["Adam"][0].options,
-        when={"formula": "torch", "amsgrad": False},
+        when={"formula": "mxnet", "amsgrad": False},  # whose epsilon is that of SparseAdam
     )
     betas = FORMS["Adam"][0].options
     rectified = Form(
@@ -234,19 +275,28 @@ def _of_torch() -> dict[str, Any]:
         ("prev", "step_size"),
         {"etas": pair, "step_sizes": replace(pair, attributes=("least_step", "largest_step"))},
     )
+    muon = [
+        replace(
+            form,
+            options={**form.options, "ns_steps": same("steps")},
+            fixed={name: value for name, value in form.fixed.items() if name != "ns_steps"},
+            when={name: value for name, value in form.when.items() if name != "steps"},
+        )
+        for form in FORMS["Muon"]
+    ]
     return {
         "SGD": lambda: [(HeavyBall, ball)],
         "Adam": lambda: of("Adam") + of("AdamW"),
         "AdamW": lambda: of("AdamW") + of("Adam"),
-        "SparseAdam": lambda: of("Adam", sparse),
+        "SparseAdam": lambda: [(Rule.opt_registry["adam"], sparse)],
         "Adagrad": lambda: of("AdaGrad"),
-        "RMSprop": lambda: of("RMSProp"),
+        "RMSprop": lambda: [(RMSProp, form) for _, form in of("RMSProp")],
         "Adadelta": lambda: [(Delta, delta)],
         "Adamax": lambda: of("Adamax"),
         "NAdam": lambda: of("Nadam"),
         "RAdam": lambda: [(Rectified, rectified)],
         "Rprop": lambda: of("Rprop", rprop),
-        "Muon": lambda: of("Muon"),
+        "Muon": lambda: of("Muon", *muon),
     }
 
 
@@ -278,7 +328,7 @@ def recipe(name: str) -> Recipe:
 
 def check_arguments(recipe: Recipe, given: Mapping[str, Any], also: Sequence[str]) -> None:
     """Raise TypeError for arguments that a class does not have, and for a schedule."""
-    known = [*recipe.parameters, *EXTRAS, *also]
+    known = [*recipe.parameters, *EXTRAS, *MODES, *also]
     for name in given:
         if name not in known:
             near = TORCHS.get(name) or closest(name, known)
@@ -286,7 +336,7 @@ def check_arguments(recipe: Recipe, given: Mapping[str, Any], also: Sequence[str
                 f"fastopt.torch.{recipe.name} has no argument {name!r}; {choices(near, known)}"
             )
     lr = given.get("lr", 0.0)
-    if not isinstance(lr, (Real, torch.Tensor)):
+    if not isinstance(plain(lr), Real):
         raise TypeError(
             f"lr must be a number, got {brief(lr)}; a schedule of torch.optim.lr_scheduler takes "
             "the optimizer"

@@ -1,26 +1,50 @@
-"""Optimizers with torch's formulas where fastopt's own differ: momentum, AdaDelta and RAdam."""
+"""Optimizers with torch's formulas where fastopt's own differ: momentum, AdaDelta and RAdam.
+
+Torch's buffers of momentum wait while the momentum is 0, such as in a schedule, and are used again
+after it.
+"""
 
 import math
 from collections.abc import Mapping
 
 from fastopt._engine.hyper import constant, corrected
 from fastopt.arguments import FLAG, Real, arg
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
-from fastopt.kernels.scalars import COMMON, decayed, moments, rescaled
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
+from fastopt.kernels.scalars import COMMON, clip, decayed, moments, rescaled
+from fastopt.optimizer import rmsprop
 from fastopt.optimizer.adadelta import AdaDelta
 from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.nag import NAG
 from fastopt.optimizer.radam import rectified
 from fastopt.optimizer.sgd import first_undamped, sgd
 
-__all__ = ["Delta", "HeavyBall", "Rectified"]
+__all__ = ["Buffered", "Delta", "HeavyBall", "RMSProp", "Rectified"]
+
+BUFFER = ("momentum", "share", "of_mom", "of_grad")
+"""Hyper-parameters of a buffer: its factor, that of what is added, and those in the step."""
 
 
-@rule(
-    state=("mom",),
-    signed=("mom",),
-    hyper=(*COMMON, "momentum", "share", "of_mom", "of_grad"),
-)
+def buffer(momentum: float, share: float = 1.0, nesterov: bool = False) -> dict[str, float]:
+    """Return the hyper-parameters BUFFER; without momentum the buffer waits."""
+    if momentum == 0:
+        return dict(zip(BUFFER, (1.0, 0.0, 0.0, 1.0), strict=True))
+    ahead = momentum if nesterov else 1.0
+    return dict(zip(BUFFER, (momentum, share, ahead, float(nesterov)), strict=True))
+
+
+class Buffered:
+    """Optimizer with a buffer of momentum.
+
+    Attributes
+    ----------
+    buffered : bool
+        Whether states have buffers even if the momentum is 0.
+    """
+
+    buffered: bool
+
+
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, *BUFFER))
 def heavy_ball(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Momentum whose buffer does not include the learning rate."""
     grad = decayed(weight, grad, h)
@@ -28,23 +52,66 @@ def heavy_ball(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * (h.of_mom * mom + h.of_grad * grad), (mom,)
 
 
-class HeavyBall(NAG):
+class HeavyBall(Buffered, NAG):
     """SGD as in torch: the momentum buffer does not include the learning rate."""
 
     forms = (sgd, heavy_ball)
     lazy_by_default = True
     dampening: float = arg(default=0.0, check=Real(), kw_only=True)
     nesterov: bool = arg(default=False, check=FLAG, kw_only=True)
+    buffered: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
-    @corrected(first_undamped, when=lambda self: self.dampening != 0)
+    @property
+    def plain(self) -> Rule:
+        """See :attr:`NAG.plain <fastopt.optimizer.NAG>`."""
+        return self.forms[self.momentum != 0 or self.buffered]
+
+    @corrected(first_undamped, when=lambda self: self.momentum != 0 != self.dampening)
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            "momentum": self.momentum,
-            "share": 1 - self.dampening,
-            "of_mom": self.momentum if self.nesterov else 1.0,
-            "of_grad": float(self.nesterov),
-        }
+        return buffer(self.momentum, 1 - self.dampening, self.nesterov)
+
+
+@rule(state=("n", "buffer"), nonnegative=("n",), hyper=(*rmsprop.FIELDS, *BUFFER))
+def mean_square(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """RMSProp with momentum."""
+    n, mom = state
+    grad = decayed(weight, grad, h)
+    n = h.gamma1 * n + h.one_minus_gamma1 * grad * grad
+    grad = grad / (math.sqrt(n) + h.epsilon)
+    mom = h.momentum * mom + h.share * grad
+    return clip(weight - h.lr * (h.of_mom * mom + h.of_grad * grad), h.clip_weights), (n, mom)
+
+
+@rule(state=("n", "mean", "buffer"), hyper=(*rmsprop.FIELDS, *BUFFER))
+def centered(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """RMSProp with variances, and with momentum."""
+    n, mean, mom = state
+    grad = decayed(weight, grad, h)
+    n, mean, var = rmsprop.variance(grad, n, mean, h)
+    grad = grad / (math.sqrt(var) + h.epsilon)
+    mom = h.momentum * mom + h.share * grad
+    step = h.of_mom * mom + h.of_grad * grad
+    return clip(weight - h.lr * step, h.clip_weights), (n, mean, mom)
+
+
+class RMSProp(Buffered, rmsprop.RMSProp):
+    """RMSProp as in torch."""
+
+    buffered: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+
+    @property
+    def rule(self) -> Rule:
+        """See :attr:`RMSProp.rule <fastopt.optimizer.RMSProp>`."""
+        if self.centered:
+            return centered
+        return mean_square if self.momentum or self.buffered else super().rule
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        fields = buffer(self.gamma2 if self.centered else self.momentum)
+        return {**super().hyper(t, lr, wd), **fields}
 
 
 @rule(

@@ -18,6 +18,7 @@ Array = np.ndarray[Any, Any]
 GRAD = attrgetter("grad")
 ADDRESS, IS_CONTIGUOUS, SIZE = torch.Tensor.data_ptr, torch.Tensor.is_contiguous, torch.Tensor.size
 DTYPE = torch.Tensor.dtype.__get__
+IS_NEGATED = torch.Tensor.is_neg
 
 DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
@@ -43,6 +44,8 @@ def check_parameter(name: str, tensor: Any) -> None:
         )
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} has layout {tensor.layout}, and must be dense")
+    if tensor.is_neg():
+        raise TypeError(f"{name} is a lazily negated view of its memory: pass x.resolve_neg()")
     if tensor.is_inference():
         raise RuntimeError(f"{name} was created in torch.inference_mode(): pass x.clone()")
 
@@ -61,7 +64,7 @@ class Views:
     """Views of parameters, and of their gradients at the addresses of the last step.
 
     A gradient's view does not keep its memory alive. It is used only if the gradient of a step has
-    the same address, dtype and shape.
+    the same address, dtype and shape, and its values are not lazily negated.
 
     Parameters
     ----------
@@ -76,18 +79,15 @@ class Views:
     def __init__(
         self, params: Sequence[torch.Tensor], names: Sequence[str], numbers: Sequence[int]
     ) -> None:
-        for name, param in zip(names, params, strict=True):
-            check_parameter(name, param)
-        self.indices, self.names = list(numbers), list(names)
+        self.params, self.indices, self.names = list(params), list(numbers), list(names)
         self.addresses = list(map(ADDRESS, params))
         self.contiguous = list(map(IS_CONTIGUOUS, params))
         self.forms: list[Form] = []
         self.arrays: list[Array] = []
-        for name, param in zip(names, params, strict=True):
-            array = of_tensor(name, param.detach())
+        for k in range(len(params)):
+            array, form = self._view(k)
             self.arrays.append(array)
-            kind = ctypes.c_char * array.nbytes
-            self.forms.append(Form(param.shape, param.dtype, array.dtype, kind))
+            self.forms.append(form)
         self.grad_addresses: list[int] = [-1] * len(self.arrays)
         self.grads: list[Any] = [None] * len(self.arrays)
         self.whole = True
@@ -95,11 +95,23 @@ class Views:
         self.sizes, self.dtypes = list(map(SIZE, params)), list(map(DTYPE, params))
         self.strides = [p.stride() for p in params] if not all(self.contiguous) else None
 
+    def _view(self, k: int) -> tuple[Array, Form]:
+        """Return a view of a parameter, and what its gradients have."""
+        name, param = self.names[k], self.params[k]
+        check_parameter(name, param)
+        array = of_tensor(name, param.detach())
+        kind = ctypes.c_char * array.nbytes
+        return array, Form(param.shape, param.dtype, array.dtype, kind)
+
     def fit(self, params: Sequence[torch.Tensor]) -> bool:
-        """Whether the parameters have the memory that the views have."""
+        """Whether the parameters have the memory that the views have.
+
+        They may have another shape or dtype there, which are those of their gradients too.
+        """
         return (
             list(map(ADDRESS, params)) == self.addresses
             and list(map(IS_CONTIGUOUS, params)) == self.contiguous
+            and not any(map(IS_NEGATED, params))
             and (self.strides is None or self.strides == [p.stride() for p in params])
         )
 
@@ -119,6 +131,7 @@ class Views:
             and list(map(DTYPE, grads)) == self.dtypes
             and list(map(SIZE, grads)) == self.sizes
             and all(map(IS_CONTIGUOUS, grads))
+            and not any(map(IS_NEGATED, grads))
         ):
             return self.grads
         return [self._of(*each) for each in zip(count(), addresses, grads)]
@@ -131,9 +144,15 @@ class Views:
             and grad.dtype is form.dtype
             and grad.shape == form.shape
             and grad.is_contiguous()
+            and not grad.is_neg()
         ):
             self.grad_addresses[k] = -1
-            return self._converted(k, grad)
+            param = self.params[k]
+            if param.shape == form.shape and param.dtype is form.dtype:
+                return self._converted(k, grad)
+            self.arrays[k], self.forms[k] = self._view(k)
+            self.sizes[k], self.dtypes[k] = param.shape, param.dtype
+            return self._of(k, address, grad)
         if address != self.grad_addresses[k]:
             memory = form.memory.from_address(address)
             self.grads[k] = np.ndarray(form.shape, form.numpy, memory)

@@ -6,7 +6,7 @@ collect_ignore = []
 try:
     import torch
 except ImportError:
-    collect_ignore += ["test_torch.py", "test_torch_clients.py"]
+    collect_ignore += ["test_torch.py", "test_torch_clients.py", "test_torch_state.py"]
 else:
 
     @pytest.fixture(autouse=True)

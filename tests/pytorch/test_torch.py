@@ -189,6 +189,67 @@ def test_momentum_can_start_and_end(name):
     assert found[1] == pytest.approx(found[0])
 
 
+BUFFERS = [
+    ("SGD", {"dampening": 0.5}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("RMSprop", {"momentum": 0.9}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+]
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize(("name", "options"), BUFFERS)
+def test_buffers_wait_while_the_momentum_is_0(name, options, sparse):
+    """Also that of a parameter whose first gradient comes then, and in a copy."""
+    if sparse and (name == "RMSprop" or options.get("weight_decay")):
+        pytest.skip("torch does not support it")
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        params = [Parameter(torch.ones(4, 2)) for _ in range(2)]
+        opt = getattr(library, name)(params, lr=0.1, **options)
+        own = options.get("momentum", 0)
+        for step, momentum in enumerate((own, 0, 0, 0.9 * bool(own or name == "SGD"), 0.5)):
+            opt.param_groups[0]["momentum"] = momentum
+            for param in params[: 1 + (step > 1 or name == "RMSprop")]:
+                grad = torch.zeros(4, 2)
+                grad[1:3] = step + 1.0
+                param.grad = grad.to_sparse(1) if sparse else grad
+            opt.step()
+            if step == 2 and name == "SGD":
+                params, opt = copy.deepcopy((params, opt))
+        found.append(params)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", {"momentum": torch.tensor(0.5), "weight_decay": torch.tensor(0.1)}),
+        ("Adam", {"betas": (torch.tensor(0.5), torch.tensor(0.9)), "eps": torch.tensor(0.1)}),
+        ("RMSprop", {"alpha": torch.tensor(0.5), "lr": np.array(0.1)}),
+        ("Adadelta", {"rho": torch.tensor(0.5)}),
+        ("Lion", {"betas": (torch.tensor(0.5), torch.tensor(0.9))}),
+    ],
+)
+def test_options_in_tensors_are_numbers_which_may_change_in_place(name, options):
+    found = []
+    for as_number in (False, True):
+        given = fastopt.torch.recipes.plain(list(options.values())) if as_number else None
+        param, opt = trained(
+            name=name, **dict(zip(options, given or options.values(), strict=True))
+        )
+        for _ in range(2):
+            opt.step()
+            group = opt.param_groups[0]
+            if "betas" in options:
+                group["betas"] = (
+                    group["betas"] if as_number else tuple(map(torch.clone, group["betas"]))
+                )
+        found.append(param)
+    assert torch.equal(*found)
+
+
 def test_a_learning_rate_in_a_tensor_may_change_in_place():
     lr = torch.tensor(0.5)
     param, opt = trained(lr=lr)
@@ -293,6 +354,50 @@ def test_a_gradient_at_a_known_address_may_have_another_dtype_or_shape(others):
         opt.step()
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_gradients_that_are_negated_or_zero_lazily_are_read_by_value(others):
+    """Also at the address of an earlier one; autograd negates the imaginary part of a conjugate."""
+    params = [Parameter(torch.zeros(2)) for _ in range(1 + others)]
+    memory, opt = torch.ones(2), fastopt.torch.SGD(params, lr=1.0)
+    kinds = (memory, torch._neg_view(memory), memory, torch._efficientzerotensor(2))
+    for grad, expected in zip(kinds, (-1, 0, -1, -1), strict=True):
+        params[0].grad = grad
+        opt.step()
+        assert params[0].tolist() == [expected] * 2
+    params[0].grad = None
+    (torch.complex(torch.zeros(2), params[0]).conj() * (1 + 2j)).real.sum().backward()
+    before = params[0].detach().clone()
+    opt.step()
+    assert torch.equal(before - params[0].detach(), params[0].grad)
+
+
+def test_parameters_that_are_negated_lazily_are_refused():
+    negated = torch._neg_view(torch.ones(2))
+    with pytest.raises(TypeError, match=r"table is a lazily negated .*resolve_neg"):
+        fastopt.torch.SGD([("table", Parameter(negated))], lr=1.0)
+    first, second = Parameter(torch.ones(2)), Parameter(torch.ones(2))
+    opt = fastopt.torch.SGD([{"params": [first]}, {"params": [second]}], lr=1.0)
+    for _ in range(2):
+        first.grad, second.grad = torch.ones(2), torch.ones(2)
+        opt.step()
+    second.data = torch._neg_view(second.data)  # the same memory
+    with pytest.raises(TypeError, match=r"parameter 1 is a lazily negated"):
+        opt.step()
+    assert (first.tolist(), second.tolist()) == ([-1, -1], [1, 1])
+
+
+def test_data_may_have_another_shape_or_dtype_at_the_same_address():
+    memory = torch.ones(4)
+    param = Parameter(memory)
+    opt = fastopt.torch.SGD([param], lr=1.0)
+    for other in (memory, memory[:2], memory.view(torch.float64)):
+        param.grad, param.data = None, other
+        param.grad = torch.ones_like(param)
+        before = param.detach().clone()
+        opt.step()
+        assert torch.equal(param.detach(), before - 1)
+
+
 def test_data_may_be_replaced_by_other_memory():
     param, opt = trained(momentum=0.5)
     opt.step()
@@ -371,6 +476,32 @@ def test_row_sparse_gradients_are_those_of_torch(name):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e-8])
+def test_the_epsilon_of_sparse_adam_is_that_of_torch(size, dense):
+    """A dense gradient of fastopt.torch is that of all rows of torch."""
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        param = Parameter(torch.zeros(4, 3))
+        opt = library.SparseAdam([param], lr=0.1, maximize=True)
+        for step in range(4):
+            grad = torch.full((4, 3), size * (step + 1))
+            if not dense:
+                grad[::2] = 0
+            ours = dense and library is fastopt.torch
+            param.grad = grad if ours else grad.to_sparse(1)
+            opt.step()
+            if step == 1:  # the other library continues
+                state = saved(opt)
+                assert isinstance(state["state"][0]["step"], int)
+                other = fastopt.torch if library is torch.optim else torch.optim
+                if not dense:
+                    opt = other.SparseAdam([param], lr=0.1)
+                    opt.load_state_dict(state)
+        found.append(param)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)
+
+
 def test_gradients_may_be_dense_row_sparse_or_missing_in_turn():
     found = []
     for library in (torch.optim, fastopt.torch):
@@ -422,6 +553,54 @@ def test_clip_global_norm_limits_the_norm_over_all_groups(groups):
     assert [param.item() for param in params] == pytest.approx([-0.9, -1.2])
     assert opt.info.skipped
     assert len(opt.updaters) == groups
+
+
+@pytest.mark.parametrize("name", ["SGD", "ScheduleFreeSGD", "Muon", "LBSGD"])
+def test_both_clips_over_several_groups_are_those_of_one(name):
+    """The factor of the clip does not stay in an optimizer, and that of the user does."""
+    found = []
+    for split in (False, True):
+        params = [Parameter(torch.ones(2, 2)) for _ in range(2)]
+        options = {"lr": 0.1, "clip_global_norm": 0.1, "clip_adaptive": 0.1}
+        groups = [{"params": [each]} for each in params]
+        opt = getattr(fastopt.torch, name)(groups if split else params, **options)
+        for updater in opt.updaters:
+            updater.optimizer.rescale_grad = 0.5
+        for scale in (300.0, 3.0):
+            params[0].grad = torch.eye(2) * scale
+            params[1].grad = torch.tensor([[0.003, 0.0], [0.0, 4.0]])
+            opt.step()
+            assert {updater.optimizer.rescale_grad for updater in opt.updaters} == {0.5}
+        found.append([*params, torch.tensor(opt.info.global_norm)])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("bad", ["shape", "lr", "kernel"])
+def test_a_clipped_step_that_fails_changes_nothing(bad, monkeypatch):
+    params = [Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": [("a", params[0])]}, {"params": [("b", params[1])]}]
+    opt = fastopt.torch.Lion(groups, lr=0.1, clip_global_norm=0.1)
+    for param in params:
+        param.grad = torch.ones(2)
+    if bad == "shape":
+        params[1].grad.data = torch.ones(3)
+    elif bad == "lr":
+        opt.param_groups[1]["lr"] = float("nan")
+    else:
+        monkeypatch.setattr(type(opt.updaters[0]), "__call__", lambda *_: 1 / 0)
+    with pytest.raises((ValueError, ZeroDivisionError)):
+        opt.step()
+    assert [param.tolist() for param in params] == [[1, 1], [1, 1]]
+    assert [updater.optimizer.rescale_grad for updater in opt.updaters] == [1, 1]
+
+
+def test_a_skipped_step_names_the_parameters_of_all_groups():
+    first, second = Parameter(torch.ones(1)), Parameter(torch.ones(1))
+    groups = [{"params": [("weight", first)]}, {"params": [("bias", second)]}]
+    opt = fastopt.torch.SGD(groups, lr=1.0, clip_global_norm=1.0)
+    first.grad, second.grad = torch.ones(1), torch.tensor([torch.nan])
+    opt.step()
+    assert (opt.info.skipped, opt.info.non_finite) == (True, ("bias",))
 
 
 @pytest.mark.parametrize("options", [{"average": fastopt.EMA(0.5)}, {"name": "ASGD", "t0": 1.0}])
@@ -511,6 +690,15 @@ WRONG = [
     (ValueError, "empty", lambda p: fastopt.torch.SGD([])),
     (ValueError, "Invalid learning rate|learning rate", lambda p: fastopt.torch.Adam([p], lr=-1)),
     (ValueError, "capturable", lambda p: fastopt.torch.Adam([p], capturable=True)),
+    (ValueError, "differentiable", lambda p: fastopt.torch.Lion([p], differentiable=True)),
+    (TypeError, "betas must be 2 num", lambda p: fastopt.torch.Adam([p], betas=(0.9, 0.9, 0.9))),
+    (TypeError, "etas must be 2 numbers, got 0.5", lambda p: fastopt.torch.Rprop([p], etas=0.5)),
+    (ValueError, "Muon updates .* or more", lambda p: fastopt.torch.Muon([p])),
+    (
+        ValueError,
+        "needs ns_coefficients=",
+        lambda p: fastopt.torch.Muon([torch.ones(2, 2)], ns_coefficients=(3, -4, 2)),
+    ),
     (ValueError, "one parameter", lambda p: fastopt.torch.Prodigy([{"params": p}, {"params": []}])),
     (AttributeError, "torch.optim.LBFGS", lambda p: fastopt.torch.LBFGS),
     (AttributeError, "Adagrad", lambda p: fastopt.torch.AdaGrad),
@@ -524,6 +712,64 @@ WRONG = [
 def test_misuse_is_explained(error, match, call):
     with pytest.raises(error, match=match):
         call(Parameter(torch.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "change"),
+    [
+        (TypeError, r"betas must be 2 numbers, got \(0.9,\)", {"betas": (0.9,)}),
+        (TypeError, "betas must be 2 numbers, got 0.9", {"betas": 0.9}),
+        (TypeError, "lr must be a number, got None", {"lr": None}),
+        (TypeError, "weight_decay must be a number, got tensor", {"weight_decay": torch.ones(2)}),
+    ],
+)
+def test_options_of_groups_are_named_in_errors(error, match, change):
+    param, opt = trained(name="Adam")
+    opt.param_groups[0].update(change)
+    with pytest.raises(error, match=match):
+        opt.step()
+    assert param.tolist() == [1, 1, 1]
+
+
+def test_a_group_that_is_removed_or_added_by_hand_is_reported():
+    param, opt = trained()
+    opt.add_param_group({"params": [Parameter(torch.ones(2))]})
+    opt.param_groups.pop()
+    for call in (opt.step, opt.state_dict, lambda: opt.state):
+        with pytest.raises(ValueError, match=r"param_groups must have length 2, got 1: call add_"):
+            call()
+    assert param.tolist() == [1, 1, 1]
+
+
+def test_a_parameter_that_is_appended_to_named_ones_needs_no_name():
+    param, other = Parameter(torch.ones(1)), Parameter(torch.ones(1))
+    opt = fastopt.torch.SGD([("weight", param)], lr=1.0)
+    opt.param_groups[0]["params"].append(other)
+    other.grad = torch.ones(1)
+    opt.step()
+    assert (param.item(), other.item()) == (1, 0)
+
+
+@pytest.mark.parametrize("name", fastopt.torch.recipes.names())
+def test_every_class_accepts_the_modes_of_torch(name):
+    modes = {"foreach": False, "capturable": False, "differentiable": False, "fused": None}
+    opt = getattr(fastopt.torch, name)([Parameter(torch.ones(2, 2))], lr=0.1, **modes)
+    assert opt.param_groups[0]["foreach"] is False
+
+
+@pytest.mark.parametrize("options", [{"ns_steps": 3}, {"adjust_lr_fn": "spectral_unclamped"}])
+def test_muon_has_the_options_of_torch(options):
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        param = Parameter(torch.zeros(3, 2))
+        try:
+            opt = library.Muon([param], lr=0.1, **options)
+        except ValueError:
+            pytest.skip("newer versions of torch have it")
+        param.grad = torch.arange(6.0).view(3, 2)
+        opt.step()
+        found.append(param)
+    torch.testing.assert_close(*found, rtol=0.02, atol=1e-3)  # torch computes in bfloat16
 
 
 def test_an_option_that_selects_the_state_cannot_change():

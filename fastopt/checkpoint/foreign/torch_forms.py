@@ -266,7 +266,12 @@ FORMS: dict[str, tuple[Form, ...]] = {
                 "adjust": adjust,
             },
         )
-        for name, adjust in (("original",) * 2, (None, "original"), ("match_rms_adamw", "rms"))
+        for name, adjust in (
+            ("original", "original"),
+            (None, "original"),
+            ("match_rms_adamw", "rms"),
+            ("spectral_unclamped", "spectral"),
+        )
         for nesterov in (True, False)
     ),
 }

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 from weakref import WeakSet
 
 from fastopt._checked import Checked
@@ -68,8 +68,8 @@ class Attributes(Checked):
 
     unlisted = Checked.unlisted | {
         *("add_follower", "by_index", "checked", "described", "finish", "followers", "in_arrays"),
-        *("lock", "mode_version", "multipliers_version", "put_back", "restore", "snapshot"),
-        *("stepping", "updating", "version"),
+        *("lock", "mode_version", "multipliers_version", "put_back", "restore", "restore_from"),
+        *("snapshot", "stepping", "updating", "version"),
     }
     lock: Any
     """Lock that is held during updates, for threads that share the optimizer."""
@@ -249,3 +249,11 @@ class Attributes(Checked):
             if name in attributes:
                 setattr(self, name, attributes[name])
         self._changed_tables()
+
+    def restore_from(self, other: Self) -> None:
+        """Restore the attributes of another optimizer of the same class.
+
+        Attributes that are never saved belong to this process or the user, and are kept.
+        """
+        kept = vars(self).keys() - self.__getstate__().keys()
+        self.restore({k: v for k, v in other.__getstate__().items() if k not in kept})

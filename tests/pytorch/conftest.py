@@ -6,7 +6,7 @@ collect_ignore = []
 try:
     import torch
 except ImportError:
-    collect_ignore += ["test_torch.py", "test_torch_clients.py"]
+    collect_ignore += ["test_schedules.py", "test_torch.py", "test_torch_clients.py"]
 else:
 
     @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from fastopt.arguments import (
     brief,
     number,
 )
-from fastopt.lr_scheduler.base import Schedule, rebased
+from fastopt.lr_scheduler.base import Schedule, rebased, restored
 from fastopt.optimizer.attributes import Attributes
 
 __all__ = ["Rates", "ScheduledRateError", "check_parameters", "endings"]
@@ -177,6 +177,13 @@ class Rates(Attributes):
             own["lr"] = value
             self._set_versions("version")
             self._share("lr")
+
+    def restore(self, attributes: Mapping[str, Any]) -> None:
+        """See :meth:`Attributes.restore`; a schedule of the same class is restored in place."""
+        if "lr_scheduler" in attributes:
+            schedule = restored(vars(self).get("lr_scheduler"), attributes["lr_scheduler"])
+            attributes = {**attributes, "lr_scheduler": schedule}
+        super().restore(attributes)
 
     # Counts
 

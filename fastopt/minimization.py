@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._foreign import as_gradient
 from fastopt._structure import items, mapped, named, rebuilt
 from fastopt._updater.averaged import evaluates
 from fastopt._updater.updater import Updater
 from fastopt.arguments import brief, count, flag, number
 from fastopt.averages import Average
 from fastopt.optimizer import Optimizer, create
+from fastopt.sparse import RowSparse
 
 __all__ = ["minimize", "scipy_method"]
 
@@ -113,20 +115,20 @@ def minimize(
         loss. With `batches`, whose losses are not comparable, the last one, and ``fun`` the mean
         of the last `window` losses. ``history``: all losses. ``nit``: steps. ``nfev``, ``njev``:
         evaluations. ``status`` and ``message``: 0 all steps or `tol` reached, 1 `tol` not reached
-        in `steps`, 2 a loss or result is not finite, 3 KeyboardInterrupt, 99 StopIteration of
-        `callback`. ``success``: whether ``status`` is 0. With 2 and 3, ``x`` has the lowest loss
-        so far, or with `batches` the lowest mean.
+        in `steps`, 2 a loss, gradient or result is not finite, 3 KeyboardInterrupt, 99
+        StopIteration of `callback`. ``success``: whether ``status`` is 0. With 2 and 3, ``x`` has
+        the lowest loss so far, or with `batches` the lowest mean.
 
     Raises
     ------
     ImportError
         SciPy is not installed, or tqdm with ``progress=True``.
     TypeError
-        `x0` holds something other than real numbers, `fun` does not return what `jac` says, or the
-        optimizer does not have an option.
+        `x0` holds something other than real numbers, `fun` does not return what `jac` says, such as
+        None as the gradient, or the optimizer does not have an option.
     ValueError
-        An argument is out of range, bounds do not match `x0`, `batches` is empty, or a gradient
-        does not have the shape of `x0`.
+        An argument is out of range, bounds do not match `x0`, `batches` is empty, a gradient does
+        not have the shape of `x0`, or the optimizer has ``maximize=True``.
 
     Examples
     --------
@@ -162,6 +164,12 @@ def minimize(
     if not any(_is_array(leaf) for _, leaf in named("", x)):
         raise TypeError(f"x0 must hold real numbers, got {brief(x0)}")
     updater = _updater(optimizer, average, options)
+    for each in updater.planner.optimizers():
+        if each.maximize:
+            raise ValueError(
+                f"minimize cannot use {type(each).__name__}(maximize=True), which ascends: return "
+                "the negative loss and gradient, without maximize"
+            )
     if bounds is not None and evaluates(updater):
         raise ValueError(
             f"bounds cannot be combined with {type(updater.optimizer).__name__}, whose state has "
@@ -247,7 +255,7 @@ class _Method:
         bounds: Any = None,
         constraints: Any = (),
         callback: Any = None,
-        maxiter: int | None = None,
+        maxiter: float | None = None,
         disp: bool = False,
         **options: Any,
     ) -> Any:
@@ -256,7 +264,8 @@ class _Method:
             raise ValueError(f"{self!r} takes bounds but no constraints, got {brief(constraints)}")
         options = {**self.options, **options}
         if maxiter is not None:
-            options["steps"] = maxiter
+            whole = isinstance(maxiter, float) and maxiter.is_integer()
+            options["steps"] = count("maxiter", int(maxiter) if whole else maxiter, least=0)
         if disp:
             options["progress"] = True
         return minimize(
@@ -332,6 +341,8 @@ class _Run:
                     return CONVERGED, f"The mean loss decreases by less than tol={tol}."
                 if self.nit == steps:
                     break
+                if self.updater.loss_scaler is None and not _is_finite(grads):
+                    return NOT_FINITE, f"The gradient is not finite after {self.nit} steps."
                 self.updater.step(grads, self.x)
                 self._project(self.x)
                 self.nit += 1
@@ -346,6 +357,8 @@ class _Run:
 
     def finished(self, status: int, message: str) -> tuple[int, str, Any, float]:
         """Return status, message, x and the loss of the result."""
+        if status in (CONVERGED, LIMITED) and self.nit and self.updater.info.skipped:
+            status, message = NOT_FINITE, "The gradient of the last step is not finite."
         if status in (CONVERGED, LIMITED, STOPPED):
             x, value = self.x, self._mean() if self.history else math.nan
             if self.nit and (self.updater.average is not None or evaluates(self.updater)):
@@ -370,6 +383,8 @@ class _Run:
         mean = self._mean()
         if math.isfinite(value) and (self.best is None or mean < self.best[0]):
             self.best = mean, _copies(self.x)
+        if all(leaf is None for _, leaf in named("", grads)):
+            raise TypeError(f"fun or jac must return the gradient, got {brief(grads)}")
         if type(self.x) is np.ndarray and _is_numeric(grads):
             grads = np.asarray(grads, float)
         return grads
@@ -471,9 +486,32 @@ def _bar(steps: int) -> Any:
 
 def _loss(value: Any) -> float:
     try:
-        return float(np.asarray(value).item())
+        return float(_not_text(np.asarray(value)).item())
     except (TypeError, ValueError):
         raise TypeError(f"fun must return a real number as loss, got {brief(value)}") from None
+
+
+def _not_text(array: Array) -> Array:
+    """Return an array; raise TypeError for strings and dates, which NumPy converts to numbers."""
+    if array.dtype.kind in "SUmM" or any(
+        isinstance(each, (str, bytes)) for each in _objects(array)
+    ):
+        raise TypeError
+    return array
+
+
+def _objects(array: Array) -> Iterable[Any]:
+    return array.flat if array.dtype.kind == "O" else ()
+
+
+def _is_finite(grads: Any) -> bool:
+    """Whether all numbers of nested gradients are finite."""
+    for _, leaf in named("", grads):
+        values = as_gradient(leaf)
+        values = values.values if isinstance(values, RowSparse) else values
+        if _is_array(values) and values.dtype.kind == "f" and not np.isfinite(values).all():
+            return False
+    return True
 
 
 # Arrays and bounds
@@ -518,7 +556,7 @@ def _weight(leaf: Any) -> Any:
             "x.view(complex) in fun"
         )
     try:
-        return array.astype(np.float32 if array.dtype.name == "float32" else np.float64)
+        return _not_text(array).astype(np.float32 if array.dtype.name == "float32" else np.float64)
     except (TypeError, ValueError):
         raise TypeError(f"x0 must hold real numbers, got {brief(leaf)}") from None
 

@@ -128,6 +128,13 @@ class Trainer(Advised, Spelled):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._parameters)} parameters, {self.updater!r})"
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for parameter in self._parameters:
+            if parameter._trainer is None:  # a copy, which is not attached
+                parameter._set_trainer(self)
+        self.optimizer.param_dict = dict(enumerate(self._parameters))
+
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer."""

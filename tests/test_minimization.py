@@ -13,6 +13,7 @@ from scipy.optimize import Bounds, rosen, rosen_der
 
 import fastopt
 from fastopt import minimize, scipy_method
+from fastopt.amp import LossScaler
 
 
 def square(x, center=3.0):
@@ -219,6 +220,28 @@ def test_a_gradient_that_is_not_finite_gives_no_result_that_is_not_finite(averag
     assert (result.success, result.status) == (False, 2)
 
 
+@pytest.mark.parametrize("tol", [None, 1e-3])
+@pytest.mark.parametrize("row_sparse", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: "lion",
+        lambda: fastopt.Updater("sgd", clip_global_norm=1.0),
+        lambda: fastopt.Updater("sgd", loss_scaler=LossScaler(init_scale=1.0)),
+    ],
+)
+def test_a_gradient_that_is_not_finite_is_no_success(make, tol, row_sparse):
+    """Whatever the loss says, and whether a step leaves x alone."""
+
+    def fun(x):
+        grad = np.array([[1.0], [math.nan]])
+        return 1.0, (grad, np.arange(2)) if row_sparse else grad
+
+    result = minimize(fun, np.zeros((2, 1)), optimizer=make(), steps=50, tol=tol)
+    assert (result.status, result.success, result.x.tolist()) == (2, False, [[0], [0]])
+    assert "gradient" in result.message
+
+
 def test_an_x0_whose_loss_is_not_finite_is_returned():
     result = minimize(lambda x: (math.nan, x), np.ones(2))
     assert result.x.tolist() == [1, 1]
@@ -378,6 +401,11 @@ def test_an_optimizer_is_copied_and_an_updater_continues():
         minimize(square, np.zeros(2), optimizer=updater, lr=0.1)
 
 
+ASCENT = fastopt.SGD(maximize=True)
+GROUPS_ASCEND = fastopt.Updater("sgd", groups={"": {"maximize": True}})
+OTHER_ASCENDS = fastopt.Updater("sgd", groups={"": {"optimizer": ASCENT}})
+
+
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
@@ -400,6 +428,34 @@ def test_an_optimizer_is_copied_and_an_updater_continues():
         ({"maxiter": 5}, TypeError, "minimize does not take maxiter; steps takes it"),
         ({"options": {"maxiter": 5}}, TypeError, "take options; pass what they hold as arguments"),
         ({"optimizer": "adamm"}, ValueError, "Cannot find optimizer 'adamm'"),
+        *(
+            (
+                {"fun": lambda x, loss=loss: (loss, x)},
+                TypeError,
+                "must return a real number as loss",
+            )
+            for loss in ("1", b"1", np.array(["1"]), np.array("1", object), np.timedelta64(1, "ns"))
+        ),
+        *(
+            ({"x0": np.array(x0, dtype)}, TypeError, "x0 must hold real numbers, got")
+            for x0, dtype in (
+                (["2020-01-01"], "M8[D]"),
+                ([1], "m8[s]"),
+                (["1"], None),
+                (["1"], "O"),
+            )
+        ),
+        ({"fun": lambda x: (1.0, None)}, TypeError, "must return the gradient, got None"),
+        ({"jac": lambda x: None, "fun": np.sum}, TypeError, "must return the gradient, got None"),
+        *(
+            (
+                {"optimizer": made},
+                ValueError,
+                r"SGD\(maximize=True\), which ascends: return the neg",
+            )
+            for made in (ASCENT, fastopt.Updater(ASCENT), GROUPS_ASCEND, OTHER_ASCENDS)
+        ),
+        ({"optimizer": "sgd", "maximize": True}, ValueError, "which ascends"),
     ],
 )
 def test_invalid_arguments_are_refused(given, error, words):
@@ -436,6 +492,15 @@ def test_scipy_passes_args_and_tol():
     np.testing.assert_allclose(result.x, 1, atol=1e-2)
     assert result.success
     assert result.nit < 1000
+
+
+def test_the_method_takes_a_number_of_iterations_that_is_a_float():
+    for maxiter in (3, 3.0, np.float64(3)):
+        options = {"maxiter": maxiter}
+        given = {"jac": rosen_der, "method": scipy_method(), "options": options}
+        assert scipy.optimize.minimize(rosen, [0, 0], **given).nit == 3
+    with pytest.raises(TypeError, match=r"maxiter must be an integer, got 3\.5"):
+        scipy.optimize.minimize(rosen, [0, 0], **{**given, "options": {"maxiter": 3.5}})
 
 
 def test_the_method_works_in_basinhopping():

@@ -1,5 +1,7 @@
 """The trainer: one call for all parameters, equal copies, stale gradients, states."""
 
+import copy
+import pickle
 import types
 
 import numpy as np
@@ -369,8 +371,8 @@ def test_row_sparse_parameters_are_trained_and_pulled_by_rows(stype):
         copies = [p.to_dense() for p in parameter.list_row_sparse_data(np.arange(1000))]
     else:
         copies = parameter.list_data()
-    for copy in copies:
-        np.testing.assert_array_equal(copy, expected)
+    for each in copies:
+        np.testing.assert_array_equal(each, expected)
 
 
 # Half precision
@@ -415,6 +417,35 @@ def test_training_resumes_from_a_file_bit_for_bit(tmp_path, name, arguments):
     assert bits(params) == bits(other)
     assert resumed.optimizer.num_update == 6
     assert resumed.optimizer.param_dict == dict(enumerate(other[n] for n in sorted(SHAPES)))
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_trains_the_copied_parameters_with_their_multipliers(twin):
+    params, arguments = model(), {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.5}
+    params["b"].lr_mult, params["a_weight"].wd_mult = 0.5, 0.0
+    made = Trainer(params, "sgd", arguments)
+    train(params, made, range(2))
+    other, copied = twin((params, made))
+    alone = twin(made)
+    for trained, of in ((params, made), (other, copied)):
+        train(trained, of, range(2, 4))
+        trained["b"].lr_mult = 2.0
+        train(trained, of, range(4, 6))
+    assert bits(params) == bits(other)
+    assert copied.optimizer.param_dict == dict(enumerate(other[n] for n in sorted(SHAPES)))
+    assert alone.optimizer.param_dict[0] is not params["a_weight"]
+    assert [p.lr_mult for p in alone.optimizer.param_dict.values()][:2] == [1.0, 0.5]
+
+
+def test_a_copy_pulls_rows_and_leaves_the_attachment_of_the_first_trainer():
+    table = Parameter("table", shape=(3, 2), stype="row_sparse", init="ones")
+    table.initialize()
+    made = Trainer([table], "sgd")
+    other, copied = copy.deepcopy((table, made))
+    shallow = copy.copy(made)
+    for each in (table, other):
+        np.testing.assert_array_equal(each.row_sparse_data(np.array([1])).values, np.ones((1, 2)))
+    assert shallow.updater is made.updater is not copied.updater
 
 
 def test_states_belong_to_names_in_whatever_order_parameters_come(tmp_path):

@@ -1,6 +1,6 @@
 """Global gradient norm, clipping factor and overflow detection of a call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import compress
 from math import inf, isfinite
@@ -13,6 +13,7 @@ from fastopt._engine.validate import Array, check_index
 from fastopt._kernels.cpu_calls import FACTOR, LENGTH, SCALE, limit_norm
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header
+from fastopt._kernels.lanes import DOWN
 from fastopt._kernels.layout import real_of
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.sparse import RowSparse
@@ -35,6 +36,7 @@ def measured(
     rescale_grad: float,
     scaler: LossScaler | None,
     limit: float | None,
+    again: Callable[[], Array] | None = None,
 ) -> tuple[StepInfo, float]:
     """Return whether to step or skip, and the factor to multiply gradients by.
 
@@ -52,12 +54,17 @@ def measured(
         Gradients are divided by its scale.
     limit : float, optional
         Maximum global norm.
+    again : callable, optional
+        Returns `sums` of gradients times DOWN, for those of large numbers.
     """
-    total = reduce(add, sums.tolist(), 0.0)  # in the same order as the kernels
-    values = [rescale_grad, scale_of(scaler), inf if limit is None else limit, 0.0, 0.0]
+    total, down = reduce(add, sums.tolist(), 0.0), 1.0  # in the same order as the kernels
+    if again is not None and not isfinite(total):
+        sums, down = again(), DOWN
+        total = reduce(add, sums.tolist(), 0.0)
+    values = [rescale_grad, scale_of(scaler), inf if limit is None else limit * down, 0.0, 0.0]
     limit_norm(total, values)
-    norm = values[LENGTH]
-    if not isfinite(norm):
+    norm = values[LENGTH] / down
+    if not isfinite(values[LENGTH]):
         return overflow(sums, indices, names, norm), values[SCALE]
     return StepInfo(stepped=True, skipped=False, global_norm=norm), values[FACTOR]
 
@@ -74,10 +81,13 @@ def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: f
     return StepInfo(stepped=False, skipped=True, global_norm=norm, non_finite=non_finite)
 
 
-def squares(calls: Sequence[tuple[Any, ...]]) -> Array:
-    """Return the sum of squares of each gradient, for calls without tables."""
+def squares(calls: Sequence[tuple[Any, ...]], down: float = 1.0) -> Array:
+    """Return the sum of squares of each gradient times `down`, for calls without tables."""
     grads = (_summed(_in_memory(grad)) for _, _, grad, _ in calls)
-    return np.array([np.square(grad, dtype=np.float64, order="C").sum() for grad in grads])
+    if down != 1:
+        grads = (np.multiply(grad, down, dtype=np.float64) for grad in grads)
+    with np.errstate(over="ignore"):
+        return np.array([np.square(grad, dtype=np.float64, order="C").sum() for grad in grads])
 
 
 def _in_memory(grad: Any) -> Any:

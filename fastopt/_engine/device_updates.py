@@ -13,6 +13,7 @@ from fastopt._engine.clip import squares, times
 from fastopt._engine.device_call import DeviceCall
 from fastopt._engine.per_index import Index
 from fastopt._kernels.devices import is_cuda
+from fastopt._kernels.lanes import DOWN
 
 __all__ = ["update"]
 
@@ -43,7 +44,8 @@ def update(
     call = planner.devices.prepare(calls, single) if planner.folds and not accumulates else None
     indices = [index for index, *_ in entries]
     sums = partial(_squares, call, calls, here, indices)
-    info, factor = updater._measured(sums, indices, share)
+    again = partial(squares, [(*entry, None) for entry in entries], DOWN)
+    info, factor = updater._measured(sums, indices, share, again)
     if info.stepped:
         between = partial(_update_here, updater, here, factor, share) if here else None
         if call is None and not accumulates:

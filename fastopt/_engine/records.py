@@ -32,6 +32,7 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt._kernels.lanes import DOWN
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.numpy_abi import kind_word, readable
 from fastopt._kernels.table import address_of
@@ -446,16 +447,17 @@ class Records:
             norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)
             norm[w.UNIT_LIMIT], norm[w.UNIT_LEAST] = units.limit, units.least
 
-    def _outcome(self, updater: Any, status: int, index: Any, grad: Any) -> StepInfo:
-        """Return the outcome of a call, from its status."""
+    def _outcome(self, updater: Any, status: int, index: Any, grad: Any) -> StepInfo | None:
+        """Return the outcome of a call, from its status; None if a finite norm has overflowed."""
         if not self.norms:
             return STEPPED
         norm = self.norm.item(w.GLOBAL_NORM)
         if status != w.SKIPPED:
             return StepInfo(stepped=True, skipped=False, global_norm=norm)
         calls = [(i, None, _whole(self, i, g), None) for i, g in self.moving(index, grad)]
-        indices = [each for each, *_ in calls]
-        return overflow(updater._squares(None, calls), indices, updater.optimizer.idx2name, norm)
+        indices, sums = [each for each, *_ in calls], updater._squares(None, calls, DOWN)
+        info = overflow(sums, indices, updater.optimizer.idx2name, norm)
+        return info if info.non_finite else None
 
     def take(
         self,

@@ -85,6 +85,10 @@ def add(sums, terms, count):
     _add_all(sums, terms, count, lambda term: np.float64(term))
 
 
+DOWN = 2.0**-600
+"""Factor of numbers whose squares are summed if the sum of the squares is not finite."""
+
+
 def add_squares(sums, terms, count):
     """Add the squares of terms, like :func:`add`; float64 holds squares of float32 exactly."""
     _add_all(sums, terms, count, lambda term: np.float64(term) * np.float64(term))

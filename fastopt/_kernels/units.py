@@ -12,7 +12,7 @@ import numpy as np
 from numba import prange
 
 from fastopt._kernels.compiling import bind, compiled
-from fastopt._kernels.lanes import BLOCK, LANES, PART, add_squares, scratch, total
+from fastopt._kernels.lanes import BLOCK, DOWN, LANES, PART, add_squares, scratch, total
 from fastopt._kernels.storage import load, locate, store
 from fastopt.kernels.rule import scalar
 
@@ -30,7 +30,8 @@ def unit_loop(weight: Any, grad: Any, real: Any) -> Callable:
 
     For a unit of `width` consecutive elements, it computes
     ``out = grad * min(1, limit * max(|w|, least) / max(|factor * grad|, TINY))``, with norms that
-    are summed in an order that depends only on `width`.
+    are summed in an order that depends only on `width`. Norms may be larger than the root of the
+    largest number.
     """
     weights, grads, outs = (weight,), (grad,), (real,)
 
@@ -39,6 +40,13 @@ def unit_loop(weight: Any, grad: Any, real: Any) -> Callable:
             for i in range(n):
                 store(terms, i, load(pointers, first + i))
             add_squares(lanes, terms, n)
+
+        def again(pointers, width):
+            """Sum the squares of large numbers times DOWN."""
+            found = 0.0
+            for i in range(width):
+                found += (np.float64(load(pointers, i)[0]) * DOWN) ** 2
+            return found
 
         w = locate(table, 0, WEIGHT, unit * width, weights)
         g = locate(table, 0, GRAD, unit * width, grads)
@@ -58,10 +66,15 @@ def unit_loop(weight: Any, grad: Any, real: Any) -> Callable:
                 else:
                     add_part(g, part, width - part, terms, lanes)
             of_grad += total(lanes)[0]
-        norm, most = math.sqrt(of_grad) * factor, limit * max(math.sqrt(of_weight), least)
-        scale = real(1)
+        own, down = 1.0, 1.0
+        if math.isinf(of_weight):
+            own, of_weight = DOWN, again(w, width)
+        if math.isinf(of_grad):
+            down, of_grad = DOWN, again(g, width)
+        most = limit * max(math.sqrt(of_weight) / own, least) * down
+        norm, scale = math.sqrt(of_grad) * factor, real(1)
         if not norm <= most:  # NaN stays NaN
-            scale = real(most / max(norm, TINY))
+            scale = real(most / max(norm, TINY * down))
         for i in range(width):
             store(out, i, (load(g, i)[0] * scale,))
 

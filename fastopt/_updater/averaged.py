@@ -18,7 +18,7 @@ from fastopt._updater.checked import CheckedUpdates
 from fastopt.arguments import brief
 from fastopt.optimizer.optimizer import Index
 
-__all__ = ["averages_of", "context", "evaluates", "held", "leading", "restore"]
+__all__ = ["averages_of", "context", "evaluated", "evaluates", "held", "leading", "restore"]
 
 
 @contextmanager
@@ -61,6 +61,19 @@ def evaluates(updater: CheckedUpdates) -> bool:
     """Whether an optimizer evaluates with other weights than it updates."""
     groups = updater.planner.groups
     return updater.optimizer.evaluates or (groups is not None and groups.evaluates)
+
+
+def evaluated(
+    updater: CheckedUpdates, weights: Mapping[Any, Any] | None = None
+) -> dict[Index, Any]:
+    """Return the weights to evaluate with of each optimizer that averages in its own state.
+
+    `weights` are those that this updater has not updated yet. Nothing changes.
+    """
+    averages = Averages(None)
+    with between_updates(updater.optimizer.lock, "averages of the weights"):
+        averages.arrays = leading(updater)
+        return _evaluated(updater, _targets(updater, averages, averages.arrays, weights))
 
 
 def averages_of(updater: CheckedUpdates) -> Averages:

@@ -27,6 +27,7 @@ from fastopt._foreign import as_gradient, as_weight
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import allocated_together, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
+from fastopt._kernels.lanes import DOWN
 from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import DONE
 from fastopt.amp import LossScaler, StepInfo
@@ -371,7 +372,10 @@ class CheckedUpdates(Resumable):
             grads = self._clipped_units(indices, weights, grads, share)
         calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
         call = UnrecordedCall(self.planner, calls) if calls and self.planner.folds else None
-        info, factor = self._measured(lambda: self._squares(call, calls), indices, share)
+        sums = partial(self._squares, call, calls)
+        info, factor = self._measured(
+            sums, indices, share, partial(self._squares, None, calls, DOWN)
+        )
         if info.stepped:
             if call is not None:
                 step = partial(call.step, factor * share)
@@ -428,11 +432,15 @@ class CheckedUpdates(Resumable):
         return self._units.all(indices, weights, grads, factor, self.optimizer.idx2name)
 
     def _measured(
-        self, sums: Callable[[], NDArray[np.float64]], indices: list[Index], share: float = 1.0
+        self,
+        sums: Callable[[], NDArray[np.float64]],
+        indices: list[Index],
+        share: float = 1.0,
+        again: Callable[[], NDArray[np.float64]] | None = None,
     ) -> tuple[StepInfo, float]:
         """Return the outcome and the gradient factor that follow from the sums of squares.
 
-        `share` is a further factor of the gradients.
+        `share` is a further factor of the gradients; `again` returns sums of large gradients.
         """
         if self.loss_scaler is None and self.clip_global_norm is None:
             return STEPPED, 1.0
@@ -444,11 +452,14 @@ class CheckedUpdates(Resumable):
             as_float("rescale_grad", optimizer.rescale_grad) * share,
             self.loss_scaler,
             self.clip_global_norm,
+            again,
         )
 
-    def _squares(self, call: UnrecordedCall | None, calls: Sequence[Call]) -> NDArray[np.float64]:
-        """Return the sum of squares of each gradient."""
-        return squares(calls) if call is None else call.squares()
+    def _squares(
+        self, call: UnrecordedCall | None, calls: Sequence[Call], down: float = 1.0
+    ) -> NDArray[np.float64]:
+        """Return the sum of squares of each gradient, or without a call of those times `down`."""
+        return squares(calls, down) if call is None else call.squares()
 
     def _report(self, info: StepInfo) -> None:
         """Record the outcome of a call."""

@@ -24,6 +24,12 @@ class PennyLaneOptimizer(qml.GradientDescentOptimizer):  # type: ignore[misc]
     **arguments
         Arguments of the optimizer, such as ``beta2=0.99``.
 
+    Notes
+    -----
+    With an optimizer that evaluates with averages, such as ScheduleFreeSGD and ASGD, the results
+    of ``step`` are the arguments to train on with. The context manager
+    ``optimizer.updater.averaged({0: angles})`` replaces the first one, `angles`, by its average.
+
     Raises
     ------
     TypeError, ValueError

@@ -7,6 +7,7 @@ import numpy as np
 from river import optim, utils
 
 from fastopt._engine.validate import leaves
+from fastopt._updater.averaged import evaluated, evaluates
 from fastopt.adapters.common import new_updater
 from fastopt.optimizer import Optimizer
 
@@ -20,7 +21,8 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
     """An optimizer for linear models of river, and others whose weights are numbers.
 
     A step updates the features of an example, which may have names that were never seen before,
-    like a row-sparse gradient: the state of all other features stays as it is.
+    like a row-sparse gradient with ``lazy_update=True``: weight and state of all other features
+    stay as they are.
 
     Parameters
     ----------
@@ -30,6 +32,11 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
         Learning rate. Default None: that of the optimizer.
     **arguments
         Arguments of the optimizer, such as ``beta1=0.8``.
+
+    Notes
+    -----
+    A model predicts with the weights that are trained. With an optimizer that evaluates with
+    averages, such as ScheduleFreeSGD and ASGD, :meth:`averaged` returns them.
 
     Raises
     ------
@@ -61,6 +68,7 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
                 f"RiverOptimizer updates single features, and {type(made).__name__} updates whole "
                 "arrays: use an optimizer such as Adam"
             )
+        made.lazy_update = True  # a step changes no weight of other features
         self.optimizer, self.arguments = optimizer, arguments
         super().__init__(made.learning_rate if lr is None else lr)
         self._rows: dict[Any, int] = {}
@@ -124,6 +132,43 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
         self.n_iterations += 1
         w.update(dict(zip(names, weights.tolist())))  # noqa: B905 (strict takes twice as long)
         return w
+
+    def averaged(self, w: Any) -> dict[Any, float]:
+        """Return the weights to predict with, of an optimizer that evaluates with averages.
+
+        Parameters
+        ----------
+        w : VectorDict or dict
+            Weights by the names of the features, such as ``model.weights``.
+
+        Returns
+        -------
+        dict
+            Averages by the names of the features; the weight itself of those without a step.
+
+        Raises
+        ------
+        ValueError
+            The optimizer has no averages.
+
+        Examples
+        --------
+        >>> from fastopt.adapters import RiverOptimizer
+        >>> optimizer, weights = RiverOptimizer("schedulefreesgd", lr=1.0), {"x": 0.0, "y": 0.0}
+        >>> for _ in range(2):
+        ...     _ = optimizer.step(weights, {"x": -1.0})
+        >>> optimizer.averaged(weights)
+        {'x': 1.5, 'y': 0.0}
+        """
+        if not evaluates(self.updater):
+            raise ValueError(
+                f"{type(self.updater.optimizer).__name__} has no averages: predict with the weights"
+            )
+        names = [*self._rows]
+        whole = np.zeros_like(self._weights)
+        whole[: len(names)] = [w[name] for name in names]
+        found = evaluated(self.updater, {INDEX: whole}).get(INDEX, whole)[: len(names)]
+        return {**w, **dict(zip(names, found.tolist(), strict=True))}
 
     def _count(self, w: Any) -> Any:
         """Count a step without features, which has an effect on corrections of bias."""

@@ -1,10 +1,12 @@
 """Multi-layer perceptrons of scikit-learn, trained by fastopt."""
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 from sklearn import neural_network
 
+from fastopt._updater.averaged import evaluated, evaluates
 from fastopt._updater.updater import Updater
 from fastopt.adapters.common import new_updater
 from fastopt.optimizer import NAG, SGD, Adam, Optimizer
@@ -51,6 +53,10 @@ class _Solver:
 class _Fastopt:
     """What the two estimators add to those of scikit-learn."""
 
+    coefs_: list[Any]
+    intercepts_: list[Any]
+    early_stopping: bool
+
     def __init__(self, *args: Any, optimizer: str | Optimizer | None = None, **rest: Any) -> None:
         super().__init__(*args, **rest)
         self.optimizer = optimizer
@@ -76,6 +82,34 @@ class _Fastopt:
             setattr(theirs, name, [])  # its state is not used
         vars(self)["_solver"] = _Solver(theirs, new_updater(made, arguments))
 
+    def _fit_stochastic(self, *args: Any, **options: Any) -> None:
+        """Train on from the weights, where the coefficients are averages of them."""
+        before = self.coefs_, self.intercepts_
+        averages, *trained = vars(self).get("_trained", (None,))
+        if averages is not self.coefs_:
+            trained = [*before]
+        self.coefs_, self.intercepts_ = trained
+        try:
+            super()._fit_stochastic(*args, **options)  # type: ignore[misc]
+        except BaseException:
+            self.coefs_, self.intercepts_ = before
+            raise
+        updater = self._optimizer.updater
+        vars(self).pop("_trained", None)
+        if evaluates(updater) and updater.states:
+            if self.coefs_ is trained[0]:  # else they are the best averages of early stopping
+                found, layers = evaluated(updater), range(len(self.coefs_))
+                self.coefs_ = [found[k] for k in layers]
+                self.intercepts_ = [found[len(layers) + k] for k in layers]
+            vars(self)["_trained"] = self.coefs_, *trained
+
+    def _update_no_improvement_count(self, *args: Any) -> None:
+        """Look for an improvement, with the averages in validation."""
+        updater = self._optimizer.updater
+        averages = self.early_stopping and evaluates(updater)
+        with updater.averaged() if averages else nullcontext():
+            super()._update_no_improvement_count(*args)  # type: ignore[misc]
+
 
 def _signature(kind: type) -> inspect.Signature:
     """Return the arguments of a class of scikit-learn, which reads them, and `optimizer`."""
@@ -98,7 +132,9 @@ class MLPClassifier(_Fastopt, neural_network.MLPClassifier):  # type: ignore[mis
     optimizer : str or Optimizer, optional
         Another optimizer, used in place of the solver's formula: a name, with
         `learning_rate_init` as its learning rate, or an optimizer, which is copied. With
-        ``solver="sgd"`` its learning rate follows `learning_rate`. Default None.
+        ``solver="sgd"`` its learning rate follows `learning_rate`. After training with one that
+        evaluates with averages, such as ScheduleFreeAdamW and ASGD, the coefficients are the
+        averages; further training continues from the weights. Default None.
 
     Raises
     ------

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import thinc.api
 
+from fastopt._updater.averaged import evaluated, evaluates
 from fastopt.adapters.common import new_updater
+from fastopt.arguments import number
 from fastopt.averages import EMA
-from fastopt.optimizer import Optimizer
+from fastopt.optimizer import SGD, Adam, Optimizer
 
 __all__ = ["ThincOptimizer", "configured"]
 
@@ -39,9 +41,12 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
     use_averages : bool
         Keep the averages of thinc, with a decay of :math:`\min(0.9999, (1 + t) / (10 + t))`, for
         ``model.use_params(optimizer.averages)``. Those of spaCy's optimizers are off. They start
-        at the initial weights, and thinc's at zero. Default False.
+        at the initial weights, and thinc's at zero. Default False. Optimizers that evaluate with
+        averages, such as ScheduleFreeAdamW and ASGD, have their own `averages` without it.
     **arguments
-        Arguments of the optimizer, such as ``beta1=0.8``; ``wd`` is thinc's `L2`.
+        Arguments of the optimizer, such as ``beta1=0.8``. ``wd`` of Adam and SGD is thinc's `L2`
+        with ``L2_is_weight_decay=False``: it is added to the gradient before the clip. That of
+        other optimizers is a part of their step, after the clip.
 
     Raises
     ------
@@ -80,6 +85,8 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
         self._rate: Any = None
         self._indices: dict[tuple[int, str], str] = {}
         self._scales: dict[str, float] = {}
+        if self._is_clipped:
+            self._penalty, self.updater.optimizer.wd = self.updater.optimizer.wd, 0.0
         if learn_rate is not None:
             self._set_attr_or_schedule("learn_rate", learn_rate)
 
@@ -112,12 +119,37 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
     def grad_clip(self, value: float) -> None:
         self.updater.clip_global_norm = value or None
 
+    _penalty = 0.0
+    """Weight decay that is added to the gradient before the clip."""
+
+    @property
+    def _is_clipped(self) -> bool:
+        """Whether the weight decay is a part of the gradient that is clipped, as in thinc."""
+        opt = self.updater.optimizer
+        return isinstance(opt, (Adam, SGD)) and not opt.decoupled
+
+    @property
+    def L2(self) -> float:
+        """Weight decay of the optimizer, which is coupled, and clipped, for Adam and SGD."""
+        return self._penalty if self._is_clipped else self.updater.optimizer.wd
+
+    @L2.setter
+    def L2(self, value: float) -> None:
+        if self._is_clipped:
+            self._penalty = number("L2", value, least=0)
+        else:
+            self.updater.optimizer.wd = value
+
     @property
     def averages(self) -> dict[tuple[int, str], Array] | None:
-        """Averages by the key of the parameter, or None without `use_averages`."""
-        if self.updater.average is None:
+        """Averages by the key of the parameter; None without `use_averages`, or own ones."""
+        if self.updater.average is not None:
+            arrays = self.updater.averages
+        elif evaluates(self.updater):
+            arrays = evaluated(self.updater)
+        else:
             return None
-        return {key: self.updater.averages[index] for key, index in self._indices.items()}
+        return {key: arrays[index] for key, index in self._indices.items()}
 
     def __call__(
         self, key: tuple[int, str], weights: Array, gradient: Array, *, lr_scale: float = 1.0
@@ -143,7 +175,12 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
             index = self._indices[key] = "/".join(map(str, key))
         if self._scales.get(index, 1.0) != lr_scale:
             self._scales[index] = self.updater.optimizer.lr_mult[index] = lr_scale
-        self.updater(index, gradient, weights)
+        given = gradient
+        if self._penalty:
+            opt = self.updater.optimizer
+            given = self._penalty * opt.multiplier(index, opt.wd_mult, "wd_mult") * weights
+            given += gradient
+        self.updater(index, given, weights)
         gradient.fill(0)  # thinc adds the next gradient to it
         return weights, gradient
 

@@ -19,6 +19,7 @@ from fastopt.checkpoint.restore.fitting import check_states
 from fastopt.checkpoint.restore.groups import (
     check_average,
     described_groups,
+    in_place,
     restored_groups,
     with_present,
 )
@@ -87,7 +88,10 @@ class Resumable(Stateful, Spelled):
             return dumps(tree)
 
     def set_states(self, states: bytes) -> None:
-        """Replace the states, and the optimizer if it was saved, by those from :meth:`get_states`.
+        """Replace the states by those from :meth:`get_states`, and restore the optimizer if saved.
+
+        An optimizer of the same class is restored in place, another one is replaced. A schedule of
+        the same class stays the same object, as in :meth:`load`.
 
         Parameters
         ----------
@@ -132,7 +136,7 @@ class Resumable(Stateful, Spelled):
                     groups = with_present(groups, self.groups)
                     self.groups = None  # the old groups need not match the new optimizer
                 self.states_synced = dict.fromkeys(tree["states"], False)
-                self.states, self.optimizer = tree["states"], opt
+                self.states, self.optimizer = tree["states"], in_place(self.optimizer, opt)
                 if "groups" in tree:
                     self.groups = groups
                 restore_progress()
@@ -182,7 +186,8 @@ class Resumable(Stateful, Spelled):
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
         """Load a checkpoint of :meth:`save`: states, hyper-parameters, update counts, loss scale.
 
-        The optimizer stays the same object and keeps its ``param_dict``. Parameters are matched by
+        The optimizer stays the same object and keeps its ``param_dict``. A schedule of the same
+        class, of the optimizer or a group, stays the same object too. Parameters are matched by
         name where names are known, otherwise by index.
 
         Parameters

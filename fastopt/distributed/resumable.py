@@ -1,5 +1,6 @@
 """Saving and loading of sharded updaters and tables."""
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
+from fastopt.checkpoint.format.objects import is_registered
 from fastopt.checkpoint.restore.describe import Stateful
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.restore.placement import Placement
@@ -18,6 +20,7 @@ from fastopt.checkpoint.restore.shards import BY_ROW, Saved, cut_state, read_sav
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checkpoint import arrays_by_index, write_index, write_shard, write_together
 from fastopt.distributed.sharded import Sharded
+from fastopt.lr_scheduler.base import restored
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 
@@ -151,6 +154,10 @@ class Resumable(Sharded):
             self._agree(Facts({**facts, "run": found[0] if found else ""}), error)
             saved: Saved = found[1]
             before, trial = self._snapshot(), Trial(self)
+            schedules = [  # which are restored in place
+                each.lr_scheduler for each in before[0] if is_registered(each.lr_scheduler)
+            ]
+            copies = copy.deepcopy(schedules)
             skipped, error = attempt(self._restored, trial, saved, strict)
             _, problem = attempt(check, saved)
             error = error or problem
@@ -158,6 +165,7 @@ class Resumable(Sharded):
                 self._agree(facts, error)
             except BaseException:
                 self._put_back(*before)
+                restored(schedules, copies)
                 raise
             known = self.placements.keys() | saved.placements.keys()
             self.uncut = {}

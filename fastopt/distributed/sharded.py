@@ -114,10 +114,12 @@ class Shard(Updater):
         """Optimizer of a parameter."""
         return self.planner.of(index).optimizer
 
-    def _squares(self, call: UnrecordedCall | None, calls: Sequence[Call]) -> Array:
+    def _squares(
+        self, call: UnrecordedCall | None, calls: Sequence[Call], down: float = 1.0
+    ) -> Array:
         self.gate.add()
         self.exchange.receive()
-        return added(self.ranks, super()._squares(call, calls))
+        return added(self.ranks, super()._squares(call, calls, down))
 
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float

@@ -6,15 +6,17 @@ import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, ClassVar, TypeVar
+
+import numpy as np
 
 from fastopt._advice import SCHEDULE_ARGUMENTS, SCHEDULE_ATTRIBUTES, SCHEDULE_NAMES
 from fastopt._checked import Checked
 from fastopt._notices import warn_user
 from fastopt.arguments import Choice, Descriptions, Integer, Real, count
 
-__all__ = ["LRScheduler", "Schedule", "rebased", "register", "scheduler_registry"]
+__all__ = ["LRScheduler", "Schedule", "rebased", "register", "restored", "scheduler_registry"]
 
 Schedule = Callable[[int], float]
 """A function from the number of updates so far to a learning rate."""
@@ -199,6 +201,40 @@ def rebased(schedule: Any, rate: float, optimizer: type) -> Any:
             f"{given} replaces base_lr={own} of {kind.__name__}; learning_rate=None keeps base_lr"
         )
     return twin
+
+
+def restored(present: Any, saved: Any) -> Any:
+    """Restore a schedule, or a part of one, in `present`, which the user and copies may hold.
+
+    Returns
+    -------
+    object
+        `present` with the values of `saved`, if both are schedules of the same class, dicts, lists,
+        or arrays of the same shape and dtype; otherwise `saved`.
+    """
+    if present is saved or type(present) is not type(saved):
+        return saved
+    if isinstance(saved, LRScheduler):
+        restored(vars(present), vars(saved))
+    elif isinstance(saved, dict):
+        present.update({name: restored(present.get(name), saved[name]) for name in saved})
+        for name in present.keys() - saved.keys():
+            del present[name]
+    elif isinstance(saved, list):
+        present[:] = [restored(*pair) for pair in zip_longest(present, saved)][: len(saved)]
+    elif type(saved) is tuple:
+        return tuple(restored(*pair) for pair in zip_longest(present, saved))[: len(saved)]
+    elif type(saved) is np.ndarray and _is_like(present, saved):
+        present[...] = saved
+    else:
+        return saved
+    return present
+
+
+def _is_like(present: Any, saved: Any) -> bool:
+    """Whether an array can have the values of another one."""
+    same = (present.shape, present.dtype) == (saved.shape, saved.dtype)
+    return same and bool(present.flags.writeable)
 
 
 def _default(klass: type, argument: str) -> Any:

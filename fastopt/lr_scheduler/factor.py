@@ -250,7 +250,7 @@ class PlateauScheduler(_Reduced):
             state.update(best=metric, bad_steps=0)
         else:
             state["bad_steps"] += 1
-        if state["bad_steps"] == self.patience:
+        if state["bad_steps"] >= self.patience:
             state.update(reductions=state["reductions"] + 1, bad_steps=0)
 
     def _power(self, num_update: int) -> float:

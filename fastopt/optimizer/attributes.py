@@ -3,7 +3,8 @@
 import itertools
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self, cast
 from weakref import WeakSet, ref
 
 import numpy as np
@@ -25,6 +26,9 @@ TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 """Attributes that determine the multipliers."""
 
 MULTIPLIERS = ("lr_mult", "wd_mult")
+
+OF_PARAMETER = ("name", "lr_mult", "wd_mult")
+"""Attributes that optimizers use of the objects in param_dict."""
 
 CHANGED = ("version", "mode_version")
 
@@ -70,8 +74,8 @@ class Attributes(Checked):
     unlisted = Checked.unlisted | {
         *("add_follower", "by_index", "call_lock", "checked", "claim", "claimed", "described"),
         *("divided", "finish", "followers", "forget_updates", "in_arrays", "lock", "mode_version"),
-        *("multipliers_version", "overridden", "put_back", "restore", "siblings", "snapshot"),
-        *("stepping", "updating", "version"),
+        *("multipliers_version", "overridden", "put_back", "restore", "restore_from"),
+        *("siblings", "snapshot", "stepping", "updating", "version"),
     }
     lock: Any
     """Lock of updates without an updater, see :attr:`call_lock`."""
@@ -276,9 +280,19 @@ class Attributes(Checked):
         }
         return plain | {name: getattr(self, name) for name in self.in_arrays}
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Let copies and pickles have the multipliers of param_dict, but not its live objects."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        make, arguments, state, *rest = reduced
+        found = {
+            index: SimpleNamespace(**{k: getattr(of, k) for k in OF_PARAMETER if hasattr(of, k)})
+            for index, of in vars(self)["param_dict"].items()
+        }
+        return make, arguments, {**state, "param_dict": found}, *rest
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._start()
-        self.restore({**state, "param_dict": {}})
+        self.restore({"param_dict": {}, **state})
 
     def restore(self, attributes: Mapping[str, Any]) -> None:
         """Set attributes without validation, such as those of a validated checkpoint."""
@@ -295,3 +309,11 @@ class Attributes(Checked):
             if name in attributes:
                 setattr(self, name, attributes[name])
         self._changed_tables()
+
+    def restore_from(self, other: Self) -> None:
+        """Restore the attributes of another optimizer of the same class.
+
+        Attributes that are never saved belong to this process or the user, and are kept.
+        """
+        kept = vars(self).keys() - self.__getstate__().keys()
+        self.restore({k: v for k, v in other.__getstate__().items() if k not in kept})

@@ -25,7 +25,7 @@ from fastopt.arguments import (
     kept,
     number,
 )
-from fastopt.lr_scheduler.base import Schedule, rebased
+from fastopt.lr_scheduler.base import Schedule, rebased, restored
 from fastopt.optimizer.attributes import Array, Attributes
 
 __all__ = [
@@ -190,6 +190,13 @@ class Rates(Attributes):
             own["lr"] = value
             self._set_versions("version")
             self._share("lr")
+
+    def restore(self, attributes: Mapping[str, Any]) -> None:
+        """See :meth:`Attributes.restore`; a schedule of the same class is restored in place."""
+        if "lr_scheduler" in attributes:
+            schedule = restored(vars(self).get("lr_scheduler"), attributes["lr_scheduler"])
+            attributes = {**attributes, "lr_scheduler": schedule}
+        super().restore(attributes)
 
     # Counts
 

@@ -732,8 +732,7 @@ class EmbeddingTable(TableRows, Advised, Spelled):
         """Restore the saved optimizer into the user's, and use the latter from now on."""
         restored, updater = self.optimizer, Updater(optimizer)
         own = updater.optimizer
-        kept = vars(own).keys() - own.__getstate__().keys()
-        own.restore({k: v for k, v in restored.__getstate__().items() if k not in kept})
+        own.restore_from(restored)
         own.whole_shapes[self.name] = restored.whole_shapes[self.name]
         self._storage.optimizer, self._updater = own, updater
         self._show()

@@ -4,6 +4,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -18,6 +19,7 @@ from fastopt._engine.validate import leaves
 from fastopt._foreign import of_tensor, resolved
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.codes import numbers_of
+from fastopt._kernels.lanes import DOWN
 from fastopt._updater.updater import DEFAULTS, Updater
 from fastopt.amp import StepInfo
 from fastopt.arguments import brief, number
@@ -381,7 +383,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             The factor that limits the norm.
         """
         clipped: list[Call] = []
-        sums, names = [np.zeros(0)], dict[Any, str]()
+        scales, names = list[float](), dict[Any, str]()
         for own, (params, indices, grads, arrays) in zip(self._groups, calls, strict=True):
             optimizer = own.made.optimizer
             if not all(map(_are_alike, grads, arrays)):
@@ -392,11 +394,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 grads = self._units.all(indices, arrays, grads, scale, optimizer.idx2name)
             names |= optimizer.idx2name
             clipped.append(Call(params, indices, grads, arrays))
-            sums.append(scale**2 * squares([(None, None, grad, None) for grad in grads]))
+            scales.append(scale)
         if not (indices := [index for call in clipped for index in call.indices]):
             return clipped, NO_STEP, 1.0
-        limit = self._settings["clip_global_norm"]
-        return clipped, *measured(np.concatenate(sums), indices, names, 1.0, None, limit)
+
+        def sums(down: float = 1.0) -> np.ndarray[Any, Any]:
+            return np.concatenate(
+                [
+                    scale**2 * squares([(None, None, grad, None) for grad in call.grads], down)
+                    for scale, call in zip(scales, clipped, strict=True)
+                ]
+            )
+
+        limit, again = self._settings["clip_global_norm"], partial(sums, DOWN)
+        return clipped, *measured(sums(), indices, names, 1.0, None, limit, again)
 
     # Averages
 

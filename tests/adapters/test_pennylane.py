@@ -79,5 +79,18 @@ def test_the_step_size_can_change_and_a_reset_forgets_the_rest():
     assert optimizer.step(lambda x: x.sum(), angles).tolist() == pytest.approx([0.75])
 
 
+def test_averages_replace_an_argument_while_it_is_evaluated():
+    optimizer, angles = PennyLaneOptimizer("schedulefreesgd", 0.25), np.ones(2)
+    updater, weight = fastopt.Updater(fastopt.ScheduleFreeSGD(lr=0.25)), np.ones(2).unwrap()
+    for _ in range(3):
+        updater(0, 2 * weight, weight)
+        angles = optimizer.step(lambda x: (x**2).sum(), angles)
+    trained = angles.tolist()
+    assert trained == weight.tolist()
+    with optimizer.updater.averaged({0: angles}), updater.averaged():
+        assert angles.tolist() == weight.tolist() != trained
+    assert angles.tolist() == trained
+
+
 def test_the_examples_run():
     assert doctest.testmod(fastopt.adapters.pennylane).failed == 0

@@ -37,6 +37,7 @@ PAIRS = {
         lambda: optim.AdaGrad(0.1),
         lambda: RiverOptimizer("adagrad", 0.1, eps=1e-8),
     ),
+    "RMSProp": (lambda: optim.RMSProp(0.1), lambda: RiverOptimizer("rmsprop", 0.1, eps=1e-8)),
     "scheduler": (
         lambda: optim.Adam(optim.schedulers.InverseScaling(0.1, 0.5)),
         lambda: RiverOptimizer("adam", optim.schedulers.InverseScaling(0.1, 0.5)),
@@ -90,7 +91,30 @@ def test_clones_start_again_and_copies_continue():
     assert [other.step(dict(w), g) for other in others] == [expected, expected]
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_averages_are_those_of_an_updater_of_all_features(same):
+    optimizer, weights = RiverOptimizer("schedulefreesgd", 0.5), {"later": 3.0}
+    updater = fastopt.Updater(fastopt.ScheduleFreeSGD(lr=0.5, lazy_update=True))
+    data = [x for x, _ in examples(same=same)]
+    names = [*dict.fromkeys(name for x in data for name in x)]
+    whole = np.zeros(len(names))
+    for x in data:
+        weights = dict.fromkeys(x, 0.0) | weights
+        optimizer.step(weights, x)
+        rows = np.array([names.index(name) for name in x])
+        updater(0, (np.array([*x.values()]), rows), whole)
+    before = dict(weights)
+    found = optimizer.averaged(weights)
+    with updater.averaged():
+        expected = dict(zip(names, whole.tolist(), strict=True))
+    assert found == pytest.approx({**expected, "later": 3.0})
+    assert weights == before
+    assert found != pytest.approx(before)
+
+
 def test_misuse_is_explained():
+    with pytest.raises(ValueError, match="Adam has no averages: predict with the weights"):
+        RiverOptimizer().averaged({})
     with pytest.raises(ValueError, match="single features, and Muon updates whole arrays"):
         RiverOptimizer("muon")
     optimizer, ones = RiverOptimizer(), np.ones(2)

@@ -96,6 +96,80 @@ def test_partial_fit_continues_also_after_pickling():
     np.testing.assert_allclose(ours.coefs_[0], theirs.coefs_[0])
 
 
+AVERAGING = {
+    "Schedule-Free": lambda: fastopt.ScheduleFreeAdamW(lr=0.05),
+    "ASGD": lambda: fastopt.ASGD(lr=0.2, t0=0.0, lambd=0.0),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """First weights and all gradients of what a test trains."""
+    kind, found = fastopt.adapters.scikit_learn._Solver, []
+    update = kind.update_params
+
+    def record(self, params, grads):
+        found.append(([each.copy() for each in params], [each.copy() for each in grads]))
+        update(self, params, grads)
+
+    monkeypatch.setattr(kind, "update_params", record)
+    return found
+
+
+def replayed(optimizer, calls):
+    """Averages after the recorded steps from the first weights."""
+    updater, weights = fastopt.Updater(optimizer), [each.copy() for each in calls[0][0]]
+    for params, grads in calls:
+        np.testing.assert_equal(params, weights)
+        updater([*range(len(grads))], grads, weights)
+    with updater.averaged():
+        return [each.copy() for each in weights]
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_coefficients_are_averages_and_training_goes_on_from_the_weights(name, calls):
+    model = adapters.MLPClassifier(8, random_state=0, optimizer=AVERAGING[name]())
+    for step in range(4):
+        model.partial_fit(X[:50], Y[:50], classes=range(10))
+        if step % 2:
+            model = pickle.loads(pickle.dumps(model))
+        with pytest.raises(ValueError, match="does not support early_stopping"):
+            model.set_params(early_stopping=True).partial_fit(X, Y)
+        model.set_params(early_stopping=False)
+    expected = replayed(AVERAGING[name](), calls)
+    np.testing.assert_equal(model.coefs_ + model.intercepts_, expected)
+    assert not np.array_equal(expected[0], calls[-1][0][0])
+
+
+def test_a_warm_start_goes_on_from_the_weights(calls):
+    model = fitted(
+        adapters.MLPClassifier, optimizer=AVERAGING["ASGD"](), warm_start=True, max_iter=2
+    )
+    first, size = model.coefs_[0], len(calls)
+    with pytest.warns(ConvergenceWarning):
+        model.fit(X, Y)
+    before = [(params[0], grads[0]) for params, grads in calls]
+    np.testing.assert_allclose(before[size][0], before[size - 1][0] - 0.2 * before[size - 1][1])
+    assert not np.array_equal(before[size][0], first)
+    calls[:size] = []
+    np.testing.assert_equal(model.coefs_ + model.intercepts_, replayed(AVERAGING["ASGD"](), calls))
+
+
+def test_validation_and_the_best_coefficients_are_those_of_averages(calls, monkeypatch):
+    scored = []
+    monkeypatch.setattr(
+        adapters.MLPClassifier,
+        "_score",
+        lambda self, *args, **kwargs: scored.append(self.coefs_[0].copy()) or len(scored),
+    )
+    arguments = {"early_stopping": True, "max_iter": 3, "batch_size": "auto"}
+    model = fitted(adapters.MLPClassifier, optimizer=AVERAGING["ASGD"](), **arguments)
+    for epoch, found in enumerate(scored):
+        expected = replayed(AVERAGING["ASGD"](), calls[: epoch + 1])[0]
+        np.testing.assert_equal(found, expected)
+    np.testing.assert_equal(model.coefs_[0], expected)
+
+
 def test_estimators_have_the_parameters_of_scikit_learn_and_optimizer():
     for name in ("MLPClassifier", "MLPRegressor"):
         theirs, ours = (getattr(library, name)() for library in (neural_network, adapters))

@@ -32,6 +32,7 @@ def trained(optimizer, net=None, steps=30):
     )
 
 
+L2 = {"L2": 0.5, "L2_is_weight_decay": False, "use_averages": False}
 PAIRS = {
     "adam": (lambda: Adam(0.01, use_averages=False), lambda: ThincOptimizer(learn_rate=0.01)),
     "no clip": (
@@ -46,6 +47,12 @@ PAIRS = {
         lambda: Adam([0.1, 0.05, 0.01], use_averages=False),
         lambda: ThincOptimizer(learn_rate=[0.1, 0.05, 0.01]),
     ),
+    "adam, L2": (lambda: Adam(0.01, **L2), lambda: ThincOptimizer(learn_rate=0.01, wd=0.5)),
+    "sgd, L2": (lambda: SGD(0.1, **L2), lambda: ThincOptimizer("sgd", learn_rate=0.1, wd=0.5)),
+    "sgd, L2, no clip": (
+        lambda: SGD(0.1, grad_clip=0, **L2),
+        lambda: ThincOptimizer("sgd", learn_rate=0.1, grad_clip=0, wd=0.5),
+    ),
 }
 
 
@@ -54,6 +61,39 @@ def test_parameters_are_those_of_thincs_optimizer(pair):
     theirs, ours = (trained(make()) for make in PAIRS[pair])
     assert np.abs(theirs - trained(SGD(0.0))).max() > 0.05
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "before_clip"), [("sgd", True), ("adamw", False)])
+def test_the_coefficient_of_l2_can_be_set_and_multiplied(name, before_clip):
+    optimizer = ThincOptimizer(name, learn_rate=0.1, wd=0.25)
+    made = optimizer.updater.optimizer
+    assert (optimizer.L2, made.wd) == (0.25, 0.0 if before_clip else 0.25)
+    optimizer.L2 = 0.5
+    made.set_wd_mult({"0/b": 0.0})
+    weight, bias = np.ones(1, "f"), np.ones(1, "f")
+    for name, array in (("W", weight), ("b", bias)):
+        optimizer((0, name), array, np.zeros(1, "f"))
+    assert weight < 1
+    assert bias == 1
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        optimizer.L2 = -1
+
+
+@pytest.mark.parametrize("name", ["schedulefreesgd", "asgd"])
+def test_averages_of_the_optimizers_own_are_used_without_an_argument(name):
+    options = {} if name == "schedulefreesgd" else {"t0": 0.0}
+    net, optimizer = model(), ThincOptimizer(name, learn_rate=0.5, **options)
+    assert not optimizer.averages
+    trained(optimizer, net, steps=5)
+    layer = net.layers[0]
+    weight, key = layer.get_param("W").copy(), (layer.id, "W")
+    with optimizer.updater.averaged():
+        expected = layer.get_param("W").copy()
+    np.testing.assert_array_equal(optimizer.averages[key], expected)
+    with net.use_params(optimizer.averages):
+        np.testing.assert_array_equal(layer.get_param("W"), expected)
+    np.testing.assert_array_equal(layer.get_param("W"), weight)
+    assert not np.array_equal(weight, expected)
 
 
 def test_averages_are_the_moving_averages_of_the_parameters():

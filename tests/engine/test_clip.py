@@ -282,6 +282,52 @@ def test_the_norm_has_the_same_bits_for_any_number_of_threads(run_python):
     assert len(set(lines)) == 2
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clip_global_norm": 1.0},
+        {"clip_adaptive": 0.1},
+        {"clip_global_norm": 1.0, "clip_adaptive": 0.1},
+        {"clip_global_norm": 1.0, "accumulate": 2},
+        {"clip_global_norm": 1.0, "loss_scaler": 2.0**10},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["dense", "rows", "large", "NumPy"])
+def test_the_sum_of_squares_of_finite_gradients_may_overflow(kind, settings):
+    """A power of two as a factor of gradients has no effect but on the norm."""
+
+    def run(factor):
+        given = {**settings}
+        if "loss_scaler" in given:
+            given["loss_scaler"] = LossScaler(init_scale=given["loss_scaler"])
+        made = Own(learning_rate=1.0) if kind == "NumPy" else optimizer.SGD(lr=1.0, momentum=0.5)
+        updater, rng = Updater(made, **given), np.random.default_rng(0)
+        weights = [np.ones((4, 30_000 if kind == "large" else 5)), np.ones(3)]
+        for _ in range(4):
+            grads = [rng.normal(size=each.shape) * factor for each in weights]
+            if kind == "rows":
+                grads[0] = grads[0][[0, 1]], np.array([3, 1])
+            updater([0, 1], grads, weights)
+        return weights, updater.info
+
+    (weights, info), (expected, plain) = run(2.0**600), run(2.0**505)
+    assert info.stepped
+    for weight, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-12)
+        assert (weight != weight.flat[0]).any()
+    if "clip_adaptive" not in settings:
+        assert info.global_norm == pytest.approx(plain.global_norm * 2.0**95)
+
+
+@pytest.mark.parametrize("made", [optimizer.SGD(lr=1.0), Own()])
+def test_a_large_finite_gradient_is_not_named_beside_one_that_is_not(made):
+    updater = Updater(made, clip_global_norm=1.0)
+    for bad in (math.nan, math.inf):
+        updater([0, 1], [np.full(2, 3e200), np.array([1.0, bad])], [np.ones(2), np.ones(2)])
+        assert (updater.info.skipped, updater.info.non_finite) == (True, ("1",))
+
+
 @pytest.mark.further
 def test_repeated_rows_are_summed_before_the_norm():
     rows = RowSparse(np.array([[3.0], [1.0], [3.0]]), np.array([2, 0, 2]), (4, 1))

@@ -59,6 +59,22 @@ def test_units_are_clipped_as_in_the_paper(shape, dtype, limit, eps, rescale_gra
         before = weight.copy()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_weights_and_gradients_are_clipped_like_small_ones(dtype):
+    """The sum of their squares may be larger than any number."""
+    size, results = {"float32": 2.0**100, "float64": 2.0**1000}[dtype], []
+    for scale in (1.0, size):
+        rng = np.random.default_rng(0)
+        updater = optimizer.Updater(optimizer.SGD(lr=1.0), clip_adaptive=0.5, clip_adaptive_eps=0)
+        weight, grad = (
+            rng.normal(size=(8, 5)).astype(dtype) * np.dtype(dtype).type(scale) for _ in "wg"
+        )
+        grad[:4] *= grad.dtype.type(0.1)
+        updater(0, grad, weight)
+        results.append(weight / weight.dtype.type(scale))
+    np.testing.assert_allclose(*results, rtol=1e-6)
+
+
 @pytest.mark.further
 def test_the_numbers_are_those_of_optax():
     # optax 0.2.8, adaptive_grad_clip(0.1, eps=1e-3), on the transpose: its units are the last axis.

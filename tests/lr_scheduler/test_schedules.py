@@ -464,6 +464,18 @@ def test_plateau_wants_improvements_of_more_than_min_delta():
     assert schedule(0) == 0.4
 
 
+def test_plateau_reduces_when_patience_is_lowered_during_a_run():
+    schedule = PlateauScheduler(0.5, patience=5, base_lr=0.8)
+    for _ in range(5):  # four without improvement
+        schedule.step(1.0)
+    schedule.patience = 2
+    rates = []
+    for _ in range(4):
+        schedule.step(1.0)
+        rates.append(schedule(1))
+    assert rates == [0.4, 0.4, 0.2, 0.2]
+
+
 def test_plateau_does_not_go_below_stop_factor_lr():
     schedule = PlateauScheduler(0.1, patience=1, stop_factor_lr=0.05, base_lr=0.8)
     for _ in range(5):

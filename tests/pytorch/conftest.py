@@ -6,7 +6,8 @@ collect_ignore = []
 try:
     import torch
 except ImportError:
-    collect_ignore += ["test_torch.py", "test_torch_clients.py", "test_torch_state.py"]
+    collect_ignore += ["test_schedules.py", "test_torch.py", "test_torch_clients.py"]
+    collect_ignore += ["test_torch_state.py"]
 else:
 
     @pytest.fixture(autouse=True)

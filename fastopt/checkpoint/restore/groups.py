@@ -15,12 +15,14 @@ from fastopt.checkpoint.format.objects import (
     optimizer_class,
     rebuilt,
 )
+from fastopt.lr_scheduler.base import restored
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = [
     "check_average",
     "described_groups",
+    "in_place",
     "optimizers_of",
     "restored_groups",
     "with_present",
@@ -96,17 +98,27 @@ def restored_groups(
     return groups
 
 
+def in_place(present: Optimizer | None, saved: Optimizer) -> Optimizer:
+    """Restore an optimizer, or if its class differs its schedule, in the present one's place."""
+    if present is not None and type(present) is type(saved):
+        if present is not saved:
+            present.restore_from(saved)
+        return present
+    if present is not None:
+        saved.lr_scheduler = restored(present.lr_scheduler, saved.lr_scheduler)
+    return saved
+
+
 def with_present(groups: Given | None, present: Given | None) -> Given:
-    """Replace restored optimizers by the current ones, which get the restored attributes."""
+    """Replace restored optimizers and schedules by the current ones, which get their attributes."""
     found: dict[str, Mapping[str, Any]] = {}
     for pattern, own in (groups or {}).items():
-        other: Any = (present or {}).get(pattern, {}).get("optimizer")
-        opt = own.get("optimizer")
-        if isinstance(opt, Optimizer) and type(other) is type(opt):
-            other.restore(opt.__getstate__())
-            found[pattern] = {**own, "optimizer": other}
-        else:
-            found[pattern] = own
+        now: Mapping[str, Any] = (present or {}).get(pattern, {})
+        found[pattern] = group = dict(own)
+        if isinstance(own.get("optimizer"), Optimizer):
+            group["optimizer"] = in_place(now.get("optimizer"), own["optimizer"])
+        if "lr_scheduler" in own:
+            group["lr_scheduler"] = restored(now.get("lr_scheduler"), own["lr_scheduler"])
     return found
 
 

@@ -70,11 +70,7 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
         for message in _left_alone(updater, saved):
             warnings.warn(message, stacklevel=3)
         _restore_scaler(updater, saved["loss_scaler"])
-        # Attributes that are never saved belong to this process or the user, and are kept.
-        kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
-        optimizer.restore(
-            {k: v for k, v in rebuilt_optimizer.__getstate__().items() if k not in kept}
-        )
+        optimizer.restore_from(rebuilt_optimizer)
         if "groups" in saved:
             updater.groups = with_present(groups, updater.groups)
         updater.states_synced = dict.fromkeys(states, False)

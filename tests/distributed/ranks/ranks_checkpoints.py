@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ranks_common import comm, copied, exact, raised, summed
 
-from fastopt import EmbeddingTable, RowSparse, optimizer
+from fastopt import EmbeddingTable, RowSparse, lr_scheduler, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from fastopt.checkpoint.format import files
@@ -510,6 +510,32 @@ def check_weights_are_saved_with_their_states(folder):
         updater.save(path, {9: weights[0]})
     with raised(ValueError, "weight must have shape"):
         updater.save(path, {0: weights[1]})
+
+
+def check_the_schedule_that_the_user_steps_is_restored_in_place(folder):
+    """And is unchanged after a load that is refused when states are restored already."""
+    path, grad = Path(folder, f"plateau_{comm.size}"), np.ones(3, np.float32)
+
+    def made():
+        own, group = (lr_scheduler.PlateauScheduler(0.5, patience=1, base_lr=1.0) for _ in "ab")
+        sgd = optimizer.SGD(lr=None, lr_scheduler=own)
+        groups = {"^b": {"learning_rate": group}}
+        updater = ShardedUpdater(sgd, comm, groups=groups)
+        updater(["a", "b"], [grad, grad], [grad.copy(), grad.copy()])
+        return updater, own, group
+
+    updater, *saved = made()
+    for schedule in saved:
+        schedule.step(1.0)
+    updater.save(path)
+    other, *held = made()
+    with raised(CheckpointError, "it has no weight of index"):
+        other.load(path, weights={"a": grad.copy(), "b": grad.copy()})
+    assert [each.shared["best"] for each in held] == [None, None]
+    other.load(path)
+    assert [each.shared["best"] for each in held] == [1.0, 1.0]
+    held[0].step(2.0)
+    assert other.optimizer.learning_rate == 0.5
 
 
 def check_what_does_not_fit_a_weight_is_refused_at_its_first_update(folder):

@@ -1,0 +1,158 @@
+"""A load restores the schedule that the user holds, in place."""
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import lr_scheduler as schedules
+from fastopt import optimizer
+from fastopt.checkpoint import CheckpointError
+from helpers.resuming import WAYS, resumed
+
+IN_PLACE = [way for way in WAYS if way != "pickle"]
+
+
+@pytest.fixture
+def stepped():
+    """A registered class of the user, with state in an array and in schedules."""
+    before = dict(schedules.scheduler_registry)
+
+    @schedules.register
+    class Stepped(schedules.LRScheduler):
+        def __init__(self, *parts, **kwargs):
+            super().__init__(**kwargs)
+            self.parts, self.count = parts, np.zeros(1)
+
+        def step(self, metric):
+            self.count += 1
+            for part in self.parts:
+                part.step(metric)
+
+        def _rate(self, num_update):
+            return self.base_lr / (1 + self.count[0]) * self.parts[0](num_update)
+
+    yield Stepped
+    schedules.scheduler_registry.clear()
+    schedules.scheduler_registry.update(before)
+
+
+def plateau(**kwargs):
+    return schedules.PlateauScheduler(0.5, patience=1, **{"base_lr": 1.0, **kwargs})
+
+
+def updater_of(schedule):
+    return fastopt.Updater(fastopt.SGD(lr=None, lr_scheduler=schedule))
+
+
+def with_other_rate(schedule):
+    """The optimizer has a shallow copy of the schedule."""
+    with pytest.warns(UserWarning, match="replaces base_lr"):
+        return fastopt.Updater(fastopt.SGD(lr=2.0, lr_scheduler=schedule))
+
+
+def in_a_group(schedule):
+    return fastopt.Updater(fastopt.SGD(lr=1.0), groups={"^w": {"learning_rate": schedule}})
+
+
+def in_the_optimizer_of_a_group(schedule):
+    other = fastopt.Adam(lr=None, lr_scheduler=schedule)
+    return fastopt.Updater(fastopt.SGD(lr=1.0), groups={"^w": {"optimizer": other}})
+
+
+def joined(schedule):
+    return updater_of(schedules.JoinedScheduler([schedules.FactorScheduler(9), schedule], [1]))
+
+
+def in_the_fallback(schedule):
+    fallback = fastopt.Adam(lr=None, lr_scheduler=schedule)
+    return fastopt.Updater(fastopt.Muon(lr=1.0, fallback=fallback))
+
+
+def rate(updater):
+    """Learning rate of the weight."""
+    made = updater.planner.of("w").optimizer
+    return getattr(made, "fallback", made).learning_rate
+
+
+@pytest.mark.parametrize("way", IN_PLACE)
+@pytest.mark.parametrize(
+    "make",
+    [
+        updater_of,
+        with_other_rate,
+        in_a_group,
+        in_the_optimizer_of_a_group,
+        joined,
+        in_the_fallback,
+    ],
+)
+def test_a_load_restores_the_schedule_that_the_user_steps(make, way, tmp_path):
+    old_plateau, held = plateau(), plateau()
+    old, new = make(old_plateau), make(held)
+    old("w", np.ones(1), np.zeros(1))
+    start = rate(old)
+    for metric in (1.0, 1.0):
+        old_plateau.step(metric)
+    for metric in (9.0, 9.0, 9.0, 9.0):
+        held.step(metric)
+    resumed(way, old, new, tmp_path)
+    assert held.shared == old_plateau.shared == {"best": 1.0, "reductions": 1, "bad_steps": 0}
+    assert rate(new) == rate(old) == start / 2
+    held.step(2.0)
+    assert rate(new) == start / 4
+    assert rate(old) == start / 2
+
+
+@pytest.mark.parametrize("way", IN_PLACE)
+def test_a_load_restores_the_schedule_of_a_users_class(stepped, way, tmp_path):
+    (old_part, old_schedule), (part, held) = (
+        (each, stepped(each, base_lr=1.0)) for each in (plateau(), plateau())
+    )
+    old, new = updater_of(old_schedule), updater_of(held)
+    old("w", np.ones(1), np.zeros(1))
+    for metric in (1.0, 2.0):
+        old_schedule.step(metric)
+    held.cache = "of this run"
+    resumed(way, old, new, tmp_path)
+    assert vars(held).keys() == vars(old_schedule).keys()
+    assert (held.count, part.shared) == (2, old_part.shared)
+    held.step(2.0)
+    assert rate(new) == held(1) == 1 / 4 * 1 / 4
+    assert rate(old) == 1 / 3 * 1 / 2
+
+
+def test_a_rollback_restores_the_schedule_of_a_trainer():
+    weight = fastopt.Parameter("w", shape=1, init="zeros")
+    weight.initialize()
+    held = plateau()
+    trainer = fastopt.Trainer([weight], optimizer.SGD(lr=None, lr_scheduler=held))
+    before = trainer.updater.states_dict()
+    for _ in range(3):
+        held.step(1.0)
+    trainer.updater.load_states_dict(before)
+    assert (held.shared["reductions"], trainer.learning_rate) == (0, 1.0)
+    held.step(1.0)
+    held.step(1.0)
+    assert trainer.learning_rate == 0.5
+
+
+def test_a_schedule_of_another_class_is_replaced():
+    held = schedules.CosineScheduler(9)
+    old, new = updater_of(plateau()), updater_of(held)
+    before = dict(vars(held))
+    new.load_states_dict(old.states_dict())
+    assert type(new.optimizer.lr_scheduler) is schedules.PlateauScheduler
+    assert vars(held) == before
+
+
+@pytest.mark.parametrize("way", IN_PLACE)
+def test_a_refused_load_does_not_change_the_schedule(way, tmp_path):
+    held, saved = plateau(), plateau()
+    old, new = updater_of(saved), updater_of(held)
+    for each in (old, new):
+        each("w", np.ones(2), np.zeros(2))
+    saved.step(1.0)
+    old.states["w"] = np.ones(2)  # SGD without momentum has no state
+    with pytest.raises(CheckpointError):
+        resumed(way, old, new, tmp_path)
+    assert held.shared == plateau().shared

@@ -1,0 +1,73 @@
+"""The table of schedules in docs/coming-from.md: which argument gives torch's learning rates."""
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as theirs
+
+from fastopt import lr_scheduler as ours
+
+UPDATES = 20
+BASE = {"base_lr": 0.4}
+FACTOR = {"factor": 0.5, **BASE}
+TAIL = {"final_lr": 0.1, **BASE}
+LATER = {
+    "StepLR": (lambda o: theirs.StepLR(o, 7, 0.5), ours.FactorScheduler(7, **FACTOR)),
+    "MultiStepLR": (
+        lambda o: theirs.MultiStepLR(o, [5, 12], 0.5),
+        ours.MultiFactorScheduler([5, 12], **FACTOR),
+    ),
+}
+SAME = {
+    "ExponentialLR": (
+        lambda o: theirs.ExponentialLR(o, 0.9),
+        ours.ExponentialScheduler(1, factor=0.9, **BASE),
+    ),
+    "PolynomialLR": (
+        lambda o: theirs.PolynomialLR(o, 15, 2.0),
+        ours.PolyScheduler(max_update=15, pwr=2, **BASE),
+    ),
+    "CosineAnnealingLR": (
+        lambda o: theirs.CosineAnnealingLR(o, UPDATES, eta_min=0.1),
+        ours.CosineScheduler(max_update=UPDATES, **TAIL),
+    ),
+    "CosineAnnealingWarmRestarts": (
+        lambda o: theirs.CosineAnnealingWarmRestarts(o, 4, 2, eta_min=0.1),
+        ours.CosineRestartsScheduler(period=4, period_mult=2, **TAIL),
+    ),
+    "OneCycleLR": (
+        lambda o: theirs.OneCycleLR(o, max_lr=0.4, total_steps=21, pct_start=0.3),
+        ours.OneCycleScheduler(
+            max_update=20, pct_start=(0.3 * 21 - 1) / 20, final_div_factor=1e4, **BASE
+        ),
+    ),
+}
+
+
+def rates(make):
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.4)
+    schedule, found = make(optimizer), []
+    for _ in range(UPDATES):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("name", [*LATER, *SAME])
+def test_a_schedule_has_the_learning_rates_of_torch(name):
+    make, schedule = {**LATER, **SAME}[name]
+    before = 0 if name in LATER else 1
+    assert [schedule(t - before) for t in range(1, UPDATES + 1)] == pytest.approx(rates(make))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.05])
+def test_a_plateau_reduces_at_the_metrics_of_torch(threshold):
+    options = {"patience": 2, "factor": 0.5, "threshold": threshold, "threshold_mode": "abs"}
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.4)
+    schedule = theirs.ReduceLROnPlateau(optimizer, **options)
+    own = ours.PlateauScheduler(patience=3, min_delta=threshold, **FACTOR)
+    for loss in [1, 0.9, 0.9, 0.88, 0.91, 0.8, *[0.78] * 9, 0.5, *[0.5] * 4]:
+        schedule.step(loss)
+        own.step(loss)
+        assert own(1) == optimizer.param_groups[0]["lr"]

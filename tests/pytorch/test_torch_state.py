@@ -54,7 +54,7 @@ def test_a_state_dict_is_a_snapshot_to_which_a_run_can_return(name, options):
 def test_a_state_dict_is_of_complete_steps():
     _, opt, _ = trained("Adam")
     with (
-        opt.updaters[0].optimizer.lock,
+        opt.updaters[0].lock,
         pytest.raises(RuntimeError, match=r"state_dict\(\) inside"),
     ):
         opt.state_dict()

@@ -137,6 +137,7 @@ def test_a_checkpoint_that_lacks_an_attribute_is_refused(name):
     klass = OPTIMIZERS[name]
     saved = optimizer.get_updater(klass()).states_dict()
     later = {attribute for base in klass.__mro__ for attribute in vars(base).get("added", {})}
+    later |= {each.stored or argument for argument, each in klass.declared.items() if each.new}
     for attribute in saved["attributes"].keys() - later:
         some = copy.deepcopy(saved)
         del some["attributes"][attribute]

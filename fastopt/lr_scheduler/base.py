@@ -238,12 +238,9 @@ def _is_like(present: Any, saved: Any) -> bool:
 
 
 def _default(klass: type, argument: str) -> Any:
-    """Return the default of a constructor argument, from the first class that declares it."""
-    for base in klass.__mro__:
-        parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
-        if argument in parameters:
-            return parameters[argument].default
-    return None
+    """Return the default of a constructor argument."""
+    parameter = inspect.signature(klass).parameters.get(argument)
+    return None if parameter is None else parameter.default
 
 
 def _is_number(value: Any) -> bool:

@@ -124,7 +124,8 @@ class Recipe:
     def options(self) -> dict[str, tuple[str, ...]]:
         """Attributes by the name of the argument, with torch's names where torch has one."""
         own = dict.fromkeys([*self.kind.positional, *self.kind.defaults])
-        names = [name for name in own if self.kind.takes(name) and name not in Rule.defaults]
+        common = {*Rule.defaults, *EXTRAS}
+        names = [name for name in own if self.kind.takes(name) and name not in common]
         named: dict[str, tuple[str, ...]] = {}
         for alias in ("betas", "eps"):
             attributes = self.kind.aliases[alias]

@@ -138,29 +138,6 @@ def test_the_page_is_short():
     assert len(PAGE.splitlines()) <= 120
 
 
-def lines_of_code(path):
-    """Yield the classes and functions of a file with their lines, without docstrings and blanks."""
-    tree, lines = parsed(path), path.read_text("utf-8").splitlines()
-    blank = {k for k, line in enumerate(lines, 1) if line.strip()[:1] in ("", "#")}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            blank.update(range(node.lineno, node.end_lineno + 1))
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            yield node, len({*range(node.lineno, node.end_lineno + 1)} - blank)
-
-
-def test_no_class_and_no_function_is_long():
-    most = {ast.ClassDef: 450, ast.FunctionDef: 60}
-    found = [
-        (path.name, node.name, lines)
-        for path in FILES
-        for node, lines in lines_of_code(path)
-        if lines > most[type(node)]
-    ]
-    assert found == []
-
-
 @pytest.mark.parametrize(
     "path", [p for p in FILES if p.parent.name in INTERNAL and p.name != "__init__.py"], ids=name_of
 )

@@ -349,8 +349,9 @@ def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
             updater._check_names(call.indices)
             call.step()
             devices.note(call, (weight,) if call.single else weight)
-        if updater._info is not STEPPED:
-            updater._info = STEPPED
+        info = planner.stepped(STEPPED, ()) if optimizer.may_skip else STEPPED
+        if updater._info is not info:
+            updater._info = info
     return True
 
 

@@ -60,7 +60,7 @@ def update(
         call.release()
     if finish is not None:
         finish()
-    updater._report(info)
+    updater._report(planner.stepped(info, indices))
 
 
 def _squares(

@@ -37,6 +37,7 @@ from fastopt._kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
 from fastopt._kernels.table import Table, launch
 from fastopt._structure import Structures
+from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse
 
@@ -174,6 +175,19 @@ class Planner:
             call = UnrecordedCall(self, calls)
             call.step(factor)
             call.finish()
+
+    def stepped(self, info: StepInfo, indices: Sequence[Index]) -> StepInfo:
+        """Return the outcome of a call of parameters whose updates may only have been counted."""
+        if self.optimizer.is_accumulating:
+            updated = any(map(self.optimizer.completes, indices))
+        else:
+            updated = not self.skips
+        return info if updated else info._replace(stepped=False)
+
+    @property
+    def skips(self) -> bool:
+        """Whether updates are only counted now."""
+        return all(each.may_skip and each.skips() for each in self.optimizers())
 
     # Accumulation
 

@@ -108,6 +108,8 @@ class Records:
         Whether gradients are measured, clipped or accumulated before an update.
     entry : callable
         Function that returns `enter`, the function that enters a call.
+    stepped : StepInfo
+        The outcome of a call that measures nothing.
     factors : bool
         Whether gradients are multiplied by a factor, so that rules need ``rescale_grad``.
     """
@@ -118,6 +120,7 @@ class Records:
         self.live = self.norms = self.prepares = self.asks = self.foresees = self.begins = False
         self.by_tensor = self.clips = self.factors = self.measures = self.defers = False
         self.sums: list[Any] = []
+        self.stepped = STEPPED
         self.mode: Any = None
         self.rescale: Any = None
         self.averages: Averages | None = None
@@ -190,6 +193,7 @@ class Records:
                 elif not (only_rates and shared.follow(optimizer.lr)):
                     shared.fill(shared.optimizer.lr, again=only_rates)
         self.words[w.EXPECTED] = 0
+        self.stepped = planner.stepped(STEPPED, ())
         changes = self.asks or planner.groups is not None or optimizer.may_skip
         self.steady = self.usable and not changes
         self.admit(optimizer)
@@ -200,7 +204,8 @@ class Records:
         """Admit calls before they are checked in Python, if the multipliers have been checked."""
         self.quick = self.usable and not optimizer.unchecked
         self.measures = self.norms or self.clips or self.prepares
-        self.direct = self.quick and not (self.live or self.measures)
+        python = self.live or self.measures or self.stepped is not STEPPED
+        self.direct = self.quick and not python
 
     def _follow(self, updater: Any) -> None:
         """Follow the changes of attributes besides VALUES."""
@@ -449,10 +454,10 @@ class Records:
     def _outcome(self, updater: Any, status: int, index: Any, grad: Any) -> StepInfo:
         """Return the outcome of a call, from its status."""
         if not self.norms:
-            return STEPPED
+            return self.stepped
         norm = self.norm.item(w.GLOBAL_NORM)
         if status != w.SKIPPED:
-            return StepInfo(stepped=True, skipped=False, global_norm=norm)
+            return self.stepped._replace(global_norm=norm)
         calls = [(i, None, _whole(self, i, g), None) for i, g in self.moving(index, grad)]
         indices = [each for each, *_ in calls]
         return overflow(updater._squares(None, calls), indices, updater.optimizer.idx2name, norm)

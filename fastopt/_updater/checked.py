@@ -101,6 +101,9 @@ class CheckedUpdates(Resumable):
         with optimizer.lock, unused(optimizer.updating):
             if self._averages is not None:
                 self._averages.check_free()
+            if not indices:
+                vars(self)["_info"] = UNCHANGED
+                return
             unchecked = optimizer.unchecked
             self._check_names(indices)
             check_given(self, indices)
@@ -113,7 +116,7 @@ class CheckedUpdates(Resumable):
                     self._measured_step(indices, grads, weights, single)
                 else:
                     self._step(indices, grads, weights, single)
-                    vars(self)["_info"] = STEPPED
+                    vars(self)["_info"] = self.planner.stepped(STEPPED, indices)
             if why is not None:
                 slow.add(self, *why)
                 vars(self)["_slow"] = slow
@@ -381,7 +384,7 @@ class CheckedUpdates(Resumable):
             call.release()
         if finish is not None:
             finish()
-        self._report(info)
+        self._report(self.planner.stepped(info, indices))
 
     def _take(
         self,

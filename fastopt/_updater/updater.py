@@ -456,8 +456,8 @@ class Updater(CheckedUpdates):
                 status: int = records.enter(records.context, index, grad, weight)
                 if status != OK:
                     status = records.resolve(self, status, index, grad, weight)
-                if status >= 0 and self._info is not STEPPED:
-                    self._info = STEPPED
+                if status >= 0 and self._info is not records.stepped:
+                    self._info = records.stepped
                 return status >= 0
             if self.planner.devices.has(index):
                 return False
@@ -530,8 +530,8 @@ class Updater(CheckedUpdates):
         ----------
         grads : dict, list, tuple, named tuple, dataclass instance or array
             Gradients, nested like the weights; container types and the order of keys may differ.
-            None skips a weight, or all weights of a container. A pair ``(values, indices)`` at the
-            path of a weight is a row-sparse gradient.
+            None inside of a container skips a weight, or all weights of an inner container. A pair
+            ``(values, indices)`` at the path of a weight is a row-sparse gradient.
         weights : dict, list, tuple, named tuple, dataclass instance or array
             Weights, nested to any depth. The arrays are updated in place; the containers are not
             changed. Leaves that are arrays in neither structure, such as the name of an
@@ -549,8 +549,8 @@ class Updater(CheckedUpdates):
             A gradient is missing or has no weight, two weights have the same path, or `missing`
             has another value. Nothing changes.
         TypeError
-            The containers do not match, or a weight is a number or an object that has arrays as
-            attributes. Nothing changes.
+            The gradients are None, the containers do not match, or a weight is a number or an
+            object that has arrays as attributes. Nothing changes.
 
         Warns
         -----

@@ -378,7 +378,7 @@ class ShardedUpdater(WeightKeeper):
                 sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
                 self._update(indices, sums, [each[1] for each in entries])
             else:
-                self.shard._report(UNCHANGED)
+                vars(self.shard)["_info"] = UNCHANGED  # a loss scaler counts updates alone
         except BaseException as problem:
             windows.put_back(before)
             if not isinstance(problem, Stopped):
@@ -680,10 +680,7 @@ class ShardedUpdater(WeightKeeper):
             if optimizer.accumulates or not optimizer.native:
                 exchange.receive()  # it may launch kernels with other gradients
             try:
-                if not plan.indices and self.groups:  # all are frozen
-                    vars(self.shard)["_info"] = UNCHANGED
-                else:
-                    self.shard(plan.indices, grads, plan.slices)
+                self.shard(plan.indices, grads, plan.slices)
             except Exception as error:
                 if not self._is_in_python(error):
                     raise

@@ -296,6 +296,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             for _, *call in calls
             for index, grad, array in zip(*call, strict=True)
         ]
+        if not entries:
+            self.info = NO_STEP
+            return
         limit = self._settings["clip_global_norm"]
         indices = [index for index, *_ in entries]
         sums = squares([(i, w, g, s) for i, w, g, s in entries])

@@ -16,7 +16,7 @@ from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import bfloat16
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["as_gradient", "as_weight", "is_foreign", "latest", "of_tensor"]
+__all__ = ["as_gradient", "as_weight", "is_foreign", "of_tensor", "owner_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -122,11 +122,11 @@ def as_gradient(grad: Any) -> Any:
     return _imported("gradient", grad)
 
 
-def latest(view: Any) -> Any:
-    """Return the current view of the array that `view` belongs to; return others unchanged."""
+def owner_of(view: Any) -> Any:
+    """Return the foreign array that `view` belongs to; return others unchanged."""
     for known in list(_known.values()):
         if known.view() is view:
-            return as_weight(known.owner)
+            return known.owner
     return view
 
 

@@ -374,7 +374,7 @@ def _mixed_again(updater: Any, *arguments: Any) -> bool:
         return False
     own = [tuple(each[k] for k in here) for each in arguments]
     others = [tuple(each[k] for k in there) for each in arguments]
-    call = devices.call_of(*others) if records.admits(*own) else None
+    call = devices.call_of(*others) if records.admits(*own) >= 0 else None
     if call is None:
         return False
 

@@ -331,11 +331,11 @@ class Records:
 
     # Calls
 
-    def admits(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Whether a call can be entered, with memory for it; nothing is updated."""
+    def admits(self, index: Any, grad: Any, weight: Any) -> int:
+        """Return the status of a call, with memory for it; nothing is updated."""
         self.words[w.CHECKS] = 1
         try:
-            return self.with_room(w.NO_ROOM, (index, grad, weight)) >= 0
+            return self.with_room(w.NO_ROOM, (index, grad, weight))
         finally:
             self.words[w.CHECKS] = 0
 

@@ -42,7 +42,7 @@ class Planning(Resumable):
     """Parameters whose weights ranks compare in the next update."""
     _copies: dict[Index, Array]
     _latest: dict[Index, Array]
-    """Weight of the last update of each parameter."""
+    """Weight of the last call of each parameter."""
 
     def _planned(
         self, index: Any, grad: Any, weight: Any

@@ -85,7 +85,7 @@ class WeightKeeper(Planning):
             if self._windows is not None and self._windows.calls:
                 raise ValueError(
                     f"gradients of {len(self._windows.calls)} parameters wait for their update; "
-                    "save after the last call of accumulate"
+                    "save after the last call of accumulate, or after finish()"
                 )
             chosen = by_index(weights)
             for index, array in chosen.items():
@@ -260,7 +260,8 @@ class WeightKeeper(Planning):
         if not evaluates(shard):
             averages_of(shard)
         self._check_free()
-        chosen = {**self._latest, **by_index(weights)}
+        latest = {i: array for i, array in self._latest.items() if i in self.placements}
+        chosen = {**latest, **by_index(weights)}
         for index in chosen.keys() - self.placements.keys():
             raise ValueError(f"{label(index, names)}: the updater has no average of it")
         needed = [index for index in self.placements if not shard._is_frozen(index)]

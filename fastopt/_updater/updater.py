@@ -478,10 +478,12 @@ class Updater(CheckedUpdates):
             return False  # sums are those of parameters that are not frozen
         phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
         summed = sums if listed else sums[0]
-        status = records.admits(index, summed, weight) if phase >= 0 else UNKNOWN
+        adder, last = windows.adders[phase > 0], phase + 1 == windows.every
+        status = records.admits(index, grad, weight) if phase >= 0 else UNKNOWN
+        if status >= 0 and last:
+            status = records.admits(index, summed, weight)
         if status < 0 or records.words[REPEATS]:
             return False
-        adder, last = windows.adders[phase > 0], phase + 1 == windows.every
         finish = partial(windows.finish, indices, windows.after(indices))
         steady = not last or not records.asks
         before = {} if steady else windows.before(indices)

@@ -421,6 +421,22 @@ def test_an_exception_leaves_all_of_a_skipped_call_or_nothing():
     assert lines > 5
 
 
+def test_an_exception_leaves_all_of_a_finished_window_or_nothing():
+    given = "sgd", "accumulate and clip", "two dtypes", 3
+    whole = Run(*given)
+    outcomes, seen, moment, ended = [whole.bits()], set(), 1, False
+    whole.updater.finish()
+    outcomes.append(whole.bits())
+    while not ended:
+        run = Run(*given)
+        try:
+            ended = at_line(moment, boom, run.updater.finish) < moment
+        except Boom:
+            seen.add(outcomes.index(run.bits()))
+        moment += 3
+    assert seen == {0, 1}
+
+
 READERS = {
     "save": lambda updater, path: updater.save(path),
     "states_dict": lambda updater, path: updater.states_dict(),
@@ -428,6 +444,7 @@ READERS = {
     "pickle": lambda updater, path: pickle.dumps(updater),
     "deepcopy": lambda updater, path: copy.deepcopy(updater),
     "flush": lambda updater, path: updater.flush(0),
+    "finish": lambda updater, path: updater.finish(),
     "averaged": lambda updater, path: updater.averaged().__enter__(),
     "torch": lambda updater, path: to_torch_state_dict(updater),
     "trainer": lambda updater, path: Trainer([], updater.optimizer, comm=updater).save_states(path),

@@ -312,7 +312,7 @@ def hold(x, n, held):
 @scalar
 def perform(x, context, n):
     """Clip and measure the gradients of a call, and update; return a status."""
-    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not is_asked(x) and n > 0
+    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not is_asked(x)
     if asks and not x[w.MEASURE]:
         return w.ASKS
     order_all(x, n)

@@ -22,11 +22,12 @@ from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 
+from fastopt._interrupts import undisturbed
 from fastopt._kernels.threads import in_forked_child, start_layer
 from fastopt.kernels.rule import Rule, digest_of
 
-__all__ = ["address_of", "bind", "bind_to", "compiled", "compiled_kernels", "keep_apart"]
-__all__ += ["log_uncached", "name_entry"]
+__all__ = ["address_of", "bind", "bind_to", "compiled", "compiled_kernels", "created"]
+__all__ += ["name_entry"]
 
 log = logging.getLogger("fastopt")
 
@@ -43,7 +44,7 @@ class KernelFiles(IndexDataCacheFile):  # type: ignore[misc]
         return f"{Path(self._index_name).stem}.{os.getpid()}-{secrets.token_hex(4)}.{number}.nbc"
 
 
-def keep_apart(kernel: Any) -> None:
+def _keep_apart(kernel: Any) -> None:
     """Give a kernel cache files that no other process writes; see :class:`KernelFiles`."""
     if not hasattr(kernel, "_cache"):  # NUMBA_DISABLE_JIT
         return
@@ -77,14 +78,37 @@ def compiled(
         start_layer()
     options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil}
     options |= {"no_cfunc_wrapper": True, **more}
-    try:
-        dispatcher = njit(cache=True, **options)(kernel)
-        keep_apart(dispatcher)
-    except RuntimeError:
-        log_uncached()
-        dispatcher = njit(**options)(kernel)
+    return created(njit, kernel, **options)
+
+
+def created(jit: Callable[..., Any], kernel: Callable, **options: Any) -> Callable:
+    """Return a kernel that is compiled on first use, or loaded from numba's disk cache.
+
+    `jit` is numba's decorator of a target.
+    """
+    with undisturbed():
+        try:
+            dispatcher = jit(cache=True, **options)(kernel)
+            _keep_apart(dispatcher)
+        except RuntimeError:
+            log_uncached()
+            dispatcher = jit(**options)(kernel)
+    if hasattr(dispatcher, "overloads"):  # not with NUMBA_DISABLE_JIT
+        for name in ("compile", "_compile_for_args"):  # the latter calls the former
+            setattr(dispatcher, name, _protected(getattr(dispatcher, name)))
     compiled_kernels.append(dispatcher)
     return dispatcher
+
+
+def _protected(compile: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel's method that compiles or loads it, with all signals deferred."""
+
+    def protected(*types: Any) -> Any:
+        with undisturbed(), garbage_left():
+            defer_blas()
+            return compile(*types)
+
+    return protected
 
 
 def address_of(
@@ -99,7 +123,8 @@ def address_of(
     function.__name__ = f"{function.__name__}{variant}"
     options = {"no_cfunc_wrapper": False, "no_cpython_wrapper": True}
     kernel = compiled(function, rule, parallel, also=also, **options)
-    with global_compiler_lock:  # the compiler may be adding a library in another thread
+    # the compiler may be adding a library in another thread
+    with undisturbed(), global_compiler_lock:
         result = _specialized(kernel, signature.args)
         name = result.fndesc.llvm_cfunc_wrapper_name
         found: int = result.library.get_pointer_to_function(name)
@@ -109,9 +134,7 @@ def address_of(
 def _specialized(kernel: Any, signature: tuple[Any, ...]) -> Any:
     """Return a kernel that is compiled for these argument types."""
     if signature not in kernel.overloads:
-        defer_blas()
-        with garbage_left():
-            kernel.compile(signature)
+        kernel.compile(signature)
     return kernel.overloads[signature]
 
 

@@ -1,5 +1,6 @@
 """Compiled kernels on disk: compiled once for all processes, never stale, never in the way."""
 
+import os
 import shutil
 import textwrap
 from pathlib import Path
@@ -197,6 +198,40 @@ def test_processes_that_save_at_once_never_exchange_kernels(tmp_path):
     KernelFiles._save_data(first, *late[0])
     assert third.load("float64") == 64
     assert third.load("float32") in (None, 32)
+
+
+SIGNAL = """
+import signal, sys, numpy as np, fastopt
+class Late(Exception):
+    pass
+def handler(*_):
+    raise Late
+number = getattr(signal, sys.argv[1])
+signal.signal(number, handler)
+def profile(frame, event, _):
+    if event == "call" and frame.f_code.co_name == "stream_list":
+        seen.append(frame)
+        if len(seen) == 30:
+            sys.setprofile(None)
+            signal.raise_signal(number)
+seen, results = [], []
+updater, weight = fastopt.Updater(fastopt.SGD(lr=1.0)), np.zeros(3)
+sys.setprofile(profile)
+for _ in range(3):
+    try:
+        updater(0, np.ones(3), weight)
+        results.append(-weight.item(0) == updater.optimizer.num_update)
+    except Late:
+        results.append("late")
+print(len(seen), results, signal.getsignal(number) is handler)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the handlers of signals")
+@pytest.mark.parametrize("name", ["SIGALRM", *exhaustive("SIGINT", "SIGUSR1")])
+def test_a_signal_handler_that_raises_waits_until_kernels_are_compiled(name, run_python):
+    """Numba lists its functions in generators, which an exception would end for ever."""
+    assert run_python(SIGNAL, name) == "30 ['late', True, True] True\n"
 
 
 BLAS = """

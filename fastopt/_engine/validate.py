@@ -266,6 +266,8 @@ def listed(context: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
         return as_row_sparse(grad, shape)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{context}: {error}") from None
+    except MemoryError as error:
+        raise MemoryError(f"{context}: {error}") from None
 
 
 def _check_array(context: str, role: str, array: Any, kind: Any, shape: Any = ()) -> None:

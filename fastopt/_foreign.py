@@ -16,7 +16,7 @@ from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import bfloat16
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["as_gradient", "as_weight", "is_foreign", "latest", "of_tensor", "resolved"]
+__all__ = ["as_gradient", "as_weight", "is_foreign", "of_tensor", "owner_of", "resolved"]
 
 Array = np.ndarray[Any, Any]
 
@@ -122,20 +122,11 @@ def as_gradient(grad: Any) -> Any:
     return _imported("gradient", grad)
 
 
-def latest(context: str, view: Any) -> Any:
-    """Return the current view of the array that `view` belongs to; return others unchanged.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The array can no longer be viewed; the message starts with `context`.
-    """
+def owner_of(view: Any) -> Any:
+    """Return the foreign array that `view` belongs to; return others unchanged."""
     for known in list(_known.values()):
         if known.view() is view:
-            try:
-                return as_weight(known.owner)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"{context}: {error}") from error
+            return known.owner
     return view
 
 

@@ -67,12 +67,12 @@ class Constructor(ABCMeta):
             """Create an instance, resolving aliases first."""
             _resolve(cls, args, kwargs)
             instance = super().__call__(*args, **kwargs)
-            cls.finish(instance)
+            cls.constructed(instance)
             if "first_attributes" not in vars(cls):
                 cls.first_attributes = frozenset(getattr(instance, "__dict__", ()))
             return instance
 
-    def finish(cls, instance: Any) -> None:
+    def constructed(cls, instance: Any) -> None:
         """Called when an instance has been constructed."""
 
     def add_defaults(cls, kwargs: dict[str, Any], others: Collection[str]) -> None:

@@ -61,7 +61,8 @@ class Structures:
         Parameters
         ----------
         grads, weights : nested containers of arrays, or arrays
-            None instead of a gradient, or of a container of gradients, skips the weights there.
+            None instead of a gradient, or of an inner container of gradients, skips the weights
+            there.
             Leaves that are arrays in neither of them are left out.
         missing : str
             ``"raise"``, or ``"skip"`` to treat missing gradients like None.
@@ -72,8 +73,8 @@ class Structures:
             A gradient is missing or has no weight, two leaves have the same path, or a container
             contains itself.
         TypeError
-            A gradient is at the path of a container of weights, or a key is not a string or an
-            integer.
+            The gradients are None, a gradient is at the path of a container of weights, or a key
+            is not a string or an integer.
         """
         key = id(weights), missing
         known = self._known.get(key) or self._latest.get(missing) or LATEST.get(missing)
@@ -85,6 +86,11 @@ class Structures:
                     self._keep(key, known)
                 return paths, read[0], read[1], without
         skips = choice("missing", missing, "raise", "skip") == "skip"
+        if grads is None:
+            raise TypeError(
+                "gradients must be nested like the weights, got None, so that nothing would be "
+                "updated: pass what the backward pass returns; None inside skips single weights"
+            )
         if key in self._known:  # other gradients for the same weights
             plain = _of_dict(grads, weights, skips)
             if plain is not None:

@@ -46,13 +46,15 @@ class StepInfo(NamedTuple):
     Parameters
     ----------
     stepped : bool
-        Whether the weights were updated.
+        Whether a weight was updated. False also for a call without gradients, with those of frozen
+        groups alone, or that only adds to sums of gradients.
     skipped : bool
-        Whether the update was skipped because a gradient was not finite.
+        Whether the update was skipped because a gradient, or the norm of all gradients, was not
+        finite; with a loss scaler or `clip_global_norm`.
     global_norm : float or None
         Euclidean norm of all gradients of the call, concatenated; None if it was not computed.
     non_finite : tuple of str
-        Names of the parameters with non-finite gradients.
+        Names of the parameters with non-finite gradients, if the update was skipped.
     d : float or None
         Distance estimate that :class:`~fastopt.optimizer.Prodigy` used in this update.
     slow : SlowCalls

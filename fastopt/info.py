@@ -202,7 +202,7 @@ def kernel_cache() -> str:
         # Decorating a function locates the directory and checks that it is writable; nothing is
         # compiled.
         return str(numba.njit(cache=True)(factory).stats.cache_path)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         return f"none: {error}; set NUMBA_CACHE_DIR to a directory that can be written"
 
 

@@ -368,11 +368,23 @@ def _positions(name: str, values: Any, rows: int) -> Array:
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     if array.size:
+        _require_memory(name, array)
         least, most = array.min(), array.max()
         if least < 0 or most >= rows:
             wrong = least if least < 0 else most
             raise ValueError(f"{name} must be at least 0 and below {rows}, got {wrong}")
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
+
+
+def _require_memory(name: str, indices: Array) -> None:
+    """Raise MemoryError unless memory can hold a copy of row indices, which every update makes.
+
+    An array whose strides are 0 may be so long that reading it would never end.
+    """
+    try:
+        np.empty(indices.size, np.int64)
+    except (MemoryError, ValueError):
+        raise MemoryError(f"{name} do not fit into memory: {indices.size} integers") from None
 
 
 def _device_indices(values: Any, indices: Any, rows: int) -> Any:

@@ -267,6 +267,31 @@ class Trainer(Advised, Spelled):
                 other[...] = arrays[0]
         Gradient.finish_all(buffers)
 
+    def finish(self) -> None:
+        """Update with the gradients that an updater with `accumulate` has added so far.
+
+        See :meth:`fastopt.optimizer.Updater.finish`. `rescale_grad` is that of the last step.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import Parameter, SGD, Trainer, Updater
+        >>> weight, sgd = Parameter("fc_weight", shape=(1,), init="zeros"), SGD(lr=1.0)
+        >>> weight.initialize()
+        >>> trainer = Trainer([weight], sgd, comm=Updater(sgd, accumulate=4))
+        >>> for gradient in (1, 2):
+        ...     weight.set_grad(np.full(1, gradient, np.float32))
+        ...     trainer.step()
+        >>> trainer.finish()
+        >>> weight.data()
+        array([-1.5], dtype=float32)
+        """
+        self.updater.finish()
+        for parameter in self._parameters:
+            arrays = parameter._data or []
+            for other in arrays[1:]:
+                other[...] = arrays[0]
+
     def _follow(self, parameter: Parameter, values: Array) -> None:
         """Write new values to the float32 master of a parameter, if it has one."""
         index, opt = self._parameters.index(parameter), self.updater.optimizer

@@ -32,7 +32,8 @@ def flat(params: Any) -> tuple[Array, Any]:
         concatenation; float64 for integers.
     views : dict, list, tuple, named tuple, dataclass instance or array
         Views of the vector in the shapes of the arrays, in new containers of the same types. A
-        number becomes an array of shape ``()``.
+        number becomes an array of shape ``()``. An array that occurs twice, such as a tied weight,
+        is in the vector once, with one view in both places.
 
     Raises
     ------
@@ -52,18 +53,23 @@ def flat(params: Any) -> tuple[Array, Any]:
     (array([-1., -1.,  1.,  1.,  5.]), array([[-1., -1.],
            [ 1.,  1.]]))
     """
-    arrays = {path: _values(path, leaf) for path, leaf in named("", params) if _is_number(leaf)}
+    found = [(path, leaf) for path, leaf in named("", params) if _is_number(leaf)]
+    keys = [id(leaf) if isinstance(leaf, np.ndarray) else ~k for k, (_, leaf) in enumerate(found)]
+    arrays: dict[int, Array] = {}
+    for key, leaf in zip(keys, found, strict=True):
+        if key not in arrays:
+            arrays[key] = _values(*leaf)
     dtype = np.result_type(*{array.dtype for array in arrays.values()} or {np.dtype(float)})
     if dtype.kind in "biu":
         dtype = np.dtype(float)
     vector, start = np.empty(sum(array.size for array in arrays.values()), dtype), 0
-    views = []
-    for array in arrays.values():
+    views = {}
+    for key, array in arrays.items():
         view = vector[start : start + array.size].reshape(array.shape)
         view[...] = array
-        views.append(view)
+        views[key] = view
         start += array.size
-    rest = iter(views)
+    rest = map(views.__getitem__, keys)
     return vector, mapped(lambda leaf: next(rest) if _is_number(leaf) else leaf, params)
 
 

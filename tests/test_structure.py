@@ -98,7 +98,7 @@ def test_a_step_is_the_list_call_on_the_leaves(tree, random, seed):
     nested, listed = adam(), adam()
     for _ in range(3):
         grads = {
-            path: None if random.random() < 0.2 else rng.normal(size=len(array))
+            path: None if path and random.random() < 0.2 else rng.normal(size=len(array))
             for path, array in zip(paths, flat, strict=True)
         }
         nested.step(mapped(tree, lambda path, size, g=grads: g[path]), weights)

@@ -76,3 +76,14 @@ def test_the_dtype_is_that_of_a_concatenation(params, dtype):
 def test_what_is_not_real_is_refused(wrong):
     with pytest.raises(TypeError, match="params at 'a' must be an array of real numbers"):
         flat({"a": wrong})
+
+
+def test_an_array_that_occurs_twice_stays_one():
+    tied, zero = np.ones(2), 0.5
+    params = {"embed": tied, "bias": [zero, zero, np.ones(2)], "head": {"weight": tied}}
+    vector, views = flat(params)
+    assert vector.tolist() == [1, 1, 0.5, 0.5, 1, 1]
+    assert views["embed"] is views["head"]["weight"]
+    vector[:3] = 7
+    assert views["head"]["weight"].tolist() == [7, 7]
+    assert [each.tolist() for each in views["bias"]] == [7, 0.5, [1, 1]]

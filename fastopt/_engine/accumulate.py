@@ -14,7 +14,7 @@ from fastopt._kernels.table import Table
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.sparse import RowSparse
 
-__all__ = ["accumulate", "add", "adding", "joined_rows", "room", "sum_of_rows"]
+__all__ = ["accumulate", "add", "adding", "joined_rows", "placed_rows", "room", "sum_of_rows"]
 
 
 @rule(hyper=("keep",))
@@ -61,14 +61,15 @@ def sum_of_rows(context: str, total: Any, grad: Any, weight: Array, keep: bool) 
     of = header(weight)
     real = np.dtype(real_of(of.dtype))
     if isinstance(of, Header):
-        before = [_placed_rows(total, of)] if keep else []
+        before = [placed_rows(total, of)] if keep else []
         return joined_rows(context, [*before, grad], real)
     copied = grad.values.astype(real), grad.indices.copy()
     rows: RowSparse = listed(context, copied, of.shape)
     return total + rows if keep else rows
 
 
-def _placed_rows(rows: RowSparse, of: Header) -> RowSparse:
+def placed_rows(rows: RowSparse, of: Header) -> RowSparse:
+    """Return row-sparse values on a device."""
     return RowSparse(placed(rows.values, of), rows.indices, rows.shape)
 
 
@@ -111,7 +112,7 @@ def _dense(context: str, rows: RowSparse, of: Any) -> Any:
     if not isinstance(of, Header):
         return rows.to_dense()
     dense = _zeros(of, of.shape, rows.dtype)
-    adding(context, dense, _placed_rows(rows, of), keep=True).run()
+    adding(context, dense, placed_rows(rows, of), keep=True).run()
     return dense
 
 

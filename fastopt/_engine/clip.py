@@ -26,7 +26,7 @@ STEPPED = StepInfo(stepped=True, skipped=False)
 """Outcome of a call that measures nothing."""
 
 UNCHANGED = StepInfo(stepped=False, skipped=False)
-"""Outcome before the first call, and of a call that only accumulated its gradients."""
+"""Outcome before the first call, and of a call that updated nothing."""
 
 
 def measured(

@@ -83,7 +83,7 @@ class UnitClip:
 
     def _clip(self, weight: Array, grad: Array, out: Array, factor: float) -> None:
         weight, grad = _contiguous(weight), _contiguous(grad)
-        units = len(out) if out.ndim > 1 else 1
+        units = len(out) if out.ndim > 1 and out.size else 1  # 2**63 units may have no elements
         kinds = kind_of(weight.dtype), kind_of(grad.dtype), out.dtype.type
         table = np.array([[weight.ctypes.data, grad.ctypes.data, out.ctypes.data]], np.uint64)
         numbers = factor, self.limit, self.least

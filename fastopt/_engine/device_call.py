@@ -349,8 +349,9 @@ def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
             updater._check_names(call.indices)
             call.step()
             devices.note(call, (weight,) if call.single else weight)
-        if updater._info is not STEPPED:
-            updater._info = STEPPED
+        info = planner.stepped(STEPPED, ()) if optimizer.may_skip else STEPPED
+        if updater._info is not info:
+            updater._info = info
     return True
 
 
@@ -373,7 +374,7 @@ def _mixed_again(updater: Any, *arguments: Any) -> bool:
         return False
     own = [tuple(each[k] for k in here) for each in arguments]
     others = [tuple(each[k] for k in there) for each in arguments]
-    call = devices.call_of(*others) if records.admits(*own) else None
+    call = devices.call_of(*others) if records.admits(*own) >= 0 else None
     if call is None:
         return False
 

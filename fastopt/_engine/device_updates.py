@@ -62,7 +62,7 @@ def update(
         call.release()
     if finish is not None:
         finish()
-    updater._report(info)
+    updater._report(planner.stepped(info, indices))
 
 
 def _squares(

@@ -61,7 +61,7 @@ class Direct(Owner):
         for index, weight, grad, state in calls:
             self.optimizer._get_lr(index), self.optimizer._get_wd(index)
             known = records.usable and self._keeps(index, state)
-            if not (known and records.admits(index, grad, weight)):
+            if not (known and records.admits(index, grad, weight) >= 0):
                 self.planner.table(index, weight, grad, state)
 
     def refill(self) -> None:

@@ -38,6 +38,7 @@ from fastopt._engine.validate import (
     is_half,
     label,
     leaves,
+    roles_of,
 )
 from fastopt._kernels import record_words as w
 from fastopt._kernels import row_admission
@@ -403,9 +404,9 @@ class Enrolment:
         arrays = (*arrays[:slots], *average, *arrays[slots:])
         if any(array is weight for array in arrays):
             return None
-        others = tuple(array for array in (*exact, *arrays) if array is not weight)
-        names = map(str, range(len(others)))
-        check_apart(new.context, dict(zip(names, others, strict=True)))
+        named = dict(each for each in roles_of(rule, exact, arrays) if each[1] is not weight)
+        check_apart(new.context, named)
+        others = tuple(named.values())
         records = self.records
         scaled = records.factors and not planner.optimizer.folds
         layout = self._layout(new, rule, exact, arrays, scaled)

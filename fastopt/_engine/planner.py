@@ -27,9 +27,9 @@ from fastopt._engine.validate import (
     is_fortran,
     is_half,
     label,
+    roles_of,
 )
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels.codes import is_coded
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.device_memory import arranged, contiguous, lie_alike, like
 from fastopt._kernels.devices import Header, header, is_cuda
@@ -37,6 +37,7 @@ from fastopt._kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
 from fastopt._kernels.table import Table, launch
 from fastopt._structure import Structures
+from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse
 
@@ -179,6 +180,19 @@ class Planner:
             call = UnrecordedCall(self, calls)
             call.step(factor)
             call.finish()
+
+    def stepped(self, info: StepInfo, indices: Sequence[Index]) -> StepInfo:
+        """Return the outcome of a call of parameters whose updates may only have been counted."""
+        if self.optimizer.is_accumulating:
+            updated = any(map(self.optimizer.completes, indices))
+        else:
+            updated = not self.skips
+        return info if updated else info._replace(stepped=False)
+
+    @property
+    def skips(self) -> bool:
+        """Whether updates are only counted now."""
+        return all(each.may_skip and each.skips() for each in self.optimizers())
 
     # Accumulation
 
@@ -385,7 +399,7 @@ def table_of(
     sparse = isinstance(grad, RowSparse)
     values = header(grad.values if isinstance(grad, RowSparse) else grad)
     arrays = (*weight, *state, values)
-    named = _named(rule, weight, values, state)
+    named = {"weight": weight[0], "gradient": values, **dict(roles_of(rule, weight, state))}
     check_together(context, named)
     if sparse:
         del named["gradient"]  # list_rows() copies values that lie in a state
@@ -423,22 +437,6 @@ def table_of(
     table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     return table
-
-
-def _named(
-    rule: Rule, weight: tuple[Array, ...], values: Any, state: tuple[Array, ...]
-) -> dict[str, Any]:
-    """Arrays of a tensor under the names that errors use."""
-    roles = ("weight", "its copy or remainder")[: len(weight)]
-    slots = [f"state {slot!r}" for slot in rule.slots]
-    codes = zip(rule.state, state, strict=False)
-    slots += [f"scales of state {slot!r}" for slot, array in codes if is_coded(array)]
-    return {
-        "weight": weight[0],
-        "gradient": values,
-        **dict(zip(roles, weight, strict=True)),
-        **dict(zip(slots, state, strict=True)),
-    }
 
 
 def _in_c_order(array: Array) -> bool:

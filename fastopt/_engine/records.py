@@ -109,6 +109,8 @@ class Records:
         Whether gradients are measured, clipped or accumulated before an update.
     entry : callable
         Function that returns `enter`, the function that enters a call.
+    stepped : StepInfo
+        The outcome of a call that measures nothing.
     factors : bool
         Whether gradients are multiplied by a factor, so that rules need ``rescale_grad``.
     """
@@ -119,6 +121,7 @@ class Records:
         self.live = self.norms = self.prepares = self.asks = self.foresees = self.begins = False
         self.by_tensor = self.clips = self.factors = self.measures = self.defers = False
         self.sums: list[Any] = []
+        self.stepped = STEPPED
         self.mode: Any = None
         self.rescale: Any = None
         self.averages: Averages | None = None
@@ -191,6 +194,7 @@ class Records:
                 elif not (only_rates and shared.follow(optimizer.lr)):
                     shared.fill(shared.optimizer.lr, again=only_rates)
         self.words[w.EXPECTED] = 0
+        self.stepped = planner.stepped(STEPPED, ())
         changes = self.asks or planner.groups is not None or optimizer.may_skip
         self.steady = self.usable and not changes
         self.admit(optimizer)
@@ -201,7 +205,8 @@ class Records:
         """Admit calls before they are checked in Python, if the multipliers have been checked."""
         self.quick = self.usable and not optimizer.unchecked
         self.measures = self.norms or self.clips or self.prepares
-        self.direct = self.quick and not (self.live or self.measures)
+        python = self.live or self.measures or self.stepped is not STEPPED
+        self.direct = self.quick and not python
 
     def _follow(self, updater: Any) -> None:
         """Follow the changes of attributes besides VALUES."""
@@ -327,11 +332,11 @@ class Records:
 
     # Calls
 
-    def admits(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Whether a call can be entered, with memory for it; nothing is updated."""
+    def admits(self, index: Any, grad: Any, weight: Any) -> int:
+        """Return the status of a call, with memory for it; nothing is updated."""
         self.words[w.CHECKS] = 1
         try:
-            return self.with_room(w.NO_ROOM, (index, grad, weight)) >= 0
+            return self.with_room(w.NO_ROOM, (index, grad, weight))
         finally:
             self.words[w.CHECKS] = 0
 
@@ -450,10 +455,10 @@ class Records:
     def _outcome(self, updater: Any, status: int, index: Any, grad: Any) -> StepInfo | None:
         """Return the outcome of a call, from its status; None if a finite norm has overflowed."""
         if not self.norms:
-            return STEPPED
+            return self.stepped
         norm = self.norm.item(w.GLOBAL_NORM)
         if status != w.SKIPPED:
-            return StepInfo(stepped=True, skipped=False, global_norm=norm)
+            return self.stepped._replace(global_norm=norm)
         calls = [(i, None, _whole(self, i, g), None) for i, g in self.moving(index, grad)]
         indices, sums = [each for each, *_ in calls], updater._squares(None, calls, DOWN)
         info = overflow(sums, indices, updater.optimizer.idx2name, norm)

@@ -39,6 +39,7 @@ __all__ = [
     "leaves",
     "listed",
     "order_of",
+    "roles_of",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -60,14 +61,19 @@ def check_index(index: Any) -> int | str:
     TypeError
         `index` is not an int, str or bytes. True and False are refused, although they equal 1
         and 0.
+    ValueError
+        `index` is bytes that are not UTF-8.
     """
     if isinstance(index, np.str_):
         return str(index)
     if isinstance(index, (int, str)) and not isinstance(index, bool):
         return index
     if isinstance(index, bytes):
-        return index.decode()
-    if isinstance(index, np.integer):
+        try:
+            return index.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"index must be text in UTF-8 if it is bytes, got {index!r}") from None
+    if isinstance(index, np.integer) and not isinstance(index, np.timedelta64):
         return int(index)
     got = type(index).__name__
     message = f"index must be an int, str or bytes, or a list of them, got {got}"
@@ -260,6 +266,8 @@ def listed(context: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
         return as_row_sparse(grad, shape)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{context}: {error}") from None
+    except MemoryError as error:
+        raise MemoryError(f"{context}: {error}") from None
 
 
 def _check_array(context: str, role: str, array: Any, kind: Any, shape: Any = ()) -> None:
@@ -304,11 +312,21 @@ def check_together(context: str, arrays: dict[str, Any]) -> None:
             raise ValueError(f"{context}: {first} is on {devices[0]}, {other} on {devices[1]}")
 
 
+def roles_of(rule: Rule, exact: Sequence[Any], arrays: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return the arrays that an update writes to, after the names that errors use."""
+    names = [*("weight", "its copy or remainder")[: len(exact)]]
+    names += [f"state {slot!r}" for slot in rule.slots]
+    codes = zip(rule.state, arrays, strict=False)
+    names += [f"scales of state {slot!r}" for slot, array in codes if is_coded(array)]
+    return list(zip(names, (*exact, *arrays), strict=True))
+
+
 def check_apart(context: str, arrays: dict[str, Any]) -> None:
     """Raise ValueError if two of the named arrays share memory."""
     for (one, first), (other, second) in combinations(arrays.items(), 2):
         if np.may_share_memory(first, second) and np.shares_memory(first, second):
             cure = "; pass a copy of the gradient" if other == "gradient" else ""
+            cure = "; replace one by a copy" if "state" in other else cure
             raise ValueError(f"{context}: {one} and {other} share memory{cure}")
 
 

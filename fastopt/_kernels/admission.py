@@ -337,4 +337,4 @@ def admit_list(x, index, grad, weight):
             return 0, status
         if status != w.LEFT_OUT:
             result, count = max(result, status), count + 1
-    return count, w.REFUSED if count == 0 and n > 0 else result
+    return count, w.REFUSED if count == 0 else result  # Python reports that nothing is updated

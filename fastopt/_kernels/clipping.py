@@ -163,6 +163,8 @@ def clip_units(x, k, share, shares):
     tensor = tensor_of(x, k)
     record, numbers = words(tensor[w.T_RECORD]), x[w.NORM] + 8 * w.UNIT_FACTOR
     units = tensor[w.T_SEGMENTS] if tensor[w.T_LISTED] else record[w.LENGTHS]
+    if record[w.SIZE] == 0:
+        return  # 2**63 units may have no elements
     if record[w.NDIMS] < 2:
         units = 1
     own = (share + k) % shares  # vectors have one unit, and are divided among the shares

@@ -39,6 +39,9 @@ Array = np.ndarray[Any, Any]
 LEAST = 4096
 """Minimum elements of a weight whose state is coded by default."""
 
+KINDS = frozenset(map(np.dtype, CODES.values()))
+"""Dtypes of codes; the name of a dtype is computed by an import, which fails when Python exits."""
+
 NARROW = 16
 """Minimum elements of a row of such a weight."""
 
@@ -71,7 +74,7 @@ def is_worth_codes(shape: tuple[int, ...], least: int | None) -> bool:
 
 def is_coded(array: Any) -> bool:
     """Whether an array holds codes."""
-    return getattr(getattr(array, "dtype", None), "name", None) in CODES
+    return getattr(array, "dtype", None) in KINDS
 
 
 def split_scales(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:

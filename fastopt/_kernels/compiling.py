@@ -5,13 +5,16 @@ import hashlib
 import inspect
 import logging
 import os
+import pickle
 import secrets
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,35 +25,82 @@ from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 
+from fastopt._interrupts import undisturbed
 from fastopt._kernels.threads import in_forked_child, start_layer
 from fastopt.kernels.rule import Rule, digest_of
 
-__all__ = ["address_of", "bind", "bind_to", "compiled", "compiled_kernels", "keep_apart"]
-__all__ += ["log_uncached", "name_entry"]
+__all__ = ["address_of", "bind", "bind_to", "compiled", "compiled_kernels", "created"]
+__all__ += ["name_entry"]
 
 log = logging.getLogger("fastopt")
 
 
 class KernelFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """Files of a kernel in numba's cache, with names that are unique to a process.
+    """Files of a kernel in numba's cache, with names that are unique to a process, and checksums.
 
     Numba numbers the files of a kernel's specializations. Two processes that compile different
     specializations at once take the same number, and a later process would run one in place of the
-    other.
+    other. A file that a power loss or a full disk has damaged is replaced: it would end the program
+    or, with a wrong bit in its machine code, run.
     """
 
     def _data_name(self, number: int) -> str:
         return f"{Path(self._index_name).stem}.{os.getpid()}-{secrets.token_hex(4)}.{number}.nbc"
 
+    @contextmanager
+    def _open_for_write(self, path: str) -> Iterator[BytesIO]:
+        yield (content := BytesIO())
+        data = content.getvalue()
+        with super()._open_for_write(path) as file:
+            file.write(_checksum(data) + data)
 
-def keep_apart(kernel: Any) -> None:
-    """Give a kernel cache files that no other process writes; see :class:`KernelFiles`."""
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            file = BytesIO(_checked(self._index_path))
+            if pickle.load(file) != self._version:
+                return {}
+            stamp, names = pickle.load(file)
+        except FileNotFoundError:
+            return {}
+        except Exception as error:
+            log_failure(self._cache_path, error)
+            return {}
+        return names if stamp == self._source_stamp else {}
+
+    def _load_data(self, name: str) -> Any:
+        return pickle.loads(_checked(self._data_path(name)))
+
+
+def _checksum(data: Any) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "little")
+
+
+def _checked(path: str) -> memoryview:
+    """Return the content of a file after its checksum."""
+    data = memoryview(Path(path).read_bytes())
+    if _checksum(data[4:]) != data[:4]:
+        raise ValueError(f"{path} is damaged")
+    return data[4:]
+
+
+def _keep_apart(kernel: Any) -> None:
+    """Give a kernel :class:`KernelFiles`, and compile it if they cannot be read or written."""
     if not hasattr(kernel, "_cache"):  # NUMBA_DISABLE_JIT
         return
-    place = kernel._cache._impl.locator
-    kernel._cache._cache_file = KernelFiles(
+    cache = kernel._cache
+    place = cache._impl.locator
+
+    @contextmanager
+    def failing() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            log_failure(place.get_cache_path(), error)
+
+    cache._guard_against_spurious_io_errors = failing  # around both reading and writing
+    cache._cache_file = KernelFiles(
         cache_path=place.get_cache_path(),
-        filename_base=kernel._cache._impl.filename_base,
+        filename_base=cache._impl.filename_base,
         source_stamp=place.get_source_stamp(),
     )
 
@@ -77,14 +127,37 @@ def compiled(
         start_layer()
     options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil}
     options |= {"no_cfunc_wrapper": True, **more}
-    try:
-        dispatcher = njit(cache=True, **options)(kernel)
-        keep_apart(dispatcher)
-    except RuntimeError:
-        log_uncached()
-        dispatcher = njit(**options)(kernel)
+    return created(njit, kernel, **options)
+
+
+def created(jit: Callable[..., Any], kernel: Callable, **options: Any) -> Callable:
+    """Return a kernel that is compiled on first use, or loaded from numba's disk cache.
+
+    `jit` is numba's decorator of a target.
+    """
+    with undisturbed():
+        try:
+            dispatcher = jit(cache=True, **options)(kernel)
+            _keep_apart(dispatcher)
+        except (RuntimeError, OSError):
+            log_uncached()
+            dispatcher = jit(**options)(kernel)
+    if hasattr(dispatcher, "overloads"):  # not with NUMBA_DISABLE_JIT
+        for name in ("compile", "_compile_for_args"):  # the latter calls the former
+            setattr(dispatcher, name, _protected(getattr(dispatcher, name)))
     compiled_kernels.append(dispatcher)
     return dispatcher
+
+
+def _protected(compile: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel's method that compiles or loads it, with all signals deferred."""
+
+    def protected(*types: Any) -> Any:
+        with undisturbed(), garbage_left():
+            defer_blas()
+            return compile(*types)
+
+    return protected
 
 
 def address_of(
@@ -99,7 +172,8 @@ def address_of(
     function.__name__ = f"{function.__name__}{variant}"
     options = {"no_cfunc_wrapper": False, "no_cpython_wrapper": True}
     kernel = compiled(function, rule, parallel, also=also, **options)
-    with global_compiler_lock:  # the compiler may be adding a library in another thread
+    # the compiler may be adding a library in another thread
+    with undisturbed(), global_compiler_lock:
         result = _specialized(kernel, signature.args)
         name = result.fndesc.llvm_cfunc_wrapper_name
         found: int = result.library.get_pointer_to_function(name)
@@ -109,9 +183,7 @@ def address_of(
 def _specialized(kernel: Any, signature: tuple[Any, ...]) -> Any:
     """Return a kernel that is compiled for these argument types."""
     if signature not in kernel.overloads:
-        defer_blas()
-        with garbage_left():
-            kernel.compile(signature)
+        kernel.compile(signature)
     return kernel.overloads[signature]
 
 
@@ -226,3 +298,18 @@ def log_uncached() -> None:
         "kernels are compiled again in every process, as no cache directory is writable; set "
         "NUMBA_CACHE_DIR to a writable directory"
     )
+
+
+_failed: set[str] = set()
+
+
+def log_failure(directory: str, error: Exception) -> None:
+    """Log once for each directory that cached kernels could not be read or written."""
+    if directory not in _failed:
+        _failed.add(directory)
+        log.info(
+            "kernels in %s could not be read or written and are compiled again, %s: %s",
+            directory,
+            type(error).__name__,
+            error,
+        )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from fastopt._kernels.compiling import compiled_kernels, keep_apart, log_uncached, name_entry
+from fastopt._kernels.compiling import created, name_entry
 from fastopt._kernels.cuda_driver import SIMULATED, launch
 from fastopt._kernels.cuda_packs import (
     ALIGNMENT,
@@ -92,14 +92,7 @@ def compiled(kernel: Callable, rule: Rule | None) -> Callable:
     if SIMULATED:
         return cuda.jit(_quiet(kernel))
     name_entry(kernel, rule, "cuda")
-    try:
-        made = cuda.jit(cache=True)(kernel)
-        keep_apart(made)
-    except RuntimeError:
-        log_uncached()
-        made = cuda.jit(kernel)
-    compiled_kernels.append(made)
-    return made
+    return created(cuda.jit, kernel)
 
 
 def _quiet(kernel: Callable) -> Callable:

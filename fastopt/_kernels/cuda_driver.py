@@ -24,6 +24,7 @@ from numba.core import config
 from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
+from fastopt._interrupts import undisturbed
 from fastopt._kernels.devices import cuda_target
 
 __all__ = [
@@ -235,12 +236,13 @@ def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
     from numba.cuda.core.errors import NumbaError as CudaError
 
     signature = tuple(types.int64 if isinstance(a, int) else a.type for a in arguments)
-    try:
-        made = kernel.compile(signature)
-    except CudaError as error:  # numba-cuda has its own error classes
-        raise NumbaError(str(error)) from error
-    made.bind()
-    return int(made._codelibrary.get_cufunc().handle)
+    with undisturbed():
+        try:
+            made = kernel.compile(signature)
+        except CudaError as error:  # numba-cuda has its own error classes
+            raise NumbaError(str(error)) from error
+        made.bind()
+        return int(made._codelibrary.get_cufunc().handle)
 
 
 @contextmanager

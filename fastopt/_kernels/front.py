@@ -53,8 +53,10 @@ from fastopt._kernels.strided import (
     COPY_BACK,
     COPY_GRAD,
     COPY_WEIGHT,
+    elements_of,
     grad_bytes,
     grad_elements,
+    proportion,
 )
 from fastopt.kernels.rule import scalar
 
@@ -254,6 +256,8 @@ def divide_scratch(x, n):
         record = words(tensor[w.T_RECORD])
         if words(tensor[w.T_HYPER])[w.VALID] == 0 and (asked or not x[w.ASKING]):
             return w.REFUSED
+        if max(elements_of(tensor, record), listed, need) > w.MOST:
+            return w.REFUSED
         total += work_of(tensor, record)
         if tensor[w.T_LISTED]:
             tensor[w.T_REGION] = x[w.SCRATCH] + listed
@@ -312,7 +316,7 @@ def hold(x, n, held):
 @scalar
 def perform(x, context, n):
     """Clip and measure the gradients of a call, and update; return a status."""
-    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not is_asked(x) and n > 0
+    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not is_asked(x)
     if asks and not x[w.MEASURE]:
         return w.ASKS
     order_all(x, n)
@@ -421,7 +425,7 @@ def cut(place, tensor):
     if place <= 0 or place >= size:
         return 0 if place <= 0 else items
     line = LINE if items == size else 1
-    return place * items // size // line * line
+    return proportion(place, size, items) // line * line
 
 
 BEGIN, END, UPDATES, COVERS, REDUCTIONS = range(5)

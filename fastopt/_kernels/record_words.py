@@ -11,6 +11,13 @@ from fastopt._kernels import numpy_abi
 AXES = 64
 """Maximum number of dimensions, which is that of NumPy."""
 
+MOST = 1 << 44
+"""Maximum number of elements, of indices, and of bytes of scratch memory in a compiled call.
+
+An array whose strides are 0 may have up to 2**63 elements, and sums and products of such sizes
+overflow.
+"""
+
 # Words of the headers of arrays, dtypes, lists and numbers.
 TYPE, DATA, NDIM, SHAPE = (
     offset // 8 for offset in (numpy_abi.TYPE, numpy_abi.DATA, numpy_abi.NDIM, numpy_abi.SHAPE)

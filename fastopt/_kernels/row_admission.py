@@ -33,7 +33,7 @@ from fastopt._kernels.objects import (
     unsigned_words,
     words,
 )
-from fastopt._kernels.strided import rounded, size_of
+from fastopt._kernels.strided import proportion, rounded, size_of
 from fastopt.kernels.rule import scalar
 
 __all__ = ["addresses", "cut_rows", "enter_rows", "row_room", "rows_before", "work_of"]
@@ -85,7 +85,7 @@ def rows_before(place, tensor, work):
     rows, starts = tensor[w.T_SEGMENTS], words(tensor[w.T_STARTS])
     if place <= 0 or place >= work:
         return 0 if place <= 0 else rows
-    target = (rows + tensor[w.T_LENGTH]) * place // work
+    target = proportion(place, work, rows + tensor[w.T_LENGTH])
     low, high = 0, rows
     while low < high:
         middle = (low + high) // 2

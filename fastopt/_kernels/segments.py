@@ -102,7 +102,7 @@ def sort_rows(rows: Any, height: Any, step: Any, places: Any, chunks: Any) -> An
     digit_bits = DIGIT if size >= FEW else FEW_DIGIT
     counts = np.empty(1 << digit_bits, np.int64)
     shift = 0
-    while shift == 0 or (height - 1) >> shift:
+    while shift == 0 or (shift < 63 and (height - 1) >> shift):
         counts[:] = 0
         for i in range(size):
             counts[(rows[i] >> shift) & (len(counts) - 1)] += 1

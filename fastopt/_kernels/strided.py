@@ -15,8 +15,8 @@ from fastopt._kernels.half import widen_bfloat16, widen_float16
 from fastopt._kernels.objects import after, doubles, halves, singles, words
 from fastopt.kernels.rule import scalar
 
-__all__ = ["COPY_BACK", "COPY_GRAD", "COPY_WEIGHT", "copy", "copy_strided", "grad_bytes"]
-__all__ += ["grad_elements", "rounded", "size_of"]
+__all__ = ["COPY_BACK", "COPY_GRAD", "COPY_WEIGHT", "copy", "copy_strided", "elements_of"]
+__all__ += ["grad_bytes", "grad_elements", "proportion", "rounded", "size_of"]
 
 COPY_GRAD, COPY_WEIGHT, COPY_BACK = range(3)
 """What :func:`copy_call` copies."""
@@ -34,6 +34,15 @@ def size_of(code):
 def rounded(size):
     """Return a size in bytes, rounded up to whole cache lines."""
     return (size + 63) & -64
+
+
+@scalar
+def proportion(place, whole, count):
+    """Return how many of `count` items are before `place` of `whole`.
+
+    The product of two sizes may overflow an integer.
+    """
+    return int(np.float64(place) / np.float64(whole) * np.float64(count))
 
 
 @scalar
@@ -127,6 +136,13 @@ def grad_elements(tensor, record):
     if tensor[w.T_LISTED]:
         return tensor[w.T_LENGTH] * (record[w.SIZE] // max(record[w.LENGTHS], 1))
     return record[w.SIZE]
+
+
+@scalar
+def elements_of(tensor, record):
+    """Return the number of elements of the weight, or of values or indices if they are more."""
+    own = max(record[w.SIZE], grad_elements(tensor, record))
+    return max(own, tensor[w.T_LENGTH]) if tensor[w.T_LISTED] else own
 
 
 @scalar

@@ -14,6 +14,8 @@ from weakref import WeakSet
 import numba
 from numba.core.compiler_lock import global_compiler_lock
 
+from fastopt._interrupts import undisturbed
+
 __all__ = ["choose_layer", "in_forked_child", "load_tbb", "may_run_parallel", "start_layer"]
 __all__ += ["start_locks", "thread_count", "turn", "use_threads"]
 
@@ -21,7 +23,8 @@ CONCURRENT = ("tbb", "omp")
 """Layers that several Python threads may use at once; workqueue would terminate the process."""
 FORK_SAFE = ("tbb",)
 """Layers that work in a forked child; GNU OpenMP would kill it."""
-
+FORK_WAITS = 60.0
+"""Seconds at most that a fork waits for the compiler in another thread, which may wait for it."""
 
 LIBRARIES = ("libtbb.so.12", "libtbb.12.dylib", "tbb12.dll")
 """File names of TBB's library, which may continue with a version."""
@@ -98,10 +101,11 @@ def start_layer() -> None:
     (https://github.com/numba/numba/issues/10556). So the thread that starts the layer runs the task
     at once.
     """
-    with global_compiler_lock:
+    with undisturbed(), global_compiler_lock:
         try:
             numba.threading_layer()
         except ValueError:
+            threads.users.add(threading.get_ident())
             numba.get_num_threads()
             if numba.threading_layer() == "tbb":
                 pool = importlib.import_module("numba.np.ufunc.tbbpool")
@@ -134,6 +138,7 @@ class _Threads:
         self.layer: str | None = None
         self.started = False
         self.allowed = True
+        self.users: set[int] = set()
         self.lock = threading.Lock()
 
 
@@ -142,7 +147,11 @@ _none: AbstractContextManager[Any] = nullcontext()
 
 
 def may_run_parallel() -> bool:
-    """Whether parallel kernels may run: False in a forked child if the layer is not fork-safe."""
+    """Whether parallel kernels may run: False in a forked child if the layer is not fork-safe.
+
+    TBB is not either if another thread has run parallel kernels: one of its locks may have been
+    held, by that thread or by a worker that finished its work, and the child would wait for ever.
+    """
     return threads.allowed
 
 
@@ -151,6 +160,7 @@ def turn() -> AbstractContextManager[Any]:
 
     The layer that numba has chosen is known only after the first launch.
     """
+    threads.users.add(threading.get_ident())
     if threads.layer in CONCURRENT:
         return _none
     if threads.layer is None:
@@ -189,17 +199,32 @@ def _restart_locks() -> None:
         owner._start_locks()
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    """Wait while another thread compiles, as the child would lack it, and with it LLVM's lock."""
+    global_compiler_lock._lock.acquire(timeout=FORK_WAITS)
+
+
+def _after_fork() -> bool:
+    """Release the compiler's lock; return whether the thread that forked held it."""
+    own: bool = global_compiler_lock._lock._is_owned()
+    if own:
+        global_compiler_lock._lock.release()
+    return own
+
+
+def _in_child() -> None:
     try:
         layer = numba.threading_layer()
     except ValueError:
         layer = None
-    threads.allowed = threads.allowed and (layer is None or layer in FORK_SAFE)
+    safe = layer in FORK_SAFE and threads.users <= {threading.get_ident()}
+    threads.allowed = threads.allowed and (layer is None or safe)
     threads.lock = threading.Lock()
-    global_compiler_lock._lock = threading.RLock()  # may be held by a thread that the child lacks
+    if not _after_fork():
+        global_compiler_lock._lock = threading.RLock()  # of a thread that the child lacks
     for callback in _callbacks:
         callback()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

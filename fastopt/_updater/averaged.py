@@ -10,7 +10,7 @@ from typing import Any
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.mixed_precision import has_master, split_state
 from fastopt._engine.validate import Array, check_index, label, leaves
-from fastopt._foreign import latest
+from fastopt._foreign import owner_of
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
@@ -142,7 +142,7 @@ def _targets(
         context = label(index, names)
         weight, updated = own.get(index), updater.planner.updated
         if index not in own and index in updated:
-            weight = updated[index] = latest(context, updated[index])
+            weight = updated[index] = updater._viewed(index, owner_of(updated[index]))
         if weight is None:
             raise ValueError(
                 f"{context}: its weight was not updated yet by this updater; pass "

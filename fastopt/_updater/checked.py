@@ -23,7 +23,7 @@ from fastopt._engine.records import Records
 from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.unrecorded import UnrecordedCall
 from fastopt._engine.validate import check, label, leaves
-from fastopt._foreign import as_gradient, as_weight
+from fastopt._foreign import as_gradient, as_weight, owner_of
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import allocated_together, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
@@ -33,7 +33,7 @@ from fastopt._kernels.record_words import DONE
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import as_float
 from fastopt.checkpoint.resumable import Resumable
-from fastopt.optimizer.accumulation import Entry, Windows
+from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, unused
 from fastopt.sparse import RowSparse
 
@@ -103,6 +103,9 @@ class CheckedUpdates(Resumable):
             optimizer = self.optimizer
             if self._averages is not None:
                 self._averages.check_free()
+            if not indices:
+                vars(self)["_info"] = UNCHANGED
+                return
             unchecked = optimizer.unchecked
             self._check_names(indices)
             check_given(self, indices)
@@ -115,7 +118,7 @@ class CheckedUpdates(Resumable):
                     self._measured_step(indices, grads, weights, single)
                 else:
                     self._step(indices, grads, weights, single)
-                    vars(self)["_info"] = STEPPED
+                    vars(self)["_info"] = self.planner.stepped(STEPPED, indices)
             if why is not None:
                 slow.add(self, *why)
                 vars(self)["_slow"] = slow
@@ -343,6 +346,51 @@ class CheckedUpdates(Resumable):
             raise
         if not last:
             self._info = UNCHANGED
+            self._records.note(self.planner, indices, [weight for _, weight, _ in entries])
+
+    def _finish(self, index: Any, weight: Any) -> None:
+        """Update with the means of incomplete sums, see :meth:`Updater.finish`."""
+        with self.lock, unused(self.optimizer.updating):
+            optimizer = self.optimizer
+            if self._averages is not None:
+                self._averages.check_free()
+            windows, names = self._windows, optimizer.idx2name
+            found = incomplete(windows, index, weight).items()
+            given = {i: self._given(i, of, "finish") for i, of in found if not self._is_frozen(i)}
+            if windows is None or not given:
+                vars(self)["_info"] = UNCHANGED
+                return
+            indices, calls = list(given), [windows.calls[i] for i in given]
+            views = [self._viewed(i, array) for i, array in given.items()]
+            of = [label(i, names) for i in indices]
+            sums = list(map(windows.total, of, indices, views))
+            entries = [
+                (i, view, times(total, calls[0] / count))  # all gradients have one factor
+                for (i, view, total), count in zip(
+                    self._checked_entries(indices, sums, views), calls, strict=True
+                )
+            ]
+            finish = partial(windows.finish, indices, windows.without(given))
+            with uninterrupted:
+                self._apply(entries, False, 1 / calls[0], finish)
+            mark_written(list(given.values()))
+
+    def _given(self, index: Index, weight: Any, call: str) -> Any:
+        """Return the weight that was given to a method, or else that of the last call."""
+        given = owner_of(self.planner.updated.get(index)) if weight is None else weight
+        if given is None:
+            raise ValueError(
+                f"{label(index, self.optimizer.idx2name)}: {call} needs the weight, which was in "
+                f"no call yet: pass it, {call}(index, weight)"
+            )
+        return given
+
+    def _viewed(self, index: Index, weight: Any) -> Any:
+        """Return a weight, or the NumPy view of one of another library."""
+        try:
+            return as_weight(weight)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{label(index, self.optimizer.idx2name)}: {error}") from error
 
     def _check_summable(self, indices: Sequence[Index]) -> None:
         """Raise ValueError if gradients cannot be accumulated, because an index is repeated."""
@@ -396,7 +444,7 @@ class CheckedUpdates(Resumable):
             call.release()
         if finish is not None:
             finish()
-        self._report(info)
+        self._report(self.planner.stepped(info, indices))
 
     def _take(
         self,

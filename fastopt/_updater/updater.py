@@ -25,7 +25,6 @@ from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt._engine.step_rates import foresee
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import as_lists, check_index, is_listed, label, leaves
-from fastopt._foreign import as_weight, latest
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import is_cuda
@@ -301,7 +300,7 @@ class Updater(CheckedUpdates):
             if self._windows is not None and self._windows.calls and value != self._windows.every:
                 raise ValueError(
                     f"accumulate cannot change while gradients of {list(self._windows.calls)} "
-                    "wait for their update"
+                    "wait for their update: call finish() or reset() before"
                 )
             if self._windows is None or value != self._windows.every:
                 own["_windows"] = Windows(value) if value > 1 else None
@@ -504,8 +503,8 @@ class Updater(CheckedUpdates):
                 status: int = records.enter(records.context, index, grad, weight)
                 if status != OK:
                     status = records.resolve(self, status, index, grad, weight)
-                if status >= 0 and self._info is not STEPPED:
-                    self._info = STEPPED
+                if status >= 0 and self._info is not records.stepped:
+                    self._info = records.stepped
                 return status >= 0
             if self.planner.devices.has(index):
                 return False
@@ -527,9 +526,12 @@ class Updater(CheckedUpdates):
             return False  # sums are those of parameters that are not frozen
         phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
         summed = sums if listed else sums[0]
-        if phase < 0 or not records.admits(index, summed, weight) or records.words[REPEATS]:
-            return False
         adder, last = windows.adders[phase > 0], phase + 1 == windows.every
+        status = records.admits(index, grad, weight) if phase >= 0 else UNKNOWN
+        if status >= 0 and last:
+            status = records.admits(index, summed, weight)
+        if status < 0 or records.words[REPEATS]:
+            return False
         finish = partial(windows.finish, indices, windows.after(indices))
         steady = not last or not records.asks
         before = {} if steady else windows.before(indices)
@@ -558,6 +560,8 @@ class Updater(CheckedUpdates):
             self._report(info)
         else:
             self._info = info
+            if status == MOVED:
+                records.note(self.planner, index, weight)
         return True
 
     def step(
@@ -578,8 +582,8 @@ class Updater(CheckedUpdates):
         ----------
         grads : dict, list, tuple, named tuple, dataclass instance or array
             Gradients, nested like the weights; container types and the order of keys may differ.
-            None skips a weight, or all weights of a container. A pair ``(values, indices)`` at the
-            path of a weight is a row-sparse gradient.
+            None inside of a container skips a weight, or all weights of an inner container. A pair
+            ``(values, indices)`` at the path of a weight is a row-sparse gradient.
         weights : dict, list, tuple, named tuple, dataclass instance or array
             Weights, nested to any depth. The arrays are updated in place; the containers are not
             changed. Leaves that are arrays in neither structure, such as the name of an
@@ -597,8 +601,8 @@ class Updater(CheckedUpdates):
             A gradient is missing or has no weight, two weights have the same path, or `missing`
             has another value. Nothing changes.
         TypeError
-            The containers do not match, or a weight is a number or an object that has arrays as
-            attributes. Nothing changes.
+            The gradients are None, the containers do not match, or a weight is a number or an
+            object that has arrays as attributes. Nothing changes.
 
         Warns
         -----
@@ -914,6 +918,48 @@ class Updater(CheckedUpdates):
         """
         self.planner.set_copy(check_index(index), array)
 
+    def finish(self, index: Any = None, weight: Any = None) -> None:
+        """Update with the gradients that `accumulate` has added so far, such as those of an epoch.
+
+        The parameters whose windows are incomplete are updated in one call, each with the mean of
+        its gradients since its last update, and their next windows start. Schedules, clips, the
+        loss scale, averages and :attr:`info` are those of a call with a list of these parameters.
+        If no gradients wait, nothing happens, and ``info.stepped`` is False.
+
+        Parameters
+        ----------
+        index : int, str or bytes, or a list of them, optional
+            The parameters; those without waiting gradients are left out. Default: all.
+        weight : array or list of arrays, optional
+            Their weights, for example after a load. Default: those of the last calls.
+
+        Raises
+        ------
+        ValueError
+            No weight is given, and no call has had one. Nothing changes.
+        TypeError, ValueError
+            The arguments do not match, or as in a call. Nothing changes.
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler; or the weights
+            hold their averages.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0), accumulate=4)
+        >>> weight = np.zeros(1)
+        >>> for gradient in range(6):
+        ...     updater("w", np.full(1, float(gradient)), weight)
+        >>> weight, updater.optimizer.num_update
+        (array([-1.5]), 1)
+        >>> updater.finish()  # with the mean of 4 and 5
+        >>> weight, updater.optimizer.num_update
+        (array([-6.]), 2)
+        """
+        with between_updates(self.optimizer.lock, "finish()"):
+            self._finish(index, weight)
+
     def flush(self, index: Any, weight: Array | None = None) -> None:
         """Apply the deferred weight decay to all rows of a parameter.
 
@@ -954,15 +1000,9 @@ class Updater(CheckedUpdates):
         """See :meth:`flush`; the caller may hold the lock."""
         index = check_index(index)
         with self.lock:
-            optimizer = self.optimizer
             if self._averages is not None:
                 self._averages.check_free()
-            context = label(index, optimizer.idx2name)
-            known = self.planner.updated.get(index)
-            last = latest(context, known) if weight is None else weight
-            last = as_weight(last)
-            if last is None:
-                raise ValueError(f"{context}: flush needs the weight, which was not updated yet")
+            last = self._viewed(index, self._given(index, weight, "flush"))
             state = self._state(index, last) if index in self.states else None
             if self.planner.of(index).flush(index, last, state):
                 self._records.note(self.planner, index, last)

@@ -4,7 +4,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +16,7 @@ from fastopt.checkpoint.format.files import PathLike, write_atomically, write_pa
 from fastopt.checkpoint.format.tree import chunks
 from fastopt.checkpoint.restore.describe import describe
 from fastopt.checkpoint.restore.parameters import keys_of, names_of
+from fastopt.checkpoint.restore.placement import Placement
 from fastopt.checkpoint.restore.progress import under_keys
 from fastopt.checkpoint.restore.shards import RUN, shard_path
 from fastopt.distributed.agreement import Facts, attempt
@@ -84,7 +85,13 @@ def _is_listed(sharded: Any, path: PathLike, run: str) -> bool:
     return share_texts(sharded._ranks, str(listed))[0] == "True"
 
 
-def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, Array]) -> None:
+def write_shard(
+    sharded: Any,
+    path: PathLike,
+    run: str,
+    weights: Mapping[Index, Array],
+    frozen: Mapping[Index, Placement],
+) -> None:
     """Write the shard of this rank: the data that only this rank has."""
     keys, whole = _keys(sharded), describe(sharded.shard)
     averages = whole.get("averages", {})
@@ -93,14 +100,19 @@ def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, 
         "rank": sharded.rank,
         "states": under_keys(sharded.states, keys),
         "attributes": arrays_by_index(whole["attributes"]),
-        "weights": under_keys(weights, keys),
+        "weights": under_keys(weights, keys | _frozen_keys(sharded, frozen)),
         "averages": {name: averages.get(name, {}) for name in ("arrays", "weights")},
     }
     write_part(shard_path(path, run, sharded.rank, sharded.ranks), path, chunks(shard))
 
 
 def write_index(
-    sharded: Any, path: PathLike, run: str, kind: str, masters: Mapping[Index, Array]
+    sharded: Any,
+    path: PathLike,
+    run: str,
+    kind: str,
+    masters: Mapping[Index, Array],
+    frozen: Mapping[Index, Placement],
 ) -> None:
     """Write the index: the data common to all ranks."""
     whole, keys = describe(sharded.shard), _keys(sharded)
@@ -125,6 +137,9 @@ def write_index(
         "placements": {k: asdict(placements[i]) for k, i in keys.items() if i in placements},
         "masters": under_keys(masters, keys),
     }
+    if frozen:
+        without_state = _frozen_keys(sharded, frozen).items()
+        index["frozen"] = {k: {"index": i, **asdict(frozen[i])} for k, i in without_state}
     write_atomically(path, chunks(index))
 
 
@@ -146,11 +161,16 @@ def _check_shards(path: PathLike, run: str, ranks: int) -> None:
     )
 
 
-def _keys(sharded: Any) -> dict[Index, Index]:
+def _frozen_keys(sharded: Any, frozen: Mapping[Index, Placement]) -> dict[Index, Index]:
+    """Map from the key of each frozen weight without a state to its index."""
+    return {key: index for key, index in _keys(sharded, frozen).items() if index in frozen}
+
+
+def _keys(sharded: Any, more: Iterable[Index] = ()) -> dict[Index, Index]:
     """Map from the key of each parameter to its index."""
     optimizer = sharded.optimizer
     known = [*sharded.placements, *optimizer._index_update_count, *sharded._masters]
-    known += sharded.uncut
+    known += [*sharded.uncut, *more]
     return keys_of(names_of(optimizer), known)
 
 

@@ -10,6 +10,7 @@ from fastopt._engine.planner import Planner
 from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import label
 from fastopt.distributed.agreement import Fact, Facts, Numbers
+from fastopt.distributed.code import codes
 from fastopt.lr_scheduler.base import LRScheduler
 from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.optimizer import Index, Optimizer
@@ -37,6 +38,7 @@ class Fingerprint:
 
     def __init__(self, optimizer: Optimizer, of: str = "") -> None:
         self.optimizer, self.of = optimizer, of
+        self._codes = codes(optimizer)
         self._version = self._tables_version = -1
         self._fixed = self._tables = Facts()
         self._loose: list[str] = []
@@ -48,7 +50,8 @@ class Fingerprint:
             names = [name for name in own if name not in TRANSIENT]
             self._loose = [name for name in names if _may_change(own[name])]
             simple = {name: described(own[name]) for name in names if _is_plain(own[name])}
-            self._fixed = self._named({"optimizer": type(optimizer).__name__, **simple})
+            fixed = {"optimizer": type(optimizer).__name__, **simple, **self._codes}
+            self._fixed = self._named(fixed)
             self._version = optimizer.version
         if self._tables_version != optimizer.multipliers_version:
             names = [name for name in ("lr_mult", "wd_mult", "idx2name") if name in own]

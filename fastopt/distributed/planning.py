@@ -18,7 +18,7 @@ from fastopt.distributed.resumable import Resumable
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
 
-__all__ = ["Planning", "check_apart"]
+__all__ = ["Planning", "check_apart", "check_numpy"]
 
 LISTS = 16
 """Maximum number of lists of several indices whose plans are kept."""
@@ -42,7 +42,7 @@ class Planning(Resumable):
     """Parameters whose weights ranks compare in the next update."""
     _copies: dict[Index, Array]
     _latest: dict[Index, Array]
-    """Weight of the last update of each parameter."""
+    """Weight of the last call of each parameter."""
 
     def _planned(
         self, index: Any, grad: Any, weight: Any
@@ -95,9 +95,9 @@ class Planning(Resumable):
     def _check(self, index: Index, grad: Any, weight: Any) -> Any:
         """Return the checked gradient; raise TypeError or ValueError for an invalid tensor."""
         context, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
-        _check_numpy(context, "weight", weight)
+        check_numpy(context, "weight", weight)
         grad = check(context, weight, grad, copy)
-        _check_numpy(context, "gradient", grad.values if isinstance(grad, RowSparse) else grad)
+        check_numpy(context, "gradient", grad.values if isinstance(grad, RowSparse) else grad)
         if isinstance(grad, RowSparse) and not self.optimizer.native:
             grad = self.optimizer.dense_gradient(index, weight, grad)
             grad = grad.to_dense() if isinstance(grad, RowSparse) else grad
@@ -201,7 +201,7 @@ class Planning(Resumable):
         self._plan = self._last = plan
 
 
-def _check_numpy(context: str, role: str, array: Any) -> None:
+def check_numpy(context: str, role: str, array: Any) -> None:
     """Raise TypeError for arrays of other libraries, such as those on CUDA devices."""
     if not isinstance(array, (np.ndarray, np.generic)):
         kind = type(array).__name__

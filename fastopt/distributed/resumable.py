@@ -20,6 +20,7 @@ from fastopt.checkpoint.restore.shards import BY_ROW, Saved, cut_state, read_sav
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checkpoint import arrays_by_index, write_index, write_shard, write_together
 from fastopt.distributed.sharded import Sharded
+from fastopt.distributed.slices import NOTHING
 from fastopt.lr_scheduler.base import restored
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
@@ -80,16 +81,26 @@ class Resumable(Sharded):
         """
         self._save(path, self._weights)
 
-    def _save(self, path: PathLike, weights: Callable[[], Mapping[Index, Array]]) -> None:
-        """Save, together with the slices of weights that the function `weights` returns."""
+    def _save(
+        self,
+        path: PathLike,
+        weights: Callable[[], Mapping[Index, Array]],
+        frozen: Mapping[Index, Placement] = NOTHING,
+        compared: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """Save, together with the slices of weights that the function `weights` returns.
+
+        `frozen` has the placements of those without a state, and the function `compared` returns
+        what must be equal on all ranks.
+        """
 
         def write(slices: Mapping[Index, Array]) -> None:
             self._unchecked.clear()
             write_together(
                 self,
                 path,
-                lambda run: write_shard(self, path, run, slices),
-                lambda run: write_index(self, path, run, self._kind, self._masters),
+                lambda run: write_shard(self, path, run, slices, frozen),
+                lambda run: write_index(self, path, run, self._kind, self._masters, frozen),
             )
 
         with self.optimizer.call_lock:
@@ -101,6 +112,7 @@ class Resumable(Sharded):
                     "path": os.fspath(path),
                     "weights": listing(slices),
                     **self._unchecked,
+                    **compared(),
                 },
             )
 

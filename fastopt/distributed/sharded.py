@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+import fastopt
 from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
 from fastopt._engine.extras import refuse_extra
 from fastopt._engine.planner import Call, Planner
@@ -171,7 +172,8 @@ class Sharded(Advised, Spelled):
         call = f"creation of updater {self._number} ({type(self).__name__})"
         for ranks in (self._ranks, self._node):
             ranks.begin(call, self.timeout)
-        values = {name: str(value) for name, value in arguments.items()}
+        values = {"fastopt": f"version {fastopt.__version__}"}
+        values |= {name: str(value) for name, value in arguments.items()}
         agree(self._ranks, [Facts({"call": call, **values})])
         node.updaters += 1
         self._fingerprints: list[Fingerprint] = []

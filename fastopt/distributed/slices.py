@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,15 @@ from fastopt._engine.mixed_precision import round_into
 from fastopt._engine.validate import check_index
 from fastopt._interrupts import uninterrupted
 from fastopt._updater.averaged import leading
+from fastopt.checkpoint.restore.placement import Placement
 from fastopt.distributed.collectives import gathered_together
 from fastopt.distributed.plan import flat
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["Slices", "by_index"]
+
+NOTHING: Mapping[Index, Placement] = MappingProxyType({})
 
 
 class Slices:
@@ -29,6 +33,8 @@ class Slices:
         The weights, with the same indices on all ranks.
     own : mapping of index to numpy.ndarray, optional
         Slices of this rank. Default: those of the weights.
+    placements : mapping of index to Placement, optional
+        Placements of weights that the updater has not updated.
     """
 
     def __init__(
@@ -36,13 +42,15 @@ class Slices:
         sharded: Any,
         weights: Mapping[Index, Array],
         own: Mapping[Index, Array] | None = None,
+        placements: Mapping[Index, Placement] = NOTHING,
     ) -> None:
         self.ranks: Ranks = sharded._ranks
         self.limit: int = sharded.bucket_bytes
         self.weights = dict(weights)
         self.copies = {i: sharded._copies[i] for i in weights if i in sharded._copies}
         if own is None:
-            cuts = ((i, sharded.placements[i], flat(weight)) for i, weight in weights.items())
+            known = {**sharded.placements, **placements}
+            cuts = ((i, known[i], flat(weight)) for i, weight in weights.items())
             own = {i: place.slice_of(each, sharded.rank) for i, place, each in cuts}
         self.own = {index: np.asarray(each, order="C") for index, each in own.items()}
 

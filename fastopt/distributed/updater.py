@@ -34,7 +34,7 @@ from fastopt.distributed.stages import LOCAL, compile_stages
 from fastopt.distributed.transport import Direct, Layered, Transport
 from fastopt.distributed.weights import WeightKeeper
 from fastopt.optimizer import Optimizer
-from fastopt.optimizer.accumulation import Entry, Windows
+from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import HALVES, RowSparse
 
@@ -378,7 +378,7 @@ class ShardedUpdater(WeightKeeper):
                 sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
                 self._update(indices, sums, [each[1] for each in entries])
             else:
-                self.shard._report(UNCHANGED)
+                vars(self.shard)["_info"] = UNCHANGED  # a loss scaler counts updates alone
         except BaseException as problem:
             windows.put_back(before)
             if not isinstance(problem, Stopped):
@@ -387,11 +387,75 @@ class ShardedUpdater(WeightKeeper):
                 return False
             raise problem.error from None
         windows.finish(indices, after)
+        self._latest.update((each[0], each[1]) for each in entries)
         return True
 
-    def _window_facts(self, windows: Windows, indices: Sequence[Index]) -> Numbers:
+    def finish(self, index: Any = None, weight: Any = None) -> None:
+        """Update with the gradients that `accumulate` has added so far; all ranks must call it.
+
+        See :meth:`fastopt.optimizer.Updater.finish`.
+
+        Parameters
+        ----------
+        index : int, str or bytes, or a list of them, optional
+            The parameters, the same on all ranks; those without waiting gradients are left out.
+            Default: all.
+        weight : numpy.ndarray or list of arrays, optional
+            Their weights. Default: those of the last calls.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The arguments do not match, or differ between ranks. Nothing changes.
+        TimeoutError, RuntimeError
+            See :meth:`__call__`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> from fastopt.distributed import ShardedUpdater, run_threads
+        >>> def program(comm):
+        ...     updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm, accumulate=4)
+        ...     weight = np.zeros(1)
+        ...     for gradient in (1.0, 2.0):
+        ...         updater("w", np.full(1, gradient + comm.rank), weight)
+        ...     updater.finish()
+        ...     return weight
+        >>> run_threads(2, program)[1]
+        array([-4.])
+        """
+        with self.optimizer.call_lock:
+            self._begin("finish")
+            found, error = attempt(self._incomplete, index, weight)
+            entries: list[Entry] = found or []
+            indices, windows = [each[0] for each in entries], self._windows
+            gate = self._gate(lambda: [self._window_facts(windows, indices)])
+            try:
+                gate.enter(error)
+            except Stopped as stopped:
+                error = stopped.error
+            if error is not None:
+                raise error
+            if windows is None or not entries:
+                vars(self.shard)["_info"] = UNCHANGED
+                return
+            self._update(indices, [each[2] for each in entries], [each[1] for each in entries])
+            windows.finish(indices, windows.without(indices))
+
+    def _incomplete(self, index: Any, weight: Any) -> list[Entry]:
+        """Return the tensors of :meth:`finish`, with the means of their gradients."""
+        self._check_free()
+        windows, entries = self._windows, []
+        for each, given in incomplete(windows, index, weight).items():
+            if windows is not None and not self.shard._is_frozen(each):
+                mean = _times(windows.sums[each], 1 / windows.calls[each])
+                entries.append((each, self._latest[each] if given is None else given, mean))
+        return entries
+
+    def _window_facts(self, windows: Windows | None, indices: Sequence[Index]) -> Numbers:
         """Return the parameters of a call that accumulates, and their calls since an update."""
-        calls = [windows.calls.get(each, 0) for each in indices]
+        calls = [windows.calls.get(each, 0) if windows else 0 for each in indices]
 
         def in_words() -> dict[str, str]:
             names = self.optimizer.idx2name
@@ -680,10 +744,7 @@ class ShardedUpdater(WeightKeeper):
             if optimizer.accumulates or not optimizer.native:
                 exchange.receive()  # it may launch kernels with other gradients
             try:
-                if not plan.indices and self.groups:  # all are frozen
-                    vars(self.shard)["_info"] = UNCHANGED
-                else:
-                    self.shard(plan.indices, grads, plan.slices)
+                self.shard(plan.indices, grads, plan.slices)
             except Exception as error:
                 if not self._is_in_python(error):
                     raise

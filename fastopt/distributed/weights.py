@@ -10,14 +10,16 @@ import numpy as np
 from fastopt._engine.validate import check_index, check_like, label
 from fastopt._interrupts import between_updates
 from fastopt._updater.averaged import averages_of, evaluates, held
+from fastopt.checkpoint.format.container import can_hold
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.restore.parameters import Skipped
+from fastopt.checkpoint.restore.placement import Form, Placement, placed
 from fastopt.checkpoint.restore.shards import Saved
 from fastopt.distributed.agreement import attempt
 from fastopt.distributed.checksum import checksum
 from fastopt.distributed.plan import flat
-from fastopt.distributed.planning import Planning
+from fastopt.distributed.planning import Planning, check_numpy
 from fastopt.distributed.resumable import listing
 from fastopt.distributed.slices import Slices, by_index
 from fastopt.optimizer.accumulation import Windows
@@ -49,15 +51,16 @@ class WeightKeeper(Planning):
             A safetensors file in a directory that all ranks share, the same on all ranks.
         weights : mapping of index to numpy.ndarray, optional
             Weights to save together with the states, so that they belong to the same step. They
-            must have been updated by this updater. Each rank writes its slices; all ranks must pass
-            the same indices.
+            must have been updated by this updater, or belong to a frozen group. Each rank writes
+            its slices; all ranks must pass the same indices, and equal frozen weights.
 
         Raises
         ------
         TypeError
             See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
         ValueError
-            A weight was not updated yet, or has another shape or dtype, or ranks disagree.
+            A weight was not updated yet and is not frozen, or has another shape or dtype, or ranks
+            disagree.
         OSError
             A file cannot be written on some rank, or rank 0 does not see the files of other ranks.
             All ranks raise the error; the old checkpoint is unchanged, unless only the directory
@@ -80,19 +83,47 @@ class WeightKeeper(Planning):
         >>> other
         array([0.999, 0.999])
         """
+        frozen = dict[Index, Placement]()
 
         def slices() -> dict[Index, Array]:
             if self._windows is not None and self._windows.calls:
                 raise ValueError(
                     f"gradients of {len(self._windows.calls)} parameters wait for their update; "
-                    "save after the last call of accumulate"
+                    "save after the last call of accumulate, or after finish()"
                 )
             chosen = by_index(weights)
-            for index, array in chosen.items():
-                self._check_like(index, array, written=False)
-            return Slices(self, chosen).own
+            frozen.update(self._placed_frozen(chosen))
+            for index in chosen.keys() - frozen.keys():
+                self._check_like(index, chosen[index], written=False)
+            return Slices(self, chosen, placements=frozen).own
 
-        self._save(path, slices)
+        def compared() -> dict[str, str]:
+            names, own = self.optimizer.idx2name, by_index(weights)
+            return {
+                f"frozen weight of {label(i, names)}": f"{place.dtype} of shape {place.shape} with "
+                f"checksum {checksum(own[i]):#x}"
+                for i, place in frozen.items()
+            }
+
+        self._save(path, slices, frozen, compared)
+
+    def _placed_frozen(self, weights: Mapping[Index, Array]) -> dict[Index, Placement]:
+        """Return placements of frozen weights that have none, as no update has sharded them.
+
+        They are those of one file: a later update may need another form.
+        """
+        flat_form: Form = "flat"
+        new = []
+        for index in sorted(weights.keys() - self.placements.keys(), key=repr):
+            if self.shard._is_frozen(index):
+                array, context = weights[index], label(index, self.optimizer.idx2name)
+                check_numpy(context, "weight", array)
+                kind, shape = array.dtype, array.shape
+                check_like(context, "weight", array, (kind.name,), shape, written=False)
+                if not can_hold(kind):
+                    raise TypeError(f"{context}: weight cannot be saved with dtype {kind}")
+                new.append((index, shape, kind.name, flat_form))
+        return placed(new, self.ranks)
 
     def load(
         self, path: PathLike, strict: bool = True, weights: Mapping[Any, Array] | None = None
@@ -138,9 +169,9 @@ class WeightKeeper(Planning):
             own.update((i, part) for i, part in saved.weights.items() if i in chosen)
             for index, array in chosen.items():
                 context = label(index, self.optimizer.idx2name)
-                if index not in saved.weights or index not in saved.placements:
+                placement = saved.frozen.get(index) or saved.placements.get(index)
+                if index not in saved.weights or placement is None:
                     raise CheckpointError(f"{os.fspath(path)}: it has no weight of {context}")
-                placement = saved.placements[index]
                 check_like(context, "weight", array, (placement.dtype,), placement.shape)
 
         with self.optimizer.call_lock:
@@ -260,9 +291,11 @@ class WeightKeeper(Planning):
         if not evaluates(shard):
             averages_of(shard)
         self._check_free()
-        chosen = {**self._latest, **by_index(weights)}
+        latest = {i: array for i, array in self._latest.items() if i in self.placements}
+        chosen = {**latest, **by_index(weights)}
         for index in chosen.keys() - self.placements.keys():
-            raise ValueError(f"{label(index, names)}: the updater has no average of it")
+            if not shard._is_frozen(index):
+                raise ValueError(f"{label(index, names)}: the updater has no average of it")
         needed = [index for index in self.placements if not shard._is_frozen(index)]
         for index in needed:
             if index not in chosen:
@@ -296,6 +329,8 @@ class WeightKeeper(Planning):
             for index in original.keys() - chosen.keys():
                 context = label(index, self.optimizer.idx2name)
                 raise ValueError(f"{context}: pass its weight in weights={{index: array}}")
+            for index in self._placed_frozen(chosen):
+                del chosen[index]
             for index, weight in chosen.items():
                 self._check_like(index, weight)
             return Slices(self, chosen)

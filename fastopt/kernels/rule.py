@@ -244,16 +244,19 @@ class Rule:
         """Position of ``rescale_grad`` in :attr:`hyper`, -1 without it."""
         return self.hyper.index("rescale_grad") if "rescale_grad" in self.hyper else -1
 
+    @property
+    def functions(self) -> list[Function]:
+        """Functions that the rule consists of."""
+        functions = [self.fn, *(f for one in self.passes for f in one[:2])]
+        return [*functions, self.row] if self.row else functions
+
     @cached_property
     def digest(self) -> str:
         """Hash of all source code that the compiled rule depends on."""
-        functions = [self.fn, *(f for one in self.passes for f in one[:2])]
-        if self.row:
-            functions.append(self.row)
         maxima = "".join(str(step) for step, one in enumerate(self.passes) if one.largest)
         rows = len(self.row_state) if self.row and self.row_state != self.state else None
         marks = (f"max{maxima}" if maxima else "") + (f"row{rows}" if rows is not None else "")
-        return digest_of(functions) + marks
+        return digest_of(self.functions) + marks
 
     @cached_property
     def sums(self) -> tuple[int, ...]:
@@ -493,18 +496,18 @@ def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
     if not isinstance(fn, FunctionType) or fn in seen:
         return
     seen.add(fn)
-    yield _module_text(fn.__code__.co_filename) or repr(_code(fn.__code__))
+    yield _module_text(fn.__code__.co_filename) or repr(code_of(fn.__code__))
     references = inspect.getclosurevars(fn)
     for name, value in sorted({**references.globals, **references.nonlocals}.items()):
-        if constant := _constant(value):
+        if constant := frozen_text(value):
             yield f"{name}={constant}"
         yield from _sources(value, seen)
 
 
-def _constant(value: Any) -> str:
+def frozen_text(value: Any) -> str:
     """Return text that identifies a value frozen in compiled code; empty for other objects."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(_constant, value))})"
+        return f"({', '.join(map(frozen_text, value))})"
     if isinstance(value, np.ndarray):
         return f"{value.dtype.str}{value.shape}{value.tobytes().hex()}"
     frozen = int, float, complex, str, np.generic, np.dtype, type
@@ -519,6 +522,15 @@ def _module_text(filename: str) -> str | None:
         return None  # typed into a REPL or a notebook
 
 
-def _code(code: CodeType) -> tuple[Any, ...]:
-    constants = tuple(_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
-    return code.co_code, constants, code.co_names, code.co_varnames
+def code_of(code: CodeType) -> tuple[Any, ...]:
+    """Return what the bytecode of a function does, without its file and lines."""
+    return code.co_code, _constants(code.co_consts), code.co_names, code.co_varnames
+
+
+def _constants(value: Any) -> Any:
+    """Return a constant of bytecode with the same text in every process."""
+    if isinstance(value, CodeType):
+        return code_of(value)
+    if isinstance(value, frozenset):  # its order is that of randomized hashes
+        return sorted(map(repr, value))
+    return tuple(map(_constants, value)) if isinstance(value, tuple) else value

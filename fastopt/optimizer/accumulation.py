@@ -1,14 +1,14 @@
 """Gradient accumulation: gradients of several calls are summed and applied as their mean."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from fastopt._engine.accumulate import accumulate, room, sum_of_rows
+from fastopt._engine.accumulate import accumulate, placed_rows, room, sum_of_rows
 from fastopt._engine.owner import Owner
 from fastopt._engine.planner import Planner
-from fastopt._engine.validate import label
+from fastopt._engine.validate import as_lists, check_index, described, is_listed, label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import DONE, OK
@@ -16,7 +16,7 @@ from fastopt.arguments import arg
 from fastopt.optimizer.optimizer import Index, Optimizer, constant
 from fastopt.sparse import RowSparse
 
-__all__ = ["Entry", "Windows"]
+__all__ = ["Entry", "Windows", "incomplete"]
 
 Entry = tuple[Index, Any, Any]
 """Index, weight and gradient."""
@@ -94,6 +94,27 @@ class Adder(Owner):
         return bool(status >= 0)
 
 
+def incomplete(windows: "Windows | None", index: Any, weight: Any) -> dict[Index, Any]:
+    """Return the indices with an incomplete sum, all or of the given ones, with given weights.
+
+    Raises
+    ------
+    TypeError
+        The arguments do not match.
+    """
+    calls = windows.calls if windows is not None else {}
+    if index is None:
+        if weight is not None:
+            raise TypeError("finish(index, weight) takes a weight together with its index")
+        return dict.fromkeys(calls)
+    single = not is_listed(index)
+    indices = [check_index(each) for each in ([index] if single else index)]
+    weights: list[Any] = [weight] * len(indices)
+    if not single and weight is not None:
+        _, _, weights = as_lists(indices, indices, weight)
+    return {i: of for i, of in zip(indices, weights, strict=True) if i in calls}
+
+
 class Windows:
     """Sums of the gradients since the last update of each index.
 
@@ -164,6 +185,17 @@ class Windows:
             if some:
                 adder.add(some, single)
         self.sums.update(sums)
+
+    def total(self, context: str, index: Index, weight: Any) -> Any:
+        """Return the incomplete sum of an index, where its weight is."""
+        total, of = self.sums[index], described(context, "weight", weight)
+        if isinstance(total, RowSparse):
+            return placed_rows(total, of) if isinstance(of, Header) else total
+        return room(context, total, weight, keep=True)
+
+    def without(self, indices: Collection[Index]) -> dict[Index, int]:
+        """Return :attr:`calls` without some of the indices."""
+        return {index: count for index, count in self.calls.items() if index not in indices}
 
     def after(self, indices: Sequence[Index]) -> dict[Index, int]:
         """Return :attr:`calls` after one more call of each of the indices."""

@@ -72,10 +72,10 @@ class Attributes(Checked):
     """Properties whose values are stored in the arrays of `by_index` attributes."""
 
     unlisted = Checked.unlisted | {
-        *("add_follower", "by_index", "call_lock", "checked", "claim", "claimed", "described"),
-        *("divided", "finish", "followers", "forget_updates", "in_arrays", "lock", "mode_version"),
-        *("multipliers_version", "overridden", "put_back", "restore", "restore_from"),
-        *("siblings", "snapshot", "stepping", "updating", "version"),
+        *("add_follower", "by_index", "call_lock", "checked", "claim", "claimed", "constructed"),
+        *("described", "divided", "followers", "forget_updates", "in_arrays", "lock"),
+        *("mode_version", "multipliers_version", "overridden", "put_back", "restore"),
+        *("restore_from", "siblings", "snapshot", "stepping", "updating", "version"),
     }
     lock: Any
     """Lock of updates without an updater, see :attr:`call_lock`."""
@@ -132,14 +132,14 @@ class Attributes(Checked):
         vars(self).update(locks)
 
     @classmethod
-    def finish(cls, instance: Any) -> None:
+    def constructed(cls, instance: Any) -> None:
         """Set versions for the first time, once all attributes are set."""
         if "lock" in vars(instance):
             instance._changed_tables()
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
-        if "version" not in own:  # it is constructed, and finish() sets versions
+        if "version" not in own:  # it is being made, and constructed() sets versions
             if name in self._followed:
                 value = self._stored(name, value)
             described = self._arguments.get(name)

@@ -193,6 +193,11 @@ class LBSGD(MomentumFamily):
         """Whether an update takes several calls, or a sum of gradients is left from such calls."""
         return self.batch_scale > 1 or bool(self.cumgrads)
 
+    def completes(self, index: Index) -> bool:
+        """See :meth:`Optimizer.completes`."""
+        kept = self.cumgrads.get(index)
+        return kept is None or kept["num_cums"] % self.batch_scale == 0
+
     def accumulate(
         self, context: str, index: Index, grad: Any, weight: Array
     ) -> tuple[Any, list[Table]]:

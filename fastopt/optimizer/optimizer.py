@@ -275,7 +275,7 @@ class Optimizer(Rates):
         *("accumulate", "accumulates", "add_defaults", "carried_slots", "check_positional"),
         *("decays", "declared", "defaults", "plain", "positional", "ratio", "ratio_fields"),
         *("seen", "torch_defaults", "traits", "variant", "variants"),
-        *("codes_of", "count_only", "direct", "direct_state", "evaluates", "folds"),
+        *("codes_of", "completes", "count_only", "direct", "direct_state", "evaluates", "folds"),
         *("in_list_order", "is_accumulating", "key", "masters_given", "may_skip", "native"),
         *("per_index", "rounded_sums", "row_decay", "rule_by_index", "starts_at_zero"),
         *("step_sums", "update_in_python", "whole_shapes"),
@@ -755,6 +755,10 @@ class Optimizer(Rates):
     def is_accumulating(self) -> bool:
         """Whether :meth:`accumulate` is called before an update now."""
         return False
+
+    def completes(self, index: Index) -> bool:
+        """Whether the last call of :meth:`accumulate` for a parameter has returned a gradient."""
+        return True
 
     def accumulate(
         self, context: str, index: Index, grad: Any, weight: Array

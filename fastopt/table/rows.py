@@ -110,12 +110,12 @@ class TableRows:
             got = brief(ids) if array.dtype == object else array.dtype
             raise TypeError(f"{context} must be integers of at most 64 bits, got {got}")
         keys = self._keys or np.dtype(np.uint64 if array.dtype == np.uint64 else np.int64)
+        flat = np.ascontiguousarray(array, keys).reshape(-1)  # first, as it may not fit into memory
         if array.size and array.dtype.kind != keys.kind:
             bounds = np.iinfo(keys)
             wrong = array.min() if keys.kind == "u" else array.max()
             if not bounds.min <= int(wrong) <= bounds.max:
                 raise ValueError(f"{context} must fit into the table's {keys}, got {wrong}")
-        flat = np.ascontiguousarray(array, keys).reshape(-1)
         return flat.view(np.int64), array.shape, keys
 
     def _checked_update(self, ids: Any, grads: Any) -> tuple[Ids, np.dtype[Any], Array]:

@@ -97,6 +97,8 @@ def test_a_safetensors_header_of_274_bytes_is_no_list(tmp_path):
 LIST = named_list(BLOBS)
 HEAD, COUNT = LIST[:16], struct.pack("<Q", 2**60)
 NO_SHAPE = struct.pack("<Ii", 0xF993FAC9, 0) + shape_bytes(())
+HUGE = shape_bytes((2**60, 0, 2**60)) + struct.pack("<iii", 1, 0, 0)
+EMPTY = struct.pack("<i", 6) + shape_bytes((0,))
 BROKEN = {
     "nothing": (b"", "needs 16 bytes where 0 are left"),
     "other magic": (b"\x13" + LIST[1:], "does not start with the header of MXNet's"),
@@ -115,6 +117,14 @@ BROKEN = {
     "empty array": (named_list({"a": NO_SHAPE}), "array 0 of the list: an array has no shape"),
     "absurd dimensions": (named_list({"a": struct.pack("<I", 65)}), "must start with 0xf993fac9"),
     "csr": (named_list({"a": struct.pack("<Ii", 0xF993FAC9, 2)}), "unknown storage type 2"),
+    "no elements of an absurd shape": (
+        named_list({"a": struct.pack("<Ii", 0xF993FAC9, 0) + HUGE}),
+        r"array 0 of the list: an array cannot have shape \(1152921504606846976, 0, 11529",
+    ),
+    "no rows of an absurd shape": (
+        named_list({"a": struct.pack("<Ii", 0xF993FAC9, 1) + HUGE[:28] * 2 + HUGE[28:] + EMPTY}),
+        r"array 0 of the list: an array cannot have shape \(1152921504606846976, 0, 11529",
+    ),
     "bomb": (
         named_list({"a": row_sparse((2**40, 2), [], WEIGHT[:0])}),
         "would take 8796093022208 bytes as a dense one",

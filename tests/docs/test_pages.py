@@ -114,6 +114,16 @@ def test_a_page_lists_every_optimizer_of_the_library():
     assert sorted(listed) == sorted({case.name for case in CASES} | {*OF_MATRICES})
 
 
+def test_the_page_of_ranks_lists_the_optimizers_with_sums_of_whole_tensors():
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    listed = next(line for line in page.split("\n- ") if "sums of whole tensors" in line)
+    for case in CASES:
+        made = case.make()
+        if made.rule is not None and made.rule.passes:
+            variants = [name for name in ("cautious", "stable") if getattr(made, name, False)]
+            assert all(name in listed for name in variants or [type(made).__name__]), case
+
+
 def test_the_table_of_optimizers_says_which_states_are_coded():
     text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (yes)? ?\|", text, re.MULTILINE)

@@ -92,6 +92,16 @@ def test_counts_and_schedules_advance_with_updates(rng):
     assert sorted(set(asked)) == [1, 2]
 
 
+def test_a_gradient_in_the_memory_of_its_weight_is_refused_in_every_call():
+    made, weight = adam(accumulate=3), np.ones(3, np.float32)
+    for call in range(9):
+        with pytest.raises(ValueError, match="weight and gradient share memory"):
+            made("w", weight, weight)
+        made("w", np.ones(3, np.float64 if call > 5 else np.float32), weight)
+        assert made.info.stepped == (call % 3 == 2)
+    assert made.info.slow.calls == 0
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("multi_precision", [True, *exhaustive(False)])
 def test_gradients_of_half_precision_are_summed_in_float32(half, multi_precision, rng):

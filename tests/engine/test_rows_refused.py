@@ -7,7 +7,9 @@ import pytest
 
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
+from fastopt._kernels.strided import proportion
 from fastopt.sparse import RowSparse
+from fastopt.table import EmbeddingTable
 
 
 def updater(name, **kwargs):
@@ -126,3 +128,53 @@ def test_a_repeated_list_of_one_table_is_checked_like_a_new_one(grads):
         updater([0], grads, [weight])
     np.testing.assert_array_equal(weight, before)
     assert updater.optimizer.num_update == 3
+
+
+def repeated(count, dtype=np.int8):
+    """A gradient of `count` equal rows, in the memory of one."""
+    return np.broadcast_to(np.float32(1), (count, 2)), np.broadcast_to(dtype(1), (count,))
+
+
+@pytest.mark.parametrize("count", [2**45, 2**57, 2**58, 2**59])
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip_global_norm": 1.0}, {"clip_adaptive": 0.1}], ids=str
+)
+def test_rows_whose_bytes_would_overflow_do_not_fit_into_memory(count, settings):
+    """Their indices are not read either, which would never end."""
+    updater = optimizer.Updater(optimizer.SGD(lr=0.1), **settings)
+    weights, some = list(np.ones((3, 5, 2), np.float32)), RowSparse(np.ones((1, 2)), [1], (5, 2))
+    for number in range(3):  # without a record, and with one
+        before = copy.deepcopy((weights, updater.optimizer._index_update_count))
+        for call in ((0, repeated(count), weights[0]), ([0, 1, 2], [repeated(count)] * 3, weights)):
+            with pytest.raises(MemoryError, match=f"index 0: indices do not .* {count} integers"):
+                updater(*call)
+        np.testing.assert_equal((weights, updater.optimizer._index_update_count), before)
+        updater([0, 1, 2], [some] * 3, weights)
+        assert updater.optimizer.num_update == number + 1
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.uint64])
+def test_ids_of_a_table_that_do_not_fit_into_memory_are_not_read(dtype):
+    table = EmbeddingTable(2, optimizer.SGD(lr=0.1))
+    table.lookup([1])
+    with pytest.raises(MemoryError):
+        table.lookup(repeated(2**50, dtype)[1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_adaptive": 0.1}], ids=str)
+@pytest.mark.parametrize("rows", [[2**56, 1, 2**56], [], None], ids=["mixed", "none", "dense"])
+def test_a_weight_of_any_height_without_elements_is_updated(rows, settings):
+    updater = optimizer.Updater(optimizer.SGD(lr=0.1), **settings)
+    weight = np.zeros((2**57, 0))
+    grad = weight if rows is None else RowSparse(np.zeros((len(rows), 0)), rows, weight.shape)
+    for _ in range(3):
+        updater(0, grad, weight)
+    assert updater.optimizer.num_update == 3
+
+
+def test_shares_of_more_elements_than_fit_into_four_bytes():
+    size = 2**34 + 3
+    assert [proportion(k * size // 4, size, size) for k in range(4)] == [
+        k * size // 4 for k in range(4)
+    ]
+    assert proportion(3 * 2**40, 2**42, 2**33) == 3 * 2**31

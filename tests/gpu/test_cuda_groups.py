@@ -57,6 +57,10 @@ def test_groups_with_settings_work_on_the_device(settings, rng):
         gpu.step(there(grads), device)
         same(device, weights)
         assert gpu.info.stepped == cpu.info.stepped
+    cpu.finish()
+    gpu.finish()
+    same(device, weights)
+    assert gpu.info.stepped == cpu.info.stepped == ("accumulate" in settings)
     if "average" in settings:
         with cpu.averaged(), gpu.averaged():
             same(device, weights)

@@ -1,15 +1,21 @@
 """Compiled kernels on disk: compiled once for all processes, never stale, never in the way."""
 
+import errno
+import logging
+import os
 import shutil
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
+import numba
 import pytest
 from numba import njit
+from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
 import fastopt
-from fastopt._kernels.compiling import KernelFiles
+from fastopt._kernels.compiling import KernelFiles, created
 from fastopt.kernels.rule import scalar
 from helpers.cases import exhaustive
 
@@ -197,6 +203,102 @@ def test_processes_that_save_at_once_never_exchange_kernels(tmp_path):
     KernelFiles._save_data(first, *late[0])
     assert third.load("float64") == 64
     assert third.load("float32") in (None, 32)
+
+
+@pytest.fixture
+def kernel(monkeypatch, tmp_path) -> Callable:
+    """Function that returns a kernel, as in a new process, and its cache hits after a call."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def doubled(x):
+        return x + x
+
+    def run():
+        made = created(njit, doubled)
+        assert made(1.5) == 3
+        return sum(made.stats.cache_hits.values())
+
+    return run
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def replaced(path):
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "one bit": flipped,
+    "a directory": replaced,
+}
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("end", ["nbi", "nbc"])
+def test_a_damaged_file_is_logged_once_and_replaced(end, damage, kernel, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "fastopt")
+    assert [kernel(), kernel()] == [0, 1]
+    for path in tmp_path.rglob(f"*.{end}"):
+        DAMAGES[damage](path)
+    found = [kernel(), kernel(), kernel()]
+    assert found == ([0, 0, 0] if damage == "a directory" else [0, 1, 1])
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert str(tmp_path) in caplog.text
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_a_full_disk_is_logged_once(number, kernel, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(IndexDataCacheFile, "_open_for_write", full)
+    caplog.set_level(logging.INFO, "fastopt")
+    assert [kernel(), kernel()] == [0, 0]
+    assert [os.strerror(number) in record.getMessage() for record in caplog.records] == [True]
+
+
+SIGNAL = """
+import signal, sys, numpy as np, fastopt
+class Late(Exception):
+    pass
+def handler(*_):
+    raise Late
+number = getattr(signal, sys.argv[1])
+signal.signal(number, handler)
+def profile(frame, event, _):
+    if event == "call" and frame.f_code.co_name == "stream_list":
+        seen.append(frame)
+        if len(seen) == 30:
+            sys.setprofile(None)
+            signal.raise_signal(number)
+seen, results = [], []
+updater, weight = fastopt.Updater(fastopt.SGD(lr=1.0)), np.zeros(3)
+sys.setprofile(profile)
+for _ in range(3):
+    try:
+        updater(0, np.ones(3), weight)
+        results.append(-weight.item(0) == updater.optimizer.num_update)
+    except Late:
+        results.append("late")
+print(len(seen), results, signal.getsignal(number) is handler)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the handlers of signals")
+@pytest.mark.parametrize("name", ["SIGALRM", *exhaustive("SIGINT", "SIGUSR1")])
+def test_a_signal_handler_that_raises_waits_until_kernels_are_compiled(name, run_python):
+    """Numba lists its functions in generators, which an exception would end for ever."""
+    assert run_python(SIGNAL, name) == "30 ['late', True, True] True\n"
 
 
 BLAS = """

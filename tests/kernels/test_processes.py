@@ -76,6 +76,63 @@ held[1].set()
 thread.join()
 """
 
+OTHERS = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+from fastopt._kernels.threads import may_run_parallel
+def forked():
+    pid = os.fork()
+    if pid == 0:
+        try:
+            step(updater, weight)
+            os._exit(may_run_parallel())
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+updater, weight = updater_and_weight()
+step(updater, weight)
+print(forked())
+begun, stop = threading.Event(), threading.Event()
+def work():
+    made = updater_and_weight()
+    while not stop.is_set():
+        step(*made)
+        begun.set()
+thread = threading.Thread(target=work)
+thread.start()
+begun.wait()
+print({forked() for _ in range(20)})
+stop.set()
+thread.join()
+"""
+
+COMPILING = """
+import signal, time, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+from llvmlite.binding.ffi import lib
+from numba.core.compiler_lock import global_compiler_lock
+begun = threading.Event()
+def compile():
+    with global_compiler_lock, lib._lock:
+        begun.set()
+        time.sleep(0.5)
+thread = threading.Thread(target=compile)
+thread.start()
+begun.wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    try:
+        os._exit(0 if step(*updater_and_weight()) else 1)
+    finally:
+        os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+thread.join()
+with global_compiler_lock:
+    print(os.waitstatus_to_exitcode(os.waitpid(os.fork() or os._exit(0), 0)[1]))
+print(global_compiler_lock.is_locked())
+"""
+
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 
 
@@ -91,6 +148,21 @@ def test_a_forked_child_continues_with_the_bits_of_its_parent(layer, run_python)
 @pytest.mark.parametrize("layer", BEST)
 def test_locks_are_fresh_in_a_forked_child(layer, run_python):
     assert run_python(CHILD + HELD, NUMBA_THREADING_LAYER=layer).strip() == "0"
+
+
+@pytest.mark.further
+@forks
+@pytest.mark.skipif("tbb" not in LAYERS, reason="the package tbb is not installed")
+def test_a_child_uses_tbb_unless_other_threads_of_its_parent_have(run_python):
+    """Another thread may hold one of TBB's locks while its parent forks."""
+    printed = run_python(CHILD + OTHERS, NUMBA_THREADING_LAYER="tbb").splitlines()
+    assert [line for line in printed if line and "Unable to join" not in line] == ["1", "{0}"]
+
+
+@pytest.mark.further
+@forks
+def test_a_fork_waits_for_a_compilation_in_another_thread(run_python):
+    assert run_python(CHILD + COMPILING).split() == ["0", "0", "False"]
 
 
 @pytest.mark.further

@@ -552,6 +552,10 @@ def test_clip_global_norm_limits_the_norm_over_all_groups(groups):
         opt.step()
     assert [param.item() for param in params] == pytest.approx([-0.9, -1.2])
     assert opt.info.skipped
+    opt.zero_grad(set_to_none=True)
+    opt.step()
+    assert not opt.info.stepped
+    assert not opt.info.skipped
     assert len(opt.updaters) == groups
 
 

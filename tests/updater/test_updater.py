@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fastopt import checkpoint, optimizer
+from fastopt import EMA, checkpoint, optimizer
 from fastopt._engine.per_index import Counts
 from helpers.headers import reheader
 
@@ -33,6 +33,7 @@ def broadcast(array, shape):
 
 
 SHARED = np.ones(8, np.float32)
+WEIGHT = f32(3, 4)
 
 BAD_CALLS = {
     "gradient of another shape": (0, f32(3), f32(2), ValueError, r"index 0 .*\(2,\).*\(3,\)"),
@@ -222,6 +223,22 @@ def test_a_state_that_shares_memory_is_refused():
     assert updater.optimizer._index_update_count == {0: 1}
 
 
+@pytest.mark.parametrize("settings", [{}, {"average": EMA()}, {"clip_global_norm": 1.0}], ids=str)
+def test_slots_that_share_memory_are_named(settings):
+    for dtype, more, state, words in (
+        ("f4", {}, lambda mean, var: (mean, mean), "state 'mean' and state 'var' share memory; "),
+        ("f4", {}, lambda mean, var: (mean, WEIGHT), "weight and state 'var' share memory; "),
+        ("f2", {"multi_precision": True}, lambda w, s: (w, (w, s[1])), "weight and state 'mean'"),
+    ):
+        updater = optimizer.get_updater(optimizer.Adam(**more), **settings)
+        weight = WEIGHT if dtype == "f4" else np.ones((3, 4), dtype)
+        for _ in range(2):
+            updater("p", np.ones((3, 4), dtype), weight)
+        updater.states["p"] = state(*updater.states["p"])
+        with pytest.raises(ValueError, match=f"index 'p': {words}"):
+            updater("p", np.ones((3, 4), dtype), weight)
+
+
 @pytest.mark.parametrize("name", ["adam", "dcasgd"])
 def test_fortran_order_needs_no_copies(name):
     weight, gradient = np.ones((40, 30), order="F"), np.ones((40, 30), order="F")
@@ -347,6 +364,25 @@ def test_bytes_and_text_name_the_same_parameter():
     updater("fc", f32(2), f32(2))
     assert list(updater.states) == ["fc"]
     assert updater.optimizer._index_update_count == {"fc": 2}
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "got"),
+    [
+        (np.timedelta64(1, "s"), TypeError, "timedelta64"),
+        (np.datetime64(1, "s"), TypeError, "datetime64"),
+        (np.bool_(True), TypeError, "bool"),
+        (b"\xff", ValueError, r"b'\\xff'"),
+        (1.0, TypeError, "float"),
+    ],
+)
+def test_an_index_is_a_number_or_text(index, error, got):
+    updater = adam()
+    for own in (index, [index]):
+        arrays = ([f32(2)], [f32(2)]) if own is not index else (f32(2), f32(2))
+        with pytest.raises(error, match=f"^index must be .*got {got}"):
+            updater(own, *arrays)
+    assert not updater.states
 
 
 def test_one_element_or_none_at_stride_0_is_an_array_like_any_other():

@@ -182,7 +182,10 @@ class _Reader:
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         data = self.take(math.prod(shape) * dtype.itemsize)
-        return np.frombuffer(data, dtype).reshape(shape)
+        try:
+            return np.frombuffer(data, dtype).reshape(shape)
+        except ValueError:  # without elements, but beyond the limits of NumPy
+            raise CheckpointError(f"an array cannot have shape {shape}") from None
 
     def end(self) -> None:
         """Raise CheckpointError if bytes are left."""

@@ -51,6 +51,9 @@ FIELDS = {
 }
 """Fields of the index file, which lists the shards."""
 
+FROZEN = "frozen"
+"""Field of an index file with weights that have no state."""
+
 
 @dataclass
 class Saved:
@@ -66,6 +69,8 @@ class Saved:
     """Placement of each parameter, by its current index."""
     cut: frozenset[Index] = frozenset()
     """Keys of parameters whose states are slices for this rank; other states are whole."""
+    frozen: dict[Index, Placement] = field(default_factory=dict)
+    """Placement of each weight that has no state, by its current index."""
 
 
 def shard_path(path: PathLike, run: str, rank: int, ranks: int) -> Path:
@@ -251,15 +256,21 @@ def _checked(work: Callable[[], Any]) -> Any:
 
 
 def _check(index: Any, kind: str) -> None:
-    if not is_of_ranks(index) or set(index) != set(FIELDS):
+    if not is_of_ranks(index) or set(index) | {FROZEN} != {*FIELDS, FROZEN}:
         raise CheckpointError("not a checkpoint of ranks, which ShardedUpdater.save makes")
     for name, expected in FIELDS.items():
         if not isinstance(index[name], expected):
             raise CheckpointError(f"{name!r} is of type {type(index[name]).__name__}")
+    if not isinstance(index.get(FROZEN, {}), dict):
+        raise CheckpointError(f"{FROZEN!r} is of type {type(index[FROZEN]).__name__}")
     if not re.fullmatch(RUN, index["run"]):
         raise CheckpointError(f"a run cannot be named {index['run']!r}")
     if index["kind"] != kind:
         raise CheckpointError(f"it was saved from {index['kind']}, this is {kind}")
+
+
+def _placement(fields: Mapping[str, Any]) -> Placement:
+    return Placement(**{**fields, "shape": tuple(fields["shape"])})
 
 
 class _Reader:
@@ -269,18 +280,22 @@ class _Reader:
         self.rank: int = sharded.rank
         self.path, self.run, self.ranks = path, index["run"], index["ranks"]
         self.index = index
-        self.before = {
-            key: Placement(**{**fields, "shape": tuple(fields["shape"])})
-            for key, fields in index["placements"].items()
-        }
+        self.before = {key: _placement(fields) for key, fields in index["placements"].items()}
         self.after = self._after(sharded)
+        frozen = {key: dict(fields) for key, fields in index.get(FROZEN, {}).items()}
+        indices = {key: fields.pop("index") for key, fields in frozen.items()}
+        present = keys_of(names_of(sharded.optimizer), sharded.placements)
+        known = match(indices, present).index
+        self.frozen = {key: known[i] for key, i in indices.items() if i in known}
+        """Current index of each weight without a state, by its key."""
+        without = {key: _placement(frozen[key]) for key in self.frozen}
+        self.before_all = self.before | without
+        self.after_all = self.after | self._anew(sharded, without)
         self.shard = cache(self._shard)
 
     def _after(self, sharded: Any) -> dict[Index, Placement]:
         """Placement of each saved parameter on the current ranks."""
-        lines = [(k, p.shape, p.dtype, p.form) for k, p in self.before.items()]
-        same = sharded.ranks == self.ranks
-        placements = dict(self.before) if same else placed(lines, sharded.ranks)
+        placements = self._anew(sharded, self.before)
         optimizer = sharded.optimizer
         present = keys_of(names_of(optimizer), sharded.placements)
         saved = self.index["updater"]["parameters"]
@@ -299,6 +314,11 @@ class _Reader:
                     )
                 placements[key] = now
         return placements
+
+    def _anew(self, sharded: Any, before: Mapping[Index, Placement]) -> dict[Index, Placement]:
+        """Placements on the current ranks of what the saved ranks had."""
+        lines = [(k, p.shape, p.dtype, p.form) for k, p in before.items()]
+        return dict(before) if sharded.ranks == self.ranks else placed(lines, sharded.ranks)
 
     def _shard(self, rank: int) -> dict[str, Any]:
         return read_shard(self.path, self.run, rank, self.ranks)
@@ -324,6 +344,9 @@ class _Reader:
                 own |= _taken(sources or self._without(key), ("averages", name), key, key)
             if index in self.found and (weight := self._weight(key)) is not None:
                 weights[self.found[index]] = weight
+        for key, now in self.frozen.items():
+            if (weight := self._weight(key)) is not None:
+                weights[now] = weight
         whole = {**updater, "attributes": attributes, "states": states}
         if given:
             whole["averages"] = {**given, **averages}
@@ -334,6 +357,7 @@ class _Reader:
             {self.found[keys[k]]: a for k, a in self.index["masters"].items()},
             {self.found[index]: self.after[key] for index, key in found.items()},
             frozenset(self.before),
+            {now: self.after_all[key] for key, now in self.frozen.items()},
         )
 
     def _without(self, key: Index) -> list[tuple[dict[str, Any], int, int, int]]:
@@ -350,22 +374,22 @@ class _Reader:
 
     def _owners(self, key: Index) -> list[tuple[int, int, int]]:
         """Rank, start and stop of the saved slices that overlap this rank's slice."""
-        first, last = self.after[key].part(self.rank)
-        return [o for o in self.before[key].owners(self.ranks) if o[1] < last and o[2] > first]
+        first, last = self.after_all[key].part(self.rank)
+        return [o for o in self.before_all[key].owners(self.ranks) if o[1] < last and o[2] > first]
 
     def _weight(self, key: Index) -> Array | None:
         """Slice of a weight for this rank; None if the weight was not saved.
 
         Every shard has a slice of each saved weight, perhaps an empty one.
         """
-        first, last = self.after[key].part(self.rank)
+        first, last = self.after_all[key].part(self.rank)
         owners = self._owners(key) or [(min(self.rank, self.ranks - 1), 0, 0)]
         slices = [(self.shard(rank)["weights"], begin) for rank, begin, _ in owners]
         if not all(key in weights for weights, _ in slices):
             return None
         parts = [w[key].reshape(-1)[max(first - at, 0) : last - at] for w, at in slices]
         merged: Array = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return merged.reshape(self.after[key].slice_shape(self.rank))
+        return merged.reshape(self.after_all[key].slice_shape(self.rank))
 
     def _sources(self, key: Index) -> Iterator[tuple[dict[str, Any], int, int, int]]:
         """Shards with parts of this rank's slice: shard, length, start and stop.

@@ -1,0 +1,129 @@
+"""Frozen weights are saved, loaded and passed on ranks like all others."""
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt.checkpoint import CheckpointError
+from fastopt.distributed import ShardedUpdater, run_threads
+
+GROUPS = {"^ice": {"frozen": True}}
+NAMES = {0: "head", 1: "ice"}
+
+
+def weights_of(value=1.0):
+    head, ice = np.full((5, 3), value), np.asfortranarray(np.full((4, 2), value, np.float16))
+    return {"head": head, "ice": ice, "ice.codes": np.full(7, 10 * value, np.int8)}
+
+
+def made(comm, frozen=True, **settings):
+    sgd = optimizer.SGD(lr=0.1, momentum=0.5, multi_precision=True)
+    return ShardedUpdater(sgd, comm, groups=GROUPS if frozen else None, **settings)
+
+
+def train(updater, weights):
+    grads = {"head": np.full((5, 3), 1 / updater.ranks), "ice": None, "ice.codes": None}
+    updater.step(grads, weights)
+
+
+def bits(weights):
+    return {name: (weight.dtype, weight.tobytes("A")) for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_all_weights_are_saved_and_loaded_on_any_ranks(ranks, tmp_path):
+    path = tmp_path / "state"
+
+    def save(comm):
+        updater, weights = made(comm), weights_of()
+        train(updater, weights)
+        updater.save(path, weights=weights)
+        saved = bits(weights)
+        train(updater, weights)
+        updater.load(path, weights=weights)  # parameters of the updater and of the file agree
+        assert bits(weights) == saved
+        return saved
+
+    def load(comm):
+        for frozen, steps in ((True, 0), (True, 1), (False, 0)):
+            updater, weights = made(comm, frozen), weights_of(0.0)
+            for _ in range(steps):
+                train(updater, weights)
+            assert updater.load(path, weights=weights) == ([], [])
+            found = bits(weights)
+        updater.groups = None  # from now on any gradient may come
+        values = np.ones((1, 2), np.float16)
+        updater("ice", (values, np.array([1])), weights["ice"])
+        assert (weights["ice"][1] < 1).all()
+        return found
+
+    saved = run_threads(2, save)
+    assert run_threads(ranks, load) == saved[:1] * ranks
+    alone = fastopt.Updater(optimizer.SGD(), groups=GROUPS)
+    assert alone.load(path) == ([], [])
+    assert list(alone.states) == ["head"]
+
+
+def test_names_of_parameters_are_those_of_frozen_weights(tmp_path):
+    def program(comm):
+        old = ShardedUpdater(optimizer.SGD(momentum=0.5, param_idx2name=NAMES), comm, groups=GROUPS)
+        weights = [np.ones(4), np.ones(6)]
+        old([0, 1], [np.ones(4), None], weights)
+        old.save(tmp_path / "state", dict(enumerate(weights)))
+        names = {index + 5: name for index, name in NAMES.items()}
+        new = ShardedUpdater(optimizer.SGD(momentum=0.5, param_idx2name=names), comm, groups=GROUPS)
+        found = {5: np.zeros(4), 6: np.zeros(6)}
+        new.load(tmp_path / "state", weights=found)
+        return [weight.tolist() for weight in found.values()] == [w.tolist() for w in weights]
+
+    assert run_threads(2, program) == [True, True]
+
+
+def test_frozen_weights_that_differ_are_not_saved(tmp_path):
+    path = tmp_path / "state"
+
+    def program(comm):
+        updater, weights = made(comm), weights_of()
+        train(updater, weights)
+        updater.save(path, weights=weights)
+        other = {**weights, "ice": weights["ice"] + comm.rank}
+        with pytest.raises(ValueError, match="for frozen weight of index 'ice' rank 0 has float16"):
+            updater.save(path, weights=other)
+        with pytest.raises(ValueError, match="index 'tail': its weight was not updated yet"):
+            updater.save(path, weights={**weights, "tail": np.ones(2)})
+        with pytest.raises(TypeError, match="index 'ice': weight must be a NumPy array"):
+            updater.save(path, weights={**weights, "ice": [1.0]})
+        with pytest.raises(
+            TypeError, match="index 'ice': weight cannot be saved with dtype object"
+        ):
+            updater.save(path, weights={**weights, "ice": np.array([None])})
+        found = weights_of(0.0)
+        with pytest.raises(TypeError, match="index 'ice': weight must have dtype float16"):
+            updater.load(path, weights={**found, "ice": np.ones((4, 2))})
+        updater.load(path, weights=found)
+        assert bits(found) == bits(weights)
+        updater.save(path, weights={"head": weights["head"]})
+        with pytest.raises(CheckpointError, match="it has no weight of index 'ice'"):
+            updater.load(path, weights=found)
+
+    run_threads(2, program)
+
+
+def test_averages_take_all_weights(tmp_path):
+    def program(comm):
+        updater, weights = made(comm, average=fastopt.EMA(decay=0.5)), weights_of()
+        train(updater, weights)
+        before = bits(weights)
+        with updater.averaged(weights):
+            inside = bits(weights)
+            updater.save(tmp_path / "state", weights=weights)
+        assert bits(weights) == before
+        assert [name for name in weights if inside[name] != before[name]] == ["head"]
+        new, other = made(comm, average=fastopt.EMA(decay=0.5)), weights_of(0.0)
+        new.load(tmp_path / "state", weights=other)
+        assert bits(other) == inside
+        new.restore_weights(other)
+        assert bits(other) == before
+
+    run_threads(2, program)

@@ -1,0 +1,236 @@
+"""`finish` takes the step of an incomplete window, with the mean of its gradients."""
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import RowSparse, Trainer, optimizer
+from fastopt.amp import LossScaler
+from fastopt.distributed import ShardedUpdater, run_threads
+from helpers.cases import exhaustive
+
+GROUPS = {"^0$": {"lr_mult": 0.1, "beta1": 0.5}, "^1$": {"lr_mult": 0.5}}
+SETTINGS = {
+    "plain": dict,
+    "norm": lambda: {"clip_global_norm": 0.5},
+    "units": lambda: {"clip_adaptive": 0.1},
+    "loss scaler": lambda: {"loss_scaler": LossScaler(8.0, growth_interval=2)},
+    "average": lambda: {"average": fastopt.EMA(decay=0.5)},
+    "groups": lambda: {"groups": GROUPS},
+}
+SHAPES = {"0": (4, 3), "1": (2,)}
+
+
+OPTIMIZERS = {
+    "Adam": optimizer.Adam,
+    "schedule": lambda **kw: optimizer.Adam(lr_scheduler=lambda t: 0.1 / t, **kw),
+}
+
+
+def draw(rng, dtype):
+    return [rng.normal(size=shape).astype(dtype) for shape in SHAPES.values()]
+
+
+def rows(grad):
+    return RowSparse(grad[:2], np.arange(2), grad.shape) if grad.ndim > 1 else grad
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(("dtype", "form"), [("float32", np.asarray), ("float16", rows)])
+def test_it_takes_the_step_of_the_mean(make, settings, dtype, form, rng):
+    masters = {"multi_precision": dtype == "float16"}
+    several = optimizer.Updater(make(**masters), accumulate=4, **settings())
+    once = optimizer.Updater(make(**masters), **settings())
+    weights, indices = draw(rng, dtype), list(SHAPES)
+    expected = [weight.copy() for weight in weights]
+    for turn, calls in enumerate([2, 4, 2, 2]):  # cold and warm, whole windows between
+        grads = [draw(rng, dtype) for _ in range(calls)]
+        for each in grads:
+            several(indices, list(map(form, each)), weights)
+        if calls < 4:
+            several.finish()
+        sums = [sum(grad.astype(np.float32) for grad in own) for own in zip(*grads, strict=True)]
+        once.optimizer.rescale_grad = 1 / calls
+        once(indices, list(map(form, sums)), expected)
+        np.testing.assert_array_equal([*map(bytes, weights)], [*map(bytes, expected)])
+        assert several.info[:4] == once.info[:4]
+        assert several.optimizer.num_update == turn + 1
+    if several.loss_scaler:
+        assert several.loss_scaler.state_dict() == once.loss_scaler.state_dict()
+
+
+def test_windows_of_different_lengths_are_one_update(rng):
+    made = optimizer.Updater(optimizer.SGD(lr=1.0), accumulate=4, clip_global_norm=1.0)
+    weights = {"a": np.zeros(1), "b": np.zeros(1)}
+    for grads in ({"a": 3.0, "b": None}, {"a": 3.0, "b": 4.0}, {"a": 3.0, "b": None}):
+        made.step({name: g and np.full(1, g) for name, g in grads.items()}, weights)
+    made.finish()
+    np.testing.assert_allclose([*weights.values()], [[-0.6], [-0.8]], rtol=1e-15)
+    assert made.info.global_norm == pytest.approx(5)
+    assert made.optimizer.num_update == 1
+
+
+def test_chosen_parameters_and_nothing():
+    made, weights = (
+        optimizer.Updater(optimizer.SGD(lr=1.0), accumulate=2),
+        [np.zeros(1), np.zeros(1)],
+    )
+    made.finish()
+    for _ in range(2):
+        made(["a", "b"], [np.ones(1), np.ones(1)], weights)
+        made("b", np.ones(1), weights[1])
+        assert made.info.stepped
+        made.finish(["b", "unknown"])
+        assert not made.info.stepped
+        made.finish("a")
+        assert made.info.stepped
+        made.finish()
+        assert not made.info.stepped
+    assert [weight.item() for weight in weights] == [-2, -2]
+    made.accumulate = 3  # no gradient waits
+    optimizer.Updater(optimizer.SGD()).finish()
+
+
+def test_the_weight_of_the_last_call_is_updated():
+    made = optimizer.Updater(optimizer.SGD(lr=1.0), accumulate=3)
+    for turn in range(3):
+        for call in range(2):
+            weight = np.zeros(1)  # another array in each call
+            made(0, np.full(1, float(call)), weight)
+        made.finish()
+        assert weight == -0.5, turn
+    params = {"w": np.zeros(1)}
+    for _ in range(2):
+        params = made.updated({"w": np.ones(1)}, params)
+    made.finish()
+    assert params["w"] == -1
+
+
+def test_after_a_load_it_takes_the_weights():
+    old, weight = optimizer.Updater(optimizer.Adam(), accumulate=3), np.ones(2, np.float32)
+    for _ in range(2):
+        old("w", np.ones(2, np.float32), weight)
+    new, other = optimizer.Updater(optimizer.Adam(), accumulate=3), weight.copy()
+    new.load_state_dict(old.state_dict())
+    refused = [
+        ((), ValueError, "index 'w': finish needs the weight, .* finish\\(index, weight\\)"),
+        (("w", other[:1]), ValueError, r"'w': the sum .* must have shape \(1,\), got \(2,\)"),
+        (("w", other.astype(int)), TypeError, "'w': weight must be"),
+        ((None, other), TypeError, "a weight together with its index"),
+        ((["w"], [other, other]), TypeError, "a list of 1 indices needs .* weights, got 2"),
+        ((1.5,), TypeError, "index must be"),
+    ]
+    for arguments, kind, words in refused:
+        with pytest.raises(kind, match=words):
+            new.finish(*arguments)
+    assert not new.info.stepped
+    new.finish(["w"], [other])
+    old.finish()
+    np.testing.assert_array_equal(other, weight)
+
+
+def test_a_failed_call_changes_nothing():
+    rates = [0.1]
+    made = optimizer.Updater(optimizer.Adam(lr_scheduler=lambda t: rates[0]), accumulate=3)
+    weights = [np.ones(2), np.ones(3)]
+    for _ in range(4):
+        made([0, 1], [np.ones(2), np.ones(3)], weights)
+    before, rates[0] = [weight.copy() for weight in weights], np.nan
+    with pytest.raises(ValueError, match="learning rate"):
+        made.finish()
+    assert made.optimizer.num_update == 1
+    np.testing.assert_array_equal(weights[0], before[0])
+    rates[0] = 0.1
+    made.finish()
+    assert made.optimizer.num_update == 2
+    assert (weights[1] < before[1]).all()
+
+
+class InPython(optimizer.Optimizer):
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        weight -= self._get_lr(index) * grad
+
+
+def test_an_update_in_python_takes_the_mean():
+    made, weight = optimizer.Updater(InPython(lr=1.0), accumulate=4), np.zeros(2)
+    made(0, np.ones(2), weight)
+    made(0, (np.full(1, 3.0), np.array([0])), weight)
+    made.finish()
+    np.testing.assert_array_equal(weight, [-2, -0.5])
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step():
+    scaler = LossScaler(8.0)
+    made, weight = optimizer.Updater(optimizer.SGD(), scaler, accumulate=4), np.ones(2)
+    made("w", np.full(2, np.inf), weight)
+    made.finish()
+    assert made.info.skipped
+    assert made.info.non_finite == ("w",)
+    assert scaler.scale == 4
+    made.finish()
+    assert made.info == made.info._replace(stepped=False, skipped=False)
+    assert (weight == 1).all()
+
+
+@pytest.mark.parametrize("settings", [{}, *exhaustive({"clip_global_norm": 0.5})], ids=str)
+def test_ranks_take_the_step_of_one_process(settings):
+    def program(comm=None):
+        kind = optimizer.Updater if comm is None else ShardedUpdater
+        more = settings if comm is None else {"comm": comm, **settings}
+        made = kind(optimizer.Adam(lr=0.1), accumulate=4, **more)
+        weights = {"a": np.ones((3, 2)), "b": np.ones(5)}
+        for turn in range(2):
+            for grads in ({"a": 1.0, "b": None}, {"a": turn, "b": 3.0}):
+                part = 1 if comm is None or comm.rank == 0 else 0
+                made.step(
+                    {
+                        n: g if g is None else np.full_like(weights[n], g * part)
+                        for n, g in grads.items()
+                    },
+                    weights,
+                )
+            made.finish("b")
+            assert made.info.stepped
+            made.finish()
+            made.finish()
+            assert not made.info.stepped
+        assert made.optimizer.num_update == 2
+        return weights
+
+    alone = program()
+    for weights in run_threads(2, program):
+        for name, weight in weights.items():
+            np.testing.assert_array_equal(weight, alone[name])
+
+
+def test_ranks_that_differ_change_nothing():
+    def program(comm):
+        made, weight = ShardedUpdater(optimizer.SGD(lr=1.0), comm, accumulate=4), np.zeros(1)
+        made(["a", "b"], [np.ones(1)] * 2, [weight, np.zeros(1)])
+        with pytest.raises(ValueError, match="ranks disagree"):
+            made.finish("ab"[comm.rank])
+        with pytest.raises(TypeError, match="rank 1: index must be"):
+            made.finish(1.5 if comm.rank else None)
+        assert weight == 0
+        made.finish()
+        return weight.item()
+
+    assert run_threads(2, program) == [-2, -2]
+
+
+def test_a_trainer_passes_it_on_and_copies_the_weights():
+    sgd, devices = optimizer.SGD(lr=1.0), [fastopt.cpu(0), fastopt.cpu(1)]
+    weight = fastopt.Parameter("w", shape=(1,), init="zeros")
+    weight.initialize(device=devices)
+    trainer = Trainer([weight], sgd, comm=optimizer.Updater(sgd, accumulate=4))
+    for _ in range(2):
+        for device in devices:
+            weight.set_grad(np.ones(1, np.float32), device)
+        trainer.step(batch_size=2)
+    trainer.finish()
+    assert [weight.data(device).item() for device in devices] == [-1, -1]

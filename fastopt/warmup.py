@@ -30,7 +30,8 @@ def names() -> list[str]:
 
 
 def _has_rule(klass: type[optimizer.Optimizer]) -> bool:
-    return klass.native and klass.rule is not optimizer.Optimizer.rule
+    base = optimizer.Optimizer
+    return klass.native and (klass.rule is not base.rule or klass.plain is not base.plain)
 
 
 def warm(name: str, dtype: str, rows: bool) -> None:

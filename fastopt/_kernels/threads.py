@@ -13,7 +13,7 @@ from typing import Any
 import numba
 from numba.core.compiler_lock import global_compiler_lock
 
-from fastopt._interrupts import undisturbed
+from fastopt._kernels.signals import undisturbed
 
 __all__ = ["choose_layer", "in_forked_child", "load_tbb", "may_run_parallel", "start_layer"]
 __all__ += ["thread_count", "turn", "use_threads"]

@@ -1,16 +1,13 @@
-"""Deferral of Ctrl-C and other signals, and reads that see complete updates."""
+"""Deferral of Ctrl-C until an update is complete, and reads that see complete updates."""
 
 import importlib
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from threading import get_ident, main_thread
 from types import TracebackType
 from typing import Any
 
-__all__ = ["between_updates", "undisturbed", "uninterrupted"]
+__all__ = ["between_updates", "uninterrupted"]
 
 # The public functions are ten times slower, because they convert to enumerations.
 _signal: Any = importlib.import_module("_signal")
@@ -83,57 +80,6 @@ uninterrupted = _Uninterrupted()
 """Context manager that defers Ctrl-C until it exits."""
 
 
-_replaced: list[tuple[int, Any]] = []
-"""Signals whose handlers are deferred, and their handlers."""
-_due: dict[int, tuple[Any, tuple[Any, ...]]] = {}
-"""Handlers of the signals that came meanwhile, with their arguments."""
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Defer the handlers of all signals until the context ends, for code of other libraries.
-
-    Numba is unusable for the rest of the process once an exception, as of Ctrl-C or a test's
-    timeout, has left some of its functions halfway. :data:`uninterrupted` costs less.
-    """
-    if get_ident() != uninterrupted._main or _replaced:
-        yield
-        return
-    try:
-        for number in range(1, signal.NSIG):
-            handler = _signal.getsignal(number)
-            if callable(handler):
-                _replaced.append((number, handler))
-                _signal.signal(number, partial(_defer, handler))
-        yield
-    finally:
-        _restore()
-
-
-def _defer(handler: Any, number: int, frame: Any) -> None:
-    _due[number] = handler, (number, frame)
-
-
-def _restore() -> None:
-    """Restore the handlers of all signals, and call those that are due, though others raise."""
-    try:
-        while _replaced:
-            _signal.signal(*_replaced[-1])  # may call a handler that was restored before
-            _replaced.pop()
-        while _due:
-            handler, came = _due.pop(next(iter(_due)))
-            handler(*came)
-    finally:
-        if _replaced or _due:
-            _restore()
-
-
-def _forget_signals() -> None:
-    """Restore the handlers of the parent in a forked child, and discard its signals."""
-    _due.clear()
-    _restore()
-
-
 def between_updates(lock: Any, action: str) -> Any:
     """Return the lock of an optimizer for a ``with`` statement that reads complete updates.
 
@@ -160,5 +106,4 @@ def between_updates(lock: Any, action: str) -> Any:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_signals)  # first, as it may restore what waits
     os.register_at_fork(after_in_child=uninterrupted.reset)

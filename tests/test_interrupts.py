@@ -14,7 +14,7 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt._interrupts import undisturbed, uninterrupted
+from fastopt._interrupts import uninterrupted
 from fastopt.checkpoint import to_torch_state_dict
 from fastopt.trainer import Trainer
 from helpers.cases import exhaustive
@@ -189,64 +189,6 @@ print("after", flush=True)
 def test_the_default_action_ends_the_process_at_the_end(run_python):
     done = run_python(DEFAULT, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "inside\n")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="sends itself other signals")
-def test_all_signals_wait_and_all_come_though_handlers_raise():
-    came, sent = [], [signal.SIGALRM, signal.SIGINT, signal.SIGUSR1]
-
-    def handler(number, _):
-        came.append(number)
-        raise OSError(number)
-
-    def fail():
-        with undisturbed(), undisturbed():
-            for number in sent * 2:
-                signal.raise_signal(number)
-            assert came == []
-            raise ValueError("inside")
-
-    before = {number: signal.signal(number, handler) for number in sent}
-    try:
-        with pytest.raises(OSError, match=str(int(sent[-1]))):
-            fail()
-        assert came == sent
-        assert [signal.getsignal(number) for number in sent] == [handler] * 3
-    finally:
-        for number, own in before.items():
-            signal.signal(number, own)
-
-
-CHILD_OF_THREAD = """
-import os, signal, threading, warnings
-from fastopt._interrupts import undisturbed, uninterrupted
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
-def fork():
-    if os.fork():
-        print(os.waitstatus_to_exitcode(os.wait()[1]))
-        return
-    same = [signal.getsignal(number) for number in numbers] == handlers
-    try:
-        signal.raise_signal(signal.SIGINT)
-    except KeyboardInterrupt:
-        os._exit(3 + same)
-    os._exit(2)
-numbers = signal.SIGINT, signal.SIGUSR1
-signal.signal(signal.SIGUSR1, print)
-handlers = [signal.getsignal(number) for number in numbers]
-thread = threading.Thread(target=fork)
-with uninterrupted, undisturbed():
-    signal.raise_signal(signal.SIGUSR1)  # comes in the parent alone
-    thread.start()
-    thread.join()
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
-@pytest.mark.usefixtures("ctrl_c")
-def test_a_child_that_another_thread_has_forked_defers_no_signal(run_python):
-    first, second = run_python(CHILD_OF_THREAD).splitlines()
-    assert (first, second.split()[0]) == ("4", str(int(signal.SIGUSR1)))
 
 
 FORKED = """

@@ -25,7 +25,7 @@ from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 
-from fastopt._interrupts import undisturbed
+from fastopt._kernels.signals import undisturbed
 from fastopt._kernels.threads import in_forked_child, start_layer
 from fastopt.kernels.rule import Rule, digest_of
 

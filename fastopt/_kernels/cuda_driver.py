@@ -24,8 +24,8 @@ from numba.core import config
 from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
-from fastopt._interrupts import undisturbed
 from fastopt._kernels.devices import cuda_target
+from fastopt._kernels.signals import undisturbed
 
 __all__ = [
     "SIMULATED",

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numba
 from numba.core.compiler_lock import global_compiler_lock
 
-from fastopt._interrupts import undisturbed
+from fastopt._kernels.signals import undisturbed
 
 __all__ = ["choose_layer", "in_forked_child", "load_tbb", "may_run_parallel", "start_layer"]
 __all__ += ["start_locks", "thread_count", "turn", "use_threads"]

@@ -8,7 +8,7 @@ import fastopt
 from fastopt._interrupts import uninterrupted
 
 PACKAGE = os.path.dirname(fastopt.__file__)
-COMPILING = os.path.join(PACKAGE, "_kernels", "compiling.py")
+COMPILING = [os.path.join(PACKAGE, "_kernels", name) for name in ("compiling.py", "signals.py")]
 
 
 def at_line(moment, act, call):
@@ -23,7 +23,7 @@ def at_line(moment, act, call):
     def trace(frame, event, _):
         nonlocal passed
         name = frame.f_code.co_filename
-        if not name.startswith(PACKAGE) or name == COMPILING:
+        if not name.startswith(PACKAGE) or name in COMPILING:
             return None
         line = linecache.getline(name, frame.f_lineno or 0)
         if event == "line" and not line.lstrip().startswith(("with ", "try:")):

@@ -30,8 +30,7 @@ def names() -> list[str]:
 
 
 def _has_rule(klass: type[optimizer.Optimizer]) -> bool:
-    base = optimizer.Optimizer
-    return klass.native and (klass.rule is not base.rule or klass.plain is not base.plain)
+    return klass.native and klass.rule is not optimizer.Optimizer.rule
 
 
 def warm(name: str, dtype: str, rows: bool) -> None:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from operator import is_
 from threading import RLock
+from types import SimpleNamespace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -81,6 +82,9 @@ DEFAULTS = {
 
 PARTS = ("_windows", "_averages", "_units")
 """Attributes with the objects that implement the settings."""
+
+OF_OBJECT = ("name", "lr_mult", "wd_mult")
+"""Attributes that an optimizer uses of the objects in its `param_dict`."""
 
 CHANGING = frozenset({"optimizer", "groups", "states", "states_synced", *LIMITS, *SETTINGS, *PARTS})
 """Attributes that records depend on."""
@@ -355,14 +359,20 @@ class Updater(CheckedUpdates):
         kept = {name: value for name, value in vars(self).items() if name not in hidden}
         if self.groups is not None:  # a read-only view, which cannot be pickled
             kept["groups"] = {pattern: dict(given) for pattern, given in self.groups.items()}
+        if objects := self.optimizer.param_dict:  # a copy has their multipliers
+            kept["param_dict"] = {
+                index: SimpleNamespace(**{k: getattr(of, k) for k in OF_OBJECT if hasattr(of, k)})
+                for index, of in objects.items()
+            }
         return {**kept, "states": host(dict(self.states)), "states_synced": synced}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._start()
         optimizer = state["optimizer"]
         self.optimizer = optimizer if optimizer.claim is None else copy.copy(optimizer)
+        self.optimizer.param_dict = state.get("param_dict", {})
         for name, value in state.items():
-            if name != "optimizer":
+            if name not in ("optimizer", "param_dict"):
                 setattr(self, name, value)
 
     @overload

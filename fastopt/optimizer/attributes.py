@@ -3,7 +3,6 @@
 import itertools
 import threading
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any, ClassVar, Self, cast
 from weakref import WeakSet, ref
 
@@ -26,9 +25,6 @@ TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 """Attributes that determine the multipliers."""
 
 MULTIPLIERS = ("lr_mult", "wd_mult")
-
-OF_PARAMETER = ("name", "lr_mult", "wd_mult")
-"""Attributes that optimizers use of the objects in param_dict."""
 
 CHANGED = ("version", "mode_version")
 
@@ -280,19 +276,9 @@ class Attributes(Checked):
         }
         return plain | {name: getattr(self, name) for name in self.in_arrays}
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Let copies and pickles have the multipliers of param_dict, but not its live objects."""
-        reduced: Any = super().__reduce_ex__(protocol)
-        make, arguments, state, *rest = reduced
-        found = {
-            index: SimpleNamespace(**{k: getattr(of, k) for k in OF_PARAMETER if hasattr(of, k)})
-            for index, of in vars(self)["param_dict"].items()
-        }
-        return make, arguments, {**state, "param_dict": found}, *rest
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._start()
-        self.restore({"param_dict": {}, **state})
+        self.restore({**state, "param_dict": {}})
 
     def restore(self, attributes: Mapping[str, Any]) -> None:
         """Set attributes without validation, such as those of a validated checkpoint."""

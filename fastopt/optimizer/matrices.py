@@ -38,6 +38,7 @@ from fastopt.kernels.variants import (
     varied,
 )
 from fastopt.optimizer.attributes import TRANSIENT
+from fastopt.optimizer.families import Varied
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, create, unused
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.sgd import SGD
@@ -372,7 +373,7 @@ def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
     return tuple(pattern(f"{name}[{k}]", each) for k, each in enumerate(value))
 
 
-class MatrixFamily(Optimizer):
+class MatrixFamily(Varied):
     """Abstract base of optimizers for weights with two or more dimensions.
 
     Parameters

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 from weakref import WeakSet, ref
@@ -57,15 +57,6 @@ from fastopt.arguments import (
     without_address,
 )
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.scalars import decayed
-from fastopt.kernels.variants import (
-    Traits,
-    Variant,
-    beside_decay,
-    no_decay,
-    rate_times_decay,
-    varied,
-)
 from fastopt.lr_scheduler.base import Schedule
 from fastopt.optimizer.rates import (
     RATE,
@@ -103,9 +94,6 @@ Class = TypeVar("Class", bound="type[Optimizer]")
 
 COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 """Methods that a class may override to change how updates are counted or rates are computed."""
-
-
-VARIANTS = ("cautious", "cautious_decay", "stable")
 
 
 def unused(lock: Any) -> Any:
@@ -273,8 +261,7 @@ class Optimizer(Rates):
     elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
     unlisted = Rates.unlisted | {
         *("accumulate", "accumulates", "add_defaults", "carried_slots", "check_positional"),
-        *("decays", "declared", "defaults", "plain", "positional", "ratio", "ratio_fields"),
-        *("seen", "torch_defaults", "traits", "variant", "variants"),
+        *("declared", "defaults", "positional", "torch_defaults"),
         *("codes_of", "completes", "count_only", "direct", "direct_state", "evaluates", "folds"),
         *("in_list_order", "is_accumulating", "key", "masters_given", "may_skip", "native"),
         *("per_index", "rounded_sums", "row_decay", "rule_by_index", "starts_at_zero"),
@@ -327,16 +314,8 @@ class Optimizer(Rates):
     )
     masters_given: dict[Index, Array] = kept(factory=dict, check=TableOf(ArrayOf(("float32",))))
 
-    variants: ClassVar[tuple[str, ...]] = ()
-    """Forms of the rule that the class has as arguments: `cautious`, `cautious_decay`, `stable`."""
-    ratio: ClassVar[Callable[..., Any] | None] = None
-    """Scalar function for stable variants: squared gradient divided by its moving average."""
-    ratio_fields: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters that `ratio` reads in addition to those of the rule."""
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.variants = tuple(name for name in VARIANTS if cls.takes(name))
         rule = vars(cls).get("rule")
         if not (rule is None or isinstance(rule, (Rule, property))):
             raise TypeError(
@@ -430,13 +409,6 @@ class Optimizer(Rates):
             )
         if self.sparse_decay == "touched":
             return
-        if self.variant.cautious_decay:
-            raise ValueError(
-                "cautious_decay=True decays by the gradient's sign, so it needs "
-                f"sparse_decay='touched', got {self.sparse_decay!r}"
-            )
-        if self.variant.stable and self.sparse_decay == "catch_up":
-            raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
         if not self.lazy_update:
             raise ValueError(
                 f"sparse_decay={self.sparse_decay!r} needs lazy updates, got lazy_update=False"
@@ -669,38 +641,8 @@ class Optimizer(Rates):
 
     @property
     def rule(self) -> Rule | None:
-        """Rule that :meth:`update` applies; a class with one rule sets ``rule = its_rule``.
-
-        A class with cautious or stable variants sets ``plain`` in its place.
-        """
-        plain, which = self.plain, self.variant
-        return varied(plain, self.traits, which) if plain is not None and any(which) else plain
-
-    @property
-    def plain(self) -> Rule | None:
-        """Rule without its variants, of a class that has some."""
+        """Rule that :meth:`update` applies; a class with one rule sets ``rule = its_rule``."""
         return None
-
-    @property
-    def variant(self) -> Variant:
-        """The selected variant of the rule."""
-        own = vars(self)
-        return Variant(*[own.get(name, False) for name in Variant._fields])
-
-    @property
-    def seen(self) -> Callable[..., Any]:
-        """Scalar function ``(weight, grad, h)``: the gradient that moving averages average."""
-        return beside_decay if self.decoupled else decayed
-
-    @property
-    def decays(self) -> Callable[..., Any]:
-        """Scalar function ``(weight, h)``: what decoupled decay subtracts from a weight."""
-        return rate_times_decay if self.decoupled else no_decay
-
-    @property
-    def traits(self) -> Traits:
-        """How the plain rule uses gradient and weight decay, from which variants are derived."""
-        return Traits(self.seen, self.decays, self.decoupled, self.ratio, self.ratio_fields)
 
     def rule_for(self, index: Index) -> Rule | None:
         """Return the rule of one parameter, for classes with different rules.

@@ -47,7 +47,8 @@ def accepted(found):
         return set(inspect.signature(found).parameters)
     bases = found.__mro__[:-1]
     made = [getattr(base, how) for base in bases for how in ("__init__", "__new__")]
-    return {name for how in made if inspect.isfunction(how) for name in accepted(how)}
+    names = {name for how in made if inspect.isfunction(how) for name in accepted(how)}
+    return names | {*inspect.signature(found).parameters}
 
 
 def test_every_section_has_rows():

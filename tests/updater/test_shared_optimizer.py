@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,6 +94,18 @@ def test_a_copy_of_an_updater_goes_on_with_its_counts(copied):
     assert other.optimizer.num_update == 3
     other("w", normal(0, SHAPE, "float32"), normal(1, SHAPE, "float32"))
     assert updater.optimizer.num_update == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda u: pickle.loads(pickle.dumps(u))])
+def test_a_copy_has_the_multipliers_of_param_dict_without_its_objects(copied):
+    parameter = SimpleNamespace(name="a", lr_mult=2.0, wd_mult=0.5, live=lambda: None)
+    objects = {0: parameter, 1: SimpleNamespace(lr_mult=1, wd_mult=1)}
+    updater = fastopt.Updater(optimizer.SGD(lr=1.0, wd=1.0, param_dict=objects))
+    made = copied(updater).optimizer
+    assert [(made._get_lr(k), made._get_wd(k)) for k in range(3)] == [(2, 0.5), (1, 1), (1, 1)]
+    assert made.param_dict[0] == SimpleNamespace(name="a", lr_mult=2.0, wd_mult=0.5)
+    parameter.lr_mult = 4.0
+    assert (updater.optimizer._get_lr(0), made._get_lr(0)) == (4, 2)
 
 
 def test_an_optimizer_that_no_updater_has_keeps_its_counts():

@@ -71,7 +71,7 @@ def evaluated(
     `weights` are those that this updater has not updated yet. Nothing changes.
     """
     averages = Averages(None)
-    with between_updates(updater.optimizer.lock, "averages of the weights"):
+    with between_updates(updater.lock, "averages of the weights"):
         averages.arrays = leading(updater)
         return _evaluated(updater, _targets(updater, averages, averages.arrays, weights))
 

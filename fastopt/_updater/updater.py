@@ -967,7 +967,7 @@ class Updater(CheckedUpdates):
         >>> weight, updater.optimizer.num_update
         (array([-6.]), 2)
         """
-        with between_updates(self.optimizer.lock, "finish()"):
+        with between_updates(self.lock, "finish()"):
             self._finish(index, weight)
 
     def flush(self, index: Any, weight: Array | None = None) -> None:

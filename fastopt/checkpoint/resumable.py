@@ -90,8 +90,9 @@ class Resumable(Stateful, Spelled):
     def set_states(self, states: bytes) -> None:
         """Replace the states by those from :meth:`get_states`, and restore the optimizer if saved.
 
-        An optimizer of the same class is restored in place, another one is replaced. A schedule of
-        the same class stays the same object, as in :meth:`load`.
+        An optimizer of the same class is restored in place, another one is replaced; either has no
+        ``param_dict`` then. A schedule of the same class stays the same object, as in
+        :meth:`load`.
 
         Parameters
         ----------
@@ -137,6 +138,8 @@ class Resumable(Stateful, Spelled):
                     self.groups = None  # the old groups need not match the new optimizer
                 self.states_synced = dict.fromkeys(tree["states"], False)
                 self.states, self.optimizer = tree["states"], in_place(self.optimizer, opt)
+                if tree["optimizer"] is not None:
+                    self.optimizer.param_dict = {}  # as in MXNet, where it is a new optimizer
                 if "groups" in tree:
                     self.groups = groups
                 restore_progress()

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 from weakref import WeakSet, ref
@@ -58,6 +59,7 @@ from fastopt.arguments import (
 )
 from fastopt.kernels.rule import Rule
 from fastopt.lr_scheduler.base import Schedule
+from fastopt.optimizer.attributes import TABLES, TRANSIENT
 from fastopt.optimizer.rates import (
     RATE,
     LazyAttribute,
@@ -1000,22 +1002,47 @@ class Optimizer(Rates):
         """
         with self.call_lock:
             before = None if self.claim is None else self.claim()
-            if before is not None and before is not owner:
-                made = copy.deepcopy(self, {id(self.lr_scheduler): self.lr_scheduler})
-                own = {"param_dict": made._table(self.param_dict), "divided": self.divided}
-                siblings = self.siblings or WeakSet([self])
-                siblings.add(made)
-                vars(self)["siblings"] = siblings
-                vars(made).update(own, siblings=siblings)
-            else:
-                made = self
-            if self.claim is not None and before is not owner:
+            made = self if before is None or before is owner else self._sibling()
+            if self.claim is None:
+                vars(made)["unused"] = made._own_attributes()
+            elif before is not owner:
                 made.forget_updates()
             vars(made)["claim"] = ref(owner)
         return made
 
+    def _sibling(self) -> Self:
+        """Return a copy whose settings are those of this optimizer from now on, and vice versa."""
+        try:
+            made = copy.deepcopy(self, {id(self.lr_scheduler): self.lr_scheduler})
+        except Exception as error:  # of a user's attributes
+            kind = type(self).__name__
+            raise TypeError(
+                f"{kind} belongs to another updater and cannot be copied for this one, {error}: "
+                f"pass another {kind}"
+            ) from error
+        siblings = self.siblings or WeakSet([self])
+        siblings.add(made)
+        vars(self)["siblings"] = siblings
+        own = {"param_dict": made._table(self.param_dict), "divided": self.divided}
+        vars(made).update(own, siblings=siblings, unused=self.unused)
+        return made
+
+    def _own_attributes(self) -> dict[str, Any]:
+        """Return copies of the attributes of a user's class that are no settings."""
+        if type(self).__module__.partition(".")[0] == "fastopt":
+            return {}
+        known = {*self.described(), *TRANSIENT, *TABLES, "sym_info"}
+        found = {}
+        for name, value in vars(self).items():
+            if name not in known and not self._is_setting(name):
+                with suppress(Exception):  # what cannot be copied stays as it is
+                    found[name] = copy.deepcopy(value)
+        return found
+
     def forget_updates(self) -> None:
         """Forget the updates of all parameters, like a new optimizer with the same settings."""
+        for name, value in copy.deepcopy(self.unused).items():
+            setattr(self, name, value)
         self.restart(
             {*self._index_update_count, *self.row_decay, *self.masters_given, *(self.carried or ())}
         )

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -45,6 +46,44 @@ def test_each_updater_starts_at_zero(name):
     again = fastopt.Updater(made)
     again.optimizer = made
     assert in_turn([again]) == apart[:1]
+
+
+class Decreasing(optimizer.Optimizer):
+    """A user's class that counts in attributes of its own."""
+
+    def __init__(self, strength=1.0, **common):
+        super().__init__(**common)
+        self.strength, self.calls, self.seen = strength, 0, {}
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        self.calls += 1
+        self.seen.setdefault(index, []).append(self.calls)
+        weight -= self.lr * self.strength / self.calls * grad
+
+
+def test_attributes_of_a_users_class_start_again_too():
+    made = Decreasing(lr=0.1)
+    alone = in_turn([fastopt.Updater(Decreasing(lr=0.1))])[0][0]
+    first, second = fastopt.Updater(made), fastopt.Updater(made)
+    assert in_turn([first, second])[0][0] == alone
+    assert (made.calls, second.optimizer.calls) == (3, 3)
+    made.strength = 2.0
+    assert second.optimizer.strength == 2.0
+    assert second.optimizer.seen is not made.seen
+    del first
+    third = fastopt.Updater(made)
+    assert third.optimizer is made
+    assert (made.calls, made.seen, made.strength) == (0, {}, 2.0)
+
+
+def test_an_optimizer_that_cannot_be_copied_is_refused_by_a_second_updater():
+    made = Decreasing()
+    made.lock_of_mine = threading.Lock()
+    kept = fastopt.Updater(made)
+    with pytest.raises(TypeError, match="belongs to another updater and cannot be copied"):
+        fastopt.Updater(made)
+    assert kept.optimizer is made
 
 
 def test_a_scheduled_rate_has_a_clock_for_each_updater():

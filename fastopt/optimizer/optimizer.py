@@ -1059,6 +1059,7 @@ class Optimizer(Rates):
 def new_copy(optimizer: Optimizer) -> Optimizer:
     """Return a copy of an optimizer that has made no updates."""
     made = copy.deepcopy(optimizer)
+    vars(made)["unused"] = optimizer.unused
     made.forget_updates()
     return made
 

@@ -401,9 +401,10 @@ def test_states_may_be_assigned_by_another_thread(size):
             updater.states = dict(updater.states)
 
     thread = threading.Thread(target=assign)
+    updater([0, 1], [np.ones(size), np.ones(size)], weights)  # states that lack one forget counts
     thread.start()
     try:
-        for _ in range(60):
+        for _ in range(59):
             updater([0, 1], [np.ones(size), np.ones(size)], weights)
     finally:
         ended.set()

@@ -82,7 +82,7 @@ class Argument:
     names: tuple[str, ...] = ()
 
     def over(self, base: "Argument | None") -> "Argument":
-        """Return this declaration with the check, if it has none, of that of a base class."""
+        """Return this declaration, which has the check of that of a base class if it has none."""
         if base is None or self.check is not None:
             return self
         return replace(
@@ -143,6 +143,19 @@ def arg(
         Whether its position is after the arguments of subclasses.
     new : bool
         Whether checkpoints of earlier versions lack it, which restores the default.
+
+    Examples
+    --------
+    >>> from fastopt import optimizer
+    >>> from fastopt.arguments import Real, arg
+    >>> class Damped(optimizer.SGD):
+    ...     damping: float = arg(default=0.5, check=Real(least=0))
+    >>> Damped(lr=0.1).damping, Damped(damping=2).damping
+    (0.5, 2.0)
+    >>> Damped(damping=-1.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: damping must be a finite number, at least 0, got -1.0
     """
     return Argument(default, check, kw_only, init, torch, stored, last, new)
 

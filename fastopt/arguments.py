@@ -143,19 +143,6 @@ def arg(
         Whether its position is after the arguments of subclasses.
     new : bool
         Whether checkpoints of earlier versions lack it, which restores the default.
-
-    Examples
-    --------
-    >>> from fastopt import optimizer
-    >>> from fastopt.arguments import Real, arg
-    >>> class Damped(optimizer.SGD):
-    ...     damping: float = arg(default=0.5, check=Real(least=0))
-    >>> Damped(lr=0.1).damping, Damped(damping=2).damping
-    (0.5, 2.0)
-    >>> Damped(damping=-1.0)
-    Traceback (most recent call last):
-    ...
-    ValueError: damping must be a finite number, at least 0, got -1.0
     """
     return Argument(default, check, kw_only, init, torch, stored, last, new)
 

@@ -206,6 +206,8 @@ class Updater(CheckedUpdates):
     lock: Any
     """Lock that is held during calls and changes of settings, by one thread at a time."""
 
+    _claims: bool = True
+    """Whether the optimizer belongs to the updater, with its counts."""
     _on_records: bool = True
     """Whether records serve calls."""
     _runs_updates: bool = True
@@ -236,7 +238,9 @@ class Updater(CheckedUpdates):
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{own} to set; set updater.optimizer.learning_rate")
         if name == "optimizer":
-            value = create(value).claimed(self)  # before this lock: it may wait for another's
+            value = create(value)
+            if self._claims:
+                value = value.claimed(self)  # before this lock: it may wait for another's
         if name not in CHANGING:
             super().__setattr__(name, value)
             return

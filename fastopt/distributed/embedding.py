@@ -60,6 +60,12 @@ def owners_of(bits: Ids, ranks: int) -> Numbers:
     return ((high * np.uint64(ranks)) >> half).astype(np.int64)
 
 
+class TableShard(Shard):
+    """Updater of a rank's table for the agreement of ranks; the table's own updates it."""
+
+    _claims = False
+
+
 class ShardedEmbeddingTable(Sharded):
     """Embedding table for arbitrary 64-bit ids, in which each id is owned by one rank.
 
@@ -115,7 +121,7 @@ class ShardedEmbeddingTable(Sharded):
     def __init__(self, table: EmbeddingTable, comm: Any, timeout: float | None = None) -> None:
         if not isinstance(table, EmbeddingTable):
             raise TypeError(f"table must be an EmbeddingTable, got {brief(table)}")
-        super().__init__(Shard(table.optimizer), comm, timeout)
+        super().__init__(TableShard(table.optimizer), comm, timeout)
         self.table = table
         self._begin("make a table")
         used = bool(table.step or len(table) or (table._waiting and len(table._waiting)))

@@ -34,8 +34,8 @@ class Trial(Stateful):
     def __init__(self, sharded: Sharded) -> None:
         self.optimizer = sharded.optimizer
         self.loss_scaler, self.clip_global_norm = sharded.loss_scaler, sharded.clip_global_norm
+        self.states_synced = {}  # set first in the updater, which forgets parameters without state
         self.states = {index: sharded.states.get(index) for index in sharded.placements}
-        self.states_synced = {}
         self.groups, self.average = sharded.shard.groups, sharded.shard.average
         self._averages = None if self.average is None else Averages(self.average)
 

@@ -1,6 +1,7 @@
 """Objects that validate their attributes on construction, on assignment and on restoring."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from fastopt._naming import Constructor, check_new
@@ -45,6 +46,10 @@ class Checked(Advised, metaclass=Constructor):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
+        for name, argument in cls.declared.items():  # a plain value is another default
+            value = vars(cls).get(name, argument)
+            if not isinstance(value, Argument) and not hasattr(type(value), "__get__"):
+                own[name] = replace(argument, default=value, check=None)
         for name in own:
             type.__delattr__(cls, name)
         cls._own = own

@@ -22,7 +22,7 @@ from fastopt._engine.planner import Call, Planner
 from fastopt._engine.records import Records
 from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.unrecorded import UnrecordedCall
-from fastopt._engine.validate import check, label, leaves
+from fastopt._engine.validate import check, check_like, label, leaves
 from fastopt._foreign import as_gradient, as_weight, owner_of
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import allocated_together, placed
@@ -35,7 +35,7 @@ from fastopt.arguments import as_float
 from fastopt.checkpoint.resumable import Resumable
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, unused
-from fastopt.sparse import RowSparse
+from fastopt.sparse import REALS, RowSparse
 
 __all__ = ["CheckedUpdates"]
 
@@ -387,10 +387,13 @@ class CheckedUpdates(Resumable):
 
     def _viewed(self, index: Index, weight: Any) -> Any:
         """Return a weight, or the NumPy view of one of another library."""
+        context = label(index, self.optimizer.idx2name)
         try:
-            return as_weight(weight)
+            view = as_weight(weight)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{label(index, self.optimizer.idx2name)}: {error}") from error
+            raise type(error)(f"{context}: {error}") from error
+        check_like(context, "weight", of := header(view), REALS, np.shape(of))
+        return view
 
     def _check_summable(self, indices: Sequence[Index]) -> None:
         """Raise ValueError if gradients cannot be accumulated, because an index is repeated."""

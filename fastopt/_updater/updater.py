@@ -345,6 +345,10 @@ class Updater(CheckedUpdates):
             if removed := self.states_synced.keys() - self.states.keys():
                 for index in removed:
                     dict.pop(self.states_synced, index)
+                    for waiting in (
+                        (self._windows.calls, self._windows.sums) if self._windows else ()
+                    ):
+                        waiting.pop(index, None)
                 for optimizer in self.planner.optimizers():
                     optimizer.restart(removed)
 

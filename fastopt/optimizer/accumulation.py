@@ -155,6 +155,10 @@ class Windows:
         """Drop all incomplete sums; their memory is used again."""
         self.calls = {}
 
+    def drop(self, index: Index) -> None:
+        """Drop the incomplete sum of a parameter, if it has one."""
+        self.calls = self.without([index])
+
     def is_last(self, index: Index) -> bool:
         """Whether the next call of an index updates it."""
         return self.calls.get(index, 0) + 1 >= self.every
@@ -189,6 +193,11 @@ class Windows:
     def total(self, context: str, index: Index, weight: Any) -> Any:
         """Return the incomplete sum of an index, where its weight is."""
         total, of = self.sums[index], described(context, "weight", weight)
+        if of.shape != total.shape:
+            raise ValueError(
+                f"{context}: weight must have shape {total.shape}, like its gradients so far, got "
+                f"{of.shape}"
+            )
         if isinstance(total, RowSparse):
             return placed_rows(total, of) if isinstance(of, Header) else total
         return room(context, total, weight, keep=True)

@@ -73,7 +73,7 @@ class AdaDelta(Optimizer):
     corrects_decay = False
     rho: float = arg(default=0.9, check=Real(least=0, below=1))
     epsilon: float = arg(default=1e-05, check=Real(least=0))
-    eps: float = alias("epsilon", default=1e-8)
+    eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:

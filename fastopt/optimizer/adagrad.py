@@ -107,7 +107,7 @@ class AdaGrad(Optimizer):
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
     initial_accumulator_value: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
     lr_decay: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
-    epsilon: float = alias("eps", default=1e-8)
+    epsilon: float = alias("eps", default=1e-8, kw_only=True)
 
     @property
     def rule(self) -> Rule:

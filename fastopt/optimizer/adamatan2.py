@@ -111,7 +111,7 @@ class AdamAtan2(CautiousFamily):
     """
 
     epsilon: float = arg(default=0.0, init=False)
-    eps: float = alias("epsilon", default=0.0, init=False)
+    eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)
     a: float = arg(default=1.27, check=Real(least=0))
     b: float = arg(default=1.0, check=Real(least=0))
 

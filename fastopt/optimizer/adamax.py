@@ -84,7 +84,7 @@ class Adamax(AdamFamily):
     plain = adamax
 
     epsilon: float = arg(default=0.0, init=False)
-    eps: float = alias("epsilon", default=0.0, init=False)
+    eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     learning_rate: RateAttribute = arg(default=0.002)
 

@@ -148,8 +148,8 @@ class AdamMini(MatrixFamily):
     heads: Stored[Any, Mapping[str, int] | None] = arg(default=None, check=_check_heads)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
-    eps: float = alias("epsilon", default=1e-8)
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
+    eps: float = alias("epsilon", default=1e-8, kw_only=True)
     rounds_state = False
 
     def directions(self) -> _Shared:

@@ -115,7 +115,9 @@ class Adan(CautiousFamily):
     beta2: float = arg(default=0.92)
     beta3: float = arg(default=0.99, check=Real(least=0, below=1))
     proximal: bool = arg(default=True, check=FLAG)
-    betas: tuple[float, float, float] = alias("beta1", "beta2", "beta3", default=(0.0, 0.0, 0.0))  # type: ignore[assignment]
+    betas: tuple[float, float, float] = alias(  # type: ignore[assignment]
+        "beta1", "beta2", "beta3", default=(0.98, 0.92, 0.99), kw_only=True
+    )
     positional = ("learning_rate", "beta1", "beta2", "beta3", "epsilon", "proximal")
 
     plain = adan

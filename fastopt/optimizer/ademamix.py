@@ -103,7 +103,9 @@ class AdEMAMix(StableFamily):
     alpha: float = arg(default=5.0, check=Real(least=0))
     alpha_steps: int = arg(default=0, check=Integer(least=0))
     beta3_steps: int = arg(default=0, check=Integer(least=0))
-    betas: tuple[float, float, float] = alias("beta1", "beta2", "beta3", default=(0.0, 0.0, 0.0))  # type: ignore[assignment]
+    betas: tuple[float, float, float] = alias(  # type: ignore[assignment]
+        "beta1", "beta2", "beta3", default=(0.9, 0.999, 0.9999), kw_only=True
+    )
     positional = (
         *("learning_rate", "beta1", "beta2", "beta3", "alpha", "epsilon", "alpha_steps"),
         *("beta3_steps",),

@@ -37,7 +37,7 @@ VALUES = ("rescale_grad", "lr", "learning_rate")
 TRANSIENT = frozenset(
     {"lock", "direct", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
     | {"updating", "stepping", "work", "whole_shapes", "followers", "overridden"}
-    | {"claim", "siblings", "divided", "unused"}
+    | {"claim", "siblings", "divided"}
 )
 """Attributes that belong to the current process and are not saved or copied."""
 
@@ -71,7 +71,7 @@ class Attributes(Checked):
         *("add_follower", "by_index", "call_lock", "checked", "claim", "claimed", "constructed"),
         *("described", "divided", "followers", "forget_updates", "in_arrays", "lock"),
         *("mode_version", "multipliers_version", "overridden", "put_back", "restore"),
-        *("restore_from", "siblings", "snapshot", "stepping", "unused", "updating", "version"),
+        *("restore_from", "siblings", "snapshot", "stepping", "updating", "version"),
     }
     lock: Any
     """Lock of updates without an updater, see :attr:`call_lock`."""
@@ -91,8 +91,6 @@ class Attributes(Checked):
     """The updater that has the optimizer, see :meth:`claimed`."""
     siblings: "WeakSet[Attributes] | None"
     """The optimizers of several updaters that were given the same one: all have its settings."""
-    unused: Mapping[str, Any]
-    """What a user's class had in attributes of its own before an updater used the optimizer."""
     divided: tuple[float, float]
     """``rescale_grad`` before and after a trainer has divided it by its batch size."""
     overridden: frozenset[str] | None
@@ -119,7 +117,7 @@ class Attributes(Checked):
         """Initialize the attributes of the current process."""
         start_locks(self)
         vars(self).update(followers=None, overridden=None)
-        vars(self).update(claim=None, siblings=None, unused={}, divided=(1.0, 1.0))
+        vars(self).update(claim=None, siblings=None, divided=(1.0, 1.0))
 
     def _start_locks(self) -> None:
         locks = {

@@ -138,7 +138,9 @@ class CAME(MatrixFamily):
     clip_threshold: float = arg(default=1.0, check=Real(least=1e-30))
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    betas: tuple[float, float, float] = alias("beta1", "beta2", "beta3", default=(0.9, 0.999))
+    betas: tuple[float, float, float] = alias(
+        "beta1", "beta2", "beta3", default=(0.9, 0.999, 0.9999), kw_only=True
+    )
     rounds_state = False
 
     def directions(self) -> _Confident:

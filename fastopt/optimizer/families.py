@@ -204,8 +204,8 @@ class AdamFamily(Varied):
     beta1: float = arg(default=0.9, check=Real(least=0, below=1))
     beta2: float = arg(default=0.999, check=Real(least=0, below=1))
     epsilon: float = arg(default=1e-08, check=Real(least=0))
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
-    eps: float = alias("epsilon", default=1e-8)
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
+    eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -74,7 +74,7 @@ class GroupAdaGrad(Optimizer):
     lazy_by_default = True
     float_stable_eps: ClassVar[float]
     eps: float = arg(default=1e-05, check=Renamed("eps", Real(least=0)), stored="float_stable_eps")
-    epsilon: float = alias("eps", default=1e-8)
+    epsilon: float = alias("eps", default=1e-8, kw_only=True)
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:

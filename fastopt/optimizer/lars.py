@@ -99,7 +99,7 @@ class LARS(MomentumFamily):
     eta: float = arg(default=0.001, check=Real())
     eps: float = arg(default=0.0, check=Real(least=0))
     momentum_correction: bool = arg(default=True, check=FLAG)
-    epsilon: float = alias("eps", default=1e-8)
+    epsilon: float = alias("eps", default=1e-8, kw_only=True)
     positional = ("momentum", "lazy_update", "eta", "eps", "momentum_correction")
     _last_rates: PerIndex = kept(factory=PerIndex, check=TableOf(Real(least=0)))
 

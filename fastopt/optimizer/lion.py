@@ -67,6 +67,6 @@ class Lion(CautiousFamily):
     plain = lion
 
     epsilon: float = arg(default=0.0, init=False)
-    eps: float = alias("epsilon", default=0.0, init=False)
+    eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)
     learning_rate: RateAttribute = arg(default=0.0001)
     beta2: float = arg(default=0.99)

@@ -45,8 +45,8 @@ class LowRank(MatrixOptimizer):
     beta1: float = arg(default=0.9, check=Real(least=0, below=1))
     beta2: float = arg(default=0.999, check=Real(least=0, below=1))
     epsilon: float = arg(default=1e-6, check=Real(least=0))
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
-    eps: float = alias("epsilon", default=1e-8)
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
+    eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
     def basis(self, matrix: Array, before: Array, t: int) -> Array:
         """Return a projection in place of `before`, for a matrix like that of `lifted`."""

@@ -260,7 +260,7 @@ class Muon(MatrixFamily):
     )
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    epsilon: float = alias("eps", default=1e-8)
+    epsilon: float = alias("eps", default=1e-8, kw_only=True)
 
     def directions(self) -> Orthogonal:
         """See :meth:`MatrixFamily.directions`."""

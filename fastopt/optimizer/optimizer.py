@@ -3,7 +3,6 @@
 import copy
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 from weakref import WeakSet, ref
@@ -59,7 +58,6 @@ from fastopt.arguments import (
 )
 from fastopt.kernels.rule import Rule
 from fastopt.lr_scheduler.base import Schedule
-from fastopt.optimizer.attributes import TABLES, TRANSIENT
 from fastopt.optimizer.rates import (
     RATE,
     LazyAttribute,
@@ -302,8 +300,8 @@ class Optimizer(Rates):
     corrected_decay: float | None = arg(
         default=None, check=OrNone(largest_rate), kw_only=True, new=True
     )
-    lr: RateAttribute = alias("learning_rate", default=None)
-    weight_decay: float = alias("wd", default=0.0)
+    lr: RateAttribute = alias("learning_rate", default=None, kw_only=True)
+    weight_decay: float = alias("wd", default=0.0, kw_only=True)
     positional: ClassVar[tuple[str, ...]] = (
         *("rescale_grad", "param_idx2name", "wd", "clip_gradient", "learning_rate"),
         *("lr_scheduler", "sym", "begin_num_update", "multi_precision", "param_dict", "seed"),
@@ -971,8 +969,9 @@ class Optimizer(Rates):
     def restart(self, indices: Collection[Index]) -> None:
         """Forget the updates of some parameters, so that their next one is their first.
 
-        The updater calls it in :meth:`~fastopt.Updater.reset`. A class that keeps more than update
-        counts for its parameters, outside of their states, overrides it.
+        The updater calls it in :meth:`~fastopt.Updater.reset`, and in a copy of an optimizer for a
+        further updater. A class that keeps more than update counts for its parameters, outside of
+        their states, overrides it.
 
         Parameters
         ----------
@@ -1002,47 +1001,34 @@ class Optimizer(Rates):
         """
         with self.call_lock:
             before = None if self.claim is None else self.claim()
-            made = self if before is None or before is owner else self._sibling()
-            if self.claim is None:
-                vars(made)["unused"] = made._own_attributes()
-            elif before is not owner:
-                made.forget_updates()
+            new = self.claim is None or before is owner
+            if new or (before is None and not self._index_update_count):
+                made = self
+            else:
+                made = self._sibling()
             vars(made)["claim"] = ref(owner)
         return made
 
     def _sibling(self) -> Self:
-        """Return a copy whose settings are those of this optimizer from now on, and vice versa."""
-        try:
-            made = copy.deepcopy(self, {id(self.lr_scheduler): self.lr_scheduler})
-        except Exception as error:  # of a user's attributes
-            kind = type(self).__name__
-            raise TypeError(
-                f"{kind} belongs to another updater and cannot be copied for this one, {error}: "
-                f"pass another {kind}"
-            ) from error
+        """Return a copy without updates, with which this optimizer has its settings in common.
+
+        Attributes that a user's class does not declare are the same objects.
+        """
+        made = copy.copy(self)
+        for name in self._progress:
+            value = vars(self).get(name)
+            if type(value) is dict:  # not the tables of multipliers, which are copied
+                vars(made)[name] = dict(value)
         siblings = self.siblings or WeakSet([self])
         siblings.add(made)
         vars(self)["siblings"] = siblings
         own = {"param_dict": made._table(self.param_dict), "divided": self.divided}
-        vars(made).update(own, siblings=siblings, unused=self.unused)
+        vars(made).update(own, siblings=siblings)
+        made.forget_updates()
         return made
-
-    def _own_attributes(self) -> dict[str, Any]:
-        """Return copies of the attributes of a user's class that are no settings."""
-        if type(self).__module__.partition(".")[0] == "fastopt":
-            return {}
-        known = {*self.described(), *TRANSIENT, *TABLES, "sym_info"}
-        found = {}
-        for name, value in vars(self).items():
-            if name not in known and not self._is_setting(name):
-                with suppress(Exception):  # what cannot be copied stays as it is
-                    found[name] = copy.deepcopy(value)
-        return found
 
     def forget_updates(self) -> None:
         """Forget the updates of all parameters, like a new optimizer with the same settings."""
-        for name, value in copy.deepcopy(self.unused).items():
-            setattr(self, name, value)
         self.restart(
             {*self._index_update_count, *self.row_decay, *self.masters_given, *(self.carried or ())}
         )
@@ -1059,7 +1045,6 @@ class Optimizer(Rates):
 def new_copy(optimizer: Optimizer) -> Optimizer:
     """Return a copy of an optimizer that has made no updates."""
     made = copy.deepcopy(optimizer)
-    vars(made)["unused"] = optimizer.unused
     made.forget_updates()
     return made
 

@@ -227,7 +227,7 @@ class RMSProp(Optimizer):
     momentum: float = arg(default=0.0, check=Real(least=0, below=1), kw_only=True, new=True)
     initial_accumulator_value: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
-    eps: float = alias("epsilon", default=1e-8)
+    eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""

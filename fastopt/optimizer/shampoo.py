@@ -247,8 +247,8 @@ class Shampoo(MatrixFamily):
     kl: bool = arg(default=False, check=FLAG)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999))
-    eps: float = alias("epsilon", default=1e-8)
+    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
+    eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
     @property
     def start(self) -> int:

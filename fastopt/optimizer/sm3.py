@@ -144,7 +144,7 @@ class SM3(MatrixFamily):
     eps: float = arg(default=0.0, check=Real(least=0))
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    epsilon: float = alias("eps", default=1e-8)
+    epsilon: float = alias("eps", default=1e-8, kw_only=True)
     rounds_state = False
 
     def directions(self) -> _Covered:

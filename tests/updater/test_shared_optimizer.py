@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,41 +48,47 @@ def test_each_updater_starts_at_zero(name):
 
 
 class Decreasing(optimizer.Optimizer):
-    """A user's class that counts in attributes of its own."""
+    """A user's class with an attribute that is no argument, and counts of its own."""
 
-    def __init__(self, strength=1.0, **common):
+    def __init__(self, live, **common):
         super().__init__(**common)
-        self.strength, self.calls, self.seen = strength, 0, {}
+        self.live, self.strength, self.calls = live, 1.0, 0
+
+    def restart(self, indices):
+        super().restart(indices)
+        self.calls = 0
 
     def update(self, index, weight, grad, state):
         self._update_count(index)
         self.calls += 1
-        self.seen.setdefault(index, []).append(self.calls)
-        weight -= self.lr * self.strength / self.calls * grad
+        weight -= self.strength * self.lr / self.calls * grad
 
 
-def test_attributes_of_a_users_class_start_again_too():
-    made = Decreasing(lr=0.1)
-    alone = in_turn([fastopt.Updater(Decreasing(lr=0.1))])[0][0]
-    first, second = fastopt.Updater(made), fastopt.Updater(made)
-    assert in_turn([first, second])[0][0] == alone
-    assert (made.calls, second.optimizer.calls) == (3, 3)
-    made.strength = 2.0
-    assert second.optimizer.strength == 2.0
-    assert second.optimizer.seen is not made.seen
-    del first
-    third = fastopt.Updater(made)
-    assert third.optimizer is made
-    assert (made.calls, made.seen, made.strength) == (0, {}, 2.0)
+def test_attributes_of_a_users_class_are_common_and_its_counts_start_again():
+    live = np.zeros(3)
+    made = Decreasing(live, lr=1.0)
+    steps = []
+    for strength in (1.0, 0.5, 0.25):
+        made.strength = strength
+        updater, weight = fastopt.Updater(made), np.zeros(1)
+        for _ in range(2):
+            updater(0, np.ones(1), weight)
+        assert updater.optimizer.live is made.live is live
+        steps.append(-weight[0] / 1.5)
+    assert steps == [1.0, 0.5, 0.25]
 
 
-def test_an_optimizer_that_cannot_be_copied_is_refused_by_a_second_updater():
-    made = Decreasing()
-    made.lock_of_mine = threading.Lock()
-    kept = fastopt.Updater(made)
-    with pytest.raises(TypeError, match="belongs to another updater and cannot be copied"):
-        fastopt.Updater(made)
-    assert kept.optimizer is made
+def test_the_optimizer_of_the_first_updater_is_the_given_one():
+    made = optimizer.Adam()
+    owned = []
+    for _ in range(3):
+        updater = fastopt.Updater(made)
+        owned.append(updater.optimizer is made)
+        updater("w", np.ones(3), np.ones(3))
+    assert owned == [True, False, False]
+    with pytest.raises(ValueError, match="not a regular expression"):
+        fastopt.Updater(unused := optimizer.SGD(), groups={"(": {}})
+    assert fastopt.Updater(unused).optimizer is unused
 
 
 def test_a_scheduled_rate_has_a_clock_for_each_updater():

@@ -109,6 +109,8 @@ class CheckedUpdates(Resumable):
             unchecked = optimizer.unchecked
             self._check_names(indices)
             check_given(self, indices)
+            if optimizer.inherits:
+                optimizer.keep_updates(self.states)
             self._records.admit(optimizer)
             slow = self._slow or SlowCallCounter()
             why = slow.reason(self, indices, grads, weights, unchecked)

@@ -240,7 +240,8 @@ class Updater(CheckedUpdates):
         if name == "optimizer":
             value = create(value)
             if self._claims:
-                value = value.claimed(self)  # before this lock: it may wait for another's
+                # Before this lock: it may wait for another's.
+                value = value.claimed(self, assigned="optimizer" in vars(self))
         if name not in CHANGING:
             super().__setattr__(name, value)
             return
@@ -345,10 +346,8 @@ class Updater(CheckedUpdates):
             if removed := self.states_synced.keys() - self.states.keys():
                 for index in removed:
                     dict.pop(self.states_synced, index)
-                    for waiting in (
-                        (self._windows.calls, self._windows.sums) if self._windows else ()
-                    ):
-                        waiting.pop(index, None)
+                    if self._windows:
+                        self._windows.drop(index)
                 for optimizer in self.planner.optimizers():
                     optimizer.restart(removed)
 

@@ -37,7 +37,7 @@ VALUES = ("rescale_grad", "lr", "learning_rate")
 TRANSIENT = frozenset(
     {"lock", "direct", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
     | {"updating", "stepping", "work", "whole_shapes", "followers", "overridden"}
-    | {"claim", "siblings", "divided"}
+    | {"claim", "inherits", "siblings", "divided"}
 )
 """Attributes that belong to the current process and are not saved or copied."""
 
@@ -69,7 +69,8 @@ class Attributes(Checked):
 
     unlisted = Checked.unlisted | {
         *("add_follower", "by_index", "call_lock", "checked", "claim", "claimed", "constructed"),
-        *("described", "divided", "followers", "forget_updates", "in_arrays", "lock"),
+        *("described", "divided", "followers", "forget_updates", "in_arrays"),
+        *("inherits", "keep_updates", "lock"),
         *("mode_version", "multipliers_version", "overridden", "put_back", "restore"),
         *("restore_from", "siblings", "snapshot", "stepping", "updating", "version"),
     }
@@ -89,6 +90,8 @@ class Attributes(Checked):
     """Optimizers whose versions change with those of this one, the optimizer of a group."""
     claim: "ref[Any] | None"
     """The updater that has the optimizer, see :meth:`claimed`."""
+    inherits: bool
+    """Whether counts of another updater are here, for parameters whose states may be set."""
     siblings: "WeakSet[Attributes] | None"
     """The optimizers of several updaters that were given the same one: all have its settings."""
     divided: tuple[float, float]
@@ -117,7 +120,7 @@ class Attributes(Checked):
         """Initialize the attributes of the current process."""
         start_locks(self)
         vars(self).update(followers=None, overridden=None)
-        vars(self).update(claim=None, siblings=None, divided=(1.0, 1.0))
+        vars(self).update(claim=None, inherits=False, siblings=None, divided=(1.0, 1.0))
 
     def _start_locks(self) -> None:
         locks = {

@@ -988,16 +988,21 @@ class Optimizer(Rates):
                 counts[index] = self.begin_num_update
         counts.largest = max([self.begin_num_update, *counts.values()])
 
-    def claimed(self, owner: Any) -> Self:
+    def claimed(self, owner: Any, assigned: bool = False) -> Self:
         """Return the optimizer of an updater that is given this one.
 
         It is this one, unless another updater has it, which counts updates in it. Then it is a copy
         that has counted none. Settings of either are those of both from then on.
 
+        A copy that is assigned to an updater has the counts of parameters whose states are set
+        before the next update: the updater goes on in place of the other.
+
         Parameters
         ----------
         owner : object with an attribute ``lock``
             The updater.
+        assigned : bool
+            Whether it is made already, and may have states.
         """
         with self.call_lock:
             before = None if self.claim is None else self.claim()
@@ -1006,11 +1011,14 @@ class Optimizer(Rates):
                 made = self
             else:
                 made = self._sibling()
+                vars(made)["inherits"] = assigned
+                if not assigned:
+                    made.forget_updates()
             vars(made)["claim"] = ref(owner)
         return made
 
     def _sibling(self) -> Self:
-        """Return a copy without updates, with which this optimizer has its settings in common.
+        """Return a copy, with which this optimizer has its settings in common.
 
         Attributes that a user's class does not declare are the same objects.
         """
@@ -1024,14 +1032,17 @@ class Optimizer(Rates):
         vars(self)["siblings"] = siblings
         own = {"param_dict": made._table(self.param_dict), "divided": self.divided}
         vars(made).update(own, siblings=siblings)
-        made.forget_updates()
         return made
+
+    def keep_updates(self, indices: Collection[Index]) -> None:
+        """Forget the updates of all parameters but some."""
+        known = {*self._index_update_count, *self.row_decay, *self.masters_given}
+        self.restart((known | set(self.carried or ())).difference(indices))
+        vars(self)["inherits"] = False
 
     def forget_updates(self) -> None:
         """Forget the updates of all parameters, like a new optimizer with the same settings."""
-        self.restart(
-            {*self._index_update_count, *self.row_decay, *self.masters_given, *(self.carried or ())}
-        )
+        self.keep_updates(())
         self._index_update_count = Counts()
         self.whole_shapes.clear()
         vars(self).update(unchecked=True, _warned=False)

@@ -152,6 +152,27 @@ def test_a_copy_has_the_multipliers_of_param_dict_without_its_objects(copied):
     assert (updater.optimizer._get_lr(0), made._get_lr(0)) == (4, 2)
 
 
+def test_an_updater_that_takes_an_optimizer_and_states_goes_on():
+    """As MXNet does, also for Adam's bias correction; parameters without a state start."""
+    grads = [normal(k, SHAPE, "float64") for k in range(2)]
+    old, new, fresh = (fastopt.Updater(optimizer.Adam()) for _ in range(3))
+    weights = [np.ones(SHAPE) for _ in range(3)]
+    for index in "ab":
+        old(index, grads[0], weights[0])
+    new.optimizer = old.optimizer
+    new.states["a"] = copy.deepcopy(old.states["a"])
+    weights[1][:] = weights[0]
+    old("a", grads[1], weights[0])
+    new("a", grads[1], weights[1])
+    assert np.array_equal(*weights[:2])
+    weights[2][:] = weights[1]
+    new("b", grads[1], weights[1])
+    fresh("b", grads[1], weights[2])
+    assert np.array_equal(*weights[1:])
+    assert new.optimizer._index_update_count == {"a": 2, "b": 1}
+    assert old.optimizer._index_update_count == {"a": 2, "b": 1}
+
+
 def test_an_optimizer_that_no_updater_has_keeps_its_counts():
     made = optimizer.Adam()
     trained(fastopt.Updater(made))

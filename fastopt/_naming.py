@@ -105,13 +105,21 @@ def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
 
 
 def _declared(cls: Any) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of declared arguments: by position, then by name."""
+    """Yield the parameters of declared arguments: by position, then by name: its own, the bases', all optimizers'."""
     known = {name: each for name, each in cls.declared.items() if each.init and not each.names}
     for name in cls.positional:
         default = known.pop(name).default
         yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-    for name, each in known.items():
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each.default)
+    bases = [base.declared for base in cls.__mro__[1:] if getattr(base, "declared", ())]
+
+    def place(name: str) -> int:
+        if bases and name in bases[-1]:
+            return 2
+        return any(base.get(name) is known[name] for base in bases)
+
+    for name in sorted(known, key=place):
+        default = known[name].default
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
 def _definer(cls: type) -> tuple[type, list[type]]:

@@ -110,13 +110,13 @@ class SGD(MomentumFamily):
     formula : str
         'mxnet' or 'torch', where `learning_rate` is by default 0.001 instead of 0.01. Default
         'mxnet'.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
     dampening : float
         :math:`\tau`, from 0 to 1; needs ``formula="torch"``. Default 0.
     decouple : bool
         Use decoupled weight decay. Default False.
-    cautious : bool
-        Update only elements whose step has the sign of the gradient including weight decay, see
-        :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -184,7 +184,7 @@ class ccSGD(SGD):
 
     Parameters
     ----------
-    momentum, lazy_update, cautious
+    momentum, lazy_update, formula, cautious, dampening, decouple
         See :class:`SGD`.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.

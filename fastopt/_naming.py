@@ -105,7 +105,7 @@ def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
 
 
 def _declared(cls: Any) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of declared arguments: by position, then by name: its own, the bases', all optimizers'."""
+    """Yield the parameters of declared arguments: by position, then by name, its own first."""
     known = {name: each for name, each in cls.declared.items() if each.init and not each.names}
     for name in cls.positional:
         default = known.pop(name).default

@@ -1037,7 +1037,9 @@ class Optimizer(Rates):
     def keep_updates(self, indices: Collection[Index]) -> None:
         """Forget the updates of all parameters but some."""
         known = {*self._index_update_count, *self.row_decay, *self.masters_given}
-        self.restart((known | set(self.carried or ())).difference(indices))
+        others = (known | set(self.carried or ())).difference(indices)
+        if others or not indices:  # a class may have one counter for all parameters
+            self.restart(others)
         vars(self)["inherits"] = False
 
     def forget_updates(self) -> None:

@@ -173,6 +173,15 @@ def test_an_updater_that_takes_an_optimizer_and_states_goes_on():
     assert old.optimizer._index_update_count == {"a": 2, "b": 1}
 
 
+def test_a_users_counter_goes_on_with_all_states():
+    old, new = fastopt.Updater(Decreasing(None)), fastopt.Updater(optimizer.SGD())
+    trained(old, steps=3)
+    new.optimizer = old.optimizer
+    new.set_states(old.get_states())
+    trained(new, steps=1)
+    assert (old.optimizer.calls, new.optimizer.calls) == (3, 4)
+
+
 def test_an_optimizer_that_no_updater_has_keeps_its_counts():
     made = optimizer.Adam()
     trained(fastopt.Updater(made))

@@ -156,7 +156,7 @@ def test_deferred_decay_of_adamw_is_that_of_each_step(rng):
 
 def test_the_formula_of_torch_shows_the_defaults_that_differ():
     words = repr(optimizer.AdamW(lr=0.1, formula="torch"))
-    assert words == "AdamW(learning_rate=0.1, epsilon=1e-08, wd=0.01, formula='torch')"
+    assert words == "AdamW(learning_rate=0.1, epsilon=1e-08, formula='torch', wd=0.01)"
     assert "eps=1e-10" in repr(optimizer.AdaGrad(formula="torch"))
     assert "eps" not in repr(optimizer.AdaGrad())
 

@@ -14,8 +14,6 @@ from typing import NoReturn
 
 from fastopt import __version__
 
-__all__ = ["main"]
-
 INTERRUPTED, PIPE_CLOSED = 130, 141
 """Exit codes of a process ended by SIGINT and by SIGPIPE, as a shell reports them."""
 

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from fastopt.sparse import RowSparse
 
-__all__ = ["Gradient", "Weight"]
-
 
 class OnDevice(Protocol):
     """Array on a CUDA device."""

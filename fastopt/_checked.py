@@ -8,8 +8,6 @@ from fastopt._naming import Constructor, check_new
 from fastopt._suggestions import Advised
 from fastopt.arguments import Argument, Description, Descriptions, described_in
 
-__all__ = ["Checked"]
-
 
 class Checked(Advised, metaclass=Constructor):
     """Abstract base of classes with described attributes, see :mod:`fastopt.arguments`."""

@@ -6,8 +6,6 @@ from typing import Any, TypeVar
 
 from fastopt._suggestions import choices, closest
 
-__all__ = ["Refused", "Table", "duration", "need", "progress", "say", "table", "unknown"]
-
 T = TypeVar("T")
 
 EXTRAS = {

@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["listed_rows"]
-
 Array = NDArray[Any]
 
 

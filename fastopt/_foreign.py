@@ -16,8 +16,6 @@ from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import bfloat16
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["as_gradient", "as_weight", "is_foreign", "of_tensor", "owner_of", "resolved"]
-
 Array = np.ndarray[Any, Any]
 
 OURS = (np.ndarray, np.generic, RowSparse, tuple, list, dict, str, type(None))

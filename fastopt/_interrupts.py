@@ -7,8 +7,6 @@ from threading import get_ident, main_thread
 from types import TracebackType
 from typing import Any
 
-__all__ = ["between_updates", "uninterrupted"]
-
 # The public functions are ten times slower, because they convert to enumerations.
 _signal: Any = importlib.import_module("_signal")
 _INTERRUPT = int(signal.SIGINT)

@@ -12,16 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args
 from fastopt._suggestions import closest
 from fastopt.arguments import brief
 
-__all__ = [
-    "Constructor",
-    "Same",
-    "Spelled",
-    "check_new",
-    "constructs",
-    "rename",
-    "unknown_arguments",
-]
-
 
 class Same:
     """Default value of an alias; its representation is the names that the alias stands for."""

@@ -5,8 +5,6 @@ import sys
 import warnings
 from pathlib import Path
 
-__all__ = ["warn_user"]
-
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 

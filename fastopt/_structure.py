@@ -15,8 +15,6 @@ from fastopt._notices import warn_user
 from fastopt.arguments import choice
 from fastopt.sparse import RowSparse
 
-__all__ = ["Leaves", "Structures", "copied", "copies", "items", "mapped", "named", "rebuilt"]
-
 KEPT = 16
 """Maximum number of cached structures."""
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
-__all__ = ["Advised", "choices", "closest", "no_attribute"]
-
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None:
     """Return the known name most similar to `name`, or None if no name is similar enough.

@@ -20,38 +20,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, TypeVar
 
 import numpy as np
 
-__all__ = [
-    "FLAG",
-    "Argument",
-    "ArrayOf",
-    "Choice",
-    "Description",
-    "Descriptions",
-    "Flag",
-    "Instance",
-    "Integer",
-    "ListOf",
-    "OrNone",
-    "PairOf",
-    "Real",
-    "Renamed",
-    "Stored",
-    "TableOf",
-    "alias",
-    "arg",
-    "as_float",
-    "brief",
-    "choice",
-    "count",
-    "described_in",
-    "flag",
-    "is_array",
-    "is_masked",
-    "kept",
-    "number",
-    "without_address",
-]
-
 Read = TypeVar("Read", covariant=True)
 Given = TypeVar("Given", contravariant=True)
 

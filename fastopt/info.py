@@ -23,8 +23,6 @@ from fastopt._kernels.devices import INSTALLATION, unsuited
 from fastopt._kernels.numpy_abi import unreadable
 from fastopt._kernels.threads import start_layer, thread_count
 
-__all__ = ["busy", "is_first", "report"]
-
 numba: Any = importlib.import_module("numba")  # its type hints lack the configuration
 
 UNCOMPILED = "none: NUMBA_DISABLE_JIT=1"

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from fastopt import optimizer
 
-__all__ = ["FORMULAS", "UPDATES", "numpy_adam", "numpy_sgd", "with_masters"]
-
 Array = NDArray[Any]
 Update = Callable[[int, Array, Array], None]
 Make = Callable[[Array], tuple[Array, ...]]

@@ -15,8 +15,6 @@ from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.matrices import MatrixFamily
 from fastopt.sparse import RowSparse
 
-__all__ = ["DTYPES", "names", "run", "warm"]
-
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 

@@ -14,8 +14,6 @@ from fastopt._kernels.table import Table
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.sparse import RowSparse
 
-__all__ = ["accumulate", "add", "adding", "joined_rows", "placed_rows", "room", "sum_of_rows"]
-
 
 @rule(hyper=("keep",))
 def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -21,8 +21,6 @@ from fastopt.averages import Average
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import REALS
 
-__all__ = ["Averages", "AveragingStep", "exact_copy"]
-
 Array = np.ndarray[Any, Any]
 Exact = tuple[Array, ...]
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from fastopt._engine.validate import is_half, leaves
 
-__all__ = ["LINE", "Blank", "Slot", "blank_of"]
-
 Array = np.ndarray[Any, Any]
 
 LINE = 64

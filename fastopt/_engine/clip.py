@@ -18,10 +18,6 @@ from fastopt._kernels.layout import real_of
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.sparse import RowSparse
 
-__all__ = ["STEPPED", "UNCHANGED", "measured", "overflow", "scale_of"]
-__all__ += ["squares", "times"]
-
-
 STEPPED = StepInfo(stepped=True, skipped=False)
 """Outcome of a call that measures nothing."""
 

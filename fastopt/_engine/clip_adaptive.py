@@ -14,8 +14,6 @@ from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt._kernels.units import clip_units
 from fastopt.sparse import RowSparse
 
-__all__ = ["UnitClip"]
-
 Array = np.ndarray[Any, Any]
 
 

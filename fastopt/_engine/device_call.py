@@ -29,8 +29,6 @@ from fastopt._kernels.record_words import OK
 from fastopt.amp import StepInfo
 from fastopt.sparse import RowSparse
 
-__all__ = ["DeviceCall", "Part", "again", "disjoint", "settle"]
-
 Part = tuple[Any, Sequence[int], Sequence[tuple[CudaTable, Sequence[int]]]]
 """A planner, the positions of its tensors in a call, and their tables with positions in these."""
 

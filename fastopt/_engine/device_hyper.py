@@ -25,8 +25,6 @@ from fastopt._kernels.devices import header
 from fastopt._kernels.layout import KEY
 from fastopt._kernels.noise import index_number
 
-__all__ = ["Counting", "HyperRows"]
-
 Bases = float | list[float]
 """Learning rates before multipliers: one, or that of each tensor."""
 

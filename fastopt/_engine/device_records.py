@@ -31,8 +31,6 @@ from fastopt._kernels.devices import header, readings
 from fastopt._kernels.layout import kind_of
 from fastopt.sparse import RowSparse
 
-__all__ = ["DeviceRecords"]
-
 Call = tuple[Index, Any, Any, Any]
 """Index, weight, gradient and state."""
 

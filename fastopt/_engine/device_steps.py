@@ -16,8 +16,6 @@ from fastopt._engine.device_hyper import HyperRows
 from fastopt._kernels.advance import CARRIED, COUNT
 from fastopt._kernels.cpu_calls import LENGTH
 
-__all__ = ["DeviceSteps"]
-
 Finish = Callable[[float, Callable[[], Any] | None], None]
 """Called with the norm of a step, and a function that returns the sums of squares if it was the
 last one."""

@@ -15,8 +15,6 @@ from fastopt._engine.per_index import Index
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.lanes import DOWN
 
-__all__ = ["update"]
-
 Entry = tuple[Index, Any, Any]
 """Index, weight and gradient."""
 

@@ -13,8 +13,6 @@ from fastopt._engine.planner import Call, Planner
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.record_words import OK
 
-__all__ = ["Direct"]
-
 NOTHING = object()
 """The state of an index that has not been updated."""
 

@@ -11,17 +11,6 @@ import numpy as np
 
 from fastopt._engine.buffers import Buffers
 
-__all__ = [
-    "averaged",
-    "axes",
-    "by_axis",
-    "eigenbasis",
-    "first_whiteners",
-    "inverse_root",
-    "iterated",
-    "rotated",
-]
-
 Array = np.ndarray[Any, Any]
 
 

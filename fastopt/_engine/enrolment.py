@@ -50,8 +50,6 @@ from fastopt._kernels.table import address_of
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
 
-__all__ = ["Enrolment", "Kept"]
-
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 

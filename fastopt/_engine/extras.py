@@ -18,8 +18,6 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda, mark_written
 from fastopt.sparse import RowSparse
 
-__all__ = ["check_given", "extras_at", "refuse_extra", "update_with"]
-
 FORM = "updater(index, grad, weight, extra=array), or updater.step(grads, weights, extra=arrays)"
 
 

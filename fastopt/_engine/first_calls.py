@@ -20,8 +20,6 @@ from fastopt._engine.forms import INSIDE, MOST_FORMS, Form
 from fastopt._kernels import record_words as w
 from fastopt._kernels.table import address_of
 
-__all__ = ["Batch", "batch_of"]
-
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 

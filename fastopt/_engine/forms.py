@@ -30,21 +30,6 @@ from fastopt._kernels.numpy_abi import NBYTES, guard, kind_word
 from fastopt._kernels.table import address_of, items_of
 from fastopt.kernels.rule import Rule
 
-__all__ = [
-    "BLANKS",
-    "FORMS",
-    "INSIDE",
-    "MOST_FORMS",
-    "NUMBERS",
-    "Form",
-    "filled",
-    "form_of",
-    "is_pitched",
-    "kernels_of",
-    "nesting",
-    "remember",
-]
-
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 

@@ -18,8 +18,6 @@ from fastopt.arguments import as_float
 from fastopt.kernels.rule import Rule, scalar
 from fastopt.kernels.variants import FIRST
 
-__all__ = ["Hyper", "bound", "constant", "corrected", "hyper_of", "reads_no_rates", "values_of"]
-
 Method = TypeVar("Method", bound=Callable[..., Mapping[str, float]])
 
 

@@ -20,8 +20,6 @@ from fastopt._kernels.layout import Layout
 from fastopt._kernels.table import address_of
 from fastopt.kernels.rule import Rule
 
-__all__ = ["RATES", "Shared", "names_of"]
-
 Words = NDArray[np.int64]
 
 RATES = ("rate", "lr", "wd")

@@ -10,8 +10,6 @@ from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import like, placed
 from fastopt._kernels.table import Table
 
-__all__ = ["add_decay", "decay_of", "decayed"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -14,18 +14,6 @@ from fastopt._kernels.weights import parts
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, RowSparse
 
-__all__ = [
-    "arrays_of",
-    "check_copy",
-    "has_master",
-    "holds_master",
-    "round_into",
-    "set_master",
-    "split_state",
-    "state_with_master",
-    "to_float32",
-]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from fastopt._engine.buffers import Buffers
 
-__all__ = ["BATCHED", "COEFFICIENTS", "GRAM_FROM", "QUINTIC", "NewtonSchulz"]
-
 Array = np.ndarray[Any, Any]
 Polynomial = tuple[float, float, float]
 """Coefficients of ``a x + b x**3 + c x**5``, applied to the singular values."""

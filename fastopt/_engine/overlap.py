@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from fastopt._kernels import cpu_calls
 from fastopt._kernels.table import address_of
 
-__all__ = ["Ranges", "addresses", "bounds"]
-
 Addresses = NDArray[np.integer[Any]]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from fastopt._engine.per_index import Index
 
-__all__ = ["Owner"]
-
 
 class Owner:
     """Settings and states of what updates without an updater, which has attributes of these names.

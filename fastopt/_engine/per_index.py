@@ -7,8 +7,6 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Counts", "PerIndex"]
-
 Index = int | str
 
 

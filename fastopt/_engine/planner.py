@@ -41,8 +41,6 @@ from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse
 
-__all__ = ["Call", "Planner", "table_of"]
-
 Array = np.ndarray[Any, Any]
 
 Call = tuple[Index, Any, Any, Any]

@@ -10,8 +10,6 @@ from fastopt._engine.hyper import Hyper, hyper_of
 from fastopt._engine.per_index import Index
 from fastopt._kernels.advance import step as corrected_fields
 
-__all__ = ["Rates", "StepRates", "counted", "counted_fields", "multipliers"]
-
 Rates = dict[str, float]
 """Learning rate before multipliers ``rate``, and after them ``lr``, and weight decay ``wd``."""
 

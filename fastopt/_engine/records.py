@@ -40,8 +40,6 @@ from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["Records"]
-
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 

@@ -15,8 +15,6 @@ from fastopt._kernels.devices import is_cuda
 from fastopt.amp import SlowCalls
 from fastopt.sparse import RowSparse, is_row_sparse
 
-__all__ = ["SlowCallCounter"]
-
 log = logging.getLogger("fastopt")
 
 IN_A_ROW = 10

@@ -13,8 +13,6 @@ from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
 
-__all__ = ["in_dtype_of", "mapped_slots"]
-
 Array = np.ndarray[Any, Any]
 Convert = Callable[[str, Mapping[str, Array]], Any]
 

@@ -17,8 +17,6 @@ from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import check_index, leaves
 from fastopt._kernels import record_words as w
 
-__all__ = ["ROOM", "foresee", "update_with_rates"]
-
 ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
 """Statuses of calls that are entered again with more memory or on several threads."""
 

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label
 
-__all__ = ["StepSums", "check_once"]
-
 
 class StepSums(Protocol):
     """Sums, over the tensors of a step, of the numbers that a rule keeps for each tensor."""

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
-__all__ = ["Tracked", "weakly"]
-
 
 def weakly(method: Any) -> Callable[[], None]:
     """Return a function that calls a bound method while its object lives, by weak reference."""

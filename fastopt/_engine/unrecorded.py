@@ -25,8 +25,6 @@ from fastopt._kernels.advance import step as corrected
 from fastopt._kernels.layout import DONE, KEY
 from fastopt._kernels.table import Table
 
-__all__ = ["UnrecordedCall"]
-
 Call = tuple[Index, Any, Any, Any]
 
 

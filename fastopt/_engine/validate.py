@@ -19,29 +19,6 @@ from fastopt.arguments import brief, is_masked
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = [
-    "Array",
-    "as_lists",
-    "check",
-    "check_apart",
-    "check_index",
-    "check_key",
-    "check_like",
-    "check_state",
-    "check_together",
-    "converted",
-    "described",
-    "is_fixed",
-    "is_fortran",
-    "is_half",
-    "is_listed",
-    "label",
-    "leaves",
-    "listed",
-    "order_of",
-    "roles_of",
-]
-
 Array = np.ndarray[Any, Any]
 
 OF_ONE = "; each index has the state of one weight, another weight needs another index"

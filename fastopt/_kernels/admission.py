@@ -21,9 +21,6 @@ from fastopt._kernels.objects import (
 from fastopt._kernels.strided import grad_bytes, rounded, size_of
 from fastopt.kernels.rule import scalar
 
-__all__ = ["admit", "admit_list", "code_of_array", "column_of", "copy", "items_of", "meets"]
-__all__ += ["scratch_of", "tensor_of", "units_scratch_of"]
-
 
 @scalar
 def has_shape(array, record):

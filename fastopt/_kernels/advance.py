@@ -15,8 +15,6 @@ from fastopt._kernels.layout import DONE, KEY
 from fastopt._kernels.noise import stream_key
 from fastopt.kernels.rule import scalar
 
-__all__ = ["CARRIED", "COUNT", "GROUP", "NUMBER", "SEED", "SLOTS", "advance", "advance_one", "step"]
-
 COUNT, GROUP, CARRIED, NUMBER, SEED, SLOTS = range(6)
 """Columns of ``slots``, which has a row for each tensor: position of its update count (-1 if it is
 not counted), its group, position of the number that it carries from step to step, and the index

@@ -12,8 +12,6 @@ from typing import Any
 
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 
-__all__ = ["averaged", "averaged_alone", "synced", "synced_alone"]
-
 Follow = Callable[[Scalar, Scalar, Hyper], tuple[Scalar, Scalar]]
 
 

@@ -28,25 +28,6 @@ from numba.extending import intrinsic, overload
 from fastopt._kernels.storage import load, store
 from fastopt.kernels.rule import scalar
 
-__all__ = [
-    "CODE_BLOCK",
-    "LIFT",
-    "blocks_of",
-    "decode",
-    "encode",
-    "extent",
-    "higher",
-    "inverse_root",
-    "lowest",
-    "nonnegative_scale",
-    "prepared",
-    "root_value",
-    "signed_scale",
-    "signed_value",
-    "squeezed",
-    "stretched",
-]
-
 CODE_BLOCK = 128
 """Maximum elements of a block."""
 

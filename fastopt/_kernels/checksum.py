@@ -14,8 +14,6 @@ from numba.extending import intrinsic, overload
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.noise import mix
 
-__all__ = ["checksums"]
-
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 

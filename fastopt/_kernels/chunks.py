@@ -7,18 +7,6 @@ from numpy.typing import NDArray
 
 from fastopt._kernels.threads import thread_count
 
-__all__ = [
-    "CHUNK",
-    "LINE",
-    "PARALLEL_FROM",
-    "ROW_COST",
-    "Chunks",
-    "balanced",
-    "chunks_of",
-    "shares",
-    "single_rows",
-]
-
 CHUNK = 32_768
 """Maximum elements of a chunk: 128 KB of float32, so that four arrays stay in a core's cache."""
 

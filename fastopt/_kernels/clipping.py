@@ -31,8 +31,6 @@ from fastopt._kernels.strided import (
 )
 from fastopt.kernels.rule import scalar
 
-__all__ = ["clip", "run"]
-
 GATHER, UNITS, FINISH, PHASES = range(4)
 """Phases of the clip of a large call, and their number."""
 

@@ -22,18 +22,6 @@ from fastopt._kernels.blocks import (
 )
 from fastopt._kernels.layout import CODES
 
-__all__ = [
-    "decoded",
-    "encoded",
-    "is_coded",
-    "is_earlier",
-    "is_worth_codes",
-    "numbers_of",
-    "renew",
-    "scales_shape",
-    "split_scales",
-]
-
 Array = np.ndarray[Any, Any]
 
 LEAST = 4096

@@ -29,9 +29,6 @@ from fastopt._kernels.signals import undisturbed
 from fastopt._kernels.threads import in_forked_child, start_layer
 from fastopt.kernels.rule import Rule, digest_of
 
-__all__ = ["address_of", "bind", "bind_to", "compiled", "compiled_kernels", "created"]
-__all__ += ["name_entry"]
-
 log = logging.getLogger("fastopt")
 
 

@@ -21,8 +21,6 @@ from fastopt._kernels.compiling import compiled
 from fastopt._kernels.storage import load, locate, store
 from fastopt.kernels.rule import scalar
 
-__all__ = ["add", "convert", "copy"]
-
 CHUNK = 1 << 20
 """Bytes that a thread copies at a time."""
 

@@ -49,9 +49,6 @@ from fastopt._kernels.storage import (
 from fastopt._kernels.vectors import prefer_wide_vectors
 from fastopt._kernels.weights import read_weight, write_weight
 
-__all__ = ["dense", "element_loop", "flush_decay", "flush_loop", "lazy"]
-__all__ += ["lazy_loop", "number_loop"]
-
 STEP = 128
 """Elements that are prefetched at a time, in updates that draw random numbers: their arithmetic
 overlaps with their memory traffic only if the data are in the cache when it begins."""

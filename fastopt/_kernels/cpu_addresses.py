@@ -22,9 +22,6 @@ from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigne
 from fastopt._kernels.units import unit_loop
 from fastopt.kernels.rule import Rule, scalar
 
-__all__ = ["finish", "flush", "follow", "prepare", "row_squares", "squares", "sums", "units"]
-__all__ += ["update"]
-
 ON_CHUNKS = types.void(*[types.int64] * 5)
 """Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
 of its row of a table, of its hyper-parameters and of the sums of the chunks."""

@@ -41,8 +41,6 @@ from fastopt._kernels.storage import inside, load, locate, prefetch, private, sh
 from fastopt._kernels.vectors import inlined, prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
 
-__all__ = ["AHEAD", "FAR", "dense_blocks", "lazy_blocks"]
-
 AHEAD = 4
 """Prefetch distance in indexed rows."""
 

@@ -12,8 +12,6 @@ from fastopt._kernels import numpy_abi, segments
 from fastopt._kernels.compiling import compiled
 from fastopt.kernels.rule import scalar
 
-__all__ = ["addresses", "admit", "order_rows", "survey", "take_addresses"]
-
 RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
 """Numbers of a measured call: ``rescale_grad``, the other factor of the gradients, the maximum
 global norm, the factor after clipping, and the norm before clipping."""

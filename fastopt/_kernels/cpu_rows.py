@@ -29,8 +29,6 @@ from fastopt._kernels.storage import inside, load, locate, prefetch, private, st
 from fastopt._kernels.vectors import inlined
 from fastopt._kernels.weights import read_weight
 
-__all__ = ["row_loop", "rows"]
-
 GROUP = 4
 """Rows that are summed before the first of them is updated, to hide the latency of its root and
 division."""

@@ -29,8 +29,6 @@ from fastopt._kernels.storage import inside, load, locate, prefetch, private, st
 from fastopt._kernels.weights import read_weight
 from fastopt.kernels.rule import scalar
 
-__all__ = ["finish", "finish_loop", "square_loop", "squares", "sum_loop", "sums", "totals"]
-
 FAR = 1024
 """Prefetch distance in elements."""
 

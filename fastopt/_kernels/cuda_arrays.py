@@ -18,8 +18,6 @@ from fastopt._kernels.devices import Header, Reading, handles_of, readings, stay
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.table import Array
 
-__all__ = ["CallArrays", "Strided"]
-
 Addresses = NDArray[np.uint64]
 
 UNREADABLE = AttributeError, KeyError, TypeError, ValueError

@@ -45,8 +45,6 @@ from fastopt._kernels.storage import given, load, locate, store
 from fastopt._kernels.weights import read_weight
 from fastopt.kernels.rule import scalar
 
-__all__ = ["blocks"]
-
 EACH = CODE_BLOCK // LANES
 """Elements of a block that a lane updates."""
 

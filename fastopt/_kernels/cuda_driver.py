@@ -27,26 +27,6 @@ from numpy.typing import NDArray
 from fastopt._kernels.devices import cuda_target
 from fastopt._kernels.signals import undisturbed
 
-__all__ = [
-    "SIMULATED",
-    "Memory",
-    "Report",
-    "Values",
-    "beside_capture",
-    "clear",
-    "compiling",
-    "copy_word",
-    "download",
-    "entered",
-    "hold",
-    "is_captured",
-    "launch",
-    "order",
-    "refuse_capture",
-    "upload",
-    "values",
-]
-
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
 WORDS = 128

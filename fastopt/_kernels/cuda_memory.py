@@ -12,8 +12,6 @@ from fastopt._kernels.cuda_arrays import CallArrays
 from fastopt._kernels.devices import header
 from fastopt._kernels.table import Array
 
-__all__ = ["TableMemory"]
-
 FEW = 8
 """Number of arrays of chunks that are cached on the device."""
 

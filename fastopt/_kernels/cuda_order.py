@@ -19,8 +19,6 @@ from fastopt._kernels.segments import FOLD
 from fastopt._kernels.storage import load, locate, store
 from fastopt.kernels.rule import scalar
 
-__all__ = ["ARRAYS", "FOLDERS", "FOUND", "OUTSIDE", "SORTERS", "fold", "order_rows"]
-
 SORTERS = 8 if SIMULATED else 1024
 """Threads of a block, one for each position in the list; also the size of a sorted tile."""
 

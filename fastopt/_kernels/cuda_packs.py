@@ -20,16 +20,6 @@ from numba.extending import intrinsic, overload
 
 from fastopt._kernels.layout import Layout
 
-__all__ = [
-    "ALIGNMENT",
-    "begin_pack",
-    "end_pack",
-    "pack_size",
-    "read_pack",
-    "square_pack",
-    "sum_pack",
-]
-
 ALIGNMENT = 16
 """Bytes of the largest access of a thread, at a multiple of itself."""
 

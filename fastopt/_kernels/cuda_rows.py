@@ -19,8 +19,6 @@ from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, Layou
 from fastopt._kernels.segments import FOLD, MIXED, OUTSIDE
 from fastopt._kernels.table import Array, RowGradient
 
-__all__ = ["IndexedRows"]
-
 
 class Target(Protocol):
     """The table of a tensor: where its row-sparse gradient is entered."""

@@ -19,8 +19,6 @@ from fastopt._kernels.cpu_calls import FACTOR, LENGTH, limit_norm
 from fastopt._kernels.cuda import THREADS, compiled
 from fastopt._kernels.layout import DONE
 
-__all__ = ["NORM_NUMBERS", "SHARE", "begin"]
-
 SHARE, NORM_NUMBERS = 5, 6
 """Number after those of :func:`~fastopt._kernels.cpu_calls.limit_norm`: a further factor of the
 gradients, which is not part of the norm; and their count."""

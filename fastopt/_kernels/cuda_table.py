@@ -32,8 +32,6 @@ from fastopt._kernels.layout import (
 )
 from fastopt._kernels.table import RowGradient, items_of, joined_ranges
 
-__all__ = ["CudaTable", "launch"]
-
 EACH = 16
 """Elements that each thread of a full block updates."""
 

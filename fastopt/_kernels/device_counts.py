@@ -10,8 +10,6 @@ from typing import Any
 from fastopt._kernels.advance import advance
 from fastopt._kernels.compiling import compiled
 
-__all__ = ["begin"]
-
 
 @cache
 def begin(rescale: int, keyed: bool, correct: Any, dtype: Any, carries: bool) -> Callable:

@@ -18,27 +18,6 @@ from numba.core import config
 from fastopt._kernels.devices import Header, cuda_target, header, is_cuda
 from fastopt.device import Device
 
-__all__ = [
-    "Copy",
-    "allocated_together",
-    "arranged",
-    "assign",
-    "contiguous",
-    "duplicate",
-    "empty",
-    "host",
-    "lie_alike",
-    "like",
-    "move",
-    "owned",
-    "placed",
-    "sent",
-    "snapshot",
-    "stream_of",
-    "wait_for",
-    "zero",
-]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -24,22 +24,6 @@ from fastopt._kernels.dlpack import device_number, interface_of, on_host
 from fastopt._kernels.layout import bfloat16
 from fastopt.device import Device
 
-__all__ = [
-    "INSTALLATION",
-    "Header",
-    "Reading",
-    "cuda_target",
-    "device_of",
-    "handles_of",
-    "header",
-    "headers",
-    "is_cuda",
-    "mark_written",
-    "readings",
-    "stays",
-    "unsuited",
-]
-
 EMPTY = 8
 """Address used for an array without elements, which may have no address."""
 

@@ -8,8 +8,6 @@ Tests: ``tests/gpu/test_cuda_dlpack.py``.
 import ctypes
 from typing import Any
 
-__all__ = ["device_number", "interface_of", "on_host"]
-
 HOST = 1
 """Device type of main memory."""
 

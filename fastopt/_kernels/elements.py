@@ -15,18 +15,6 @@ from fastopt._kernels.storage import checked, load, locate, locate_bytes, store,
 from fastopt._kernels.weights import write_weight
 from fastopt.kernels.rule import scalar
 
-__all__ = [
-    "element_step",
-    "gradient",
-    "keep",
-    "keep_state",
-    "mark_applied",
-    "pending_decay",
-    "row_locator",
-    "row_split",
-    "take_decay",
-]
-
 FLOAT64 = (np.float64,)
 
 

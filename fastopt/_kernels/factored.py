@@ -20,8 +20,6 @@ from fastopt._kernels.storage import inside, private, shifted
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.scalars import rescaled
 
-__all__ = ["SCALED", "confident", "covered", "factored", "shared", "stepped"]
-
 SCALED = ("rescale_grad", "clip_gradient", "shrink", "lr")
 """Fields of `hyper` that every kernel reads."""
 

@@ -60,8 +60,6 @@ from fastopt._kernels.strided import (
 )
 from fastopt.kernels.rule import scalar
 
-__all__ = ["enter", "run"]
-
 ON_CALL = types.void(*[types.int64] * 5)
 
 

@@ -20,17 +20,6 @@ from numba.extending import intrinsic, overload
 from fastopt._kernels.noise import _bits_float, _float_bits, _plus
 from fastopt.kernels.rule import scalar
 
-__all__ = [
-    "dither_bfloat16",
-    "dither_float16",
-    "join_float32",
-    "narrow_bfloat16",
-    "narrow_float16",
-    "split_float32",
-    "widen_bfloat16",
-    "widen_float16",
-]
-
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
 
 # Parts of float16's bits.

@@ -24,9 +24,6 @@ from fastopt._kernels.noise import dither_bits, dither_run, mix, normal, run, st
 from fastopt._kernels.storage import LINE
 from fastopt.kernels.rule import scalar
 
-__all__ = ["FREE", "draw", "find", "gather", "insert", "place", "remove", "touch"]
-__all__ += ["BITS", "DEAD", "HIGH", "HINT", "LIVE", "NUMBERS"]
-
 BLOCK = 32
 """Ids that are looked up together, to overlap their memory latencies."""
 

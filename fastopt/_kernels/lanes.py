@@ -22,21 +22,6 @@ from numba.extending import intrinsic, overload
 
 from fastopt.kernels.rule import scalar
 
-__all__ = [
-    "BLOCK",
-    "LANES",
-    "MAXIMUM",
-    "PART",
-    "SUM",
-    "Reduction",
-    "add",
-    "add_squares",
-    "added",
-    "plus",
-    "scratch",
-    "total",
-]
-
 BLOCK = 1024
 """Terms that are summed before their sum is added to others; a multiple of PART."""
 

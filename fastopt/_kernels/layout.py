@@ -11,32 +11,6 @@ import numpy as np
 
 from fastopt.kernels.rule import Rule
 
-__all__ = [
-    "ADDRESS",
-    "APPLIED",
-    "BFLOAT16",
-    "CODES",
-    "DECAY",
-    "DONE",
-    "FLOAT16",
-    "FOLDED",
-    "KEY",
-    "OFFSET",
-    "ORDER",
-    "PITCH",
-    "ROWS",
-    "SEGMENTS",
-    "SPLIT",
-    "STARTS",
-    "WIDTH",
-    "Layout",
-    "bfloat16",
-    "kind_of",
-    "real_of",
-    "state_kind",
-    "wide_of",
-]
-
 DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, APPLIED, DECAY, PITCH, FOLDED, ADDRESS = (
     range(13)
 )

@@ -20,8 +20,6 @@ from fastopt._kernels.row_admission import enter_rows
 from fastopt._kernels.strided import COPY_GRAD
 from fastopt.kernels.rule import scalar
 
-__all__ = ["measure", "run"]
-
 
 @scalar
 def gather(x, k):

@@ -18,8 +18,6 @@ from numba.extending import intrinsic, overload
 
 from fastopt.kernels.rule import scalar
 
-__all__ = ["dither_bits", "dither_run", "index_number", "key", "mix", "normal", "run", "stream_key"]
-
 _MASK = (1 << 64) - 1
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

@@ -23,19 +23,6 @@ from numpy.lib.array_utils import byte_bounds
 from fastopt._notices import warn_user
 from fastopt.kernels.rule import scalar
 
-__all__ = [
-    "FITS",
-    "TYPES",
-    "addresses",
-    "admit",
-    "guard",
-    "kind_word",
-    "readable",
-    "take_addresses",
-    "unreadable",
-    "warn_of_layouts",
-]
-
 HEAD = object.__basicsize__
 """Size of the header that all Python objects start with; its last word is the type."""
 TYPE, DATA, NDIM, SHAPE, STRIDES = HEAD - 8, HEAD, HEAD + 8, HEAD + 16, HEAD + 24

@@ -19,35 +19,6 @@ from numba.extending import (
     unbox,
 )
 
-__all__ = [
-    "Object",
-    "address",
-    "after",
-    "attribute",
-    "bytes_",
-    "call",
-    "clear_error",
-    "dictionary_item",
-    "doubles",
-    "half_words",
-    "halves",
-    "keep_alive",
-    "long_value",
-    "new_int",
-    "prepare_step",
-    "record_at",
-    "record_pointer",
-    "release",
-    "release_gil",
-    "restore_gil",
-    "signed_bytes",
-    "singles",
-    "small_words",
-    "unsigned",
-    "unsigned_words",
-    "words",
-]
-
 WORD, BYTES = ir.IntType(64), ir.IntType(8).as_pointer()
 
 

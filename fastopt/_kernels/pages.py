@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["allocate", "huge_pages", "map_file", "reserved", "small_pages"]
-
 LARGE = 1 << 22
 """Size in bytes from which NumPy requests huge pages."""
 

@@ -17,8 +17,6 @@ from numba.extending import intrinsic, overload
 
 from fastopt._kernels.compiling import compiled
 
-__all__ = ["PAGE", "bring"]
-
 PAGE = mmap.PAGESIZE
 
 WILL_NEED = getattr(mmap, "MADV_WILLNEED", 3)

@@ -36,8 +36,6 @@ from fastopt._kernels.objects import (
 from fastopt._kernels.strided import proportion, rounded, size_of
 from fastopt.kernels.rule import scalar
 
-__all__ = ["addresses", "cut_rows", "enter_rows", "row_room", "rows_before", "work_of"]
-
 # What the front needs of a tensor with a row-sparse gradient
 
 

@@ -10,22 +10,6 @@ from fastopt._kernels.storage import inside, load, locate, store
 from fastopt._kernels.vectors import inlined
 from fastopt.kernels.rule import scalar
 
-__all__ = [
-    "ASCENDING",
-    "FOLD",
-    "MIXED",
-    "PLACES",
-    "collect",
-    "gather",
-    "listed",
-    "order_rows",
-    "row_gradient",
-    "scattered",
-    "sort_rows",
-    "summed",
-    "survey",
-]
-
 INDEX = (np.int64,)
 DIGIT, FEW_DIGIT, FEW = 11, 8, 1024
 """Bits of a radix sort digit; the counts of all digits stay in cache. Fewer than FEW rows are

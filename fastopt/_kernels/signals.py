@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from threading import get_ident, main_thread
 from typing import Any, ClassVar
 
-__all__ = ["undisturbed"]
-
 # The public functions are ten times slower, because they convert to enumerations.
 _signal: Any = importlib.import_module("_signal")
 

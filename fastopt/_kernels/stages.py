@@ -32,8 +32,6 @@ from fastopt._kernels.measuring import added
 from fastopt._kernels.objects import call, doubles, words
 from fastopt.kernels.rule import scalar
 
-__all__ = ["share", "stage"]
-
 CLIP, MEASURE, START, REDUCE, COMPLETE, PARTS, UPDATE = range(7)
 """Stages: clip units; sum the squares of each gradient; count, and enter all addresses; sum the
 terms of a reduction; merge the sums of all slices; update parts of tensors; update all, and copy

@@ -21,20 +21,6 @@ from fastopt._kernels import half
 from fastopt._kernels.noise import dither_bits
 from fastopt.kernels.rule import scalar
 
-__all__ = [
-    "checked",
-    "given",
-    "inside",
-    "load",
-    "locate",
-    "locate_bytes",
-    "prefetch",
-    "private",
-    "shifted",
-    "store",
-    "store_dithered",
-]
-
 LINE = 64
 """Bytes of a cache line."""
 

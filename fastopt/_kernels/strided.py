@@ -15,9 +15,6 @@ from fastopt._kernels.half import widen_bfloat16, widen_float16
 from fastopt._kernels.objects import after, doubles, halves, singles, words
 from fastopt.kernels.rule import scalar
 
-__all__ = ["COPY_BACK", "COPY_GRAD", "COPY_WEIGHT", "copy", "copy_strided", "elements_of"]
-__all__ += ["grad_bytes", "grad_elements", "proportion", "rounded", "size_of"]
-
 COPY_GRAD, COPY_WEIGHT, COPY_BACK = range(3)
 """What :func:`copy_call` copies."""
 

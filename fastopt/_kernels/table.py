@@ -43,9 +43,6 @@ from fastopt._kernels.layout import (
 from fastopt._kernels.segments import ASCENDING, OUTSIDE
 from fastopt._kernels.threads import may_run_parallel, turn
 
-__all__ = ["Array", "Combine", "RowGradient", "Table", "address_of", "items_of", "joined_ranges"]
-__all__ += ["launch"]
-
 Array = np.ndarray[Any, Any]
 Combine = Callable[[Chunks, Array, int, bool], tuple[Chunks, Array]]
 """Takes chunks, their sums, the number of tensors, and whether the sums are maxima; returns chunks

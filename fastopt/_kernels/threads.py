@@ -16,9 +16,6 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from fastopt._kernels.signals import undisturbed
 
-__all__ = ["choose_layer", "in_forked_child", "load_tbb", "may_run_parallel", "start_layer"]
-__all__ += ["start_locks", "thread_count", "turn", "use_threads"]
-
 CONCURRENT = ("tbb", "omp")
 """Layers that several Python threads may use at once; workqueue would terminate the process."""
 FORK_SAFE = ("tbb",)

@@ -9,8 +9,6 @@ from numba import prange
 from fastopt._kernels.chunks import CHUNK, PARALLEL_FROM
 from fastopt._kernels.compiling import compiled
 
-__all__ = ["read", "write"]
-
 PIECE = CHUNK  # a global of this module, which numba freezes into the loops
 
 

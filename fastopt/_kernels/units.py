@@ -16,8 +16,6 @@ from fastopt._kernels.lanes import BLOCK, DOWN, LANES, PART, add_squares, scratc
 from fastopt._kernels.storage import load, locate, store
 from fastopt.kernels.rule import scalar
 
-__all__ = ["GRAD", "OUT", "TINY", "WEIGHT", "clip_units", "unit_loop"]
-
 TINY = 1e-6
 """Lower bound of a gradient norm in a division."""
 

@@ -11,8 +11,6 @@ from numba.extending import intrinsic, overload
 
 from fastopt.kernels.rule import keep_pickle
 
-__all__ = ["inlined", "prefer_wide_vectors"]
-
 LITTLE_THROTTLED = "+avx512vbmi2"
 """Feature of Intel's processors since Ice Lake, which hardly slow down for vectors of 512 bits."""
 

@@ -14,8 +14,6 @@ from fastopt._kernels import half
 from fastopt._kernels.storage import load, store
 from fastopt.kernels.rule import scalar
 
-__all__ = ["joined", "parts", "read_weight", "write_weight"]
-
 SPLIT = (types.CPointer(types.int16), types.CPointer(types.uint16))
 """Pointer types of the bfloat16 and the low 16 bits of a split weight."""
 

@@ -18,8 +18,6 @@ from fastopt._updater.checked import CheckedUpdates
 from fastopt.arguments import brief
 from fastopt.optimizer.optimizer import Index
 
-__all__ = ["averages_of", "context", "evaluated", "evaluates", "held", "leading", "restore"]
-
 
 @contextmanager
 def context(updater: CheckedUpdates, weights: Mapping[Any, Any] | None) -> Iterator[None]:

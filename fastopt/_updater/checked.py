@@ -37,8 +37,6 @@ from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, unused
 from fastopt.sparse import REALS, RowSparse
 
-__all__ = ["CheckedUpdates"]
-
 CREATE = "create_state", "create_state_multi_precision"
 """Methods that create states."""
 

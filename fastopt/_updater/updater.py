@@ -55,8 +55,6 @@ from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
 from fastopt.sparse import RowSparse
 
-__all__ = ["Updater", "get_updater"]
-
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
 

@@ -6,8 +6,6 @@ from fastopt._updater.updater import Updater
 from fastopt.optimizer import Optimizer, create
 from fastopt.optimizer.optimizer import new_copy
 
-__all__ = ["new_updater"]
-
 
 def new_updater(optimizer: str | Optimizer, arguments: dict[str, Any], **settings: Any) -> Updater:
     """Return the updater of a new optimizer, or of a copy of one."""

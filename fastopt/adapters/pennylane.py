@@ -8,8 +8,6 @@ import pennylane as qml
 from fastopt.adapters.common import new_updater
 from fastopt.optimizer import Optimizer
 
-__all__ = ["PennyLaneOptimizer"]
-
 
 class PennyLaneOptimizer(qml.GradientDescentOptimizer):  # type: ignore[misc]
     """An optimizer with the methods ``step`` and ``step_and_cost`` of PennyLane's.

@@ -11,8 +11,6 @@ from fastopt._updater.averaged import evaluated, evaluates
 from fastopt.adapters.common import new_updater
 from fastopt.optimizer import Optimizer
 
-__all__ = ["RiverOptimizer"]
-
 INDEX = "weights"
 """Index of the weights in the updater."""
 

@@ -11,8 +11,6 @@ from fastopt._updater.updater import Updater
 from fastopt.adapters.common import new_updater
 from fastopt.optimizer import NAG, SGD, Adam, Optimizer
 
-__all__ = ["MLPClassifier", "MLPRegressor"]
-
 
 class _Solver:
     """An updater with the interface of scikit-learn's stochastic optimizers.

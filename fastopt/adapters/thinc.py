@@ -12,8 +12,6 @@ from fastopt.arguments import number
 from fastopt.averages import EMA
 from fastopt.optimizer import SGD, Adam, Optimizer
 
-__all__ = ["ThincOptimizer", "configured"]
-
 MAX_DECAY = 0.9999
 """Decay of thinc's averages."""
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from fastopt._kernels.threads import load_tbb
 
-__all__ = ["on_layer", "on_threads"]
-
 WORTH = 1.05
 """Speedup from which more threads are worth it."""
 

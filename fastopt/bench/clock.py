@@ -9,9 +9,6 @@ import numpy as np
 
 from fastopt.reference import Array
 
-__all__ = ["Call", "Sample", "against", "interleaved", "microseconds", "ratio", "sampler"]
-__all__ += ["seconds"]
-
 Call = Callable[[], None]
 Sample = Callable[[], float]
 

@@ -17,9 +17,6 @@ from fastopt.bench.clock import Call, interleaved, sampler
 from fastopt.bench.steps import Step, draw, momentum_of
 from fastopt.reference import FORMULAS, Array
 
-__all__ = ["STATES", "Arrays", "Budget", "Standing", "arrays_of", "bandwidth", "by_threads"]
-__all__ += ["prepare", "standings"]
-
 numba: Any = import_module("numba")  # its type hints are incomplete
 
 WIDTH = 64

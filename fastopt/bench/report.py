@@ -24,8 +24,6 @@ from fastopt.bench.measurements import (
     standings,
 )
 
-__all__ = ["Options", "run"]
-
 numba: Any = import_module("numba")  # its type hints are incomplete
 
 FIRST = ("adam", "sgd", "adamw")

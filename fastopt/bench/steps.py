@@ -11,8 +11,6 @@ from fastopt._kernels import traffic
 from fastopt.bench.clock import against
 from fastopt.reference import Array
 
-__all__ = ["Step", "against_limit", "draw", "momentum_of"]
-
 MOMENTUM = 0.9
 """Momentum for optimizers whose default has none."""
 

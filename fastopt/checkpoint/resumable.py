@@ -35,8 +35,6 @@ from fastopt.checkpoint.restore.restore import restore
 from fastopt.checkpoint.restore.shards import is_of_ranks, whole
 from fastopt.optimizer.optimizer import Optimizer
 
-__all__ = ["Resumable"]
-
 
 class Resumable(Stateful, Spelled):
     """Abstract base of :class:`~fastopt.optimizer.Updater` that saves and loads its states."""

@@ -22,8 +22,6 @@ from fastopt.reference import Array
 from fastopt.sparse import HALVES
 from fastopt.trainer import Trainer
 
-__all__ = ["ARGUMENTS", "Options", "run"]
-
 TRAIN, TEST = 1437, 360
 
 ARGUMENTS: dict[str, dict[str, Any]] = {

@@ -21,8 +21,6 @@ from fastopt.optimizer.matrices import MatrixFamily
 from fastopt.reference import Array
 from fastopt.sparse import HALVES, RowSparse
 
-__all__ = ["RATES", "Options", "run"]
-
 SIZE, WINDOW, NEGATIVES, LEAST, THRESHOLD = 64, 5, 5, 2, 3e-4
 FEWEST, COMMON, SHOWN, RACE, TALL = 100, 600, 5, 200, 50_000
 NAMES = {0: "word_weight", 1: "context_weight"}

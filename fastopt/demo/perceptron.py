@@ -12,8 +12,6 @@ from fastopt.reference import Array
 from fastopt.scope import get_parameter, name_scope
 from fastopt.trainer import Trainer
 
-__all__ = ["Layer", "Perceptron", "train"]
-
 
 class Layer:
     """A fully connected layer.

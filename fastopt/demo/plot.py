@@ -12,8 +12,6 @@ import numpy as np
 from fastopt._console import Refused, need
 from fastopt.reference import Array
 
-__all__ = ["COLORS", "GRAY", "axes", "check", "race"]
-
 GRAY = "#808080"
 COLORS = ("#3b8ed0", "#e07b39", "#3aa76d", "#c65fa8", "#c39a1c", "#8078e0", "#d9534f", "#2aa5a0")
 """Colors as bright as the gray of the text, with contrast on both backgrounds."""

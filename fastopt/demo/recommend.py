@@ -19,8 +19,6 @@ from fastopt.optimizer import Optimizer
 from fastopt.reference import Array
 from fastopt.sparse import HALVES
 
-__all__ = ["RATES", "Choices", "Model", "Options", "recall", "run"]
-
 USERS, ITEMS, TASTES, CHOSEN, HELD, SIZE, TOP = 3000, 1500, 6, 30, 3, 32, 10
 SHARPNESS, POPULARITY = 2.0, 0.7
 RATES = {"adagrad": 0.1, "groupadagrad": 0.1, "adam": 0.005, "sgd": 0.1, "ccsgd": 0.1}

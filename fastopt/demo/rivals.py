@@ -10,8 +10,6 @@ from fastopt import optimizer, reference
 from fastopt.demo.common import Runner
 from fastopt.reference import Array
 
-__all__ = ["NUMPY", "TORCH", "Rival", "rivals"]
-
 NUMPY, TORCH = "plain NumPy", "torch fused"
 
 Rival = Callable[[optimizer.Optimizer, Sequence[Array]], Runner]

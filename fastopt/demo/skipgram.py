@@ -10,8 +10,6 @@ import numpy as np
 from fastopt.reference import Array
 from fastopt.sparse import RowSparse
 
-__all__ = ["Corpus", "SkipGram", "nearest"]
-
 WORD = re.compile(r"[^\W\d_]{2,}")
 
 

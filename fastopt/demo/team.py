@@ -9,8 +9,6 @@ import numpy as np
 
 from fastopt.demo import common
 
-__all__ = ["Team"]
-
 
 class Team:
     """Ranks that each process a part of every batch.

@@ -13,8 +13,6 @@ from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.ranks import Ranks, listing
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["Agreed", "Fact", "Facts", "Numbers", "agree", "attempt", "is_agreed"]
-
 
 class Fact(Protocol):
     """Values that must be equal on all ranks."""

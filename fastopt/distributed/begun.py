@@ -9,8 +9,6 @@ from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.plan import Plan
 from fastopt.optimizer.optimizer import Index
 
-__all__ = ["Begun"]
-
 
 class Begun:
     """Gradients passed to :meth:`ShardedUpdater.begin` since the last call.

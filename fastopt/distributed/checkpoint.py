@@ -24,8 +24,6 @@ from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.ranks import listing
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["arrays_by_index", "write_index", "write_shard", "write_together"]
-
 
 def new_run() -> str:
     """Return a random name for the files of one checkpoint."""

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from fastopt._kernels import checksum as kernels
 from fastopt._kernels.compiling import bind
 
-__all__ = ["Segments", "checksum", "checksums", "summer"]
-
 Segments = NDArray[np.int64]
 """Segments of memory, a row for each: address and number of bytes."""
 

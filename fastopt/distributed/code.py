@@ -17,8 +17,6 @@ from typing import Any
 from fastopt.kernels.rule import Rule, code_of, frozen_text
 from fastopt.optimizer.optimizer import Optimizer
 
-__all__ = ["codes"]
-
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 """Folders of packages, whose functions are not compared."""
 

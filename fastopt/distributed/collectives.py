@@ -11,16 +11,6 @@ from fastopt.distributed.communicator import Parts
 from fastopt.distributed.packing import copier
 from fastopt.distributed.ranks import Ranks
 
-__all__ = [
-    "added",
-    "exchanged",
-    "gathered",
-    "gathered_together",
-    "of_all",
-    "share_texts",
-    "transposed",
-]
-
 Array = np.ndarray[Any, Any]
 Counts = NDArray[np.int64]
 """Numbers of items: a row for each array, a column for each rank."""

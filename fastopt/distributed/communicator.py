@@ -7,8 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["Communicator", "Parts", "Request", "attached", "wait_for_all"]
-
 Parts = tuple[Sequence[int], Sequence[int]]
 """Number of bytes for each rank, and the offset of the first of them."""
 

@@ -32,8 +32,6 @@ from fastopt.sparse import RowSparse
 from fastopt.table import EmbeddingTable
 from fastopt.table.index import Ids
 
-__all__ = ["ShardedEmbeddingTable", "owners_of"]
-
 Numbers = NDArray[np.int64]
 
 KEYS = None, np.dtype(np.int64), np.dtype(np.uint64)

@@ -14,8 +14,6 @@ from fastopt.distributed.ranks import Ranks
 from fastopt.distributed.stages import Local, Stages
 from fastopt.distributed.transport import Collecting, Summing, Transport
 
-__all__ = ["Exchange"]
-
 Array = np.ndarray[Any, Any]
 
 

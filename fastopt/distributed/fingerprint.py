@@ -15,8 +15,6 @@ from fastopt.lr_scheduler.base import LRScheduler
 from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-__all__ = ["Fingerprint", "described", "fingerprints"]
-
 DEPTH = 8
 """Maximum nesting depth of containers that are compared."""
 

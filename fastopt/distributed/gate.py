@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from fastopt.distributed.agreement import Fact, agree, attempt
 from fastopt.distributed.ranks import Ranks
 
-__all__ = ["Gate", "Stopped"]
-
 
 class Stopped(Exception):
     """Raised to end an update that has changed nothing; bypasses the handling of kernel errors.

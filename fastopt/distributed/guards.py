@@ -11,8 +11,6 @@ from fastopt._kernels import cpu_calls
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.numpy_abi import FITS, TYPES, guard
 
-__all__ = ["Guards", "comparer"]
-
 
 @cache
 def comparer() -> Any:

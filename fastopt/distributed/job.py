@@ -16,8 +16,6 @@ from fastopt.distributed.communicator import Communicator, attached
 from fastopt.distributed.ranks import LIMIT, Ranks, refuse_forked, time_limit
 from fastopt.distributed.shared_memory import shared_zeros
 
-__all__ = ["ENDED", "Layers", "Lease", "Node", "leader_first", "private", "threads_of"]
-
 numba: Any = importlib.import_module("numba")
 
 ENDED = "has ended: its program is over, or it was left by sys.exit"

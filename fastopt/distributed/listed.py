@@ -11,8 +11,6 @@ from fastopt.distributed.rows import Routes
 from fastopt.optimizer.optimizer import Array
 from fastopt.sparse import HALVES, RowSparse
 
-__all__ = ["Listed"]
-
 
 class Listed:
     """Row-sparse gradients from all ranks for this rank's slices, concatenated in rank order.

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["flat_like"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -22,8 +22,6 @@ from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import REALS, RowSparse
 
-__all__ = ["Owned", "Values"]
-
 Values = Callable[[Array], ArrayLike]
 
 

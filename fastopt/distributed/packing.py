@@ -16,8 +16,6 @@ from fastopt._kernels.compiling import bind
 from fastopt._kernels.layout import kind_of
 from fastopt._kernels.threads import may_run_parallel, turn
 
-__all__ = ["Runs", "add_up", "adder", "copier", "pack", "rounder", "unpack"]
-
 Array = np.ndarray[Any, Any]
 
 Runs = NDArray[np.int64]

@@ -22,8 +22,6 @@ from fastopt.distributed.guards import Guards
 from fastopt.distributed.packing import Runs, adder, rounder
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
-
 DEPTH = 2
 """Number of buckets in flight: one is packed while another is being sent."""
 

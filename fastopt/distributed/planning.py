@@ -18,8 +18,6 @@ from fastopt.distributed.resumable import Resumable
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
 
-__all__ = ["Planning", "check_apart", "check_numpy"]
-
 LISTS = 16
 """Maximum number of lists of several indices whose plans are kept."""
 

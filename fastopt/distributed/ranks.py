@@ -11,8 +11,6 @@ from fastopt._interrupts import uninterrupted
 from fastopt.arguments import number
 from fastopt.distributed.communicator import Communicator, Request
 
-__all__ = ["LIMIT", "Ranks", "is_forked", "listing", "refuse_forked", "time_limit"]
-
 LIMIT = 1800.0
 """Default time limit of waits, in seconds."""
 

@@ -25,8 +25,6 @@ from fastopt.lr_scheduler.base import restored
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["Resumable", "listing"]
-
 
 class Trial(Stateful):
     """Temporary updater, with this rank's parameters, into which a checkpoint is restored first."""

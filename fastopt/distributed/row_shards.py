@@ -20,8 +20,6 @@ from fastopt.table import EmbeddingTable
 from fastopt.table.index import Ids
 from fastopt.table.saved import checked
 
-__all__ = ["read_rows", "share_rows", "write_rows", "write_rows_index"]
-
 Array = np.ndarray[Any, Any]
 Owners = Callable[[Ids], NDArray[np.int64]]
 Choice = Callable[[tuple[Array, ...]], NDArray[np.int64]]

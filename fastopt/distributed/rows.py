@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from fastopt.distributed.collectives import exchanged, transposed
 from fastopt.distributed.ranks import Ranks
 
-__all__ = ["Owners", "Pulled", "Routes", "Ways"]
-
 Array = np.ndarray[Any, Any]
 Ids = NDArray[np.int64]
 

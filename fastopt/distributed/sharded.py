@@ -37,8 +37,6 @@ from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
 
-__all__ = ["Shard", "Sharded"]
-
 
 class ShardPlanner(Planner):
     """Planner of the slices of one rank, whose kernels run when the ranks have agreed."""

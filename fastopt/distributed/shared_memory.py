@@ -12,8 +12,6 @@ from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["shared_zeros"]
-
 
 def shared_zeros(node: Ranks, nbytes: int) -> Array:
     """Bytes that all ranks of a node read and write; all of them must make this call.

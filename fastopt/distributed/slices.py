@@ -17,8 +17,6 @@ from fastopt.distributed.plan import flat
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["Slices", "by_index"]
-
 NOTHING: Mapping[Index, Placement] = MappingProxyType({})
 
 

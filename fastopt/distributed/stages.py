@@ -19,8 +19,6 @@ from fastopt.distributed.agreement import Numbers
 from fastopt.distributed.collectives import added, of_all
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["LOCAL", "Local", "Parts", "Stages", "compile_stages"]
-
 Parts = NDArray[np.int64]
 """Parts of tensors, a row for each: position in the call, first element, number of elements."""
 

@@ -12,8 +12,6 @@ from fastopt.distributed.rows import Owners
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["ShardedTable"]
-
 
 class ShardedTable(Owned):
     """Table in which each row and its state are owned by one rank.

@@ -11,8 +11,6 @@ from fastopt.distributed.owned import Owned, Values
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["ShardedTables"]
-
 
 class ShardedTables(Owned):
     """Several tables in which each row and its state are owned by one rank.

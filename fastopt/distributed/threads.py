@@ -13,8 +13,6 @@ from fastopt.arguments import brief, count
 from fastopt.distributed.communicator import Communicator, Parts, Request
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["ThreadRank", "run_threads"]
-
 BREAK = 0.00002
 """Seconds in which a rank that waits leaves the interpreter to others."""
 

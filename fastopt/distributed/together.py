@@ -18,8 +18,6 @@ from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, time_limit
 
-__all__ = ["latest_checkpoint", "save_checkpoint"]
-
 LATEST = "latest.json"
 CALL = "save_checkpoint"
 

@@ -15,8 +15,6 @@ from fastopt.distributed.ranks import Ranks
 from fastopt.distributed.shared_memory import shared_zeros
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["Collecting", "Direct", "Layered", "Summing", "Transport"]
-
 SLOTS = 2 * DEPTH
 """Buckets in shared memory: a rank fills one when all ranks have entered the barrier of the bucket
 DEPTH before it, and so have read the bucket DEPTH before that one."""

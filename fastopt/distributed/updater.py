@@ -38,8 +38,6 @@ from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import HALVES, RowSparse
 
-__all__ = ["ShardedUpdater"]
-
 Found = tuple[Plan, list[Any], dict[Index, Placement]]
 
 

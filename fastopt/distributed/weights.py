@@ -26,8 +26,6 @@ from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import HALVES
 
-__all__ = ["WeightKeeper"]
-
 
 class WeightKeeper(Planning):
     """Abstract base of :class:`~fastopt.distributed.ShardedUpdater` without updates.

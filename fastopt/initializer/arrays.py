@@ -7,8 +7,6 @@ import numpy as np
 
 from fastopt.arguments import is_array
 
-__all__ = ["Array", "assign", "bilinear", "drawable", "is_real", "target"]
-
 Array = np.ndarray[Any, Any]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 

@@ -14,8 +14,6 @@ from fastopt.initializer.arrays import Array, bilinear, drawable, target
 from fastopt.initializer.names import DESCRIBED, PLAIN, InitDesc, hook_of
 from fastopt.initializer.text import build, filler
 
-__all__ = ["Initializer", "log"]
-
 log = logging.getLogger("fastopt.initializer")
 
 

@@ -10,8 +10,6 @@ from fastopt.initializer.draws import Seed
 from fastopt.initializer.names import InitDesc
 from fastopt.initializer.registry import alias, register
 
-__all__ = ["Bilinear", "Constant", "One", "Zero"]
-
 
 @register
 @alias("zeros")

@@ -12,8 +12,6 @@ from fastopt.initializer.base import Initializer
 from fastopt.initializer.names import InitDesc
 from fastopt.initializer.registry import alias, register
 
-__all__ = ["Normal", "Orthogonal", "TruncatedNormal", "Uniform"]
-
 
 @register
 class Uniform(Initializer):

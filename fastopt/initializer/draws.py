@@ -8,20 +8,6 @@ import numpy as np
 
 from fastopt.initializer.arrays import Array
 
-__all__ = [
-    "Sampler",
-    "Seed",
-    "fill",
-    "generator",
-    "integers",
-    "normal",
-    "seed",
-    "seeded",
-    "standard_truncated",
-    "truncated",
-    "uniform",
-]
-
 Seed = (
     int
     | Sequence[int]

@@ -10,8 +10,6 @@ from fastopt.initializer.base import Initializer
 from fastopt.initializer.names import InitDesc
 from fastopt.initializer.registry import register
 
-__all__ = ["MSRAPrelu", "Xavier"]
-
 
 @register
 class Xavier(Initializer):

@@ -8,15 +8,6 @@ from fastopt.initializer.draws import Seed
 from fastopt.initializer.fans import Xavier
 from fastopt.initializer.registry import alias, register
 
-__all__ = [
-    "GlorotNormal",
-    "GlorotUniform",
-    "HeNormal",
-    "HeUniform",
-    "LecunNormal",
-    "LecunUniform",
-]
-
 GAINS = {
     "lecun": (1, "in", 'LeCun et al., "Efficient BackProp" (1998)'),
     "he": (2, "in", 'He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852)'),

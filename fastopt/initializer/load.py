@@ -15,8 +15,6 @@ from fastopt.initializer.arrays import Array, assign, is_real, target
 from fastopt.initializer.base import log
 from fastopt.initializer.text import Filler, filler
 
-__all__ = ["Load"]
-
 _entries: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = safetensors.deserialize
 
 

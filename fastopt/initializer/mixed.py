@@ -7,8 +7,6 @@ from typing import Any
 from fastopt.initializer.arrays import Array
 from fastopt.initializer.text import filler
 
-__all__ = ["Mixed"]
-
 
 class Mixed:
     """Fill each array with the initializer of the first pattern that matches its name.

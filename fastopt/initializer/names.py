@@ -6,8 +6,6 @@ from typing import Any
 
 from fastopt.arguments import brief
 
-__all__ = ["DESCRIBED", "PLAIN", "InitDesc", "hook_of"]
-
 
 class InitDesc(str):
     """Name of a parameter with attributes that control its initialization.

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 from fastopt.initializer.base import Initializer
 from fastopt.initializer.text import build, initializer_registry
 
-__all__ = ["alias", "create", "register"]
-
 Class = TypeVar("Class", bound=type[Initializer])
 
 

@@ -13,8 +13,6 @@ from fastopt.initializer.draws import Seed
 from fastopt.initializer.names import InitDesc
 from fastopt.initializer.registry import create, register
 
-__all__ = ["FusedRNN", "LSTMBias"]
-
 GATES = {
     "rnn_relu": ("",),
     "rnn_tanh": ("",),

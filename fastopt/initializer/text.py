@@ -10,8 +10,6 @@ from fastopt._suggestions import choices, closest
 from fastopt.arguments import brief
 from fastopt.initializer.arrays import Array
 
-__all__ = ["Filler", "build", "filler", "initializer_registry"]
-
 Filler = Callable[[str, Array], None]
 """Callable that fills an array by name: an initializer, Load, Mixed, or a function."""
 

@@ -12,8 +12,6 @@ from llvmlite.binding import Linkage, parse_assembly
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
-__all__ = ["LinkedCompiler"]
-
 
 class LinkedCode(JITCodeLibrary):  # type: ignore[misc]
     """Code that is linked into that of its callers, and cannot be entered from elsewhere."""

@@ -15,19 +15,6 @@ from typing import NamedTuple
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign, sign
 
-__all__ = [
-    "FIRST",
-    "Traits",
-    "Variant",
-    "aligned_finish",
-    "beside_decay",
-    "cautious_move",
-    "no_decay",
-    "rate_times_decay",
-    "shrunk_by",
-    "varied",
-]
-
 Function = Callable[..., Scalar]
 
 FIRST: Mapping[str, float] = {"aligned_scale": 1.0, "trust": 1.0}

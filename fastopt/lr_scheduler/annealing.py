@@ -7,15 +7,6 @@ from typing import ClassVar
 from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real
 from fastopt.lr_scheduler.base import LRScheduler, between, half_cosine, register
 
-__all__ = [
-    "CosineRestartsScheduler",
-    "CosineScheduler",
-    "InverseRootScheduler",
-    "OneCycleScheduler",
-    "PolyScheduler",
-    "WSDScheduler",
-]
-
 
 class _Annealed(LRScheduler):
     """Anneal from `base_lr` to `final_lr` at `max_update`; ``_share`` is the remaining fraction."""

@@ -16,8 +16,6 @@ from fastopt._checked import Checked
 from fastopt._notices import warn_user
 from fastopt.arguments import Choice, Descriptions, Integer, Real, count
 
-__all__ = ["LRScheduler", "Schedule", "rebased", "register", "restored", "scheduler_registry"]
-
 Schedule = Callable[[int], float]
 """A function from the number of updates so far to a learning rate."""
 

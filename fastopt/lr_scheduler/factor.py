@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real, brief, number
 from fastopt.lr_scheduler.base import LRScheduler, increasing, listed, register
 
-__all__ = ["ExponentialScheduler", "FactorScheduler", "MultiFactorScheduler", "PlateauScheduler"]
-
 
 class _Reduced(LRScheduler):
     """`base_lr` times a power of `factor`, not reduced below `stop_factor_lr`."""

@@ -7,8 +7,6 @@ from typing import ClassVar
 from fastopt.arguments import Descriptions, Instance, ListOf
 from fastopt.lr_scheduler.base import LRScheduler, increasing, listed, register
 
-__all__ = ["JoinedScheduler"]
-
 
 @register
 class JoinedScheduler(LRScheduler):

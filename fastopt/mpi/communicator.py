@@ -23,8 +23,6 @@ from fastopt.distributed.job import private
 from fastopt.distributed.ranks import is_forked
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["MPICommunicator", "attached", "await_reader", "describe"]
-
 PATIENCE = 0.2
 """Seconds within which ranks normally end together."""
 

@@ -16,8 +16,6 @@ from fastopt.arguments import arg
 from fastopt.optimizer.optimizer import Index, Optimizer, constant
 from fastopt.sparse import RowSparse
 
-__all__ = ["Entry", "Windows", "incomplete"]
-
 Entry = tuple[Index, Any, Any]
 """Index, weight and gradient."""
 

@@ -7,8 +7,6 @@ from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["AdaBelief", "adabelief"]
-
 
 @rule(state=("mean", "var"), signed=("mean",), hyper=(*MOMENTS, "mean_scale", "var_scale"))
 def adabelief(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -8,8 +8,6 @@ from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.optimizer import Optimizer, constant, register
 
-__all__ = ["AdaDelta", "adadelta"]
-
 
 @rule(
     state=("acc_g", "acc_delta"),

@@ -13,8 +13,6 @@ from fastopt.optimizer.matrices import MatrixFamily, Shape
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Adafactor"]
-
 
 class _Factored(FactoredSteps):
     """Directions: gradients divided by the root of the factored second moment."""

@@ -10,8 +10,6 @@ from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import FORMULA, Formula
 from fastopt.optimizer.optimizer import Optimizer, corrected, register
 
-__all__ = ["AdaGrad", "adagrad", "adagrad_of_torch"]
-
 
 @rule(state=("history",), hyper=(*COMMON, "epsilon"))
 def adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -17,8 +17,6 @@ from fastopt.optimizer.families import (
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Adam", "adam", "descended"]
-
 
 @scalar
 def descended(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:

@@ -9,8 +9,6 @@ from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["AdamAtan2", "adam_atan2"]
-
 FIELDS = tuple(field for field in MOMENTS if field != "epsilon")
 
 LOW, HIGH = 0.66, 1 + math.sqrt(2)

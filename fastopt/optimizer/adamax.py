@@ -10,8 +10,6 @@ from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Adamax", "adamax"]
-
 
 @rule(
     state=("mean", "norm"),

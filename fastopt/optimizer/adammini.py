@@ -12,8 +12,6 @@ from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.rowsteps import RowSteps
 
-__all__ = ["AdamMini"]
-
 
 class _Shared(RowSteps):
     """Directions: momentum divided by the root of the mean square of each block of rows."""

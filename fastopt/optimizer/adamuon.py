@@ -9,8 +9,6 @@ from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.normuon import NorMuon
 from fastopt.optimizer.optimizer import Array, register
 
-__all__ = ["AdaMuon"]
-
 
 @register
 class AdaMuon(NorMuon):

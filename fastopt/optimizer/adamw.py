@@ -18,8 +18,6 @@ from fastopt.optimizer.families import (
 )
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["AdamW"]
-
 
 @scalar
 def beside_decay(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:

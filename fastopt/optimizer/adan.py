@@ -11,8 +11,6 @@ from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import CautiousFamily
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["Adan", "adan"]
-
 FIELDS = (
     *("lr", "rescale_grad", "clip_gradient", "epsilon"),
     *("beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "beta3", "one_minus_beta3"),

@@ -9,8 +9,6 @@ from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, over
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["AdEMAMix", "ademamix"]
-
 FIELDS = ("mean_scale", "var_scale", "beta3", "one_minus_beta3", "mix")
 
 

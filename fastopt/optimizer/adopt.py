@@ -9,8 +9,6 @@ from fastopt.kernels.scalars import clip, rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["ADOPT", "adopt"]
-
 
 @rule(state=("mean", "var"), signed=("mean",), hyper=(*MOMENTS, "largest"))
 def adopt(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -12,8 +12,6 @@ from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.optimizer import Array, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["APOLLO"]
-
 FLOOR = 1e-8
 """Number of the authors that is added to norms."""
 

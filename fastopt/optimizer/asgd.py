@@ -12,8 +12,6 @@ from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, PerIndex, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["ASGD", "asgd"]
-
 
 @rule(state=("ax",), hyper=(*COMMON, "shrink", "share"))
 def asgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -14,8 +14,6 @@ from fastopt._engine.tracked import Tracked, weakly
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.threads import start_locks
 
-__all__ = ["TRANSIENT", "Attributes"]
-
 Array = np.ndarray[Any, Any]
 
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]

@@ -3,8 +3,6 @@
 from fastopt.averages import Average
 from fastopt.optimizer.optimizer import Optimizer
 
-__all__ = ["check_averaged", "check_averaged_together"]
-
 
 def check_averaged(optimizer: Optimizer, average: Average, context: str = "") -> None:
     """Raise TypeError unless an optimizer's weights can be averaged during its updates.

@@ -12,8 +12,6 @@ from fastopt.optimizer.matrices import MatrixFamily, Shape
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["CAME"]
-
 
 class _Confident(FactoredSteps):
     """Directions: momentum divided by the root of the factored second moment of its residuals."""

@@ -9,8 +9,6 @@ from fastopt.optimizer.jointsums import EstimatedAdam, EstimateOf, of_tensor, wi
 from fastopt.optimizer.optimizer import register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["DAdaptAdam", "dadaptadam"]
-
 ESTIMATE = "d", "numerator_weighted"
 
 

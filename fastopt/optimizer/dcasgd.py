@@ -13,8 +13,6 @@ from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.optimizer import Array, Index, constant, register
 
-__all__ = ["DCASGD", "dcasgd", "dcasgd_momentum"]
-
 
 @scalar
 def compensated(weight: Scalar, grad: Scalar, previous: Scalar, h: Hyper) -> Scalar:

@@ -10,8 +10,6 @@ from fastopt._kernels.factored import factored
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.optimizer.rowsteps import RowSteps
 
-__all__ = ["FactoredSteps", "Measured", "clipped_factor", "root_mean_square"]
-
 
 class Measured(NamedTuple):
     """Gradients, and the inverse roots of their second moments."""

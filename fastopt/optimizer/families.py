@@ -17,24 +17,6 @@ from fastopt.kernels.variants import (
 from fastopt.optimizer.optimizer import Optimizer, bound, constant, corrected
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = [
-    "FORMULA",
-    "MOMENTS",
-    "TRUST",
-    "AdamFamily",
-    "CautiousFamily",
-    "Formula",
-    "MomentumFamily",
-    "StableFamily",
-    "TrustRatioFamily",
-    "Varied",
-    "biased_ratio",
-    "mean_and_var",
-    "moment_rules",
-    "over",
-    "scaled_ratio",
-]
-
 FLAG = Flag()
 
 Formula = Literal["mxnet", "torch"]

@@ -10,8 +10,6 @@ from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["FTML", "ftml"]
-
 
 @rule(state=("d", "v", "z"), hyper=(*MOMENTS, "inverse_lr", "var_scale"))
 def ftml(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -9,8 +9,6 @@ from fastopt.kernels.scalars import COMMON, clip, rescaled
 from fastopt.optimizer.optimizer import Optimizer, constant, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Ftrl", "ftrl"]
-
 
 @rule(state=("z", "n"), hyper=(*COMMON, "inverse_lr", "lamda1", "beta"))
 def ftrl(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

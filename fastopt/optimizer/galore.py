@@ -8,8 +8,6 @@ from fastopt.arguments import arg
 from fastopt.optimizer.lowrank import LowRank
 from fastopt.optimizer.optimizer import Array, register
 
-__all__ = ["GaLore"]
-
 
 @register
 class GaLore(LowRank):

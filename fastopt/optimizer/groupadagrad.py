@@ -9,8 +9,6 @@ from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.optimizer import Optimizer, constant, register
 
-__all__ = ["GroupAdaGrad", "group_adagrad"]
-
 
 def square(grad: Scalar, h: Hyper) -> Scalar:
     """Return the squared gradient."""

@@ -21,8 +21,6 @@ from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.averaged import check_averaged, check_averaged_together
 from fastopt.optimizer.optimizer import Optimizer, attribute_of, create
 
-__all__ = ["Groups"]
-
 MULTIPLIERS = ("lr_mult", "wd_mult")
 
 SHARED = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict", "sym")

@@ -15,15 +15,6 @@ from fastopt.kernels.variants import shrunk_by
 from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 
-__all__ = [
-    "DistanceFamily",
-    "EstimateOf",
-    "EstimatedAdam",
-    "JointSums",
-    "of_tensor",
-    "with_decay",
-]
-
 ANY = Real(infinite=True, nan=True)
 
 

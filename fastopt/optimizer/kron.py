@@ -11,8 +11,6 @@ from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.matrixoptimizer import MatrixOptimizer
 from fastopt.optimizer.optimizer import Array, register
 
-__all__ = ["Kron"]
-
 LARGEST = 1.1
 """Largest root mean square of a step, in learning rates."""
 

@@ -7,8 +7,6 @@ from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import TRUST, TrustRatioFamily
 from fastopt.optimizer.optimizer import register
 
-__all__ = ["LAMB", "lamb", "trust_ratio"]
-
 
 @scalar
 def trust_ratio(square_weight: Scalar, square_step: Scalar, h: Hyper) -> Scalar:

@@ -8,8 +8,6 @@ from fastopt.optimizer.families import TRUST, TrustRatioFamily
 from fastopt.optimizer.lamb import trust_ratio
 from fastopt.optimizer.optimizer import register
 
-__all__ = ["LANS", "lans"]
-
 
 @scalar
 def directions(

@@ -9,8 +9,6 @@ from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["LaProp", "laprop"]
-
 
 @rule(state=("mean", "var"), signed=("mean",), hyper=(*MOMENTS, "mean_scale", "var_scale"))
 def laprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -13,8 +13,6 @@ from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.optimizer import Index, PerIndex, corrected, endings, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 
-__all__ = ["LARS", "lars", "lars_momentum", "lars_sums"]
-
 
 def lars_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     """Return the squares of the weight and of the raw gradient."""

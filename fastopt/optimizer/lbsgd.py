@@ -30,8 +30,6 @@ from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 from fastopt.sparse import RowSparse
 
-__all__ = ["LBSGD", "lbsgd", "lbsgd_momentum"]
-
 LARGEST = 2**62
 """Number of rows assumed for a weight of unknown height."""
 

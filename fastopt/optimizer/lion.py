@@ -7,8 +7,6 @@ from fastopt.optimizer.families import MOMENTS, CautiousFamily
 from fastopt.optimizer.optimizer import register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Lion", "lion"]
-
 
 @rule(state=("mom",), signed=("mom",), hyper=tuple(f for f in MOMENTS if f != "epsilon"))
 def lion(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

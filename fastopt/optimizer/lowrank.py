@@ -11,8 +11,6 @@ from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.matrixoptimizer import MatrixOptimizer
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["LowRank"]
-
 
 class LowRank(MatrixOptimizer):
     """Abstract base of optimizers with Adam's moments of projected gradients.

@@ -10,8 +10,6 @@ from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["MARS", "mars"]
-
 
 @scalar
 def ahead(grad: Scalar, state: State, h: Hyper) -> Scalar:

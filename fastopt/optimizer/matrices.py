@@ -44,8 +44,6 @@ from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
 
-__all__ = ["Directions", "MatrixFamily", "Part", "Rescaled", "Shape", "descent", "mask", "pattern"]
-
 Shape = tuple[int, ...]
 
 SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")

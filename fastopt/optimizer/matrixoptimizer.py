@@ -12,8 +12,6 @@ from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["MatrixOptimizer", "orthogonalize"]
-
 CHECKS: Descriptions = {
     "coefficients": Choice(*COEFFICIENTS),
     "steps": Integer(1, 100),

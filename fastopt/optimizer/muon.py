@@ -27,8 +27,6 @@ from fastopt.optimizer.matrices import MatrixFamily, Part, Shape, pattern
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Muon", "Orthogonal", "clip_attention", "muon_momentum"]
-
 SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "maximize", "seed")
 """Attributes that the inner momentum optimizer shares with Muon."""
 

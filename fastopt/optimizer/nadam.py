@@ -22,9 +22,6 @@ from fastopt.optimizer.families import (
 from fastopt.optimizer.optimizer import Index, PerIndex, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["FIELDS", "Nadam", "look_ahead"]
-
-
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
 
 

@@ -9,8 +9,6 @@ from fastopt.optimizer.families import MOMENTS, StableFamily, moment_rules, scal
 from fastopt.optimizer.nadam import look_ahead
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["NAdamW"]
-
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
 
 

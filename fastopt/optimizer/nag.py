@@ -7,8 +7,6 @@ from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.optimizer import register
 from fastopt.optimizer.sgd import sgd
 
-__all__ = ["NAG", "nag"]
-
 
 @rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum"))
 def nag(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

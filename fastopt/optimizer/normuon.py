@@ -11,8 +11,6 @@ from fastopt.optimizer.matrices import Shape
 from fastopt.optimizer.muon import Muon, Orthogonal
 from fastopt.optimizer.optimizer import Array, Index, register
 
-__all__ = ["NorMuon", "Normalized"]
-
 FLOOR = 1e-10
 """Number of the authors that is added to roots and norms."""
 

@@ -11,8 +11,6 @@ from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["NovoGrad", "novograd"]
-
 
 def square(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     """Return the squared gradient."""

@@ -10,8 +10,6 @@ from fastopt.optimizer.jointsums import EstimatedAdam, EstimateOf, of_tensor, wi
 from fastopt.optimizer.optimizer import Array, Index, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Prodigy", "prodigy"]
-
 ESTIMATE = "d", "d_max", "d_numerator"
 
 FIELDS = (

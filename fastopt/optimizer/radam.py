@@ -9,8 +9,6 @@ from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["RAdam", "radam"]
-
 
 @rule(
     state=("mean", "var"),

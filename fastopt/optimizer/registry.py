@@ -6,8 +6,6 @@ import pkgutil
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-__all__ = ["Registry"]
-
 
 class Registry(MutableMapping[str, Any]):
     """Registered classes by lower-case name.

@@ -10,16 +10,6 @@ from fastopt.optimizer.families import FORMULA, Formula
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, bound, constant, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = [
-    "RMSProp",
-    "rmsprop",
-    "rmsprop_centered",
-    "rmsprop_centered_of_torch",
-    "rmsprop_momentum",
-    "rmsprop_momentum_of_torch",
-    "rmsprop_of_torch",
-]
-
 FIELDS = (*COMMON, "gamma1", "one_minus_gamma1", "epsilon", "clip_weights")
 
 

@@ -14,8 +14,6 @@ from fastopt._kernels.factored import SCALED
 from fastopt.optimizer.matrices import InPlace, Rescaled, descent
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["RowSteps"]
-
 SCALE = SCALED[:2]
 """Fields that scale and clip the gradient."""
 

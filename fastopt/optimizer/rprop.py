@@ -8,8 +8,6 @@ from fastopt.kernels.scalars import COMMON, decayed, same_sign, sign
 from fastopt.optimizer.optimizer import Optimizer, constant, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Rprop", "rprop"]
-
 
 @rule(
     state=("previous", "size"),

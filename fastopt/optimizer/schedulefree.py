@@ -12,8 +12,6 @@ from fastopt.kernels.scalars import COMMON
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, PerIndex, corrected
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["FREE", "ScheduleFreeFamily", "interpolated"]
-
 FREE = (*COMMON, "pull", "one_minus_pull", "weight_rate", "lead_rate")
 """Hyper-parameters set by :meth:`ScheduleFreeFamily.hyper` and the base class."""
 

@@ -11,8 +11,6 @@ from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
 
-__all__ = ["ScheduleFreeAdamW", "schedulefree_adamw"]
-
 
 @rule(
     state=("var", "lead"),

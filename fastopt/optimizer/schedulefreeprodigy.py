@@ -12,8 +12,6 @@ from fastopt.optimizer.optimizer import Array, Index, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
 
-__all__ = ["ScheduleFreeProdigy", "schedulefree_prodigy"]
-
 ESTIMATE = "d", "d_numerator"
 
 

@@ -7,8 +7,6 @@ from fastopt.optimizer.optimizer import register
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, interpolated
 
-__all__ = ["ScheduleFreeSGD", "schedulefree_sgd"]
-
 
 @rule(state=("lead",), hyper=FREE)
 def schedulefree_sgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

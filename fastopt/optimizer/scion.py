@@ -13,8 +13,6 @@ from fastopt.optimizer.muon import Muon, Orthogonal
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Scion"]
-
 FLOOR = 1e-8
 """Number of the authors that is added to norms."""
 

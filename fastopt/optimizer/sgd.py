@@ -11,17 +11,6 @@ from fastopt.optimizer.families import FORMULA, Formula, MomentumFamily
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = [
-    "SGD",
-    "ccSGD",
-    "first_undamped",
-    "sgd",
-    "sgd_momentum",
-    "sgd_momentum_of_torch",
-    "sgdw_momentum",
-    "sgdw_momentum_of_torch",
-]
-
 
 @rule(hyper=COMMON)
 def sgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

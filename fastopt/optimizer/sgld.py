@@ -7,8 +7,6 @@ from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.optimizer import Optimizer, constant, register
 
-__all__ = ["SGLD", "sgld"]
-
 
 @rule(hyper=(*COMMON, "spread"), noise=True)
 def sgld(weight: Scalar, grad: Scalar, state: State, h: Hyper, noise: Scalar) -> Step:

@@ -22,8 +22,6 @@ from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Shampoo"]
-
 MOMENTS = ("beta1", "beta2", "epsilon", "idx2name")
 """Attributes that the inner Adam shares with Shampoo."""
 

@@ -10,8 +10,6 @@ from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.optimizer import constant, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Signum", "signsgd", "signum"]
-
 
 @rule(hyper=("lr", "shrink", "direction"))
 def signsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -14,8 +14,6 @@ from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.rowsteps import RowSteps
 
-__all__ = ["SM3"]
-
 
 class _Covered(RowSteps):
     """Directions: momentum of gradients divided by roots of bounds on their sums of squares."""

@@ -9,8 +9,6 @@ from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
 from fastopt.optimizer.optimizer import corrected, register
 
-__all__ = ["StableSPAM", "stable_spam"]
-
 DECAYS = ("gamma1", "gamma2", "gamma3")
 MEASURED = ("bound", "shorten", "norm_scale")
 """Hyper-parameters that the reductions compute."""

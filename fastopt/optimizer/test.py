@@ -3,8 +3,6 @@
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.optimizer.optimizer import Index, Optimizer, register
 
-__all__ = ["Test", "test"]
-
 
 @rule(state=("copy",), hyper=("rescale_grad",))
 def test(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

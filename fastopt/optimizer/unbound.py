@@ -5,8 +5,6 @@ from weakref import WeakValueDictionary
 
 from fastopt._notices import warn_user
 
-__all__ = ["bound", "expect_bind", "warn_if_unbound"]
-
 _unbound: "WeakValueDictionary[int, Any]" = WeakValueDictionary()
 
 

@@ -14,8 +14,6 @@ from fastopt.optimizer.families import (
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
-__all__ = ["Yogi", "yogi"]
-
 
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "var_scale"))
 def yogi(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

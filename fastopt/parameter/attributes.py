@@ -7,8 +7,6 @@ from fastopt.arguments import choice
 from fastopt.initializer import Initializer, create
 from fastopt.parameter.checks import as_dtype
 
-__all__ = ["ASSIGNED", "COMPARED", "storage_type"]
-
 ASSIGNED = {
     "data": "call set_data(values)",
     "grad": "call set_grad(values), or add_grad(values) for one of several uses",

@@ -12,8 +12,6 @@ from fastopt._kernels.layout import bfloat16
 from fastopt.arguments import brief, count, is_masked
 from fastopt.device import Device, current_device
 
-__all__ = ["Array", "Shape", "as_array", "as_devices", "as_dtype", "as_shape", "is_known", "merged"]
-
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 UNKNOWN = -1

@@ -16,8 +16,6 @@ from fastopt.parameter.constant import Constant
 from fastopt.parameter.deprecated import ctx_is_device
 from fastopt.parameter.parameter import Parameter
 
-__all__ = ["ParameterDict"]
-
 LARGE = 1 << 26
 """Number of elements from which initialization shows a progress bar."""
 

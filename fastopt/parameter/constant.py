@@ -9,8 +9,6 @@ from fastopt import initializer
 from fastopt.parameter.checks import as_array
 from fastopt.parameter.parameter import Parameter
 
-__all__ = ["Constant"]
-
 
 class Constant(Parameter):
     """A parameter that has no gradient and is not updated; ``set_data`` changes it.

@@ -1,7 +1,5 @@
 """The error for parameters whose shape is not known yet."""
 
-__all__ = ["DeferredInitializationError"]
-
 
 class DeferredInitializationError(RuntimeError):
     """Raised when a parameter is read while its initialization waits for its shape.

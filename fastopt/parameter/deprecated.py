@@ -5,8 +5,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-__all__ = ["ctx_is_device", "renamed"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

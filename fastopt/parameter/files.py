@@ -16,8 +16,6 @@ from fastopt.checkpoint.format.container import METADATA
 from fastopt.checkpoint.format.errors import read_from
 from fastopt.parameter.checks import Array, as_dtype
 
-__all__ = ["opened", "save"]
-
 PathLike = str | os.PathLike[str]
 
 

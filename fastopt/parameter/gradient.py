@@ -13,8 +13,6 @@ from fastopt._kernels.device_memory import host
 from fastopt.parameter.checks import Array, Shape, as_array
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["Gradient"]
-
 
 class Gradient:
     """Gradient buffers, one for each device, and which of them are fresh in the current step.

@@ -13,8 +13,6 @@ from fastopt.parameter.checks import as_array
 from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["DeviceGradient"]
-
 
 class DeviceGradient(Gradient):
     """Gradient with one buffer, on the CUDA device of the parameter."""

@@ -34,8 +34,6 @@ from fastopt.parameter.gradient import Gradient
 from fastopt.parameter.on_device import DeviceGradient
 from fastopt.sparse import RowSparse
 
-__all__ = ["Parameter"]
-
 MAKING = threading.Lock()
 """Held while a gradient is created, as each device may have its own thread."""
 

@@ -8,8 +8,6 @@ from fastopt.arguments import is_array
 from fastopt.parameter.checks import as_shape, merged
 from fastopt.precision.info import FLOATS, Array, ParameterInfo, Workspace, entered, full_name
 
-__all__ = ["ExternalInitializer"]
-
 
 class ExternalInitializer:
     """Use an existing array as a weight, which is updated in place.

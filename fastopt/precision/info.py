@@ -12,8 +12,6 @@ from fastopt.checkpoint.restore.describe import check_updater
 from fastopt.optimizer.unbound import bound, expect_bind
 from fastopt.scope import current_scope
 
-__all__ = ["FLOATS", "HALVES", "Array", "ParameterInfo", "Workspace", "entered", "full_name"]
-
 Array = np.ndarray[Any, Any]
 Workspace = MutableMapping[str, Array]
 

@@ -17,13 +17,6 @@ from fastopt.precision.info import (
     full_name,
 )
 
-__all__ = [
-    "Initializer",
-    "PseudoFP16Initializer",
-    "ReversePseudoFP16Initializer",
-    "update_initializer",
-]
-
 
 class Initializer:
     """Create weights of one precision with an initializer of :mod:`fastopt.initializer`.

@@ -8,8 +8,6 @@ from typing import Any, Literal
 from fastopt.arguments import number
 from fastopt.parameter import Parameter, ParameterDict
 
-__all__ = ["Reuse", "Scope", "arguments", "checked_reuse", "path"]
-
 Reuse = bool | Literal["auto"]
 
 CREATING = threading.RLock()

@@ -6,8 +6,6 @@ from typing import Any, Self
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.scope.base import Reuse, Scope, arguments, checked_reuse, path
 
-__all__ = ["current_scope", "get_parameter", "name_scope"]
-
 
 class name_scope(Scope):
     """A scope nested in the current one, for ``with`` statements.

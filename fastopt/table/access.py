@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-__all__ = ["Access"]
-
 
 class Access:
     """State of a table that decides whether a call may read or change it.

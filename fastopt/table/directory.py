@@ -26,8 +26,6 @@ from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.optimizer import Optimizer
 from fastopt.table.records import RecordFile, Rows, open_regular
 
-__all__ = ["Directory"]
-
 TABLE, LOG = "table.safetensors", "log.safetensors"
 """Files for the table's description, and for the changes of a flush before it applies them."""
 

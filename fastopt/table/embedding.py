@@ -33,9 +33,6 @@ from fastopt.table.saved import checked, checked_description
 from fastopt.table.start import Start
 from fastopt.table.storage import check_optimizer
 
-__all__ = ["EmbeddingTable"]
-
-
 Init = str | Initializer | Callable[[Array], ArrayLike]
 
 

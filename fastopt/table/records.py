@@ -19,8 +19,6 @@ from fastopt._kernels.pages import allocate, map_file, reserved
 from fastopt._kernels.paging import PAGE
 from fastopt.checkpoint.format.errors import CheckpointError
 
-__all__ = ["SUMS", "Parts", "RecordFile", "Rows", "fields", "open_regular", "size_of"]
-
 Array = np.ndarray[Any, Any]
 Rows = NDArray[np.int64]
 Parts = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]

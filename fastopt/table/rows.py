@@ -28,8 +28,6 @@ from fastopt.table.saved import FORMAT
 from fastopt.table.start import Start
 from fastopt.table.storage import Storage
 
-__all__ = ["Array", "TableRows", "naming"]
-
 Array = np.ndarray[Any, Any]
 
 FEWEST = 1 << 16

@@ -15,8 +15,6 @@ from fastopt.table.index import MOST_ROWS
 from fastopt.table.start import Start
 from fastopt.table.storage import check_optimizer
 
-__all__ = ["FORMAT", "checked", "checked_description"]
-
 Array = np.ndarray[Any, Any]
 
 FORMAT = 1

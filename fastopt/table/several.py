@@ -10,8 +10,6 @@ from fastopt.arguments import brief, flag
 from fastopt.table.embedding import EmbeddingTable
 from fastopt.table.rows import Array
 
-__all__ = ["lookup", "update"]
-
 Tables = Mapping[str, EmbeddingTable]
 PerTable = Mapping[str, ArrayLike]
 

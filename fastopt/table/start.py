@@ -11,8 +11,6 @@ from fastopt.arguments import brief
 from fastopt.initializer import Constant, Initializer, Normal, One, Uniform, Zero, create
 from fastopt.table.index import Ids
 
-__all__ = ["Start"]
-
 Array = np.ndarray[Any, Any]
 
 

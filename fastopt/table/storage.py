@@ -17,8 +17,6 @@ from fastopt.table.index import Ids
 from fastopt.table.records import RecordFile, Rows, fields, size_of
 from fastopt.table.start import Start
 
-__all__ = ["Storage", "check_optimizer"]
-
 Array = np.ndarray[Any, Any]
 
 BLOCK = 1 << 15

@@ -14,8 +14,6 @@ import torch.distributed as dist
 from fastopt.distributed.communicator import Parts, Request, wait_for_all
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["GlooCommunicator", "attached"]
-
 PATIENT = timedelta(days=365)
 """Time limit of gloo, which does not apply: callers have their own."""
 

@@ -28,8 +28,6 @@ from fastopt.torch.recipes import COMMON, Made, Recipe, apply, check_arguments, 
 from fastopt.torch.rules import Buffered, HeavyBall
 from fastopt.torch.views import GRAD, Views, check_parameter
 
-__all__ = ["Group", "Optimizer"]
-
 SETTINGS = ("clip_global_norm", "average", "clip_adaptive", "clip_adaptive_eps")
 """Arguments of every class that are arguments of an Updater."""
 

@@ -17,8 +17,6 @@ from fastopt.checkpoint.foreign.torch_forms import FORMS, MOMENTS, Form, Option,
 from fastopt.optimizer import Optimizer as Rule
 from fastopt.torch.rules import Delta, HeavyBall, Rectified, RMSProp
 
-__all__ = ["COMMON", "Made", "Recipe", "apply", "check_arguments", "is_name", "names", "recipe"]
-
 EXTRAS = (
     *("cautious", "cautious_decay", "clip_gradient", "corrected_decay", "lazy_update", "master"),
     *("multi_precision", "rounding", "seed", "sparse_decay", "stable", "state_dtype"),

@@ -18,8 +18,6 @@ from fastopt.optimizer.nag import NAG
 from fastopt.optimizer.radam import rectified
 from fastopt.optimizer.sgd import first_undamped, sgd
 
-__all__ = ["Buffered", "Delta", "HeavyBall", "RMSProp", "Rectified"]
-
 BUFFER = ("momentum", "share", "of_mom", "of_grad")
 """Hyper-parameters of a buffer: its factor, that of what is added, and those in the step."""
 

@@ -11,8 +11,6 @@ import torch
 
 from fastopt._foreign import as_gradient, of_tensor
 
-__all__ = ["Views", "check_parameter"]
-
 Array = np.ndarray[Any, Any]
 
 GRAD = attrgetter("grad")

@@ -18,9 +18,6 @@ from fastopt.checkpoint.restore.describe import Stateful, describe, foreign_part
 from fastopt.checkpoint.restore.parameters import keys_of
 from fastopt.optimizer.optimizer import Index
 
-__all__ = ["MXNetStates", "described_by_mxnet", "load_mxnet_states"]
-
-
 STAYING = ("lr_scheduler", "sym_info")
 """Attributes that are not loaded from an MXNet optimizer."""
 

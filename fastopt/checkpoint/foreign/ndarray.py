@@ -9,8 +9,6 @@ import numpy as np
 from fastopt.checkpoint.format.container import DIMENSION_LIMIT, Array
 from fastopt.checkpoint.format.errors import CheckpointError
 
-__all__ = ["LIST_HEAD", "Allowance", "from_bytes", "list_from_bytes"]
-
 V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 """Magic number of an array. V1 has no storage type; V3 allows arrays without dimensions. The format
 before V1 starts with the number of dimensions instead, and stores 32-bit lengths."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from fastopt.checkpoint.format.errors import CheckpointError
 
-__all__ = ["ARRAYS", "Instance", "as_bytes", "expect", "values"]
-
 ARRAYS = ("mxnet.ndarray.ndarray.NDArray", "mxnet.ndarray.sparse.RowSparseNDArray")
 BYTES = ("builtins.bytearray", "__builtin__.bytearray", "_codecs.encode")
 """Functions that convert strings to bytes, in pickle protocols without a bytes instruction."""

@@ -12,8 +12,6 @@ from fastopt.checkpoint.foreign.torch_forms import FORMS, Form, plain
 from fastopt.checkpoint.restore.describe import Stateful, check_updater
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-__all__ = ["to_torch_state_dict"]
-
 
 def to_torch_state_dict(
     updater: Stateful, indices: Sequence[Index] | None = None

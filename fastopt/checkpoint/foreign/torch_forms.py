@@ -12,8 +12,6 @@ from typing import Any
 from fastopt._engine.newton_schulz import QUINTIC
 from fastopt.kernels.variants import Variant
 
-__all__ = ["FORMS", "VOCABULARY", "Form", "Option"]
-
 
 @dataclass(frozen=True)
 class Option:

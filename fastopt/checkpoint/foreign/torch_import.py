@@ -14,8 +14,6 @@ from fastopt.checkpoint.restore.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore.restore import restore
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-__all__ = ["from_torch_state_dict"]
-
 
 def from_torch_state_dict(
     updater: Stateful,

@@ -16,8 +16,6 @@ import numpy as np
 
 from fastopt.checkpoint.format.errors import CheckpointError
 
-__all__ = ["METADATA", "Array", "can_hold", "decode", "dtype_of", "encode"]
-
 Array = np.ndarray[Any, Any]
 Chunks = Iterator[bytes | memoryview]
 

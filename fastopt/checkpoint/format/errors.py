@@ -4,8 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["CheckpointError", "read_from"]
-
 
 class CheckpointError(ValueError):
     """Raised if a checkpoint cannot be read or does not match; the message names the cause.

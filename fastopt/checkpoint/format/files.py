@@ -15,9 +15,6 @@ try:
 except ImportError:  # on Windows, where an open file cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PathLike", "is_temporary", "lock", "sync_directory", "unlock"]
-__all__ += ["write_atomically", "write_part"]
-
 PathLike = str | os.PathLike[str]
 
 

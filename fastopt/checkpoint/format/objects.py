@@ -9,17 +9,6 @@ from fastopt.lr_scheduler import scheduler_registry
 from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.optimizer import Optimizer
 
-__all__ = [
-    "KEEP",
-    "KEPT",
-    "attributes_of",
-    "is_kept",
-    "is_registered",
-    "optimizer_class",
-    "rebuilt",
-    "schedule_class",
-]
-
 KEEP = "<keep the present schedule>"
 """Placeholder for a schedule that cannot be saved."""
 

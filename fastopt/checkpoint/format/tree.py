@@ -25,8 +25,6 @@ from fastopt.checkpoint.format.objects import (
 from fastopt.optimizer.optimizer import Optimizer
 from fastopt.sparse import RowSparse
 
-__all__ = ["chunks", "dumps", "loads", "read"]
-
 
 def dumps(tree: Any) -> bytes:
     """Serialize a tree of states without pickle.

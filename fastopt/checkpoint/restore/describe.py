@@ -15,8 +15,6 @@ from fastopt.checkpoint.restore.parameters import keys_of, names_of
 from fastopt.checkpoint.restore.progress import indices_of, progress_of
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-__all__ = ["SETTINGS", "Stateful", "check_updater", "describe", "foreign_part"]
-
 SETTINGS = ("clip_global_norm", "clip_adaptive", "clip_adaptive_eps")
 """Hyper-parameters of updaters; some kinds of updaters lack some of them."""
 

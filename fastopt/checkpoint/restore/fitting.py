@@ -14,8 +14,6 @@ from fastopt.checkpoint.restore.groups import optimizers_of
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-__all__ = ["check_states"]
-
 SLOTS = ("float32", "float64", "bfloat16")
 SCALES = ("float32", "float64")
 MASTERS = ("float32", "uint16")

@@ -19,15 +19,6 @@ from fastopt.lr_scheduler.base import restored
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-__all__ = [
-    "check_average",
-    "described_groups",
-    "in_place",
-    "optimizers_of",
-    "restored_groups",
-    "with_present",
-]
-
 Given = Mapping[str, Mapping[str, Any]]
 
 

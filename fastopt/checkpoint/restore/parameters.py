@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-__all__ = ["Matching", "Skipped", "keys_of", "match", "names_of"]
-
 Keys = Mapping[Index, Index]
 """Map from the key of a parameter to its index."""
 

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["Form", "Placement", "line_bytes", "placed"]
-
 LINE = 1 << 22
 """Bytes of gradients in a line, which are sent together."""
 

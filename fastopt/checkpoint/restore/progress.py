@@ -13,15 +13,6 @@ from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer.optimizer import Index
 from fastopt.sparse import RowSparse
 
-__all__ = [
-    "PROGRESS",
-    "check_outside",
-    "checked_progress",
-    "indices_of",
-    "progress_of",
-    "under_keys",
-]
-
 PROGRESS = ("accumulation", "averages")
 """Fields of a checkpoint that are written only by updaters with `accumulate` or `average`."""
 

@@ -19,8 +19,6 @@ from fastopt.checkpoint.restore.parameters import Matching, Skipped, keys_of, ma
 from fastopt.checkpoint.restore.progress import PROGRESS, check_outside, checked_progress
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-__all__ = ["restore"]
-
 FIELDS: dict[str, Any] = {
     "optimizer": str,
     "attributes": dict,

@@ -22,19 +22,6 @@ from fastopt.checkpoint.restore.parameters import keys_of, match, names_of
 from fastopt.checkpoint.restore.placement import Placement, placed
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 
-__all__ = [
-    "BY_ROW",
-    "RUN",
-    "Saved",
-    "cut_state",
-    "is_of_ranks",
-    "read_saved",
-    "read_shard",
-    "shard_path",
-    "tables_of",
-    "whole",
-]
-
 RUN = r"[0-9a-f]{16}"
 """Pattern of the names of runs. A run is one call of ``save()`` on all ranks."""
 

@@ -35,17 +35,18 @@ def rng():
 
 @pytest.fixture
 def unrecorded(monkeypatch):
-    """Indices of each call that records did not serve; the planner of such a call is marked."""
-    from fastopt._engine.unrecorded import UnrecordedCall
+    """Indices of each call whose records served it alone; the planner of such a call is marked."""
+    from fastopt._engine.enrolment import Enrolment
 
-    found, create = [], UnrecordedCall.__init__
+    found, drop = [], Enrolment.drop_single
 
-    def noting(self, planner, calls):
-        found.append([index for index, *_ in calls])
-        planner.unrecorded = True
-        create(self, planner, calls)
+    def noting(self):
+        if self._single:
+            found.append(list(self.indices))
+            self.planner.unrecorded = True
+        drop(self)
 
-    monkeypatch.setattr(UnrecordedCall, "__init__", noting)
+    monkeypatch.setattr(Enrolment, "drop_single", noting)
     return found
 
 

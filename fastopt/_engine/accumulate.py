@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.planner import table_of
+from fastopt._engine.device_tables import table_of
 from fastopt._engine.validate import Array, check_like, listed, order_of
 from fastopt._kernels.device_memory import empty, host, like, placed, zero
 from fastopt._kernels.devices import Header, header
 from fastopt._kernels.layout import real_of
-from fastopt._kernels.table import Table
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.sparse import RowSparse
 
@@ -23,8 +22,8 @@ def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return grad, ()
 
 
-def add(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[Any, list[Table]]:
-    """Add a gradient to a sum; return the new sum and the tables that must be launched.
+def add(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[Any, list[Any]]:
+    """Add a gradient to a sum; return the new sum, and tables of a device that must be launched.
 
     The sum of row-sparse gradients is a new row-sparse gradient. Adding a row-sparse gradient to
     a dense sum changes only the indexed rows. A dense gradient makes the sum dense.
@@ -45,8 +44,12 @@ def add(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple
     rows = sum_of_rows(context, total, grad, weight, keep)
     if rows is not None:
         return rows, []
-    total = room(context, total, weight, keep)
-    return total, [adding(context, total, grad, keep)]
+    if isinstance(header(weight), Header):
+        total = room(context, total, weight, keep)
+        return total, [adding(context, total, grad, keep)]
+    real = real_of(weight.dtype)
+    dense = grad.astype(real).to_dense() if isinstance(grad, RowSparse) else grad.astype(real)
+    return (room(context, total, weight, keep) + dense if keep else dense), []
 
 
 def sum_of_rows(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> RowSparse | None:
@@ -115,9 +118,9 @@ def _dense(context: str, rows: RowSparse, of: Any) -> Any:
 
 
 def adding(context: str, total: Any, grad: Any, keep: bool) -> Any:
-    """Return the table whose launch adds `grad` to `total`, or overwrites it unless `keep`.
+    """Return the table whose launch adds `grad` to `total` on a device.
 
-    A row-sparse gradient changes only the indexed rows.
+    Unless `keep`, it overwrites `total`. A row-sparse gradient changes only the indexed rows.
     """
     sparse = isinstance(grad, RowSparse)
     table = table_of(context, accumulate, (header(total),), grad, (), lazy=sparse and keep)

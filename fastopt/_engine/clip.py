@@ -26,20 +26,20 @@ UNCHANGED = StepInfo(stepped=False, skipped=False)
 
 
 def measured(
-    sums: Array,
+    sums: Callable[[float], Array],
     indices: Sequence[Any],
     names: dict[Any, str],
     rescale_grad: float,
     scaler: LossScaler | None,
     limit: float | None,
-    again: Callable[[], Array] | None = None,
+    down: float = 1.0,
 ) -> tuple[StepInfo, float]:
     """Return whether to step or skip, and the factor to multiply gradients by.
 
     Parameters
     ----------
-    sums : numpy.ndarray
-        Sum of the squares of each gradient.
+    sums : callable
+        Function of a factor that returns the sum of squares of each gradient times the factor.
     indices : sequence of int, str or bytes
         Index of each gradient.
     names : dict
@@ -50,18 +50,19 @@ def measured(
         Gradients are divided by its scale.
     limit : float, optional
         Maximum global norm.
-    again : callable, optional
-        Returns `sums` of gradients times DOWN, for those of large numbers.
+    down : float
+        The first factor. If the sum of 1.0 is infinite, that of DOWN decides.
     """
-    total, down = reduce(add, sums.tolist(), 0.0), 1.0  # in the same order as the kernels
-    if again is not None and not isfinite(total):
-        sums, down = again(), DOWN
-        total = reduce(add, sums.tolist(), 0.0)
+    found = sums(down)
+    total = reduce(add, found.tolist(), 0.0)  # in the same order as the kernels
+    if down == 1 and not isfinite(total):
+        found, down = sums(DOWN), DOWN
+        total = reduce(add, found.tolist(), 0.0)
     values = [rescale_grad, scale_of(scaler), inf if limit is None else limit * down, 0.0, 0.0]
     limit_norm(total, values)
     norm = values[LENGTH] / down
     if not isfinite(values[LENGTH]):
-        return overflow(sums, indices, names, norm), values[SCALE]
+        return overflow(found, indices, names, norm), values[SCALE]
     return StepInfo(stepped=True, skipped=False, global_norm=norm), values[FACTOR]
 
 
@@ -77,11 +78,11 @@ def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: f
     return StepInfo(stepped=False, skipped=True, global_norm=norm, non_finite=non_finite)
 
 
-def squares(calls: Sequence[tuple[Any, ...]], down: float = 1.0) -> Array:
-    """Return the sum of squares of each gradient times `down`, for calls without tables."""
-    grads = (_summed(_in_memory(grad)) for _, _, grad, _ in calls)
+def squares(grads: Sequence[Any], down: float = 1.0) -> Array:
+    """Return the sum of squares of each gradient times `down`."""
+    grads = [_summed(_in_memory(grad)) for grad in grads]
     if down != 1:
-        grads = (np.multiply(grad, down, dtype=np.float64) for grad in grads)
+        grads = [np.multiply(grad, down, dtype=np.float64) for grad in grads]
     with np.errstate(over="ignore"):
         return np.array([np.square(grad, dtype=np.float64, order="C").sum() for grad in grads])
 

@@ -32,13 +32,14 @@ class UnitClip:
         self.limit, self.least = limit, least
         self._room: dict[Index, Array] = {}
 
-    def all(
-        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], factor: float,
+    @staticmethod
+    def check(
+        indices: Sequence[Index],
+        weights: Sequence[Any],
+        grads: Sequence[Any],
         names: dict[Any, str],
-    ) -> list[Any]:  # fmt: skip
-        """Return the clipped gradients of a call.
-
-        The caller multiplies them by `factor` later; only its magnitude matters here.
+    ) -> None:
+        """Raise unless units of the gradients of a call can be clipped.
 
         Raises
         ------
@@ -56,6 +57,16 @@ class UnitClip:
                     f"{label(index, names)}: clip_adaptive works on arrays on the host, not on a "
                     "CUDA device"
                 )
+
+    def all(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], factor: float,
+        names: dict[Any, str],
+    ) -> list[Any]:  # fmt: skip
+        """Return the clipped gradients of a call; see :meth:`check` for errors.
+
+        The caller multiplies them by `factor` later; only its magnitude matters here.
+        """
+        self.check(indices, weights, grads, names)
         return [
             self.clipped(index, weight, grad, abs(factor))
             for index, weight, grad in zip(indices, weights, grads, strict=True)

@@ -449,7 +449,7 @@ def _step(updater: Any, call: DeviceCall, share: float = 1.0) -> None:
     """Update with the arrays that have been entered, and gradients times `share`."""
     if _deferred(updater, call, share):
         return
-    info, factor = updater._measured(call.squares, call.indices, share)
+    info, factor = updater._measured(call.indices, lambda down: call.squares(), share)
     if info.stepped:
         call.step(factor * share)
     else:

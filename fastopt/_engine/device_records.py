@@ -23,8 +23,10 @@ import numpy as np
 
 from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.device_call import DeviceCall, Part, disjoint
+from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import is_fixed, label
+from fastopt._engine.validate import check, is_fixed, label
+from fastopt._interrupts import uninterrupted
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.cuda_table import launch as launch_tables
 from fastopt._kernels.devices import header, readings
@@ -262,16 +264,8 @@ class DeviceRecords:
 
         `between` is called when everything has been counted, before anything is launched.
         """
-        planner = self.planner
-        if planner.optimizer.is_accumulating:
-
-            def launch(tables: Sequence[Any]) -> None:
-                if between is not None:
-                    between()
-                with planner.compiling(calls[0][0]):
-                    launch_tables(tables)
-
-            planner.accumulate_all(calls, lambda one: self.prepare(one, keep=False).count(), launch)
+        if self.planner.optimizer.is_accumulating:
+            self._accumulate_all(calls, between)
             return
         indices, weights, grads, states = ([call[k] for call in calls] for k in range(4))
         call = None
@@ -285,6 +279,32 @@ class DeviceRecords:
         call = self.prepare(calls, single)
         call.step(factor, between)
         self.remember(call, weights)
+
+    def _accumulate_all(self, calls: Sequence[Call], between: Callable[[], None] | None) -> None:
+        """Update with an optimizer that sums the gradients of several calls."""
+        planner, optimizer = self.planner, self.planner.optimizer
+        before, tables = optimizer.snapshot(), list[CudaTable]()
+        with uninterrupted:
+            try:
+                for index, weight, grad, state in calls:
+                    context, copy = label(index, optimizer.idx2name), planner.copies.get(index)
+                    grad = check(context, weight, grad, copy)
+                    total, adding = optimizer.accumulate(context, index, grad, weight)
+                    tables += adding
+                    if total is None:
+                        optimizer.count_only(index)
+                    else:
+                        one = self.prepare([(index, weight, total, state)], keep=False)
+                        tables += one.count()
+                if between is not None:
+                    between()
+                with planner.compiling(calls[0][0]):
+                    launch_tables(tables)
+                planner.updated.update((index, weight) for index, weight, *_ in calls)
+            except BaseException:
+                if not (tables and tables[-1].done):
+                    optimizer.put_back(before)
+                raise
 
     def _keeps(self, index: Index, state: Any) -> bool:
         """Whether a state is that of the parameter's record."""
@@ -314,7 +334,7 @@ class DeviceRecords:
             found: CudaTable | None = self._known_table(call, averages)
             if found is not None:
                 return found
-        made: CudaTable = planner.table(index, weight, grad, state, averaging)
+        made: CudaTable = table_of_parameter(planner, index, weight, grad, state, averaging)
         if records is not None and made.direct and made.after is None and is_fixed(state):
             if record is None:  # kept with the state, once the call has succeeded
                 record = records[index] = Record(ref(planner), state, {})

@@ -13,7 +13,6 @@ from fastopt._engine.clip import squares, times
 from fastopt._engine.device_call import DeviceCall
 from fastopt._engine.per_index import Index
 from fastopt._kernels.devices import is_cuda
-from fastopt._kernels.lanes import DOWN
 
 Entry = tuple[Index, Any, Any]
 """Index, weight and gradient."""
@@ -32,18 +31,13 @@ def update(
     launched.
     """
     planner = updater.planner
-    if updater._units is not None:
-        indices, weights, grads = ([entry[k] for entry in entries] for k in range(3))
-        grads = updater._clipped_units(indices, weights, grads, share)  # raises for devices
-        entries = list(zip(indices, weights, grads, strict=True))
     here = [entry for entry in entries if not is_cuda(entry[1])]
     calls = updater._with_states([entry for entry in entries if is_cuda(entry[1])])
     accumulates = updater.optimizer.is_accumulating
     call = planner.devices.prepare(calls, single) if planner.folds and not accumulates else None
     indices = [index for index, *_ in entries]
-    sums = partial(_squares, call, calls, here, indices)
-    again = partial(squares, [(*entry, None) for entry in entries], DOWN)
-    info, factor = updater._measured(sums, indices, share, again)
+    sums = partial(_squares, call, calls, entries)
+    info, factor = updater._measured(indices, sums, share)
     if info.stepped:
         between = partial(_update_here, updater, here, factor, share) if here else None
         if call is None and not accumulates:
@@ -64,16 +58,14 @@ def update(
 
 
 def _squares(
-    call: DeviceCall | None, calls: Sequence[Any], here: Sequence[Entry], indices: Sequence[Index]
+    call: DeviceCall | None, calls: Sequence[Any], entries: Sequence[Entry], down: float
 ) -> np.ndarray[Any, Any]:
-    """Return the sum of squares of each gradient, in the order of the list."""
-    there = squares(calls) if call is None else call.squares()
-    if not here:
-        return there
-    own = squares([(*entry, None) for entry in here])
-    found = dict(zip([index for index, *_ in calls], there, strict=True))
-    found.update(zip([index for index, *_ in here], own, strict=True))
-    return np.array([found[index] for index in indices])
+    """Return the sum of squares of each gradient times `down`, in the order of the list."""
+    if call is None or down != 1:
+        return squares([grad for *_, grad in entries], down)
+    there = iter(call.squares().tolist())
+    own = ((weight, grad) for _, weight, grad in entries)
+    return np.array([next(there) if is_cuda(of) else squares([grad])[0] for of, grad in own])
 
 
 def _scaled(planner: Any, calls: Sequence[Any], factor: float) -> list[Any]:
@@ -87,8 +79,4 @@ def _scaled(planner: Any, calls: Sequence[Any], factor: float) -> list[Any]:
 def _update_here(updater: Any, entries: Sequence[Entry], factor: float, share: float) -> None:
     """Update the weights of a call that are on the host, with measured gradients."""
     indices, weights, grads = ([entry[k] for entry in entries] for k in range(3))
-    if updater._records.take(updater, indices, grads, weights, False, share, factor) is not None:
-        return
-    calls = _scaled(updater.planner, updater._with_states(entries), factor * share)
-    updater.planner.update_all(calls, factor=factor * share)
-    updater._keep(calls)
+    updater._records.take(updater, indices, grads, weights, False, share, factor)

@@ -4,13 +4,16 @@ Tests: ``tests/engine/test_direct.py``.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from operator import is_
 from typing import Any
 
+from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Owner
 from fastopt._engine.per_index import Index
 from fastopt._engine.planner import Call, Planner
 from fastopt._interrupts import uninterrupted
+from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.record_words import OK
 
 NOTHING = object()
@@ -41,8 +44,7 @@ class Direct(Owner):
         if self._enter(index, grad, weight, (index,), (state,)):
             return
         with uninterrupted:
-            if not self._take([index], [grad], [weight], [state], single=True):
-                self.planner.update_all([(index, weight, grad, state)], single=True)
+            self._update([(index, weight, grad, state)], single=True)
 
     def update_all(self, calls: Sequence[Call]) -> None:
         """Update several tensors; all of them are checked before any changes."""
@@ -50,17 +52,23 @@ class Direct(Owner):
         if self._enter(indices, grads, weights, indices, states):
             return
         with uninterrupted:
-            if not self._take(indices, grads, weights, states, single=False):
-                self.planner.update_all(calls)
+            if len(set(indices)) == len(indices):
+                self._update(calls)
+                return
+            self.check(calls)  # an index may have several states
+            for call in calls:
+                self._update([call])
 
     def check(self, calls: Sequence[Call]) -> None:
         """Raise unless the arrays and learning rates of each update are valid."""
-        records = self._refreshed()
-        for index, weight, grad, state in calls:
-            self.optimizer._get_lr(index), self.optimizer._get_wd(index)
-            known = records.usable and self._keeps(index, state)
-            if not (known and records.admits(index, grad, weight) >= 0):
-                self.planner.table(index, weight, grad, state)
+        for call in calls:
+            self._follow([call])
+            self.optimizer._get_lr(call[0]), self.optimizer._get_wd(call[0])
+            index, weight, grad, state = call
+            if is_cuda(weight):
+                table_of_parameter(self.planner, index, weight, grad, state)
+            else:
+                self.records.check(self, index, grad, weight)
 
     def refill(self) -> None:
         """Compute all hyper-parameters again, since those that ``hyper()`` returns are others."""
@@ -98,20 +106,21 @@ class Direct(Owner):
             status = records.resolve(self, status, index, grad, weight)
         return status >= 0
 
-    def _take(
-        self,
-        indices: list[Index],
-        grads: list[Any],
-        weights: list[Any],
-        states: list[Any],
-        single: bool,
-    ) -> bool:
-        """Update tensors that may have no records yet; return False if records do not fit."""
-        if len(set(indices)) < len(indices):
-            return False  # an index may have several states
-        for index, state in zip(indices, states, strict=True):
+    def _follow(self, calls: Sequence[Call]) -> None:
+        """Keep the states of calls, and drop the records of others."""
+        for index, _, _, state in calls:
             if not self._keeps(index, state):
                 self.records.drop(index)
                 self.states[index] = state
-        taken = self.records.take(self, indices, grads, weights, single)
-        return taken is not None
+
+    def _update(self, calls: Sequence[Call], single: bool = False) -> None:
+        """Update tensors that may have no records yet."""
+        there = [call for call in calls if is_cuda(call[1])]
+        here = [call for call in calls if not is_cuda(call[1])]
+        between = partial(self._update, here) if here and there else None
+        if there:
+            self.planner.devices.update_all(there, single, between=between)
+        else:
+            self._follow(calls)
+            indices, weights, grads, _ = map(list, zip(*calls, strict=True))
+            self.records.take(self, indices, grads, weights, single)

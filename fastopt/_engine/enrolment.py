@@ -4,7 +4,7 @@ Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations, starmap
 from typing import Any, NamedTuple
 
@@ -29,15 +29,15 @@ from fastopt._engine.forms import (
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
-from fastopt._engine.record_rows import Deferred, apart, is_by_row, row_layout, updates_rows
+from fastopt._engine.record_rows import Deferred, as_rows, is_by_row, row_layout, updates_rows
 from fastopt._engine.validate import (
-    check,
     check_apart,
     is_fixed,
     is_fortran,
     is_half,
     label,
     leaves,
+    listed,
     roles_of,
 )
 from fastopt._kernels import record_words as w
@@ -45,7 +45,7 @@ from fastopt._kernels import row_admission
 from fastopt._kernels.codes import is_earlier
 from fastopt._kernels.layout import ADDRESS, SPLIT, Layout, kind_of, real_of, state_kind
 from fastopt._kernels.noise import index_number
-from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, identities
 from fastopt._kernels.table import address_of
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
@@ -78,6 +78,8 @@ class NewParameter:
     grad: Any
     weight: Array
     state: Any
+    copies: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    """By id, arrays that kernels cannot read where they lie, and what the record has instead."""
 
     @property
     def context(self) -> str:
@@ -100,21 +102,54 @@ class NewParameter:
         flags = self.weight.flags
         if self.copy is not None or (self.by_row and not flags.forc):
             return False
-        return not is_earlier(leaves(self.state))  # which the check of the arrays converts
+        own = leaves(self.state)
+        as_created = all(type(array) is np.ndarray and array.flags.forc for array in own)
+        return as_created and not is_earlier(own)  # which the check of the arrays converts
 
     @property
     def by_row(self) -> bool:
         """Whether the gradient indexes rows, or all of them."""
         return is_by_row(self.planner, self.index, self.grad, self.weight)
 
-    def arrays(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    def readable(self, array: Array, order: int) -> Array:
+        """Return an array that kernels can read: itself, a view of it, or a copy."""
+        made = self.copies.get(id(array), (array, array))[1]
+        made = np.asarray(made, order="F" if order == F_ORDER else "C")
+        made = made if made.flags.aligned else made.copy(order="K")
+        if made is not array:
+            self.copies[id(array)] = array, made
+        return made
+
+    def others(self, form: Form, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Return the arrays besides the weight that a record points to.
+
+        They are those of the state and of the average, `arrays`, and the half-precision copy.
+        """
+        own = [arrays[k] for k in form.leaves]
+        own = own if self.copy is None else [self.copy, *own]
+        return tuple(self.copies.get(id(array), (array, array))[1] for array in own)
+
+    def check(
+        self, rule: Rule | None = None, average: tuple[Array, ...] = ()
+    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Return the exact weight with its copy or low bits, and the checked arrays of the state.
 
-        See :func:`~fastopt._engine.mixed_precision.arrays_of`.
+        `average` is that of a rule derived from the optimizer's.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An array does not match the rule, or two arrays share memory.
         """
-        planner, rule = self.planner, self.planner.rule_of(self.index)
+        planner, own = self.planner, self.planner.rule_of(self.index)
         given = self.weight, self.state, self.copy, planner.masters
-        return arrays_of(planner.optimizer, self.context, rule, *given)
+        exact, arrays = arrays_of(planner.optimizer, self.context, own, *given)
+        arrays = (*arrays[: len(own.state)], *average, *arrays[len(own.state) :])
+        named = dict(roles_of(rule or own, exact, arrays))
+        if isinstance(self.grad, np.ndarray):  # values of rows are read before a state is written
+            named = {"weight": named.pop("weight"), "gradient": self.grad, **named}
+        check_apart(self.context, named)
+        return exact, arrays
 
     def key(self, rule: Rule, passes: Any) -> Any:
         """Return what the form of the record depends on."""
@@ -123,6 +158,15 @@ class NewParameter:
         kind = type(optimizer), optimizer.multi_precision, self.planner.masters, optimizer.rounding
         arrays = weight.dtype, weight.shape, order, self.same, nesting(self.state), self.by_row
         return rule, passes, *kind, *arrays
+
+
+def plain(context: str, grad: Any) -> Any:
+    """Return a checked gradient as arrays whose headers compiled code can read."""
+    if not isinstance(grad, RowSparse):
+        return np.asarray(grad)
+    indices = np.asarray(grad.indices)
+    indices = indices if indices.flags.aligned else indices.copy()
+    return listed(context, (np.asarray(grad.values), indices), grad.shape)  # they may have changed
 
 
 class Enrolment:
@@ -145,7 +189,11 @@ class Enrolment:
         self.indices, self.weights = indices, weights
         self._common: dict[Any, Any] = {}
         self._complete: Mapping[Index, Any] = {}
-        self.new = [k for k, index in enumerate(indices) if index not in records.slots]
+        self.new = [
+            k for k, key in enumerate(map(records.key_of, indices)) if key not in records.slots
+        ]
+        self._copied: list[tuple[Array, Array]] = []
+        self._single: list[Index] = []
         tables = [updater.states, updater.states_synced]
         if self.planner.averages is not None:
             tables.append(self.planner.averages.arrays)
@@ -153,29 +201,32 @@ class Enrolment:
         kept = [(each._index_update_count, each.carried) for each in self.planner.optimizers()]
         self._numbers = [(each, len(each)) for own in kept for each in own if each is not None]
 
-    def checked(self, grads: list[Any]) -> list[Any]:
-        """Return the gradients, checked, and copied where kernels cannot read them.
+    def as_they_come(self, grads: list[Any]) -> list[Any] | None:
+        """Return the gradients, row-sparse ones in one form; None if one cannot be converted."""
+        names = self.updater.optimizer.idx2name
+        try:
+            return as_rows(self.indices, grads, self.weights, names)
+        except (TypeError, ValueError, AttributeError):  # the checks report it
+            return None
 
-        The result is empty if the update of another weight may change what would be copied.
-        """
-        found, names, copies = [], self.updater.optimizer.idx2name, self.planner.copies
-        for index, grad, weight in zip(self.indices, grads, self.weights, strict=True):
-            context = label(index, names)
-            given = grad = check(context, weight, grad, copies.get(index))
-            if isinstance(grad, RowSparse):
-                given, grad = grad.values, apart(context, grad)
-            elif np.may_share_memory(grad, weight) or not np.asarray(grad).flags.aligned:
-                grad = grad.copy()
-            others = self.weights if grad is not given else ()
-            if any(np.may_share_memory(given, each) for each in others if each is not weight):
-                return []
-            found.append(grad)
+    def checked(self, grads: list[Any]) -> list[Any]:
+        """Return the gradients, checked, as plain arrays."""
+        names, states, found = self.updater.optimizer.idx2name, self.updater.states, []
+        for k, (index, grad, weight) in enumerate(
+            zip(self.indices, grads, self.weights, strict=True)
+        ):
+            context, copy = label(index, names), self.planner.copies.get(index)
+            found.append(plain(context, self.planner.check(context, weight, grad, copy)))
+            self.weights[k] = np.asarray(weight)
+            if index in states:
+                own = self.planner.of(index)
+                NewParameter(own, index, found[k], self.weights[k], states[index]).check()
         return found
 
     def provide(self, grads: Sequence[Any], dense: bool) -> bool:
         """Enter the missing loops for row-sparse gradients, and with `dense` for others.
 
-        Returns whether records support all of them.
+        Returns whether the records, which may be older, support all of them.
         """
         lists = zip(self.indices, grads, self.weights, strict=True)
         own = self._complete
@@ -194,7 +245,8 @@ class Enrolment:
         if kept.layout.pitched and not sparse:
             return False
         for record, layout in (*resting, (kept.record, kept.layout)):
-            found = row_layout(own.optimizer, layout, record) if sparse else layout
+            context = label(index, own.optimizer.idx2name)
+            found = row_layout(context, own.optimizer, layout, record) if sparse else layout
             if found is None:
                 return False
             alone = None  # the rule that averages all rows, after the update of some
@@ -226,7 +278,7 @@ class Enrolment:
         ready: dict[Index, tuple[Any, Form]] = {}
         for k in self.new:
             index, weight = indices[k], self.weights[k]
-            if index in slots or index in ready:
+            if index in ready or self.records.key_of(index) in slots:
                 continue
             if type(weight) is not np.ndarray:
                 return False
@@ -297,7 +349,8 @@ class Enrolment:
         base = address_of(block)
         block[batch.inside] += base
         block[batch.addresses] = addresses
-        block[batch.named] = heads + list(map(id, others))
+        headers, written = identities(others)
+        block[batch.named] = heads + headers
         cuts, guards, view = batch.cuts, batch.guards, block.data
         self._write_counts(block, batch, ready)
         if max(map(len, (form.leaves for form in forms))) > records.widest:
@@ -305,7 +358,8 @@ class Enrolment:
         slots = {}
         for k, (index, form) in enumerate(zip(indices, forms, strict=True)):
             begin, end = cuts[k], cuts[k + 1]
-            alive = (*others[guards[k] : guards[k + 1]], form.kernels, index)
+            own = slice(guards[k], guards[k + 1])
+            alive = (*others[own], *written[own], form.kernels, index)
             kept[index] = Kept(block[begin:end], view[begin:end], form.layout, shared[k], alive)
             slots[index] = base + 8 * begin
         records.slots.update(slots)
@@ -358,14 +412,12 @@ class Enrolment:
         refuses the arrays if they have another form.
         """
         planner, index, weight, state = new.planner, new.index, new.weight, new.state
-        if not is_fixed(state) or planner.rule_of(index).extra:
-            return None
         own, arrays = planner.rule_of(index), [*leaves(state)]
-        if kind_of(weight.dtype) is None or {*map(type, arrays)} - {np.ndarray}:
-            return None
+        if kind_of(weight.dtype) is None:
+            return None  # the checks report it
         rule, average = own, tuple[Array, ...]()
         if averaging is not None:
-            rule, average = averaging.derived(index, own, new.arrays()[0], ())
+            rule, average = averaging.derived(index, own, new.check()[0], ())
             arrays = [*arrays, *average]
         known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
         form, rests = self._form(new, rule, average, known), None
@@ -377,6 +429,11 @@ class Enrolment:
         self._write(new, form, arrays)
         if rests is not None:
             self._write_resting(new, rests, arrays)
+        if own.extra:
+            self.records.prepared, self.records.quick, self.records.direct = True, False, False
+        if new.copies or not is_fixed(state):
+            self._single.append(index)
+            self._copied += new.copies.values()
         return form
 
     def _form(
@@ -395,16 +452,10 @@ class Enrolment:
         return form
 
     def _new_form(self, new: NewParameter, rule: Rule, average: tuple[Array, ...]) -> Form | None:
-        """Check the arrays of a parameter and return their form; None if it is not supported."""
+        """Check the arrays of a parameter and return their form."""
         planner, index, weight, state = new.planner, new.index, new.weight, new.state
-        exact, arrays = new.arrays()
-        slots = len(planner.rule_of(index).state)
-        arrays = (*arrays[:slots], *average, *arrays[slots:])
-        if any(array is weight for array in arrays):
-            return None
-        named = dict(each for each in roles_of(rule, exact, arrays) if each[1] is not weight)
-        check_apart(new.context, named)
-        others = tuple(named.values())
+        exact, arrays = new.check(rule, average)
+        others = tuple(array for array in (*exact, *arrays) if array is not weight)
         records = self.records
         scaled = records.factors and not planner.optimizer.folds
         layout = self._layout(new, rule, exact, arrays, scaled)
@@ -413,18 +464,16 @@ class Enrolment:
             order = F_ORDER
         if self._is_pitched(new, layout, (*exact, *arrays)):
             layout, order = replace(layout, pitched=True), C_ORDER
-        for array in () if layout.pitched else others:
-            flags = array.flags
-            if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
-                return None
+        places = {id(array): k for k, array in enumerate([*leaves(state), *average])}
+        positions = [places[id(array)] for array in others if id(array) in places]
+        if not layout.pitched:
+            others = tuple(new.readable(array, order) for array in others)
         kernels = None
         if not new.by_row:
             with planner.compiling(index):
                 kind = kind_of(weight.dtype)
                 kernels = kernels_of(layout, kind, records.norms, records.clips)
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
-        places = {id(array): k for k, array in enumerate([*leaves(state), *average])}
-        positions = [places[id(array)] for array in others if id(array) in places]
         form = form_of(layout, kernels, weight, others, order, column, positions)
         form.block[w.SCALED] = scaled
         if layout.pitched:
@@ -464,32 +513,49 @@ class Enrolment:
     def _write(self, new: NewParameter, form: Form, arrays: Sequence[Array]) -> None:
         """Write the record of a parameter with the arrays of its state."""
         records, planner, index = self.records, new.planner, new.index
-        shared = records.shared_by(planner, index, form.layout)
-        optimizer, (block, base, others) = planner.optimizer, filled(form, arrays, planner, index)
+        shared, key, others = (
+            records.shared_by(planner, index, form.layout),
+            records.key_of(index),
+            new.others(form, arrays),
+        )
+        headers, written = identities(others)
+        optimizer, offset = planner.optimizer, planner.offsets.get(index)
+        block, base = filled(form, others, headers, offset)
         if form.layout.keyed:
             block[w.NUMBER], block[w.SEED] = index_number(index), index_number(optimizer.seed)
         counts = optimizer._index_update_count
         block[w.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
         if optimizer.carried is not None:
             block[w.CARRIED] = optimizer.carried_slots([index])[0]
-        block[w.HYPER], block[w.INDEX_ID] = shared.address, id(index)
+        block[w.HYPER], block[w.INDEX_ID] = shared.address, id(key)
         if len(others) > records.widest:
             records.widest, records.words[w.CAPACITY] = len(others), 0
-        alive = (*others, form.kernels, index)
+        alive = (*others, *written, form.kernels, key)
         kept = records.kept
         kept[index] = Kept(block, block.data, form.layout, shared, alive)
-        records.slots[index] = base
+        records.slots[key] = base
         if records.kept is not kept:  # a signal handler has dropped all records
-            records.slots.pop(index, None)
+            records.slots.pop(key, None)
 
     def _write_resting(self, new: NewParameter, form: Form, arrays: Sequence[Array]) -> None:
         """Write the record of a parameter for steps that do not average its weight."""
-        kept = self.records.kept[new.index]
-        block, base, others = filled(form, arrays, new.planner, new.index)
+        kept, others = self.records.kept[new.index], new.others(form, arrays)
+        headers, written = identities(others)
+        block, base = filled(form, others, headers, new.planner.offsets.get(new.index))
         block[w.FIELDS] = kept.record[w.FIELDS]
         kept.record[w.RESTING] = base
-        alive = (*kept.alive, *others, form.kernels)
+        alive = (*kept.alive, *others, *written, form.kernels)
         self.records.kept[new.index] = kept._replace(alive=alive, resting=(block, form.layout))
+
+    def copy_back(self) -> None:
+        """Copy what a completed call has changed to the arrays that kernels cannot read."""
+        for array, copy in self._copied:
+            array[...] = copy
+
+    def drop_single(self) -> None:
+        """Drop the records that serve one call."""
+        for index in self._single:
+            self.records.drop(index)
 
     def withdraw(self) -> None:
         """Drop the new records of a failed call, and what else it has stored for parameters."""

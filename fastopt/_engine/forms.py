@@ -12,7 +12,6 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._engine.blanks import Blank
-from fastopt._engine.per_index import Index
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import chunks_of
@@ -231,21 +230,17 @@ def form_of(
 
 
 def filled(
-    form: Form, arrays: Sequence[Array], planner: Any, index: Index
-) -> tuple[Words, int, tuple[Array, ...]]:
-    """Return a block of a form, its address, and the arrays besides the weight that it points to.
+    form: Form, others: Sequence[Array], headers: Sequence[int], offset: int | None
+) -> tuple[Words, int]:
+    """Return a block of a form for some arrays with their headers, and its address.
 
-    They are those of the state and of the average, and the half-precision copy of the weight.
+    `offset` is that of the weight in a larger tensor, if it is a slice.
     """
-    copy = planner.copies.get(index)
-    block, others = form.block.copy(), tuple(arrays[k] for k in form.leaves)
-    if copy is not None:
-        others = (copy, *others)
+    block = form.block.copy()
     base: int = block.ctypes.data
     block[INSIDE] += base
     block[form.columns] = list(map(address_of, others))
-    block[form.guards] = [id(array) for array in others]
-    if planner.offsets:
-        row = (int(block[w.ROW]) - base) // 8
-        block[row + OFFSET] = planner.offsets.get(index, 0)
-    return block, base, others
+    block[form.guards] = headers
+    if offset is not None:
+        block[(int(block[w.ROW]) - base) // 8 + OFFSET] = offset
+    return block, base

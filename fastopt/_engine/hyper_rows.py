@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fastopt._engine.hyper import Hyper, reads_no_rates, values_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import Rates, counted_fields
+from fastopt._engine.validate import label
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.layout import Layout
@@ -76,6 +77,8 @@ class Shared:
         if hyper.correct is not None:
             words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
         self.carried: Any = None
+        self.filled = 0.0, 0
+        """Learning rate before multipliers and count of the last :meth:`fill`."""
 
     def find_carried(self) -> None:
         """Enter where the numbers are that parameters carry from step to step."""
@@ -101,7 +104,7 @@ class Shared:
         and the full checks report the error.
         """
         optimizer, values = self.optimizer, self.view
-        self.words[w.VALID] = 0
+        self.words[w.VALID], self.filled = 0, (rate, time)
         rates = optimizer.rates_at(rate, self.multipliers)
         lr, wd = rates["lr"], rates["wd"]
         if not (0 <= lr < inf and 0 <= wd < inf):
@@ -124,6 +127,25 @@ class Shared:
                 values[column] = rates[name]
         values[0] = -1.0
         self.words[w.VALID] = 1
+
+    def check(self, index: Index) -> None:
+        """Raise the error because of which the last :meth:`fill` has failed, if it has.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The learning rate, the weight decay or what ``hyper()`` returns is invalid.
+        """
+        optimizer, (rate, time) = self.optimizer, self.filled
+        if self.words[w.VALID]:
+            return
+        rates = optimizer.rates_at(rate, self.multipliers)
+        optimizer.check_rates(index, rates["lr"], rates["wd"])
+        try:
+            given = self.hyper.given(optimizer, time, rates["lr"], rates["wd"])
+        except ValueError as error:
+            raise ValueError(f"{label(index, optimizer.idx2name)}: {error}") from error
+        values_of(optimizer, self.rule, self.names, rates, given)
 
     def follow(self, rate: float) -> bool:
         """Enter a learning rate before multipliers, if nothing else has changed or depends on it.

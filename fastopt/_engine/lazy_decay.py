@@ -8,13 +8,12 @@ import numpy as np
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import like, placed
-from fastopt._kernels.table import Table
 
 Array = np.ndarray[Any, Any]
 
 
-def add_decay(optimizer: Any, index: Index, table: Table, t: int, lr: float, wd: float) -> None:
-    """Add the decay of step `t` to the accumulated decay of all rows."""
+def add_decay(optimizer: Any, index: Index, table: Any, t: int, lr: float, wd: float) -> None:
+    """Add the decay of step `t` to the accumulated decay of all rows of a table on a device."""
     rows, before = decay_of(optimizer, index, table.arrays[0])
     after = decayed(optimizer, index, before, t, lr, wd)
     table.apply_decay(rows, before, after, at_once=optimizer.sparse_decay == "dense")

@@ -18,8 +18,6 @@ class Owner:
     """
 
     loss_scaler = clip_global_norm = _windows = _units = _averages = None
-    _on_records = True
-    """Whether records serve calls."""
     _runs_updates = False
     """Whether updates run the optimizer's ``update()``, which a class may override."""
 

@@ -21,11 +21,13 @@ class StepRates:
     ----------
     largest : int
         Largest update count so far.
+    found : dict
+        Rates that have been asked for, by optimizer and update count.
     """
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, largest: int, found: dict[tuple[Any, int], float] | None = None) -> None:
         self.largest = largest
-        self._found: dict[tuple[Any, int], float] = {}
+        self._found = {} if found is None else found
 
     def next(self, optimizer: Any, t: int) -> int:
         """Return the largest update count before update `t` of the next parameter."""

@@ -17,11 +17,6 @@ from fastopt._kernels.layout import APPLIED, DECAY, Layout
 from fastopt._kernels.numpy_abi import C_ORDER, kind_word
 from fastopt.sparse import RowSparse, is_row_sparse
 
-__all__ = [
-    *("ATTRIBUTES", "Deferred", "apart", "as_rows", "integer_words", "is_by_row", "row_layout"),
-    "updates_rows",
-]
-
 ATTRIBUTES = "values", "indices", "shape"
 """Attributes of a RowSparse that compiled code reads."""
 
@@ -50,24 +45,13 @@ def as_rows(
     ]
 
 
-def apart(context: str, grad: RowSparse) -> RowSparse:
-    """Check a gradient again, and return it with values that share memory with no other array.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The gradient's arrays were changed after its creation.
-    """
-    return listed(context, (np.array(grad.values, order="C"), grad.indices), grad.shape)
-
-
 def updates_rows(optimizer: Any, layout: Layout) -> bool:
     """Whether row-sparse gradients update the indexed rows alone."""
     return bool(optimizer.lazy_update and layout.rule.row is None)
 
 
-def row_layout(optimizer: Any, layout: Layout, record: Any) -> Layout | None:
-    """Return the layout of row-sparse gradients of a record; None if records do not support them.
+def row_layout(context: str, optimizer: Any, layout: Layout, record: Any) -> Layout | None:
+    """Return the layout of row-sparse gradients of a record; None if it has another order.
 
     `layout` is that of dense gradients.
     """
@@ -75,7 +59,10 @@ def row_layout(optimizer: Any, layout: Layout, record: Any) -> Layout | None:
     if record[w.ORDER] != C_ORDER or record[w.NDIMS] == 0:
         return None
     if layout.coded and record[w.NDIMS] < 2:
-        return None  # reported by the full checks
+        raise TypeError(
+            f"{context}: state in 8 bits of a weight of one dimension needs a dense gradient, as "
+            "its blocks are not those of rows"
+        )
     deferred = lazy and optimizer.sparse_decay != "touched"
     return replace(layout, sparse=True, lazy=lazy, catch_up=deferred)
 
@@ -109,8 +96,13 @@ class Deferred:
         """Enter the decay of step `t`; return the optimizer's ``row_decay`` after it."""
         rows, before = decay_of(optimizer, index, weight)
         after = decayed(optimizer, index, before, t, lr, wd)
+        self.enter(rows, before, after)
+        return rows, after
+
+    def enter(self, rows: Any, before: float, after: float) -> Any:
+        """Enter the decay of each row, and that of all rows before and after a step."""
         if rows is not self.rows:
             self.rows = rows
             self.row[APPLIED] = rows.ctypes.data
         self.totals[:] = before, after
-        return rows, after
+        return self.row

@@ -3,31 +3,34 @@
 A record is created when a parameter is first updated, and describes the form of its arrays. Every
 later call that the form admits runs in compiled code, whatever objects, order or subset it brings.
 Other calls return to Python, which creates missing records, enlarges tables or computes a learning
-rate, and enters the call again; what records do not support is updated tensor by tensor
-(:mod:`fastopt._engine.unrecorded`).
+rate, and enters the call again. Where headers of objects cannot be read, Python writes what
+compiled code reads (:mod:`fastopt._engine.reader`).
 
 Tests: ``tests/engine/test_records.py``.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cache
+from enum import Enum, auto
+from functools import cache, partial
 from math import inf
+from numbers import Real
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import STEPPED, overflow, scale_of
+from fastopt._engine.clip import STEPPED, scale_of
 from fastopt._engine.enrolment import Enrolment, Kept
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import multipliers
-from fastopt._engine.record_rows import ATTRIBUTES, as_rows, integer_words
+from fastopt._engine.reader import Reader
+from fastopt._engine.record_rows import ATTRIBUTES, integer_words
 from fastopt._engine.step_rates import ROOM, update_with_rates
+from fastopt._engine.validate import label
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
@@ -68,6 +71,20 @@ INSIDE = [w.SELF, w.NORM, w.TENSORS, w.SPANS, w.NOTHING, NOTHING + w.KERNELS, NO
 FROZEN = np.zeros(w.RECORD, np.int64)
 FROZEN[w.FROZEN] = 1
 """The record of parameters that are left out of all calls."""
+
+
+class Plan(Enum):
+    """How a call that the front has refused is entered: each way may fail where the next does not.
+
+    TRUST: arrays are entered as they come, and new parameters have the records of others of their
+    form. It fails where an argument is wrong, or of a rare form. CHECKED: every array is checked in
+    Python, which reports what is wrong. It fails where arrays of a state have been replaced since
+    the record was made. ANEW: the records of all its parameters are made again.
+    """
+
+    TRUST = auto()
+    CHECKED = auto()
+    ANEW = auto()
 
 
 class Records:
@@ -118,6 +135,9 @@ class Records:
         self.usable = self.quick = self.direct = self.steady = False
         self.live = self.norms = self.prepares = self.asks = self.foresees = self.begins = False
         self.by_tensor = self.clips = self.factors = self.measures = self.defers = False
+        self.prepared = False
+        """Whether Python prepares each call: it sums gradients, or enters extra arrays."""
+        self.measure = 0
         self.sums: list[Any] = []
         self.stepped = STEPPED
         self.mode: Any = None
@@ -136,7 +156,14 @@ class Records:
         self._make_memory()
         self.words[w.SLOTS] = id(self.slots)
         self.freezes = False
-        self.entry: Callable[[], Any] = front.enter
+        self.aliases: dict[Any, str] = {}
+        self.translates = False
+        """Whether calls have had indices that are neither an int nor a str."""
+        self.scheduled: dict[tuple[Any, int], float] | None = None
+        """Learning rates of the present step, by optimizer and update, if it is tried repeatedly."""
+        self.incomplete: list[bool] = []
+        """Of each tensor of a call, whether its sum is incomplete, so that it is only counted."""
+        self.entry: Callable[[], Any] = front.enter if readable() else lambda: Reader(self)
         self.enter: Any = None
 
     def _make_memory(self) -> None:
@@ -153,17 +180,25 @@ class Records:
 
     # Settings
 
-    def serves(self, updater: Any) -> bool:
-        """Whether the settings of an updater and its optimizers admit records."""
-        planner = updater.planner
-        averages = planner.averages
-        plain = updater._on_records and updater._averages is averages
-        plain = plain and (averages is None or averages.held is None)
-        if not plain or numba.config.DISABLE_JIT or not readable():
-            return False
-        optimizers = planner.optimizers()
-        native = not updater._runs_updates or planner.native
-        return native and all(map(is_served, optimizers))
+    def key_of(self, index: Any) -> int | str:
+        """Return what stands for an index in compiled code: an equal int or str, or a new key."""
+        if type(index) is int or type(index) is str:
+            return index
+        if not self.translates:
+            self.translates, enter = True, self.enter
+
+            def translated(context: int, index: Any, grad: Any, weight: Any) -> int:
+                listed = type(index) in (list, tuple)
+                keys: Any = list(map(self.key_of, index)) if listed else self.key_of(index)
+                status: int = enter(context, keys, grad, weight)
+                return status
+
+            self.enter = translated
+        if isinstance(index, str):
+            return str.__str__(index)
+        if isinstance(index, Real) and float(index).is_integer():
+            return int(float(index))
+        return self.aliases.setdefault(index, f"\0{len(self.aliases)}")
 
     def refresh(self, updater: Any) -> None:
         """Follow the changes of the attributes of optimizers."""
@@ -192,7 +227,7 @@ class Records:
                 elif not (only_rates and shared.follow(optimizer.lr)):
                     shared.fill(shared.optimizer.lr, again=only_rates)
         self.words[w.EXPECTED] = 0
-        self.stepped = planner.stepped(STEPPED, ())
+        self.stepped = STEPPED if optimizer.is_accumulating else planner.stepped(STEPPED, ())
         changes = self.asks or planner.groups is not None or optimizer.may_skip
         self.steady = self.usable and not changes
         self.admit(optimizer)
@@ -201,7 +236,7 @@ class Records:
 
     def admit(self, optimizer: Any) -> None:
         """Admit calls before they are checked in Python, if the multipliers have been checked."""
-        self.quick = self.usable and not optimizer.unchecked
+        self.quick = self.usable and not (optimizer.unchecked or self.prepared)
         self.measures = self.norms or self.clips or self.prepares
         python = self.live or self.measures or self.stepped is not STEPPED
         self.direct = self.quick and not python
@@ -211,20 +246,24 @@ class Records:
         planner, words, optimizers = updater.planner, self.words, updater.planner.optimizers()
         self.prepares, self.clips = updater._windows is not None, updater._units is not None
         self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
+        if updater.optimizer.is_accumulating:  # Python clips what is added to its sums
+            self.clips = self.norms = False
         self.factors = self.norms or self.prepares
         self.passes = self.norms, self.clips, self.factors
         mode = *planner.modes(), self.passes  # the kernels of records depend on all of them
         if mode != self.mode or any(each.rule_by_index for each in optimizers):
             self.forget()
         self.mode, self.averages = mode, planner.averages
-        self.usable = self.serves(updater)
+        self.usable = planner.native or not updater._runs_updates
         if self.usable and self.enter is None:
             self.enter = self.entry()
+        extra = any(kept.layout.rule.extra for kept in self.kept.values())
+        self.prepared = updater.optimizer.is_accumulating or extra
         self.live = self.usable and any(each.param_dict for each in optimizers)
         scheduled = any(each.lr_scheduler is not None for each in optimizers)
         timed = not all(hyper_of(each).constant for each in optimizers)
         timed |= self.averages is not None and not self.averages.average.constant
-        self.by_tensor = any(each.per_index for each in optimizers)
+        self.by_tensor = any(each.per_index or each.is_accumulating for each in optimizers)
         self.sums = [each for each in optimizers if each.step_sums is not None]
         self.defers = any(each.sparse_decay != "touched" for each in optimizers)
         self.begins = self.by_tensor or bool(self.sums) or self.defers
@@ -233,7 +272,7 @@ class Records:
         changes = self.begins or self.norms or self.prepares or self.clips
         self.foresees = self.asks and alone and not changes
         words[w.SCHEDULED], words[w.TIMED], words[w.ASKING] = scheduled, timed, self.asks
-        words[w.MEASURE] = measuring.measure() if self.usable and self.norms else 0
+        words[w.MEASURE] = self.measure = measuring.measure() if self.usable and self.norms else 0
         words[w.CLIP] = clipping.clip() if self.usable and self.clips else 0
 
     def forget(self) -> None:
@@ -415,20 +454,37 @@ class Records:
                 own.words[WEIGHT_ID] = id(array)
 
     def enter_measured(
-        self, updater: Any, index: Any, grad: Any, weight: Any, share: float = 1.0
+        self,
+        updater: Any,
+        index: Any,
+        grad: Any,
+        weight: Any,
+        share: float = 1.0,
+        factor: float | None = None,
     ) -> StepInfo | None:
         """Clip the units of gradients, scale them by `share`, clip their global norm, and update.
 
-        If the result is None, records do not support the call, and nothing has changed.
+        With `factor`, that of gradients that have been measured before, none is measured. If the
+        result is None, the call is refused, and nothing has changed.
         """
         try:
-            self._set_norm(updater, share)
+            self._set_norm(updater, share, factor)
             status = self.enter(self.context, index, grad, weight)
             if status != w.OK:
                 status = self.resolve(updater, status, index, grad, weight)
         finally:
-            self.norm[w.FACTOR] = 1.0
-        return self._outcome(updater, status, index, grad) if status >= 0 else None
+            self.norm[w.FACTOR], self.words[w.MEASURE] = 1.0, self.measure
+        if status < 0:
+            return None
+        if not self.norms or factor is not None:
+            return self.stepped
+        if status != w.SKIPPED:
+            return self.stepped._replace(global_norm=self.norm.item(w.GLOBAL_NORM))
+        info, found = self._skipped(updater, index, grad, weight, share)
+        if not info.stepped:
+            return info
+        outcome = self.enter_measured(updater, index, grad, weight, share, found)
+        return outcome and outcome._replace(global_norm=info.global_norm)
 
     def _set_norm(self, updater: Any, share: float = 1.0, factor: float | None = None) -> None:
         """Enter the numbers that the next call is measured with; `share` multiplies gradients.
@@ -437,30 +493,34 @@ class Records:
         """
         norm = self.norm
         norm[w.FACTOR] = norm[w.SHARE] = share
-        if self.norms:
+        if factor is not None:
+            norm[w.FACTOR], self.words[w.MEASURE] = factor * share, 0
+        elif self.norms:
             limit = updater.clip_global_norm
             rescale = float(updater.optimizer.rescale_grad)
             norm[w.RESCALE_GRAD] = rescale * share
             norm[w.SCALE] = scale_of(updater.loss_scaler)
             norm[w.LIMIT] = inf if limit is None else limit
-            if factor is not None:
-                norm[w.SCALE], norm[w.LIMIT] = factor, inf
         if self.clips:
             units, scale = updater._units, scale_of(updater.loss_scaler)
             norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)
             norm[w.UNIT_LIMIT], norm[w.UNIT_LEAST] = units.limit, units.least
 
-    def _outcome(self, updater: Any, status: int, index: Any, grad: Any) -> StepInfo | None:
-        """Return the outcome of a call, from its status; None if a finite norm has overflowed."""
-        if not self.norms:
-            return self.stepped
-        norm = self.norm.item(w.GLOBAL_NORM)
-        if status != w.SKIPPED:
-            return self.stepped._replace(global_norm=norm)
-        calls = [(i, None, _whole(self, i, g), None) for i, g in self.moving(index, grad)]
-        indices, sums = [each for each, *_ in calls], updater._squares(None, calls, DOWN)
-        info = overflow(sums, indices, updater.optimizer.idx2name, norm)
-        return info if info.non_finite else None
+    def _skipped(
+        self, updater: Any, index: Any, grad: Any, weight: Any, share: float
+    ) -> tuple[StepInfo, float]:
+        """Return the outcome of a call whose sum of squares is infinite, and a factor.
+
+        If that is because the squares have overflowed, gradients times the factor are applied.
+        """
+        indices, grads, weights = zip(*self.moving(index, grad, weight), strict=True)
+        whole = [_whole(each, array.shape) for each, array in zip(grads, weights, strict=True)]
+        if self.clips:
+            whole = updater._clipped_units(indices, weights, whole, share)
+        found: tuple[StepInfo, float] = updater._measured(
+            indices, partial(updater._squares, whole), share, DOWN
+        )
+        return found
 
     def take(
         self,
@@ -471,72 +531,127 @@ class Records:
         single: bool,
         share: float = 1.0,
         factor: float | None = None,
-    ) -> StepInfo | None:
-        """Update tensors that were checked in Python; create the records that are missing.
+    ) -> StepInfo:
+        """Update tensors that may be new or of a rare form, and return the outcome.
 
-        With `factor`, that of gradients that have been measured before, none is measured.
+        See :meth:`enter_measured` for `share` and `factor`.
 
-        Returns
-        -------
-        StepInfo or None
-            The outcome, or None if records do not support the call. If they do not, or if an error
-            is raised, nothing has changed.
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is wrong. Nothing has changed.
         """
-        planner, optimizer = updater.planner, updater.optimizer
+        optimizer, before = updater.optimizer, None
         self.words[w.DONE] = self.words[w.EXPECTED] = 0
         if self.version != optimizer.version:
             self.refresh(updater)
-        exact = {*map(type, indices)} <= {int, str}
-        if not (self.usable and exact) or not indices:
-            return None
-        try:
-            grads = as_rows(indices, grads, weights, optimizer.idx2name)
-        except (TypeError, ValueError, AttributeError):  # reported by the full checks
-            return None
-        status = w.REFUSED
         if self.live:
-            self.ask(planner, indices)
-        for attempt in range(3):
-            if attempt == 2:  # arrays of the state may have changed
-                for index in indices:
-                    self.drop(index)
-            enrolment = Enrolment(self, updater, indices, weights)
-            try:
-                checked = enrolment.checked(grads) if attempt else grads
-                fits = bool(checked) and enrolment.enroll(checked, attempt < 2)
-                if not (fits and enrolment.provide(checked, attempt > 0)):
+            self.ask(updater.planner, indices)
+        self.scheduled = {}
+        try:
+            if optimizer.is_accumulating:
+                before = optimizer.snapshot()
+                grads = self._sum(updater, indices, grads, weights)
+            for plan in Plan:
+                given = indices, grads, weights, single
+                info = self._follow_plan(updater, plan, given, share, factor)
+                if info is not None:
                     break
-                if self.version != optimizer.version:  # new indices may have moved the counts
-                    self.refresh(updater)
-                if self.counts is EMPTY:
-                    self._find_slots(optimizer)
-                self._set_norm(updater, share, factor)
-                status = self._enter_all(updater, indices, checked, weights, single)
-                if status == w.SKIPPED:  # while there are records of row-sparse gradients
-                    return self._outcome(updater, status, indices, checked)
-            finally:
-                self.norm[w.FACTOR] = 1.0
-                if not self.words[w.DONE]:
-                    enrolment.withdraw()
-            if status != w.REFUSED:
-                break
-        if status < 0:
-            return None
-        for index in indices if status != w.SKIPPED else ():
+            assert info is not None
+        finally:
+            self.incomplete, self.scheduled = [], None
+            if before is not None and not self.words[w.DONE]:
+                optimizer.put_back(before)
+        for index in indices if not info.skipped else ():
             optimizer.masters_given.pop(index, None)
-        return self._outcome(updater, status, indices, checked)
+        return info
 
-    def _enter_all(self, updater: Any, *lists: Any) -> int:
-        """Enter the lists of a call, or, if the last argument says so, their only items."""
-        *arguments, single = lists
-        if single:
-            arguments = [each[0] for each in arguments]
-        status: int = self.enter(self.context, *arguments)
-        return status if status == w.OK else self.resolve(updater, status, *arguments)
+    def check(self, updater: Any, index: Index, grad: Any, weight: Any) -> None:
+        """Raise as an update of one tensor would; nothing is updated."""
+        self.words[w.CHECKS] = 1
+        try:
+            self.take(updater, [index], [grad], [weight], single=True)
+        finally:
+            self.words[w.CHECKS] = 0
+
+    def _follow_plan(
+        self,
+        updater: Any,
+        plan: Plan,
+        given: tuple[list[Index], list[Any], list[Any], bool],
+        share: float,
+        factor: float | None,
+    ) -> StepInfo | None:
+        """Enter a call in one of three ways; return None if the front refuses it."""
+        (indices, grads, weights, single), trusts = given, plan is Plan.TRUST
+        for index in indices if plan is Plan.ANEW else ():
+            self.drop(index)
+        enrolment = Enrolment(self, updater, indices, list(weights))
+        self.words[w.APART] = not trusts
+        try:
+            checked = enrolment.as_they_come(grads) if trusts else enrolment.checked(grads)
+            checked = checked or []
+            info, known = None, plan is not Plan.ANEW
+            served = bool(checked) and enrolment.enroll(checked, known)
+            if served and enrolment.provide(checked, not trusts):
+                info = self._enter_enrolled(updater, enrolment, checked, single, share, factor)
+            if info is None and not known:
+                raise self._refusal(indices)
+            return info
+        finally:
+            self.words[w.APART] = 0
+            if self.words[w.DONE]:
+                enrolment.copy_back()
+            else:
+                enrolment.withdraw()
+            enrolment.drop_single()
+
+    def _enter_enrolled(
+        self,
+        updater: Any,
+        enrolment: Enrolment,
+        grads: list[Any],
+        single: bool,
+        share: float,
+        factor: float | None,
+    ) -> StepInfo | None:
+        """Enter a call whose parameters have records; return None if the front refuses it."""
+        if self.version != updater.optimizer.version:  # new indices may have moved the counts
+            self.refresh(updater)
+        if self.counts is EMPTY:
+            self._find_slots(updater.optimizer)
+        lists: Any = enrolment.indices, grads, enrolment.weights
+        index, grad, weight = (each[0] for each in lists) if single else lists
+        return self.enter_measured(updater, index, grad, weight, share, factor)
+
+    def _sum(
+        self, updater: Any, indices: list[Index], grads: list[Any], weights: list[Any]
+    ) -> list[Any]:
+        """Return the sums of gradients that an optimizer of several calls per update has so far."""
+        planner, found = updater.planner, []
+        for index, grad, weight in zip(indices, grads, weights, strict=True):
+            context = label(index, planner.optimizer.idx2name)
+            grad = planner.check(context, weight, grad, planner.copies.get(index))
+            total, _ = planner.optimizer.accumulate(context, index, grad, weight)
+            self.incomplete.append(total is None)
+            found.append(grad if total is None else total)
+        return found
+
+    def _refusal(self, indices: Sequence[Index]) -> Exception:
+        """Return the reason why a call is refused whose arrays have been checked."""
+        rows = self.tensors[w.T_HYPER :: w.TENSOR][: len(indices)].tolist()
+        known = {each.address: each for each in (*self.shared.values(), *self.rows.values())}
+        for index, address in zip(indices, rows, strict=False):
+            if address in known:
+                known[address].check(index)
+        return RuntimeError(
+            f"the call of {list(indices)} was changed while it was made: a schedule, a property or "
+            "another thread has replaced arrays or settings; update again"
+        )
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
-        self.slots.pop(index, None)
+        self.slots.pop(self.key_of(index), None)
         self.kept.pop(index, None)
         self.tensors[:] = 0
 
@@ -565,14 +680,6 @@ class Records:
         self.spans = np.zeros(2 * count * (1 + self.widest), np.int64)
         self.words[w.TENSORS] = self.tensors.ctypes.data
         self.words[w.SPANS], self.words[w.CAPACITY] = self.spans.ctypes.data, count
-
-
-def is_served(optimizer: Any) -> bool:
-    """Whether records support the attributes of an optimizer."""
-    defers = optimizer.sparse_decay != "touched"
-    unserved = optimizer.is_accumulating
-    unserved |= defers and (optimizer.per_index or optimizer.accumulates)
-    return not unserved
 
 
 @cache
@@ -610,11 +717,6 @@ def bfloat16_or_none() -> Any:
     return ml_dtypes.bfloat16
 
 
-def _whole(records: Any, index: Any, grad: Any) -> Any:
+def _whole(grad: Any, shape: tuple[int, ...]) -> Any:
     """Return a gradient as an array or a RowSparse."""
-    if isinstance(grad, RowSparse):
-        return grad
-    if not is_row_sparse(grad):
-        return np.asarray(grad)
-    words = records.kept[index].record
-    return as_row_sparse(grad, tuple(words[w.LENGTHS :][: words[w.NDIMS]].tolist()))
+    return as_row_sparse(grad, shape) if is_row_sparse(grad) else np.asarray(grad)

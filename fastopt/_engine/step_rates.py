@@ -14,7 +14,7 @@ from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import StepRates
 from fastopt._engine.step_sums import check_once
-from fastopt._engine.validate import check_index, leaves
+from fastopt._engine.validate import leaves
 from fastopt._kernels import record_words as w
 
 ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
@@ -33,22 +33,26 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
     before = counts.item(0)
     undo: list[Callable[[], None]] = []
     rates: dict[Any, float] = {}
+    found = {} if records.scheduled is None else records.scheduled
     own: Sequence[float] = ()  # the rate of each tensor, if they differ
     decays: list[tuple[Kept, Index, Any]] = []
     try:
         if records.begins:
             _begin(records, indices, undo)
         if records.by_tensor or words[w.UNEVEN]:
-            own = _fill_each(records, updater, indices)
+            own = _fill_each(records, updater, indices, found)
         else:
             update = words.item(w.UPDATE_NUMBER)
             alone = updater.planner.groups is None
             for of in (updater.optimizer,) if alone else _optimizers(records, indices):
                 rates[of] = of.lr
-                if of.lr_scheduler is not None:
+                if of.lr_scheduler is not None and (of, update) in found:
+                    rates[of] = found[of, update]
+                elif of.lr_scheduler is not None:
                     counts[0] = update
                     rate = of.lr_scheduler(update)
                     rates[of] = rate if type(rate) is float else of.scheduled(rate)
+                    found[of, update] = rates[of]
             if records.version != updater.optimizer.version:
                 records.refresh(updater)
             for shared in records.shared.values():
@@ -152,13 +156,15 @@ def _collect(records: Any, states: Mapping[Index, Any], indices: Sequence[Index]
         optimizer.step_sums.add(list(own), numbers)
 
 
-def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> list[float]:
+def _fill_each(
+    records: Any, updater: Any, indices: Sequence[Index], asked: dict[tuple[Any, int], float]
+) -> list[float]:
     """Compute the hyper-parameters of each tensor of a call, in the order of its list.
 
-    Returns the learning rates before multipliers.
+    `asked` has what schedules have returned. Returns the learning rates before multipliers.
     """
     words, counts, tensors = records.words, records.counts, records.tensors
-    rates, times = StepRates(counts.item(0)), dict[int, int]()
+    rates, times = StepRates(counts.item(0), asked), dict[int, int]()
     steps: list[tuple[int, float, int]] = []
     for kept in map(records.kept.__getitem__, indices):
         optimizer, slot = kept.shared.optimizer, kept.words[w.COUNT]
@@ -173,11 +179,12 @@ def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> list[flo
         if found is None:  # the schedule has changed states, so that the front refuses the call
             return []
         shared, own = found.shared, -1
+        skips = bool(records.incomplete) and records.incomplete[k]
         if shared.optimizer.per_index:
             row = used[k] = _row(records, shared, len(used))
-            own = row.counted(check_index(index), found.words[w.CARRIED])
+            own = row.counted(index, found.words[w.CARRIED])
         else:
-            key = shared, rate, t
+            key = shared, rate, t, skips
             if key not in used:
                 row = used[key] = _row(records, shared, len(used))
                 if words[w.SCHEDULED]:  # hyper() may read the schedule too
@@ -185,6 +192,7 @@ def _fill_each(records: Any, updater: Any, indices: Sequence[Index]) -> list[flo
                 row.fill(rate, t, row.version == shared.optimizer.version)
                 row.version = shared.optimizer.version
             row = used[key]
+        row.words[w.SKIPS] = shared.words[w.SKIPS] or skips
         place = k * w.TENSOR
         tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, own
     words[w.EACH] = 1
@@ -196,7 +204,6 @@ def _row(records: Any, shared: Shared, number: int) -> Shared:
     row: Shared | None = records.rows.get((shared, number))
     if row is None:
         row = records.rows[shared, number] = shared.for_tensor()
-    row.words[w.SKIPS] = shared.words[w.SKIPS]
     return row
 
 

@@ -110,15 +110,15 @@ def admit_weight(x, tensor, record, weight):
     array = words(weight)
     if array[w.TYPE] != x[w.NDARRAY] or words(array[w.DTYPE])[w.KIND] != record[w.WEIGHT_DTYPE]:
         return w.REFUSED
-    flags = array[w.FLAGS]
-    if flags & (WRITEABLE | ALIGNED) != WRITEABLE | ALIGNED or not has_shape(array, record):
+    flags, order = array[w.FLAGS], record[w.ORDER] | ALIGNED
+    if flags & WRITEABLE == 0 or not has_shape(array, record):
         return w.REFUSED
     first, pitch = array[w.DATA], words(record[w.ROW])[PITCH]
     tensor[w.T_WEIGHT] = tensor[w.T_LOW] = first
     tensor[w.T_HIGH] = first + record[w.BYTES]
     if pitch:
         return admit_pitched(tensor, record, words(array[w.STRIDES]), pitch)
-    tensor[w.T_COPIED] = 0 if flags & record[w.ORDER] else 1
+    tensor[w.T_COPIED] = 0 if flags & order == order else 1
     if tensor[w.T_COPIED]:
         tensor[w.T_HIGH] = first + size_of(record[w.WEIGHT_CODE])
         low, high = after(tensor, w.T_LOW), after(tensor, w.T_HIGH)
@@ -126,7 +126,8 @@ def admit_weight(x, tensor, record, weight):
             return w.REFUSED
     if tensor[w.T_COPIED] or first != record[w.CLEAR_WEIGHT]:
         record[w.CLEAR_WEIGHT] = record[w.CLEAR_GRAD] = 0
-        if meets(record, tensor[w.T_LOW], tensor[w.T_HIGH]):
+        overlaps = meets(record, tensor[w.T_LOW], tensor[w.T_HIGH])
+        if overlaps and not (x[w.APART] and tensor[w.T_COPIED]):
             return w.REFUSED
         if not tensor[w.T_COPIED]:
             record[w.CLEAR_WEIGHT] = first
@@ -170,10 +171,11 @@ def admit_grad(x, k, tensor, record, grad):
     tensor[w.T_CHUNKS] = record[w.CHUNKS]
     copied, size = code != wanted or record[w.SCALED] != 0, size_of(code)
     if is_array:
-        if not has_shape(array, record) or array[w.FLAGS] & ALIGNED == 0:
+        order = record[w.ORDER] | ALIGNED
+        if not has_shape(array, record):
             return w.REFUSED
         first = array[w.DATA]
-        copied = copied or array[w.FLAGS] & record[w.ORDER] == 0
+        copied = copied or x[w.APART] != 0 or array[w.FLAGS] & order != order
     else:
         if record[w.SIZE] != 1:
             return w.REFUSED
@@ -195,7 +197,7 @@ def admit_grad(x, k, tensor, record, grad):
         enter_strides(array, record, strides, bounds[0], bounds[1])
     low, high = tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH]
     if (low < tensor[w.T_HIGH] and high > tensor[w.T_LOW]) or meets(record, low, high):
-        return w.REFUSED
+        return w.OK if x[w.APART] else w.REFUSED
     if not (copied or tensor[w.T_COPIED]):
         record[w.CLEAR_GRAD] = first
     return w.OK
@@ -209,6 +211,8 @@ def record_of(x, index, guess):
     """
     if guess != 0 and words(guess)[w.INDEX_ID] == index:
         return guess
+    if x[w.WRITTEN]:
+        return index
     kind = words(index)[w.TYPE]
     if kind == x[w.INT64]:
         key = new_int(words(index)[w.DATA])

@@ -301,7 +301,7 @@ def order_all(x, n):
 @scalar
 def hold(x, n, held):
     """Keep the arrays of a call alive, or release them."""
-    for k in range(n):
+    for k in range(0 if x[w.WRITTEN] else n):
         tensor = tensor_of(x, k)
         if held:
             keep_alive(tensor[w.T_GRAD_ID])
@@ -334,12 +334,12 @@ def perform(x, context, n):
     return w.OK
 
 
-def enter_call(context, index, grad, weight):
-    """Update the tensors of a call; return a status."""
-    x = words(context)
+@scalar
+def enter_at(x, context, index, grad, weight):
+    """Update the tensors of a call, given the addresses of its arguments; return a status."""
     x[w.CALL_NUMBER] += 1
     x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
-    n, status = admit_call(x, address(index), address(grad), address(weight))
+    n, status = admit_call(x, index, grad, weight)
     if status < 0:
         return status
     refusal = divide_scratch(x, n)
@@ -356,6 +356,23 @@ def enter_call(context, index, grad, weight):
     if outcome != w.OK:
         return outcome
     x[w.DONE], x[w.ASKED], x[w.EACH], x[w.EXPECTED] = 1, 0, 0, 0
+    return status
+
+
+def enter_call(context, index, grad, weight):
+    """Update the tensors of a call; return a status."""
+    return enter_at(words(context), context, address(index), address(grad), address(weight))
+
+
+def enter_headers(context, index, grad, weight):
+    """Like :func:`enter_call`, given the addresses of headers that Python has written.
+
+    In the place of each index stands the address of its record.
+    """
+    x = words(context)
+    x[w.WRITTEN] = 1
+    status = enter_at(x, context, index, grad, weight)
+    x[w.WRITTEN] = 0
     return status
 
 
@@ -514,6 +531,13 @@ def enter():
     """Return the compiled ``(context, index, grad, weight)``, see :func:`enter_call`."""
     kernel = compiled(enter_call, None, parallel=False, nogil=False)
     return bind_to(kernel, types.int64, Object, Object, Object)
+
+
+@cache
+def enter_written():
+    """Return the compiled ``(context, index, grad, weight)``, see :func:`enter_headers`."""
+    kernel = compiled(enter_headers, None, parallel=False, nogil=False)
+    return bind_to(kernel, *[types.int64] * 4)
 
 
 @cache

@@ -11,7 +11,7 @@ are checked in Python.
 import ctypes
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -62,15 +62,69 @@ def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) ->
     for k, (row, array) in enumerate(zip(rows, arrays, strict=True)):
         flags = order | ALIGNED | (WRITEABLE if k < writeable else 0)
         first, last = byte_bounds(array)
-        kind = word(np.uint64(id(array.dtype) + KIND))
-        row[:WANTED_SHAPE] = id(array), last - first, id(type(array)), kind, flags, array.ndim
+        kind = np.int64(kind_word(array.dtype)).view(np.uint64)
+        row[:WANTED_SHAPE] = id(array), last - first, id(np.ndarray), kind, flags, array.ndim
         row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
     return rows
 
 
+_kinds: dict[Any, int] = {}
+"""Numbers that stand for dtypes whose headers must not be read."""
+
+
 def kind_word(dtype: Any) -> int:
     """Return kind, byte order and type number of a dtype as one signed word."""
+    if not readable():
+        return _kinds.setdefault(dtype, len(_kinds) + 1)
     return int(word(np.uint64(id(dtype) + KIND)).view(np.int64))
+
+
+class Written:
+    """The header of an array as words in memory, which compiled code reads like the object's.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        The array, which is kept alive.
+
+    Attributes
+    ----------
+    address : int
+        Address of the header.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        shape = FLAGS // 8 + 1
+        strides, kind = shape + array.ndim, shape + 2 * array.ndim
+        self.words = words = np.zeros(kind + KIND // 8 + 1, np.int64)
+        self.address = address = int(words.ctypes.data)
+        words[TYPE // 8], words[NDIM // 8] = id(np.ndarray), array.ndim
+        words[SHAPE // 8], words[STRIDES // 8] = address + 8 * shape, address + 8 * strides
+        words[DTYPE // 8], words[kind + KIND // 8] = address + 8 * kind, kind_word(array.dtype)
+        self.follow()
+
+    def follow(self) -> None:
+        """Write again what may change of an array: where it lies, its shape and its flags."""
+        words, array, flags = self.words, self.array, self.array.flags
+        shape = FLAGS // 8 + 1
+        words[DATA // 8] = array.ctypes.data
+        words[shape : shape + array.ndim] = array.shape
+        words[shape + array.ndim : shape + 2 * array.ndim] = array.strides
+        words[FLAGS // 8] = (
+            C_ORDER * flags.c_contiguous
+            | F_ORDER * flags.f_contiguous
+            | ALIGNED * flags.aligned
+            | WRITEABLE * flags.writeable
+        )
+
+
+def identities(arrays: Iterable[np.ndarray]) -> tuple[list[int], list[Written]]:
+    """Return where compiled code reads the headers of arrays, and those that are written."""
+    if readable():
+        return list(map(id, arrays)), []
+    written = list(map(Written, arrays))
+    return [each.address for each in written], written
 
 
 def word(address):

@@ -79,14 +79,16 @@ INTEGER_KINDS = 10
 # is not 0. NOTHING is a record without elements. CHECKS: only check the call. COPY, SPREAD and the
 # SHAREs are addresses of functions that are compiled when they are first needed. SELF is the
 # context's own address, COUNTING that of the numbers from 0 to COUNTED - 1, LISTED the bytes of
-# scratch memory for rows. INTEGERS has the dtypes of row indices with their sizes, negative for
-# signed ones.
+# scratch memory for rows. APART: it has been checked that no element of a gradient is one of its
+# weight or state, though they may be interleaved; such arrays are copied. WRITTEN: Python has
+# written the headers, which are no objects. INTEGERS has the dtypes of row indices with their
+# sizes, negative for signed ones.
 (SLOTS, TENSORS, CAPACITY, COUNTS, NORM, CLIP, CLIP_LARGE, MEASURE, MEASURE_LARGE, LARGE, SCRATCH,
  ROOM, NEED, ASKING, SCHEDULED, TIMED, UPDATE_NUMBER, TIME, UNEVEN, ASKED, EACH, NOTHING,
  LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE, INT, INT64, STR,
  FLOAT, CHECKS, DONE, EXPECTED, EXPECTED_TIME, COPY, SPREAD, UPDATE_SHARE, MEASURE_SHARE,
  CLIP_SHARE, SELF, ADMIT_ROWS, LIST_ROWS, ORDER_ROWS, COUNTING, COUNTED, NEED_COUNTED,
- LISTED, ROW_SPARSE, VALUES_NAME, INDICES_NAME, SHAPE_NAME) = range(56)  # fmt: skip
+ LISTED, APART, WRITTEN, ROW_SPARSE, VALUES_NAME, INDICES_NAME, SHAPE_NAME) = range(58)  # fmt: skip
 DTYPES = SHAPE_NAME + 1
 NUMBERS = DTYPES + 4
 INTEGERS = NUMBERS + 3

@@ -173,7 +173,7 @@ def admit_values(x, tensor, record, values, indices, before):
     """Check the shape of values for indices with `before` axes, and enter where they lie."""
     array, wanted = words(values), record[w.GRAD_CODE]
     code = code_of_array(x, array)
-    if code == 0 or (code != wanted and size_of(wanted) == 2) or array[w.FLAGS] & ALIGNED == 0:
+    if code == 0 or (code != wanted and size_of(wanted) == 2):
         return w.REFUSED
     axes = before + record[w.NDIMS] - 1
     if array[w.NDIM] & w.LOW_HALF != axes:
@@ -195,11 +195,12 @@ def admit_values(x, tensor, record, values, indices, before):
     if empty:
         tensor[w.T_GRAD_LOW] = tensor[w.T_GRAD_HIGH] = first
     tensor[w.T_GRAD_AXES], tensor[w.T_GRAD_CODE] = axes, code
-    copied = code != wanted or array[w.FLAGS] & C_ORDER == 0 or record[w.SCALED] != 0
-    tensor[w.T_GRAD_COPIED] = copied and not empty
+    order = C_ORDER | ALIGNED
+    copied = code != wanted or array[w.FLAGS] & order != order or record[w.SCALED] != 0
+    tensor[w.T_GRAD_COPIED] = (copied or x[w.APART] != 0) and not empty
     low, high = tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH]
     if (low < tensor[w.T_HIGH] and high > tensor[w.T_LOW]) or meets(record, low, high):
-        return w.OK if empty else w.REFUSED
+        return w.OK if empty or x[w.APART] else w.REFUSED
     return w.OK
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
 from fastopt._kernels.compiling import address_of
+from fastopt._kernels.copying import move
 from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.half import widen_bfloat16, widen_float16
 from fastopt._kernels.objects import after, doubles, halves, singles, words
@@ -72,6 +73,22 @@ def copy_run(code, wanted, source, stride, target, step, count):
                 doubles(target)[j * step] = np.float64(value)
 
 
+@scalar
+def copy_unaligned(code, wanted, far, stride, near, step, count, back):
+    """Copy numbers at any addresses, `stride` bytes apart, to aligned ones or `back`."""
+    own, number = size_of(code), np.empty(1, np.int64)
+    place = np.int64(number.ctypes.data)
+    for j in range(count):
+        item, target = far + j * stride, near + j * step * size_of(wanted)
+        if back:
+            copy_run(wanted, code, target, 1, place, 1, 1)
+            move(item, place, own)
+        else:
+            move(place, item, own)
+            copy_run(code, wanted, place, 1, target, 1, 1)
+    number[0] = 0  # a use after the copies: arrays are freed after their last one
+
+
 TILE = 64
 """Rows that are copied together, so that columns of one array and rows of the other are cached."""
 
@@ -84,14 +101,16 @@ def copy_form(form, strides, array, code, scratch, wanted, back):
     in Fortran order if `backward`, and have the dtype `wanted`.
     """
     ndim, lengths, elements, backward = form
-    size, own = size_of(code), size_of(wanted)
+    size, own, uneven = size_of(code), size_of(wanted), array
+    for axis in range(ndim):
+        uneven |= strides[axis]
     inner = 0 if backward else ndim - 1  # the fastest axis in scratch memory
     outward = 1 if backward else -1
     length = lengths[inner] if ndim > 0 else 1
-    stride = strides[inner] // size if ndim > 0 else 0
+    stride = strides[inner] if ndim > 0 else 0
     height = lengths[inner + outward] if ndim > 1 else 1
     pitch = strides[inner + outward] if ndim > 1 else 0
-    across = height > 1 and abs(pitch) < abs(stride) * size
+    across = height > 1 and abs(pitch) < abs(stride)
     for plane in range(elements // max(length * height, 1)):
         place, rest = array, plane
         for step in range(2, ndim):
@@ -106,12 +125,14 @@ def copy_form(form, strides, array, code, scratch, wanted, back):
                 far, near = source + j * pitch, target + j * length * own
                 count, step_far, step_near = length, stride, 1
                 if across:
-                    far, near = source + j * stride * size, target + j * own
-                    count, step_far, step_near = rows, pitch // size, length
-                if back:
-                    copy_run(wanted, code, near, step_near, far, step_far, count)
+                    far, near = source + j * stride, target + j * own
+                    count, step_far, step_near = rows, pitch, length
+                if uneven & (size - 1):
+                    copy_unaligned(code, wanted, far, step_far, near, step_near, count, back)
+                elif back:
+                    copy_run(wanted, code, near, step_near, far, step_far // size, count)
                 else:
-                    copy_run(code, wanted, far, step_far, near, step_near, count)
+                    copy_run(code, wanted, far, step_far // size, near, step_near, count)
 
 
 @scalar

@@ -21,13 +21,11 @@ from fastopt._engine.extras import check_given
 from fastopt._engine.planner import Call, Planner
 from fastopt._engine.records import Records
 from fastopt._engine.slow_calls import SlowCallCounter
-from fastopt._engine.unrecorded import UnrecordedCall
 from fastopt._engine.validate import check, check_like, label, leaves
 from fastopt._foreign import as_gradient, as_weight, owner_of
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import allocated_together, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
-from fastopt._kernels.lanes import DOWN
 from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import DONE
 from fastopt.amp import LossScaler, StepInfo
@@ -114,11 +112,11 @@ class CheckedUpdates(Resumable):
             why = slow.reason(self, indices, grads, weights, unchecked)
             why = None if self.takes_extra else why
             with uninterrupted:
-                if self.planner.measures:
-                    self._measured_step(indices, grads, weights, single)
+                if self._windows is None:
+                    self._apply(indices, grads, weights, single)
                 else:
-                    self._step(indices, grads, weights, single)
-                    vars(self)["_info"] = self.planner.stepped(STEPPED, indices)
+                    entries = self._checked_entries(indices, grads, weights)
+                    self._add(self._windows, entries, single)
             if why is not None:
                 slow.add(self, *why)
                 vars(self)["_slow"] = slow
@@ -264,29 +262,6 @@ class CheckedUpdates(Resumable):
 
     # Updates
 
-    def _step(
-        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
-    ) -> None:
-        """Update what records may not support, or with a user's ``update()``."""
-        native = self.planner.native
-        if self._records.take(self, indices, grads, weights, single) is not None:
-            return
-        entries = self._checked_entries(indices, grads, weights)
-        if native and any(map(is_cuda, weights)):
-            device_updates.update(self, entries, single)
-            return
-        calls = self._with_states(entries)
-        if not native:
-            self._update_in_python(calls)
-            return
-        if self.optimizer.is_accumulating or not calls:
-            self.planner.update_all(calls)
-        else:
-            call = UnrecordedCall(self.planner, calls)
-            self._commit(call, calls, call.step, call.finish)
-            return
-        self._keep(calls)
-
     def _update_in_python(self, calls: Sequence[Call]) -> None:
         """Update with optimizers of which some override ``update()``, in the order of the list."""
         optimizers = {call[0]: self.planner.of(call[0]).optimizer for call in calls}
@@ -309,24 +284,6 @@ class CheckedUpdates(Resumable):
                 self._keep([call])  # in case the user's code raises at the next parameter
         self.planner.updated.update((index, weight) for index, weight, *_ in calls)
 
-    def _measured_step(
-        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
-    ) -> None:
-        """Accumulate, scale and clip the gradients, and update, maybe with a user's code.
-
-        When gradients are accumulated, only parameters whose sums are complete are updated.
-        """
-        if self._windows is None:
-            info = self._records.take(self, indices, grads, weights, single)
-            if info is not None:
-                self._report(info)
-                return
-        entries = self._checked_entries(indices, grads, weights)
-        if self._windows is None:
-            self._apply(entries, single)
-        else:
-            self._add(self._windows, entries, single)
-
     def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
         """Accumulate gradients, and update the parameters whose sums are complete."""
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
@@ -337,8 +294,9 @@ class CheckedUpdates(Resumable):
         try:
             windows.add(entries, optimizer.idx2name, single)
             if last:
-                summed = [(i, weight, windows.sums[i]) for i, weight, _ in last]
-                self._apply(summed, single, 1 / windows.every, finish)
+                own, weights = [i for i, *_ in last], [weight for _, weight, _ in last]
+                sums = [windows.sums[i] for i in own]
+                self._apply(own, sums, weights, single, 1 / windows.every, finish)
             finish()
         except BaseException:
             if windows.calls is not after:
@@ -364,15 +322,15 @@ class CheckedUpdates(Resumable):
             views = [self._viewed(i, array) for i, array in given.items()]
             of = [label(i, names) for i in indices]
             sums = list(map(windows.total, of, indices, views))
-            entries = [
-                (i, view, times(total, calls[0] / count))  # all gradients have one factor
-                for (i, view, total), count in zip(
+            means = [  # all gradients have one factor
+                times(total, calls[0] / count)
+                for (*_, total), count in zip(
                     self._checked_entries(indices, sums, views), calls, strict=True
                 )
             ]
             finish = partial(windows.finish, indices, windows.without(given))
             with uninterrupted:
-                self._apply(entries, False, 1 / calls[0], finish)
+                self._apply(indices, means, views, False, 1 / calls[0], finish)
             mark_written(list(given.values()))
 
     def _given(self, index: Index, weight: Any, call: str) -> Any:
@@ -406,72 +364,59 @@ class CheckedUpdates(Resumable):
 
     def _apply(
         self,
-        entries: Sequence[Entry],
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
         single: bool,
         share: float = 1.0,
         finish: Callable[[], None] | None = None,
     ) -> None:
         """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
-        native, indices = self.planner.native, [index for index, *_ in entries]
-        weights, grads = [weight for _, weight, _ in entries], [grad for *_, grad in entries]
+        native, records = self.planner.native, self._records
+        if self._units is not None:
+            self._units.check(indices, weights, grads, self.optimizer.idx2name)
         if native and any(map(is_cuda, weights)):
+            entries = self._checked_entries(indices, grads, weights)
             device_updates.update(self, entries, single, share, finish)
             return
-        if self._take(indices, grads, weights, single, share, finish):
-            return
-        if self._units is not None and entries:
-            grads = self._clipped_units(indices, weights, grads, share)
-        calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
-        call = UnrecordedCall(self.planner, calls) if calls and self.planner.folds else None
-        sums = partial(self._squares, call, calls)
-        info, factor = self._measured(
-            sums, indices, share, partial(self._squares, None, calls, DOWN)
-        )
-        if info.stepped:
-            if call is not None:
-                step = partial(call.step, factor * share)
-                self._commit(call, calls, step, call.finish, finish)
+        try:
+            if native and not self.optimizer.is_accumulating:
+                info = records.take(self, indices, grads, weights, single, share)
             else:
-                factor *= share
-                folds = {i: native and self.planner.of(i).optimizer.folds for i in indices}
-                calls = [
-                    (i, w, grad if folds[i] else times(grad, factor), state)
-                    for i, w, grad, state in calls
-                ]
-                if native:
-                    self.planner.update_all(calls, factor=factor if any(folds.values()) else 1.0)
-                else:
-                    self._update_in_python(calls)
-                self._keep(calls)
-        elif call is not None:
-            call.release()
+                info = self._apply_in_python(indices, grads, weights, single, share)
+                info = self.planner.stepped(info, indices) if info.stepped else info
+        except BaseException:
+            if finish is not None and records.words[DONE]:
+                finish()
+            raise
         if finish is not None:
             finish()
-        self._report(self.planner.stepped(info, indices))
+        self._report(info)
 
-    def _take(
+    def _apply_in_python(
         self,
         indices: list[Index],
         grads: list[Any],
         weights: list[Any],
         single: bool,
         share: float,
-        finish: Callable[[], None] | None,
-    ) -> bool:
-        """Like :meth:`_apply`, if records support the arrays; else return False."""
-        records = self._records
-        try:
-            info = records.take(self, indices, grads, weights, single, share)
-            if info is None:
-                return False
-            if finish is not None:
-                finish()
-        except BaseException:
-            if finish is not None and records.words[DONE]:
-                finish()
-            raise
-        self._report(info)
-        return True
+    ) -> StepInfo:
+        """Clip the gradients in Python, for a user's ``update()`` or a sum of several calls."""
+        self._records.words[DONE] = 0
+        grads = [grad for *_, grad in self._checked_entries(indices, grads, weights)]
+        if self._units is not None:
+            grads = self._clipped_units(indices, weights, grads, share)
+        info, factor = self._measured(indices, partial(self._squares, grads), share)
+        if not info.stepped:
+            return info
+        grads = [times(grad, factor * share) for grad in grads]
+        if self.planner.native:
+            self._records.take(self, indices, grads, weights, single)
+            return info
+        calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
+        self._update_in_python(calls)
+        self._keep(calls)
+        return info
 
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
@@ -484,33 +429,24 @@ class CheckedUpdates(Resumable):
 
     def _measured(
         self,
-        sums: Callable[[], NDArray[np.float64]],
-        indices: list[Index],
+        indices: Sequence[Index],
+        sums: Callable[[float], NDArray[np.float64]],
         share: float = 1.0,
-        again: Callable[[], NDArray[np.float64]] | None = None,
+        down: float = 1.0,
     ) -> tuple[StepInfo, float]:
         """Return the outcome and the gradient factor that follow from the sums of squares.
 
-        `share` is a further factor of the gradients; `again` returns sums of large gradients.
+        `share` is a further factor of the gradients; see :func:`fastopt._engine.clip.measured`.
         """
-        if self.loss_scaler is None and self.clip_global_norm is None:
+        scaler, limit, optimizer = self.loss_scaler, self.clip_global_norm, self.optimizer
+        if scaler is None and limit is None:
             return STEPPED, 1.0
-        optimizer = self.optimizer
-        return measured(
-            sums(),
-            indices,
-            optimizer.idx2name,
-            as_float("rescale_grad", optimizer.rescale_grad) * share,
-            self.loss_scaler,
-            self.clip_global_norm,
-            again,
-        )
+        rescale_grad = as_float("rescale_grad", optimizer.rescale_grad) * share
+        return measured(sums, indices, optimizer.idx2name, rescale_grad, scaler, limit, down)
 
-    def _squares(
-        self, call: UnrecordedCall | None, calls: Sequence[Call], down: float = 1.0
-    ) -> NDArray[np.float64]:
-        """Return the sum of squares of each gradient, or without a call of those times `down`."""
-        return squares(calls, down) if call is None else call.squares()
+    def _squares(self, grads: Sequence[Any], down: float) -> NDArray[np.float64]:
+        """Return the sum of squares of each gradient times `down`."""
+        return squares(grads, down)
 
     def _report(self, info: StepInfo) -> None:
         """Record the outcome of a call."""

@@ -20,6 +20,7 @@ from fastopt._engine.clip import (
 )
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.extras import extras_at, update_with
+from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
 from fastopt._engine.planner import Planner
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
@@ -206,8 +207,6 @@ class Updater(CheckedUpdates):
 
     _claims: bool = True
     """Whether the optimizer belongs to the updater, with its counts."""
-    _on_records: bool = True
-    """Whether records serve calls."""
     _runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
     unlisted = CheckedUpdates.unlisted | {"lock", "planner", "takes_extra"}
@@ -1019,7 +1018,7 @@ class Updater(CheckedUpdates):
                 self._averages.check_free()
             last = self._viewed(index, self._given(index, weight, "flush"))
             state = self._state(index, last) if index in self.states else None
-            if self.planner.of(index).flush(index, last, state):
+            if flush(self, index, last, state):
                 self._records.note(self.planner, index, last)
             if index in self.states:
                 dict.__setitem__(self.states, index, state)

@@ -4,29 +4,25 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 import fastopt
 from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
 from fastopt._engine.extras import refuse_extra
-from fastopt._engine.planner import Call, Planner
-from fastopt._engine.unrecorded import UnrecordedCall
-from fastopt._kernels import front
+from fastopt._engine.planner import Call
 from fastopt._kernels.blocks import CODE_BLOCK
-from fastopt._kernels.chunks import Chunks
 from fastopt._kernels.codes import is_worth_codes
 from fastopt._kernels.layout import real_of
-from fastopt._kernels.table import Table, launch
 from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
 from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.restore.placement import Form, Placement
-from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
-from fastopt.distributed.collectives import added, of_all
+from fastopt.distributed.agreement import Fact, Facts, agree, attempt, is_agreed
+from fastopt.distributed.collectives import added
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
 from fastopt.distributed.gate import Gate, Stopped
 from fastopt.distributed.job import leader_first, private
@@ -36,24 +32,6 @@ from fastopt.optimizer import Optimizer
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
-
-
-class ShardPlanner(Planner):
-    """Planner of the slices of one rank, whose kernels run when the ranks have agreed."""
-
-    shard: "Shard"
-
-    def beside(self, optimizer: Any) -> Self:
-        """See :class:`Planner`."""
-        made = super().beside(optimizer)
-        made.shard = self.shard
-        return made
-
-    def run(self, tables: Sequence[Table]) -> None:
-        """Launch kernels of what records do not support, with equal hyper-parameters."""
-        self.shard.gate.launch(lambda: _hyper(tables))
-        self.shard.exchange.receive()
-        launch(tables, self.shard.combined if self.shard.ranks.size > 1 else None)
 
 
 class Shard(Updater):
@@ -75,12 +53,8 @@ class Shard(Updater):
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         super()._plan_with(optimizer)
-        self._records.entry = lambda: Stages(self) if self.ranks.size > 1 else front.enter()
-
-    def _planner_of(self, optimizer: Optimizer) -> Planner:
-        made = ShardPlanner(optimizer)
-        made.shard = self
-        return made
+        entry = self._records.entry
+        self._records.entry = lambda: Stages(self) if self.ranks.size > 1 else entry()
 
     def _check_groups(self, groups: Groups) -> None:
         """See :class:`Updater`."""
@@ -98,27 +72,14 @@ class Shard(Updater):
                     f"a rule: use a separate ShardedUpdater for the weights of {kind}"
                 )
 
-    def combined(
-        self, chunks: Chunks, partials: Array, tensors: int, largest: bool
-    ) -> tuple[Chunks, Array]:
-        """See :data:`fastopt._kernels.table.Combine`."""
-        own = np.zeros((tensors, partials.shape[1]))
-        (np.maximum if largest else np.add).at(own, chunks[:, 0], partials)
-        every = of_all(self.ranks, own)
-        whole = np.zeros((tensors, self.ranks.size, 3), np.int64)
-        whole[:, :, 0] = np.arange(tensors)[:, None]
-        return whole.reshape(-1, 3), every.swapaxes(0, 1).reshape(-1, partials.shape[1]).copy()
-
     def of(self, index: Index) -> Any:
         """Optimizer of a parameter."""
         return self.planner.of(index).optimizer
 
-    def _squares(
-        self, call: UnrecordedCall | None, calls: Sequence[Call], down: float = 1.0
-    ) -> Array:
+    def _squares(self, grads: Sequence[Any], down: float) -> Array:
         self.gate.add()
         self.exchange.receive()
-        return added(self.ranks, super()._squares(call, calls, down))
+        return added(self.ranks, super()._squares(grads, down))
 
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
@@ -438,16 +399,3 @@ class Sharded(Advised, Spelled):
             for each in (None, average) if alternates else (average,):
                 trial = Updater(opt, scaler, self.clip_global_norm, average=each)
                 trial([index], [grad], [weight])
-
-
-def _hyper(tables: Sequence[Table]) -> Numbers:
-    """Hyper-parameters of each table, for comparison between ranks."""
-
-    def describe() -> dict[str, str]:
-        return {
-            f"{name} of tensor {k}": str(value)
-            for k, table in enumerate(tables)
-            for name, value in zip(table.layout.rule.hyper, table.fields[0].tolist(), strict=True)
-        }
-
-    return Numbers([table.fields for table in tables], describe)

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._engine.reader import Reader
 from fastopt._engine.validate import label
 from fastopt._kernels import front, stages
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cpu_calls import limit_norm
+from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.table import address_of
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.distributed.agreement import Numbers
@@ -58,7 +60,7 @@ class Stages:
     def __init__(self, shard: Any) -> None:
         self.shard, self.records = shard, shard._records
         self.words, self.indices = self.records.words, list[Any]()
-        self._check: Callable[..., int] = front.enter()
+        self._check: Callable[..., int] = front.enter() if readable() else Reader(self.records)
         self._stage: Callable[..., None] = stages.stage()
 
     def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
@@ -72,16 +74,16 @@ class Stages:
         if status < 0:
             return status
         self.indices = [*index] if type(index) in (list, tuple) else [index]
-        asks = words[w.ASKING] and not self._is_asked()
-        if asks and not records.norms:
+        asks, measures = words[w.ASKING] and not self._is_asked(), bool(words[w.MEASURE])
+        if asks and not measures:
             return w.ASKS
         self._use_threads()
-        if (records.norms or records.clips) and not gate.added:
+        if (measures or records.clips) and not gate.added:
             gate.add()
             self.shard.exchange.receive()
         if records.clips or words[w.LISTED]:
             self._do(stages.CLIP)
-        if records.norms and not words[w.ASKED]:
+        if measures and not words[w.ASKED]:
             self._measure()
             if not np.isfinite(records.norm[w.GLOBAL_NORM]):
                 return w.SKIPPED

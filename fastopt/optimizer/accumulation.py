@@ -1,6 +1,7 @@
 """Gradient accumulation: gradients of several calls are summed and applied as their mean."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,12 +64,14 @@ class Adder(Owner):
 
     def add(self, calls: Sequence[Any], single: bool) -> None:
         """Add gradients to dense sums: ``(index, sum, gradient, None)`` for each."""
-        if any(is_cuda(call[1]) for call in calls):
-            self.planner.update_all(calls, single)
+        there = [call for call in calls if is_cuda(call[1])]
+        here = [call for call in calls if not is_cuda(call[1])]
+        between = partial(self.add, here, single=False) if here else None
+        if there:
+            self.planner.devices.update_all(there, single, between=between)
             return
         indices, sums, grads = [[call[k] for call in calls] for k in range(3)]
-        if self.records.take(self, indices, grads, sums, single) is None:
-            self.planner.update_all(calls, single)
+        self.records.take(self, indices, grads, sums, single)
 
     @property
     def done(self) -> bool:

@@ -4,7 +4,6 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -19,7 +18,6 @@ from fastopt._engine.validate import leaves
 from fastopt._foreign import of_tensor, resolved
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.codes import numbers_of
-from fastopt._kernels.lanes import DOWN
 from fastopt._updater.updater import DEFAULTS, Updater
 from fastopt.amp import StepInfo
 from fastopt.arguments import brief, number
@@ -396,16 +394,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not (indices := [index for call in clipped for index in call.indices]):
             return clipped, NO_STEP, 1.0
 
-        def sums(down: float = 1.0) -> np.ndarray[Any, Any]:
+        def sums(down: float) -> np.ndarray[Any, Any]:
             return np.concatenate(
                 [
-                    scale**2 * squares([(None, None, grad, None) for grad in call.grads], down)
+                    scale**2 * squares(call.grads, down)
                     for scale, call in zip(scales, clipped, strict=True)
                 ]
             )
 
-        limit, again = self._settings["clip_global_norm"], partial(sums, DOWN)
-        return clipped, *measured(sums(), indices, names, 1.0, None, limit, again)
+        limit = self._settings["clip_global_norm"]
+        return clipped, *measured(sums, indices, names, 1.0, None, limit)
 
     # Averages
 

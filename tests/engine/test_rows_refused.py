@@ -37,30 +37,6 @@ def test_a_row_sparse_gradient_without_arrays_is_refused_by_name(part):
         updater("adam")("t", grad, TABLE)
 
 
-@pytest.mark.parametrize("rows", [[0, 2, 3], [3, 0, 3]], ids=["ascending", "mixed"])
-@pytest.mark.parametrize("dtype", [np.int64, np.int32])
-@pytest.mark.parametrize("lazy", [True, False])
-def test_kernels_read_the_rows_that_were_checked(rows, dtype, lazy):
-    """Another thread may change the rows after that."""
-    arena, expected = np.ones((2, 9, 2))
-    indices = np.array(rows, dtype)
-    grad = RowSparse(np.ones((3, 2)), indices, (5, 2))
-    updater("adam", lazy_update=lazy)(0, grad, expected[:5])
-    made = updater("adam", lazy_update=lazy)
-    made._on_records = False
-    launch = made.planner.run
-
-    def spoil(tables):
-        indices[...] = 8
-        launch(tables)
-
-    made.planner.run = spoil
-    made(0, grad, arena[:5])
-    np.testing.assert_array_equal(arena, expected)
-    with pytest.raises(ValueError, match="indices must be at least 0 and below 5, got 8"):
-        made(0, grad, arena[:5])
-
-
 @pytest.mark.parametrize("accumulates", [False, True], ids=["", "accumulates"])
 @pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize("case", BAD.values(), ids=BAD.keys())

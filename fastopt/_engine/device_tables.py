@@ -1,0 +1,143 @@
+"""Tables of tensors on CUDA devices, from arrays that have been checked.
+
+Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.averaging import AveragingStep
+from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.per_index import Index
+from fastopt._engine.validate import check_apart, check_together, is_half, label, roles_of
+from fastopt._kernels.device_memory import arranged, contiguous, lie_alike, like
+from fastopt._kernels.devices import header
+from fastopt._kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
+from fastopt.kernels.rule import Rule
+from fastopt.sparse import RowSparse
+
+
+def table_of_parameter(
+    planner: Any,
+    index: Index,
+    weight: Any,
+    grad: Any,
+    state: Any,
+    averaging: AveragingStep | None = None,
+) -> Any:
+    """Check the arrays of one tensor and create its table."""
+    optimizer, copy = planner.optimizer, planner.copies.get(index)
+    context, rule = label(index, optimizer.idx2name), planner.rule_of(index)
+    grad = planner.by_row(planner.check(context, weight, grad, copy))
+    lead = header(weight)
+    exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, planner.masters)
+    lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
+    after = None
+    if averaging is not None:
+        averaging.count(index)
+        if lazy and averaging.average.alternates:
+            after = _whole(averaging, context, index, exact, lead)
+        else:
+            rule, arrays = averaging.derived(index, rule, exact, arrays)
+    table = table_of(
+        context,
+        rule,
+        exact,
+        grad,
+        arrays,
+        lead,
+        lazy=lazy,
+        catch_up=lazy and optimizer.sparse_decay != "touched",
+        rounded_sums=optimizer.rounded_sums and len(exact) == 2 and copy is None,
+        dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
+    )
+    table.after, table.table[0, OFFSET] = after, planner.offsets.get(index, 0)
+    if isinstance(grad, RowSparse):
+        table.list_rows(context, grad)
+    return table
+
+
+def _whole(
+    averaging: AveragingStep, context: str, index: Index, exact: tuple[Any, ...], lead: Any
+) -> Any:
+    """Return a table that averages all rows of a weight after the indexed rows' update."""
+    nothing, state = no_rows(lead), (header(averaging.array(index, exact)),)
+    table = table_of(context, averaging.average.alone, exact, nothing, state, lead)
+    table.list_rows(context, nothing)
+    table.fields[0] = averaging.rate(index)
+    return table
+
+
+def no_rows(weight: Any) -> RowSparse:
+    """Return a row-sparse gradient without rows."""
+    empty = like(weight, (0, *weight.shape[1:]), weight.dtype)
+    return RowSparse(empty, np.empty(0, np.int64), weight.shape)
+
+
+def table_of(
+    context: str,
+    rule: Rule,
+    weight: tuple[Any, ...],
+    grad: Any,
+    state: tuple[Any, ...],
+    lead: Any = None,
+    **options: bool,
+) -> Any:
+    """Create the table of one tensor.
+
+    Weight and state whose elements lie in memory in one order are updated as they are, whatever the
+    order, if no position matters to the rule; other arrays are copied where they are not
+    contiguous.
+
+    Parameters
+    ----------
+    context : str
+        Label of the parameter.
+    rule : Rule
+        The update rule.
+    weight : tuple of Header
+        The exact weight, and its half-precision copy or low 16 bits if it has one.
+    grad : array or RowSparse
+        The gradient.
+    state : tuple of Header
+        One array for each slot of the rule, each number that the rule keeps for a tensor, and the
+        scales of each slot with 8-bit codes.
+    lead : Header, optional
+        The array whose stream is used. Default: the exact weight.
+    **options
+        Further fields of the layout.
+
+    Raises
+    ------
+    ValueError
+        Arrays share memory, or are on several devices.
+    """
+    from fastopt._kernels.cuda_table import CudaTable
+
+    sparse, lead = isinstance(grad, RowSparse), weight[0] if lead is None else lead
+    values = header(grad.values if isinstance(grad, RowSparse) else grad)
+    arrays, parts = (*weight, *state, values), len(weight)
+    named = {"weight": weight[0], "gradient": values, **dict(roles_of(rule, weight, state))}
+    check_together(context, named)
+    if sparse:
+        del named["gradient"]  # list_rows() copies values that lie in a state
+    check_apart(context, named)
+    kinds = [state_kind(array.dtype) for array in arrays]
+    layout = Layout(
+        rule,
+        real_of(arrays[0].dtype),
+        tuple(kinds[:parts]) if arrays[parts - 1].dtype != np.uint16 else SPLIT,
+        kinds[-1],
+        tuple(kinds[parts : parts + len(rule.state)]),
+        sparse=sparse,
+        **options,
+    )
+    streams = [lead.stream] * (len(arrays) - 1) + [arrays[-1].stream]
+    by_position = layout.sparse or layout.keyed or not layout.rule.elementwise
+    if not by_position and lie_alike(arrays[:-1]):
+        copies = (*arrays[:-1], arranged(arrays[-1], arrays[0], streams[-1]))
+    else:
+        copies = tuple(map(contiguous, arrays, streams))
+    given = layout, copies[:parts], copies[parts:-1]
+    return CudaTable(*given, arrays[:-1], lead, arrays[-1], copies[-1])

@@ -1,0 +1,75 @@
+"""Flush of deferred weight decay: all rows of a weight get the decay that they lack.
+
+Tests: ``tests/engine/test_lazy_decay_flush.py``.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.device_tables import no_rows, table_of_parameter
+from fastopt._engine.enrolment import Enrolment
+from fastopt._engine.lazy_decay import decay_of
+from fastopt._engine.per_index import Index
+from fastopt._engine.record_rows import row_layout
+from fastopt._engine.validate import check_like, label
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels import cpu
+from fastopt._kernels import record_words as w
+from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
+from fastopt._kernels.devices import Header, header
+from fastopt._kernels.layout import KEY, WIDTH
+from fastopt._kernels.table import address_of
+from fastopt._kernels.threads import may_run_parallel, turn
+from fastopt.sparse import REALS
+
+
+def flush(updater: Any, index: Index, weight: Any, state: Any) -> bool:
+    """Apply the deferred decay of all rows of `weight`; return whether there is any."""
+    planner = updater.planner.of(index)
+    optimizer, of = planner.optimizer, header(weight)
+    if index not in optimizer.row_decay or optimizer.rule_for(index) is None:
+        return False
+    check_like(label(index, optimizer.idx2name), "weight", of, REALS, np.shape(of))
+    with uninterrupted:  # between marking rows as decayed and copying the weight back
+        if isinstance(of, Header):
+            table = table_of_parameter(planner, index, weight, no_rows(of), state)
+            rows, total = decay_of(optimizer, index, of)
+            table.apply_decay(rows, total, total, at_once=False)
+            table.flush_decay()
+            table.copy_back()
+            optimizer.row_decay[index] = rows, total  # moved to the weight's device if needed
+        else:
+            _flush(updater, planner, index, of)
+    return True
+
+
+def _flush(updater: Any, planner: Any, index: Index, weight: Any) -> None:
+    """Flush a weight on the host, with the row of its record."""
+    records, optimizer = updater.planner.records, planner.optimizer
+    if records.version != optimizer.version:
+        records.refresh(updater)
+    records.drop(index)
+    enrolment = Enrolment(records, updater, [index], [weight])
+    grads = enrolment.checked([no_rows(weight)])
+    enrolment.enroll(grads, known=False)
+    enrolment.provide(grads, dense=False)
+    kept, (rows, total) = records.kept[index], decay_of(optimizer, index, weight)
+    context = label(index, optimizer.idx2name)
+    layout = row_layout(context, optimizer, kept.layout, kept.record)
+    assert kept.deferred is not None
+    assert layout is not None
+    lies = weight if layout.pitched else np.require(weight, None, ["C", "A"])
+    row = kept.deferred.enter(rows, total, total)
+    row[KEY], row[kept.words[w.WEIGHT_COLUMN]] = 0, address_of(lies)
+    chunks, size = chunks_of((len(weight), int(row[WIDTH])))
+    parallel = size >= PARALLEL_FROM and may_run_parallel()
+    kernel, table = cpu.flush_decay(layout, parallel), row[: layout.first_grad + 1]
+    with turn() if parallel else nullcontext():
+        kernel(chunks, table.view(np.uint64).reshape(1, -1))
+    if lies is not weight:
+        weight[...] = lies
+    optimizer.row_decay[index] = rows, total
+    enrolment.copy_back()
+    enrolment.drop_single()

@@ -1,0 +1,96 @@
+"""Headers of arrays that Python writes, for compiled code that must not read those of the objects.
+
+The layouts of arrays and lists are known for the builds of Python and NumPy that
+:func:`fastopt._kernels.numpy_abi.unreadable` accepts. For others, such as builds without a GIL, the
+same words are written here from what the arrays report, and the same code reads them.
+
+Tests: ``tests/engine/test_reader.py``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._kernels import front
+from fastopt._kernels import record_words as w
+from fastopt._kernels.numpy_abi import Written
+from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
+
+Array = np.ndarray[Any, Any]
+Words = NDArray[np.int64]
+
+
+class Reader:
+    """Function that enters a call like the front, whose arrays it reads in Python.
+
+    Parameters
+    ----------
+    records : Records
+        The records.
+    """
+
+    def __init__(self, records: Any) -> None:
+        self.records, self._enter = records, front.enter_written()
+
+    def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
+        """Enter a call; return a status, see :mod:`fastopt._kernels.front`."""
+        records, single = self.records, type(index) not in (list, tuple)
+        lists: list[Sequence[Any]] = (
+            [[index], [grad], [weight]] if single else [index, grad, weight]
+        )
+        if len({*map(len, lists)}) > 1 or any(type(each) not in (list, tuple) for each in lists):
+            return w.REFUSED
+        if len(lists[0]) > records.words[w.CAPACITY]:
+            records.words[w.NEED] = len(lists[0])
+            return w.NO_CAPACITY
+        memory: list[Any] = []
+        found: list[list[int]] = [[], [], []]
+        for own, given, array in zip(*lists, strict=True):
+            place = records.slots.get(own) if type(own) in (int, str) else 0
+            if not place:
+                return w.UNKNOWN if place is None else w.REFUSED
+            kept = records.kept.get(own)
+            for each in () if kept is None else kept.alive:
+                if type(each) is Written:
+                    each.follow()
+            headers = [self._gradient(given, array, memory), self._header(array, memory)]
+            if 0 in headers:
+                return w.REFUSED
+            for row, word in zip(found, (place, *headers), strict=True):
+                row.append(word)
+        status: int = self._enter(context, *(self._list(each, w.LIST, memory) for each in found))
+        return status
+
+    def _header(self, array: Any, memory: list[Any]) -> int:
+        """Return the address of the header of an array, 0 for other objects."""
+        if type(array) is not np.ndarray:
+            return 0
+        written = Written(array)
+        memory.append(written)
+        return written.address
+
+    def _gradient(self, grad: Any, weight: Any, memory: list[Any]) -> int:
+        """Return the address of the header of a gradient, or of the pair of a row-sparse one."""
+        if isinstance(grad, (float, np.floating)):
+            return self._header(np.asarray(grad), memory)
+        if is_row_sparse(grad):
+            try:
+                grad = as_row_sparse(grad, np.shape(weight))
+            except (TypeError, ValueError):  # the checks report it
+                return 0
+        if type(grad) is not RowSparse:
+            return self._header(grad, memory)
+        if grad.shape != weight.shape:
+            return 0
+        parts = [self._header(part, memory) for part in (grad.values, grad.indices)]
+        return 0 if 0 in parts else self._list(parts, w.LIST, memory)
+
+    def _list(self, items: Sequence[int], kind: int, memory: list[Any]) -> int:
+        """Return the address of the header of a list."""
+        words = np.array([0] * w.ITEMS + [0, *items], np.int64)
+        memory.append(words)
+        words[w.TYPE], words[w.LENGTH] = self.records.words[kind], len(items)
+        words[w.ITEMS] = words.ctypes.data + 8 * (w.ITEMS + 1)
+        return int(words.ctypes.data)

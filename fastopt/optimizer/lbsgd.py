@@ -25,7 +25,7 @@ from fastopt.arguments import (
 )
 from fastopt.kernels.rule import Hyper, Rule, Sums
 from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.lars import lars_sums
+from fastopt.optimizer.layerwise import lars_sums
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 from fastopt.sparse import RowSparse

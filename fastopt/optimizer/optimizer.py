@@ -70,7 +70,7 @@ from fastopt.optimizer.rates import (
     endings,
     largest_rate,
 )
-from fastopt.optimizer.registry import Registry
+from fastopt.optimizer.registry import SHARED, Registry
 from fastopt.optimizer.unbound import warn_if_unbound
 from fastopt.sparse import RowSparse
 
@@ -226,7 +226,7 @@ class Optimizer(Rates):
     rounded_sums: ClassVar[bool] = False
     """Whether the reductions of a rule use the rounded weight instead of its float32 master."""
 
-    opt_registry: ClassVar[Registry] = Registry("fastopt.optimizer", {"ccsgd": "sgd"})
+    opt_registry: ClassVar[Registry] = Registry("fastopt.optimizer", SHARED)
 
     native: ClassVar[bool] = True
     """Whether updates use the rule: the class overrides no ``update`` method."""

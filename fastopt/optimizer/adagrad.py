@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fastopt.arguments import Real, Renamed, alias, arg
+from fastopt.arguments import Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import FORMULA, Formula
@@ -99,9 +99,7 @@ class AdaGrad(Optimizer):
 
     lazy_by_default = True
     float_stable_eps: ClassVar[float]
-    eps: float = arg(
-        default=1e-07, check=Renamed("eps", Real(least=0)), stored="float_stable_eps", torch=1e-10
-    )
+    eps: float = arg(default=1e-07, check=Real(least=0), stored="float_stable_eps", torch=1e-10)
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
     initial_accumulator_value: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
     lr_decay: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
@@ -193,7 +191,7 @@ class GroupAdaGrad(Optimizer):
     rule = group_adagrad
     lazy_by_default = True
     float_stable_eps: ClassVar[float]
-    eps: float = arg(default=1e-05, check=Renamed("eps", Real(least=0)), stored="float_stable_eps")
+    eps: float = arg(default=1e-05, check=Real(least=0), stored="float_stable_eps")
     epsilon: float = alias("eps", default=1e-8, kw_only=True)
 
     @constant

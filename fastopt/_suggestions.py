@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None:
@@ -77,29 +76,3 @@ def no_attribute(
     last = {each.rpartition(".")[2]: each for each in sorted(known, reverse=True)}
     near = None if name.startswith("_") else closest(name, last)
     return AttributeError(f"{message}; did you mean {last[near]}?" if near else message)
-
-
-class Advised:
-    """Base of classes that suggest a name when an attribute is missing."""
-
-    elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Advice for methods and attributes of other libraries."""
-
-    unlisted: ClassVar[frozenset[str]] = frozenset(
-        {"aliases", "argument_advice", "argument_names", "elsewhere", "first_attributes"}
-        | {"unlisted"}
-    )
-    """Names for the package alone, which completion leaves out."""
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__()} - self.unlisted)
-
-    if not TYPE_CHECKING:  # type checkers would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            kind = type(self)
-            if not name.startswith("__") and hasattr(kind, name):
-                return object.__getattribute__(self, name)  # raises the property's own error
-            known = {*dir(kind), *vars(self)} - kind.unlisted
-            known = {each for each in known if not each.startswith("_")}
-            raise no_attribute(f"{kind.__name__!r} object", name, known, kind.elsewhere)

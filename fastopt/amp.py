@@ -6,9 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from fastopt._advice import SCALER_ATTRIBUTES
-from fastopt._naming import Spelled
-from fastopt._suggestions import Advised
-from fastopt.arguments import brief, count, flag, number
+from fastopt.arguments import Checked, brief, count, flag, number
 
 __all__ = ["LossScaler", "SlowCalls", "StepInfo"]
 
@@ -76,7 +74,7 @@ class StepInfo(NamedTuple):
     slow: SlowCalls = SlowCalls()
 
 
-class LossScaler(Advised, Spelled):
+class LossScaler(Checked):
     r"""Loss scale that adapts to the range of float16.
 
     Gradients below 3e-8 underflow to zero in float16. Multiplying the loss by a large scale

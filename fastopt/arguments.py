@@ -11,14 +11,20 @@ raises TypeError or ValueError. The same description validates the constructor a
 assignments to the attribute and values restored from a checkpoint.
 """
 
+import functools
+import inspect
 import math
 import numbers
 import sys
-from collections.abc import Callable, Mapping
+from abc import ABCMeta
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
+
+from fastopt._suggestions import closest, no_attribute
 
 Read = TypeVar("Read", covariant=True)
 Given = TypeVar("Given", contravariant=True)
@@ -31,6 +37,245 @@ LARGEST_COUNT = 2**62
 
 LENGTH = 100
 """Maximum number of characters of a value that an error message quotes."""
+
+
+def brief(value: Any) -> str:
+    """Return the representation of a value for messages: one line, truncated if it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LENGTH else f"{text[:LENGTH]}..."
+
+
+def without_address(text: str, value: Any) -> str:
+    """Return `text`, or the name of the function or class if they contain a memory address."""
+    if " at 0x" not in text:
+        return text
+    return f"<{getattr(value, '__name__', type(value).__name__).strip('<>')}>"
+
+
+def is_masked(value: object) -> bool:
+    """Whether `value` is a masked array; there is none before something has imported numpy.ma."""
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+    return isinstance(value, masked)
+
+
+def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    """Whether `value` is an array of NumPy without a mask."""
+    return isinstance(value, np.ndarray) and not is_masked(value)
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+    infinite: bool = False,
+    nan: bool = False,
+) -> float:
+    """Return `value` as a float if it is in [`least`, `most`] and less than `below`.
+
+    Raises
+    ------
+    TypeError
+        `value` is not a real number.
+    ValueError
+        `value` is out of range, or NaN or infinite without `nan` or `infinite`.
+    """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {brief(value)}")
+    try:
+        exact = float(value)
+    except OverflowError:  # from an int or a Fraction
+        raise ValueError(f"{name} must be in the range of float64, got {brief(value)}") from None
+    if (math.isinf(exact) and infinite) or (math.isnan(exact) and nan):
+        return exact
+    if math.isfinite(exact) and least <= exact <= most and exact < below:
+        return exact
+    limits = [f"at least {least}"] * (least > -math.inf)
+    limits += [f"at most {most}"] * (most < math.inf) + [f"below {below}"] * (below < math.inf)
+    kind = "a number" if infinite else "a finite number"
+    raise ValueError(f"{name} must be {', '.join([kind, *limits])}, got {value}")
+
+
+def count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
+    """Return `value` as an int if it is an integer in [`least`, `most`].
+
+    Raises
+    ------
+    TypeError
+        `value` is not an integer.
+    ValueError
+        `value` is out of range.
+    """
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {brief(value)}")
+    exact = int(value)
+    if exact < least:
+        raise ValueError(f"{name} must be at least {least}, got {brief(value)}")
+    if most is not None and exact > most:
+        raise ValueError(f"{name} must be at most {most}, got {brief(value)}")
+    return exact
+
+
+def choice(name: str, value: str, *choices: str) -> str:
+    """Return `value` if it is one of `choices`, else raise ValueError."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {brief(value)}")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return `value` as a bool if it is True or False, else raise TypeError."""
+    if type(value) is bool:
+        return value
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {brief(value)}")
+    return bool(value)
+
+
+@dataclass(eq=False, repr=False, match_args=False)
+class Real:
+    """A real number, stored as a float; see :func:`number`."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    below: float = math.inf
+    infinite: bool = False
+    nan: bool = False
+
+    def __call__(self, name: str, value: Any) -> float:
+        """Return the checked value."""
+        if type(value) is float and self.least <= value <= self.most and value < self.below:
+            return value  # fast path: floats in range are assigned at every step
+        return number(name, value, **vars(self))
+
+
+@dataclass(eq=False, repr=False, match_args=False)
+class Integer:
+    """An integer, stored as an int; see :func:`count`."""
+
+    least: int = 1
+    most: int | None = LARGEST_COUNT
+
+    def __call__(self, name: str, value: Any) -> int:
+        """Return the checked value."""
+        return count(name, value, **vars(self))
+
+
+FLAG = flag
+
+
+class Choice:
+    """One of several strings."""
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the checked value."""
+        return choice(name, value, *self.choices)
+
+
+@dataclass(eq=False, repr=False, match_args=False)
+class Instance:
+    """An instance of a class; `kind` is its name in error messages."""
+
+    of: type
+    kind: str
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the checked value."""
+        if not isinstance(value, self.of):
+            raise TypeError(f"{name} must be {self.kind}, got {brief(value)}")
+        return value
+
+
+@dataclass(eq=False, repr=False, match_args=False)
+class OrNone:
+    """None, or a value that another description accepts."""
+
+    of: Description
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the checked value."""
+        return None if value is None else self.of(name, value)
+
+
+@dataclass(eq=False, repr=False, match_args=False)
+class ListOf:
+    """A list of values that another description accepts."""
+
+    of: Description
+
+    def __call__(self, name: str, value: Any) -> list[Any]:
+        """Return the checked value."""
+        if not isinstance(value, list):
+            raise TypeError(f"{name} must be a list, got {brief(value)}")
+        return [self.of(f"{name}[{i}]", part) for i, part in enumerate(value)]
+
+
+@dataclass(eq=False, repr=False, match_args=False)
+class TableOf:
+    """A mapping from indices or names to values that another description accepts."""
+
+    of: Description
+
+    def __call__(self, name: str, value: Any) -> dict[Any, Any]:
+        """Return the checked value."""
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a table, got {brief(value)}")
+        for key in value:
+            if not isinstance(key, (numbers.Integral, str)):
+                raise TypeError(f"{name} must have indices or names as keys, got {brief(key)}")
+        return {key: self.of(f"{name}[{key!r}]", part) for key, part in value.items()}
+
+
+@dataclass(eq=False, repr=False, match_args=False)
+class PairOf:
+    """A tuple of two values, each accepted by its own description."""
+
+    first: Description
+    second: Description
+
+    def __call__(self, name: str, value: Any) -> tuple[Any, Any]:
+        """Return the checked value."""
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise TypeError(f"{name} must be a pair, got {brief(value)}")
+        return self.first(f"{name}[0]", value[0]), self.second(f"{name}[1]", value[1])
+
+
+@dataclass(eq=False, repr=False, match_args=False)
+class ArrayOf:
+    """An array of one of the given dtypes, in native byte order."""
+
+    dtypes: tuple[str, ...]
+    vector: bool = False
+    """Whether it must be one-dimensional and finite; it is then returned contiguous."""
+
+    def __call__(self, name: str, value: Any) -> np.ndarray[Any, Any]:
+        """Return the checked value."""
+        if not is_array(value):
+            raise TypeError(f"{name} must be an array, got {brief(value)}")
+        if value.dtype.name not in self.dtypes or not value.dtype.isnative:
+            raise TypeError(f"{name} must have dtype {' or '.join(self.dtypes)}, got {value.dtype}")
+        if not self.vector:
+            return value
+        if value.ndim != 1:
+            raise ValueError(f"{name} must have one dimension, got shape {value.shape}")
+        if not np.isfinite(value).all():
+            raise ValueError(f"{name} must be finite")
+        return np.require(value, None, ["C", "A", "W", "E"])
+
+
+def as_float(name: str, value: Any) -> float:
+    """Convert a validated attribute to float; faster than validating it again."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {brief(value)}") from None
+    except OverflowError:
+        raise ValueError(f"{name} must be a finite number, got {brief(value)}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,274 +398,372 @@ def alias(*names: str, default: Any, kw_only: bool = True, init: bool = True) ->
     return Argument(default, None, kw_only, init, names=names)
 
 
-def brief(value: Any) -> str:
-    """Return the representation of a value for messages: one line, truncated if it is long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= LENGTH else f"{text[:LENGTH]}..."
+class Same:
+    """Default value of an alias; its representation is the names that the alias stands for."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __repr__(self) -> str:
+        joined = ", ".join(self.names)
+        return f"({joined})" if len(self.names) > 1 else joined
 
 
-def without_address(text: str, value: Any) -> str:
-    """Return `text`, or the name of the function or class if they contain a memory address."""
-    if " at 0x" not in text:
-        return text
-    return f"<{getattr(value, '__name__', type(value).__name__).strip('<>')}>"
+class Constructor(ABCMeta):
+    """Metaclass of :class:`Checked`: ``__init__`` is called with the canonical names alone."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Signature with all arguments, including aliases and those passed by ``**kwargs``."""
+        if "_signature" not in vars(cls):
+            parameters = list(_parameters(cls))
+            required = [each for each in parameters if each.default is each.empty]
+            # no name is required if *args might be passed on as any argument
+            cls._required = [each.name for each in required] if all(map(_named, required)) else []
+            cls._signature = inspect.Signature(parameters)
+        signature: inspect.Signature = vars(cls)["_signature"]
+        return signature
+
+    if not TYPE_CHECKING:  # checkers read __init__
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Create an instance, resolving aliases first."""
+            parameters = cls.__signature__.parameters
+            if args or kwargs or cls._required:
+                cls.check_positional(args, kwargs)
+                positions = [*islice(parameters, len(args))]
+                rename(cls, kwargs, positions)
+                cls.add_defaults(kwargs, positions)
+                unknown = [name for name in kwargs if name not in parameters]
+                if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                    raise unknown_arguments(cls, unknown)
+                given = {*kwargs, *positions}
+                if missing := [name for name in cls._required if name not in given]:
+                    raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
+            made = super().__call__(*args, **kwargs)
+            cls.constructed(made)
+            if "_first" not in vars(cls):
+                cls._first = frozenset(vars(made))
+            return made
 
 
-def is_masked(value: object) -> bool:
-    """Whether `value` is a masked array; there is none before something has imported numpy.ma."""
-    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
-    return isinstance(value, masked)
+def _named(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
-def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
-    """Whether `value` is an array of NumPy without a mask."""
-    return isinstance(value, np.ndarray) and not is_masked(value)
+def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of the constructor."""
+    order = [base for base in cls.__mro__ if "__init__" in vars(base) or vars(base).get("_own")]
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    constructor = vars(owner)["__init__"]
+    if getattr(constructor, "takes_declared", False):
+        own = [*_declared(cls)]
+    else:
+        _, *own = inspect.signature(constructor).parameters.values()
+    found = {each.name: each for each in own if each.kind is not each.VAR_KEYWORD}
+    rest = [each for each in own if each.kind is each.VAR_KEYWORD]
+    if rest and isinstance(
+        above := order[order.index(owner) + 1], Constructor
+    ):  # it passes them on
+        for each in above.__signature__.parameters.values():
+            if _named(each) and not isinstance(each.default, Same):
+                found.setdefault(each.name, each.replace(kind=each.KEYWORD_ONLY))
+    for alias, names in cls.aliases.items():
+        if alias not in found and found.keys() >= {*names}:
+            found[alias] = _keyword(alias, Same(names))
+    yield from found.values()
+    yield from rest
 
 
-def number(
-    name: str,
-    value: Any,
-    *,
-    least: float = -math.inf,
-    most: float = math.inf,
-    below: float = math.inf,
-    infinite: bool = False,
-    nan: bool = False,
-) -> float:
-    """Return `value` as a float if it is in [`least`, `most`] and less than `below`.
-
-    Raises
-    ------
-    TypeError
-        `value` is not a real number.
-    ValueError
-        `value` is out of range, or NaN or infinite without `nan` or `infinite`.
-    """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {brief(value)}")
-    try:
-        exact = float(value)
-    except OverflowError:  # from an int or a Fraction
-        raise ValueError(f"{name} must be in the range of float64, got {brief(value)}") from None
-    if (math.isinf(exact) and infinite) or (math.isnan(exact) and nan):
-        return exact
-    if math.isfinite(exact) and least <= exact <= most and exact < below:
-        return exact
-    limits = [f"at least {least}"] * (least > -math.inf)
-    limits += [f"at most {most}"] * (most < math.inf) + [f"below {below}"] * (below < math.inf)
-    kind = "a number" if infinite else "a finite number"
-    raise ValueError(f"{name} must be {', '.join([kind, *limits])}, got {value}")
+def _keyword(name: str, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
-def count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
-    """Return `value` as an int if it is an integer in [`least`, `most`].
+def _declared(cls: Any) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of declared arguments: by position, then by name, its own first."""
+    known = {name: each for name, each in cls.declared.items() if each.init and not each.names}
+    for name in cls.positional:
+        default = known.pop(name).default
+        yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+    bases = [base.declared for base in cls.__mro__[1:] if getattr(base, "declared", ())]
 
-    Raises
-    ------
-    TypeError
-        `value` is not an integer.
-    ValueError
-        `value` is out of range.
-    """
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {brief(value)}")
-    exact = int(value)
-    if exact < least:
-        raise ValueError(f"{name} must be at least {least}, got {brief(value)}")
-    if most is not None and exact > most:
-        raise ValueError(f"{name} must be at most {most}, got {brief(value)}")
-    return exact
+    def place(name: str) -> int:
+        if bases and name in bases[-1]:
+            return 2
+        return any(base.get(name) is known[name] for base in bases)
+
+    for name in sorted(known, key=place):
+        yield _keyword(name, known[name].default)
 
 
-def choice(name: str, value: str, *choices: str) -> str:
-    """Return `value` if it is one of `choices`, else raise ValueError."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {brief(value)}")
-    return value
+def rename(cls: Any, kwargs: dict[str, Any], others: Iterable[str] = ()) -> None:
+    """Replace aliases in `kwargs` by the argument names of the constructor of `cls`.
 
-
-def flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool if it is True or False, else raise TypeError."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False, got {brief(value)}")
-    return bool(value)
-
-
-@dataclass(eq=False, repr=False, match_args=False)
-class Real:
-    """A real number, stored as a float; see :func:`number`."""
-
-    least: float = -math.inf
-    most: float = math.inf
-    below: float = math.inf
-    infinite: bool = False
-    nan: bool = False
-
-    def __call__(self, name: str, value: Any) -> float:
-        """Return the checked value."""
-        if type(value) is float and self.least <= value <= self.most and value < self.below:
-            return value  # fast path: floats in range are assigned at every step
-        return number(name, value, **vars(self))
-
-
-@dataclass(eq=False, repr=False, match_args=False)
-class Integer:
-    """An integer, stored as an int; see :func:`count`."""
-
-    least: int = 1
-    most: int | None = LARGEST_COUNT
-
-    def __call__(self, name: str, value: Any) -> int:
-        """Return the checked value."""
-        return count(name, value, **vars(self))
-
-
-class Flag:
-    """True or False."""
-
-    def __call__(self, name: str, value: Any) -> bool:
-        """Return the checked value."""
-        return value if type(value) is bool else flag(name, value)
-
-
-FLAG = Flag()
-
-
-class Choice:
-    """One of several strings."""
-
-    def __init__(self, *choices: str) -> None:
-        self.choices = choices
-
-    def __call__(self, name: str, value: Any) -> str:
-        """Return the checked value."""
-        if type(value) is str and value in self.choices:
-            return value
-        return choice(name, value, *self.choices)
-
-
-@dataclass(eq=False, repr=False, match_args=False)
-class Instance:
-    """An instance of a class; `kind` is its name in error messages."""
-
-    of: type
-    kind: str
-
-    def __call__(self, name: str, value: Any) -> Any:
-        """Return the checked value."""
-        if not isinstance(value, self.of):
-            raise TypeError(f"{name} must be {self.kind}, got {brief(value)}")
-        return value
-
-
-@dataclass(eq=False, repr=False, match_args=False)
-class OrNone:
-    """None, or a value that another description accepts."""
-
-    of: Description
-
-    def __call__(self, name: str, value: Any) -> Any:
-        """Return the checked value."""
-        return None if value is None else self.of(name, value)
-
-
-@dataclass(eq=False, repr=False, match_args=False)
-class Renamed:
-    """A value that another description accepts; errors use the name of the argument."""
-
-    argument: str
-    of: Description
-
-    def __call__(self, name: str, value: Any) -> Any:
-        """Return the checked value."""
-        return self.of(self.argument, value)
-
-
-@dataclass(eq=False, repr=False, match_args=False)
-class ListOf:
-    """A list of values that another description accepts."""
-
-    of: Description
-
-    def __call__(self, name: str, value: Any) -> list[Any]:
-        """Return the checked value."""
-        if not isinstance(value, list):
-            raise TypeError(f"{name} must be a list, got {brief(value)}")
-        return [self.of(f"{name}[{i}]", part) for i, part in enumerate(value)]
-
-
-@dataclass(eq=False, repr=False, match_args=False)
-class TableOf:
-    """A mapping from indices or names to values that another description accepts."""
-
-    of: Description
-
-    def __call__(self, name: str, value: Any) -> dict[Any, Any]:
-        """Return the checked value."""
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{name} must be a table, got {brief(value)}")
-        for key in value:
-            if not isinstance(key, (numbers.Integral, str)):
-                raise TypeError(f"{name} must have indices or names as keys, got {brief(key)}")
-        return {key: self.of(f"{name}[{key!r}]", part) for key, part in value.items()}
-
-
-@dataclass(eq=False, repr=False, match_args=False)
-class PairOf:
-    """A tuple of two values, each accepted by its own description."""
-
-    first: Description
-    second: Description
-
-    def __call__(self, name: str, value: Any) -> tuple[Any, Any]:
-        """Return the checked value."""
-        if not isinstance(value, tuple) or len(value) != 2:
-            raise TypeError(f"{name} must be a pair, got {brief(value)}")
-        return self.first(f"{name}[0]", value[0]), self.second(f"{name}[1]", value[1])
-
-
-@dataclass(eq=False, repr=False, match_args=False)
-class ArrayOf:
-    """An array of one of the given dtypes, in native byte order."""
-
-    dtypes: tuple[str, ...]
-    vector: bool = False
-    """Whether it must be one-dimensional and finite; it is then returned contiguous."""
-
-    def __call__(self, name: str, value: Any) -> np.ndarray[Any, Any]:
-        """Return the checked value."""
-        if not is_array(value):
-            raise TypeError(f"{name} must be an array, got {brief(value)}")
-        if value.dtype.name not in self.dtypes or not value.dtype.isnative:
-            raise TypeError(f"{name} must have dtype {' or '.join(self.dtypes)}, got {value.dtype}")
-        if not self.vector:
-            return value
-        if value.ndim != 1:
-            raise ValueError(f"{name} must have one dimension, got shape {value.shape}")
-        if not np.isfinite(value).all():
-            raise ValueError(f"{name} must be finite")
-        return np.require(value, None, ["C", "A", "W", "E"])
-
-
-def described_in(cls: type, attribute: str) -> Mapping[str, Description]:
-    """Return the descriptions in an attribute of a class, without those of its bases.
+    Parameters
+    ----------
+    cls : type
+        The class.
+    kwargs : dict of str to object
+        Arguments by name; changed in place.
+    others : iterable of str
+        Names of further arguments that are passed by position.
 
     Raises
     ------
     TypeError
-        The attribute does not map names to descriptions.
+        An argument is given under two names, or the value of an alias of several arguments is not
+        a tuple of that length.
     """
-    own: Any = vars(cls).get(attribute, {})
-    if not isinstance(own, Mapping) or not all(map(callable, own.values())):
-        raise TypeError(f"{cls.__name__}.{attribute} must map names to descriptions")
-    return own
+    parameters = cls.__signature__.parameters
+    given = {*kwargs, *others}
+    for alias in [name for name in kwargs if name in parameters]:
+        same = parameters[alias].default
+        if isinstance(same, Same):
+            for name in given.intersection(same.names):
+                raise TypeError(
+                    f"{cls.__name__} takes {alias} or {name}, not both: they are the same argument"
+                )
+            kwargs |= _values(alias, same.names, kwargs.pop(alias))
 
 
-def as_float(name: str, value: Any) -> float:
-    """Convert a validated attribute to float; faster than validating it again."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {brief(value)}") from None
-    except OverflowError:
-        raise ValueError(f"{name} must be a finite number, got {brief(value)}") from None
+def _values(alias: str, names: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Return the values of the arguments that an alias stands for."""
+    if len(names) == 1:
+        return {names[0]: value}
+    if not isinstance(value, (tuple, list)) or len(value) != len(names):
+        kind = "pair" if len(names) == 2 else "tuple"
+        raise TypeError(f"{alias} must be a {kind} ({', '.join(names)}), got {brief(value)}")
+    return dict(zip(names, value, strict=True))
+
+
+def unknown_arguments(
+    cls: Any,
+    unknown: Iterable[str],
+    caller: str | None = None,
+    taken: Sequence[str] | None = None,
+) -> TypeError:
+    """Return the error for arguments that a class does not take, with suggestions.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    unknown : iterable of str
+        Names of the arguments.
+    caller : str, optional
+        Name of the called function. Default: the name of the class.
+    taken : sequence of str, optional
+        Accepted names. Default: all arguments of the class.
+    """
+    if taken is None:
+        parameters = cls.__signature__.parameters.values()
+        taken = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    unknown = list(unknown)
+    advice = {
+        name: str(cls.argument_advice[name]) for name in unknown if name in cls.argument_advice
+    }
+    names = [name for name in unknown if name not in advice]
+    meant = [each for name in names if (each := _meant(cls, name, taken))]
+    parts = list(dict.fromkeys(advice.values()))
+    parts += [f"did you mean {', '.join(meant)}?"] * bool(meant)
+    parts += [f"it takes {', '.join(taken)}"] * (len(meant) < len(names))
+    caller = caller or cls.__name__
+    return TypeError(f"{caller} does not take {', '.join(unknown)}; {'; '.join(parts)}")
+
+
+def _meant(cls: Any, name: str, taken: Sequence[str]) -> str | None:
+    """Return the argument to suggest for an unknown name, or None."""
+    meant = [each for each in cls.argument_names.get(name, ()) if each in taken]
+    return meant[0] if meant else closest(name, taken)
+
+
+def check_new(owner: Any, name: str) -> None:
+    """Raise AttributeError if an attribute to be set is new and looks like a misspelled one.
+
+    Classes outside of the package may have any attributes.
+    """
+    kind = type(owner)
+    first = vars(kind).get("_first")
+    if not first or name in first or kind.__module__.partition(".")[0] != "fastopt":
+        return
+    if name.startswith("_") or hasattr(kind, name):
+        return
+    names = {*kind.__signature__.parameters, *first, *kind.argument_names}
+    names |= {each for each in dir(kind) if isinstance(getattr(kind, each), property)}
+    meant = _meant(kind, name, [each for each in names if not each.startswith("_")])
+    advice = f"did you mean {meant}?" if meant else kind.argument_advice.get(name)
+    if meant == name:
+        advice = f"{name} is an argument of {kind.__name__}(...) alone"
+    if advice:
+        message = f"{kind.__name__!r} object has no attribute {name!r} to set"
+        raise AttributeError(f"{message}; {advice}")
+
+
+class Checked(metaclass=Constructor):
+    """Abstract base of classes that check their attributes, and explain misspelled names."""
+
+    aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Aliases and the arguments they stand for; an alias of several takes a tuple of values.
+
+    An alias exists if the class has all of the arguments.
+    """
+
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Argument names of other libraries, and the names to suggest for them."""
+
+    argument_advice: ClassVar[Mapping[str, str]] = {}
+    """Advice for argument names of other libraries that have no counterpart."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Advice for methods and attributes of other libraries."""
+
+    unlisted: ClassVar[frozenset[str]] = frozenset(
+        {"aliases", "argument_advice", "argument_names", "elsewhere", "unlisted"}
+        | {"add_defaults", "check_positional", "checked", "constructed", "described"}
+        | {"declared", "defaults", "positional", "takes", "torch_defaults"}
+    )
+    """Names for the package alone, which completion leaves out."""
+
+    arguments: ClassVar[Descriptions] = {}
+    """Attributes that are validated on every assignment; merged with the bases' arguments."""
+
+    progress: ClassVar[Descriptions] = {}
+    """Attributes that change with every update; validated only when they are restored."""
+
+    declared: ClassVar[Mapping[str, Argument]] = {}
+    """Declared arguments and attributes of the class and its bases."""
+
+    positional: ClassVar[tuple[str, ...]] = ()
+    """Arguments that may be given by position, in order.
+
+    Where a class declares some, they follow those of its base, unless it gives another order.
+    """
+
+    torch_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Default values with ``formula="torch"`` that differ."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Default values of declared arguments."""
+
+    _factories: ClassVar[Mapping[str, Any]] = {}
+    _own: ClassVar[Mapping[str, Argument]] = {}
+    _arguments: ClassVar[Descriptions] = {}
+    _progress: ClassVar[Descriptions] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
+        for name, argument in cls.declared.items():  # a plain value is another default
+            value = vars(cls).get(name, argument)
+            if not isinstance(value, Argument) and not hasattr(type(value), "__get__"):
+                own[name] = replace(argument, default=value, check=None)
+        for name in own:
+            type.__delattr__(cls, name)
+        declared: dict[str, Argument] = {}
+        checks: dict[str, dict[str, Description]] = {"arguments": {}, "progress": {}}
+        cls._own = own
+        for base in reversed(cls.__mro__):
+            for kind, known in checks.items():
+                described: Any = vars(base).get(kind, {})
+                if not isinstance(described, Mapping) or not all(map(callable, described.values())):
+                    raise TypeError(f"{base.__name__}.{kind} must map names to descriptions")
+                known.update(described)
+            for name, given in vars(base).get("_own", {}).items():
+                argument = declared[name] = given.over(declared.get(name))
+                if argument.check is not None:
+                    kind = "progress" if argument.factory else "arguments"
+                    checks[kind][argument.stored or name] = argument.check
+        cls.declared, cls._arguments, cls._progress = declared, *checks.values()
+        kept = {name: each for name, each in declared.items() if not each.names}
+        cls.defaults = {name: each.default for name, each in kept.items() if not each.factory}
+        cls._factories = {name: each.factory for name, each in kept.items() if each.factory}
+        cls.torch_defaults = {n: each.torch for n, each in kept.items() if each.torch is not ...}
+        others = {name: each.names for name, each in own.items() if each.names}
+        cls.aliases = {**cls.aliases, **others}
+        if "positional" not in vars(cls) and any(each.positional for each in own.values()):
+            order = [name for name, each in declared.items() if each.positional]
+            cls.positional = tuple(sorted(order, key=lambda name: declared[name].last))
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        """Whether the constructor has a declared argument, not counting aliases."""
+        return name in cls.defaults and cls.declared[name].init
+
+    @classmethod
+    def add_defaults(cls, kwargs: dict[str, Any], others: Collection[str]) -> None:
+        """Add arguments whose defaults depend on others; `others` are given by position."""
+
+    @classmethod
+    def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise or warn if positional arguments look like a mistake."""
+
+    @classmethod
+    def constructed(cls, instance: Any) -> None:
+        """Called when an instance has been constructed."""
+
+    @classmethod
+    def described(cls) -> set[str]:
+        """Return the names of the attributes that the class and its bases describe."""
+        return {*cls._arguments, *cls._progress}
+
+    @classmethod
+    def checked(cls, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Validate the attributes of a saved instance and return them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An attribute is missing or does not match its description.
+        """
+        for name, each in cls.declared.items():
+            if each.new:
+                value = each.default if each.factory is None else each.factory()
+                attributes = {each.stored or name: value, **attributes}
+        if missing := sorted(cls.described() - attributes.keys()):
+            raise ValueError(f"{cls.__name__} has no attribute {', '.join(missing)}")
+        described = {**cls._arguments, **cls._progress}
+        found = {name: check(name, attributes[name]) for name, check in described.items()}
+        return {**attributes, **found}
+
+    def check_together(self) -> None:
+        """Raise ValueError unless the attributes are consistent; subclasses may extend this."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        described = self._arguments.get(name)
+        if described is None and name not in vars(self):
+            check_new(self, name)
+        super().__setattr__(name, value if described is None else described(name, value))
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - self.unlisted)
+
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self)
+            if not name.startswith("__") and hasattr(kind, name):
+                return object.__getattribute__(self, name)  # raises the property's own error
+            known = {*dir(kind), *vars(self)} - kind.unlisted
+            known = {each for each in known if not each.startswith("_")}
+            raise no_attribute(f"{kind.__name__!r} object", name, known, kind.elsewhere)
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def constructs(
+    cls: Any,
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Decorate a function with the arguments of a class to report unknown ones like the class."""
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(function)
+        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            if unknown := [name for name in kwargs if name not in cls.__signature__.parameters]:
+                raise unknown_arguments(cls, unknown, function.__name__)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate

@@ -6,14 +6,13 @@ from typing import Any, ClassVar
 
 from fastopt._advice import EMA_NAMES, LOOKAHEAD_NAMES, SWA_NAMES
 from fastopt._kernels.averaging import averaged, averaged_alone, synced, synced_alone
-from fastopt._naming import Constructor
-from fastopt.arguments import brief, count, flag, number
+from fastopt.arguments import Checked, brief, count, flag, number
 
 __all__ = ["EMA", "SWA", "Lookahead"]
 
 
 @dataclass(frozen=True)
-class EMA(metaclass=Constructor):
+class EMA(Checked):
     r"""Exponential moving average of the weights, computed in the same pass as the update.
 
     With :math:`w_t` the weight after update :math:`t` and :math:`a_0 = w_0`,
@@ -97,7 +96,7 @@ class EMA(metaclass=Constructor):
 
 
 @dataclass(frozen=True)
-class SWA(metaclass=Constructor):
+class SWA(Checked):
     r"""Stochastic weight averaging: the mean of the weights after every c-th update.
 
     With :math:`w_t` the weight after update :math:`t`, :math:`s` = `start` and
@@ -167,7 +166,7 @@ class SWA(metaclass=Constructor):
 
 
 @dataclass(frozen=True)
-class Lookahead(metaclass=Constructor):
+class Lookahead(Checked):
     r"""Lookahead: slow weights that follow the fast weights and periodically reset them.
 
     Every `k` updates, with :math:`w` the fast weight, which the optimizer updates, and :math:`a`

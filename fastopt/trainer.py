@@ -8,10 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fastopt._advice import TRAINER_ARGUMENTS, TRAINER_ATTRIBUTES, UPDATER_NAMES
-from fastopt._naming import Spelled
-from fastopt._suggestions import Advised
 from fastopt._updater.updater import Updater
-from fastopt.arguments import brief, number
+from fastopt.arguments import Checked, brief, number
 from fastopt.optimizer import Optimizer, create
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.parameter.gradient import Gradient
@@ -42,7 +40,7 @@ class StaleGradientError(RuntimeError, UserWarning):
     """
 
 
-class Trainer(Advised, Spelled):
+class Trainer(Checked):
     """Updates the parameters of a model from their gradients.
 
     Parameters

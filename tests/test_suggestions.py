@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import fastopt
 from fastopt import initializer, lr_scheduler, optimizer
-from fastopt._naming import Same
 from fastopt._suggestions import closest
 from fastopt.amp import LossScaler
+from fastopt.arguments import Same
 from fastopt.checkpoint import CheckpointError
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.sparse import RowSparse

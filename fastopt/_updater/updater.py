@@ -43,12 +43,11 @@ from fastopt._kernels.record_words import (
     WEIGHT_CODE,
 )
 from fastopt._kernels.threads import start_locks
-from fastopt._naming import constructs
 from fastopt._structure import copies
 from fastopt._updater import averaged
 from fastopt._updater.checked import CheckedUpdates
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.arguments import Instance, OrNone, Real, count, number
+from fastopt.arguments import Instance, OrNone, Real, constructs, count, number
 from fastopt.averages import Average, check_average
 from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.averaged import check_averaged

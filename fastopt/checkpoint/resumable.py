@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from fastopt._advice import UPDATER_ARGUMENTS, UPDATER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._interrupts import between_updates
-from fastopt._naming import Spelled
 from fastopt.arguments import flag, without_address
 from fastopt.checkpoint.foreign.mxnet import described_by_mxnet
 from fastopt.checkpoint.format.errors import CheckpointError, read_from
@@ -36,7 +35,7 @@ from fastopt.checkpoint.restore.shards import is_of_ranks, whole
 from fastopt.optimizer.optimizer import Optimizer
 
 
-class Resumable(Stateful, Spelled):
+class Resumable(Stateful):
     """Abstract base of :class:`~fastopt.optimizer.Updater` that saves and loads its states."""
 
     elsewhere: ClassVar[Mapping[str, str]] = UPDATER_ATTRIBUTES

@@ -15,10 +15,9 @@ from fastopt._engine.planner import Call
 from fastopt._kernels.blocks import CODE_BLOCK
 from fastopt._kernels.codes import is_worth_codes
 from fastopt._kernels.layout import real_of
-from fastopt._naming import Spelled
-from fastopt._suggestions import Advised
 from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler, StepInfo
+from fastopt.arguments import Checked
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.restore.placement import Form, Placement
 from fastopt.distributed.agreement import Fact, Facts, agree, attempt, is_agreed
@@ -101,7 +100,7 @@ class Shard(Updater):
         super()._update_in_python([call for call in calls if call[1].size])
 
 
-class Sharded(Advised, Spelled):
+class Sharded(Checked):
     """Abstract base of objects whose methods all ranks of a communicator call together.
 
     Parameters

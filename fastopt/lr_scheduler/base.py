@@ -12,9 +12,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from fastopt._advice import SCHEDULE_ARGUMENTS, SCHEDULE_ATTRIBUTES, SCHEDULE_NAMES
-from fastopt._checked import Checked
 from fastopt._notices import warn_user
-from fastopt.arguments import Choice, Descriptions, Integer, Real, count
+from fastopt.arguments import Checked, Choice, Descriptions, Integer, Real, count
 
 Schedule = Callable[[int], float]
 """A function from the number of updates so far to a learning rate."""

@@ -30,67 +30,67 @@ _LAZY = {
 if typing.TYPE_CHECKING:
     from fastopt._updater.updater import Updater as Updater
     from fastopt._updater.updater import get_updater as get_updater
-    from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
-    from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
+    from fastopt.optimizer.adafactor import CAME as CAME
     from fastopt.optimizer.adafactor import Adafactor as Adafactor
+    from fastopt.optimizer.adagrad import AdaDelta as AdaDelta
     from fastopt.optimizer.adagrad import AdaGrad as AdaGrad
+    from fastopt.optimizer.adagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.adam import Adam as Adam
-    from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2
-    from fastopt.optimizer.adamax import Adamax as Adamax
+    from fastopt.optimizer.adam import AdamW as AdamW
     from fastopt.optimizer.adammini import AdamMini as AdamMini
-    from fastopt.optimizer.adamuon import AdaMuon as AdaMuon
-    from fastopt.optimizer.adamw import AdamW as AdamW
-    from fastopt.optimizer.adan import Adan as Adan
-    from fastopt.optimizer.ademamix import AdEMAMix as AdEMAMix
-    from fastopt.optimizer.adopt import ADOPT as ADOPT
-    from fastopt.optimizer.apollo import APOLLO as APOLLO
-    from fastopt.optimizer.asgd import ASGD as ASGD
-    from fastopt.optimizer.came import CAME as CAME
-    from fastopt.optimizer.dadaptadam import DAdaptAdam as DAdaptAdam
     from fastopt.optimizer.dcasgd import DCASGD as DCASGD
+    from fastopt.optimizer.denominators import ADOPT as ADOPT
+    from fastopt.optimizer.denominators import AdaBelief as AdaBelief
+    from fastopt.optimizer.denominators import AdamAtan2 as AdamAtan2
+    from fastopt.optimizer.denominators import Adamax as Adamax
+    from fastopt.optimizer.denominators import LaProp as LaProp
+    from fastopt.optimizer.denominators import RAdam as RAdam
+    from fastopt.optimizer.denominators import Yogi as Yogi
     from fastopt.optimizer.families import AdamFamily as AdamFamily
     from fastopt.optimizer.families import CautiousFamily as CautiousFamily
     from fastopt.optimizer.families import StableFamily as StableFamily
-    from fastopt.optimizer.ftml import FTML as FTML
+    from fastopt.optimizer.ftrl import FTML as FTML
     from fastopt.optimizer.ftrl import Ftrl as Ftrl
-    from fastopt.optimizer.galore import GaLore as GaLore
-    from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.jointsums import JointSums as JointSums
     from fastopt.optimizer.kron import Kron as Kron
-    from fastopt.optimizer.lamb import LAMB as LAMB
-    from fastopt.optimizer.lans import LANS as LANS
-    from fastopt.optimizer.laprop import LaProp as LaProp
-    from fastopt.optimizer.lars import LARS as LARS
+    from fastopt.optimizer.layerwise import LAMB as LAMB
+    from fastopt.optimizer.layerwise import LANS as LANS
+    from fastopt.optimizer.layerwise import LARS as LARS
     from fastopt.optimizer.lbsgd import LBSGD as LBSGD
-    from fastopt.optimizer.lion import Lion as Lion
-    from fastopt.optimizer.mars import MARS as MARS
+    from fastopt.optimizer.lowrank import APOLLO as APOLLO
+    from fastopt.optimizer.lowrank import GaLore as GaLore
     from fastopt.optimizer.matrixoptimizer import MatrixOptimizer as MatrixOptimizer
     from fastopt.optimizer.matrixoptimizer import orthogonalize as orthogonalize
+    from fastopt.optimizer.muon import AdaMuon as AdaMuon
     from fastopt.optimizer.muon import Muon as Muon
+    from fastopt.optimizer.muon import NorMuon as NorMuon
     from fastopt.optimizer.muon import clip_attention as clip_attention
     from fastopt.optimizer.nadam import Nadam as Nadam
-    from fastopt.optimizer.nadamw import NAdamW as NAdamW
-    from fastopt.optimizer.nag import NAG as NAG
-    from fastopt.optimizer.normuon import NorMuon as NorMuon
-    from fastopt.optimizer.novograd import NovoGrad as NovoGrad
+    from fastopt.optimizer.nadam import NAdamW as NAdamW
+    from fastopt.optimizer.numerators import MARS as MARS
+    from fastopt.optimizer.numerators import Adan as Adan
+    from fastopt.optimizer.numerators import AdEMAMix as AdEMAMix
+    from fastopt.optimizer.numerators import NovoGrad as NovoGrad
+    from fastopt.optimizer.numerators import StableSPAM as StableSPAM
+    from fastopt.optimizer.prodigy import DAdaptAdam as DAdaptAdam
     from fastopt.optimizer.prodigy import Prodigy as Prodigy
-    from fastopt.optimizer.radam import RAdam as RAdam
+    from fastopt.optimizer.prodigy import ScheduleFreeProdigy as ScheduleFreeProdigy
     from fastopt.optimizer.rmsprop import RMSProp as RMSProp
-    from fastopt.optimizer.rprop import Rprop as Rprop
-    from fastopt.optimizer.schedulefreeadamw import ScheduleFreeAdamW as ScheduleFreeAdamW
-    from fastopt.optimizer.schedulefreeprodigy import ScheduleFreeProdigy as ScheduleFreeProdigy
-    from fastopt.optimizer.schedulefreesgd import ScheduleFreeSGD as ScheduleFreeSGD
+    from fastopt.optimizer.schedulefree import ScheduleFreeAdamW as ScheduleFreeAdamW
+    from fastopt.optimizer.schedulefree import ScheduleFreeSGD as ScheduleFreeSGD
     from fastopt.optimizer.scion import Scion as Scion
+    from fastopt.optimizer.sgd import ASGD as ASGD
+    from fastopt.optimizer.sgd import NAG as NAG
     from fastopt.optimizer.sgd import SGD as SGD
+    from fastopt.optimizer.sgd import SGLD as SGLD
+    from fastopt.optimizer.sgd import Test as Test
     from fastopt.optimizer.sgd import ccSGD as ccSGD
-    from fastopt.optimizer.sgld import SGLD as SGLD
+    from fastopt.optimizer.shampoo import SOAP as SOAP
     from fastopt.optimizer.shampoo import Shampoo as Shampoo
-    from fastopt.optimizer.signum import Signum as Signum
+    from fastopt.optimizer.signs import Lion as Lion
+    from fastopt.optimizer.signs import Rprop as Rprop
+    from fastopt.optimizer.signs import Signum as Signum
     from fastopt.optimizer.sm3 import SM3 as SM3
-    from fastopt.optimizer.soap import SOAP as SOAP
-    from fastopt.optimizer.stablespam import StableSPAM as StableSPAM
-    from fastopt.optimizer.test import Test as Test
-    from fastopt.optimizer.yogi import Yogi as Yogi
 
 create_optimizer = Optimizer.create_optimizer
 opt_registry = Optimizer.opt_registry

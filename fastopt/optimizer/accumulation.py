@@ -35,8 +35,8 @@ class Sum(Optimizer):
     keep: bool = arg(default=False, kw_only=True)
     unchecked = False  # there are no multipliers
 
-    def _initialize(self, values: dict[str, Any]) -> None:
-        super()._initialize({**values, "lazy_update": values["keep"]})
+    def _initialize(self, given: dict[str, Any]) -> None:
+        super()._initialize({**given, "lazy_update": given.get("keep", False)})
         vars(self)["unchecked"] = False
 
     @constant

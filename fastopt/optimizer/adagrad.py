@@ -1,14 +1,14 @@
-"""AdaGrad."""
+"""AdaGrad, for elements and rows, and AdaDelta."""
 
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fastopt.arguments import Real, Renamed, alias, arg
+from fastopt.arguments import Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import FORMULA, Formula
-from fastopt.optimizer.optimizer import Optimizer, corrected, register
+from fastopt.optimizer.optimizer import Optimizer, constant, corrected, register
 
 
 @rule(state=("history",), hyper=(*COMMON, "epsilon"))
@@ -99,9 +99,7 @@ class AdaGrad(Optimizer):
 
     lazy_by_default = True
     float_stable_eps: ClassVar[float]
-    eps: float = arg(
-        default=1e-07, check=Renamed("eps", Real(least=0)), stored="float_stable_eps", torch=1e-10
-    )
+    eps: float = arg(default=1e-07, check=Real(least=0), stored="float_stable_eps", torch=1e-10)
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
     initial_accumulator_value: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
     lr_decay: float = arg(default=0.0, check=Real(least=0), kw_only=True, new=True)
@@ -130,3 +128,149 @@ class AdaGrad(Optimizer):
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
         return lr / (1 + (t - 1) * self.lr_decay) * wd
+
+
+def square(grad: Scalar, h: Hyper) -> Scalar:
+    """Return the squared gradient."""
+    grad = rescaled(grad, h)
+    return grad * grad
+
+
+@rule(
+    state=("history",),
+    hyper=("lr", "rescale_grad", "clip_gradient", "epsilon"),
+    row=square,
+)
+def group_adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper, mean: Scalar) -> Step:
+    """Gradient divided by the root of the row's sum of mean squares."""
+    history = state[0] + mean
+    rate = h.lr / math.sqrt(history + h.epsilon)  # the same for the whole row
+    return weight - rate * rescaled(grad, h), (history,)
+
+
+@register
+class GroupAdaGrad(Optimizer):
+    r"""AdaGrad with one accumulator for each row, for example for embeddings.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        H_i &\leftarrow H_i + \frac{1}{n} \sum_j h_{ij}^2 \\
+        w_{ij} &\leftarrow w_{ij} - \eta \frac{h_{ij}}{\sqrt{H_i + \epsilon}}
+
+    for two-dimensional weights without weight decay. Source: Duchi, Hazan and Singer, "Adaptive
+    Subgradient Methods for Online Learning and Stochastic Optimization", JMLR 12 (2011), with
+    rows as the coordinates.
+
+    State: the array :math:`H` of shape (rows, 1).
+
+    Parameters
+    ----------
+    eps : float
+        :math:`\epsilon`, at least 0. Default 1e-5.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range, or, at an update, the weight does not have two
+        dimensions or its weight decay is not 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.GroupAdaGrad(learning_rate=0.1))
+    >>> weight = np.ones((2, 2))
+    >>> updater(0, np.array([[1.0, -1.0], [3.0, 4.0]]), weight)
+    >>> weight.round(3)
+    array([[0.9  , 1.1  ],
+           [0.915, 0.887]])
+    """
+
+    rule = group_adagrad
+    lazy_by_default = True
+    float_stable_eps: ClassVar[float]
+    eps: float = arg(default=1e-05, check=Real(least=0), stored="float_stable_eps")
+    epsilon: float = alias("eps", default=1e-8, kw_only=True)
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        if wd != 0:
+            raise ValueError(f"GroupAdaGrad has no weight decay, got {wd}")
+        return {"epsilon": self.float_stable_eps}
+
+
+@rule(
+    state=("acc_g", "acc_delta"),
+    nonnegative=("acc_g", "acc_delta"),
+    hyper=("wd", "rescale_grad", "clip_gradient", "rho", "one_minus_rho", "epsilon"),
+)
+def adadelta(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient times the ratio of the root mean squares of steps and gradients."""
+    acc_g, acc_delta = state
+    grad = rescaled(grad, h)
+    acc_g = h.rho * acc_g + h.one_minus_rho * grad * grad
+    delta = math.sqrt(acc_delta + h.epsilon) / math.sqrt(acc_g + h.epsilon) * grad
+    acc_delta = h.rho * acc_delta + h.one_minus_rho * delta * delta
+    return weight - (delta + h.wd * weight), (acc_g, acc_delta)
+
+
+@register
+class AdaDelta(Optimizer):
+    r"""AdaDelta, with decoupled weight decay.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        G &\leftarrow \rho G + (1 - \rho) h^2 \\
+        u &= \frac{\sqrt{D + \epsilon}}{\sqrt{G + \epsilon}} h \\
+        D &\leftarrow \rho D + (1 - \rho) u^2 \\
+        w &\leftarrow w - (u + \lambda w)
+
+    There is no learning rate: learning rates, schedules and their multipliers have no effect, and
+    the weight decay is not multiplied by a learning rate. Source: Zeiler, "ADADELTA: An Adaptive
+    Learning Rate Method", arXiv:1212.5701.
+
+    State: the tuple :math:`(G, D)` of arrays in the weight's shape.
+
+    Parameters
+    ----------
+    rho : float
+        Decay rate of :math:`G` and :math:`D`, at least 0 and below 1. Default 0.9.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-5; torch has 1e-6.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.AdaDelta(rho=0.75, epsilon=1e-4))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(4)
+    array([0.98, 1.02])
+    """
+
+    rule = adadelta
+    decoupled = True
+    corrects_decay = False
+    rho: float = arg(default=0.9, check=Real(least=0, below=1))
+    epsilon: float = arg(default=1e-05, check=Real(least=0))
+    eps: float = alias("epsilon", default=1e-8, kw_only=True)
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"rho": self.rho, "one_minus_rho": 1 - self.rho, "epsilon": self.epsilon}
+
+    def decay(self, t: int, lr: float, wd: float) -> float:
+        """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
+        return wd

@@ -8,11 +8,11 @@ from weakref import WeakSet, ref
 
 import numpy as np
 
-from fastopt._checked import Checked
 from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.threads import start_locks
+from fastopt.arguments import Checked
 
 Array = np.ndarray[Any, Any]
 
@@ -103,16 +103,15 @@ class Attributes(Checked):
         cls.by_index = {**cls.by_index, **tables}
         cls._followed = frozenset({*TABLES, *cls.by_index, *cls.aliases})
 
-    def _assign(self, **values: Any) -> None:
-        """Validate and set attributes in a constructor; faster than assignments."""
-        if not self._plain:
-            for name, value in values.items():
-                setattr(self, name, value)
-            return
-        own, arguments = self.__dict__, self._arguments
-        for name, value in values.items():
-            described = arguments.get(name)
-            own[name] = value if described is None else described(name, value)
+    def _assign(self, argument: str, value: Any) -> None:
+        """Validate and set the attribute of an argument in a constructor, without a version."""
+        declared = self.declared.get(argument)
+        name = argument if declared is None else declared.stored or argument
+        if self._plain:
+            described = self._arguments.get(name)
+            self.__dict__[name] = value if described is None else described(argument, value)
+        else:
+            setattr(self, name, value)
 
     def _start(self) -> None:
         """Initialize the attributes of the current process."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
-from fastopt.arguments import Choice, Flag, OrNone, Real, alias, arg
+from fastopt.arguments import FLAG, Choice, OrNone, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed, moments, peak_moments
 from fastopt.kernels.variants import (
@@ -16,8 +16,6 @@ from fastopt.kernels.variants import (
 )
 from fastopt.optimizer.optimizer import Optimizer, bound, constant, corrected
 from fastopt.optimizer.rates import RateAttribute
-
-FLAG = Flag()
 
 Formula = Literal["mxnet", "torch"]
 

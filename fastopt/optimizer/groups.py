@@ -13,9 +13,8 @@ from typing import Any
 
 from fastopt._engine.per_index import Index
 from fastopt._engine.planner import Planner
-from fastopt._naming import Same, rename, unknown_arguments
 from fastopt._notices import warn_user
-from fastopt.arguments import brief, flag, number
+from fastopt.arguments import Same, brief, flag, number, rename, unknown_arguments
 from fastopt.averages import Average
 from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.averaged import check_averaged, check_averaged_together

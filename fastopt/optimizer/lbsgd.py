@@ -17,7 +17,6 @@ from fastopt.arguments import (
     Instance,
     Integer,
     PairOf,
-    Renamed,
     TableOf,
     arg,
     brief,
@@ -25,7 +24,7 @@ from fastopt.arguments import (
 )
 from fastopt.kernels.rule import Hyper, Rule, Sums
 from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.lars import lars_sums
+from fastopt.optimizer.layerwise import lars_sums
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 from fastopt.sparse import RowSparse
@@ -135,9 +134,7 @@ class LBSGD(MomentumFamily):
     warmup_epochs: int = arg(default=5, check=Integer(least=0))
     batch_scale: int = arg(default=1, check=Integer())
     updates_per_epoch: int = arg(default=32, check=Integer())
-    begin_epoch: int = arg(
-        default=0, check=Renamed("begin_epoch", Integer(least=0)), stored="init_updates"
-    )
+    begin_epoch: int = arg(default=0, check=Integer(least=0), stored="init_updates")
     num_epochs: int = arg(default=60, check=Integer(least=0))
     cumgrads: dict[Index, dict[str, Any]] = kept(factory=dict, check=TableOf(_check_sum))
     positional = (

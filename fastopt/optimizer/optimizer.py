@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 from weakref import WeakSet, ref
@@ -36,7 +36,6 @@ from fastopt._kernels.device_memory import lie_alike, like, placed
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
 from fastopt._kernels.table import Table
-from fastopt._naming import Same, unknown_arguments
 from fastopt._notices import warn_user
 from fastopt._suggestions import choices, closest
 from fastopt.arguments import (
@@ -47,13 +46,14 @@ from fastopt.arguments import (
     OrNone,
     PairOf,
     Real,
-    Renamed,
+    Same,
     Stored,
     TableOf,
     alias,
     arg,
     brief,
     kept,
+    unknown_arguments,
     without_address,
 )
 from fastopt.kernels.rule import Rule
@@ -70,7 +70,7 @@ from fastopt.optimizer.rates import (
     endings,
     largest_rate,
 )
-from fastopt.optimizer.registry import Registry
+from fastopt.optimizer.registry import SHARED, Registry
 from fastopt.optimizer.unbound import warn_if_unbound
 from fastopt.sparse import RowSparse
 
@@ -91,6 +91,9 @@ __all__ = [
 
 Class = TypeVar("Class", bound="type[Optimizer]")
 
+
+TAKEN = ("param_idx2name", "param_dict", "sym", "learning_rate", "lr_scheduler", "lazy_update")
+"""Arguments that are converted, not only checked, before they are stored."""
 
 COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 """Methods that a class may override to change how updates are counted or rates are computed."""
@@ -226,7 +229,7 @@ class Optimizer(Rates):
     rounded_sums: ClassVar[bool] = False
     """Whether the reductions of a rule use the rounded weight instead of its float32 master."""
 
-    opt_registry: ClassVar[Registry] = Registry("fastopt.optimizer", {"ccsgd": "sgd"})
+    opt_registry: ClassVar[Registry] = Registry("fastopt.optimizer", SHARED)
 
     native: ClassVar[bool] = True
     """Whether updates use the rule: the class overrides no ``update`` method."""
@@ -248,6 +251,11 @@ class Optimizer(Rates):
 
     per_index: ClassVar[bool] = False
     """Whether the class overrides counts or rates, so that its methods are called every time."""
+
+    _ready: ClassVar[dict[str, Any]]
+    """Checked defaults by attribute, which instances share; of this class, as the next."""
+    _fresh: ClassVar[dict[str, Any]]
+    """Defaults by argument that are checked in each constructor, as instances may change them."""
 
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "lr": ("learning_rate",),
@@ -354,39 +362,56 @@ class Optimizer(Rates):
                 if name in given:
                     raise TypeError(f"{cls.__name__} got {name} by position and by name")
                 given[name] = value
-            values = {name: given.pop(name, default) for name, default in cls.defaults.items()}
-            if given:
-                raise unknown_arguments(cls, given)
+            if unknown := [name for name in given if name not in cls.defaults]:
+                raise unknown_arguments(cls, unknown)
             self._start()
-            self._initialize(values)
+            self._initialize(given)
             self.check_together()
 
         __init__.takes_declared = True
 
-    def _initialize(self, values: dict[str, Any]) -> None:
-        """Set all attributes from the values of the arguments."""
-        take = values.pop
-        names, parameters, sym = take("param_idx2name"), take("param_dict"), take("sym")
+    @classmethod
+    def _prepare(cls) -> None:
+        """Check the defaults once."""
+        cls._ready, cls._fresh = {}, {}
+        for name, value in cls.defaults.items():
+            attribute = attribute_of(cls, name)
+            check = cls._arguments.get(attribute)
+            if name in TAKEN:
+                continue
+            checked = value if check is None else check(name, value)
+            if cls._plain and isinstance(checked, Hashable):
+                cls._ready[attribute] = checked
+            else:
+                cls._fresh[name] = value
+
+    def _initialize(self, given: dict[str, Any]) -> None:
+        """Set all attributes: to the arguments given, or to defaults."""
+        cls, own = type(self), vars(self)
+
+        def take(name: str) -> Any:
+            return given.pop(name, cls.defaults[name])
+
+        names, parameters, sym, rate, schedule, lazy = map(take, TAKEN)
         check_parameters(names, parameters, sym)
-        if values["lazy_update"] is None:
-            values["lazy_update"] = self.lazy_by_default or values["sparse_decay"] != "touched"
-        self._assign(
-            lr=self._first_rate(take("learning_rate"), take("lr_scheduler")),
-            wd=take("wd"),
-            begin_num_update=take("begin_num_update"),
-        )
-        vars(self)["_index_update_count"] = self._by_index("_index_update_count", {})
-        self.num_update = self.begin_num_update
-        self._assign(
-            idx2name=self._stored("idx2name", names or {}),
-            sym_info=(sym.attr_dict(), sym.list_arguments()) if sym is not None else (),
-            param_dict=self._stored("param_dict", parameters or {}),
-        )
+        if "_ready" not in vars(cls):
+            cls._prepare()
+        own.update(cls._ready)
+        self._assign("learning_rate", self._first_rate(rate, schedule))
+        for name, value in {**cls._fresh, **given}.items():
+            self._assign(name, value)
+        if lazy is None:
+            lazy = self.lazy_by_default or self.sparse_decay != "touched"
+        self._assign("lazy_update", lazy)
+        own["_index_update_count"] = self._by_index("_index_update_count", {})
+        self._index_update_count.largest = self.begin_num_update
+        self._assign("idx2name", self._stored("idx2name", names or {}))
+        self._assign("sym_info", (sym.attr_dict(), sym.list_arguments()) if sym is not None else ())
+        self._assign("param_dict", self._stored("param_dict", parameters or {}))
         self.set_lr_mult({})
         self.set_wd_mult({})
-        for name, factory in self._factories.items():
+        for name, factory in cls._factories.items():
             setattr(self, name, factory())
-        self._assign(**{self.declared[name].stored or name: each for name, each in values.items()})
 
     def _start(self) -> None:
         super()._start()
@@ -1070,7 +1095,4 @@ def attribute_of(kind: type[Optimizer], argument: str) -> str:
     """Return the name of the attribute that stores a constructor argument."""
     if argument in kind.declared:
         return kind.declared[argument].stored or argument
-    for attribute, description in kind._arguments.items():
-        if isinstance(description, Renamed) and description.argument == argument:
-            return attribute
     return argument

@@ -1,4 +1,4 @@
-"""Prodigy: Adam with a learning rate estimated from the distance to a solution."""
+"""Prodigy and DAdaptAdam: learning rates estimated from the distance to a solution."""
 
 import math
 from collections.abc import Sequence
@@ -6,9 +6,17 @@ from typing import Any
 
 from fastopt.arguments import FLAG, OrNone, Real, arg, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
-from fastopt.optimizer.jointsums import EstimatedAdam, EstimateOf, of_tensor, with_decay
+from fastopt.kernels.scalars import rescaled
+from fastopt.optimizer.jointsums import (
+    DistanceFamily,
+    EstimatedAdam,
+    EstimateOf,
+    of_tensor,
+    with_decay,
+)
 from fastopt.optimizer.optimizer import Array, Index, corrected, register
 from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
 
 ESTIMATE = "d", "d_max", "d_numerator"
 
@@ -212,3 +220,330 @@ class Prodigy(EstimatedAdam):
             largest = found if found > largest else largest
             now = min(largest, d * self.growth_rate), largest, numerator
             known.update(zip(ESTIMATE, now, strict=True))
+
+
+WEIGHTED = "d", "numerator_weighted"
+
+
+def dadapt_parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
+    """Return the gradient times the normalized gradient sum, and the absolute gradient sum."""
+    _, var, total = state
+    grad = with_decay(weight, grad, h)
+    along = total / (math.sqrt(var) + h.epsilon) if total != type(weight)(0) else total
+    return grad * along, abs(h.beta3 * total + h.sum_rate * grad)
+
+
+@rule(
+    state=("mean", "var", "sum"),
+    hyper=(
+        *("lr", "rescale_grad", "clip_gradient", "coupled", "shrink", "epsilon", "beta1", "beta2"),
+        *("mean_rate", "var_rate", "beta3", "sum_rate", "progress_rate", "counts"),
+    ),
+    passes=((dadapt_parts, of_tensor),),
+    kept=("numerator", "denominator"),
+)
+def dadaptadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Adam's step, whose first moment has the estimated rate, and the gradient sum."""
+    mean, var, total = state
+    grad = with_decay(weight, grad, h)
+    mean = h.beta1 * mean + h.mean_rate * grad
+    var = h.beta2 * var + h.var_rate * grad * grad
+    total = h.beta3 * total + h.sum_rate * grad
+    weight = h.shrink * weight - h.lr * mean / (math.sqrt(var) + h.epsilon)
+    return weight, (mean, var, total)
+
+
+@register
+class DAdaptAdam(EstimatedAdam):
+    r"""DAdaptAdam: Adam with D-Adaptation, which estimates the learning rate.
+
+    .. math::
+        h &= \mathrm{clip}(r g) + \lambda w, \qquad \gamma = \eta d_k, \qquad
+        \beta_3 = \sqrt{\beta_2} \\
+        q &\leftarrow \beta_3 q + (1 - \beta_3) \gamma \sum \left\langle h, \frac{s}{\sqrt v +
+            \epsilon} \right\rangle \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) \gamma h, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) h^2, \qquad
+        s \leftarrow \beta_3 s + (1 - \beta_3) \gamma h \\
+        w &\leftarrow w - \frac{m}{\sqrt v + \epsilon} \\
+        d_{k + 1} &= \max\!\Big(d_k, \; \min\!\Big(\frac{q}{(1 - \beta_3) \sum \|s\|_1}, \;
+            g_{\max} d_k\Big)\Big)
+
+    The sums run over all parameters of a step, so that there is a single estimate :math:`d`. It
+    starts at :math:`d_0` = `d0` and never decreases; :math:`g_{\max}` is `growth_rate`. With
+    `bias_correction`, :math:`\gamma` is multiplied by
+    :math:`\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`. With `decouple`, the weight is multiplied by
+    :math:`1 - \gamma \lambda` instead of adding :math:`\lambda w` to :math:`h`.
+
+    What is a step, what the learning rate means and what row-sparse gradients do is as in
+    :class:`~fastopt.optimizer.Prodigy`.
+
+    Source: Defazio and Mishchenko, "Learning-Rate-Free Learning by D-Adaptation",
+    arXiv:2301.07733, in the form of the authors' package dadaptation.
+
+    State: the tuple of the arrays :math:`m, v, s`, in the weight's shape, and two zero-dimensional
+    arrays, the parameter's terms in both sums of the last step.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 1; None uses the scheduler's ``base_lr``.
+    beta1, beta2 : float
+        Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    d0 : float
+        Initial estimate, at least 1e-30; must be set before the first update. Default 1e-6.
+    growth_rate : float
+        Maximum factor by which the estimate grows in a step, at least 1. Default: infinity.
+    decouple : bool
+        Use decoupled weight decay. Default False.
+    bias_correction : bool
+        Correct the bias of both moments. Default False.
+    cautious, cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`; `cautious_decay` needs `decouple`. Default False.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range. In an update: a list contains an index twice, or a
+        learning rate multiplier is neither 0 nor 1. Nothing changes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.DAdaptAdam(beta2=0.99))
+    >>> weight, bias = np.ones(2), np.ones(1)
+    >>> for _ in range(300):
+    ...     updater([0, 1], [weight - 3, bias + 2], [weight, bias])
+    >>> print(weight.round(1), bias.round(1), f"{updater.info.d:.2f}")
+    [3. 3.] [-2.] 3.94
+    """
+
+    plain = dadaptadam
+    same_in_groups = (*EstimatedAdam.same_in_groups, "bias_correction")
+    learning_rate: RateAttribute = arg(default=1.0)
+    beta1: float = arg(default=0.9)
+    beta2: float = arg(default=0.999)
+    epsilon: float = arg(default=1e-08)
+    d0: float = arg(default=1e-06)
+    growth_rate: float = arg(default=math.inf)
+    decouple: bool = arg(default=False)
+    bias_correction: bool = arg(default=False, check=FLAG)
+    estimate: dict[str, float] = kept(factory=dict, check=EstimateOf(WEIGHTED))
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        if lr == 0:
+            nothing = ("lr", "mean_rate", "var_rate", "sum_rate", "progress_rate", "counts")
+            still = ("beta1", "beta2", "beta3", "shrink", "epsilon")
+            return {**dict.fromkeys((*nothing, "coupled"), 0.0), **dict.fromkeys(still, 1.0)}
+        rate, beta3 = self.d * lr, math.sqrt(self.beta2)
+        if self.bias_correction:
+            rate *= math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
+        return {
+            "lr": 1.0,
+            "beta1": self.beta1,
+            "mean_rate": rate * (1 - self.beta1),
+            "beta2": self.beta2,
+            "var_rate": 1 - self.beta2,
+            "beta3": beta3,
+            "sum_rate": rate * (1 - beta3),
+            "progress_rate": rate,
+            "counts": 1.0,
+            "shrink": 1 - rate * wd if self.decouple else 1.0,
+            "coupled": 0.0 if self.decouple else wd,
+            "epsilon": self.epsilon,
+        }
+
+    def advance(self, sums: Sequence[float]) -> None:
+        """See :meth:`JointSums.advance <fastopt.optimizer.JointSums.advance>`."""
+        progress, size = sums
+        if size != 0:
+            d, beta3 = self.d, math.sqrt(self.beta2)
+            numerator = self.estimate.get("numerator_weighted", 0.0)
+            numerator = beta3 * numerator + (1 - beta3) * progress
+            found = min(numerator / ((1 - beta3) * size), d * self.growth_rate)
+            self.estimate.update(d=found if found > d else d, numerator_weighted=numerator)
+
+
+FREE_ESTIMATE = "d", "d_numerator"
+
+
+def free_parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
+    """Return the progress of the fast weight along the gradient, and the absolute gradient sum."""
+    _, total, start, lead = state
+    grad = rescaled(grad, h)
+    return grad * (start - weight - lead), abs(h.beta3 * total + h.sum_rate * grad)
+
+
+@rule(
+    state=("var", "sum", "start", "lead"),
+    hyper=(
+        *FREE,
+        *("beta2", "var_rate", "beta3", "sum_rate", "progress_rate", "counts", "scale", "floor"),
+    ),
+    passes=((free_parts, of_tensor),),
+    kept=("numerator", "denominator"),
+)
+def schedulefree_prodigy(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Step of the fast weight along the normalized gradient with decay, and the gradient sum."""
+    var, total, start, lead = state
+    grad = rescaled(grad, h)
+    var = h.beta2 * var + h.var_rate * grad * grad
+    total = h.beta3 * total + h.sum_rate * grad
+    step = h.scale * grad / (math.sqrt(var) + h.floor) + h.wd * weight
+    weight, lead = interpolated(weight, step, lead, h)
+    return weight, (var, total, start, lead)
+
+
+@register
+class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
+    r"""Schedule-Free Prodigy: needs neither a learning rate nor a schedule.
+
+    .. math::
+        h &= \mathrm{clip}(r g), \qquad \gamma = \eta_t d_k, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) d_k^2 h^2 \\
+        s &\leftarrow \beta_3 s + \frac{d_k^2}{d_0} h, \qquad
+        q \leftarrow \beta_3 q + \frac{d_k^2}{d_0} \sum \langle h, z_0 - z \rangle \\
+        z &\leftarrow z - \gamma \left( \frac{d_k h}{\sqrt v + d_k \epsilon} + \lambda w \right) \\
+        x &\leftarrow (1 - c_t) x + c_t z, \qquad
+        w = \beta_1 x + (1 - \beta_1) z \\
+        d_{k + 1} &= \max\!\Big(d_k, \; c \min\!\Big(\frac{q}{\sum \|s\|_1}, \; g_{\max} d_k
+            \Big)\Big)
+
+    Gradients are computed at :math:`w`, the weight. Inside ``with updater.averaged():`` the weights
+    hold :math:`x`, for evaluation; save checkpoints of the weights outside this context. The
+    averaging rates :math:`c_t` are those of :class:`~fastopt.optimizer.ScheduleFreeAdamW`, with
+    :math:`\gamma` as the learning rate. The estimate :math:`d` starts at :math:`d_0` = `d0`,
+    :math:`c` is `d_coef`, :math:`g_{\max}` is `growth_rate`, and a first :math:`q` below 0 counts
+    as 0. What is a step, and what the learning rate means, is as in
+    :class:`~fastopt.optimizer.Prodigy`.
+
+    Source: the package prodigy-plus-schedule-free with ``use_stableadamw=False, factored=False,
+    split_groups=False``, except that it estimates from every eleventh element, and rounds s and
+    :math:`z_0` to bfloat16. Mishchenko and Defazio, arXiv:2306.06101; Defazio et al.,
+    arXiv:2405.15682.
+
+    State: the tuple :math:`(v, s, z_0, z - w)` of arrays in the weight's shape, and two
+    zero-dimensional arrays, the parameter's terms in both sums of the last step.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Factor of the estimate. Default 1; None uses the scheduler's ``base_lr``.
+    beta1 : float
+        :math:`\beta_1`, at least 0.01 and below 1. Default 0.9.
+    beta2 : float
+        Decay rate of :math:`v`, at least 0 and below 1. Default 0.99.
+    beta3 : float, optional
+        Decay rate of the sums, at least 0 and below 1. Default None: :math:`\sqrt{\beta_2}`.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    d0 : float
+        Initial estimate, at least 1e-30; must be set before the first update. Default 1e-6.
+    d_coef : float
+        Factor of the estimate, at least 0; the preferred way to tune it. Default 1.
+    growth_rate : float
+        Maximum factor by which the estimate grows in a step, at least 1. Default
+        :math:`2^{1 / 4}`.
+    warmup_steps : int
+        Number of updates with a linearly increasing learning rate, at least 0. Default 0.
+    r, weight_lr_power : float
+        See :class:`~fastopt.optimizer.ScheduleFreeAdamW`. Defaults 0, 2.
+    average_rate : float, optional
+        Constant :math:`c_t`, above 0 and at most 1. Default None.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range. In an update: a list contains an index twice, or a
+        learning rate multiplier is neither 0 nor 1. Nothing changes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.ScheduleFreeProdigy())
+    >>> weight = np.ones(2)
+    >>> for _ in range(300):
+    ...     updater(0, weight - np.array([3.0, -1.0]), weight)
+    >>> with updater.averaged():
+    ...     print(weight.round(1), f"{updater.info.d:.2f}")
+    [ 3. -1.] 0.52
+    """
+
+    rule = schedulefree_prodigy
+    same_in_groups = (
+        *DistanceFamily.same_in_groups,
+        *("beta3", "d_coef", "warmup_steps", "r", "weight_lr_power", "average_rate"),
+    )
+    learning_rate: RateAttribute = arg(default=1.0)
+    beta1: float = arg(default=0.9, check=Real(least=0.01, below=1))
+    beta2: float = arg(default=0.99)
+    beta3: float | None = arg(default=None, check=OrNone(Real(least=0, below=1)))
+    epsilon: float = arg(default=1e-08)
+    d0: float = arg(default=1e-06)
+    d_coef: float = arg(default=1.0, check=Real(least=0))
+    growth_rate: float = arg(default=2**0.25)
+    estimate: dict[str, float] = kept(factory=dict, check=EstimateOf(FREE_ESTIMATE))
+    positional = (
+        *("learning_rate", "beta1", "beta2", "beta3", "epsilon", "d0", "d_coef", "growth_rate"),
+        *("warmup_steps", "r", "weight_lr_power", "average_rate"),
+    )
+
+    @property
+    def inner(self) -> float:
+        """Interpolation factor of the average in the weights at which gradients are computed."""
+        return self.beta1
+
+    def create_state(self, index: Index, weight: Array) -> Any:
+        """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""
+        return self.with_start("start", super().create_state(index, weight), weight)
+
+    @corrected(
+        averaged,
+        *("begun", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
+        carries=True,
+    )
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        free = ScheduleFreeFamily.hyper(self, t, lr, wd)
+        if lr == 0:
+            nothing = ("lr", "wd", "var_rate", "sum_rate", "progress_rate", "counts", "scale")
+            still = ("beta2", "beta3", "floor")
+            return {**free, **dict.fromkeys(nothing, 0.0), **dict.fromkeys(still, 1.0)}
+        d = self.d
+        return {
+            **free,
+            "lr": d * lr,
+            "beta2": self.beta2,
+            "var_rate": d * d * (1 - self.beta2),
+            "beta3": self.sum_decay,
+            "sum_rate": d * d / self.d0,
+            "progress_rate": d * d / self.d0,
+            "counts": 1.0,
+            "scale": d,
+            "floor": d * self.epsilon,
+        }
+
+    @property
+    def sum_decay(self) -> float:
+        """Decay rate of the sums."""
+        return math.sqrt(self.beta2) if self.beta3 is None else self.beta3
+
+    def advance(self, sums: Sequence[float]) -> None:
+        """See :meth:`JointSums.advance <fastopt.optimizer.JointSums.advance>`."""
+        progress, size = sums
+        d, numerator = self.d, self.sum_decay * self.estimate.get("d_numerator", 0.0)
+        if d > self.d0 or progress > 0:
+            numerator += progress
+        if size > 0:
+            found = self.d_coef * min(numerator / size, d * self.growth_rate)
+            d = found if found > d else d
+        self.estimate.update(d=d, d_numerator=numerator)

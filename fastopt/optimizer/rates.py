@@ -223,7 +223,7 @@ class Rates(Attributes):
             if lr_scheduler is not None:
                 raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
             learning_rate, lr_scheduler = None, check_schedule("learning_rate", learning_rate)
-        self._assign(lr_scheduler=lr_scheduler)
+        self._assign("lr_scheduler", lr_scheduler)
         own = getattr(self.lr_scheduler, "base_lr", None)
         if learning_rate is None:
             return 0.01 if own is None else float(own)

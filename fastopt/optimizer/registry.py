@@ -3,8 +3,27 @@
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
+
+SHARED = {
+    "adafactor": ("came",),
+    "adagrad": ("adadelta", "groupadagrad"),
+    "adam": ("adamw",),
+    "denominators": ("adabelief", "adamatan2", "adamax", "adopt", "laprop", "radam", "yogi"),
+    "ftrl": ("ftml",),
+    "layerwise": ("lamb", "lans", "lars"),
+    "lowrank": ("apollo", "galore"),
+    "muon": ("adamuon", "normuon"),
+    "nadam": ("nadamw",),
+    "numerators": ("adan", "ademamix", "mars", "novograd", "stablespam"),
+    "prodigy": ("dadaptadam", "schedulefreeprodigy"),
+    "schedulefree": ("schedulefreeadamw", "schedulefreesgd"),
+    "sgd": ("asgd", "ccsgd", "nag", "sgld", "test"),
+    "shampoo": ("soap",),
+    "signs": ("lion", "rprop", "signum"),
+}
+"""Names of the classes that have no module of their own, by the module that they share."""
 
 
 class Registry(MutableMapping[str, Any]):
@@ -17,20 +36,20 @@ class Registry(MutableMapping[str, Any]):
     ----------
     package : str
         The package. The class of a name is in the module of this name.
-    elsewhere : mapping of str to str
-        Names of classes that are in another module, and these modules.
+    shared : mapping of str to sequence of str
+        Modules with several classes, and the names of those that have no module of their own.
 
     Examples
     --------
     >>> from fastopt.optimizer.registry import Registry
-    >>> registry = Registry("fastopt.optimizer", {"ccsgd": "sgd"})
+    >>> registry = Registry("fastopt.optimizer", {"sgd": ["ccsgd"]})
     >>> "unknown" in registry, registry.modules >= {"adam", "sgd"}
     (False, True)
     """
 
-    def __init__(self, package: str, elsewhere: Mapping[str, str]):
+    def __init__(self, package: str, shared: Mapping[str, Sequence[str]]):
         self.package = package
-        self.elsewhere = elsewhere
+        self.elsewhere = {name: module for module, names in shared.items() for name in names}
         self.classes: dict[str, Any] = {}
 
     @functools.cached_property

@@ -1,14 +1,26 @@
-"""Stochastic gradient descent, with and without momentum."""
+"""Stochastic gradient descent: with momentum, Nesterov's, with averages, and with noise."""
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastopt.arguments import FLAG, Real, arg
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt.arguments import FLAG, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import FORMULA, Formula, MomentumFamily
-from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.optimizer import (
+    Array,
+    Index,
+    Optimizer,
+    PerIndex,
+    constant,
+    corrected,
+    register,
+)
 from fastopt.optimizer.rates import RateAttribute
 
 
@@ -189,3 +201,243 @@ class ccSGD(SGD):
     def _initialize(self, values: dict[str, Any]) -> None:
         warnings.warn("ccSGD is deprecated, use SGD", DeprecationWarning, stacklevel=4)
         super()._initialize(values)
+
+
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum"))
+def nag(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Nesterov momentum; the buffer does not include the learning rate."""
+    (mom,) = state
+    grad = decayed(weight, grad, h)
+    mom = h.momentum * mom + grad
+    return weight - h.lr * (grad + h.momentum * mom), (mom,)
+
+
+@register
+class NAG(MomentumFamily):
+    r"""NAG: Nesterov's accelerated gradient.
+
+    .. math::
+        h &= \mathrm{clip}(r g) + \lambda w \\
+        m &\leftarrow \mu m + h \\
+        w &\leftarrow w - \eta (h + \mu m)
+
+    Without momentum this is gradient descent. Sources: Nesterov, "A method of solving a convex
+    programming problem with convergence rate O(1/k^2)" (1983); Sutskever et al., "On the
+    importance of initialization and momentum in deep learning" (2013).
+
+    State: None, or with momentum the array :math:`m`, in the weight's shape.
+
+    Parameters
+    ----------
+    momentum : float
+        Momentum :math:`\mu`. Default 0.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.NAG(learning_rate=0.1, momentum=0.5))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.ones(2), weight)
+    >>> weight
+    array([0.85, 0.85])
+    """
+
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    forms = (sgd, nag)
+
+
+@rule(state=("ax",), hyper=(*COMMON, "shrink", "share"))
+def asgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient descent, and an average that moves towards the new weight."""
+    weight = h.shrink * weight - h.lr * decayed(weight, grad, h)
+    ax = state[0] + h.share * (weight - state[0])
+    return weight, (weight if h.share == type(weight)(1) else ax,)
+
+
+def falling(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Compute the learning rate of this step, and the averaging rate."""
+    past, rate = t - 1, carried[0]
+    carried[0] = h.lr
+    if rate < 0:  # the first update
+        rate = h.lr
+    h.lr = rate / (1 + h.lambd * rate * past) ** h.alpha
+    h.shrink = 1 - h.lambd * h.lr
+    h.share = 1 / max(1.0, past - h.t0)
+
+
+@register
+class ASGD(Optimizer):
+    r"""ASGD: gradient descent whose weights are averaged.
+
+    .. math::
+        \eta_t &= \eta' / (1 + \lambda_0 \eta' (t - 1))^\alpha \\
+        w &\leftarrow (1 - \lambda_0 \eta_t) w - \eta_t (\mathrm{clip}(r g) + \lambda w) \\
+        a &\leftarrow a + (w - a) / \max(1, t - 1 - t_0)
+
+    with :math:`\lambda_0` = `lambd`, and :math:`\eta'` the learning rate of the parameter's update
+    before, or the present one at its first update. So does torch.optim.ASGD, which computes
+    :math:`\eta_t` at the end of the step before: a schedule acts one step late. Inside
+    ``with updater.averaged():`` the weights hold the averages :math:`a`, which equal the weights
+    until step :math:`t_0`.
+
+    Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM
+    Journal on Control and Optimization 30(4), 1992.
+
+    State: the array :math:`a`, in the weight's shape.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.01; None uses the scheduler's ``base_lr``.
+    lambd : float
+        :math:`\lambda_0`, at least 0. Default 1e-4.
+    alpha : float
+        :math:`\alpha`, at least 0. Default 0.75.
+    t0 : float
+        :math:`t_0`, at least 0. Default 1e6.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.ASGD(learning_rate=0.1, lambd=0.0, t0=1))
+    >>> weight = np.ones(2, np.float32)
+    >>> for _ in range(4):
+    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> with updater.averaged():
+    ...     print(weight.round(4))
+    [0.65 2.75]
+    """
+
+    rule = asgd
+    learning_rate: RateAttribute = arg(default=0.01)
+    lambd: float = arg(default=0.0001, check=Real(least=0))
+    alpha: float = arg(default=0.75, check=Real(least=0))
+    t0: float = arg(default=1000000.0, check=Real(least=0))
+    _last_rates: PerIndex = kept(factory=PerIndex, check=TableOf(Real(least=-1)), new=True)
+
+    @property
+    def carried(self) -> PerIndex:
+        """Learning rates of the last updates."""
+        return self._last_rates
+
+    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
+        """See :meth:`Optimizer.carried_slots`; negative before the first update."""
+        return self._last_rates.slots(indices, -1.0)
+
+    @corrected(falling, "lambd", "alpha", "t0", carries=True)
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            "shrink": 1.0,
+            "share": 1.0,
+            "lambd": self.lambd,
+            "alpha": self.alpha,
+            "t0": self.t0,
+        }
+
+    def evaluated(self, weight: Array, state: Sequence[Array]) -> Array:
+        """See :meth:`Optimizer.evaluated <fastopt.optimizer.Optimizer.evaluated>`."""
+        return state[0]
+
+
+@rule(hyper=(*COMMON, "spread"), noise=True)
+def sgld(weight: Scalar, grad: Scalar, state: State, h: Hyper, noise: Scalar) -> Step:
+    """Half a step of gradient descent plus Gaussian noise."""
+    return weight - h.lr * decayed(weight, grad, h) + h.spread * noise, ()
+
+
+@register
+class SGLD(Optimizer):
+    r"""SGLD: stochastic gradient Langevin dynamics, which samples from the posterior.
+
+    .. math::
+        w \leftarrow w - \frac{\eta}{2} (\mathrm{clip}(r g) + \lambda w)
+            + \mathcal{N}(0, \eta)
+
+    The noise depends only on the seed, the index, the step and the position of the element: equal
+    calls give equal weights for any number of threads. It has float32 precision (maximum magnitude
+    6.8), even for float64 weights.
+
+    Source: Welling and Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics",
+    ICML 2011; Patterson and Teh, NIPS 2013.
+
+    State: None.
+
+    Parameters
+    ----------
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`, `seed` among them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.SGLD(learning_rate=0.01, seed=1))
+    >>> weight = np.zeros(10000)
+    >>> updater(0, np.zeros(10000), weight)
+    >>> bool(abs(weight.std() - 0.1) < 0.003)
+    True
+    """
+
+    rule = sgld
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"lr": lr / 2, "spread": math.sqrt(lr)}
+
+
+@rule(state=("copy",), hyper=("rescale_grad",))
+def test(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Add the gradient and keep a copy."""
+    weight = weight + h.rescale_grad * grad
+    return weight, (weight,)
+
+
+@register
+class Test(Optimizer):
+    r"""Test optimizer that adds the gradient: :math:`w \leftarrow w + r g`.
+
+    It has no learning rate, weight decay or clipping, and does not count updates. State: a copy of
+    the weight after the update.
+
+    Parameters
+    ----------
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.create("test"))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight
+    array([ 2., -4.])
+    """
+
+    rule = test
+    __test__ = False  # not a test case
+
+    def _update_count(self, index: Index) -> None:
+        """Updates are not counted."""

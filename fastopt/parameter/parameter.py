@@ -13,8 +13,7 @@ import numpy as np
 from fastopt._advice import PARAMETER_ARGUMENTS, PARAMETER_NAMES
 from fastopt._kernels.device_memory import assign, host, owned, placed
 from fastopt._kernels.devices import header, is_cuda
-from fastopt._naming import Spelled, unknown_arguments
-from fastopt.arguments import brief, choice, number
+from fastopt.arguments import Checked, brief, choice, number, unknown_arguments
 from fastopt.device import Device, cpu, current_device
 from fastopt.initializer import FusedRNN, InitDesc, Initializer, create
 from fastopt.parameter.attributes import ASSIGNED, COMPARED, storage_type
@@ -46,7 +45,7 @@ class Deferred(NamedTuple):
     devices: tuple[Device, ...]
 
 
-class Parameter(Spelled):
+class Parameter(Checked):
     """A model weight with its gradient, updated by a :class:`~fastopt.trainer.Trainer`.
 
     After :meth:`initialize` it holds one array for each device, and one gradient buffer for each

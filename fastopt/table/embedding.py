@@ -15,10 +15,8 @@ from fastopt._advice import TABLE_ATTRIBUTES
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.hashing import FREE
 from fastopt._kernels.layout import bfloat16, kind_of
-from fastopt._naming import Spelled
-from fastopt._suggestions import Advised
 from fastopt._updater.updater import Updater
-from fastopt.arguments import brief, count, flag, number
+from fastopt.arguments import Checked, brief, count, flag, number
 from fastopt.checkpoint.format.errors import CheckpointError, read_from
 from fastopt.checkpoint.format.files import PathLike, write_atomically
 from fastopt.checkpoint.format.tree import chunks, read
@@ -43,7 +41,7 @@ BEGIN = ("name", "dim", "optimizer", "dtype", "start", "capacity", "min_count", 
 """Fields of a saved table that are arguments of `EmbeddingTable._begin`."""
 
 
-class EmbeddingTable(TableRows, Advised, Spelled):
+class EmbeddingTable(TableRows, Checked):
     r"""Embedding table for arbitrary 64-bit ids that creates rows as ids appear.
 
     The initial values of row :math:`r(i)` depend only on the seed and the id :math:`i`. An update

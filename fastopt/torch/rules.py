@@ -12,11 +12,10 @@ from fastopt.arguments import FLAG, Real, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, decayed, moments, rescaled
 from fastopt.optimizer import rmsprop
-from fastopt.optimizer.adadelta import AdaDelta
+from fastopt.optimizer.adagrad import AdaDelta
+from fastopt.optimizer.denominators import rectified
 from fastopt.optimizer.families import MOMENTS, AdamFamily
-from fastopt.optimizer.nag import NAG
-from fastopt.optimizer.radam import rectified
-from fastopt.optimizer.sgd import first_undamped, sgd
+from fastopt.optimizer.sgd import NAG, first_undamped, sgd
 
 BUFFER = ("momentum", "share", "of_mom", "of_grad")
 """Hyper-parameters of a buffer: its factor, that of what is added, and those in the step."""

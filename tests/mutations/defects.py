@@ -28,7 +28,7 @@ DEFECTS = [
     ("optimizer/muon.py", "0.2 * math.sqrt(max(", "0.2 * math.sqrt(min(", "muon"),
     ("optimizer/muon.py", "if sum(sizes) != rows:", "if sum(sizes) > rows:", "muon"),
     ("optimizer/shampoo.py", "1 - self.beta2**count", "1.0", "shampoo"),
-    ("optimizer/soap.py", "decays_last = True", "decays_last = False", "soap"),
+    ("optimizer/shampoo.py", "decays_last = True", "decays_last = False", "soap"),
     # schedules and averages
     (
         "lr_scheduler/factor.py",

@@ -59,7 +59,7 @@ import fastopt
 loaded = {name for name in sys.modules if name.startswith("fastopt.optimizer.")}
 assert "fastopt.optimizer.adam" not in loaded and "fastopt.optimizer.sgd" not in loaded
 assert fastopt.optimizer.create("ADAM").beta1 == 0.9
-assert "fastopt.optimizer.lamb" not in sys.modules
+assert "fastopt.optimizer.layerwise" not in sys.modules
 assert fastopt.optimizer.ccSGD.__module__ == fastopt.SGD.__module__ == "fastopt.optimizer.sgd"
 assert fastopt.optimizer.lamb.LAMB is fastopt.LAMB
 print(len(fastopt.optimizer.opt_registry))

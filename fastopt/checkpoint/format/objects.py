@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt._checked import Checked
+from fastopt.arguments import Checked
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.lr_scheduler import scheduler_registry
 from fastopt.optimizer.attributes import TRANSIENT

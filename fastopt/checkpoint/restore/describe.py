@@ -8,7 +8,7 @@ import numpy as np
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import is_cuda
-from fastopt._suggestions import Advised
+from fastopt.arguments import Checked
 from fastopt.checkpoint.format.objects import attributes_of
 from fastopt.checkpoint.restore.groups import described_groups
 from fastopt.checkpoint.restore.parameters import keys_of, names_of
@@ -19,7 +19,7 @@ SETTINGS = ("clip_global_norm", "clip_adaptive", "clip_adaptive_eps")
 """Hyper-parameters of updaters; some kinds of updaters lack some of them."""
 
 
-class Stateful(Advised):
+class Stateful(Checked):
     """Attributes of an updater that checkpoints save and restore."""
 
     optimizer: Optimizer

@@ -195,7 +195,7 @@ def kernel_cache() -> str:
     """Return the directory of numba's compiled kernels, or why there is none."""
     if numba.config.DISABLE_JIT:
         return UNCOMPILED
-    factory = inspect.unwrap(cpu.dense)
+    factory = inspect.unwrap(cpu.flush_decay)
     try:
         # Decorating a function locates the directory and checks that it is writable; nothing is
         # compiled.

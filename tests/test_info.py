@@ -128,7 +128,7 @@ def test_kernel_cache_is_where_kernels_go():
     from fastopt._kernels.layout import Layout
 
     layout = Layout(fastopt.optimizer.SGD().rule, np.float32, (np.float32,), np.float32, ())
-    path = cpu.dense(layout, False).stats.cache_path
+    path = cpu.flush_decay(layout, False).stats.cache_path
     assert path is not None
     assert info.kernel_cache() == path
 

@@ -45,8 +45,7 @@ from fastopt._kernels import row_admission
 from fastopt._kernels.codes import is_earlier
 from fastopt._kernels.layout import ADDRESS, SPLIT, Layout, kind_of, real_of, state_kind
 from fastopt._kernels.noise import index_number
-from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, identities
-from fastopt._kernels.table import address_of
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
 

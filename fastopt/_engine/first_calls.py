@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastopt._engine.blanks import LINE, Blank
 from fastopt._engine.forms import INSIDE, MOST_FORMS, Form
 from fastopt._kernels import record_words as w
-from fastopt._kernels.table import address_of
+from fastopt._kernels.numpy_abi import address_of
 
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]

@@ -20,7 +20,7 @@ from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
 from fastopt._kernels.devices import Header, header
 from fastopt._kernels.layout import KEY, WIDTH
-from fastopt._kernels.table import address_of
+from fastopt._kernels.numpy_abi import address_of
 from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.sparse import REALS
 

@@ -15,6 +15,7 @@ from fastopt._engine.blanks import Blank
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import chunks_of
+from fastopt._kernels.codes import items_of
 from fastopt._kernels.layout import (
     ADDRESS,
     BFLOAT16,
@@ -25,8 +26,7 @@ from fastopt._kernels.layout import (
     Layout,
     kind_of,
 )
-from fastopt._kernels.numpy_abi import NBYTES, guard, kind_word
-from fastopt._kernels.table import address_of, items_of
+from fastopt._kernels.numpy_abi import NBYTES, address_of, guard, kind_word
 from fastopt.kernels.rule import Rule
 
 Array = np.ndarray[Any, Any]

@@ -18,7 +18,7 @@ from fastopt._engine.validate import label
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.layout import Layout
-from fastopt._kernels.table import address_of
+from fastopt._kernels.numpy_abi import address_of
 from fastopt.kernels.rule import Rule
 
 Words = NDArray[np.int64]

@@ -8,7 +8,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._kernels import cpu_calls
-from fastopt._kernels.table import address_of
+from fastopt._kernels.numpy_abi import address_of
 
 Addresses = NDArray[np.integer[Any]]
 

@@ -37,8 +37,7 @@ from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.lanes import DOWN
 from fastopt._kernels.layout import Layout
-from fastopt._kernels.numpy_abi import kind_word, readable
-from fastopt._kernels.table import address_of
+from fastopt._kernels.numpy_abi import address_of, kind_word, readable
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse

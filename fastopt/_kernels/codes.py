@@ -20,7 +20,7 @@ from fastopt._kernels.blocks import (
     squeezed,
     stretched,
 )
-from fastopt._kernels.layout import CODES
+from fastopt._kernels.layout import CODES, Layout
 
 Array = np.ndarray[Any, Any]
 
@@ -187,3 +187,15 @@ def _parts(scales: Array, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], A
             for first in range(0, count, ahead):
                 at = slice(row, row + step), slice(first, first + ahead)
                 yield tuple(view[at] for view in views), scales[:, of][at][..., np.newaxis]
+
+
+def items_of(layout: Layout, weight: Array) -> tuple[int, tuple[int, int]]:
+    """Return the elements of a row, and the items that chunks consist of with their elements."""
+    size, height = weight.size, len(weight) if weight.ndim else 1
+    width = size // max(height, 1)
+    if layout.coded:
+        if weight.ndim < 2 and not layout.sparse:
+            width = size
+        rows, in_row = scales_shape(weight.shape)
+        return width, (rows * in_row, size // max(rows * in_row, 1))
+    return width, (height, width) if layout.rule.row else (size, 1)

@@ -1,8 +1,8 @@
-"""CPU kernels: factories that turn a rule into compiled loops over a table of tensors.
+"""CPU kernels: factories that turn a rule into loops over a table of tensors.
 
-Every kernel takes the same three arrays (see :mod:`fastopt._kernels.table`): ``chunks`` with rows
-``(tensor, start, size)``, ``table`` with a row of addresses for each tensor, and ``hyper`` with a
-record for each tensor.
+Every loop takes the same three arrays: ``chunks`` with rows ``(tensor, start, size)``, ``table``
+with a row of addresses for each tensor (:mod:`fastopt._kernels.layout`), and ``hyper`` with a
+record for each tensor. :mod:`fastopt._kernels.cpu_addresses` compiles them for one tensor.
 """
 
 from collections.abc import Callable
@@ -52,12 +52,6 @@ from fastopt._kernels.weights import read_weight, write_weight
 STEP = 128
 """Elements that are prefetched at a time, in updates that draw random numbers: their arithmetic
 overlaps with their memory traffic only if the data are in the cache when it begins."""
-
-
-@cache
-def dense(layout: Layout, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper)`` that applies the rule to every element."""
-    return compiled(element_loop(layout), layout.rule, parallel)
 
 
 def element_loop(layout: Layout) -> Callable:
@@ -132,17 +126,11 @@ def _in_parts(layout: Layout) -> Callable:
     return dense
 
 
-@cache
-def lazy(layout: Layout, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper)`` that applies the rule to the indexed rows.
+def lazy_loop(layout: Layout) -> Callable:
+    """Return a function ``(chunks, table, hyper)`` that applies a rule to the indexed rows.
 
     Chunk starts and sizes are in indexed rows.
     """
-    return compiled(lazy_loop(layout), layout.rule, parallel)
-
-
-def lazy_loop(layout: Layout) -> Callable:
-    """Return the function of :func:`lazy`, without compiling it."""
     return lazy_blocks(layout) if layout.coded else _lazy(layout)
 
 
@@ -189,7 +177,7 @@ NUMBERS_AHEAD = 16
 
 
 def number_loop(layout: Layout) -> Callable:
-    """Return a loop like that of :func:`lazy` for rows of one number, as weights of one axis have.
+    """Return a loop like :func:`lazy_loop` for rows of one number, as weights of one axis have.
 
     A row has no buffer and no loop over its elements.
     """

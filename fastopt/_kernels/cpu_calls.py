@@ -48,9 +48,3 @@ def take_addresses() -> Callable:
 def survey() -> Callable:
     """Kernel :func:`fastopt._kernels.segments.survey`."""
     return compiled(segments.survey, None, parallel=False)
-
-
-@cache
-def order_rows() -> Callable:
-    """Kernel :func:`fastopt._kernels.segments.order_rows`."""
-    return compiled(segments.order_rows, None, parallel=False)

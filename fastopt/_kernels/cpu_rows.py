@@ -4,13 +4,11 @@ Tests: ``tests/kernels/test_cpu.py``.
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import prange
 
-from fastopt._kernels.compiling import compiled
 from fastopt._kernels.cpu_blocks import AHEAD
 from fastopt._kernels.cpu_sums import FAR, MANY
 from fastopt._kernels.elements import (
@@ -34,17 +32,11 @@ GROUP = 4
 division."""
 
 
-@cache
-def rows(layout: Layout, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper)`` for rules that use the mean of a row.
+def row_loop(layout: Layout) -> Callable:
+    """Return a function ``(chunks, table, hyper)`` for rules that use the mean of a row.
 
     Chunk starts and sizes are in rows of the tensor, or indexed rows.
     """
-    return compiled(row_loop(layout), layout.rule, parallel)
-
-
-def row_loop(layout: Layout) -> Callable:
-    """Return the function of :func:`rows`, without compiling it."""
     real, sparse, grad_kinds = layout.real, layout.sparse, (layout.grad,)
     kinds, (cell_kinds, state_kinds) = layout.weight, layout.split_state
     first_state, of_rows = layout.first_state, layout.first_row_state

@@ -4,14 +4,12 @@ Tests: ``tests/kernels/test_cpu.py``.
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import prange
 
 from fastopt._kernels.blocks import CODE_BLOCK, blocks_of, decode
-from fastopt._kernels.compiling import compiled
 from fastopt._kernels.elements import gradient
 from fastopt._kernels.lanes import (
     BLOCK,
@@ -36,14 +34,8 @@ MANY = 32
 """Number of chunks from which tensors are assumed not to fit in a core's cache."""
 
 
-@cache
-def sums(layout: Layout, step: int, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper, partial)`` for the partial sums of reduction `step`."""
-    return compiled(sum_loop(layout, step), layout.rule, parallel)
-
-
 def sum_loop(layout: Layout, step: int) -> Callable:
-    """Return the function of :func:`sums`, without compiling it."""
+    """Return a function ``(chunks, table, hyper, partial)`` of the partial sums of a reduction."""
     rule, real, sparse = layout.rule, layout.real, layout.sparse
     terms, count = rule.passes[step][0], rule.sums[step]
     state_kinds, grad_kinds = layout.state, (layout.grad,)
@@ -139,17 +131,11 @@ def _decode_part(layout: Layout) -> Callable:
     return scalar(decode_part)
 
 
-@cache
-def finish(layout: Layout, step: int) -> Callable:
-    """Kernel ``(chunks, table, hyper, partial)`` that finalizes reduction `step`.
+def finish_loop(layout: Layout, step: int) -> Callable:
+    """Return a function ``(chunks, table, hyper, partial)`` that finalizes reduction `step`.
 
     The results of chunks are merged in their order.
     """
-    return compiled(finish_loop(layout, step), layout.rule, parallel=False)
-
-
-def finish_loop(layout: Layout, step: int) -> Callable:
-    """Return the function of :func:`finish`, without compiling it."""
     fill, count = layout.rule.passes[step][1], layout.rule.sums[step]
     first_kept, kinds, keeps = layout.first_kept, layout.kept, bool(layout.kept)
     merge = (MAXIMUM if layout.rule.passes[step].largest else SUM).merge
@@ -171,18 +157,12 @@ def finish_loop(layout: Layout, step: int) -> Callable:
     return finish
 
 
-@cache
-def squares(kind: Any, real: Any, column: int, sparse: bool, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, partial)`` that sums the squares of gradients per chunk.
+def square_loop(kinds: Any, real: Any, column: int, sparse: bool) -> Callable:
+    """Return a function ``(chunks, table, partial)`` that sums the squares of gradients per chunk.
 
     The gradients' addresses are in `column`. Chunk starts and sizes are in elements, or in indexed
     rows.
     """
-    return compiled(square_loop((kind,), real, column, sparse), None, parallel)
-
-
-def square_loop(kinds: Any, real: Any, column: int, sparse: bool) -> Callable:
-    """Return the function of :func:`squares`, without compiling it."""
 
     def squares(chunks, table, partial):
         def add_part(tensor, grads, k, part, n, values, lanes):
@@ -214,14 +194,3 @@ def square_loop(kinds: Any, real: Any, column: int, sparse: bool) -> Callable:
                     partial[c] += total(lanes)[0]
 
     return squares
-
-
-@cache
-def totals() -> Callable:
-    """Kernel ``(chunks, partial, sums)`` that adds the partial sums of each tensor."""
-
-    def totals(chunks, partial, sums):
-        for c in range(len(chunks)):
-            sums[chunks[c, 0]] += partial[c]
-
-    return compiled(totals, None, parallel=False)

@@ -16,8 +16,8 @@ from fastopt._kernels.compiling import bind
 from fastopt._kernels.device_memory import Copy
 from fastopt._kernels.devices import Header, Reading, handles_of, readings, stays
 from fastopt._kernels.layout import Layout
-from fastopt._kernels.table import Array
 
+Array = np.ndarray[Any, Any]
 Addresses = NDArray[np.uint64]
 
 UNREADABLE = AttributeError, KeyError, TypeError, ValueError

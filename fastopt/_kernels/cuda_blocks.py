@@ -1,4 +1,4 @@
-"""CUDA kernel for states in 8 bits, the counterpart of :func:`fastopt._kernels.cpu.dense` for them.
+"""CUDA kernel for states in 8 bits, the counterpart of :func:`fastopt._kernels.cpu.element_loop` for them.
 
 A warp takes a block of codes and each lane the same number of consecutive elements; the largest
 numbers of the block, which determine its scales, are found by shuffles.

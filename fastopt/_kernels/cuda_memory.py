@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fastopt._kernels.cuda_arrays import CallArrays
 from fastopt._kernels.devices import header
-from fastopt._kernels.table import Array
+
+Array = np.ndarray[Any, Any]
 
 FEW = 8
 """Number of arrays of chunks that are cached on the device."""

@@ -17,7 +17,24 @@ from fastopt._kernels.device_memory import contiguous
 from fastopt._kernels.devices import Header, device_of, header
 from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, Layout
 from fastopt._kernels.segments import FOLD, MIXED, OUTSIDE
-from fastopt._kernels.table import Array, RowGradient
+
+Array = NDArray[Any]
+
+
+class RowGradient(Protocol):
+    """A row-sparse gradient, such as a :class:`fastopt.sparse.RowSparse`."""
+
+    @property
+    def values(self) -> Any:
+        """The indexed rows."""
+
+    @property
+    def indices(self) -> Any:
+        """The index of each row."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole gradient."""
 
 
 class Target(Protocol):

@@ -12,12 +12,14 @@ from functools import cached_property
 from typing import Any, Self, final
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._kernels.chunks import Chunks, chunks_of, single_rows
+from fastopt._kernels.codes import items_of
 from fastopt._kernels.cuda_arrays import CallArrays
 from fastopt._kernels.cuda_memory import TableMemory
-from fastopt._kernels.cuda_rows import IndexedRows
+from fastopt._kernels.cuda_rows import IndexedRows, RowGradient
 from fastopt._kernels.device_memory import move
 from fastopt._kernels.devices import Header, device_of, header, mark_written
 from fastopt._kernels.lanes import BLOCK, LANES
@@ -30,7 +32,8 @@ from fastopt._kernels.layout import (
     Layout,
     kind_of,
 )
-from fastopt._kernels.table import RowGradient, items_of, joined_ranges
+
+Array = np.ndarray[Any, Any]
 
 EACH = 16
 """Elements that each thread of a full block updates."""
@@ -39,6 +42,14 @@ MOST = 64
 """Maximum number of hyper-parameters that are passed by value."""
 
 Addresses = NDArray[np.uint64]
+
+
+def joined_ranges(
+    begin: NDArray[np.uint64], end: NDArray[np.uint64], arrays: Sequence[Array]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return flattened start and end addresses, with the bounds of `arrays` appended."""
+    bounds = np.array([byte_bounds(array) for array in arrays], np.uint64).reshape(-1, 2)
+    return np.append(begin, bounds[:, 0]), np.append(end, bounds[:, 1])
 
 
 @final

@@ -51,6 +51,16 @@ TYPES = np.array([id(list), id(tuple), id(int), id(str)], np.uint64)
 """Addresses of types in this process; not compile-time constants, as kernels are cached on disk."""
 
 
+def address_of(array: np.ndarray) -> int:
+    """Return the address of an array's first element."""
+    memory: Any = array
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))  # in a quarter of the time
+    except (TypeError, ValueError, BufferError):  # it is read-only, empty or strided
+        found: int = array.__array_interface__["data"][0]
+        return found
+
+
 def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) -> np.ndarray:
     """Return the guard of one tensor: the expected properties of its arrays.
 

@@ -41,18 +41,6 @@ def survey(rows: Any, height: int, checked: Any) -> Any:
     return answer, np.int64(-1)
 
 
-def order_rows(rows: Any, height: int, step: int) -> Any:
-    """Sort row indices; see :func:`sort_rows`.
-
-    Returns the unique rows, their starts, the order, and the chunks.
-    """
-    size = len(rows)
-    places = np.empty((PLACES, size + 1), np.int64)
-    chunks = np.empty((size // step + 1, 3), np.int64)
-    found, cuts = sort_rows(rows, height, step, places, chunks)
-    return places[0, :found], places[1, : found + 1], places[2, :size], chunks[:cuts]
-
-
 PLACES = 4
 """Rows of the array `places` of :func:`sort_rows`."""
 

@@ -14,8 +14,7 @@ from fastopt._engine.validate import label
 from fastopt._kernels import front, stages
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cpu_calls import limit_norm
-from fastopt._kernels.numpy_abi import readable
-from fastopt._kernels.table import address_of
+from fastopt._kernels.numpy_abi import address_of, readable
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.distributed.agreement import Numbers
 from fastopt.distributed.collectives import added, of_all

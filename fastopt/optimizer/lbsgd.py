@@ -11,7 +11,6 @@ from fastopt._engine.mixed_precision import has_master
 from fastopt._engine.validate import check_like, listed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of
-from fastopt._kernels.table import Table
 from fastopt.arguments import (
     ArrayOf,
     Instance,
@@ -195,7 +194,7 @@ class LBSGD(MomentumFamily):
 
     def accumulate(
         self, context: str, index: Index, grad: Any, weight: Array
-    ) -> tuple[Any, list[Table]]:
+    ) -> tuple[Any, list[Any]]:
         """See :meth:`Optimizer.accumulate`."""
         if self.batch_scale <= 1:
             self.cumgrads.pop(index, None)
@@ -208,7 +207,7 @@ class LBSGD(MomentumFamily):
         self.cumgrads[index] = {"cum_grad": kept, "num_cums": calls}
         return (total if calls % self.batch_scale == 0 else None), tables
 
-    def _sum(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Table]]:
+    def _sum(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Any]]:
         """Return the sum of gradients since the last update, and the kernels that complete it."""
         before, of = self.cumgrads.get(index), header(weight)
         keep = before is not None and before["num_cums"] % self.batch_scale != 0

@@ -35,7 +35,6 @@ from fastopt._kernels.codes import encoded, is_worth_codes, scales_shape
 from fastopt._kernels.device_memory import lie_alike, like, placed
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
-from fastopt._kernels.table import Table
 from fastopt._notices import warn_user
 from fastopt._suggestions import choices, closest
 from fastopt.arguments import (
@@ -729,7 +728,7 @@ class Optimizer(Rates):
 
     def accumulate(
         self, context: str, index: Index, grad: Any, weight: Array
-    ) -> tuple[Any, list[Table]]:
+    ) -> tuple[Any, list[Any]]:
         """Return the gradient to update with, or None for no update, and the kernels to launch."""
         raise NotImplementedError
 

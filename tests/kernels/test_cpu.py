@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fastopt import optimizer
 from fastopt._kernels import chunks as division
-from fastopt._kernels import cpu, cpu_sums, table
+from fastopt._kernels import cpu, cpu_sums
+from fastopt._kernels.record_words import LARGE_FROM
 from fastopt.kernels.rule import rule
 from helpers.cases import exhaustive
 from helpers.kernel_code import RULES, compile_anew
@@ -26,7 +27,7 @@ FEW = ("sgd", "adam", "lamb")
 )
 def dense(request):
     """Name and LLVM code of a dense float32 kernel; the tests of one follow each other."""
-    return request.param, compile_anew(cpu.dense, request.param, np.float32)[0]
+    return request.param, compile_anew(cpu.element_loop, request.param, np.float32)[0]
 
 
 @pytest.mark.further
@@ -53,7 +54,7 @@ def test_avx2_is_enough_for_vectors_of_eight(name):
     code = (
         "import numpy as np; from fastopt._kernels import cpu; "
         "from helpers.kernel_code import compile_anew; "
-        f"print(compile_anew(cpu.dense, {name!r}, np.float32)[0])"
+        f"print(compile_anew(cpu.element_loop, {name!r}, np.float32)[0])"
     )
     settings = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2}
     llvm = subprocess.run(
@@ -70,7 +71,7 @@ def test_avx2_is_enough_for_vectors_of_eight(name):
 @pytest.mark.parametrize("name", ["lamb", *exhaustive("lans", "lars")])
 def test_sums_are_added_in_vectors(name):
     llvm, _ = compile_anew(
-        lambda layout, parallel: cpu_sums.sums(layout, 0, parallel),
+        lambda layout: cpu_sums.sum_loop(layout, 0),
         name,
         np.float32,
         np.zeros((1, 4)),
@@ -87,7 +88,7 @@ def test_the_test_for_widening_can_fail():
 
     RULES["wide"] = wide
     try:
-        assert "fpext" in compile_anew(cpu.dense, "wide", np.float32)[0]
+        assert "fpext" in compile_anew(cpu.element_loop, "wide", np.float32)[0]
     finally:
         del RULES["wide"]
 
@@ -105,14 +106,13 @@ def test_chunks_cover_every_item_once(items, width):
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 16_383, 16_384, 32_769, 100_001])
 @pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "lans", "sgld")])
-def test_parallel_and_serial_kernels_agree_bit_for_bit(name, size, monkeypatch):
+def test_parallel_and_serial_kernels_agree_bit_for_bit(name, size):
     results = []
     for threshold in (0, 1 << 60):
-        for module in (division, table):
-            monkeypatch.setattr(module, "PARALLEL_FROM", threshold)
         rng = np.random.default_rng(0)
         weight, gradient = rng.random((2, size), np.float32)
         updater = optimizer.get_updater(optimizer.create(name, learning_rate=0.1, wd=0.1))
+        updater._records.words[LARGE_FROM] = threshold
         for _ in range(2):
             updater(0, gradient, weight)
         results.append(weight)

@@ -4,13 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from numba import njit
 
 from fastopt._kernels import cpu, half
 from fastopt._kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
-from fastopt._kernels.table import Table
 from fastopt.optimizer.adam import adam
 from helpers.cases import exhaustive
+from helpers.kernel_code import compile_loop
 
 SINGLE = np.float32
 FORMS = {
@@ -36,12 +35,8 @@ def arrays(kinds):
 def compile_anew(weight, grad, state, options):
     """LLVM and machine code of Adam for these kinds, compiled without the disk cache."""
     layout = Layout(adam, SINGLE, weight, grad, (state, state), **options)
-    (gradient,) = arrays((grad,))
-    made = Table(layout, arrays(weight), arrays((state, state)), gradient)
-    made.fields[:] = 1
-    fresh = njit(error_model="numpy")(cpu.dense(layout, False).py_func)
-    fresh(made.chunks, made.table, made.hyper)
-    return "".join(fresh.inspect_llvm().values()), "".join(fresh.inspect_asm().values())
+    used = [*arrays(weight), *arrays((state, state)), *arrays((grad,))]
+    return compile_loop(cpu.element_loop(layout), layout, used)
 
 
 @pytest.mark.further

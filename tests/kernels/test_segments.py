@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import fastopt
 from fastopt import optimizer
-from fastopt._kernels.table import Table
+from fastopt._engine.records import Records
 from fastopt.sparse import RowSparse
 from helpers.frames import SINGLE, frames
 
@@ -52,7 +52,7 @@ def test_warm_calls_prepare_nothing(listed, as_tuple, monkeypatch):
     for _ in range(3):
         call([7, 3, 7, 12, 0])
     prepared = []
-    monkeypatch.setattr(Table, "list_rows", lambda *args: prepared.append(args))
+    monkeypatch.setattr(Records, "take", lambda *args: prepared.append(args))
     for indices in ([9, 2, 2], [1, 2, 3], [], [4, 4, 4, 4]):
         call(indices)
     call(np.array([5, 1, 5], np.int32))

@@ -1,4 +1,4 @@
-"""Calls that records do not serve have the bits of those that they serve, or change nothing."""
+"""Arrays of any form have the bits of those that kernels read as they lie, or nothing changes."""
 
 from functools import partial
 
@@ -39,8 +39,23 @@ STATES = {
     "in a list": list,
     "unaligned": partial(each, unaligned),
 }
+
+
+def in_fields(array):
+    """The same numbers as a field of records of 6 or 9 bytes, so that strides are odd."""
+    records = np.zeros(array.shape, [("x", array.dtype), ("y", "u1")])
+    records["x"] = array
+    return records["x"]
+
+
+class Labelled(np.ndarray):
+    """An array of a class of its own."""
+
+
 WEIGHTS = {
     "unaligned": unaligned,
+    "fields of records": in_fields,
+    "of a subclass": lambda array: array.copy().view(Labelled),
 }
 SETTINGS = {
     "plain": dict,
@@ -92,11 +107,9 @@ def test_states_of_any_form_have_the_same_bits(name, form, setting, unrecorded):
 @pytest.mark.parametrize("setting", [each for each in SETTINGS if each != "clip_adaptive"])
 @pytest.mark.parametrize("form", WEIGHTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_of_any_form_have_the_same_bits(name, form, setting, unrecorded):
+def test_weights_of_any_form_have_the_same_bits(name, form, setting):
     expected = trained(name, SETTINGS[setting]())
-    unrecorded.clear()
     assert trained(name, SETTINGS[setting](), weight=WEIGHTS[form]) == expected
-    assert [0, 1] in unrecorded
 
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
@@ -130,7 +143,7 @@ def test_rows_of_a_table_that_is_interleaved_with_its_state_have_records(name, u
         assert updater._records.kept[0].layout.pitched == interleaved
         assert not unrecorded
         updater(0, normal(9, (9, 4), "float32"), weight)
-        assert bool(unrecorded) == interleaved
+        assert bool(unrecorded) == (interleaved and state is not None)
         ends.append([np.ascontiguousarray(array).tobytes() for array in (weight, *leaves(state))])
         unrecorded.clear()
     assert ends[0] == ends[1]
@@ -144,21 +157,21 @@ def copied(array, columns):
 
 
 LEFT = []
-"""Whether the hyper-parameters of the next tensors can be computed, from the end."""
+"""Whether the learning rates of the next tensors can be computed, from the end."""
 
 
 class Halting(optimizer.Adam):
     """Raises after some tensors of a list."""
 
-    def hyper(self, t, lr, wd):
+    def _get_lr(self, index):
         if LEFT and not LEFT.pop():
-            raise RuntimeError("no hyper-parameters")
-        return super().hyper(t, lr, wd)
+            raise RuntimeError("no learning rate")
+        return super()._get_lr(index)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
-def test_a_failed_call_changes_nothing(setting, seen, unrecorded):
+def test_a_failed_call_changes_nothing(setting, seen):
     made = Halting(learning_rate=0.1)
     updater = fastopt.Updater(made, **SETTINGS[setting]())
     weights = [unaligned(normal(k, SHAPE, "float32")) for k in range(3)]
@@ -167,13 +180,12 @@ def test_a_failed_call_changes_nothing(setting, seen, unrecorded):
         if seen or setting == "accumulate":
             updater([0, 1, 2], grads, weights)
     before, LEFT[:] = everything(updater, weights), [False, True, True]
-    with pytest.raises(RuntimeError, match="no hyper-parameters"):
+    with pytest.raises(RuntimeError, match="no learning rate"):
         updater([0, 1, 2], grads, weights)
-    assert [0, 1, 2] in unrecorded
     assert everything(updater, weights) == before
 
 
-def test_weights_that_overlap_are_updated_in_list_order(unrecorded):
+def test_weights_that_overlap_are_updated_in_list_order():
     """Also copies of them, which kernels read."""
     ends = []
     for listed in (True, False):
@@ -187,12 +199,11 @@ def test_weights_that_overlap_are_updated_in_list_order(unrecorded):
                     updater(k, grads[k], weights[k])
         ends.append(everything(updater, [memory]))
     assert ends[0] == ends[1]
-    assert [0, 1, 2] in unrecorded
 
 
 @pytest.mark.parametrize("setting", ["EMA", "SWA", "Lookahead"])
 @pytest.mark.parametrize("indices", [[0, 0], [0, 1]], ids=["one index", "two indices"])
-def test_rows_of_one_weight_are_averaged_in_list_order(indices, setting, unrecorded):
+def test_rows_of_one_weight_are_averaged_in_list_order(indices, setting):
     ends = []
     for form in (np.copy, unaligned):
         made = optimizer.SGD(learning_rate=0.5, lazy_update=True)
@@ -202,7 +213,6 @@ def test_rows_of_one_weight_are_averaged_in_list_order(indices, setting, unrecor
             grads = [RowSparse(normal(row, (1, 4), "float32"), [row], SHAPE) for row in (1, 2)]
             updater(indices, grads, [weight, weight])
         ends.append(everything(updater, [weight]))
-    assert indices in unrecorded
     assert ends[0] == ends[1]
 
 

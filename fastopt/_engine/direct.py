@@ -95,7 +95,8 @@ class Direct(Owner):
     ) -> bool:
         """Update tensors that have records; if the result is False, nothing has changed."""
         records = self._refreshed()
-        if not (records.usable and all(map(self._keeps, indices, states))):
+        known = records.usable and not records.prepared
+        if not (known and all(map(self._keeps, indices, states))):
             return False
         if records.live and not records.ask(self.planner, index):
             return False

@@ -566,12 +566,8 @@ class Records:
         return info
 
     def check(self, updater: Any, index: Index, grad: Any, weight: Any) -> None:
-        """Raise as an update of one tensor would; nothing is updated."""
-        self.words[w.CHECKS] = 1
-        try:
-            self.take(updater, [index], [grad], [weight], single=True)
-        finally:
-            self.words[w.CHECKS] = 0
+        """Raise unless the arrays of one tensor, with a state, are valid."""
+        Enrolment(self, updater, [index], [weight]).checked([grad])
 
     def _follow_plan(
         self,

@@ -175,7 +175,7 @@ def admit_grad(x, k, tensor, record, grad):
         if not has_shape(array, record):
             return w.REFUSED
         first = array[w.DATA]
-        copied = copied or x[w.APART] != 0 or array[w.FLAGS] & order != order
+        copied = copied or array[w.FLAGS] & order != order
     else:
         if record[w.SIZE] != 1:
             return w.REFUSED
@@ -197,7 +197,13 @@ def admit_grad(x, k, tensor, record, grad):
         enter_strides(array, record, strides, bounds[0], bounds[1])
     low, high = tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH]
     if (low < tensor[w.T_HIGH] and high > tensor[w.T_LOW]) or meets(record, low, high):
-        return w.OK if x[w.APART] else w.REFUSED
+        if not (x[w.APART] and is_array):
+            return w.REFUSED
+        if not copied:
+            tensor[w.T_GRAD_COPIED], tensor[w.T_GRAD_HIGH] = 1, first + size
+            bounds = after(tensor, w.T_GRAD_LOW), after(tensor, w.T_GRAD_HIGH)
+            enter_strides(array, record, strides, bounds[0], bounds[1])
+        return w.OK
     if not (copied or tensor[w.T_COPIED]):
         record[w.CLEAR_GRAD] = first
     return w.OK

@@ -197,10 +197,12 @@ def admit_values(x, tensor, record, values, indices, before):
     tensor[w.T_GRAD_AXES], tensor[w.T_GRAD_CODE] = axes, code
     order = C_ORDER | ALIGNED
     copied = code != wanted or array[w.FLAGS] & order != order or record[w.SCALED] != 0
-    tensor[w.T_GRAD_COPIED] = (copied or x[w.APART] != 0) and not empty
+    tensor[w.T_GRAD_COPIED] = copied and not empty
     low, high = tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH]
     if (low < tensor[w.T_HIGH] and high > tensor[w.T_LOW]) or meets(record, low, high):
-        return w.OK if empty or x[w.APART] else w.REFUSED
+        if not (empty or x[w.APART]):
+            return w.REFUSED
+        tensor[w.T_GRAD_COPIED] = not empty
     return w.OK
 
 

@@ -15,7 +15,6 @@ from functools import cache
 from math import inf
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -159,7 +158,7 @@ class Records:
         averages = planner.averages
         plain = updater._on_records and updater._averages is averages
         plain = plain and (averages is None or averages.held is None)
-        if not plain or numba.config.DISABLE_JIT or not readable():
+        if not plain or not readable():
             return False
         optimizers = planner.optimizers()
         native = not updater._runs_updates or planner.native

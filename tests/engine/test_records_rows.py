@@ -23,9 +23,7 @@ from helpers.cases import FIRST, LIGHT, OF_MATRICES, OF_STEPS, exhaustive, named
 from helpers.tensor_lists import everything, normal
 
 pytestmark = [
-    pytest.mark.skipif(
-        numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
-    ),
+    pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
     pytest.mark.usefixtures("unrecorded"),
 ]
 

@@ -79,7 +79,6 @@ def ends(name, threads):
     return [weight.tobytes() for weight in weights]
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes minutes in plain Python")
 @pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad", "sgld")])
 def test_results_have_the_same_bits_for_any_division(name, monkeypatch):
     """Divisions for more threads than this machine has, too."""

@@ -3,10 +3,7 @@
 What Python, NumPy and numba do on these systems is not tested.
 """
 
-import numba
 import pytest
-
-pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="checks compiled updates")
 
 WITHOUT = {
     "linux": (),

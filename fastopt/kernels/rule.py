@@ -267,6 +267,11 @@ class Rule:
         """Position of ``rescale_grad`` in :attr:`hyper`, -1 without it."""
         return self.hyper.index("rescale_grad") if "rescale_grad" in self.hyper else -1
 
+    @cached_property
+    def computed(self) -> frozenset[str]:
+        """Hyper-parameters that the reductions compute."""
+        return frozenset(name for each in self.passes for name in written(each.finish))
+
     @property
     def functions(self) -> list[Function]:
         """Functions that the rule consists of."""
@@ -302,6 +307,20 @@ class Rule:
             tuple(sums(w, g, tuple(s), h) != sums(1.0, 1.0, slots, h) for w, g, *s in numbers)
             for sums in (each.sums for each in self.passes)
         )
+
+
+@cache
+def written(fn: Function) -> frozenset[str]:
+    """Return the fields that a function, or one that it calls, assigns to."""
+    own, loaded = (
+        {each.argval for each in dis.get_instructions(fn) if each.opname in kinds}
+        for kinds in (("STORE_ATTR",), ("LOAD_GLOBAL", "LOAD_DEREF"))
+    )
+    used = inspect.getclosurevars(fn)  # by name, which attributes may have too
+    known = [value for name, value in {**used.globals, **used.nonlocals}.items() if name in loaded]
+    return frozenset(
+        own.union(*(written(each) for each in known if isinstance(each, FunctionType)))
+    )
 
 
 def _of_file(code: CodeType, name: str) -> CodeType:

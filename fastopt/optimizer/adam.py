@@ -151,8 +151,7 @@ class Adam(AdamFamily):
     @corrected(corrected_rate, "corrects_epsilon", "var_bias")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        fields = {**super().hyper(t, lr, wd), "var_bias": 1.0}
-        return {**fields, "corrects_epsilon": float(self.formula == "torch")}
+        return {"corrects_epsilon": float(self.formula == "torch")}
 
 
 @scalar
@@ -340,13 +339,10 @@ class AdamW(StableFamily):
     )
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        fields = {**super().hyper(t, lr, wd), "var_bias": 1.0}
-        fields["corrects_epsilon"] = float(self.formula == "torch")
         if self.formula == "torch":
-            return {**fields, "eta": lr, "shrink": 1 - lr * wd}
-        if self.eta is not None:
-            return {**fields, "eta": self.eta}
-        return {**fields, "lr": 1.0, "eta": lr}
+            return {"corrects_epsilon": 1.0, "eta": lr, "shrink": 1 - lr * wd}
+        fields = {"eta": self.eta} if self.eta is not None else {"lr": 1.0, "eta": lr}
+        return {**fields, "corrects_epsilon": 0.0}
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""

@@ -1,7 +1,5 @@
 """DCASGD: asynchronous gradient descent with delay compensation."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from fastopt._engine.validate import order_of
@@ -11,7 +9,7 @@ from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.optimizer import Array, Index, constant, register
+from fastopt.optimizer.optimizer import Array, Index, register
 
 
 @scalar
@@ -79,11 +77,6 @@ class DCASGD(MomentumFamily):
 
     forms = (dcasgd, dcasgd_momentum)
     lamda: float = arg(default=0.04, check=Real())
-
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"momentum": self.momentum, "lamda": self.lamda}
 
     def create_state(self, index: Index, weight: Array) -> tuple[Array | None, Array]:
         """Create the momentum buffer (None without momentum) and a copy of the weight."""

@@ -1,6 +1,6 @@
 """Abstract base classes of optimizers with common arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from fastopt.arguments import FLAG, Choice, OrNone, Real, alias, arg
@@ -14,7 +14,7 @@ from fastopt.kernels.variants import (
     rate_times_decay,
     varied,
 )
-from fastopt.optimizer.optimizer import Optimizer, bound, constant, corrected
+from fastopt.optimizer.optimizer import Optimizer, bound, corrected
 from fastopt.optimizer.rates import RateAttribute
 
 Formula = Literal["mxnet", "torch"]
@@ -187,17 +187,6 @@ class AdamFamily(Varied):
     betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
     eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            "beta1": self.beta1,
-            "one_minus_beta1": 1 - self.beta1,
-            "beta2": self.beta2,
-            "one_minus_beta2": 1 - self.beta2,
-            "epsilon": self.epsilon,
-        }
-
 
 @scalar
 def over(square: Scalar, var: Scalar, h: Hyper) -> Scalar:
@@ -291,11 +280,6 @@ class MomentumFamily(Varied):
         """The selected variant; without momentum, steps have the sign of the gradient anyway."""
         return super().variant if self.momentum else Variant()
 
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"momentum": self.momentum}
-
 
 class TrustRatioFamily(AdamFamily):
     """Abstract base of optimizers with a trust ratio: norm of the weight over norm of the step.
@@ -317,9 +301,6 @@ class TrustRatioFamily(AdamFamily):
         An argument is NaN or out of range.
     """
 
-    measured: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters that the rule's reductions compute."""
-
     epsilon: float = arg(default=1e-06)
     lower_bound: float | None = arg(default=None, check=OrNone(Real(least=0, infinite=True)))
     upper_bound: float | None = arg(default=None, check=OrNone(Real(least=0, infinite=True)))
@@ -329,10 +310,6 @@ class TrustRatioFamily(AdamFamily):
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {
-            **super().hyper(t, lr, wd),
-            "mean_scale": 1.0,
-            "var_scale": 1.0,
             "lower_bound": self.lower_bound or 0.0,
             "upper_bound": bound("upper_bound", self.upper_bound),
-            **dict.fromkeys(self.measured, 1.0),
         }

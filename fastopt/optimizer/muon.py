@@ -33,12 +33,12 @@ SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "
 
 @rule(
     state=("mom",),
-    hyper=("rescale_grad", "clip_gradient", "beta", "one_minus_beta", "fresh", "kept"),
+    hyper=("rescale_grad", "clip_gradient", "momentum", "one_minus_momentum", "fresh", "kept"),
 )
 def muon_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Moving average of the gradient; the direction is written to the weight."""
     grad = rescaled(grad, h)
-    mom = h.beta * state[0] + h.one_minus_beta * grad
+    mom = h.momentum * state[0] + h.one_minus_momentum * grad
     return h.fresh * grad + h.kept * mom, (mom,)
 
 
@@ -52,13 +52,8 @@ class _Momentum(Optimizer):
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        beta, ahead = self.momentum, self.nesterov
-        return {
-            "beta": beta,
-            "one_minus_beta": 1 - beta,
-            "fresh": 1 - beta if ahead else 0.0,
-            "kept": beta if ahead else 1.0,
-        }
+        beta = self.momentum
+        return {"fresh": 1 - beta, "kept": beta} if self.nesterov else {"fresh": 0.0, "kept": 1.0}
 
 
 class Orthogonal:

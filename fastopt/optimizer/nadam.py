@@ -20,7 +20,7 @@ from fastopt.optimizer.families import (
     moment_rules,
     scaled_ratio,
 )
-from fastopt.optimizer.optimizer import Index, PerIndex, corrected, register
+from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
@@ -224,16 +224,7 @@ class Nadam(AdamFamily):
         """Whether all parameters share one product."""
         return not self.per_parameter and self.formula == "mxnet"
 
-    @corrected(corrected_scales, "schedule_decay", carries=True)
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "schedule_decay": self.schedule_decay,
-            "grad_scale": 1.0,
-            "mean_scale": 1.0,
-            "var_scale": 1.0,
-        }
+    hyper = corrected(corrected_scales, "schedule_decay", carries=True)(Optimizer.hyper)
 
     in_arrays = (*AdamFamily.in_arrays, "m_schedule")
 
@@ -340,10 +331,4 @@ class NAdamW(StableFamily):
     @corrected(corrected_means, "ahead")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "grad_scale": 1.0,
-            "mean_scale": 1.0,
-            "var_scale": 1.0,
-            "ahead": float(self.correction == "next"),
-        }
+        return {"ahead": float(self.correction == "next")}

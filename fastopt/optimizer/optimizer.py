@@ -603,8 +603,10 @@ class Optimizer(Rates):
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """Return the hyper-parameters of the rule for one step, computed in float64.
 
-        ``lr``, ``wd``, ``rescale_grad`` and ``clip_gradient`` are added automatically; values
-        returned here override them.
+        ``lr``, ``wd``, ``rescale_grad`` and ``clip_gradient`` are added automatically, and so are
+        declared arguments that the rule has fields of the names of, 1 minus an argument for a field
+        with its name after ``one_minus_``, and 1 for fields that reductions or the function of
+        :func:`corrected` compute. Values returned here override them.
 
         Parameters
         ----------

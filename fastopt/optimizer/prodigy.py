@@ -16,7 +16,13 @@ from fastopt.optimizer.jointsums import (
 )
 from fastopt.optimizer.optimizer import Array, Index, corrected, register
 from fastopt.optimizer.rates import RateAttribute
-from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
+from fastopt.optimizer.schedulefree import (
+    FREE,
+    FREE_STEP,
+    ScheduleFreeFamily,
+    averaged,
+    interpolated,
+)
 
 ESTIMATE = "d", "d_max", "d_numerator"
 
@@ -186,9 +192,7 @@ class Prodigy(EstimatedAdam):
         rate, scale = d * lr, d / self.d0
         decay = wd if self.decouple else 0.0
         return {
-            "beta1": self.beta1,
             "mean_rate": d * (1 - self.beta1),
-            "beta2": self.beta2,
             "var_rate": d * d * (1 - self.beta2),
             "beta3": self.sum_decay,
             "sum_rate": scale * (d if self.safeguard_warmup else rate),
@@ -346,9 +350,7 @@ class DAdaptAdam(EstimatedAdam):
             rate *= math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
         return {
             "lr": 1.0,
-            "beta1": self.beta1,
             "mean_rate": rate * (1 - self.beta1),
-            "beta2": self.beta2,
             "var_rate": 1 - self.beta2,
             "beta3": beta3,
             "sum_rate": rate * (1 - beta3),
@@ -506,11 +508,7 @@ class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
         """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""
         return self.with_start("start", super().create_state(index, weight), weight)
 
-    @corrected(
-        averaged,
-        *("begun", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
-        carries=True,
-    )
+    @corrected(averaged, *FREE_STEP, carries=True)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         free = ScheduleFreeFamily.hyper(self, t, lr, wd)
@@ -522,7 +520,6 @@ class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
         return {
             **free,
             "lr": d * lr,
-            "beta2": self.beta2,
             "var_rate": d * d * (1 - self.beta2),
             "beta3": self.sum_decay,
             "sum_rate": d * d / self.d0,

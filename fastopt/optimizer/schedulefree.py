@@ -14,7 +14,12 @@ from fastopt.optimizer.optimizer import Array, Index, Optimizer, PerIndex, corre
 from fastopt.optimizer.rates import RateAttribute
 
 FREE = (*COMMON, "pull", "one_minus_pull", "weight_rate", "lead_rate")
-"""Hyper-parameters set by :meth:`ScheduleFreeFamily.hyper` and the base class."""
+"""Hyper-parameters of the rules."""
+
+FREE_STEP = (
+    *("begin_num_update", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
+)
+"""Fields that :func:`averaged` reads beside them."""
 
 
 @scalar
@@ -26,7 +31,7 @@ def interpolated(weight: Scalar, step: Scalar, lead: Scalar, h: Hyper) -> State:
 
 def averaged(t: Scalar, h: Hyper, carried: Any) -> None:
     """Compute the learning rate of this step, and the averaging rate of the fast weight."""
-    past = t - h.begun
+    past = t - h.begin_num_update
     if past < h.warmup_steps:
         h.lr = h.lr * (past / h.warmup_steps)
     share = h.constant_share
@@ -91,22 +96,10 @@ class ScheduleFreeFamily(Optimizer):
         """See :meth:`Optimizer.carried_slots`; 0 before the first update."""
         return self._weight_sums.slots(indices, 0.0)
 
-    @corrected(
-        averaged,
-        *("begun", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
-        carries=True,
-    )
+    @corrected(averaged, *FREE_STEP, carries=True)
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **dict.fromkeys(("pull", "one_minus_pull", "weight_rate", "lead_rate"), 0.0),
-            "begun": float(self.begin_num_update),
-            "warmup_steps": float(self.warmup_steps),
-            "constant_share": self.average_rate or 0.0,
-            "r": self.r,
-            "weight_lr_power": self.weight_lr_power,
-            "inner": self.inner,
-        }
+        return {"constant_share": self.average_rate or 0.0, "inner": self.inner}
 
     def evaluated(self, weight: Array, state: Sequence[Array]) -> Array:
         """See :meth:`Optimizer.evaluated <fastopt.optimizer.Optimizer.evaluated>`."""
@@ -286,17 +279,4 @@ class ScheduleFreeAdamW(ScheduleFreeFamily):
         """Interpolation factor of the average in the weights at which gradients are computed."""
         return self.beta1
 
-    @corrected(
-        averaged_and_corrected,
-        *("begun", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
-        carries=True,
-    )
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "beta2": self.beta2,
-            "one_minus_beta2": 1 - self.beta2,
-            "epsilon": self.epsilon,
-            "var_scale": 1.0,
-        }
+    hyper = corrected(averaged_and_corrected, *FREE_STEP, carries=True)(ScheduleFreeFamily.hyper)

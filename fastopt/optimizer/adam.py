@@ -145,7 +145,7 @@ class Adam(AdamFamily):
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         return clipped_decayed if self.formula == "mxnet" else decayed
 
     @corrected(corrected_rate, "corrects_epsilon", "var_bias")
@@ -317,7 +317,7 @@ class AdamW(StableFamily):
 
     @property
     def decays(self) -> Callable[..., Any]:
-        """See :class:`~fastopt.optimizer.families.Varied`."""
+        """See :class:`~fastopt.optimizer.Optimizer`."""
         return rate_times_decay if self.formula == "torch" else eta_times_decay
 
     def check_together(self) -> None:

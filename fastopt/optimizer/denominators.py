@@ -96,7 +96,7 @@ class Adamax(AdamFamily):
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         return clipped_decayed
 
     hyper = corrected(corrected_rate)(Optimizer.hyper)

@@ -5,14 +5,9 @@ from typing import Any, ClassVar, Literal
 
 from fastopt.arguments import FLAG, Choice, OrNone, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
-from fastopt.kernels.scalars import COMMON, decayed, moments, peak_moments
+from fastopt.kernels.scalars import COMMON, moments, peak_moments
 from fastopt.kernels.variants import (
-    Traits,
     Variant,
-    beside_decay,
-    no_decay,
-    rate_times_decay,
-    varied,
 )
 from fastopt.optimizer.optimizer import Optimizer, bound, corrected
 from fastopt.optimizer.rates import RateAttribute
@@ -75,92 +70,7 @@ def moment_rules(
     )
 
 
-VARIANTS = ("cautious", "cautious_decay", "stable")
-
-
-class Varied(Optimizer):
-    """Abstract base of optimizers whose rule may have cautious and stable variants.
-
-    A class declares those that it has as arguments.
-
-    Parameters
-    ----------
-    cautious : bool
-        Update only elements whose step has the sign of the gradient. Default False.
-    cautious_decay : bool
-        Decay only weights that the step does not move away from 0. Default False.
-    stable : bool
-        Bound the root mean square of the tensor's step. Default False.
-    **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`.
-
-    Raises
-    ------
-    ValueError
-        An argument is NaN, out of range, or incompatible with the others.
-    """
-
-    unlisted = Optimizer.unlisted | {
-        *("decays", "plain", "ratio", "ratio_fields", "seen", "traits", "variant", "variants"),
-    }
-    variants: ClassVar[tuple[str, ...]] = ()
-    """Those of the arguments that the class has."""
-    ratio: ClassVar[Callable[..., Any] | None] = None
-    """Scalar function for stable variants: squared gradient divided by its moving average."""
-    ratio_fields: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters that `ratio` reads in addition to those of the rule."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.variants = tuple(name for name in VARIANTS if cls.takes(name))
-
-    @property
-    def rule(self) -> Rule | None:
-        """Rule of the selected variant; a class without variants sets ``rule = its_rule``."""
-        plain, which = self.plain, self.variant
-        return varied(plain, self.traits, which) if plain is not None and any(which) else plain
-
-    @property
-    def plain(self) -> Rule | None:
-        """Rule without its variants."""
-        return None
-
-    @property
-    def variant(self) -> Variant:
-        """The selected variant."""
-        own = vars(self)
-        return Variant(*[own.get(name, False) for name in Variant._fields])
-
-    @property
-    def seen(self) -> Callable[..., Any]:
-        """Scalar function ``(weight, grad, h)``: the gradient that moving averages average."""
-        return beside_decay if self.decoupled else decayed
-
-    @property
-    def decays(self) -> Callable[..., Any]:
-        """Scalar function ``(weight, h)``: what decoupled decay subtracts from a weight."""
-        return rate_times_decay if self.decoupled else no_decay
-
-    @property
-    def traits(self) -> Traits:
-        """How the plain rule uses gradient and weight decay, from which variants are derived."""
-        return Traits(self.seen, self.decays, self.decoupled, self.ratio, self.ratio_fields)
-
-    def check_together(self) -> None:
-        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
-        super().check_together()
-        if self.sparse_decay == "touched":
-            return
-        if self.variant.cautious_decay:
-            raise ValueError(
-                "cautious_decay=True decays by the gradient's sign, so it needs "
-                f"sparse_decay='touched', got {self.sparse_decay!r}"
-            )
-        if self.variant.stable and self.sparse_decay == "catch_up":
-            raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
-
-
-class AdamFamily(Varied):
+class AdamFamily(Optimizer):
     """Abstract base of optimizers with the arguments `beta1`, `beta2` and `epsilon`.
 
     Parameters
@@ -249,7 +159,7 @@ class StableFamily(CautiousFamily):
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
 
-class MomentumFamily(Varied):
+class MomentumFamily(Optimizer):
     """Abstract base of optimizers with optional momentum.
 
     Parameters

@@ -16,7 +16,6 @@ from fastopt._engine.planner import Planner
 from fastopt._notices import warn_user
 from fastopt.arguments import Same, brief, flag, number, rename, unknown_arguments
 from fastopt.averages import Average
-from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.averaged import check_averaged, check_averaged_together
 from fastopt.optimizer.optimizer import Optimizer, attribute_of, create
 
@@ -145,7 +144,7 @@ class Group:
     def _copy(self, main: Any) -> bool:
         """Copy the shared attributes of the updater's optimizer; return whether one has changed."""
         own, found, changed = vars(self.optimizer), vars(main), False
-        names = FOLLOWED if self.is_other else [name for name in found if name not in TRANSIENT]
+        names = FOLLOWED if self.is_other else [*found.keys() - main.transient]
         for name in names:
             if name in self.own or name in MULTIPLIERS:
                 continue

@@ -259,10 +259,10 @@ class EstimatedAdam(DistanceFamily):
 
     @property
     def decays(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.decays`."""
+        """See :attr:`Optimizer.decays`."""
         return shrunk_by
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         return with_decay

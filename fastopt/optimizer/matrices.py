@@ -26,7 +26,7 @@ from fastopt._kernels.device_memory import like
 from fastopt._kernels.devices import header, headers, is_cuda
 from fastopt._kernels.layout import real_of
 from fastopt._notices import warn_user
-from fastopt.arguments import Stored, arg, brief
+from fastopt.arguments import Stored, arg, brief, local
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
 from fastopt.kernels.variants import (
@@ -37,8 +37,6 @@ from fastopt.kernels.variants import (
     shrunk_by,
     varied,
 )
-from fastopt.optimizer.attributes import TRANSIENT
-from fastopt.optimizer.families import Varied
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, create, unused
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.sgd import SGD
@@ -196,7 +194,7 @@ class Part:
             own, found = vars(self.optimizer), vars(main)
             if self.source is not None:
                 of = vars(self.source)
-                own.update((name, of[name]) for name in of if name not in TRANSIENT)
+                own.update((name, of[name]) for name in of if name not in main.transient)
             own.update((name, found[name]) for name in self.names)
             own["unchecked"] = False  # `main` checks the multipliers
             for name in {*main.by_index} & {*self.names}:
@@ -261,7 +259,7 @@ class _Work:
         elif main.fallback is not None:
             self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
         self.given = main.fallback
-        decay = [name for name in main.variants if name == "cautious_decay"]
+        decay = ["cautious_decay"] * main.takes("cautious_decay")
         self._last = _Descent()
         self._last.decays_last = main.decays_last
         self._descent = Part(self._last, (*ROUNDED, *decay))
@@ -371,7 +369,7 @@ def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
     return tuple(pattern(f"{name}[{k}]", each) for k, each in enumerate(value))
 
 
-class MatrixFamily(Varied):
+class MatrixFamily(Optimizer):
     """Abstract base of optimizers for weights with two or more dimensions.
 
     Parameters
@@ -408,6 +406,7 @@ class MatrixFamily(Varied):
     fallback_for: Stored[Any, str | Sequence[str] | None] = arg(
         default=None, check=_check_patterns, last=True
     )
+    work: _Work | None = local(None)
 
     # Methods for subclasses
 

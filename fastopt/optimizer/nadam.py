@@ -178,7 +178,7 @@ class Nadam(AdamFamily):
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         if self.decouple:
             return super().seen
         return clipped_decayed if self.formula == "mxnet" else decayed

@@ -137,12 +137,12 @@ class Adan(CautiousFamily):
 
     @property
     def decays(self) -> Callable[..., Any]:
-        """See :class:`~fastopt.optimizer.families.Varied`."""
+        """See :class:`~fastopt.optimizer.Optimizer`."""
         return proximal_decay
 
     @property
     def traits(self) -> Traits:
-        """See :class:`~fastopt.optimizer.families.Varied`."""
+        """See :class:`~fastopt.optimizer.Optimizer`."""
         return super().traits._replace(step=undecayed if self.proximal else None)
 
     def decay(self, t: int, lr: float, wd: float) -> float:
@@ -612,7 +612,7 @@ class NovoGrad(AdamFamily):
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         return normalized
 
     hyper = corrected(started_norm, "begin_num_update")(Optimizer.hyper)

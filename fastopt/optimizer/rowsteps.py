@@ -74,7 +74,7 @@ class RowSteps(InPlace):
         kind = weight.dtype
         return (
             type(grad) is np.ndarray
-            and not any(map(vars(main).get, main.variants))
+            and not any(main.variant)
             and grad.shape == weight.shape
             and grad.dtype == kind
             and grad.flags.c_contiguous

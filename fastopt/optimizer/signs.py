@@ -82,7 +82,7 @@ class Signum(MomentumFamily):
 
     @property
     def traits(self) -> Traits:
-        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
+        """See :attr:`Optimizer.traits`."""
         return Traits(decayed, shrunk_by, from_zero=False)
 
     def check_together(self) -> None:

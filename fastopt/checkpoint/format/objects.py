@@ -6,7 +6,6 @@ from typing import Any
 from fastopt.arguments import Checked
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.lr_scheduler import scheduler_registry
-from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.optimizer import Optimizer
 
 KEEP = "<keep the present schedule>"
@@ -82,7 +81,7 @@ def _is_attribute(klass: type[Checked], name: Any) -> bool:
         return False
     if name in getattr(klass, "in_arrays", ()):
         return True
-    if name in TRANSIENT or name == "param_dict":
+    if name in klass.transient or name == "param_dict":
         return False
     own = getattr(klass, name, None)
     if callable(own) or hasattr(type(own), "__get__"):

@@ -234,7 +234,6 @@ class Shampoo(MatrixFamily):
     [(2, 2), (4, 6)]
     """
 
-    rounds_state = False
     learning_rate: RateAttribute = arg(default=0.001)
     beta1: float = arg(default=0.9, check=Real(least=0, below=1))
     beta2: float = arg(default=0.999, check=Real(least=0, below=1))
@@ -246,8 +245,6 @@ class Shampoo(MatrixFamily):
     merge_dims: bool = arg(default=False, check=FLAG)
     block_size: int | None = arg(default=None, check=OrNone(Integer(least=1)))
     kl: bool = arg(default=False, check=FLAG)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
     eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
@@ -274,9 +271,7 @@ class Shampoo(MatrixFamily):
         """Return the lengths of the axes that may have a preconditioner, merged if requested."""
         return axes(shape, self.max_precond_dim, self.merge_dims)
 
-    def directions(self) -> _Preconditioned:
-        """See :meth:`MatrixFamily.directions`."""
-        return _Preconditioned()
+    directions = _Preconditioned
 
     def blocks(self, lengths: Shape) -> list[tuple[tuple[slice, ...], Shape]]:
         """Return the slices and the lengths of each block of an array with these axes."""
@@ -527,15 +522,12 @@ class SOAP(MatrixFamily):
     merge_dims: bool = arg(default=False, check=FLAG)
     precondition_1d: bool = arg(default=False, check=FLAG)
     kl: bool = arg(default=False, check=FLAG)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
     eps: float = alias("epsilon", default=1e-8, kw_only=True)
-    rounds_state = False
 
     @property
-    def takes_vectors(self) -> bool:
+    def takes_vectors(self) -> bool:  # type: ignore[override]
         """See :attr:`MatrixFamily.takes_vectors`."""
         return self.precondition_1d
 
@@ -556,9 +548,7 @@ class SOAP(MatrixFamily):
                 f"state 'steps' must be a whole number from 0 to {largest:.0f}, got {steps[0]}"
             )
 
-    def directions(self) -> _Rotated:
-        """See :meth:`MatrixFamily.directions`."""
-        return _Rotated()
+    directions = _Rotated
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""

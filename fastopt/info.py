@@ -57,7 +57,6 @@ def report() -> str:
         "numpy": lambda: np.__version__,
         "numba": lambda: numba.__version__,
         "llvmlite": lambda: llvmlite.__version__,
-        "safetensors": lambda: version("safetensors"),
         "system": lambda: f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": processor,
         "cpu features": features,

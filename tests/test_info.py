@@ -17,7 +17,7 @@ from fastopt.__main__ import main
 from helpers.paths import ROOT
 
 LABELS = [
-    *("fastopt", "python", "numpy", "numba", "llvmlite", "safetensors"),
+    *("fastopt", "python", "numpy", "numba", "llvmlite"),
     *("system", "cpu", "cpu features", "compiled for"),
     *("threading layer", "threads", "load", "kernel cache", "calls", "mpi", "cuda"),
 ]

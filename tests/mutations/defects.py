@@ -92,8 +92,8 @@ DEFECTS = [
     (CONTAINER, 'if crc != record["crc32"]:', "if crc is None:", FILES),
     (
         CONTAINER,
-        "    if position != size:",
-        "    if position > size:",
+        "        if end != size:",
+        "        if end > size:",
         FILES,
     ),
     # training

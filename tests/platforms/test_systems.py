@@ -20,7 +20,7 @@ WITHOUT = {
 
 PATCH = """
 import ctypes, fnmatch, importlib, mmap, os, sys, multiprocessing, multiprocessing.spawn
-import numba, numpy as np, safetensors.numpy, tempfile, termios, logging, subprocess, threading
+import numba, numpy as np, tempfile, termios, logging, subprocess, threading
 
 system, *names = sys.argv[1:]
 

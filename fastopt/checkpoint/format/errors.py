@@ -31,3 +31,14 @@ def read_from(path: str | os.PathLike[str]) -> Iterator[None]:
     except CheckpointError as error:
         error.args = (f"{os.fspath(path)}: {error}",)
         raise
+
+
+@contextmanager
+def refusing(kind: str) -> Iterator[None]:
+    """Context that turns what invalid contents raise into a CheckpointError: they are no `kind`."""
+    try:
+        yield
+    except (CheckpointError, OSError, MemoryError):
+        raise
+    except Exception as error:  # invalid contents can raise anything
+        raise CheckpointError(f"not {kind}: {type(error).__name__}: {error}") from error

@@ -19,6 +19,8 @@ from fastopt.device import Device
 
 Array = np.ndarray[Any, Any]
 
+ON_HOST = frozenset({type(None), bool, int, float, str, np.ndarray})
+
 
 def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"] = "C") -> Any:
     """Return zeros on the device of `of`: a NumPy array, or a numba device array.
@@ -373,6 +375,8 @@ def host(array: Any) -> Any:
 
     The items of tuples, lists and dictionaries are copied.
     """
+    if type(array) in ON_HOST:
+        return array
     if isinstance(array, (tuple, list)):
         parts = [host(part) for part in array]
         return array if all(map(is_, parts, array)) else _rebuilt(array, parts)

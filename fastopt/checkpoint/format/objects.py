@@ -5,8 +5,11 @@ from typing import Any
 
 from fastopt.arguments import Checked
 from fastopt.checkpoint.format.errors import CheckpointError
-from fastopt.lr_scheduler import scheduler_registry
+from fastopt.lr_scheduler import LRScheduler, scheduler_registry
 from fastopt.optimizer.optimizer import Optimizer
+
+COUNTS = ("_index_update_count", "num_update")
+PLAIN = (bool, int, float, str)
 
 KEEP = "<keep the present schedule>"
 """Placeholder for a schedule that cannot be saved."""
@@ -46,7 +49,7 @@ def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -
     CheckpointError
         An attribute is not accepted, or a value is invalid.
     """
-    for name in attributes:
+    for name in attributes.keys() - klass.described():
         if not _is_attribute(klass, name):
             raise CheckpointError(f"{klass.__name__} cannot store an attribute {name!r}")
     own = vars(present) if type(present) is klass else {}
@@ -70,6 +73,39 @@ def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -
     except (TypeError, ValueError, ImportError) as error:
         raise CheckpointError(f"{klass.__name__}: {error}") from error
     return instance
+
+
+def new_counts(optimizer: Optimizer, attributes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the update counts among attributes that do not differ from the optimizer's otherwise.
+
+    None if they do differ. Rolling back and averaging many clients change nothing else in an
+    optimizer, whose attributes need no check then.
+
+    Raises
+    ------
+    CheckpointError
+        A count is invalid.
+    """
+    own = optimizer.__getstate__()
+    if own.keys() != attributes.keys():
+        return None
+    if not all(_same(own[name], attributes[name]) for name in own if name not in COUNTS):
+        return None
+    try:
+        return {name: optimizer._progress[name](name, attributes[name]) for name in COUNTS}
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{type(optimizer).__name__}: {error}") from error
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, except arrays and what holds them."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, LRScheduler):
+        return _same(vars(one), vars(other))
+    return isinstance(one, PLAIN) and repr(one) == repr(other)
 
 
 def _is_attribute(klass: type[Checked], name: Any) -> bool:

@@ -9,7 +9,7 @@ from fastopt.lr_scheduler import LRScheduler, scheduler_registry
 from fastopt.optimizer.optimizer import Optimizer
 
 COUNTS = ("_index_update_count", "num_update")
-PLAIN = (bool, int, float, str)
+PLAIN = frozenset({type(None), bool, int, float, str})
 
 KEEP = "<keep the present schedule>"
 """Placeholder for a schedule that cannot be saved."""
@@ -103,9 +103,9 @@ def _same(one: Any, other: Any) -> bool:
         return one is other
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, LRScheduler):
-        return _same(vars(one), vars(other))
-    return isinstance(one, PLAIN) and repr(one) == repr(other)
+    if type(one) in PLAIN:
+        return bool(one == other and (one or repr(one) == repr(other)))  # 0.0 is not -0.0
+    return isinstance(one, LRScheduler) and _same(vars(one), vars(other))
 
 
 def _is_attribute(klass: type[Checked], name: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import read
 from fastopt.checkpoint.restore.parameters import keys_of, match, names_of
@@ -112,8 +112,9 @@ def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
         See :func:`read_saved`.
     """
     _check(index, "ShardedUpdater")
-    reader = _Reader(Alone(optimizer), path, index)
-    tree: dict[str, Any] = _checked(lambda: reader.saved().updater)
+    with refusing("a checkpoint of ranks"):
+        reader = _Reader(Alone(optimizer), path, index)
+        tree = reader.saved().updater
     keys: Mapping[Index, Index] = tree["parameters"]
     for key, placement in reader.before.items():
         for table in tables_of(tree):
@@ -221,7 +222,8 @@ def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
         if kind == "ShardedUpdater" and not is_of_ranks(index):
             return header, _of_one(index)
         _check(index, kind)
-        return index["run"], _checked(_Reader(sharded, path, index).saved)
+        with refusing("a checkpoint of ranks"):
+            return index["run"], _Reader(sharded, path, index).saved()
 
 
 def _of_one(tree: Any) -> Saved:
@@ -231,15 +233,6 @@ def _of_one(tree: Any) -> Saved:
         masters = tree["attributes"].pop("masters_given", {})
         tree["attributes"]["masters_given"] = {}
     return Saved(tree, {}, masters if isinstance(masters, dict) else {})
-
-
-def _checked(work: Callable[[], Any]) -> Any:
-    try:
-        return work()
-    except (CheckpointError, OSError, MemoryError):
-        raise
-    except Exception as error:  # an invalid checkpoint can raise anything
-        raise CheckpointError(f"not a checkpoint of ranks: {error!r}") from error
 
 
 def _check(index: Any, kind: str) -> None:

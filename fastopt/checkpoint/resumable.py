@@ -187,7 +187,8 @@ class Resumable(Stateful):
             See :meth:`save`.
         """
         with between_updates(self.lock, "states_dict()"):
-            return _copied(describe(self))
+            copied: dict[str, Any] = _copied(describe(self))
+            return copied
 
     def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
         """Restore the result of :meth:`states_dict`.

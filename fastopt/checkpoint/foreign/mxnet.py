@@ -76,7 +76,7 @@ def described_by_mxnet(
 ) -> dict[str, Any]:
     """Convert an MXNet file to the argument of :func:`~.restore.restore.restore`."""
     imported = load_mxnet_states(source, max_bytes)
-    with refusing("a file of MXNet's get_states"):
+    with refusing("not a file of MXNet's get_states: "):
         return _described(updater, imported)
 
 
@@ -111,7 +111,7 @@ def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index
 
 def _checked(data: bytes, max_bytes: int | None) -> MXNetStates:
     most = None if max_bytes is None else count("max_bytes", max_bytes, least=0)
-    with refusing("a file of MXNet's get_states"):
+    with refusing("not a file of MXNet's get_states: "):
         return _states(data, Allowance.of(len(data), most))
 
 

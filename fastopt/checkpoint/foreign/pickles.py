@@ -74,7 +74,7 @@ def values(data: bytes) -> Any:
     for count, (instruction, argument, position) in enumerate(pickletools.genops(data)):
         if instruction.name not in INSTRUCTIONS:
             raise CheckpointError(f"it has a {instruction.name} instruction")
-        if instruction.name in MEMORIZE and int(argument) > count:
+        if instruction.name in MEMORIZE and int(argument or 0) > count:
             raise CheckpointError(f"it memorizes {count} values at most, one of them as {argument}")
         if instruction.name == "STOP" and position != len(data) - 1:
             raise CheckpointError("something follows its end")

@@ -67,7 +67,7 @@ def from_torch_state_dict(
     (array([ 1., -2.]), 'torch')
     """
     check_updater(updater)
-    with refusing("the state_dict of an optimizer of torch"):
+    with refusing("not the state_dict of an optimizer of torch: "):
         described = _described(updater, state_dict, indices)
     return restore(updater, described, strict)
 

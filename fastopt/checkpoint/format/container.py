@@ -154,7 +154,7 @@ def layout(file: BufferedIOBase) -> tuple[dict[str, Any], dict[str, Entry]]:
     CheckpointError
         The file is damaged or not of this format.
     """
-    with refusing("a safetensors file"):
+    with refusing("not a safetensors file: "):
         header, size = _header(file)
         metadata = header.pop(METADATA, {})
         start, end, entries = file.tell(), 0, {}

@@ -34,11 +34,12 @@ def read_from(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def refusing(kind: str) -> Iterator[None]:
-    """Context that turns what invalid contents raise into a CheckpointError: they are no `kind`."""
+def refusing(context: str) -> Iterator[None]:
+    """Context that turns what invalid contents raise into a CheckpointError, after `context`."""
     try:
         yield
     except (CheckpointError, OSError, MemoryError):
         raise
     except Exception as error:  # invalid contents can raise anything
-        raise CheckpointError(f"not {kind}: {type(error).__name__}: {error}") from error
+        known = isinstance(error, (TypeError, ValueError, ImportError))
+        raise CheckpointError(f"{context}{error if known else repr(error)}") from error

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastopt.arguments import Checked
-from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.lr_scheduler import LRScheduler, scheduler_registry
 from fastopt.optimizer.optimizer import Optimizer
 
@@ -53,25 +53,17 @@ def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -
         if not _is_attribute(klass, name):
             raise CheckpointError(f"{klass.__name__} cannot store an attribute {name!r}")
     own = vars(present) if type(present) is klass else {}
-    try:
-        checked = klass.checked(attributes)
-        strange = sorted(attributes.keys() - klass.described() - own.keys())
-        if strange and _is_ours(klass):
-            raise CheckpointError(
-                f"{klass.__name__} has no attribute {', '.join(strange)}; set it before a load "
-                "if it is your own"
-            )
-    except CheckpointError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{klass.__name__}: {error}") from error
-    instance = klass.__new__(klass)
-    restore = getattr(instance, "__setstate__", instance.__dict__.update)
-    restore(checked)
-    try:
+    strange = sorted(attributes.keys() - klass.described() - own.keys())
+    if strange and _is_ours(klass):
+        raise CheckpointError(
+            f"{klass.__name__} has no attribute {', '.join(strange)}; set it before a load if it "
+            "is your own"
+        )
+    with refusing(f"{klass.__name__}: "):
+        instance = klass.__new__(klass)
+        restore = getattr(instance, "__setstate__", instance.__dict__.update)
+        restore(klass.checked(attributes))
         instance.check_together()
-    except (TypeError, ValueError, ImportError) as error:
-        raise CheckpointError(f"{klass.__name__}: {error}") from error
     return instance
 
 
@@ -91,10 +83,8 @@ def new_counts(optimizer: Optimizer, attributes: Mapping[str, Any]) -> dict[str,
         return None
     if not all(_same(own[name], attributes[name]) for name in own if name not in COUNTS):
         return None
-    try:
+    with refusing(f"{type(optimizer).__name__}: "):
         return {name: optimizer._progress[name](name, attributes[name]) for name in COUNTS}
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{type(optimizer).__name__}: {error}") from error
 
 
 def _same(one: Any, other: Any) -> bool:

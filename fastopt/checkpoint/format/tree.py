@@ -100,7 +100,7 @@ def chunks(tree: Any) -> Iterator[bytes | memoryview]:
 
 def read(file: io.BufferedIOBase, present: Optimizer | None = None) -> Any:
     """Rebuild the tree from a file; see :func:`loads`."""
-    with refusing("a fastopt checkpoint"):
+    with refusing("not a fastopt checkpoint: "):
         packed, arrays = decode(file)
         reader = _Reader(arrays, present)
         tree = reader.unpack(packed)

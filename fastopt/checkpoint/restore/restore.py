@@ -6,17 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import renew
 from fastopt._notices import warn_user
 from fastopt.arguments import brief, flag, number
+from fastopt.averages import rebuilt as rebuilt_average
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.checkpoint.format.objects import KEPT, is_kept, new_counts, rebuilt
 from fastopt.checkpoint.restore.describe import SETTINGS, Stateful
 from fastopt.checkpoint.restore.fitting import check_states
-from fastopt.checkpoint.restore.groups import check_average, in_place, restored_groups, with_present
+from fastopt.checkpoint.restore.groups import in_place, restored_groups, with_present
 from fastopt.checkpoint.restore.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.checkpoint.restore.progress import PROGRESS, check_outside, checked_progress
+from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 FIELDS: dict[str, Any] = {
@@ -43,7 +46,7 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
     check_outside(updater)
     optimizer = updater.optimizer
     with optimizer.call_lock:
-        with refusing("the checkpoint of an updater"):
+        with refusing("not the checkpoint of an updater: "):
             _check_fields(saved, type(optimizer).__name__)
             matching = match(saved["parameters"], keys_of(names_of(optimizer), updater.states))
             _check_strict(matching.skipped, strict)
@@ -76,7 +79,7 @@ def restore_states(updater: Stateful, tree: Any) -> None:
     """
     check_outside(updater)
     with updater.optimizer.call_lock:
-        with refusing("the states of an updater"):
+        with refusing("not the states of an updater: "):
             match tree:
                 case {"states": dict(states), "optimizer": None | Optimizer() as made, **rest} if (
                     rest.keys() <= {"groups", *PROGRESS}
@@ -125,8 +128,15 @@ def checked(
     groups = updater.groups
     if "groups" in saved:
         groups = restored_groups(saved["groups"], groups, attribute)
-    check_states(optimizer, states, groups)
-    check_average(optimizer, groups, getattr(updater, "average", None), saved.get("averages"))
+    average, found = getattr(updater, "average", None), None
+    if average is not None and saved.get("averages") is not None:
+        average = rebuilt_average(saved["averages"]["average"])
+    if groups:
+        with refusing(""):
+            found = Groups(groups, Planner(optimizer))
+            if average is not None:
+                found.check_average(average)
+    check_states(optimizer, states, found)
     restore_progress = checked_progress(updater, saved, index)
 
     def put() -> None:
@@ -245,9 +255,6 @@ def _warn_of_rest(updater: Stateful, saved: Mapping[str, Any]) -> None:
 
 def _restore_scaler(updater: Stateful, saved: dict[str, Any] | None) -> None:
     scaler = getattr(updater, "loss_scaler", None)
-    if scaler is None or saved is None:
-        return
-    try:
-        scaler.load_state_dict(saved)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the state of the loss scaler does not fit: {error}") from error
+    if scaler is not None and saved is not None:
+        with refusing("the state of the loss scaler does not fit: "):
+            scaler.load_state_dict(saved)

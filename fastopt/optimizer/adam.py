@@ -19,7 +19,6 @@ from fastopt.optimizer.families import (
     moment_rules,
 )
 from fastopt.optimizer.optimizer import corrected, register
-from fastopt.optimizer.rates import RateAttribute
 
 
 @scalar
@@ -129,7 +128,6 @@ class Adam(AdamFamily):
     """
 
     lazy_by_default = True
-    learning_rate: RateAttribute = arg(default=0.001)
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
     amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)

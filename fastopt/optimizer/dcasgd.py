@@ -1,10 +1,7 @@
 """DCASGD: asynchronous gradient descent with delay compensation."""
 
-import numpy as np
+from typing import Any
 
-from fastopt._engine.validate import order_of
-from fastopt._kernels.device_memory import host, like, placed
-from fastopt._kernels.devices import header
 from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
@@ -78,10 +75,9 @@ class DCASGD(MomentumFamily):
     forms = (dcasgd, dcasgd_momentum)
     lamda: float = arg(default=0.04, check=Real())
 
-    def create_state(self, index: Index, weight: Array) -> tuple[Array | None, Array]:
+    copied = ("previous",)
+
+    def create_state(self, index: Index, weight: Array) -> Any:
         """Create the momentum buffer (None without momentum) and a copy of the weight."""
-        weight = header(weight)
-        dtype, order = self._state_dtype(weight), order_of(weight)
-        mom = like(weight, weight.shape, dtype, order) if self.momentum else None
-        previous = np.array(host(weight), dtype, order=order, subok=False)
-        return mom, placed(previous, weight)
+        state = super().create_state(index, weight)
+        return state if self.momentum else (None, state)

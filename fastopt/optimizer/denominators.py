@@ -341,7 +341,6 @@ class Yogi(AdamFamily):
     """
 
     plain = yogi
-    learning_rate: RateAttribute = arg(default=0.001)
     epsilon: float = arg(default=0.001)
     initial_value: float = arg(default=1e-06, check=Real(least=0))
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)

@@ -1,11 +1,7 @@
 """Learning rates for each layer: LARS, LAMB and LANS."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fastopt.arguments import FLAG, Real, TableOf, alias, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
@@ -107,15 +103,7 @@ class LARS(MomentumFamily):
         plain = self.idx2name.get(index, "").endswith(("gamma", "beta", "bias"))
         return ((sgd, sgd_momentum) if plain else self.forms)[self.momentum != 0]
 
-    @property
-    def carried(self) -> PerIndex:
-        """Learning rates of the last updates."""
-        return self._last_rates
-
-    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """See :meth:`Optimizer.carried_slots`; 0 before the first update."""
-        return self._last_rates.slots(indices, 0.0)
-
+    carried_in = "_last_rates"
     hyper = corrected(corrected_momentum, "momentum", "rate", "momentum_correction", carries=True)(
         Optimizer.hyper
     )

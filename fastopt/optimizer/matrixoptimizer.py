@@ -7,10 +7,9 @@ import numpy as np
 
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.validate import label, leaves
-from fastopt.arguments import Choice, Descriptions, Integer, Real, arg
+from fastopt.arguments import Choice, Descriptions, Integer, Real
 from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index
-from fastopt.optimizer.rates import RateAttribute
 
 CHECKS: Descriptions = {
     "coefficients": Choice(*COEFFICIENTS),
@@ -172,8 +171,6 @@ class MatrixOptimizer(MatrixFamily):
     array([[-0.1,  0. ],
            [ 0. ,  0.1]])
     """
-
-    learning_rate: RateAttribute = arg(default=0.001)
 
     directions = _Computed
 

@@ -224,7 +224,6 @@ class Muon(MatrixFamily):
 
     rule = muon_momentum
     rounds_state = True
-    learning_rate: RateAttribute = arg(default=0.001)
     momentum: float = arg(default=0.95, check=Real(least=0, below=1))
     nesterov: bool = arg(default=True, check=FLAG)
     coefficients: Literal["polar", "polar_express", "quintic"] = arg(

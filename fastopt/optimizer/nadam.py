@@ -169,6 +169,7 @@ class Nadam(AdamFamily):
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     ratio = staticmethod(scaled_ratio)
+    carried_in, first_carried = "_m_schedules", 1.0
     _m_schedules: PerIndex = kept(factory=Products, check=TableOf(Real(least=0, most=1)))
     progress: ClassVar[Descriptions] = {"m_schedule": Real(least=0, most=1)}
 
@@ -202,16 +203,11 @@ class Nadam(AdamFamily):
     def m_schedule(self, value: float) -> None:
         self._m_schedules.array[0] = value
 
-    @property
-    def carried(self) -> PerIndex:
-        """Products of the momenta so far."""
-        return self._m_schedules
-
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """See :meth:`Optimizer.carried_slots`; 1 before the first update."""
+        """See :meth:`Optimizer.carried_slots`."""
         if self.in_list_order:
             return np.zeros(len(indices), np.int64)
-        return self._m_schedules.slots(indices, 1.0)
+        return super().carried_slots(indices)
 
     def restart(self, indices: Collection[Index]) -> None:
         """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""

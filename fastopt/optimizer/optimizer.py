@@ -288,6 +288,15 @@ class Optimizer(Checked, metaclass=Declaring):
     may_skip: ClassVar[bool] = False
     """Whether the class overrides :meth:`skips`, so that it may return True."""
 
+    carried_in: ClassVar[str] = ""
+    """Attribute with the numbers that parameters keep between steps, if they keep one."""
+
+    first_carried: ClassVar[float] = 0.0
+    """This number before the first update of a parameter."""
+
+    copied: ClassVar[tuple[str, ...]] = ()
+    """Slots of the rule that start as copies of the weight."""
+
     rule_by_index: ClassVar[bool] = False
     """Whether the class overrides :meth:`rule_for`, so that rules differ between parameters."""
 
@@ -341,7 +350,17 @@ class Optimizer(Checked, metaclass=Declaring):
     argument_advice: ClassVar[Mapping[str, str]] = OPTIMIZER_ARGUMENTS
     elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
     unlisted = Checked.unlisted | {
-        *("accumulate", "accumulates", "add_follower", "by_index", "call_lock", "carried_slots"),
+        *(
+            "accumulate",
+            "accumulates",
+            "add_follower",
+            "by_index",
+            "call_lock",
+            "carried_in",
+            "carried_slots",
+            "copied",
+            "first_carried",
+        ),
         *("check_multipliers", "check_rates", "claim", "claimed", "codes_of", "completes"),
         *("corrects_decay", "count_only", "decays", "direct", "direct_state", "divided"),
         *("evaluates", "folds", "followers", "forget_updates", "in_arrays", "in_list_order"),
@@ -1294,11 +1313,13 @@ class Optimizer(Checked, metaclass=Declaring):
     @property
     def carried(self) -> PerIndex | None:
         """Numbers that parameters keep between steps, see :func:`~fastopt.optimizer.corrected`."""
-        return None
+        return getattr(self, self.carried_in) if self.carried_in else None
 
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
         """Return the positions of the parameters' numbers in :attr:`carried`."""
-        return np.zeros(len(indices), np.int64)
+        if self.carried is None:
+            return np.zeros(len(indices), np.int64)
+        return self.carried.slots(indices, self.first_carried)
 
     @property
     def step_sums(self) -> StepSums | None:
@@ -1371,6 +1392,9 @@ class Optimizer(Checked, metaclass=Declaring):
         codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
 
         def first(slot: str, shape: tuple[int, ...]) -> Any:
+            if slot in self.copied:
+                copy = np.array(host(weight), dtype, order=order_of(weight, rule), subok=False)
+                return placed(copy, weight)
             if value := self.initial_of(slot):
                 if slot in codes:
                     filled = np.full(shape, value, dtype)
@@ -1406,7 +1430,7 @@ class Optimizer(Checked, metaclass=Declaring):
     def starts_at_zero(self) -> bool:
         """Whether states are zeros, as :meth:`create_state` of this class creates them."""
         rule = self.rule
-        return not any(map(self.initial_of, rule.state if rule else ())) and all(
+        return not (self.copied or any(map(self.initial_of, rule.state if rule else ()))) and all(
             getattr(getattr(self, name), "__func__", None) is vars(Optimizer)[name]
             for name in ("create_state", "create_state_multi_precision")
         )

@@ -13,6 +13,7 @@ from fastopt._engine.validate import label, leaves
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.factored import SCALED, covered, shared
 from fastopt.arguments import Integer, Real, Stored, alias, arg
+from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.matrices import ByPattern, InPlace, MatrixFamily, Rescaled, Shape, descent
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
@@ -316,7 +317,7 @@ class _Shared(RowSteps):
 
 
 @register
-class AdamMini(MatrixFamily):
+class AdamMini(MatrixFamily, AdamFamily):
     r"""Adam-mini: Adam with one second moment for each row, or for each head of attention.
 
     .. math::
@@ -396,15 +397,9 @@ class AdamMini(MatrixFamily):
     """
 
     takes_vectors = True
-    learning_rate: RateAttribute = arg(default=0.001)
-    beta1: float = arg(default=0.9, check=Real(least=0, below=1))
-    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
-    epsilon: float = arg(default=1e-08, check=Real(least=0))
     heads: Stored[Any, Mapping[str, int] | None] = arg(
         default=None, check=ByPattern("counts", Integer(least=1))
     )
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
-    eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
     directions = _Shared
 

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fastopt.arguments import Integer, OrNone, Real, TableOf, alias, arg, kept
+from fastopt.arguments import Integer, OrNone, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, PerIndex, corrected, register
+from fastopt.optimizer.families import AdamFamily
+from fastopt.optimizer.optimizer import Array, Optimizer, PerIndex, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
 FREE = (*COMMON, "pull", "one_minus_pull", "weight_rate", "lead_rate")
@@ -73,28 +72,12 @@ class ScheduleFreeFamily(Optimizer):
     r: float = arg(default=0.0, check=Real(least=0))
     weight_lr_power: float = arg(default=2.0, check=Real(least=0))
     average_rate: float | None = arg(default=None, check=OrNone(Real(least=1e-09, most=1)))
-    positional: ClassVar[tuple[str, ...]] = (
-        "learning_rate",
-        "warmup_steps",
-        "r",
-        "weight_lr_power",
-        "average_rate",
-    )
     _weight_sums: PerIndex = kept(factory=PerIndex, check=TableOf(Real(least=0)))
 
-    @property
-    def inner(self) -> float:
-        """Interpolation factor of the average in the weights at which gradients are computed."""
-        raise NotImplementedError
+    inner: ClassVar[Any]
+    """Interpolation factor of the average in the weights at which gradients are computed."""
 
-    @property
-    def carried(self) -> PerIndex:
-        """Sums of the averaging weights so far."""
-        return self._weight_sums
-
-    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """See :meth:`Optimizer.carried_slots`; 0 before the first update."""
-        return self._weight_sums.slots(indices, 0.0)
+    carried_in = "_weight_sums"
 
     @corrected(averaged, *FREE_STEP, carries=True)
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -172,10 +155,7 @@ class ScheduleFreeSGD(ScheduleFreeFamily):
         *("learning_rate", "momentum", "warmup_steps", "r", "weight_lr_power", "average_rate"),
     )
 
-    @property
-    def inner(self) -> float:
-        """Interpolation factor of the average in the weights at which gradients are computed."""
-        return self.momentum
+    inner = property(attrgetter("momentum"))
 
 
 @rule(
@@ -198,7 +178,7 @@ def averaged_and_corrected(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class ScheduleFreeAdamW(ScheduleFreeFamily):
+class ScheduleFreeAdamW(ScheduleFreeFamily, AdamFamily):
     r"""Schedule-Free AdamW: needs neither a learning rate schedule nor the number of steps.
 
     .. math::
@@ -265,18 +245,11 @@ class ScheduleFreeAdamW(ScheduleFreeFamily):
     rule = schedulefree_adamw
     learning_rate: RateAttribute = arg(default=0.0025)
     beta1: float = arg(default=0.9, check=Real(least=0.01, below=1))
-    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
-    epsilon: float = arg(default=1e-08, check=Real(least=0))
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
-    eps: float = alias("epsilon", default=1e-8, kw_only=True)
     positional = (
         *("learning_rate", "beta1", "beta2", "epsilon", "warmup_steps", "r", "weight_lr_power"),
         *("average_rate",),
     )
 
-    @property
-    def inner(self) -> float:
-        """Interpolation factor of the average in the weights at which gradients are computed."""
-        return self.beta1
+    inner = property(attrgetter("beta1"))
 
     hyper = corrected(averaged_and_corrected, *FREE_STEP, carries=True)(ScheduleFreeFamily.hyper)

@@ -5,9 +5,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fastopt.arguments import FLAG, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
@@ -333,15 +330,7 @@ class ASGD(Optimizer):
     t0: float = arg(default=1000000.0, check=Real(least=0))
     _last_rates: PerIndex = kept(factory=PerIndex, check=TableOf(Real(least=-1)), new=True)
 
-    @property
-    def carried(self) -> PerIndex:
-        """Learning rates of the last updates."""
-        return self._last_rates
-
-    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """See :meth:`Optimizer.carried_slots`; negative before the first update."""
-        return self._last_rates.slots(indices, -1.0)
-
+    carried_in, first_carried = "_last_rates", -1.0
     hyper = corrected(falling, "lambd", "alpha", "t0", carries=True)(Optimizer.hyper)
 
     def evaluated(self, weight: Array, state: Sequence[Array]) -> Array:

@@ -19,8 +19,9 @@ from fastopt._engine.eigenbases import (
     rotated,
 )
 from fastopt._engine.validate import leaves
-from fastopt.arguments import FLAG, Integer, OrNone, Real, alias, arg
+from fastopt.arguments import FLAG, Integer, OrNone, Real, arg
 from fastopt.optimizer.adam import Adam
+from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
@@ -116,7 +117,7 @@ def _norm(array: Array) -> float:
 
 
 @register
-class Shampoo(MatrixFamily):
+class Shampoo(MatrixFamily, AdamFamily):
     r"""Shampoo: preconditioners for each axis, with the step size of Adam, for weight matrices.
 
     .. math::
@@ -234,10 +235,6 @@ class Shampoo(MatrixFamily):
     [(2, 2), (4, 6)]
     """
 
-    learning_rate: RateAttribute = arg(default=0.001)
-    beta1: float = arg(default=0.9, check=Real(least=0, below=1))
-    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
-    epsilon: float = arg(default=1e-08, check=Real(least=0))
     root_epsilon: float = arg(default=1e-12, check=Real(least=1e-30))
     precondition_frequency: int = arg(default=10, check=Integer(least=1))
     start_step: int | None = arg(default=None, check=OrNone(Integer(least=1)))
@@ -245,8 +242,6 @@ class Shampoo(MatrixFamily):
     merge_dims: bool = arg(default=False, check=FLAG)
     block_size: int | None = arg(default=None, check=OrNone(Integer(least=1)))
     kl: bool = arg(default=False, check=FLAG)
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
-    eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
     @property
     def start(self) -> int:
@@ -397,7 +392,7 @@ def _next_bases(
 
 
 @register
-class SOAP(MatrixFamily):
+class SOAP(MatrixFamily, AdamFamily):
     r"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner, for weight matrices.
 
     .. math::
@@ -513,9 +508,8 @@ class SOAP(MatrixFamily):
 
     decays_last = True
     learning_rate: RateAttribute = arg(default=0.003)
-    beta1: float = arg(default=0.95, check=Real(least=0, below=1))
-    beta2: float = arg(default=0.95, check=Real(least=0, below=1))
-    epsilon: float = arg(default=1e-08, check=Real(least=0))
+    beta1: float = arg(default=0.95)
+    beta2: float = arg(default=0.95)
     shampoo_beta: float | None = arg(default=None, check=OrNone(Real(least=0, below=1)))
     precondition_frequency: int = arg(default=10, check=Integer(least=1))
     max_precond_dim: int = arg(default=10000, check=Integer(least=1))
@@ -523,8 +517,6 @@ class SOAP(MatrixFamily):
     precondition_1d: bool = arg(default=False, check=FLAG)
     kl: bool = arg(default=False, check=FLAG)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
-    eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
     @property
     def takes_vectors(self) -> bool:  # type: ignore[override]

@@ -9,7 +9,6 @@ it reads and writes as many bytes as the step.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
-from numba.core import config
 
 from fastopt import optimizer
 from fastopt.info import cuda as device_name
@@ -118,8 +116,6 @@ def races(largest: int, small: int, height: int, listed: int) -> Iterator[Race]:
 def copying(size: int) -> Call:
     """Return a device copy that moves `size` bytes in total, reads and writes together."""
     source, target = (filled((max(size // 8, 1),)) for _ in range(2))
-    if config.ENABLE_CUDASIM:
-        return partial(target.copy_to_device, source)
     from cuda.bindings import driver
 
     to, of = (array.device_ctypes_pointer.value for array in (target, source))
@@ -134,11 +130,6 @@ def copying(size: int) -> Call:
 
 def sample(call: Call, repeats: int) -> float:
     """Return the mean seconds of `repeats` calls, measured with CUDA events."""
-    if config.ENABLE_CUDASIM:
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - begin) / repeats
     first, last = cuda.event(), cuda.event()
     first.record()
     for _ in range(repeats):

@@ -12,7 +12,7 @@ from weakref import ref
 
 import numpy as np
 
-from fastopt._kernels.devices import is_cuda
+from fastopt._kernels.devices import is_cuda, is_simulated
 from fastopt._kernels.layout import bfloat16
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
@@ -42,7 +42,7 @@ def is_foreign(array: Any) -> bool:
         return not array.is_cuda
     if is_cuda(array):
         return False
-    return hasattr(type(array), "__dlpack__") or _is_buffer(array)
+    return hasattr(type(array), "__dlpack__") or _is_buffer(array) or is_simulated(array)
 
 
 def is_subclass(array: Any) -> bool:
@@ -157,6 +157,8 @@ def _keep(array: Any, view: Array, signature: tuple[Any, ...]) -> Array:
 def _imported(role: str, array: Any) -> Array:
     """Return a new NumPy view by DLPack or the buffer protocol; it keeps the array alive."""
     try:
+        if is_simulated(array):
+            return np.asarray(array)
         if not hasattr(type(array), "__dlpack__"):
             return np.asarray(memoryview(array))
         try:

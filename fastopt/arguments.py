@@ -20,7 +20,17 @@ from abc import ABCMeta
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeGuard, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeGuard,
+    TypeVar,
+    dataclass_transform,
+)
 
 import numpy as np
 
@@ -293,6 +303,7 @@ class Argument:
     new: bool = False
     factory: Callable[[], Any] | None = None
     names: tuple[str, ...] = ()
+    local: bool = False
 
     def over(self, base: "Argument | None") -> "Argument":
         """Return this declaration, which has the check of that of a base class if it has none."""
@@ -381,6 +392,19 @@ def kept(
     return Argument(..., check, init=init, new=new, factory=factory)
 
 
+def local(default: Any = ..., *, init: Literal[False] = False) -> Any:
+    """Declare an attribute of the present process, which is neither saved nor copied.
+
+    Parameters
+    ----------
+    default : object
+        Its first value; by default it has none.
+    init : False
+        See :func:`kept`.
+    """
+    return Argument(default, None, init=init, local=True)
+
+
 def alias(*names: str, default: Any, kw_only: bool = True, init: bool = True) -> Any:
     """Declare another name of an argument, or of several, whose values are then a tuple.
 
@@ -445,6 +469,11 @@ class Constructor(ABCMeta):
             if "_first" not in vars(cls):
                 cls._first = frozenset(vars(made))
             return made
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(arg, kept, local, alias))
+class Declaring(Constructor):
+    """Metaclass of classes whose declarations make the constructor, which type checkers know."""
 
 
 def _named(parameter: inspect.Parameter) -> bool:
@@ -645,6 +674,10 @@ class Checked(metaclass=Constructor):
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Default values of declared arguments."""
 
+    transient: ClassVar[frozenset[str]] = frozenset()
+    """Attributes of the present process."""
+
+    _local: ClassVar[Mapping[str, Any]] = {}
     _factories: ClassVar[Mapping[str, Any]] = {}
     _own: ClassVar[Mapping[str, Argument]] = {}
     _arguments: ClassVar[Descriptions] = {}
@@ -674,7 +707,10 @@ class Checked(metaclass=Constructor):
                     kind = "progress" if argument.factory else "arguments"
                     checks[kind][argument.stored or name] = argument.check
         cls.declared, cls._arguments, cls._progress = declared, *checks.values()
-        kept = {name: each for name, each in declared.items() if not each.names}
+        kept = {name: each for name, each in declared.items() if not (each.names or each.local)}
+        cls.transient = frozenset(name for name, each in declared.items() if each.local)
+        first = {name: declared[name].default for name in cls.transient}
+        cls._local = {name: value for name, value in first.items() if value is not ...}
         cls.defaults = {name: each.default for name, each in kept.items() if not each.factory}
         cls._factories = {name: each.factory for name, each in kept.items() if each.factory}
         cls.torch_defaults = {n: each.torch for n, each in kept.items() if each.torch is not ...}

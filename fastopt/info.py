@@ -19,13 +19,13 @@ from llvmlite import binding
 import fastopt
 from fastopt import optimizer
 from fastopt._kernels import cpu
+from fastopt._kernels.compiling import switched_on
 from fastopt._kernels.devices import INSTALLATION, unsuited
 from fastopt._kernels.numpy_abi import unreadable
 from fastopt._kernels.threads import start_layer, thread_count
 
 numba: Any = importlib.import_module("numba")  # its type hints lack the configuration
 
-UNCOMPILED = "none: NUMBA_DISABLE_JIT=1"
 
 BUSY = 0.75
 """Load per CPU above which timings are unreliable: a benchmark needs idle CPUs."""
@@ -57,7 +57,6 @@ def report() -> str:
         "numpy": lambda: np.__version__,
         "numba": lambda: numba.__version__,
         "llvmlite": lambda: llvmlite.__version__,
-        "safetensors": lambda: version("safetensors"),
         "system": lambda: f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": processor,
         "cpu features": features,
@@ -126,8 +125,6 @@ def target() -> str:
 
 def threading_layer() -> str:
     """Return the threading layer of parallel kernels, and why it was selected."""
-    if numba.config.DISABLE_JIT:
-        return UNCOMPILED
     weight = np.zeros(1 << 20, np.float32)
     try:
         optimizer.get_updater(optimizer.SGD())(0, np.zeros_like(weight), weight)
@@ -193,21 +190,18 @@ def mpi() -> str:
 
 def kernel_cache() -> str:
     """Return the directory of numba's compiled kernels, or why there is none."""
-    if numba.config.DISABLE_JIT:
-        return UNCOMPILED
     factory = inspect.unwrap(cpu.flush_decay)
     try:
         # Decorating a function locates the directory and checks that it is writable; nothing is
         # compiled.
-        return str(numba.njit(cache=True)(factory).stats.cache_path)
+        with switched_on():
+            return str(numba.njit(cache=True)(factory).stats.cache_path)
     except (RuntimeError, OSError) as error:
         return f"none: {error}; set NUMBA_CACHE_DIR to a directory that can be written"
 
 
 def calls() -> str:
     """Return whether the arguments of calls are checked by compiled code, or why not."""
-    if numba.config.DISABLE_JIT:
-        return UNCOMPILED
     reason = unreadable()
     return f"checked in Python: {reason}" if reason else "checked by compiled code"
 

@@ -2,7 +2,6 @@
 
 import warnings
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -453,8 +452,6 @@ for average in (EMA(), Lookahead(k=2)):
             updater(0, np.ones(3, np.float32), weight)
 print(sum(sum(kernel.stats.cache_misses.values()) for kernel in compiled_kernels))
 """
-    if numba.config.DISABLE_JIT:
-        pytest.skip("nothing is compiled")
     first, second = (int(run_python(code, NUMBA_CACHE_DIR=str(tmp_path))) for _ in range(2))
     assert first > 0
     assert second == 0

@@ -17,7 +17,7 @@ from fastopt.__main__ import main
 from helpers.paths import ROOT
 
 LABELS = [
-    *("fastopt", "python", "numpy", "numba", "llvmlite", "safetensors"),
+    *("fastopt", "python", "numpy", "numba", "llvmlite"),
     *("system", "cpu", "cpu features", "compiled for"),
     *("threading layer", "threads", "load", "kernel cache", "calls", "mpi", "cuda"),
 ]
@@ -96,12 +96,6 @@ def test_settings_of_the_environment_are_reported():
     assert described["threading layer"] == "workqueue, chosen by NUMBA_THREADING_LAYER=workqueue"
     assert described["threads"].startswith("1; ")
     assert described["threads"].endswith(", NUMBA_NUM_THREADS=1")
-
-
-def test_disabled_compiler_is_the_reason_for_no_threads_and_no_cache():
-    described = report_of_process(NUMBA_DISABLE_JIT="1")
-    for label in ("threading layer", "kernel cache", "calls"):
-        assert described[label] == "none: NUMBA_DISABLE_JIT=1"
 
 
 @pytest.mark.further
@@ -186,7 +180,6 @@ def test_without_numba_cuda_the_versions_of_the_extras_are_named(monkeypatch):
     assert re.findall(r"'([^']*)'", info.cuda()) == [*newer, older[0]]
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
 @pytest.mark.parametrize(
     ("reason", "line"),
     [("", "checked by compiled code"), ("no GIL", "checked in Python: no GIL")],

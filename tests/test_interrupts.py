@@ -8,7 +8,6 @@ import sys
 import threading
 import traceback
 
-import numba
 import numpy as np
 import pytest
 
@@ -489,7 +488,7 @@ def test_reads_inside_an_update_raise_and_change_nothing(read, place, tmp_path):
     read(updater, path)
 
 
-LARGE = 100 if numba.config.DISABLE_JIT else 40_000
+LARGE = 40_000
 FORMS = {
     "small": ([(3,)], {}),
     "large": ([(LARGE,)], {}),

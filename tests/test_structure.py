@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -490,7 +489,6 @@ def test_few_structures_are_kept():
     assert len(structures._known) == KEPT
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
 def test_a_step_takes_few_frames_more_than_the_list_call():
     from helpers.frames import frames
 

@@ -1,24 +1,28 @@
 """Hyper-parameters that do not depend on the step number are computed once.
 
-``Optimizer.hyper(t, lr, wd)`` returns all hyper-parameters of a rule. If it is marked with
-:func:`constant` or :func:`corrected`, the kernels compute the part that depends on `t`, with the
-same function and therefore the same bits; an unmarked method is called in every step. A marked
-method must not read ``rescale_grad``, which changes with the loss scale and norm clipping.
+``Optimizer.hyper(t, lr, wd)`` returns hyper-parameters of a rule; arguments of the class that they
+are named after need not be returned, see :func:`named`. If it is marked with :func:`constant` or
+:func:`corrected`, the kernels compute the part that depends on `t`, with the same function and
+therefore the same bits; an unmarked method is called in every step. A marked method must not read
+``rescale_grad``, which changes with the loss scale and norm clipping.
 
 Tests: ``tests/kernels/test_advance.py``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from fastopt._kernels.advance import step
 from fastopt.arguments import as_float
-from fastopt.kernels.rule import Rule, scalar
-from fastopt.kernels.variants import FIRST
+from fastopt.kernels.rule import Rule, scalar, written
 
 Method = TypeVar("Method", bound=Callable[..., Mapping[str, float]])
+
+
+GIVEN = ("rate", "lr", "wd", "rescale_grad", "clip_gradient", "direction")
+"""Fields of every optimizer."""
 
 
 class Hyper(NamedTuple):
@@ -68,8 +72,8 @@ def corrected(
 ) -> Callable[[Method], Method]:
     """Mark a ``hyper`` method whose result depends on `t` only through `correct`.
 
-    The method returns the fields before the correction; the decorated method returns them
-    corrected.
+    The method returns fields before the correction; the decorated method returns all fields that
+    the rule and `correct` read, corrected.
 
     Parameters
     ----------
@@ -102,7 +106,7 @@ def corrected(
     def mark(given: Method) -> Method:
         @wraps(given)
         def hyper(self: Any, t: int, lr: float, wd: float) -> Mapping[str, float]:
-            fields = given(self, t, lr, wd)
+            fields = completed(self, extra, given(self, t, lr, wd))
             if carries or (when is not None and not when(self)):
                 return fields
             return step(t, {"lr": lr, "wd": wd, **fields}, correct, ())
@@ -112,6 +116,45 @@ def corrected(
         return hyper  # type: ignore[return-value]
 
     return mark
+
+
+def named(optimizer: Any, rule: Rule, names: Iterable[str]) -> dict[str, float]:
+    """Return fields of these names that ``hyper()`` need not return.
+
+    These are arguments of the class, 1 minus an argument after ``one_minus_``, and 1 for what the
+    reductions of the rule, or a correction, compute.
+    """
+    kind, found = type(optimizer), {}
+    for name in names:
+        argument = name.removeprefix("one_minus_")
+        declared = kind.declared.get(argument)
+        if declared is not None and declared.names:
+            argument, declared = declared.names[0], kind.declared[declared.names[0]]
+        value = declared and getattr(optimizer, declared.stored or argument, None)
+        if isinstance(value, (int, float)) and argument not in ("learning_rate", "wd"):
+            found[name] = 1 - value if name.startswith("one_minus_") else value
+        elif name in rule.computed or any(name in written(each) for each in _corrections(kind)):
+            found[name] = 1.0
+    return found
+
+
+def _corrections(kind: type) -> Iterator[Callable[..., None]]:
+    """Yield the corrections of the ``hyper()`` of a class and of its bases."""
+    for base in kind.__mro__:
+        marked = getattr(vars(base).get("hyper"), "marked", None)
+        if marked is not None and marked.correct is not None:
+            yield marked.correct
+
+
+def completed(
+    optimizer: Any, extra: Sequence[str], fields: Mapping[str, float]
+) -> Mapping[str, float]:
+    """Return the fields that ``hyper()`` has returned, and those that it need not return."""
+    rule = optimizer.rule
+    if rule is None:
+        return fields
+    names = [name for name in (*rule.hyper, *extra) if name not in (*fields, *GIVEN)]
+    return {**named(optimizer, rule, names), **fields}
 
 
 def hyper_of(optimizer: Any) -> Hyper:
@@ -175,7 +218,6 @@ def values_of(
     if optimizer.maximize and not turned:
         raise ValueError(f"rule {rule.name} reads no rescale_grad, so it cannot maximize")
     fields = {
-        **FIRST,
         **rates,
         "rescale_grad": optimizer.rescale_grad,
         "clip_gradient": optimizer.clip_gradient or inf,
@@ -187,6 +229,8 @@ def values_of(
             fields["rescale_grad"] = -fields["rescale_grad"]
         if not fields["clip_gradient"] > 0:
             fields["clip_gradient"] = inf
+        if others := [name for name in names if name not in fields]:
+            fields.update(named(optimizer, rule, others))
         values = list(map(fields.__getitem__, names))
     except KeyError as error:
         missing = f"{error}, which rule {rule.name} reads"

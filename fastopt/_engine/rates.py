@@ -6,7 +6,7 @@ Tests: ``tests/engine/test_records_settings.py``, ``tests/engine/test_unrecorded
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt._engine.hyper import Hyper, hyper_of
+from fastopt._engine.hyper import Hyper, completed, hyper_of
 from fastopt._engine.per_index import Index
 from fastopt._kernels.advance import step as corrected_fields
 
@@ -70,7 +70,10 @@ def counted_fields(
     own = hyper_of(optimizer)
     t, rates = counted(optimizer, index)
     lr, wd = rates["lr"], rates["wd"]
-    fields: Mapping[str, float] = {**rates, **optimizer.hyper(t, lr, wd)}
+    fields: Mapping[str, float] = {
+        **rates,
+        **completed(optimizer, own.extra, optimizer.hyper(t, lr, wd)),
+    }
     if hyper.given is not own.given:
         fields = {**hyper.given(optimizer, t, lr, wd), **fields}
     if own.carries and own.correct:

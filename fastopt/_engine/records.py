@@ -159,7 +159,7 @@ class Records:
         self.translates = False
         """Whether calls have had indices that are neither an int nor a str."""
         self.scheduled: dict[tuple[Any, int], float] | None = None
-        """Learning rates of the present step, by optimizer and update, if it is tried repeatedly."""
+        """Learning rates of a step that may be tried repeatedly, by optimizer and update."""
         self.incomplete: list[bool] = []
         """Of each tensor of a call, whether its sum is incomplete, so that it is only counted."""
         self.entry: Callable[[], Any] = front.enter if readable() else lambda: Reader(self)

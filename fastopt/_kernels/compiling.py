@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 from numba import njit, typeof
+from numba.core import config
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 
 from fastopt._kernels.signals import undisturbed
 from fastopt._kernels.threads import in_forked_child, start_layer
-from fastopt.kernels.rule import Rule, digest_of
+from fastopt.kernels.rule import Rule, admit_plain, digest_of
 
 log = logging.getLogger("fastopt")
 
@@ -82,8 +83,6 @@ def _checked(path: str) -> memoryview:
 
 def _keep_apart(kernel: Any) -> None:
     """Give a kernel :class:`KernelFiles`, and compile it if they cannot be read or written."""
-    if not hasattr(kernel, "_cache"):  # NUMBA_DISABLE_JIT
-        return
     cache = kernel._cache
     place = cache._impl.locator
 
@@ -132,16 +131,15 @@ def created(jit: Callable[..., Any], kernel: Callable, **options: Any) -> Callab
 
     `jit` is numba's decorator of a target.
     """
-    with undisturbed():
+    with undisturbed(), switched_on():
         try:
             dispatcher = jit(cache=True, **options)(kernel)
             _keep_apart(dispatcher)
         except (RuntimeError, OSError):
             log_uncached()
             dispatcher = jit(**options)(kernel)
-    if hasattr(dispatcher, "overloads"):  # not with NUMBA_DISABLE_JIT
-        for name in ("compile", "_compile_for_args"):  # the latter calls the former
-            setattr(dispatcher, name, _protected(getattr(dispatcher, name)))
+    for name in ("compile", "_compile_for_args"):  # the latter calls the former
+        setattr(dispatcher, name, _protected(getattr(dispatcher, name)))
     compiled_kernels.append(dispatcher)
     return dispatcher
 
@@ -150,11 +148,26 @@ def _protected(compile: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel's method that compiles or loads it, with all signals deferred."""
 
     def protected(*types: Any) -> Any:
-        with undisturbed(), garbage_left():
+        with undisturbed(), garbage_left(), switched_on():
             defer_blas()
             return compile(*types)
 
     return protected
+
+
+@contextmanager
+def switched_on() -> Iterator[None]:
+    """Compile also with ``NUMBA_DISABLE_JIT``, which users set to debug functions of their own.
+
+    Numba reads the switch when a decorator is applied, which it does itself while it compiles. The
+    lock is that of its compiler: no other thread sets the switch back in between.
+    """
+    with global_compiler_lock:
+        disabled, config.DISABLE_JIT = config.DISABLE_JIT, 0
+        try:
+            yield
+        finally:
+            config.DISABLE_JIT = disabled
 
 
 def address_of(
@@ -195,8 +208,6 @@ def bind(kernel: Any, *arguments: Any) -> Callable:
 
     It must only be called with arguments of exactly these types.
     """
-    if not hasattr(kernel, "overloads"):  # NUMBA_DISABLE_JIT
-        return kernel
     return bind_to(kernel, *map(type_of, arguments))
 
 
@@ -277,6 +288,8 @@ def name_entry(kernel: Callable, rule: Rule | None, variant: str) -> None:
     rule and the functions that it calls. Their digest becomes part of the name.
     """
     name, digest = (rule.name, rule.digest) if rule else ("any", "")
+    if config.DISABLE_JIT and rule:
+        admit_plain(rule.functions)
     kernel.__qualname__ = f"{kernel.__name__}.{name}.{variant}.{digest}{_engine_digest()}"
 
 

@@ -1,8 +1,8 @@
 """CPU loops for 8-bit state, which is updated block by block.
 
-The counterparts of :func:`fastopt._kernels.cpu.element_loop` and :func:`fastopt._kernels.cpu.lazy_loop`. The
-update of a block writes its new state to scratch memory in the cache, and is followed by its
-encoding, which needs the maxima of the block.
+The counterparts of the loops of :mod:`fastopt._kernels.cpu`. The update of a block writes its new
+state to scratch memory in the cache, and is followed by its encoding, which needs the maxima of the
+block.
 
 Tests: ``tests/kernels/test_blocks.py``.
 """

@@ -4,20 +4,16 @@ They take the same three arrays, on the device, and call the same scalar functio
 distribution of work differs: a block takes a row of ``chunks``, and its threads stride over the
 elements. Sums have the same order as on the CPU: a warp has the 32 partial sums of
 :mod:`fastopt._kernels.lanes`.
-
-Under numba's simulator the kernels and all functions that they call are plain Python.
 """
 
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 from numba import cuda
 
 from fastopt._kernels.compiling import created, name_entry
-from fastopt._kernels.cuda_driver import SIMULATED, launch
 from fastopt._kernels.cuda_packs import (
     ALIGNMENT,
     begin_pack,
@@ -53,31 +49,10 @@ from fastopt._kernels.storage import given, load, locate, private, store
 from fastopt._kernels.weights import read_weight
 from fastopt.kernels.rule import Rule, scalar
 
-__all__ = [
-    "BLOCKS",
-    "SIMULATED",
-    "THREADS",
-    "WARPS",
-    "compiled",
-    "copy",
-    "dense",
-    "finish",
-    "flush_decay",
-    "launch",
-    "lazy",
-    "mark_decay",
-    "rows",
-    "square_pack",
-    "squares",
-    "sum_pack",
-    "sums",
-    "totals",
-]
+THREADS = 256
+"""Threads of a block."""
 
-THREADS = 4 if SIMULATED else 256
-"""Threads of a block; the simulator starts a Python thread for each."""
-
-WARPS = 1 if SIMULATED else 4
+WARPS = 4
 """Warps of a block in the reduction kernels."""
 
 ALL_LANES = 0xFFFFFFFF
@@ -89,49 +64,20 @@ BLOCKS = 32
 
 def compiled(kernel: Callable, rule: Rule | None) -> Callable:
     """Compile `kernel` on first launch, or load it from numba's disk cache."""
-    if SIMULATED:
-        return cuda.jit(_quiet(kernel))
     name_entry(kernel, rule, "cuda")
     return created(cuda.jit, kernel)
 
 
-def _quiet(kernel: Callable) -> Callable:
-    """Wrap a kernel to suppress NumPy's warnings, which a GPU does not give."""
-    errstate = np.errstate
-
-    def quiet(*arguments: Any) -> None:
-        with errstate(all="ignore"):
-            kernel(*arguments)
-
-    # The simulator replaces `cuda` in the globals of the function that it gets.
-    return FunctionType(quiet.__code__, kernel.__globals__, closure=quiet.__closure__)
-
-
-def _exchange_simulated(value, distance):
-    """Return the value of the thread whose lane differs in the bit `distance`."""
-    values = cuda.shared.array(LANES, np.float64)
-    lane = cuda.threadIdx.x
-    cuda.syncthreads()
-    values[lane] = value
-    cuda.syncthreads()
-    return values[lane ^ distance]
-
-
-def _exchange(value, distance):
+@scalar
+def exchange(value, distance):
+    """Return the value of the lane whose number differs in the bit `distance`."""
     return cuda.shfl_xor_sync(ALL_LANES, value, distance)
 
 
-def _meet_simulated():
+@scalar
+def meet():
     """Wait for the other lanes of the warp."""
-    cuda.syncthreads()
-
-
-def _meet():
     cuda.syncwarp()
-
-
-exchange = _exchange_simulated if SIMULATED else scalar(_exchange)
-meet = _meet_simulated if SIMULATED else scalar(_meet)
 
 
 @scalar

@@ -1,4 +1,4 @@
-"""CUDA kernel for states in 8 bits, the counterpart of :func:`fastopt._kernels.cpu.element_loop` for them.
+"""CUDA kernel for states in 8 bits, the counterpart of :mod:`fastopt._kernels.cpu_blocks`.
 
 A warp takes a block of codes and each lane the same number of consecutive elements; the largest
 numbers of the block, which determine its scales, are found by shuffles.
@@ -8,7 +8,6 @@ Tests: ``tests/gpu/test_cuda_int8.py``.
 
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from fastopt._kernels.blocks import (
     prepared,
 )
 from fastopt._kernels.cuda import (
-    SIMULATED,
     WARPS,
     chunk_of,
     compiled,
@@ -47,9 +45,6 @@ from fastopt.kernels.rule import scalar
 
 EACH = CODE_BLOCK // LANES
 """Elements of a block that a lane updates."""
-
-if SIMULATED:  # the simulator replaces `cuda` in the globals of a kernel's module only
-    exchange, meet = (FunctionType(each.__code__, globals()) for each in (exchange, meet))
 
 
 @scalar

@@ -4,8 +4,6 @@ numba's launches inspect the types of all arguments, and its copies wait for the
 kernel is compiled once for its argument types, and its handle is launched. Uploads go through
 pinned memory, which is reused once the device has read it. Numbers may be passed by value, so that
 a step needs no upload.
-
-numba's simulator has no driver; only the functions of this module differ under it.
 """
 
 from collections import deque
@@ -20,14 +18,11 @@ from typing import Any
 
 import numpy as np
 from numba import from_dtype, types
-from numba.core import config
 from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
 from fastopt._kernels.devices import cuda_target
 from fastopt._kernels.signals import undisturbed
-
-SIMULATED = bool(config.ENABLE_CUDASIM)
 
 WORDS = 128
 """Maximum 8-byte words of a kernel's arguments; the driver's limit is 4096 bytes."""
@@ -94,28 +89,17 @@ class Memory:
         self.array = cuda_target().device_array(shape, dtype)
         self.shape, self.dtype = shape, dtype
         self.nbytes = self.array.size * dtype.itemsize
-        if SIMULATED:
-            return
         self.type = _array_type(dtype, len(shape))
         self.key = id(self.type)
         self.address = self.array.device_ctypes_pointer.value or 0
         head = 0, 0, self.array.size, dtype.itemsize, self.address
         self.words = [*head, *shape, *self.array.strides]
 
-    @property
-    def argument(self) -> Any:
-        """Argument of a launch in the simulator."""
-        return self.array
-
     def part(self, shape: tuple[int, ...], dtype: Any = None, first: int = 0) -> "Memory":
         """Return an array of this shape and dtype in the same memory, from row `first` on."""
         made = Memory.__new__(Memory)
         made.shape, made.dtype = shape, np.dtype(dtype or self.dtype)
         made.nbytes = prod(shape) * made.dtype.itemsize
-        if SIMULATED:
-            row = self.array[first : first + shape[0]] if dtype is None else self.array
-            made.array = row if dtype is None else row.view(made.dtype).reshape(shape)
-            return made
         made.array = self.array
         made.type = _array_type(made.dtype, len(shape))
         made.key = id(made.type)
@@ -138,11 +122,6 @@ class Values:
 
     def __init__(self, words: list[int], kind: Any, dtype: Any) -> None:
         self.words, self.type, self.key, self.dtype = words, kind, id(kind), dtype
-
-    @property
-    def argument(self) -> Any:
-        """Argument of a launch in the simulator."""
-        return tuple(np.array(self.words, f"u{self.dtype.itemsize}").view(self.dtype))
 
 
 @cache
@@ -185,10 +164,6 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     *arguments : Memory, Values or int
         Arguments of the kernel; integers are int64.
     """
-    if SIMULATED:
-        if not _beside.compiles:
-            kernel[blocks, threads](*[a if isinstance(a, int) else a.argument for a in arguments])
-        return
     words: list[int] = []
     key: tuple[Any, ...] = (kernel, _context())
     for argument in arguments:
@@ -250,7 +225,7 @@ def _context_of(device: int) -> int:
 
 def entered(device: int) -> Any:
     """Return a context manager that makes a device the current one."""
-    if not SIMULATED and _context() == _context_of(device):
+    if _context() == _context_of(device):
         return _PRESENT
     return cuda_target().gpus[device]
 
@@ -266,8 +241,6 @@ def is_captured(stream: int) -> bool:
     RuntimeError
         Another stream is being captured, which forbids the use of this one.
     """
-    if SIMULATED:
-        return False
     cuda_target()
     error, status = _driver().cuStreamIsCapturing(stream)
     if error in CAPTURES:
@@ -334,8 +307,6 @@ def order(first: int, then: int) -> None:
     first, then : int
         Handles of the stream that is waited for, and of the one that waits.
     """
-    if SIMULATED:
-        return
     driver, event = _driver(), cuda_target().event(timing=False)
     _checked(driver.cuEventRecord(int(event.handle), first), "cuEventRecord")
     _checked(driver.cuStreamWaitEvent(then, int(event.handle), 0), "cuStreamWaitEvent")
@@ -415,10 +386,6 @@ def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
     if not size:
         return
     stream = stream if _beside.stream is None else _beside.stream
-    if SIMULATED:
-        part = memory.array[: len(array)] if array.shape != memory.shape else memory.array
-        part.copy_to_device(array)
-        return
     device, driver = _device(_context()), _driver()
     with device.lock:
         buffer = device.buffer(size)
@@ -430,8 +397,6 @@ def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
 
 def download(memory: Memory, stream: int) -> NDArray[Any]:
     """Copy `memory` to the host, after the earlier work on the stream has finished."""
-    if SIMULATED:
-        return np.array(memory.array.copy_to_host())
     found = np.empty(memory.shape, memory.dtype)
     driver = _driver()
     if memory.nbytes:
@@ -452,9 +417,6 @@ class Report:
 
     def __init__(self, memory: Memory, stream: int) -> None:
         self.count = memory.shape[0]
-        if SIMULATED:
-            self.copied = download(memory, stream).tolist()
-            return
         self.device, driver = _device(_context()), _driver()
         with self.device.lock:
             self.buffer = self.device.report_buffer()
@@ -466,13 +428,11 @@ class Report:
 
     def ready(self) -> bool:
         """Whether :meth:`read` does not wait."""
-        self.arrived = SIMULATED or not _driver().cuEventQuery(self.buffer.handle)[0]
+        self.arrived = not _driver().cuEventQuery(self.buffer.handle)[0]
         return self.arrived
 
     def read(self) -> list[float]:
         """Return the numbers once, after they have arrived."""
-        if SIMULATED:
-            return self.copied
         if not (self.arrived or self.ready()):
             _checked(_driver().cuEventSynchronize(self.buffer.handle), "cuEventSynchronize")
         found: list[float] = self.buffer.doubles[: self.count].tolist()
@@ -488,10 +448,6 @@ class Report:
 
 def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:
     """Copy word `of` of `source` to word `to` of `target`, both of 8-byte words, on a stream."""
-    if SIMULATED:
-        words = np.array(source.array.copy_to_host()).reshape(-1).view(target.dtype)
-        target.array.reshape(-1)[to] = words[of]
-        return
     addresses = target.address + 8 * to, source.address + 8 * of
     _checked(_driver().cuMemcpyDtoDAsync(*addresses, 8, stream), "cuMemcpyDtoDAsync")
 
@@ -503,5 +459,4 @@ def clear(address: int, size: int, stream: int) -> None:
 
 def hold(objects: Any, stream: int) -> None:
     """Keep objects alive until the work launched on a stream has finished."""
-    if not SIMULATED:
-        _device(_context()).hold(objects, stream)
+    _device(_context()).hold(objects, stream)

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from fastopt._kernels.cuda import SIMULATED, compiled
+from fastopt._kernels.cuda import compiled
 from fastopt._kernels.layout import wide_of
 from fastopt._kernels.segments import FOLD
 from fastopt._kernels.storage import load, locate, store
 from fastopt.kernels.rule import scalar
 
-SORTERS = 8 if SIMULATED else 1024
+SORTERS = 1024
 """Threads of a block, one for each position in the list; also the size of a sorted tile."""
 
 TILE_BITS = SORTERS.bit_length() - 1
 
-FOLDERS = 8 if SIMULATED else 128
+FOLDERS = 128
 """Maximum threads of a block of :func:`fold`."""
 
 LISTED, UNIQUE, STARTS, ORDER, KEYS, SPARE, VALUES, FOLDED = range(8)

@@ -19,6 +19,7 @@ from fastopt._kernels.chunks import Chunks, chunks_of, single_rows
 from fastopt._kernels.codes import items_of
 from fastopt._kernels.cuda_arrays import CallArrays
 from fastopt._kernels.cuda_memory import TableMemory
+from fastopt._kernels.cuda_packs import square_pack, sum_pack
 from fastopt._kernels.cuda_rows import IndexedRows, RowGradient
 from fastopt._kernels.device_memory import move
 from fastopt._kernels.devices import Header, device_of, header, mark_written
@@ -266,7 +267,7 @@ class CudaTable:
     def launch(self, kernel: Any, blocks: int, threads: Any, *arguments: Any) -> None:
         """Launch a kernel on the table's stream, if it has blocks."""
         if blocks:
-            self.kernels.launch(kernel, blocks, threads, self.stream, *arguments)
+            self.driver.launch(kernel, blocks, threads, self.stream, *arguments)
 
     @cached_property
     def _threads(self) -> tuple[int, int]:
@@ -322,7 +323,7 @@ class CudaTable:
     @cached_property
     def _square_kernel(self) -> tuple[Any, int]:
         layout, column = self.layout, self.table.shape[1] - 1
-        each = self.kernels.square_pack(layout.grad, layout.sparse)
+        each = square_pack(layout.grad, layout.sparse)
         return self.kernels.squares(layout.grad, column, layout.sparse), each
 
     @cached_property
@@ -416,7 +417,7 @@ class CudaTable:
         for step, count in enumerate(rule.sums):
             total = self.memory.space("total", (len(self.sizes), count))
             kernel, largest = kernels.sums(layout, step), rule.passes[step].largest
-            each = kernels.sum_pack(layout)
+            each = sum_pack(layout)
             self._add(kernel, each, self._blocks, total, entry, hyper, largest=largest)
             threads = kernels.THREADS
             grid = -(-len(self.sizes) // threads)

@@ -13,12 +13,13 @@ from threading import local
 from typing import Any, Literal, cast
 
 import numpy as np
-from numba.core import config
 
 from fastopt._kernels.devices import Header, cuda_target, header, is_cuda
 from fastopt.device import Device
 
 Array = np.ndarray[Any, Any]
+
+ON_HOST = frozenset({type(None), bool, int, float, str, np.ndarray})
 
 
 def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"] = "C") -> Any:
@@ -80,7 +81,7 @@ def allocated_together() -> Iterator[None]:
     Until then they have no memory: nothing may be done with them. If an error is raised, they have
     none for good.
     """
-    if config.ENABLE_CUDASIM or _arena.requests is not None:
+    if _arena.requests is not None:
         yield
         return
     _arena.requests = {}
@@ -124,7 +125,7 @@ def _of_torch(
     memory if there is too little.
     """
     size = prod(shape) * dtype.itemsize
-    if not size or config.ENABLE_CUDASIM or not _is_of_torch(of):
+    if not size or not _is_of_torch(of):
         return None
     torch = sys.modules["torch"]
     memory = torch.empty(size, dtype=torch.uint8, device=_owner(of).device)
@@ -151,9 +152,7 @@ def _is_of_torch(array: Any) -> bool:
 
 def zero(array: Any, stream: int) -> None:
     """Fill a new numba device array with zeros, on a stream."""
-    if config.ENABLE_CUDASIM:
-        array[...] = 0
-    elif array.nbytes:
+    if array.nbytes:
         from fastopt._kernels.cuda_driver import clear, entered
 
         described = header(array)
@@ -195,7 +194,7 @@ def placed(state: Any, of: Any) -> Any:
 def stream_of(handle: int) -> Any:
     """Return numba's object for an external stream."""
     cuda = cuda_target()
-    if config.ENABLE_CUDASIM or handle == 0:
+    if handle == 0:
         return 0
     if handle == 2:
         return cuda.per_thread_default_stream()
@@ -207,7 +206,7 @@ def wait_for(handle: int) -> None:
     stream = stream_of(handle)
     if stream:
         stream.synchronize()
-    elif not config.ENABLE_CUDASIM:
+    else:
         cuda_target().default_stream().synchronize()
 
 
@@ -334,7 +333,7 @@ class Copy:
             self.addresses[:] = self.target, source
         threads = self.kernels.THREADS
         blocks = min(-(-self.size // threads), 1 << 16)
-        self.kernels.launch(self.kernel, blocks, threads, stream, addresses, axes, self.size)
+        self.driver.launch(self.kernel, blocks, threads, stream, addresses, axes, self.size)
 
 
 def _merged_axes(target: Header, source: Header) -> tuple[int, list[tuple[int, int, int]]]:
@@ -376,6 +375,8 @@ def host(array: Any) -> Any:
 
     The items of tuples, lists and dictionaries are copied.
     """
+    if type(array) in ON_HOST:
+        return array
     if isinstance(array, (tuple, list)):
         parts = [host(part) for part in array]
         return array if all(map(is_, parts, array)) else _rebuilt(array, parts)

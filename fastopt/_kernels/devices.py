@@ -1,11 +1,11 @@
 """Descriptions of arrays on CUDA devices, without access to their elements.
 
-Any object with ``__cuda_array_interface__`` (CuPy, numba, torch) or ``__dlpack__`` is accepted, and
-arrays of numba's simulator, which have only ``__cuda_ndarray__``. A :class:`Header` describes such
-an array as a NumPy array with a device address, so that the checks of shape, dtype, memory layout
-and overlap for host arrays work for device arrays too.
+Any object with ``__cuda_array_interface__`` (CuPy, numba, torch) or ``__dlpack__`` is accepted. A
+:class:`Header` describes such an array as a NumPy array with a device address, so that the checks
+of shape, dtype, memory layout and overlap for host arrays work for device arrays too. Arrays of
+numba's simulator lie in host memory, and are host arrays.
 
-Tests: ``tests/gpu/test_cuda_torch.py``.
+Tests: ``tests/kernels/test_devices.py``, ``tests/gpu/test_cuda_torch.py``.
 """
 
 import sys
@@ -62,16 +62,17 @@ def cuda_target() -> Any:
     Raises
     ------
     ImportError
-        numba-cuda is not installed or does not work with this NumPy, or there is no driver or
-        device.
+        numba-cuda is not installed or does not work with this NumPy, there is no driver or device,
+        or numba simulates one.
     """
-    if not config.ENABLE_CUDASIM:
-        try:
-            import numba_cuda  # noqa: F401
-        except ImportError:
-            raise ImportError(f"CUDA arrays need numba-cuda: {INSTALLATION}") from None
-        if reason := unsuited():
-            raise ImportError(f"CUDA arrays need {reason}")
+    if config.ENABLE_CUDASIM:
+        raise ImportError("CUDA arrays need a device, and NUMBA_ENABLE_CUDASIM=1 simulates one")
+    try:
+        import numba_cuda  # noqa: F401
+    except ImportError:
+        raise ImportError(f"CUDA arrays need numba-cuda: {INSTALLATION}") from None
+    if reason := unsuited():
+        raise ImportError(f"CUDA arrays need {reason}")
     from numba import cuda
 
     if not cuda.is_available():
@@ -131,15 +132,19 @@ def is_cuda(array: Any) -> bool:
     if type(array) is np.ndarray or isinstance(array, (tuple, list, np.generic)):
         return False
     if stays(array):  # numba takes microseconds to create the interface
-        return hasattr(type(array), "__cuda_ndarray__")
+        return hasattr(type(array), "__cuda_ndarray__") and not is_simulated(array)
     if not hasattr(type(array), "is_cuda") and on_host(array):
         return False
     flag = getattr(array, "is_cuda", None)  # torch tensors may refuse to return an interface
     if isinstance(flag, bool):
         return flag
-    if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__"):
-        return True
-    return device_number(array) is not None
+    return hasattr(array, "__cuda_array_interface__") or device_number(array) is not None
+
+
+def is_simulated(array: Any) -> bool:
+    """Whether an array is of numba's simulator of CUDA, and so lies in host memory."""
+    kind = type(array)
+    return hasattr(kind, "__cuda_ndarray__") and not hasattr(kind, "__cuda_array_interface__")
 
 
 def header(array: Any) -> Any:
@@ -230,9 +235,7 @@ def _reader(kind: Any) -> Callable[[list[Any]], Reading]:
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, torch.Tensor):
         return _read_tensors
-    if not hasattr(kind, "__cuda_ndarray__"):
-        return _read_interfaces
-    return _read_numba if hasattr(kind, "__cuda_array_interface__") else _read_simulated
+    return _read_numba if hasattr(kind, "__cuda_ndarray__") else _read_interfaces
 
 
 def _read_tensors(tensors: list[Any]) -> Reading:
@@ -265,11 +268,6 @@ _stream = attrgetter("stream")
 def _several() -> bool:
     """Whether this machine has several devices."""
     return len(sys.modules["numba.cuda"].gpus) > 1
-
-
-def _read_simulated(arrays: list[Any]) -> Reading:
-    addresses = [array._ary.__array_interface__["data"][0] or EMPTY for array in arrays]
-    return Reading(addresses, [_form(array) for array in arrays], handles_of(arrays))
 
 
 def _read_interfaces(arrays: list[Any]) -> Reading:
@@ -337,9 +335,6 @@ def _read(array: Any, streams: Streams) -> tuple[Signature, int, dict[str, Any] 
         signature = array.data_ptr(), array.shape, array.stride(), array.dtype
         return signature, streams[device], None
     interface = _interface(array)
-    if interface is None:  # an array of the simulator
-        data = array._ary.__array_interface__["data"][0]
-        return (data, array.shape, array.strides, array.dtype), 0, None
     signature = (
         interface["data"],
         interface["shape"],
@@ -355,12 +350,12 @@ def _handle(stream: Any) -> int:
     return 0 if handle == 1 else handle
 
 
-def _interface(array: Any) -> dict[str, Any] | None:
+def _interface(array: Any) -> dict[str, Any]:
     of = array.detach() if hasattr(array, "detach") else array  # torch refuses if it requires grad
     interface: dict[str, Any] | None = getattr(of, "__cuda_array_interface__", None)
-    if interface is None and device_number(of) is not None:
-        return interface_of(of)
-    return interface
+    if interface is None and device_number(of) is None:
+        raise TypeError("it has no __cuda_array_interface__")
+    return interface_of(of) if interface is None else interface
 
 
 class _Described:
@@ -370,12 +365,8 @@ class _Described:
         self.__array_interface__ = interface
 
 
-def _described(array: Any, interface: dict[str, Any] | None) -> Header:
+def _described(array: Any, interface: dict[str, Any]) -> Header:
     """Create a header of `array`."""
-    if interface is None:  # an array of the simulator
-        view = array._ary.view(Header)
-        view.place = _device(0)
-        return view
     if interface.get("mask") is not None:
         raise TypeError("masked CUDA arrays are not supported")
     data = interface["data"]

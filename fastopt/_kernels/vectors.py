@@ -9,6 +9,7 @@ from numba import njit, types
 from numba.core.serialize import dumps
 from numba.extending import intrinsic, overload
 
+from fastopt._kernels.compiling import switched_on
 from fastopt.kernels.rule import keep_pickle
 
 LITTLE_THROTTLED = "+avx512vbmi2"
@@ -50,7 +51,7 @@ def inlined(fn):
     random by default, and here a digest.
     """
     keep_pickle(fn)
-    function = njit(inline="always", error_model="numpy")(fn)
-    if function is not fn:  # NUMBA_DISABLE_JIT
-        function._set_uuid(hashlib.sha256(dumps(fn)).hexdigest())
+    with switched_on():
+        function = njit(inline="always", error_model="numpy")(fn)
+    function._set_uuid(hashlib.sha256(dumps(fn)).hexdigest())
     return function

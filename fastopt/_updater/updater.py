@@ -50,8 +50,7 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, constructs, count, number
 from fastopt.averages import Average, check_average
 from fastopt.optimizer.accumulation import Windows
-from fastopt.optimizer.averaged import check_averaged
-from fastopt.optimizer.groups import Groups
+from fastopt.optimizer.groups import Groups, check_averaged
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
 from fastopt.sparse import RowSparse
 

@@ -180,8 +180,6 @@ def _names(given: Sequence[str] | None) -> list[str]:
 @contextmanager
 def _threads(count: int | None) -> Iterator[int]:
     """Use `count` threads inside the block."""
-    if numba.config.DISABLE_JIT:
-        raise Refused("nothing is compiled, as NUMBA_DISABLE_JIT=1: unset it")
     most, before = numba.config.NUMBA_NUM_THREADS, thread_count()
     if count is not None and count > most:
         raise Refused(f"--threads is at most {most} here, NUMBA_NUM_THREADS changes that")

@@ -6,33 +6,27 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from fastopt._advice import UPDATER_ARGUMENTS, UPDATER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._interrupts import between_updates
 from fastopt.arguments import flag, without_address
 from fastopt.checkpoint.foreign.mxnet import described_by_mxnet
-from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.errors import read_from
 from fastopt.checkpoint.format.files import PathLike, write_atomically
+from fastopt.checkpoint.format.objects import PLAIN
 from fastopt.checkpoint.format.tree import chunks, dumps, loads, read
 from fastopt.checkpoint.restore.describe import Stateful, describe
-from fastopt.checkpoint.restore.fitting import check_states
 from fastopt.checkpoint.restore.groups import (
-    check_average,
     described_groups,
-    in_place,
-    restored_groups,
-    with_present,
 )
 from fastopt.checkpoint.restore.parameters import Skipped
 from fastopt.checkpoint.restore.progress import (
-    PROGRESS,
-    check_outside,
-    checked_progress,
     indices_of,
     progress_of,
 )
-from fastopt.checkpoint.restore.restore import restore
+from fastopt.checkpoint.restore.restore import restore, restore_states
 from fastopt.checkpoint.restore.shards import is_of_ranks, whole
-from fastopt.optimizer.optimizer import Optimizer
 
 
 class Resumable(Stateful):
@@ -112,39 +106,7 @@ class Resumable(Stateful):
         >>> new.states[0]
         (array([0.1, 0.1]), array([0.001, 0.001]))
         """
-        check_outside(self)
-        tree = loads(states, self.optimizer)
-        match tree:
-            case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not (
-                rest.keys() - {"groups", *PROGRESS}
-            ):
-                opt, groups = tree["optimizer"] or self.optimizer, self.groups
-                try:
-                    if "groups" in tree:
-                        groups = restored_groups(tree["groups"], groups)
-                    check_states(opt, tree["states"], groups)
-                    average = getattr(self, "average", None)
-                    check_average(opt, groups, average, tree.get("averages"))
-                    restore_progress = checked_progress(self, tree, None)
-                except CheckpointError:
-                    raise
-                except Exception as error:  # invalid bytes can raise anything
-                    raise CheckpointError(f"not the states of an updater: {error}") from error
-                if "groups" in tree:
-                    groups = with_present(groups, self.groups)
-                    self.groups = None  # the old groups need not match the new optimizer
-                self.states_synced = dict.fromkeys(tree["states"], False)
-                self.states, self.optimizer = tree["states"], in_place(self.optimizer, opt)
-                if tree["optimizer"] is not None:
-                    self.optimizer.param_dict = {}  # as in MXNet, where it is a new optimizer
-                if "groups" in tree:
-                    self.groups = groups
-                restore_progress()
-            case _:
-                raise CheckpointError(
-                    "not the states of an updater, which get_states() makes; load() reads files of "
-                    "save()"
-                )
+        restore_states(self, loads(states, self.optimizer))
 
     def save(self, path: PathLike) -> None:
         """Write a checkpoint from which a later run can continue; see :meth:`load`.
@@ -225,7 +187,8 @@ class Resumable(Stateful):
             See :meth:`save`.
         """
         with between_updates(self.lock, "states_dict()"):
-            return copy.deepcopy(describe(self))
+            copied: dict[str, Any] = _copied(describe(self))
+            return copied
 
     def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
         """Restore the result of :meth:`states_dict`.
@@ -237,7 +200,7 @@ class Resumable(Stateful):
         strict : bool
             See :meth:`load`, also for the result and errors.
         """
-        return restore(self, copy.deepcopy(states), strict)
+        return restore(self, _copied(states), strict)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the contents of a checkpoint; alias of :meth:`states_dict` with torch's name."""
@@ -271,6 +234,18 @@ class Resumable(Stateful):
             See :func:`~fastopt.checkpoint.load_mxnet_states`.
         """
         return restore(self, described_by_mxnet(self, path, max_bytes), strict)
+
+
+def _copied(tree: Any) -> Any:
+    """Deep copy of a checkpoint, fast for arrays, numbers and strings."""
+    kind = type(tree)
+    if kind is dict:
+        return {key: _copied(part) for key, part in tree.items()}
+    if kind is tuple or kind is list:
+        return kind(map(_copied, tree))
+    if kind is np.ndarray:
+        return tree.copy("K")
+    return tree if kind in PLAIN else copy.deepcopy(tree)
 
 
 def _shown(value: Any) -> str:

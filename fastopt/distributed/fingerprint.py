@@ -12,7 +12,6 @@ from fastopt._engine.validate import label
 from fastopt.distributed.agreement import Fact, Facts, Numbers
 from fastopt.distributed.code import codes
 from fastopt.lr_scheduler.base import LRScheduler
-from fastopt.optimizer.attributes import TRANSIENT
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 DEPTH = 8
@@ -45,7 +44,7 @@ class Fingerprint:
         """Facts about the current optimizer."""
         optimizer, own = self.optimizer, vars(self.optimizer)
         if self._version != optimizer.version:
-            names = [name for name in own if name not in TRANSIENT]
+            names = [name for name in own if name not in optimizer.transient]
             self._loose = [name for name in names if _may_change(own[name])]
             simple = {name: described(own[name]) for name in names if _is_plain(own[name])}
             fixed = {"optimizer": type(optimizer).__name__, **simple, **self._codes}

@@ -3,19 +3,17 @@
 import os
 import re
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED
 
 import numpy as np
-import safetensors
 from numpy.lib.npyio import NpzFile
 
 from fastopt.initializer.arrays import Array, assign, is_real, target
 from fastopt.initializer.base import log
 from fastopt.initializer.text import Filler, filler
-
-_entries: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = safetensors.deserialize
 
 
 class Load:
@@ -104,17 +102,11 @@ def _read(path: Path) -> dict[str, Array]:
     with path.open("rb") as stream:
         try:
             return read(stream)
-        except NotReal:
-            raise
         except Exception as error:  # a damaged file may raise anything
             raise ValueError(f"param must be an intact file, got {path}: {error}") from error
 
 
-class NotReal(TypeError):
-    """Raised if an intact file holds anything but real numbers."""
-
-
-def _read_npz(stream: BinaryIO) -> dict[str, Array]:
+def _read_npz(stream: BufferedReader) -> dict[str, Array]:
     with NpzFile(stream) as file:
         for entry in file.zip.infolist():  # type: ignore[union-attr]
             if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
@@ -122,30 +114,27 @@ def _read_npz(stream: BinaryIO) -> dict[str, Array]:
         return dict(file)
 
 
-def _read_safetensors(stream: BinaryIO) -> dict[str, Array]:
-    return {name: _decoded(**entry) for name, entry in _entries(stream.read())}
+def _read_safetensors(stream: BufferedReader) -> dict[str, Array]:
+    from fastopt.checkpoint.format.container import layout, read_bits  # imports optimizers
+
+    arrays = {}
+    for name, entry in layout(stream)[1].items():
+        bits, _ = read_bits(stream, entry)
+        if entry.dtype == "bfloat16":  # the upper 16 bits of float32 values
+            bits = (bits.astype(np.uint32) << 16).view(np.float32)
+        arrays[name] = bits
+    return arrays
 
 
-def _read_params(stream: BinaryIO) -> dict[str, Array]:
+def _read_params(stream: BufferedReader) -> dict[str, Array]:
     from fastopt.checkpoint.foreign.ndarray import Allowance, list_from_bytes  # imports optimizers
 
     data = stream.read()
     return list_from_bytes(data, Allowance.of(len(data)))
 
 
-_READERS: dict[str, Callable[[BinaryIO], dict[str, Array]]] = {
+_READERS: dict[str, Callable[[BufferedReader], dict[str, Array]]] = {
     ".npz": _read_npz,
     ".safetensors": _read_safetensors,
     ".params": _read_params,
 }
-
-
-def _decoded(dtype: str, shape: list[int], data: bytes) -> Array:
-    """Decode a safetensors entry; bfloat16 values become the upper 16 bits of float32 values."""
-    if dtype == "BF16":
-        wide = np.frombuffer(data, "<u2").astype(np.uint32) << 16
-        return wide.view(np.float32).reshape(shape)
-    if not re.fullmatch("[FIU](8|16|32|64)", dtype):
-        raise NotReal(f"param must hold real numbers, got safetensors dtype {dtype}")
-    kind = np.dtype(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
-    return np.frombuffer(data, kind).reshape(shape)

@@ -86,6 +86,11 @@ def scalar(fn: F) -> F:
     if dis.opmap["RAISE_VARARGS"] in fn.__code__.co_code[::2]:
         raise TypeError(f"{fn.__name__} may not raise or assert: kernels would lose the error")
     keep_pickle(fn)
+    _let_kernels_call(fn)
+    return fn
+
+
+def _let_kernels_call(fn: Function) -> None:
     _jitable.add(fn)
     # Python's error model adds a check for zero to every division, which prevents vectorization of
     # the loop around it.
@@ -95,7 +100,25 @@ def scalar(fn: F) -> F:
         no_cfunc_wrapper=True,
         pipeline_class=LinkedCompiler,
     )(fn)
-    return fn
+
+
+def admit_plain(functions: Sequence[Function]) -> None:
+    """Let kernels call the functions that these call and that no compiler has seen.
+
+    With ``NUMBA_DISABLE_JIT``, numba's decorators return users' functions as they are.
+    """
+    for fn in functions:
+        references = inspect.getclosurevars(fn)
+        called = (*references.globals.values(), *references.nonlocals.values())
+        plain = [each for each in called if isinstance(each, FunctionType) and _is_foreign(each)]
+        for each in plain:
+            _let_kernels_call(each)
+        admit_plain(plain)
+
+
+def _is_foreign(fn: Function) -> bool:
+    """Whether kernels cannot call a function yet, which is none of this package."""
+    return fn not in _jitable and not fn.__module__.startswith("fastopt.")
 
 
 def keep_pickle(fn: Function) -> None:
@@ -244,6 +267,11 @@ class Rule:
         """Position of ``rescale_grad`` in :attr:`hyper`, -1 without it."""
         return self.hyper.index("rescale_grad") if "rescale_grad" in self.hyper else -1
 
+    @cached_property
+    def computed(self) -> frozenset[str]:
+        """Hyper-parameters that the reductions compute."""
+        return frozenset(name for each in self.passes for name in written(each.finish))
+
     @property
     def functions(self) -> list[Function]:
         """Functions that the rule consists of."""
@@ -279,6 +307,20 @@ class Rule:
             tuple(sums(w, g, tuple(s), h) != sums(1.0, 1.0, slots, h) for w, g, *s in numbers)
             for sums in (each.sums for each in self.passes)
         )
+
+
+@cache
+def written(fn: Function) -> frozenset[str]:
+    """Return the fields that a function, or one that it calls, assigns to."""
+    own, loaded = (
+        {each.argval for each in dis.get_instructions(fn) if each.opname in kinds}
+        for kinds in (("STORE_ATTR",), ("LOAD_GLOBAL", "LOAD_DEREF"))
+    )
+    used = inspect.getclosurevars(fn)  # by name, which attributes may have too
+    known = [value for name, value in {**used.globals, **used.nonlocals}.items() if name in loaded]
+    return frozenset(
+        own.union(*(written(each) for each in known if isinstance(each, FunctionType)))
+    )
 
 
 def _of_file(code: CodeType, name: str) -> CodeType:

@@ -8,7 +8,7 @@ Tests: ``tests/optimizer/test_families.py``.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -16,9 +16,6 @@ from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, s
 from fastopt.kernels.scalars import rescaled, same_sign, sign
 
 Function = Callable[..., Scalar]
-
-FIRST: Mapping[str, float] = {"aligned_scale": 1.0, "trust": 1.0}
-"""Initial values of the fields that reductions set."""
 
 
 class Traits(NamedTuple):

@@ -37,7 +37,6 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.adagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.adam import Adam as Adam
     from fastopt.optimizer.adam import AdamW as AdamW
-    from fastopt.optimizer.adammini import AdamMini as AdamMini
     from fastopt.optimizer.dcasgd import DCASGD as DCASGD
     from fastopt.optimizer.denominators import ADOPT as ADOPT
     from fastopt.optimizer.denominators import AdaBelief as AdaBelief
@@ -64,6 +63,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.muon import AdaMuon as AdaMuon
     from fastopt.optimizer.muon import Muon as Muon
     from fastopt.optimizer.muon import NorMuon as NorMuon
+    from fastopt.optimizer.muon import Scion as Scion
     from fastopt.optimizer.muon import clip_attention as clip_attention
     from fastopt.optimizer.nadam import Nadam as Nadam
     from fastopt.optimizer.nadam import NAdamW as NAdamW
@@ -76,9 +76,10 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.prodigy import Prodigy as Prodigy
     from fastopt.optimizer.prodigy import ScheduleFreeProdigy as ScheduleFreeProdigy
     from fastopt.optimizer.rmsprop import RMSProp as RMSProp
+    from fastopt.optimizer.rowsteps import SM3 as SM3
+    from fastopt.optimizer.rowsteps import AdamMini as AdamMini
     from fastopt.optimizer.schedulefree import ScheduleFreeAdamW as ScheduleFreeAdamW
     from fastopt.optimizer.schedulefree import ScheduleFreeSGD as ScheduleFreeSGD
-    from fastopt.optimizer.scion import Scion as Scion
     from fastopt.optimizer.sgd import ASGD as ASGD
     from fastopt.optimizer.sgd import NAG as NAG
     from fastopt.optimizer.sgd import SGD as SGD
@@ -90,7 +91,6 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.signs import Lion as Lion
     from fastopt.optimizer.signs import Rprop as Rprop
     from fastopt.optimizer.signs import Signum as Signum
-    from fastopt.optimizer.sm3 import SM3 as SM3
 
 create_optimizer = Optimizer.create_optimizer
 opt_registry = Optimizer.opt_registry

@@ -14,7 +14,7 @@ from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import DONE, OK
 from fastopt.arguments import arg
-from fastopt.optimizer.optimizer import Index, Optimizer, constant
+from fastopt.optimizer.optimizer import Index, Optimizer
 from fastopt.sparse import RowSparse
 
 Entry = tuple[Index, Any, Any]
@@ -38,11 +38,6 @@ class Sum(Optimizer):
     def _initialize(self, given: dict[str, Any]) -> None:
         super()._initialize({**given, "lazy_update": given.get("keep", False)})
         vars(self)["unchecked"] = False
-
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"keep": self.keep}
 
 
 def _as_given(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:

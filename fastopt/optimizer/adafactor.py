@@ -228,8 +228,7 @@ class Adafactor(MatrixFamily):
     clip_threshold: float | None = arg(default=1.0, check=OrNone(Real(least=1e-30)))
     scale_parameter: bool = arg(default=True, check=FLAG)
     relative_step: bool = arg(default=True, check=FLAG)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    rounds_state = False
+    cautious: bool = arg(default=False, init=False)
 
     def share(self, index: Index) -> float:
         """Return the share of the present gradient in the second moments."""
@@ -243,9 +242,7 @@ class Adafactor(MatrixFamily):
             factor *= size if not size < self.eps2 else self.eps2
         return factor
 
-    def directions(self) -> _Factored:
-        """See :meth:`MatrixFamily.directions`."""
-        return _Factored()
+    directions = _Factored
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""
@@ -375,16 +372,11 @@ class CAME(MatrixFamily):
     eps1: float = arg(default=1e-30, check=Real(least=0))
     eps2: float = arg(default=1e-16, check=Real(least=0))
     clip_threshold: float = arg(default=1.0, check=Real(least=1e-30))
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     betas: tuple[float, float, float] = alias(
         "beta1", "beta2", "beta3", default=(0.9, 0.999, 0.9999), kw_only=True
     )
-    rounds_state = False
 
-    def directions(self) -> _Confident:
-        """See :meth:`MatrixFamily.directions`."""
-        return _Confident()
+    directions = _Confident
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""

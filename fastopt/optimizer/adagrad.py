@@ -120,10 +120,7 @@ class AdaGrad(Optimizer):
         """See :attr:`Optimizer.initial_state <fastopt.optimizer.Optimizer.initial_state>`."""
         return self.initial_accumulator_value
 
-    @corrected(falling, "lr_decay", when=lambda made: made.lr_decay != 0)
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"epsilon": self.float_stable_eps, "lr_decay": self.lr_decay}
+    hyper = corrected(falling, "lr_decay", when=lambda made: made.lr_decay != 0)(Optimizer.hyper)
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
@@ -199,7 +196,7 @@ class GroupAdaGrad(Optimizer):
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         if wd != 0:
             raise ValueError(f"GroupAdaGrad has no weight decay, got {wd}")
-        return {"epsilon": self.float_stable_eps}
+        return {}
 
 
 @rule(
@@ -265,11 +262,6 @@ class AdaDelta(Optimizer):
     rho: float = arg(default=0.9, check=Real(least=0, below=1))
     epsilon: float = arg(default=1e-05, check=Real(least=0))
     eps: float = alias("epsilon", default=1e-8, kw_only=True)
-
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"rho": self.rho, "one_minus_rho": 1 - self.rho, "epsilon": self.epsilon}
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""

@@ -19,7 +19,6 @@ from fastopt.optimizer.families import (
     moment_rules,
 )
 from fastopt.optimizer.optimizer import corrected, register
-from fastopt.optimizer.rates import RateAttribute
 
 
 @scalar
@@ -129,7 +128,6 @@ class Adam(AdamFamily):
     """
 
     lazy_by_default = True
-    learning_rate: RateAttribute = arg(default=0.001)
     formula: Formula = arg(default="mxnet", check=FORMULA, kw_only=True, new=True)
     amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
@@ -145,14 +143,13 @@ class Adam(AdamFamily):
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         return clipped_decayed if self.formula == "mxnet" else decayed
 
     @corrected(corrected_rate, "corrects_epsilon", "var_bias")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        fields = {**super().hyper(t, lr, wd), "var_bias": 1.0}
-        return {**fields, "corrects_epsilon": float(self.formula == "torch")}
+        return {"corrects_epsilon": float(self.formula == "torch")}
 
 
 @scalar
@@ -318,7 +315,7 @@ class AdamW(StableFamily):
 
     @property
     def decays(self) -> Callable[..., Any]:
-        """See :class:`~fastopt.optimizer.families.Varied`."""
+        """See :class:`~fastopt.optimizer.Optimizer`."""
         return rate_times_decay if self.formula == "torch" else eta_times_decay
 
     def check_together(self) -> None:
@@ -340,13 +337,10 @@ class AdamW(StableFamily):
     )
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        fields = {**super().hyper(t, lr, wd), "var_bias": 1.0}
-        fields["corrects_epsilon"] = float(self.formula == "torch")
         if self.formula == "torch":
-            return {**fields, "eta": lr, "shrink": 1 - lr * wd}
-        if self.eta is not None:
-            return {**fields, "eta": self.eta}
-        return {**fields, "lr": 1.0, "eta": lr}
+            return {"corrects_epsilon": 1.0, "eta": lr, "shrink": 1 - lr * wd}
+        fields = {"eta": self.eta} if self.eta is not None else {"lr": 1.0, "eta": lr}
+        return {**fields, "corrects_epsilon": 0.0}
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""

@@ -1,17 +1,12 @@
 """DCASGD: asynchronous gradient descent with delay compensation."""
 
-from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-
-from fastopt._engine.validate import order_of
-from fastopt._kernels.device_memory import host, like, placed
-from fastopt._kernels.devices import header
 from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.optimizer import Array, Index, constant, register
+from fastopt.optimizer.optimizer import Array, Index, register
 
 
 @scalar
@@ -80,15 +75,9 @@ class DCASGD(MomentumFamily):
     forms = (dcasgd, dcasgd_momentum)
     lamda: float = arg(default=0.04, check=Real())
 
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"momentum": self.momentum, "lamda": self.lamda}
+    copied = ("previous",)
 
-    def create_state(self, index: Index, weight: Array) -> tuple[Array | None, Array]:
+    def create_state(self, index: Index, weight: Array) -> Any:
         """Create the momentum buffer (None without momentum) and a copy of the weight."""
-        weight = header(weight)
-        dtype, order = self._state_dtype(weight), order_of(weight)
-        mom = like(weight, weight.shape, dtype, order) if self.momentum else None
-        previous = np.array(host(weight), dtype, order=order, subok=False)
-        return mom, placed(previous, weight)
+        state = super().create_state(index, weight)
+        return state if self.momentum else (None, state)

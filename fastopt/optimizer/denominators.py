@@ -15,7 +15,7 @@ from fastopt.optimizer.families import (
     mean_and_var,
     scaled_ratio,
 )
-from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.optimizer import Optimizer, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
 
@@ -96,10 +96,10 @@ class Adamax(AdamFamily):
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         return clipped_decayed
 
-    hyper = corrected(corrected_rate)(AdamFamily.hyper)
+    hyper = corrected(corrected_rate)(Optimizer.hyper)
 
 
 @rule(
@@ -209,11 +209,7 @@ class RAdam(StableFamily):
     ratio = staticmethod(rectified_ratio)
     ratio_fields = ("var_scale",)
 
-    @corrected(rectified, "var_scale", "threshold")
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        fields = {"mean_scale": 1.0, "rectified": 0.0, "var_scale": 1.0}
-        return {**super().hyper(t, lr, wd), **fields, "threshold": self.threshold}
+    hyper = corrected(rectified, "var_scale", "threshold")(Optimizer.hyper)
 
 
 @rule(state=("mean", "var"), signed=("mean",), hyper=(*MOMENTS, "mean_scale", "var_scale"))
@@ -277,10 +273,7 @@ class AdaBelief(CautiousFamily):
 
     plain = adabelief
 
-    @corrected(mean_and_var)
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "var_scale": 1.0}
+    hyper = corrected(mean_and_var)(Optimizer.hyper)
 
 
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "var_scale"))
@@ -348,17 +341,13 @@ class Yogi(AdamFamily):
     """
 
     plain = yogi
-    learning_rate: RateAttribute = arg(default=0.001)
     epsilon: float = arg(default=0.001)
     initial_value: float = arg(default=1e-06, check=Real(least=0))
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     ratio = staticmethod(scaled_ratio)
 
-    @corrected(mean_and_var)
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "var_scale": 1.0}
+    hyper = corrected(mean_and_var)(Optimizer.hyper)
 
     @property
     def initial_state(self) -> float:
@@ -431,10 +420,7 @@ class LaProp(CautiousFamily):
     learning_rate: RateAttribute = arg(default=0.0004)
     epsilon: float = arg(default=1e-15)
 
-    @corrected(mean_and_var)
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "var_scale": 1.0}
+    hyper = corrected(mean_and_var)(Optimizer.hyper)
 
 
 @rule(state=("mean", "var"), signed=("mean",), hyper=(*MOMENTS, "largest"))
@@ -451,12 +437,12 @@ def adopt(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
     """Compute the bound of this step; the first step only initializes the second moment."""
-    past = t - 1 - h.begun
+    past = t - 1 - h.begin_num_update
     if past < 1:
         h.lr, h.largest = 0.0, 0.0
         h.beta2, h.one_minus_beta2 = 0.0, 1.0
-    elif h.clips != 0:
-        h.largest = past**0.25
+    else:
+        h.largest = past**0.25 if h.clips != 0 else math.inf
 
 
 @register
@@ -516,15 +502,7 @@ class ADOPT(CautiousFamily):
 
     plain = adopt
 
-    @corrected(scheduled, "clips", "begun")
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "largest": math.inf,
-            "clips": float(self.clips),
-            "begun": float(self.begin_num_update),
-        }
+    hyper = corrected(scheduled, "clips", "begin_num_update")(Optimizer.hyper)
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
@@ -566,12 +544,12 @@ def angle(y: Scalar, x: Scalar) -> Scalar:
     state=("mean", "var"),
     signed=("mean",),
     nonnegative=("var",),
-    hyper=(*ANGLED, "mean_scale", "var_scale", "scale"),
+    hyper=(*ANGLED, "mean_scale", "var_scale", "a"),
 )
 def adam_atan2(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Arctangent of the ratio of the moments, with decoupled decay."""
     mean, var = moments(rescaled(grad, h), state, h)
-    step = h.scale * angle(mean * h.mean_scale, math.sqrt(var * h.var_scale))
+    step = h.a * angle(mean * h.mean_scale, math.sqrt(var * h.var_scale))
     return weight - h.lr * (step + h.wd * weight), (mean, var)
 
 
@@ -637,8 +615,4 @@ class AdamAtan2(CautiousFamily):
 
     plain = adam_atan2
 
-    @corrected(mean_and_angle, "b")
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        fields = super().hyper(t, lr, wd)
-        return {**fields, "mean_scale": 1.0, "var_scale": 1.0, "scale": self.a, "b": self.b}
+    hyper = corrected(mean_and_angle, "b")(Optimizer.hyper)

@@ -1,20 +1,15 @@
 """Abstract base classes of optimizers with common arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from fastopt.arguments import FLAG, Choice, OrNone, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
-from fastopt.kernels.scalars import COMMON, decayed, moments, peak_moments
+from fastopt.kernels.scalars import COMMON, moments, peak_moments
 from fastopt.kernels.variants import (
-    Traits,
     Variant,
-    beside_decay,
-    no_decay,
-    rate_times_decay,
-    varied,
 )
-from fastopt.optimizer.optimizer import Optimizer, bound, constant, corrected
+from fastopt.optimizer.optimizer import Optimizer, bound, corrected
 from fastopt.optimizer.rates import RateAttribute
 
 Formula = Literal["mxnet", "torch"]
@@ -75,92 +70,7 @@ def moment_rules(
     )
 
 
-VARIANTS = ("cautious", "cautious_decay", "stable")
-
-
-class Varied(Optimizer):
-    """Abstract base of optimizers whose rule may have cautious and stable variants.
-
-    A class declares those that it has as arguments.
-
-    Parameters
-    ----------
-    cautious : bool
-        Update only elements whose step has the sign of the gradient. Default False.
-    cautious_decay : bool
-        Decay only weights that the step does not move away from 0. Default False.
-    stable : bool
-        Bound the root mean square of the tensor's step. Default False.
-    **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`.
-
-    Raises
-    ------
-    ValueError
-        An argument is NaN, out of range, or incompatible with the others.
-    """
-
-    unlisted = Optimizer.unlisted | {
-        *("decays", "plain", "ratio", "ratio_fields", "seen", "traits", "variant", "variants"),
-    }
-    variants: ClassVar[tuple[str, ...]] = ()
-    """Those of the arguments that the class has."""
-    ratio: ClassVar[Callable[..., Any] | None] = None
-    """Scalar function for stable variants: squared gradient divided by its moving average."""
-    ratio_fields: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters that `ratio` reads in addition to those of the rule."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.variants = tuple(name for name in VARIANTS if cls.takes(name))
-
-    @property
-    def rule(self) -> Rule | None:
-        """Rule of the selected variant; a class without variants sets ``rule = its_rule``."""
-        plain, which = self.plain, self.variant
-        return varied(plain, self.traits, which) if plain is not None and any(which) else plain
-
-    @property
-    def plain(self) -> Rule | None:
-        """Rule without its variants."""
-        return None
-
-    @property
-    def variant(self) -> Variant:
-        """The selected variant."""
-        own = vars(self)
-        return Variant(*[own.get(name, False) for name in Variant._fields])
-
-    @property
-    def seen(self) -> Callable[..., Any]:
-        """Scalar function ``(weight, grad, h)``: the gradient that moving averages average."""
-        return beside_decay if self.decoupled else decayed
-
-    @property
-    def decays(self) -> Callable[..., Any]:
-        """Scalar function ``(weight, h)``: what decoupled decay subtracts from a weight."""
-        return rate_times_decay if self.decoupled else no_decay
-
-    @property
-    def traits(self) -> Traits:
-        """How the plain rule uses gradient and weight decay, from which variants are derived."""
-        return Traits(self.seen, self.decays, self.decoupled, self.ratio, self.ratio_fields)
-
-    def check_together(self) -> None:
-        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
-        super().check_together()
-        if self.sparse_decay == "touched":
-            return
-        if self.variant.cautious_decay:
-            raise ValueError(
-                "cautious_decay=True decays by the gradient's sign, so it needs "
-                f"sparse_decay='touched', got {self.sparse_decay!r}"
-            )
-        if self.variant.stable and self.sparse_decay == "catch_up":
-            raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
-
-
-class AdamFamily(Varied):
+class AdamFamily(Optimizer):
     """Abstract base of optimizers with the arguments `beta1`, `beta2` and `epsilon`.
 
     Parameters
@@ -186,17 +96,6 @@ class AdamFamily(Varied):
     epsilon: float = arg(default=1e-08, check=Real(least=0))
     betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
     eps: float = alias("epsilon", default=1e-8, kw_only=True)
-
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            "beta1": self.beta1,
-            "one_minus_beta1": 1 - self.beta1,
-            "beta2": self.beta2,
-            "one_minus_beta2": 1 - self.beta2,
-            "epsilon": self.epsilon,
-        }
 
 
 @scalar
@@ -260,7 +159,7 @@ class StableFamily(CautiousFamily):
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
 
-class MomentumFamily(Varied):
+class MomentumFamily(Optimizer):
     """Abstract base of optimizers with optional momentum.
 
     Parameters
@@ -291,11 +190,6 @@ class MomentumFamily(Varied):
         """The selected variant; without momentum, steps have the sign of the gradient anyway."""
         return super().variant if self.momentum else Variant()
 
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"momentum": self.momentum}
-
 
 class TrustRatioFamily(AdamFamily):
     """Abstract base of optimizers with a trust ratio: norm of the weight over norm of the step.
@@ -317,9 +211,6 @@ class TrustRatioFamily(AdamFamily):
         An argument is NaN or out of range.
     """
 
-    measured: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters that the rule's reductions compute."""
-
     epsilon: float = arg(default=1e-06)
     lower_bound: float | None = arg(default=None, check=OrNone(Real(least=0, infinite=True)))
     upper_bound: float | None = arg(default=None, check=OrNone(Real(least=0, infinite=True)))
@@ -329,10 +220,6 @@ class TrustRatioFamily(AdamFamily):
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {
-            **super().hyper(t, lr, wd),
-            "mean_scale": 1.0,
-            "var_scale": 1.0,
             "lower_bound": self.lower_bound or 0.0,
             "upper_bound": bound("upper_bound", self.upper_bound),
-            **dict.fromkeys(self.measured, 1.0),
         }

@@ -87,7 +87,7 @@ class Ftrl(Optimizer):
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"inverse_lr": 1 / lr if lr else 0.0, "lamda1": self.lamda1, "beta": self.beta}
+        return {"inverse_lr": 1 / lr if lr else 0.0}
 
 
 @rule(state=("d", "v", "z"), hyper=(*MOMENTS, "inverse_lr", "var_scale"))
@@ -159,7 +159,4 @@ class FTML(AdamFamily):
     learning_rate: RateAttribute = arg(default=None)
     positional = ("beta1", "beta2", "epsilon", "learning_rate")
 
-    @corrected(corrected_scales, "lr")
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), "inverse_lr": 0.0, "var_scale": 1.0}
+    hyper = corrected(corrected_scales, "lr")(Optimizer.hyper)

@@ -16,8 +16,6 @@ from fastopt._engine.planner import Planner
 from fastopt._notices import warn_user
 from fastopt.arguments import Same, brief, flag, number, rename, unknown_arguments
 from fastopt.averages import Average
-from fastopt.optimizer.attributes import TRANSIENT
-from fastopt.optimizer.averaged import check_averaged, check_averaged_together
 from fastopt.optimizer.optimizer import Optimizer, attribute_of, create
 
 MULTIPLIERS = ("lr_mult", "wd_mult")
@@ -145,7 +143,7 @@ class Group:
     def _copy(self, main: Any) -> bool:
         """Copy the shared attributes of the updater's optimizer; return whether one has changed."""
         own, found, changed = vars(self.optimizer), vars(main), False
-        names = FOLLOWED if self.is_other else [name for name in found if name not in TRANSIENT]
+        names = FOLLOWED if self.is_other else [*found.keys() - main.transient]
         for name in names:
             if name in self.own or name in MULTIPLIERS:
                 continue
@@ -377,4 +375,54 @@ def _check_optimizer(label: str, optimizer: Any) -> None:
         raise TypeError(
             f"{label}: {kind} accumulates gradients, which groups do not support: use a separate "
             f"updater for the weights of {kind}"
+        )
+
+
+def check_averaged(optimizer: Optimizer, average: Average, context: str = "") -> None:
+    """Raise TypeError unless an optimizer's weights can be averaged during its updates.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The optimizer.
+    average : Average
+        The averaging method.
+    context : str
+        Prefix of the error message.
+    """
+    name = type(optimizer).__name__
+    if not optimizer.native:
+        raise TypeError(
+            f"{context}average is computed in the pass of a rule, and {name} overrides update(): "
+            "average its weights in your own code"
+        )
+    if optimizer.accumulates:
+        raise TypeError(
+            f"{context}{name} counts calls that update nothing, so its steps cannot be averaged; "
+            "use Updater(optimizer, accumulate=n) with another optimizer"
+        )
+    if not average.constant and type(optimizer)._update_count is not Optimizer._update_count:
+        raise TypeError(
+            f"{context}{average} depends on the number of updates, and {name} counts them in its "
+            "own way; EMA(decay) does not"
+        )
+
+
+def check_averaged_together(main: Optimizer, other: Optimizer, label: str) -> None:
+    """Raise TypeError if only one of two optimizers has averages of weights in its own state.
+
+    Parameters
+    ----------
+    main : Optimizer
+        The optimizer of an updater with an average.
+    other : Optimizer
+        The optimizer of one of its groups.
+    label : str
+        Label of the group.
+    """
+    if main.evaluates != other.evaluates:
+        own, rest = (main, other) if main.evaluates else (other, main)
+        raise TypeError(
+            f"{label}: average cannot be combined with groups of {type(own).__name__} and "
+            f"{type(rest).__name__}, as the former averages in its own state: use two updaters"
         )

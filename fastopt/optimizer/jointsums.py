@@ -5,15 +5,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fastopt._engine.averaging import exact_copy
 from fastopt._engine.validate import label
-from fastopt._kernels.devices import header
 from fastopt.arguments import FLAG, Real, TableOf, arg, brief, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Sums, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.kernels.variants import shrunk_by
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.optimizer import Array, Index, Optimizer
+from fastopt.optimizer.optimizer import Index, Optimizer
+
+FACTORS = ("beta1", "beta2", "beta3", "shrink", "epsilon", "floor")
+"""Hyper-parameters that are 1 in a step that changes nothing; all others are 0."""
 
 ANY = Real(infinite=True, nan=True)
 
@@ -213,10 +214,16 @@ class DistanceFamily(JointSums, AdamFamily):
             )
         return found
 
-    def with_start(self, slot: str, state: Any, weight: Array) -> Any:
-        """Return a new state whose array `slot` is a copy of the weight."""
-        k = self.rule.slots.index(slot)  # type: ignore[union-attr]
-        return *state[:k], exact_copy((header(weight),), self.rule), *state[k + 1 :]
+    @property
+    def sum_decay(self) -> float:
+        """Decay rate of the sums."""
+        given: float | None = vars(self).get("beta3")
+        return math.sqrt(self.beta2) if given is None else given
+
+    def rest(self) -> dict[str, float]:
+        """Return hyper-parameters of a step that changes nothing."""
+        fields = {*self.rule.hyper} - {"rescale_grad", "clip_gradient"}  # type: ignore[union-attr]
+        return {name: float(name in FACTORS) for name in fields}
 
     @property
     def d(self) -> float:
@@ -259,10 +266,10 @@ class EstimatedAdam(DistanceFamily):
 
     @property
     def decays(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.decays`."""
+        """See :attr:`Optimizer.decays`."""
         return shrunk_by
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         return with_decay

@@ -1,17 +1,13 @@
 """Learning rates for each layer: LARS, LAMB and LANS."""
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fastopt.arguments import FLAG, Real, TableOf, alias, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import TRUST, MomentumFamily, TrustRatioFamily
-from fastopt.optimizer.optimizer import Index, PerIndex, corrected, endings, register
+from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, endings, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 
 
@@ -36,7 +32,7 @@ lars_momentum = sgd_momentum.with_passes("lars_momentum", PASSES, *FIELDS)
 
 def corrected_momentum(t: Scalar, h: Hyper, carried: Any) -> None:
     """Scale the momentum by the change of the learning rate since the last update."""
-    if h.corrects != 0 and carried[0] != 0:
+    if h.momentum_correction != 0 and carried[0] != 0:
         h.momentum = h.momentum * (h.rate / carried[0])
     carried[0] = h.rate
 
@@ -107,24 +103,10 @@ class LARS(MomentumFamily):
         plain = self.idx2name.get(index, "").endswith(("gamma", "beta", "bias"))
         return ((sgd, sgd_momentum) if plain else self.forms)[self.momentum != 0]
 
-    @property
-    def carried(self) -> PerIndex:
-        """Learning rates of the last updates."""
-        return self._last_rates
-
-    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """See :meth:`Optimizer.carried_slots`; 0 before the first update."""
-        return self._last_rates.slots(indices, 0.0)
-
-    @corrected(corrected_momentum, "momentum", "rate", "corrects", carries=True)
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "eta": self.eta,
-            "epsilon": self.eps,
-            "corrects": float(self.momentum_correction),
-        }
+    carried_in = "_last_rates"
+    hyper = corrected(corrected_momentum, "momentum", "rate", "momentum_correction", carries=True)(
+        Optimizer.hyper
+    )
 
 
 @scalar
@@ -330,4 +312,3 @@ class LANS(TrustRatioFamily):
     """
 
     rule = lans
-    measured = ("inverse_norm", "mean_rate", "grad_rate")

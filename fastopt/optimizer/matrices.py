@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from operator import index as as_index
 from types import MappingProxyType
@@ -26,7 +27,7 @@ from fastopt._kernels.device_memory import like
 from fastopt._kernels.devices import header, headers, is_cuda
 from fastopt._kernels.layout import real_of
 from fastopt._notices import warn_user
-from fastopt.arguments import Stored, arg, brief
+from fastopt.arguments import FLAG, Description, Stored, arg, brief, local
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
 from fastopt.kernels.variants import (
@@ -37,8 +38,6 @@ from fastopt.kernels.variants import (
     shrunk_by,
     varied,
 )
-from fastopt.optimizer.attributes import TRANSIENT
-from fastopt.optimizer.families import Varied
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, create, unused
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.sgd import SGD
@@ -196,7 +195,7 @@ class Part:
             own, found = vars(self.optimizer), vars(main)
             if self.source is not None:
                 of = vars(self.source)
-                own.update((name, of[name]) for name in of if name not in TRANSIENT)
+                own.update((name, of[name]) for name in of if name not in main.transient)
             own.update((name, found[name]) for name in self.names)
             own["unchecked"] = False  # `main` checks the multipliers
             for name in {*main.by_index} & {*self.names}:
@@ -261,7 +260,7 @@ class _Work:
         elif main.fallback is not None:
             self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
         self.given = main.fallback
-        decay = [name for name in main.variants if name == "cautious_decay"]
+        decay = ["cautious_decay"] * main.takes("cautious_decay")
         self._last = _Descent()
         self._last.decays_last = main.decays_last
         self._descent = Part(self._last, (*ROUNDED, *decay))
@@ -371,7 +370,30 @@ def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
     return tuple(pattern(f"{name}[{k}]", each) for k, each in enumerate(value))
 
 
-class MatrixFamily(Varied):
+@dataclass(frozen=True)
+class ByPattern:
+    """Values by regular expressions for names of weights, or None; they become pairs."""
+
+    kind: str
+    check: Description
+
+    def __call__(self, name: str, value: Any) -> tuple[tuple[str, Any], ...] | None:
+        """Return the checked value."""
+        if value is None:
+            return None
+        pairs = tuple(value.items()) if isinstance(value, Mapping) else value
+        if not isinstance(pairs, (tuple, list)) or not all(
+            isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs
+        ):
+            raise TypeError(
+                f"{name} must map regular expressions to {self.kind}, got {brief(value)}"
+            )
+        return tuple(
+            (pattern(name, key), self.check(f"{name}[{key!r}]", each)) for key, each in pairs
+        )
+
+
+class MatrixFamily(Optimizer):
     """Abstract base of optimizers for weights with two or more dimensions.
 
     Parameters
@@ -401,24 +423,22 @@ class MatrixFamily(Varied):
     corrects_decay = True
     decays_last: ClassVar[bool] = False
     """Whether weight decay is applied after the step along the direction."""
-    rounds_state: ClassVar[bool] = True
+    rounds_state: ClassVar[bool] = False
     """Whether the state may be stored in bfloat16."""
+    takes_vectors: ClassVar[bool] = False
+    """Whether weights with fewer than two dimensions are updated too."""
+    directions: ClassVar[type[Directions]]
+    """Class of the objects that compute directions, one for each process."""
     learning_rate: RateAttribute = arg(default=0.001)
     fallback: Optimizer | str | None = arg(default=None, check=_check_fallback, last=True)
     fallback_for: Stored[Any, str | Sequence[str] | None] = arg(
         default=None, check=_check_patterns, last=True
     )
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    work: _Work | None = local(None)
 
     # Methods for subclasses
-
-    @property
-    def takes_vectors(self) -> bool:
-        """Whether weights with fewer than two dimensions are updated too."""
-        return False
-
-    def directions(self) -> Directions:
-        """Create the object that computes directions, for one process."""
-        raise NotImplementedError
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """Return the shapes of the state arrays of a weight, by name."""
@@ -429,7 +449,9 @@ class MatrixFamily(Varied):
 
     def patterns(self) -> Mapping[str, Sequence[str]]:
         """Return the regular expressions for names of weights, by argument."""
-        return {"fallback_for": self.fallback_for or ()}
+        tables = [name for name, check in self._arguments.items() if isinstance(check, ByPattern)]
+        found = {name: [each for each, _ in vars(self)[name] or ()] for name in tables}
+        return {"fallback_for": self.fallback_for or (), **found}
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
@@ -458,6 +480,11 @@ class MatrixFamily(Varied):
         """Return the name of a parameter, or its index as a string."""
         own = getattr(self.param_dict.get(index), "name", None)
         return self.idx2name.get(index, own if isinstance(own, str) else str(index))
+
+    def selected(self, table: Any, index: Index, usual: Any) -> Any:
+        """Return the value of the first pattern of a table that is found in a parameter's name."""
+        name = self.name_of(index)
+        return next((value for each, value in table or () if re.search(each, name)), usual)
 
     def falls_back(self, index: Index, weight: Array) -> bool:
         """Whether the fallback updates a weight.

@@ -7,10 +7,9 @@ import numpy as np
 
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.validate import label, leaves
-from fastopt.arguments import FLAG, Choice, Descriptions, Integer, Real, arg
+from fastopt.arguments import Choice, Descriptions, Integer, Real
 from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index
-from fastopt.optimizer.rates import RateAttribute
 
 CHECKS: Descriptions = {
     "coefficients": Choice(*COEFFICIENTS),
@@ -173,14 +172,7 @@ class MatrixOptimizer(MatrixFamily):
            [ 0. ,  0.1]])
     """
 
-    rounds_state = False
-    learning_rate: RateAttribute = arg(default=0.001)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-
-    def directions(self) -> _Computed:
-        """See :meth:`MatrixFamily.directions`."""
-        return _Computed()
+    directions = _Computed
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """Return the shapes of the state arrays of a weight by name; by default there are none.

@@ -1,7 +1,6 @@
-"""Muon: momentum with orthogonalized steps, for weight matrices."""
+"""Muon and its kin: steps of orthogonalized matrices, and of fixed size in other norms."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from fastopt.arguments import (
 )
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.matrices import MatrixFamily, Part, Shape, pattern
+from fastopt.optimizer.matrices import ByPattern, MatrixFamily, Part, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -33,12 +32,12 @@ SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "
 
 @rule(
     state=("mom",),
-    hyper=("rescale_grad", "clip_gradient", "beta", "one_minus_beta", "fresh", "kept"),
+    hyper=("rescale_grad", "clip_gradient", "momentum", "one_minus_momentum", "fresh", "kept"),
 )
 def muon_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Moving average of the gradient; the direction is written to the weight."""
     grad = rescaled(grad, h)
-    mom = h.beta * state[0] + h.one_minus_beta * grad
+    mom = h.momentum * state[0] + h.one_minus_momentum * grad
     return h.fresh * grad + h.kept * mom, (mom,)
 
 
@@ -52,13 +51,8 @@ class _Momentum(Optimizer):
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        beta, ahead = self.momentum, self.nesterov
-        return {
-            "beta": beta,
-            "one_minus_beta": 1 - beta,
-            "fresh": 1 - beta if ahead else 0.0,
-            "kept": beta if ahead else 1.0,
-        }
+        beta = self.momentum
+        return {"fresh": 1 - beta, "kept": beta} if self.nesterov else {"fresh": 0.0, "kept": 1.0}
 
 
 class Orthogonal:
@@ -92,19 +86,6 @@ class Orthogonal:
     def orthogonalize(self, main: Any, matrix: Array, scale: float = 1.0) -> None:
         """Orthogonalize a matrix in place and multiply it by `scale`."""
         self._orthogonalize(matrix, matrix, main.coefficients, main.steps, main.eps, scale)
-
-
-def _check_split(name: str, value: Any) -> tuple[tuple[str, int | tuple[int, ...]], ...] | None:
-    """Check pairs of a regular expression and the number of parts or the rows of each part."""
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        value = tuple(value.items())
-    if not isinstance(value, (tuple, list)) or not all(
-        isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in value
-    ):
-        raise TypeError(f"{name} must map regular expressions to parts, got {brief(value)}")
-    return tuple((pattern(name, key), _check_parts(f"{name}[{key!r}]", p)) for key, p in value)
 
 
 def _check_parts(name: str, parts: Any) -> int | tuple[int, ...]:
@@ -242,7 +223,7 @@ class Muon(MatrixFamily):
     """
 
     rule = muon_momentum
-    learning_rate: RateAttribute = arg(default=0.001)
+    rounds_state = True
     momentum: float = arg(default=0.95, check=Real(least=0, below=1))
     nesterov: bool = arg(default=True, check=FLAG)
     coefficients: Literal["polar", "polar_express", "quintic"] = arg(
@@ -254,15 +235,11 @@ class Muon(MatrixFamily):
         default="rms", check=Choice("rms", "original", "spectral")
     )
     split: Stored[Any, Mapping[str, int | Sequence[int]] | None] = arg(
-        default=None, check=_check_split
+        default=None, check=ByPattern("parts", _check_parts)
     )
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     epsilon: float = alias("eps", default=1e-8, kw_only=True)
 
-    def directions(self) -> Orthogonal:
-        """See :meth:`MatrixFamily.directions`."""
-        return Orthogonal()
+    directions = Orthogonal
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""
@@ -272,16 +249,11 @@ class Muon(MatrixFamily):
         """See :meth:`MatrixFamily.check_shape`."""
         self._sizes(index, shape)
 
-    def patterns(self) -> Mapping[str, Sequence[str]]:
-        """See :meth:`MatrixFamily.patterns`."""
-        return {**super().patterns(), "split": [each for each, _ in self.split or ()]}
-
     def _sizes(self, index: Index, shape: tuple[int, ...]) -> Sequence[int]:
         """Return the numbers of rows of the matrices in a weight."""
         if self.split is None:
             return shape[:1]
-        name, rows = self.name_of(index), shape[0]
-        parts = next((parts for each, parts in self.split if re.search(each, name)), 1)
+        rows, parts = shape[0], self.selected(self.split, index, 1)
         sizes = (rows // parts,) * parts if isinstance(parts, int) else parts
         if sum(sizes) != rows:
             raise ValueError(
@@ -470,9 +442,7 @@ class NorMuon(Muon):
     beta2: float = arg(default=0.95, check=Real(least=0, below=1))
     positional = ("learning_rate", "momentum", "beta2")
 
-    def directions(self) -> Normalized:
-        """See :meth:`MatrixFamily.directions`."""
-        return Normalized()
+    directions = Normalized
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""
@@ -554,3 +524,156 @@ class AdaMuon(NorMuon):
     def squares(self, matrix: Array) -> Array:
         """See :meth:`NorMuon.squares`."""
         return np.asarray(np.square(matrix))
+
+
+LEAST = 1e-8
+"""Number of the authors that is added to norms."""
+
+NORMS = "spectral", "sign", "rows", "rms"
+
+BALL = "a norm and a radius, such as {'head': ('sign', 3000)}"
+
+
+class _Extreme(Orthogonal):
+    """Directions: the point of a ball that is farthest along the momentum."""
+
+    def write(
+        self, main: "Scion", index: Index, weight: Array, direction: Array, grad: Array, state: Any
+    ) -> bool:
+        """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
+        if not direction.size:
+            return False
+        self.average(main, index, direction, grad, state)
+        norm, radius = main.ball(index, direction.shape)
+        real, columns = direction.dtype.type, math.prod(direction.shape[1:])
+        with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
+            if norm == "spectral":
+                radius /= math.sqrt(math.prod(direction.shape[2:]))
+                for matrix in main.matrices(index, direction):
+                    self.orthogonalize(main, matrix, radius * main.scale(*matrix.shape[-2:]))
+            elif norm == "sign":
+                np.sign(direction, out=direction)
+                direction *= real(radius / columns)
+            else:
+                axes = None if norm == "rms" else tuple(range(1, direction.ndim))
+                squares = np.square(direction, dtype=np.float64).mean(axes, keepdims=True)
+                size = np.sqrt(squares) * (1 if norm == "rms" else columns) + LEAST
+                direction *= (radius / size).astype(direction.dtype)
+        return True
+
+
+def _check_ball(name: str, value: Any) -> tuple[str, float]:
+    """Check a norm and a radius."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name} must be {BALL}, got {brief(value)}")
+    return Choice(*NORMS)(name, value[0]), Real(least=0)(name, value[1])
+
+
+@register
+class Scion(Muon):
+    r"""Scion: steps of fixed size in a norm of each layer.
+
+    .. math::
+        h &= \mathrm{clip}(r g), \qquad m \leftarrow \mu m + (1 - \mu) h \\
+        w &\leftarrow (1 - \eta \lambda) w - \eta \rho \, \mathrm{lmo}(m)
+
+    The linear minimization oracle is the point of the unit ball of a norm that is farthest along m,
+    for a weight of shape (n, c), or (n, c, k, l) with :math:`K = k l`:
+
+    * ``"spectral"``: :math:`\sqrt{n / c} / K \cdot \mathrm{orth}(m)`, for hidden layers, see
+      :class:`~fastopt.optimizer.Muon` for orth, `split`, and `adjust`;
+    * ``"sign"``: :math:`\mathrm{sign}(m) / (c K)`, for the last layer, and for embeddings that it
+      shares;
+    * ``"rows"``: each row divided by :math:`\sqrt{c K}` times its Euclidean norm, for the last
+      layer;
+    * ``"rms"``: m divided by its root mean square, for vectors.
+
+    ``wd=0`` is the unconstrained form of the paper. ``wd=1`` is the constrained one,
+    :math:`w \leftarrow (1 - \eta) w - \eta \rho \, \mathrm{lmo}(m)`, which keeps each weight in a
+    ball of radius :math:`\rho`.
+
+    Source: Pethick et al., "Training Deep Learning Models with Norm-Constrained LMOs",
+    arXiv:2502.07529, whose code has ``coefficients="quintic"``, rounds m to bfloat16, and names
+    :math:`1 - \mu` the momentum.
+
+    State: the array :math:`m`, in the weight's shape.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.0002; None uses the scheduler's ``base_lr``.
+    momentum : float
+        Decay rate :math:`\mu`, at least 0 and below 1. Default 0.9.
+    radius : float
+        :math:`\rho` of the weights that `norms` does not select, at least 0: those with two or more
+        dimensions have the norm ``"spectral"``, others ``"rms"``. Default 50.
+    norms : dict of str to (str, float), optional
+        Maps a regular expression for names of weights to a norm and its radius, for example
+        ``{"head|embed": ("sign", 3000)}``. The first pattern that ``re.search`` finds in the name
+        applies. Default None.
+    nesterov, adjust
+        See :class:`~fastopt.optimizer.Muon`. Defaults False and 'spectral'.
+    **common
+        Further arguments of :class:`~fastopt.optimizer.Muon`. Vectors need no fallback.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Like :class:`~fastopt.optimizer.Muon`; also if a norm other than ``"rms"`` is selected for a
+        weight with fewer than two dimensions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> norms = {"head": ("sign", 4.0)}
+    >>> names = {0: "hidden", 1: "head"}
+    >>> made = optimizer.Scion(0.1, radius=1.0, norms=norms, param_idx2name=names)
+    >>> updater = optimizer.get_updater(made)
+    >>> weights = [np.zeros((2, 2)), np.zeros((1, 2))]
+    >>> updater([0, 1], [np.array([[3.0, 0.0], [0.0, -1.0]]), np.array([[1.0, -5.0]])], weights)
+    >>> weights[0].round(2) + 0
+    array([[-0.1,  0. ],
+           [ 0. ,  0.1]])
+    >>> weights[1]
+    array([[-0.2,  0.2]])
+
+    The output layer with another norm, whose steps are signs:
+
+    >>> made = optimizer.Scion(learning_rate=0.1, norms={"output": ("sign", 2.0)})
+    >>> updater, weight = optimizer.get_updater(made), np.zeros((2, 2))
+    >>> updater("output", np.array([[3.0, -1.0], [0.5, 2.0]]), weight)
+    >>> weight.round(2)
+    array([[-0.1,  0.1],
+           [-0.1, -0.1]])
+    """
+
+    takes_vectors = True
+    learning_rate: RateAttribute = arg(default=0.0002)
+    momentum: float = arg(default=0.9)
+    radius: float = arg(default=50.0, check=Real(least=0))
+    norms: Stored[Any, Mapping[str, tuple[str, float]] | None] = arg(
+        default=None, check=ByPattern(f"pairs of {BALL}", _check_ball)
+    )
+    nesterov: bool = arg(default=False)
+    adjust: Literal["rms", "original", "spectral"] = arg(default="spectral")
+    positional = ("learning_rate", "momentum", "radius", "norms", "nesterov", "adjust")
+
+    directions = _Extreme
+
+    def check_shape(self, index: Index, shape: Shape) -> None:
+        """See :meth:`MatrixFamily.check_shape`."""
+        norm, _ = self.ball(index, shape)
+        if norm == "spectral":
+            super().check_shape(index, shape)
+
+    def ball(self, index: Index, shape: Shape) -> tuple[str, float]:
+        """Return the norm of a weight, and its radius."""
+        usual = "spectral" if len(shape) > 1 else "rms", self.radius
+        norm, radius = self.selected(self.norms, index, usual)
+        if len(shape) < 2 and norm != "rms":
+            raise ValueError(
+                f"norms: {norm!r} needs weights of two or more dimensions, and "
+                f"{self.name_of(index)!r} has shape {shape}: select ('rms', radius) for it"
+            )
+        return norm, radius

@@ -20,7 +20,7 @@ from fastopt.optimizer.families import (
     moment_rules,
     scaled_ratio,
 )
-from fastopt.optimizer.optimizer import Index, PerIndex, corrected, register
+from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
@@ -169,6 +169,7 @@ class Nadam(AdamFamily):
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     ratio = staticmethod(scaled_ratio)
+    carried_in, first_carried = "_m_schedules", 1.0
     _m_schedules: PerIndex = kept(factory=Products, check=TableOf(Real(least=0, most=1)))
     progress: ClassVar[Descriptions] = {"m_schedule": Real(least=0, most=1)}
 
@@ -178,7 +179,7 @@ class Nadam(AdamFamily):
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         if self.decouple:
             return super().seen
         return clipped_decayed if self.formula == "mxnet" else decayed
@@ -202,16 +203,11 @@ class Nadam(AdamFamily):
     def m_schedule(self, value: float) -> None:
         self._m_schedules.array[0] = value
 
-    @property
-    def carried(self) -> PerIndex:
-        """Products of the momenta so far."""
-        return self._m_schedules
-
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """See :meth:`Optimizer.carried_slots`; 1 before the first update."""
+        """See :meth:`Optimizer.carried_slots`."""
         if self.in_list_order:
             return np.zeros(len(indices), np.int64)
-        return self._m_schedules.slots(indices, 1.0)
+        return super().carried_slots(indices)
 
     def restart(self, indices: Collection[Index]) -> None:
         """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""
@@ -224,16 +220,7 @@ class Nadam(AdamFamily):
         """Whether all parameters share one product."""
         return not self.per_parameter and self.formula == "mxnet"
 
-    @corrected(corrected_scales, "schedule_decay", carries=True)
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "schedule_decay": self.schedule_decay,
-            "grad_scale": 1.0,
-            "mean_scale": 1.0,
-            "var_scale": 1.0,
-        }
+    hyper = corrected(corrected_scales, "schedule_decay", carries=True)(Optimizer.hyper)
 
     in_arrays = (*AdamFamily.in_arrays, "m_schedule")
 
@@ -340,10 +327,4 @@ class NAdamW(StableFamily):
     @corrected(corrected_means, "ahead")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "grad_scale": 1.0,
-            "mean_scale": 1.0,
-            "var_scale": 1.0,
-            "ahead": float(self.correction == "next"),
-        }
+        return {"ahead": float(self.correction == "next")}

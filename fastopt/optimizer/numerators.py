@@ -16,7 +16,7 @@ from fastopt.optimizer.families import (
     mean_and_var,
     over,
 )
-from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.optimizer import Optimizer, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
 DIFFERENCES = (
@@ -59,7 +59,7 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
     h.mean_scale = 1 / (1 - h.beta1**t)
     h.diff_scale = h.beta2 / (1 - h.beta2**t)
     h.var_scale = 1 / (1 - h.beta3**t)
-    if t - h.begun < 2:
+    if t - h.begin_num_update < 2:
         h.differs = 0.0
 
 
@@ -128,29 +128,21 @@ class Adan(CautiousFamily):
 
     plain = adan
 
-    @corrected(corrected_scales, "begun")
+    @corrected(corrected_scales, "begin_num_update")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        share = self.decay(t, lr, wd)
-        return {
-            **super().hyper(t, lr, wd),
-            "beta3": self.beta3,
-            "one_minus_beta3": 1 - self.beta3,
-            "differs": 1.0,
-            **dict.fromkeys(("mean_scale", "diff_scale", "var_scale"), 1.0),
-            "shrink": 1.0 if self.proximal else 1 - share,
-            "shrink_after": 1 - share if self.proximal else 1.0,
-            "begun": float(self.begin_num_update),
-        }
+        kept = 1 - self.decay(t, lr, wd)
+        before, after = (1.0, kept) if self.proximal else (kept, 1.0)
+        return {"shrink": before, "shrink_after": after}
 
     @property
     def decays(self) -> Callable[..., Any]:
-        """See :class:`~fastopt.optimizer.families.Varied`."""
+        """See :class:`~fastopt.optimizer.Optimizer`."""
         return proximal_decay
 
     @property
     def traits(self) -> Traits:
-        """See :class:`~fastopt.optimizer.families.Varied`."""
+        """See :class:`~fastopt.optimizer.Optimizer`."""
         return super().traits._replace(step=undecayed if self.proximal else None)
 
     def decay(self, t: int, lr: float, wd: float) -> float:
@@ -158,7 +150,7 @@ class Adan(CautiousFamily):
         return lr * wd / (1 + lr * wd) if self.proximal else lr * wd
 
 
-MIXED = ("mean_scale", "var_scale", "beta3", "one_minus_beta3", "mix")
+MIXED = ("mean_scale", "var_scale", "beta3", "one_minus_beta3", "alpha")
 
 
 @rule(state=("mean", "slow", "var"), signed=("mean",), hyper=(*MOMENTS, *MIXED))
@@ -167,7 +159,7 @@ def ademamix(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     grad = rescaled(grad, h)
     mean, var = moments(grad, (state[0], state[2]), h)
     slow = h.beta3 * state[1] + h.one_minus_beta3 * grad
-    step = (h.mean_scale * mean + h.mix * slow) / (math.sqrt(var * h.var_scale) + h.epsilon)
+    step = (h.mean_scale * mean + h.alpha * slow) / (math.sqrt(var * h.var_scale) + h.epsilon)
     return weight - h.lr * (step + h.wd * weight), (mean, slow, var)
 
 
@@ -182,7 +174,7 @@ def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
     h.mean_scale = 1 / (1 - h.beta1**t)
     h.var_scale = 1 / (1 - h.beta2**t)
     if t < h.alpha_steps:
-        h.mix = h.mix * (t / h.alpha_steps)
+        h.alpha = h.alpha * (t / h.alpha_steps)
     if t < h.beta3_steps and h.beta1 > 0 and h.beta3 > 0:
         part = t / h.beta3_steps
         inverse = (1 - part) / math.log(h.beta1) + part / math.log(h.beta3)
@@ -261,19 +253,7 @@ class AdEMAMix(StableFamily):
     plain = ademamix
     ratio = staticmethod(mixed_ratio)
 
-    @corrected(scheduled, "alpha_steps", "beta3_steps")
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "mean_scale": 1.0,
-            "var_scale": 1.0,
-            "beta3": self.beta3,
-            "one_minus_beta3": 1 - self.beta3,
-            "mix": self.alpha,
-            "alpha_steps": float(self.alpha_steps),
-            "beta3_steps": float(self.beta3_steps),
-        }
+    hyper = corrected(scheduled, "alpha_steps", "beta3_steps")(Optimizer.hyper)
 
 
 @scalar
@@ -311,7 +291,7 @@ def mars(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 def started(t: Scalar, h: Hyper, carried: Any) -> None:
     """Compute the bias corrections; in the first step the change of the gradient is 0."""
     mean_and_var(t, h, carried)
-    if t - h.begun < 2:
+    if t - h.begin_num_update < 2:
         h.gain = 0.0
 
 
@@ -378,17 +358,10 @@ class MARS(CautiousFamily):
 
     plain = mars
 
-    @corrected(started, "begun")
+    @corrected(started, "begin_num_update")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "mean_scale": 1.0,
-            "var_scale": 1.0,
-            "gain": self.gamma * self.beta1 / (1 - self.beta1),
-            "shorten": 1.0,
-            "begun": float(self.begin_num_update),
-        }
+        return {"gain": self.gamma * self.beta1 / (1 - self.beta1)}
 
 
 DECAYS = ("gamma1", "gamma2", "gamma3")
@@ -451,13 +424,13 @@ def stable_spam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 def restarted(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Compute all bias corrections; moments restart every ``every`` steps."""
+    """Compute all bias corrections; moments restart every ``reset_interval`` steps."""
     h.peak_scale = 1 / (1 - h.gamma3**t)
     h.length_scale = 1 / (1 - h.gamma1**t)
     h.square_scale = 1 / (1 - h.gamma2**t)
     since = t
-    if h.every > 0 and t >= h.every:
-        since = t % h.every + 1
+    if h.reset_interval > 0 and t >= h.reset_interval:
+        since = t % h.reset_interval + 1
     mean_and_var(since, h, carried)
     if since < t and since < 2:
         h.beta1, h.beta2 = 0.0, 0.0
@@ -540,16 +513,7 @@ class StableSPAM(CautiousFamily):
 
     plain = stable_spam
 
-    @corrected(restarted, "every")
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        scales = ("mean_scale", "var_scale", "peak_scale", "length_scale", "square_scale")
-        return {
-            **super().hyper(t, lr, wd),
-            **{name: getattr(self, name) for name in DECAYS},
-            **dict.fromkeys((*scales, *MEASURED), 1.0),
-            "every": float(self.reset_interval),
-        }
+    hyper = corrected(restarted, "reset_interval")(Optimizer.hyper)
 
 
 def square(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
@@ -586,7 +550,7 @@ def novograd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 def started_norm(t: Scalar, h: Hyper, carried: Any) -> None:
     """Initialize the average with the first squared norm."""
-    if t - h.begun < 2:
+    if t - h.begin_num_update < 2:
         h.beta2, h.one_minus_beta2 = 0.0, 1.0
 
 
@@ -648,10 +612,7 @@ class NovoGrad(AdamFamily):
 
     @property
     def seen(self) -> Callable[..., Any]:
-        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        """See :attr:`Optimizer.seen`."""
         return normalized
 
-    @corrected(started_norm, "begun")
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), "inverse": 1.0, "begun": float(self.begin_num_update)}
+    hyper = corrected(started_norm, "begin_num_update")(Optimizer.hyper)

@@ -1,10 +1,14 @@
 """The base class of all optimizers: rules, states, updates, and the registry."""
 
 import copy
+import itertools
+import math
+import threading
 import warnings
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, cast
 from weakref import WeakSet, ref
 
 import numpy as np
@@ -29,18 +33,24 @@ from fastopt._engine.mixed_precision import (
 )
 from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.step_sums import StepSums
+from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import Array, check_key, is_half, label, order_of
 from fastopt._kernels import noise
 from fastopt._kernels.codes import encoded, is_worth_codes, scales_shape
-from fastopt._kernels.device_memory import lie_alike, like, placed
+from fastopt._kernels.device_memory import host, lie_alike, like, placed
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
+from fastopt._kernels.threads import start_locks
 from fastopt._notices import warn_user
 from fastopt._suggestions import choices, closest
 from fastopt.arguments import (
     FLAG,
     ArrayOf,
+    Checked,
     Choice,
+    Declaring,
+    Descriptions,
+    Instance,
     Integer,
     OrNone,
     PairOf,
@@ -50,24 +60,37 @@ from fastopt.arguments import (
     TableOf,
     alias,
     arg,
+    as_float,
     brief,
     kept,
+    local,
+    number,
     unknown_arguments,
     without_address,
 )
 from fastopt.kernels.rule import Rule
-from fastopt.lr_scheduler.base import Schedule
+from fastopt.kernels.scalars import decayed
+from fastopt.kernels.variants import (
+    Traits,
+    Variant,
+    beside_decay,
+    no_decay,
+    rate_times_decay,
+    varied,
+)
+from fastopt.lr_scheduler.base import Schedule, rebased, restored
 from fastopt.optimizer.rates import (
     RATE,
     LazyAttribute,
     RateAttribute,
-    Rates,
     ScheduledRateError,
     check_parameters,
     check_rate,
     check_schedule,
+    check_sym_info,
     endings,
     largest_rate,
+    multipliers,
 )
 from fastopt.optimizer.registry import SHARED, Registry
 from fastopt.optimizer.unbound import warn_if_unbound
@@ -114,7 +137,29 @@ def unused(lock: Any) -> Any:
     return lock
 
 
-class Optimizer(Rates):
+Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
+"""Attributes of an optimizer, and the items of those that are mappings."""
+
+TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
+"""Attributes that determine the multipliers."""
+
+MULTIPLIERS = ("lr_mult", "wd_mult")
+
+CHANGED = ("version", "mode_version")
+
+CHANGED_TABLES = (*CHANGED, "multipliers_version")
+"""Versions that change with an attribute, and with one of TABLES."""
+
+RATES = ("lr", "learning_rate")
+
+VALUES = ("rescale_grad", *RATES)
+"""Attributes that trainers assign in every step, and on which no kernel depends."""
+
+_versions = itertools.count()
+"""Version numbers, unique among all optimizers of the process."""
+
+
+class Optimizer(Checked, metaclass=Declaring):
     r"""Base class of all optimizers.
 
     A subclass sets a :func:`~fastopt.rule` and implements :meth:`hyper` and, if needed,
@@ -242,6 +287,15 @@ class Optimizer(Rates):
     may_skip: ClassVar[bool] = False
     """Whether the class overrides :meth:`skips`, so that it may return True."""
 
+    carried_in: ClassVar[str] = ""
+    """Attribute with the numbers that parameters keep between steps, if they keep one."""
+
+    first_carried: ClassVar[float] = 0.0
+    """This number before the first update of a parameter."""
+
+    copied: ClassVar[tuple[str, ...]] = ()
+    """Slots of the rule that start as copies of the weight."""
+
     rule_by_index: ClassVar[bool] = False
     """Whether the class overrides :meth:`rule_for`, so that rules differ between parameters."""
 
@@ -250,6 +304,34 @@ class Optimizer(Rates):
 
     per_index: ClassVar[bool] = False
     """Whether the class overrides counts or rates, so that its methods are called every time."""
+
+    decoupled: ClassVar[bool] = False
+    """Whether weight decay only multiplies the weight by a factor, see :meth:`decay`."""
+
+    rates_before_count: ClassVar[bool] = False
+    """Whether the schedule is evaluated before the update is counted."""
+
+    ratio: ClassVar[Callable[..., Any] | None] = None
+    """Scalar function for `stable`: squared gradient divided by its moving average."""
+
+    ratio_fields: ClassVar[tuple[str, ...]] = ()
+    """Hyper-parameters that `ratio` reads in addition to those of the rule."""
+
+    by_index: ClassVar[dict[str, type[PerIndex]]] = {}
+    """Attributes that store a number for each index."""
+
+    in_arrays: ClassVar[tuple[str, ...]] = ("num_update",)
+    """Properties whose values are stored in the arrays of `by_index` attributes."""
+
+    _decayed: ClassVar[tuple[str, ...]] = endings("weight", "gamma", "kernel")
+    """Suffixes of the names that decay by default, see :meth:`set_wd_mult`."""
+
+    _plain: ClassVar[bool] = True
+    """Whether the class stores arguments like this one, without properties or methods for it."""
+    _plain_rate: ClassVar[bool] = True
+    """Whether the class assigns learning rates like this one."""
+    _followed: ClassVar[frozenset[str]]
+    """Attributes whose assignment does more than to check the value."""
 
     _ready: ClassVar[dict[str, Any]]
     """Checked defaults by attribute, which instances share; of this class, as the next."""
@@ -266,13 +348,28 @@ class Optimizer(Rates):
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = OPTIMIZER_NAMES
     argument_advice: ClassVar[Mapping[str, str]] = OPTIMIZER_ARGUMENTS
     elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
-    unlisted = Rates.unlisted | {
-        *("accumulate", "accumulates", "add_defaults", "carried_slots", "check_positional"),
-        *("declared", "defaults", "positional", "torch_defaults"),
-        *("codes_of", "completes", "count_only", "direct", "direct_state", "evaluates", "folds"),
-        *("in_list_order", "is_accumulating", "key", "masters_given", "may_skip", "native"),
-        *("per_index", "rounded_sums", "row_decay", "rule_by_index", "starts_at_zero"),
-        *("step_sums", "update_in_python", "whole_shapes"),
+    unlisted = Checked.unlisted | {
+        *(
+            "accumulate",
+            "accumulates",
+            "add_follower",
+            "by_index",
+            "call_lock",
+            "carried_in",
+            "carried_slots",
+            "copied",
+            "first_carried",
+        ),
+        *("check_multipliers", "check_rates", "claim", "claimed", "codes_of", "completes"),
+        *("corrects_decay", "count_only", "decays", "direct", "direct_state", "divided"),
+        *("evaluates", "folds", "followers", "forget_updates", "in_arrays", "in_list_order"),
+        *("inherits", "is_accumulating", "keep_updates", "key", "lock", "masters_given"),
+        *("may_skip", "mode_version", "multiplier", "multipliers_version", "native", "overridden"),
+        *("per_index", "plain", "put_back", "rates_at", "rates_before_count", "ratio"),
+        *("ratio_fields", "restore", "restore_from", "rounded_sums", "row_decay", "rule_by_index"),
+        *("scheduled", "seen", "siblings", "snapshot", "starts_at_zero", "step_sums", "stepping"),
+        *("sym_info", "traits", "transient", "unchecked", "update_in_python", "updating"),
+        *("variant", "version", "whole_shapes"),
     }
     rescale_grad: float = arg(  # AdamW treats NaN and infinity as overflow
         default=1.0, check=Real(infinite=True, nan=True), kw_only=True
@@ -309,17 +406,49 @@ class Optimizer(Rates):
     )
     lr: RateAttribute = alias("learning_rate", default=None, kw_only=True)
     weight_decay: float = alias("wd", default=0.0, kw_only=True)
-    positional: ClassVar[tuple[str, ...]] = (
-        *("rescale_grad", "param_idx2name", "wd", "clip_gradient", "learning_rate"),
-        *("lr_scheduler", "sym", "begin_num_update", "multi_precision", "param_dict", "seed"),
-        *("lazy_update", "sparse_decay", "rounding", "master", "state_dtype", "maximize"),
-        *("state_min_size", "corrected_decay"),
-    )
 
     row_decay: dict[Index, tuple[Array, float]] = kept(
         factory=dict, check=TableOf(PairOf(ArrayOf(("float64",), vector=True), Real()))
     )
     masters_given: dict[Index, Array] = kept(factory=dict, check=TableOf(ArrayOf(("float32",))))
+    lr_mult: dict[Any, float] = kept(factory=dict, check=TableOf(Real()))
+    wd_mult: dict[Any, float] = kept(factory=dict, check=TableOf(Real()))
+    idx2name: dict[Any, str] = kept(factory=dict, check=TableOf(Instance(str, "a name")))
+    sym_info: tuple[Any, ...] = kept(factory=tuple, check=check_sym_info)
+    _index_update_count: Counts = kept(factory=Counts, check=TableOf(Integer(least=0)))
+    progress: ClassVar[Descriptions] = {"num_update": Integer(least=0)}
+
+    lock: Any = local()
+    """Lock of updates without an updater, see :attr:`call_lock`."""
+    updating: Any = local()
+    """Lock that is held during the updates of updaters; the thread that holds `lock` tests it."""
+    stepping: Any = local()
+    """Lock like `updating`, held during updates without an updater, which may be inside of one."""
+    version: int = local()
+    """Number that changes whenever an attribute or a multiplier changes."""
+    mode_version: int = local()
+    """Like `version`, but not changed by VALUES, which do not affect the kernels."""
+    multipliers_version: int = local()
+    """Like `version`, but changed only by multipliers."""
+    followers: "WeakSet[Optimizer] | None" = local(None)
+    """Optimizers whose versions change with those of this one, the optimizer of a group."""
+    claim: "ref[Any] | None" = local(None)
+    """The updater that has the optimizer, see :meth:`claimed`."""
+    inherits: bool = local(False)
+    """Whether counts of another updater are here, for parameters whose states may be set."""
+    siblings: "WeakSet[Optimizer] | None" = local(None)
+    """The optimizers of several updaters that were given the same one: all have its settings."""
+    divided: tuple[float, float] = local((1.0, 1.0))
+    """``rescale_grad`` before and after a trainer has divided it by its batch size."""
+    overridden: frozenset[str] | None = local(None)
+    """Attributes that a group overrides in a twin of its updater's optimizer; None for others."""
+    direct: dict[bool, Any] = local()
+    """What updates without an updater, with states that have masters, and with others."""
+    whole_shapes: dict[Index, tuple[int, ...]] = local()
+    """Shapes of the tensors whose weights are slices, such as the rows that one process has."""
+    unchecked: bool = local(False)
+    """Whether :meth:`check_multipliers` still has to check the multipliers."""
+    _warned: bool = local(False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -336,9 +465,10 @@ class Optimizer(Rates):
         cls.evaluates = cls.evaluated is not Optimizer.evaluated
         cls.may_skip = cls.skips is not Optimizer.skips
         cls.rule_by_index = cls.rule_for is not Optimizer.rule_for
-        cls._plain = cls.__setattr__ is Optimizer.__setattr__ and not any(
+        own = ("__setattr__", "set_lr_mult", "set_wd_mult")
+        cls._plain = not any(
             hasattr(getattr_static(cls, name, None), "__set__") for name in cls._arguments
-        )
+        ) and all(getattr(cls, name) is getattr(Optimizer, name) for name in own)
         cls._plain_rate = (
             cls.learning_rate is Optimizer.learning_rate
             and cls.set_learning_rate is Optimizer.set_learning_rate
@@ -347,6 +477,14 @@ class Optimizer(Rates):
             and cls._arguments["lr"] is check_rate
         )
         cls.per_index = any(getattr(cls, name) is not getattr(Optimizer, name) for name in COUNTED)
+        cls._follow_tables()
+
+    @classmethod
+    def _follow_tables(cls) -> None:
+        """Find the attributes whose assignment does more than to check the value."""
+        kinds = {n: kind for n, kind in cls._factories.items() if isinstance(kind, type)}
+        cls.by_index = {name: kind for name, kind in kinds.items() if issubclass(kind, PerIndex)}
+        cls._followed = frozenset({*TABLES, *cls.by_index, *cls.aliases})
 
     if not TYPE_CHECKING:  # checkers read the declarations
 
@@ -373,48 +511,70 @@ class Optimizer(Rates):
     def _prepare(cls) -> None:
         """Check the defaults once."""
         cls._ready, cls._fresh = {}, {}
-        for name, value in cls.defaults.items():
-            attribute = attribute_of(cls, name)
+        for name in [each for each in cls.defaults if each not in TAKEN]:
+            attribute, value = attribute_of(cls, name), cls.defaults[name]
             check = cls._arguments.get(attribute)
-            if name in TAKEN:
-                continue
             checked = value if check is None else check(name, value)
             if cls._plain and isinstance(checked, Hashable):
                 cls._ready[attribute] = checked
             else:
                 cls._fresh[name] = value
 
+    def _put(self, name: str, value: Any) -> None:
+        """Set a checked attribute in the constructor."""
+        if self._plain:
+            self.__dict__[name] = value
+        else:
+            setattr(self, name, value)
+
     def _initialize(self, given: dict[str, Any]) -> None:
         """Set all attributes: to the arguments given, or to defaults."""
         cls, own = type(self), vars(self)
-
-        def take(name: str) -> Any:
-            return given.pop(name, cls.defaults[name])
-
-        names, parameters, sym, rate, schedule, lazy = map(take, TAKEN)
+        taken = [given.pop(name, cls.defaults[name]) for name in TAKEN]
+        names, parameters, sym, rate, schedule, lazy = taken
         check_parameters(names, parameters, sym)
         if "_ready" not in vars(cls):
             cls._prepare()
         own.update(cls._ready)
-        self._assign("learning_rate", self._first_rate(rate, schedule))
+        self._put("lr", self._first_rate(rate, schedule))
         for name, value in {**cls._fresh, **given}.items():
-            self._assign(name, value)
+            attribute = attribute_of(cls, name)
+            check = cls._arguments.get(attribute)
+            self._put(attribute, value if check is None else check(name, value))
         if lazy is None:
             lazy = self.lazy_by_default or self.sparse_decay != "touched"
-        self._assign("lazy_update", lazy)
-        own["_index_update_count"] = self._by_index("_index_update_count", {})
-        self._index_update_count.largest = self.begin_num_update
-        self._assign("idx2name", self._stored("idx2name", names or {}))
-        self._assign("sym_info", (sym.attr_dict(), sym.list_arguments()) if sym is not None else ())
-        self._assign("param_dict", self._stored("param_dict", parameters or {}))
-        self.set_lr_mult({})
-        self.set_wd_mult({})
+        self._put("lazy_update", FLAG("lazy_update", lazy))
+        changed = weakly(self._edited_tables)
         for name, factory in cls._factories.items():
-            setattr(self, name, factory())
+            own[name] = Tracked({}, changed) if name in TABLES else factory()
+            if name in cls.by_index:
+                own[name].add_owner(self)
+        if self.begin_num_update:
+            self.num_update = self.begin_num_update
+        self._put("param_dict", Tracked(parameters or {}, changed))
+        if names:
+            self._put("idx2name", Tracked(names, changed))
+        if sym is not None:
+            self._put("sym_info", (sym.attr_dict(), sym.list_arguments()))
+        if names or sym is not None or not self._plain:
+            self.set_lr_mult({})
+            self.set_wd_mult({})
+        own["unchecked"] = True
 
     def _start(self) -> None:
-        super()._start()
-        vars(self).update(direct={}, whole_shapes={}, _warned=False)
+        """Initialize the attributes of the current process."""
+        start_locks(self)
+        vars(self).update(type(self)._local, direct={}, whole_shapes={})
+
+    def _start_locks(self) -> None:
+        lock = threading.Lock
+        vars(self).update(lock=threading.RLock(), updating=lock(), stepping=lock())
+
+    @classmethod
+    def constructed(cls, instance: Any) -> None:
+        """Set versions for the first time, once all attributes are set."""
+        if "lock" in vars(instance):
+            instance._changed_tables()
 
     def check_together(self) -> None:
         """Raise ValueError unless the arguments are consistent."""
@@ -442,6 +602,431 @@ class Optimizer(Rates):
                 f"sparse_decay='catch_up' needs decoupled decay; that of {type(self).__name__} "
                 "goes through the gradient or the state"
             )
+        if self.variant.cautious_decay:
+            raise ValueError(
+                "cautious_decay=True decays by the gradient's sign, so it needs "
+                f"sparse_decay='touched', got {self.sparse_decay!r}"
+            )
+        if self.variant.stable and self.sparse_decay == "catch_up":
+            raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
+
+    # Attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        plain = name in RATES and type(value) is float and 0 <= value < inf and self._plain_rate
+        if plain and "version" in own and own["lr_scheduler"] is None:
+            if own.get("lr") != value:  # trainers assign it in every step
+                own["lr"] = value
+                self._set_versions("version")
+                self._share("lr")
+            return
+        if name in self._followed:
+            value = self._stored(name, value)
+        if "version" not in own:  # it is being made, and constructed() sets versions
+            described = self._arguments.get(name)
+            object.__setattr__(self, name, value if described is None else described(name, value))
+            return
+        before = own.get(name)
+        try:
+            super().__setattr__(name, value)
+            if name in own and name in self._arguments and name not in VALUES:
+                self._check_assigned(name, before)
+            self._share(name)
+        finally:  # even if Ctrl-C interrupts the assignment
+            if name not in VALUES:
+                self._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
+            elif before != own.get(name):  # trainers assign them in every step
+                self._set_versions("version")
+
+    def _check_assigned(self, name: str, before: Any) -> None:
+        """Set an attribute back to `before` if it contradicts the others."""
+        try:
+            self.check_together()
+        except BaseException:
+            self.__dict__[name] = before
+            raise
+
+    def _stored(self, name: str, value: Any) -> Any:
+        """Return the mapping that stores a value; raise for an alias of other attributes."""
+        if name in TABLES:
+            return self._table(value)
+        if name in self.by_index:
+            return self._by_index(name, value)
+        own, names = vars(self), type(self).aliases[name]
+        if name not in own and own.keys() >= {*names}:
+            kind = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{kind} to set; set {' and '.join(names)}")
+        return value
+
+    def _table(self, items: Mapping[Any, Any]) -> Tracked:
+        return Tracked(items, weakly(self._edited_tables))
+
+    def _by_index(self, name: str, values: Mapping[Index, Any]) -> PerIndex:
+        """Return a new PerIndex of `values`; numbers that belong to no index are kept."""
+        numbers, before = self.by_index[name](values), vars(self).get(name)
+        if before is not None:
+            numbers.array[: numbers.first] = before.array[: numbers.first]
+        numbers.add_owner(self)
+        return numbers
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Set a new version, which records follow."""
+        self._set_versions(*CHANGED)
+
+    def _changed_tables(self) -> None:
+        self._set_versions(*CHANGED_TABLES)
+
+    def _edited_tables(self) -> None:
+        """Follow a change inside of one of TABLES."""
+        for name in MULTIPLIERS:
+            self._share(name)
+        self._changed_tables()
+
+    def _set_versions(self, *names: str) -> None:
+        own, number = vars(self), next(_versions)
+        for name in names:
+            own[name] = number
+        followers = own.get("followers")
+        if followers is not None:
+            for follower in followers:
+                follower._set_versions(*names)
+
+    def add_follower(self, follower: "Optimizer") -> None:
+        """Change the versions of `follower` with those of this optimizer."""
+        if self.followers is None:
+            vars(self)["followers"] = WeakSet()
+        cast("WeakSet[Optimizer]", self.followers).add(follower)
+
+    # Updaters
+
+    @property
+    def call_lock(self) -> Any:
+        """Lock that is held during updates: that of the updater that has the optimizer, if any."""
+        owner = None if self.claim is None else self.claim()
+        return self.lock if owner is None else owner.lock
+
+    def _share(self, name: str) -> None:
+        """Set an attribute of the siblings to the value here, if it is a setting."""
+        own = self.__dict__
+        siblings = own.get("siblings")
+        if siblings is None or name not in own or not self._is_setting(name):
+            return
+        for other in list(siblings):
+            if other is not self:
+                vars(other)[name] = other._table(own[name]) if name in TABLES else own[name]
+                other._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
+
+    def _is_setting(self, name: str) -> bool:
+        """Whether an attribute is an argument of the constructor, and not about parameters."""
+        named = name in self._arguments or name in type(self).__signature__.parameters
+        return name in MULTIPLIERS or (named and name not in TABLES)
+
+    # Copies
+
+    def snapshot(self) -> Snapshot:
+        """Return attributes and copies of mappings for :meth:`put_back`; arrays are not copied."""
+        return {
+            name: (value, dict(value) if isinstance(value, Mapping) else None)
+            for name, value in vars(self).items()
+            if name not in self.transient
+        } | {name: (getattr(self, name), None) for name in self.in_arrays}
+
+    def put_back(self, saved: Snapshot) -> None:
+        """Restore a snapshot; mappings are changed in place, since other objects may hold them."""
+        for name, (value, content) in saved.items():
+            if content is not None:
+                value.clear()
+                value.update(content)
+            if name not in self.in_arrays:
+                vars(self)[name] = value
+        for name in self.in_arrays:
+            setattr(self, name, saved[name][0])
+        self._changed_tables()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All attributes except param_dict, which holds live parameters, and transient ones.
+
+        Arrays on a device are copied to the host.
+        """
+        never = self.transient | {"param_dict"}
+        kept = {name: value for name, value in vars(self).items() if name not in never}
+        plain = {
+            name: dict(value) if isinstance(value, (PerIndex, Tracked)) else host(value)
+            for name, value in kept.items()
+        }
+        return plain | {name: getattr(self, name) for name in self.in_arrays}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._start()
+        self.restore({**state, "param_dict": {}})
+
+    def restore(self, attributes: Mapping[str, Any]) -> None:
+        """Set attributes without validation, such as those of a validated checkpoint.
+
+        A schedule of the same class is restored in place.
+        """
+        own = vars(self)
+        if "lr_scheduler" in attributes:
+            schedule = restored(own.get("lr_scheduler"), attributes["lr_scheduler"])
+            attributes = {**attributes, "lr_scheduler": schedule}
+        for name, value in attributes.items():
+            if name in TABLES:
+                own[name] = self._table(value)
+            elif name in self.by_index:
+                own[name] = self.by_index[name](value)
+                own[name].add_owner(self)
+            elif name not in self.in_arrays:
+                own[name] = value
+        for name in self.in_arrays:
+            if name in attributes:
+                setattr(self, name, attributes[name])
+        self._changed_tables()
+
+    def restore_from(self, other: Self) -> None:
+        """Restore the attributes of another optimizer of the same class.
+
+        Attributes that are never saved belong to this process or the user, and are kept.
+        """
+        kept = vars(self).keys() - self.__getstate__().keys()
+        self.restore({k: v for k, v in other.__getstate__().items() if k not in kept})
+
+    # Counts
+
+    @property
+    def num_update(self) -> int:
+        """Largest update count of a parameter, at which the schedule is evaluated."""
+        return self._index_update_count.largest
+
+    @num_update.setter
+    def num_update(self, value: int) -> None:
+        self._index_update_count.largest = value
+
+    def _update_count(self, index: Index) -> None:
+        counts = self._index_update_count
+        count = counts.get(index, self.begin_num_update) + 1
+        counts[index] = count
+        counts.largest = max(counts.largest, count)
+
+    # Rates
+
+    def _first_rate(self, learning_rate: Any, lr_scheduler: Any) -> float:
+        """Set the schedule, which may be given as the learning rate, and return the latter."""
+        if callable(learning_rate):
+            if lr_scheduler is not None:
+                raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
+            learning_rate, lr_scheduler = None, check_schedule("learning_rate", learning_rate)
+        self._put("lr_scheduler", check_schedule("lr_scheduler", lr_scheduler))
+        own = getattr(lr_scheduler, "base_lr", None)
+        if learning_rate is None:
+            return 0.01 if own is None else float(own)
+        rate: float = check_rate("learning_rate", learning_rate)
+        if own is not None and own != rate:
+            self.lr_scheduler = rebased(lr_scheduler, rate, type(self))
+        return rate
+
+    def _current_rate(self) -> float:
+        """Current learning rate, before multipliers; assigning calls :meth:`set_learning_rate`."""
+        if self.lr_scheduler is None:
+            return as_float("lr", self.lr)
+        try:
+            rate = self.lr_scheduler(self.num_update)
+        except TypeError:
+            check_schedule("lr_scheduler", self.lr_scheduler)
+            raise
+        return self.scheduled(rate)
+
+    @staticmethod
+    def scheduled(rate: Any) -> float:
+        """Return the result of a schedule as a float."""
+        try:
+            return float(rate)
+        except OverflowError:
+            return math.inf  # rejected when the rate of a parameter is checked
+        except (TypeError, ValueError):
+            raise TypeError(f"lr_scheduler must return a number, got {brief(rate)}") from None
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate.
+
+        Parameters
+        ----------
+        lr : float
+            New learning rate.
+
+        Raises
+        ------
+        ScheduledRateError
+            The optimizer has a schedule, which determines the learning rate.
+        ValueError
+            `lr` is negative, NaN or infinite.
+        """
+        if self.lr_scheduler is not None:
+            raise ScheduledRateError(
+                "the learning rate comes from lr_scheduler; set_learning_rate works without one"
+            )
+        self.lr = check_rate("learning_rate", lr)
+
+    def _get_lr(self, index: Index) -> float:
+        rate = self.learning_rate * self.multiplier(index, self.lr_mult, "lr_mult")
+        if not 0 <= rate < math.inf:
+            self.check_rates(index, rate, 0.0)
+        return rate
+
+    def _get_wd(self, index: Index) -> float:
+        base = as_float("wd", self.wd)
+        if self.corrected_decay is not None:
+            base = self.rates_at(self.learning_rate)["wd"]
+        decay = base * self.multiplier(index, self.wd_mult, "wd_mult")
+        if not 0 <= decay < math.inf:
+            self.check_rates(index, 0.0, decay)
+        return decay
+
+    @property
+    def corrects_decay(self) -> bool:
+        """Whether decay is decoupled and proportional to the learning rate: `corrected_decay`."""
+        return self.decoupled
+
+    def rates_at(
+        self, rate: float, multipliers: tuple[float, float] = (1.0, 1.0)
+    ) -> dict[str, float]:
+        """Return learning rate ``lr`` and weight decay ``wd`` of a parameter, and ``rate``.
+
+        Parameters
+        ----------
+        rate : float
+            The learning rate before multipliers.
+        multipliers : tuple of float
+            Those of learning rate and weight decay.
+        """
+        (lr_mult, wd_mult), decay = multipliers, self.wd
+        if self.corrected_decay is not None and self.corrects_decay:
+            decay = decay * (rate / self.corrected_decay)
+        return {"rate": rate, "lr": rate * lr_mult, "wd": decay * wd_mult}
+
+    def check_rates(self, index: Index, rate: float, decay: float) -> None:
+        """Raise ValueError unless a parameter's learning rate and weight decay are valid."""
+        if not 0 <= rate < math.inf:
+            number(f"{label(index, self.idx2name)}: learning rate", rate, least=0)
+        if not 0 <= decay < math.inf:
+            number(f"{label(index, self.idx2name)}: weight decay", decay, least=0)
+
+    # Multipliers
+
+    def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
+        """Return the multiplier of a parameter, looked up by its object, index and name in turn."""
+        value: Any
+        if index in self.param_dict:
+            value, of = getattr(self.param_dict[index], attribute, None), " of its parameter"
+        elif table:
+            name = index if index in table else self.idx2name.get(index)
+            value, of = table.get(name, 1.0), ""
+        else:
+            return 1.0
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+        except (TypeError, ValueError):
+            context = label(index, self.idx2name)
+            raise TypeError(
+                f"{context}: {attribute}{of} must be a number, got {brief(value)}"
+            ) from None
+
+    def set_lr_scale(self, args_lrscale: Any) -> None:
+        """Raise DeprecationWarning; use :meth:`set_lr_mult` instead."""
+        raise DeprecationWarning("set_lr_scale is gone, use set_lr_mult")
+
+    def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
+        """Set learning rate multipliers, replacing all earlier ones.
+
+        Parameters
+        ----------
+        args_lr_mult : dict of int or str to float
+            Multipliers by index or by name; an index takes precedence.
+
+        Raises
+        ------
+        ValueError
+            A multiplier is NaN or infinite.
+        """
+        given = multipliers("lr_mult", args_lr_mult)
+        vars(self)["unchecked"] = True
+        self.lr_mult = self._attributes("__lr_mult__") | given
+
+    def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
+        """Set weight decay multipliers, replacing all earlier ones.
+
+        The default is 0 for named parameters whose last part, after ``_``, ``.`` or ``/``, is not
+        ``weight``, ``gamma`` or ``kernel``.
+
+        Parameters
+        ----------
+        args_wd_mult : dict of int or str to float
+            Multipliers by index or by name; an index takes precedence.
+
+        Raises
+        ------
+        ValueError
+            A multiplier is NaN or infinite.
+        """
+        given = multipliers("wd_mult", args_wd_mult)
+        spared = {n: 0.0 for n in self.idx2name.values() if not n.endswith(self._decayed)}
+        vars(self)["unchecked"] = True
+        self.wd_mult = spared | self._attributes("__wd_mult__") | given
+
+    def _attributes(self, key: str) -> dict[Index, float]:
+        if not self.sym_info:
+            return {}
+        attributes, names = self.sym_info
+        return {n: float(attributes[n][key]) for n in names if key in attributes.get(n, {})}
+
+    def check_multipliers(
+        self, indices: Sequence[Index], also: Collection[Index] = (), grouped: bool = False
+    ) -> None:
+        """Warn once about multipliers of unknown parameters, and if weight decay has no effect.
+
+        The check runs when all parameters are assumed to be known: every index of ``idx2name`` has
+        been updated, a list is updated, or an index is updated for the second time.
+
+        Parameters
+        ----------
+        indices : sequence of int or str
+            Parameters that are about to be updated and are not counted yet.
+        also : collection of int or str
+            Parameters with accumulated gradients that are not applied yet.
+        grouped : bool
+            Whether patterns of names are checked at the same time. Default False.
+        """
+        counted, names = self._index_update_count, self.idx2name
+        if not (names or self.lr_mult or self.wd_mult or grouped):
+            vars(self)["unchecked"] = False
+            return
+        again = len(indices) > 1 or indices[0] in counted or indices[0] in also
+        seen = {*indices, *counted, *also}
+        if not again and not (names and names.keys() <= seen):
+            return
+        vars(self)["unchecked"] = False  # no result depends on it, so the versions stay
+        known = {*seen, *names, *names.values(), *self.param_dict}
+        for attribute in ("lr_mult", "wd_mult"):
+            symbol = self._attributes(f"__{attribute}__").keys()
+            if lost := getattr(self, attribute).keys() - known - symbol:
+                unknown = ", ".join(sorted(map(repr, lost)))
+                warn_user(f"{attribute} of {unknown} has no effect: no parameter is called so")
+        if names and as_float("wd", self.wd) > 0 and not any(map(self._decays, names)):
+            warn_user(
+                f"wd={self.wd} decays none of the parameters {brief(list(names.values()))}: by "
+                f"default only names that end in {', '.join(self._decayed)} decay; set_wd_mult "
+                "sets others"
+            )
+
+    def _decays(self, index: Index) -> bool:
+        """Whether the weight decay multiplier of a parameter is not 0."""
+        return self.multiplier(index, self.wd_mult, "wd_mult") != 0
 
     # Registry
 
@@ -547,8 +1132,10 @@ class Optimizer(Rates):
 
         The order of arguments follows MXNet, where the first argument of SGD is the momentum.
         """
+        if not args:
+            return
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-        if not args or owner.__module__.partition(".")[0] != "fastopt":
+        if owner.__module__.partition(".")[0] != "fastopt":
             return
         first, value = next(iter(cls.__signature__.parameters)), args[0]
         numbers = isinstance(value, Iterable) and getattr(value, "ndim", None) != 0
@@ -602,8 +1189,10 @@ class Optimizer(Rates):
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """Return the hyper-parameters of the rule for one step, computed in float64.
 
-        ``lr``, ``wd``, ``rescale_grad`` and ``clip_gradient`` are added automatically; values
-        returned here override them.
+        ``lr``, ``wd``, ``rescale_grad`` and ``clip_gradient`` are added automatically, and so are
+        declared arguments that the rule has fields of the names of, 1 minus an argument for a field
+        with its name after ``one_minus_``, and 1 for fields that reductions or the function of
+        :func:`corrected` compute. Values returned here override them.
 
         Parameters
         ----------
@@ -665,8 +1254,41 @@ class Optimizer(Rates):
 
     @property
     def rule(self) -> Rule | None:
-        """Rule that :meth:`update` applies; a class with one rule sets ``rule = its_rule``."""
+        """Rule that :meth:`update` applies; a class with one rule sets ``rule = its_rule``.
+
+        By default the variant of :attr:`plain` that the arguments `cautious`, `cautious_decay`,
+        `stable` and `grams` select, those of them that the class declares.
+        """
+        plain = self.plain
+        if plain is None or not any(which := self.variant):
+            return plain
+        return varied(plain, self.traits, which)
+
+    @property
+    def plain(self) -> Rule | None:
+        """Rule without its variants; a class with one rule sets ``plain = its_rule``."""
         return None
+
+    @property
+    def variant(self) -> Variant:
+        """The selected variant."""
+        own = vars(self)
+        return Variant(*[own.get(name, False) for name in Variant._fields])
+
+    @property
+    def seen(self) -> Callable[..., Any]:
+        """Scalar function ``(weight, grad, h)``: the gradient that moving averages average."""
+        return beside_decay if self.decoupled else decayed
+
+    @property
+    def decays(self) -> Callable[..., Any]:
+        """Scalar function ``(weight, h)``: what decoupled decay subtracts from a weight."""
+        return rate_times_decay if self.decoupled else no_decay
+
+    @property
+    def traits(self) -> Traits:
+        """How the plain rule uses gradient and weight decay, from which variants are derived."""
+        return Traits(self.seen, self.decays, self.decoupled, self.ratio, self.ratio_fields)
 
     def rule_for(self, index: Index) -> Rule | None:
         """Return the rule of one parameter, for classes with different rules.
@@ -690,11 +1312,13 @@ class Optimizer(Rates):
     @property
     def carried(self) -> PerIndex | None:
         """Numbers that parameters keep between steps, see :func:`~fastopt.optimizer.corrected`."""
-        return None
+        return getattr(self, self.carried_in) if self.carried_in else None
 
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
         """Return the positions of the parameters' numbers in :attr:`carried`."""
-        return np.zeros(len(indices), np.int64)
+        if self.carried is None:
+            return np.zeros(len(indices), np.int64)
+        return self.carried.slots(indices, self.first_carried)
 
     @property
     def step_sums(self) -> StepSums | None:
@@ -767,6 +1391,9 @@ class Optimizer(Rates):
         codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
 
         def first(slot: str, shape: tuple[int, ...]) -> Any:
+            if slot in self.copied:
+                copy = np.array(host(weight), dtype, order=order_of(weight, rule), subok=False)
+                return placed(copy, weight)
             if value := self.initial_of(slot):
                 if slot in codes:
                     filled = np.full(shape, value, dtype)
@@ -802,7 +1429,7 @@ class Optimizer(Rates):
     def starts_at_zero(self) -> bool:
         """Whether states are zeros, as :meth:`create_state` of this class creates them."""
         rule = self.rule
-        return not any(map(self.initial_of, rule.state if rule else ())) and all(
+        return not (self.copied or any(map(self.initial_of, rule.state if rule else ()))) and all(
             getattr(getattr(self, name), "__func__", None) is vars(Optimizer)[name]
             for name in ("create_state", "create_state_multi_precision")
         )
@@ -1077,6 +1704,13 @@ class Optimizer(Rates):
         """Return the key of the random numbers of this update."""
         count = self._index_update_count.get(index, 0)
         return noise.key(self.seed, noise.index_number(index), count)
+
+
+Optimizer._follow_tables()
+Optimizer.positional = tuple(Optimizer.defaults)
+Optimizer.learning_rate = property(  # type: ignore[assignment]
+    Optimizer._current_rate, lambda self, lr: self.set_learning_rate(lr)
+)
 
 
 def new_copy(optimizer: Optimizer) -> Optimizer:

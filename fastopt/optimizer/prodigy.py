@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from fastopt.arguments import FLAG, OrNone, Real, arg, kept
@@ -14,9 +15,15 @@ from fastopt.optimizer.jointsums import (
     of_tensor,
     with_decay,
 )
-from fastopt.optimizer.optimizer import Array, Index, corrected, register
+from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.rates import RateAttribute
-from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
+from fastopt.optimizer.schedulefree import (
+    FREE,
+    FREE_STEP,
+    ScheduleFreeFamily,
+    averaged,
+    interpolated,
+)
 
 ESTIMATE = "d", "d_max", "d_numerator"
 
@@ -147,6 +154,7 @@ class Prodigy(EstimatedAdam):
     """
 
     plain = prodigy
+    copied = ("start",)
     same_in_groups = (
         *EstimatedAdam.same_in_groups,
         *("beta3", "d_coef", "bias_correction", "safeguard_warmup"),
@@ -168,27 +176,16 @@ class Prodigy(EstimatedAdam):
         *("decouple", "bias_correction", "safeguard_warmup"),
     )
 
-    def create_state(self, index: Index, weight: Array) -> Any:
-        """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""
-        return self.with_start("start", super().create_state(index, weight), weight)
-
     @corrected(corrected_rates, "decay_rate", "safeguarded", when=lambda made: made.bias_correction)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         if lr == 0:
-            nothing = ("mean_rate", "var_rate", "sum_rate", "progress_rate", "counts", "coupled")
-            still = ("beta1", "beta2", "beta3", "shrink", "floor")
-            return {
-                **dict.fromkeys((*nothing, "lr", "decay_rate", "safeguarded"), 0.0),
-                **dict.fromkeys(still, 1.0),
-            }
+            return {**self.rest(), "decay_rate": 0.0, "safeguarded": 0.0}
         d = self.d
         rate, scale = d * lr, d / self.d0
         decay = wd if self.decouple else 0.0
         return {
-            "beta1": self.beta1,
             "mean_rate": d * (1 - self.beta1),
-            "beta2": self.beta2,
             "var_rate": d * d * (1 - self.beta2),
             "beta3": self.sum_decay,
             "sum_rate": scale * (d if self.safeguard_warmup else rate),
@@ -201,11 +198,6 @@ class Prodigy(EstimatedAdam):
             "floor": d * self.epsilon,
             "safeguarded": float(self.safeguard_warmup),
         }
-
-    @property
-    def sum_decay(self) -> float:
-        """Decay rate of the sums."""
-        return math.sqrt(self.beta2) if self.beta3 is None else self.beta3
 
     def advance(self, sums: Sequence[float]) -> None:
         """See :meth:`JointSums.advance <fastopt.optimizer.JointSums.advance>`."""
@@ -338,17 +330,13 @@ class DAdaptAdam(EstimatedAdam):
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         if lr == 0:
-            nothing = ("lr", "mean_rate", "var_rate", "sum_rate", "progress_rate", "counts")
-            still = ("beta1", "beta2", "beta3", "shrink", "epsilon")
-            return {**dict.fromkeys((*nothing, "coupled"), 0.0), **dict.fromkeys(still, 1.0)}
-        rate, beta3 = self.d * lr, math.sqrt(self.beta2)
+            return self.rest()
+        rate, beta3 = self.d * lr, self.sum_decay
         if self.bias_correction:
             rate *= math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
         return {
             "lr": 1.0,
-            "beta1": self.beta1,
             "mean_rate": rate * (1 - self.beta1),
-            "beta2": self.beta2,
             "var_rate": 1 - self.beta2,
             "beta3": beta3,
             "sum_rate": rate * (1 - beta3),
@@ -363,7 +351,7 @@ class DAdaptAdam(EstimatedAdam):
         """See :meth:`JointSums.advance <fastopt.optimizer.JointSums.advance>`."""
         progress, size = sums
         if size != 0:
-            d, beta3 = self.d, math.sqrt(self.beta2)
+            d, beta3 = self.d, self.sum_decay
             numerator = self.estimate.get("numerator_weighted", 0.0)
             numerator = beta3 * numerator + (1 - beta3) * progress
             found = min(numerator / ((1 - beta3) * size), d * self.growth_rate)
@@ -479,6 +467,8 @@ class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
     """
 
     rule = schedulefree_prodigy
+    copied = ("start",)
+    inner = property(attrgetter("beta1"))
     same_in_groups = (
         *DistanceFamily.same_in_groups,
         *("beta3", "d_coef", "warmup_steps", "r", "weight_lr_power", "average_rate"),
@@ -497,32 +487,16 @@ class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
         *("warmup_steps", "r", "weight_lr_power", "average_rate"),
     )
 
-    @property
-    def inner(self) -> float:
-        """Interpolation factor of the average in the weights at which gradients are computed."""
-        return self.beta1
-
-    def create_state(self, index: Index, weight: Array) -> Any:
-        """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""
-        return self.with_start("start", super().create_state(index, weight), weight)
-
-    @corrected(
-        averaged,
-        *("begun", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
-        carries=True,
-    )
+    @corrected(averaged, *FREE_STEP, carries=True)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         free = ScheduleFreeFamily.hyper(self, t, lr, wd)
         if lr == 0:
-            nothing = ("lr", "wd", "var_rate", "sum_rate", "progress_rate", "counts", "scale")
-            still = ("beta2", "beta3", "floor")
-            return {**free, **dict.fromkeys(nothing, 0.0), **dict.fromkeys(still, 1.0)}
+            return {**free, **self.rest()}
         d = self.d
         return {
             **free,
             "lr": d * lr,
-            "beta2": self.beta2,
             "var_rate": d * d * (1 - self.beta2),
             "beta3": self.sum_decay,
             "sum_rate": d * d / self.d0,
@@ -531,11 +505,6 @@ class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
             "scale": d,
             "floor": d * self.epsilon,
         }
-
-    @property
-    def sum_decay(self) -> float:
-        """Decay rate of the sums."""
-        return math.sqrt(self.beta2) if self.beta3 is None else self.beta3
 
     def advance(self, sums: Sequence[float]) -> None:
         """See :meth:`JointSums.advance <fastopt.optimizer.JointSums.advance>`."""

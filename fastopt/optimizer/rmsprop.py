@@ -237,14 +237,7 @@ class RMSProp(Optimizer):
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            "gamma1": self.gamma1,
-            "one_minus_gamma1": 1 - self.gamma1,
-            "gamma2": self.gamma2,
-            "momentum": self.momentum,
-            "epsilon": self.epsilon,
-            "clip_weights": bound("clip_weights", self.clip_weights),
-        }
+        return {"clip_weights": bound("clip_weights", self.clip_weights)}
 
     def initial_of(self, slot: str) -> float:
         """See :meth:`Optimizer.initial_of <fastopt.optimizer.Optimizer.initial_of>`."""

@@ -2,19 +2,23 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fastopt.arguments import Integer, OrNone, Real, TableOf, alias, arg, kept
+from fastopt.arguments import Integer, OrNone, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, PerIndex, corrected, register
+from fastopt.optimizer.families import AdamFamily
+from fastopt.optimizer.optimizer import Array, Optimizer, PerIndex, corrected, register
 from fastopt.optimizer.rates import RateAttribute
 
 FREE = (*COMMON, "pull", "one_minus_pull", "weight_rate", "lead_rate")
-"""Hyper-parameters set by :meth:`ScheduleFreeFamily.hyper` and the base class."""
+"""Hyper-parameters of the rules."""
+
+FREE_STEP = (
+    *("begin_num_update", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
+)
+"""Fields that :func:`averaged` reads beside them."""
 
 
 @scalar
@@ -26,7 +30,7 @@ def interpolated(weight: Scalar, step: Scalar, lead: Scalar, h: Hyper) -> State:
 
 def averaged(t: Scalar, h: Hyper, carried: Any) -> None:
     """Compute the learning rate of this step, and the averaging rate of the fast weight."""
-    past = t - h.begun
+    past = t - h.begin_num_update
     if past < h.warmup_steps:
         h.lr = h.lr * (past / h.warmup_steps)
     share = h.constant_share
@@ -68,45 +72,17 @@ class ScheduleFreeFamily(Optimizer):
     r: float = arg(default=0.0, check=Real(least=0))
     weight_lr_power: float = arg(default=2.0, check=Real(least=0))
     average_rate: float | None = arg(default=None, check=OrNone(Real(least=1e-09, most=1)))
-    positional: ClassVar[tuple[str, ...]] = (
-        "learning_rate",
-        "warmup_steps",
-        "r",
-        "weight_lr_power",
-        "average_rate",
-    )
     _weight_sums: PerIndex = kept(factory=PerIndex, check=TableOf(Real(least=0)))
 
-    @property
-    def inner(self) -> float:
-        """Interpolation factor of the average in the weights at which gradients are computed."""
-        raise NotImplementedError
+    inner: ClassVar[Any]
+    """Interpolation factor of the average in the weights at which gradients are computed."""
 
-    @property
-    def carried(self) -> PerIndex:
-        """Sums of the averaging weights so far."""
-        return self._weight_sums
+    carried_in = "_weight_sums"
 
-    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """See :meth:`Optimizer.carried_slots`; 0 before the first update."""
-        return self._weight_sums.slots(indices, 0.0)
-
-    @corrected(
-        averaged,
-        *("begun", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
-        carries=True,
-    )
+    @corrected(averaged, *FREE_STEP, carries=True)
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **dict.fromkeys(("pull", "one_minus_pull", "weight_rate", "lead_rate"), 0.0),
-            "begun": float(self.begin_num_update),
-            "warmup_steps": float(self.warmup_steps),
-            "constant_share": self.average_rate or 0.0,
-            "r": self.r,
-            "weight_lr_power": self.weight_lr_power,
-            "inner": self.inner,
-        }
+        return {"constant_share": self.average_rate or 0.0, "inner": self.inner}
 
     def evaluated(self, weight: Array, state: Sequence[Array]) -> Array:
         """See :meth:`Optimizer.evaluated <fastopt.optimizer.Optimizer.evaluated>`."""
@@ -179,10 +155,7 @@ class ScheduleFreeSGD(ScheduleFreeFamily):
         *("learning_rate", "momentum", "warmup_steps", "r", "weight_lr_power", "average_rate"),
     )
 
-    @property
-    def inner(self) -> float:
-        """Interpolation factor of the average in the weights at which gradients are computed."""
-        return self.momentum
+    inner = property(attrgetter("momentum"))
 
 
 @rule(
@@ -205,7 +178,7 @@ def averaged_and_corrected(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class ScheduleFreeAdamW(ScheduleFreeFamily):
+class ScheduleFreeAdamW(ScheduleFreeFamily, AdamFamily):
     r"""Schedule-Free AdamW: needs neither a learning rate schedule nor the number of steps.
 
     .. math::
@@ -272,31 +245,11 @@ class ScheduleFreeAdamW(ScheduleFreeFamily):
     rule = schedulefree_adamw
     learning_rate: RateAttribute = arg(default=0.0025)
     beta1: float = arg(default=0.9, check=Real(least=0.01, below=1))
-    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
-    epsilon: float = arg(default=1e-08, check=Real(least=0))
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
-    eps: float = alias("epsilon", default=1e-8, kw_only=True)
     positional = (
         *("learning_rate", "beta1", "beta2", "epsilon", "warmup_steps", "r", "weight_lr_power"),
         *("average_rate",),
     )
 
-    @property
-    def inner(self) -> float:
-        """Interpolation factor of the average in the weights at which gradients are computed."""
-        return self.beta1
+    inner = property(attrgetter("beta1"))
 
-    @corrected(
-        averaged_and_corrected,
-        *("begun", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
-        carries=True,
-    )
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            **super().hyper(t, lr, wd),
-            "beta2": self.beta2,
-            "one_minus_beta2": 1 - self.beta2,
-            "epsilon": self.epsilon,
-            "var_scale": 1.0,
-        }
+    hyper = corrected(averaged_and_corrected, *FREE_STEP, carries=True)(ScheduleFreeFamily.hyper)

@@ -5,9 +5,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fastopt.arguments import FLAG, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
@@ -37,10 +34,10 @@ def sgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight + mom, (mom,)
 
 
-@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum", "share"))
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum", "one_minus_dampening"))
 def sgd_momentum_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent with momentum, which excludes the learning rate."""
-    mom = h.momentum * state[0] + h.share * decayed(weight, grad, h)
+    mom = h.momentum * state[0] + h.one_minus_dampening * decayed(weight, grad, h)
     return weight - h.lr * mom, (mom,)
 
 
@@ -51,10 +48,10 @@ def sgdw_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * h.wd * weight + mom, (mom,)
 
 
-@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum", "share"))
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum", "one_minus_dampening"))
 def sgdw_momentum_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent with momentum, which excludes the learning rate, and decoupled decay."""
-    mom = h.momentum * state[0] + h.share * rescaled(grad, h)
+    mom = h.momentum * state[0] + h.one_minus_dampening * rescaled(grad, h)
     return weight - h.lr * h.wd * weight - h.lr * mom, (mom,)
 
 
@@ -70,7 +67,7 @@ FORMS = {
 def first_undamped(t: Scalar, h: Hyper, carried: Any) -> None:
     """Start the buffer with the whole gradient."""
     if t == 1:
-        h.share = 1.0
+        h.one_minus_dampening = 1.0
 
 
 @register
@@ -173,10 +170,9 @@ class SGD(MomentumFamily):
         """Whether weight decay is decoupled from the gradient."""
         return self.decouple
 
-    @corrected(first_undamped, "share", when=lambda made: made.dampening != 0)
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"momentum": self.momentum, "share": 1 - self.dampening}
+    hyper = corrected(first_undamped, "one_minus_dampening", when=lambda made: made.dampening != 0)(
+        Optimizer.hyper
+    )
 
 
 @register
@@ -334,25 +330,8 @@ class ASGD(Optimizer):
     t0: float = arg(default=1000000.0, check=Real(least=0))
     _last_rates: PerIndex = kept(factory=PerIndex, check=TableOf(Real(least=-1)), new=True)
 
-    @property
-    def carried(self) -> PerIndex:
-        """Learning rates of the last updates."""
-        return self._last_rates
-
-    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """See :meth:`Optimizer.carried_slots`; negative before the first update."""
-        return self._last_rates.slots(indices, -1.0)
-
-    @corrected(falling, "lambd", "alpha", "t0", carries=True)
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            "shrink": 1.0,
-            "share": 1.0,
-            "lambd": self.lambd,
-            "alpha": self.alpha,
-            "t0": self.t0,
-        }
+    carried_in, first_carried = "_last_rates", -1.0
+    hyper = corrected(falling, "lambd", "alpha", "t0", carries=True)(Optimizer.hyper)
 
     def evaluated(self, weight: Array, state: Sequence[Array]) -> Array:
         """See :meth:`Optimizer.evaluated <fastopt.optimizer.Optimizer.evaluated>`."""

@@ -19,8 +19,9 @@ from fastopt._engine.eigenbases import (
     rotated,
 )
 from fastopt._engine.validate import leaves
-from fastopt.arguments import FLAG, Integer, OrNone, Real, alias, arg
+from fastopt.arguments import FLAG, Integer, OrNone, Real, arg
 from fastopt.optimizer.adam import Adam
+from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
@@ -116,7 +117,7 @@ def _norm(array: Array) -> float:
 
 
 @register
-class Shampoo(MatrixFamily):
+class Shampoo(MatrixFamily, AdamFamily):
     r"""Shampoo: preconditioners for each axis, with the step size of Adam, for weight matrices.
 
     .. math::
@@ -234,11 +235,6 @@ class Shampoo(MatrixFamily):
     [(2, 2), (4, 6)]
     """
 
-    rounds_state = False
-    learning_rate: RateAttribute = arg(default=0.001)
-    beta1: float = arg(default=0.9, check=Real(least=0, below=1))
-    beta2: float = arg(default=0.999, check=Real(least=0, below=1))
-    epsilon: float = arg(default=1e-08, check=Real(least=0))
     root_epsilon: float = arg(default=1e-12, check=Real(least=1e-30))
     precondition_frequency: int = arg(default=10, check=Integer(least=1))
     start_step: int | None = arg(default=None, check=OrNone(Integer(least=1)))
@@ -246,10 +242,6 @@ class Shampoo(MatrixFamily):
     merge_dims: bool = arg(default=False, check=FLAG)
     block_size: int | None = arg(default=None, check=OrNone(Integer(least=1)))
     kl: bool = arg(default=False, check=FLAG)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
-    eps: float = alias("epsilon", default=1e-8, kw_only=True)
 
     @property
     def start(self) -> int:
@@ -274,9 +266,7 @@ class Shampoo(MatrixFamily):
         """Return the lengths of the axes that may have a preconditioner, merged if requested."""
         return axes(shape, self.max_precond_dim, self.merge_dims)
 
-    def directions(self) -> _Preconditioned:
-        """See :meth:`MatrixFamily.directions`."""
-        return _Preconditioned()
+    directions = _Preconditioned
 
     def blocks(self, lengths: Shape) -> list[tuple[tuple[slice, ...], Shape]]:
         """Return the slices and the lengths of each block of an array with these axes."""
@@ -402,7 +392,7 @@ def _next_bases(
 
 
 @register
-class SOAP(MatrixFamily):
+class SOAP(MatrixFamily, AdamFamily):
     r"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner, for weight matrices.
 
     .. math::
@@ -518,24 +508,18 @@ class SOAP(MatrixFamily):
 
     decays_last = True
     learning_rate: RateAttribute = arg(default=0.003)
-    beta1: float = arg(default=0.95, check=Real(least=0, below=1))
-    beta2: float = arg(default=0.95, check=Real(least=0, below=1))
-    epsilon: float = arg(default=1e-08, check=Real(least=0))
+    beta1: float = arg(default=0.95)
+    beta2: float = arg(default=0.95)
     shampoo_beta: float | None = arg(default=None, check=OrNone(Real(least=0, below=1)))
     precondition_frequency: int = arg(default=10, check=Integer(least=1))
     max_precond_dim: int = arg(default=10000, check=Integer(least=1))
     merge_dims: bool = arg(default=False, check=FLAG)
     precondition_1d: bool = arg(default=False, check=FLAG)
     kl: bool = arg(default=False, check=FLAG)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
-    eps: float = alias("epsilon", default=1e-8, kw_only=True)
-    rounds_state = False
 
     @property
-    def takes_vectors(self) -> bool:
+    def takes_vectors(self) -> bool:  # type: ignore[override]
         """See :attr:`MatrixFamily.takes_vectors`."""
         return self.precondition_1d
 
@@ -556,9 +540,7 @@ class SOAP(MatrixFamily):
                 f"state 'steps' must be a whole number from 0 to {largest:.0f}, got {steps[0]}"
             )
 
-    def directions(self) -> _Rotated:
-        """See :meth:`MatrixFamily.directions`."""
-        return _Rotated()
+    directions = _Rotated
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixFamily.slots`."""

@@ -82,7 +82,7 @@ class Signum(MomentumFamily):
 
     @property
     def traits(self) -> Traits:
-        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
+        """See :attr:`Optimizer.traits`."""
         return Traits(decayed, shrunk_by, from_zero=False)
 
     def check_together(self) -> None:
@@ -94,11 +94,7 @@ class Signum(MomentumFamily):
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            "momentum": self.momentum,
-            "one_minus_momentum": 1 - self.momentum,
-            "shrink": 1 - lr * (self.wd_lh if self.momentum else self.wd_lh + wd),
-        }
+        return {"shrink": 1 - lr * (self.wd_lh if self.momentum else self.wd_lh + wd)}
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
@@ -254,13 +250,3 @@ class Rprop(Optimizer):
                 f"least_step must be at most largest_step={self.largest_step}, "
                 f"got {self.least_step}"
             )
-
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            "eta_minus": self.eta_minus,
-            "eta_plus": self.eta_plus,
-            "least_step": self.least_step,
-            "largest_step": self.largest_step,
-        }

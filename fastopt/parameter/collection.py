@@ -386,8 +386,8 @@ class ParameterDict:
             The file cannot be read.
         """
         names = self._names_in_file(restore_prefix)
-        with files.opened(filename) as file:
-            saved = set(file.keys())
+        with files.opened(filename) as arrays:
+            saved = set(arrays)
             missing = sorted(set(names.values()) - saved)
             extra = sorted(saved - set(names.values()))
             if missing and not allow_missing:
@@ -397,7 +397,7 @@ class ParameterDict:
             if extra and not ignore_extra:
                 raise ValueError(f"{filename} also has {extra}; ignore_extra=True skips them")
             calls = [
-                self[name]._loading(file.get_tensor(of), device, cast_dtype, dtype_source)
+                self[name]._loading(arrays[of](), device, cast_dtype, dtype_source)
                 for name, of in names.items()
                 if of in saved
             ]

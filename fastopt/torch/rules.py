@@ -17,7 +17,7 @@ from fastopt.optimizer.denominators import rectified
 from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.sgd import NAG, first_undamped, sgd
 
-BUFFER = ("momentum", "share", "of_mom", "of_grad")
+BUFFER = ("momentum", "one_minus_dampening", "of_mom", "of_grad")
 """Hyper-parameters of a buffer: its factor, that of what is added, and those in the step."""
 
 
@@ -45,7 +45,7 @@ class Buffered:
 def heavy_ball(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Momentum whose buffer does not include the learning rate."""
     grad = decayed(weight, grad, h)
-    mom = h.momentum * state[0] + h.share * grad
+    mom = h.momentum * state[0] + h.one_minus_dampening * grad
     return weight - h.lr * (h.of_mom * mom + h.of_grad * grad), (mom,)
 
 
@@ -76,7 +76,7 @@ def mean_square(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     grad = decayed(weight, grad, h)
     n = h.gamma1 * n + h.one_minus_gamma1 * grad * grad
     grad = grad / (math.sqrt(n) + h.epsilon)
-    mom = h.momentum * mom + h.share * grad
+    mom = h.momentum * mom + h.one_minus_dampening * grad
     return clip(weight - h.lr * (h.of_mom * mom + h.of_grad * grad), h.clip_weights), (n, mom)
 
 
@@ -87,7 +87,7 @@ def centered(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     grad = decayed(weight, grad, h)
     n, mean, var = rmsprop.variance(grad, n, mean, h)
     grad = grad / (math.sqrt(var) + h.epsilon)
-    mom = h.momentum * mom + h.share * grad
+    mom = h.momentum * mom + h.one_minus_dampening * grad
     step = h.of_mom * mom + h.of_grad * grad
     return clip(weight - h.lr * step, h.clip_weights), (n, mean, mom)
 

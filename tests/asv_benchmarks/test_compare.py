@@ -4,7 +4,6 @@ import importlib
 import re
 import sys
 
-import numba
 import numpy as np
 import pytest
 
@@ -58,7 +57,6 @@ def test_layers_have_medians_and_percentiles(compare):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="measures compiled kernels")
 def test_one_command_prints_one_table(compare, monkeypatch, capfd):
     """In the libraries that are always there; the others are skipped with a line."""
     monkeypatch.setattr(compare, "find_spec", lambda library: library == "numpy")

@@ -4,7 +4,6 @@ import re
 import sys
 import time
 from functools import partial
-from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -22,7 +21,6 @@ from fastopt.reference import FORMULAS
 from helpers.cases import kept
 
 RANDOM = {"sgld"}
-compiled = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="measures compiled kernels")
 
 
 def both(name, steps, shape=(6, 7)):
@@ -72,7 +70,6 @@ def bench(monkeypatch, capsys):
 
 
 @pytest.mark.exhaustive
-@compiled
 def test_report_has_the_memory_the_threads_the_standings_and_advice(bench):
     arguments = ["--sizes", "1000", "70000", "--optimizers", "Adam", "groupadagrad"]
     out = bench(*arguments)
@@ -89,12 +86,6 @@ def test_report_has_the_memory_the_threads_the_standings_and_advice(bench):
 
 @pytest.mark.further
 def test_report_of_small_weights_has_no_threads_to_compare(monkeypatch, bench):
-    """Also where nothing is compiled, and so nothing could be told of threads."""
-    if numba.config.DISABLE_JIT:
-        config = SimpleNamespace(DISABLE_JIT=False, NUMBA_NUM_THREADS=2)
-        threads = {"get_num_threads": lambda: 2, "set_num_threads": lambda count: None}
-        layer = {"threading_layer": lambda: "workqueue"}
-        monkeypatch.setattr(report, "numba", SimpleNamespace(config=config, **threads, **layer))
     out = bench("--sizes", "64", "100", "--optimizers", "adam", "sgd")
     assert re.search(
         r"^optimizer +compile +64 +limit +NumPy +100 +limit +NumPy$", out, re.MULTILINE
@@ -103,7 +94,6 @@ def test_report_of_small_weights_has_no_threads_to_compare(monkeypatch, bench):
 
 
 @pytest.mark.further
-@compiled
 def test_optimizer_without_a_formula_has_a_dash(monkeypatch, bench):
     monkeypatch.delitem(FORMULAS, "sgd")
     out = bench("--sizes", "100", "--optimizers", "sgd", "adam")
@@ -111,7 +101,6 @@ def test_optimizer_without_a_formula_has_a_dash(monkeypatch, bench):
     assert re.search(r"^adam +[\d.]+ s +[\d.]+ [a-z]+ +[\d.]+ +[\d.]+$", out, re.MULTILINE)
 
 
-@compiled
 def test_report_ends_when_time_is_over_and_names_what_is_missing(bench):
     """With 1 as the exit code, as nothing was measured, and nothing compiled for another run."""
     out = bench("--seconds", "0", code=1)
@@ -121,7 +110,6 @@ def test_report_ends_when_time_is_over_and_names_what_is_missing(bench):
 
 
 @pytest.mark.further
-@compiled
 def test_time_to_compile_counts(monkeypatch, bench):
     """The clock says an hour after the first optimizer has been compiled."""
     hour = iter([0.0])
@@ -138,7 +126,6 @@ def test_time_to_compile_counts(monkeypatch, bench):
     assert f"\nnot measured within 3000 s: {missing}\n" in out
 
 
-@compiled
 def test_rows_are_printed_when_they_are_measured(monkeypatch, bench, capsys):
     printed, whole = [], measurements.standings
 
@@ -154,8 +141,6 @@ def test_rows_are_printed_when_they_are_measured(monkeypatch, bench, capsys):
 
 @pytest.mark.parametrize("load", [0.1, 12.0])
 def test_report_says_that_a_machine_is_busy(load, monkeypatch, bench):
-    if numba.config.DISABLE_JIT:
-        pytest.skip("measures compiled kernels")
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     said = "this machine is busy (load 12.0 on 2 CPUs): timings mean little" in bench(
@@ -165,7 +150,6 @@ def test_report_says_that_a_machine_is_busy(load, monkeypatch, bench):
 
 
 @pytest.mark.exhaustive
-@compiled
 def test_report_uses_the_requested_threads_and_then_all_again(bench):
     before = numba.get_num_threads()
     out = bench("--sizes", "70000", "--optimizers", "sgd", "--threads", "1")
@@ -175,7 +159,6 @@ def test_report_uses_the_requested_threads_and_then_all_again(bench):
 
 
 @pytest.mark.exhaustive
-@compiled
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="has no threads to compare")
 def test_threads_are_compared_where_updates_use_them(bench):
     out = bench("--sizes", "70000", "500", "--optimizers", "sgd")
@@ -183,7 +166,6 @@ def test_threads_are_compared_where_updates_use_them(bench):
     assert re.search(r"^1 +[\d.]+ [um]s$", out, re.MULTILINE)
 
 
-@compiled
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -207,13 +189,6 @@ def test_what_cannot_be_measured_is_refused_in_a_line(arguments, words, capsys):
     line = captured.err.splitlines()[-1]  # a progress bar may come before it
     assert line.split("\r")[-1].startswith("fastopt bench: ")
     assert words in line
-
-
-def test_without_compilation_there_is_nothing_to_measure(run_python):
-    code = 'from fastopt.__main__ import main; raise SystemExit(main(["bench"]))'
-    done = run_python(code, check=False, NUMBA_DISABLE_JIT="1")
-    assert done.returncode == 2
-    assert done.stderr == "fastopt bench: nothing is compiled, as NUMBA_DISABLE_JIT=1: unset it\n"
 
 
 def test_report_goes_without_a_progress_bar_where_tqdm_is_missing(monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 import copy
 
-import numba
 import numpy as np
 import pytest
 
@@ -10,8 +9,6 @@ from fastopt import optimizer
 
 F32 = np.float32
 
-
-on_records = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="without records")
 
 MAKES = {
     "adam": lambda: optimizer.Adam(wd=0.1, lr_scheduler=lambda update: 0.1 / (1 + update)),
@@ -30,7 +27,6 @@ def strided(array):
 
 
 @pytest.mark.further
-@on_records
 @pytest.mark.parametrize("lay", [as_given, np.asfortranarray, strided, np.float64])
 @pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
 @pytest.mark.parametrize("name", MAKES)
@@ -113,7 +109,6 @@ class Halved(optimizer.Adam):
         super().update(index, weight, grad / 2, state)
 
 
-@on_records
 def test_a_class_that_calls_the_update_of_its_base_has_records(unrecorded):
     weights = [np.ones((2, 3)), np.ones((2, 3))]
     updaters = optimizer.Updater(Halved()), optimizer.Updater(optimizer.Adam())

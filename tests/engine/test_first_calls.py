@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import numba
 import numpy as np
 import pytest
 
@@ -15,9 +14,7 @@ from fastopt._kernels.numpy_abi import readable
 from helpers.cases import CASES, FIRST, LIGHT, named
 from helpers.tensor_lists import everything, normal
 
-pytestmark = pytest.mark.skipif(
-    numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
-)
+pytestmark = pytest.mark.skipif(not readable(), reason="records are read by compiled code")
 
 SHAPES = [(3, 4), (5,), (3, 4), (), (0, 2), (3, 4), (5,), (), (64, 64), (64, 64), (3, 4)]
 SETTINGS = {

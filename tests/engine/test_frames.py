@@ -3,7 +3,6 @@
 import inspect
 import warnings
 
-import numba
 import numpy as np
 import pytest
 
@@ -12,8 +11,6 @@ from fastopt.parameter import ParameterDict
 from fastopt.trainer import Trainer
 from helpers.cases import OF_MATRICES, OF_STEPS, exhaustive, named
 from helpers.frames import LIST, SINGLE, frames
-
-pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
 
 IN_PYTHON = {"lbsgd", *OF_MATRICES, *OF_STEPS, "test"}
 """They compute matrices or rates in Python; Test overrides counts. In a list of LBSGD with a

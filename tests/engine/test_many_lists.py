@@ -3,7 +3,6 @@
 import gc
 import weakref
 
-import numba
 import numpy as np
 import pytest
 
@@ -25,9 +24,6 @@ def train(updater, lists, steps=5, size=3):
     return weights
 
 
-compiled = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes minutes in plain Python")
-
-
 OPTIMIZERS = [
     optimizer.Adam,
     optimizer.Prodigy,  # sums over the tensors of a step
@@ -37,7 +33,7 @@ OPTIMIZERS = [
 
 
 @pytest.mark.further
-@pytest.mark.parametrize("size", [3, pytest.param(50_000, marks=compiled)])
+@pytest.mark.parametrize("size", [3, 50_000])
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=["adam", "prodigy", "test", "nadam"])
 def test_no_list_needs_python(unrecorded, make, size):
     """Whatever the lists, as of a generator and a discriminator: dense calls have records."""
@@ -116,7 +112,7 @@ class Fails(optimizer.Adam):
         return super().hyper(t, lr, wd)
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(80_000, marks=compiled)])
+@pytest.mark.parametrize("size", [3, 80_000])
 @pytest.mark.parametrize("what", ["hyper", "schedule"])
 def test_user_code_that_raises_changes_nothing(size, what):
     fails = []

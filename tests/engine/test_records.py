@@ -5,7 +5,6 @@ import threading
 import weakref
 from functools import partial
 
-import numba
 import numpy as np
 import pytest
 
@@ -18,9 +17,7 @@ from helpers.cases import FIRST, LIGHT, OF_MATRICES, exhaustive, named
 from helpers.tensor_lists import dtype_of, everything, laid, normal
 
 pytestmark = [
-    pytest.mark.skipif(
-        numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
-    ),
+    pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
     pytest.mark.usefixtures("unrecorded"),
 ]
 

@@ -24,9 +24,7 @@ from helpers.tensor_lists import everything, normal
 from helpers.written_headers import read_in_python
 
 pytestmark = [
-    pytest.mark.skipif(
-        numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
-    ),
+    pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
     pytest.mark.usefixtures("unrecorded"),
 ]
 

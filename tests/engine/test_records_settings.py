@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numba
 import numpy as np
 import pytest
 
@@ -16,9 +15,7 @@ from helpers.cases import FIRST, LIGHT, OF_MATRICES
 from helpers.tensor_lists import everything, normal
 
 pytestmark = [
-    pytest.mark.skipif(
-        numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
-    ),
+    pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
     pytest.mark.usefixtures("unrecorded"),
 ]
 

@@ -198,14 +198,3 @@ def test_any_number_of_threads_gives_the_same_bits(choice, run_python):
     lines = run_python(IN_A_PROCESS + f"print_same({choice!r})", NUMBA_NUM_THREADS="4").split()
     assert len(lines) == 2 * len(CHOICES[choice])
     assert [line for line in lines if not line.endswith(":same")] == []
-
-
-@pytest.mark.exhaustive
-def test_row_sparse_updates_run_in_plain_python(run_python):
-    code = IN_A_PROCESS + "print_numbers()"
-    compiled, plain = (
-        np.array(run_python(code, NUMBA_DISABLE_JIT=disabled).split(), float)
-        for disabled in (None, "1")
-    )
-    assert compiled.size == 2 * 10 * len(CASES)
-    np.testing.assert_allclose(compiled, plain, rtol=1e-12)

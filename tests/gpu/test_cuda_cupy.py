@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from fastopt import RowSparse, optimizer
-from fastopt._kernels.cuda_driver import SIMULATED
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(SIMULATED, reason="CuPy needs a GPU"),
 ]
 
 

@@ -6,7 +6,6 @@ from numba import cuda
 
 from fastopt import optimizer, rule
 from fastopt._kernels import device_memory
-from fastopt._kernels.cuda_driver import SIMULATED
 from fastopt._kernels.device_memory import zero
 from fastopt._kernels.devices import header
 from helpers.cases import CASES
@@ -22,7 +21,6 @@ def test_every_rule_steps_as_on_the_cpu(case, rng):
     check_steps(lambda: case.updater(wd=case.wd, clip_gradient=1.5), weight, grads)
 
 
-@pytest.mark.skipif(SIMULATED, reason="takes minutes in the simulator")
 @pytest.mark.parametrize("size", [1023, 10_001, 70_000])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -39,7 +37,7 @@ def test_every_rule_steps_in_several_blocks(case, dtype, size, rng):
 @pytest.mark.parametrize("name", ["adam", "lamb", "sgd"])
 @pytest.mark.parametrize("size", [63, 200])
 def test_packs_and_single_elements_are_those_of_the_cpu(name, size, rng):
-    """The simulator's chunks have 64 elements: packs, what is left of a chunk, several blocks."""
+    """Packs, and what is left of a chunk."""
     weight = rng.normal(size=size).astype(np.float32)
     grads = [rng.normal(size=size).astype(np.float32) for _ in range(2)]
     check_steps(lambda: optimizer.get_updater(name), weight, grads)
@@ -61,7 +59,6 @@ def test_arrays_that_are_not_aligned_to_16_bytes_are_taken(shifted, rng):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:float16 weights without masters")
-@pytest.mark.skipif(SIMULATED, reason="takes 9 GB of a GPU")
 def test_elements_beyond_2_to_the_31_are_updated(rng):
     size, shown = 2**31 + 20_481, 10_000
     weight = cuda.device_array(size, np.float16)

@@ -5,12 +5,10 @@ import pytest
 from numba import cuda
 
 from fastopt import optimizer
-from fastopt._kernels.cuda_driver import SIMULATED
 from helpers.device_arrays import Foreign, host, on_device
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(SIMULATED, reason="the simulator has no graphs"),
 ]
 
 

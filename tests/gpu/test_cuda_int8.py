@@ -1,6 +1,5 @@
 """State in 8 bits on the device."""
 
-import numba
 import numpy as np
 import pytest
 
@@ -8,12 +7,6 @@ from fastopt import RowSparse, optimizer
 from helpers.device_arrays import host, leaves, on_device
 
 pytestmark = pytest.mark.cuda
-
-compiled = pytest.mark.skipif(
-    bool(numba.config.ENABLE_CUDASIM),
-    reason="numbers of the simulator are of float64, whose inverse roots are not those of float32; "
-    "tests/ptx compares the compiled kernels",
-)
 
 
 def updater_of(name, **kwargs):
@@ -45,7 +38,6 @@ def check(name, weight, grads, rtol=1e-3, **kwargs):
     )
 
 
-@compiled
 @pytest.mark.parametrize("shape", [(2, 128), (3, 130), (1, 37), (2, 260)], ids=str)
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_codes_are_those_of_the_cpu(name, shape, rng):
@@ -53,14 +45,12 @@ def test_codes_are_those_of_the_cpu(name, shape, rng):
     check(name, weight, [rng.normal(size=shape).astype(np.float32) for _ in range(2)])
 
 
-@compiled
 @pytest.mark.parametrize("name", ["lion", "rmsprop", "ademamix", "adamax", "adopt"])
 def test_rules_with_averages_step_as_on_the_cpu(name, rng):
     weight = rng.normal(size=(2, 140)).astype(np.float32)
     check(name, weight, [rng.normal(size=(2, 140)).astype(np.float32) for _ in range(2)])
 
 
-@compiled
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 def test_rows_step_as_on_the_cpu(lazy, rng):
     weight, ids = rng.normal(size=(9, 150)).astype(np.float32), np.array([7, 2, 7])
@@ -69,7 +59,6 @@ def test_rows_step_as_on_the_cpu(lazy, rng):
     check("adam", weight, grads, lazy_update=lazy)
 
 
-@compiled
 def test_masters_of_half_precision_weights_step_as_on_the_cpu(half, rng):
     weight = rng.normal(size=(2, 136)).astype(half)
     grads = [rng.normal(size=(2, 136)).astype(half) for _ in range(2)]

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from numba import cuda
 
 from fastopt import RowSparse, optimizer
-from fastopt._kernels.cuda_driver import SIMULATED
 from fastopt._kernels.device_memory import zero
 from helpers.cases import CASES
 from helpers.device_arrays import Bare, check_close, check_steps, host, leaves, on_device
@@ -68,7 +67,6 @@ def test_groups_may_start_anywhere(count):
         np.testing.assert_array_equal(host(weight)[:, 0], expected)
 
 
-@pytest.mark.skipif(SIMULATED, reason="takes minutes in the simulator")
 @pytest.mark.parametrize("count", [5000, 200_000])
 @pytest.mark.parametrize("name", ["adam", "groupadagrad", "lamb"])
 def test_many_indexed_rows_step_as_in_float64_on_the_cpu(name, count, rng):
@@ -88,7 +86,6 @@ def test_many_indexed_rows_step_as_in_float64_on_the_cpu(name, count, rng):
         np.testing.assert_allclose(host(found), expected, rtol=1e-4, atol=5e-5)
 
 
-@pytest.mark.skipif(SIMULATED, reason="takes minutes in the simulator")
 def test_a_step_gives_the_same_bits_again(rng):
     ids, shape = rng.integers(0, 1000, 50_000), (20_000, 65)
     grad = on_device(RowSparse(rng.normal(size=(50_000, 65)).astype(np.float32), ids, shape))
@@ -103,7 +100,6 @@ def test_a_step_gives_the_same_bits_again(rng):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:float16 weights without masters")
-@pytest.mark.skipif(SIMULATED, reason="takes 5 GB of a GPU")
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 def test_rows_on_both_sides_of_element_2_to_the_31_are_updated(lazy, rng):
     width = 64

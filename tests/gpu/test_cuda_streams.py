@@ -10,7 +10,6 @@ from numba import cuda
 
 from fastopt import Parameter, RowSparse, optimizer
 from fastopt._engine.validate import leaves
-from fastopt._kernels import cuda as kernels
 from fastopt._kernels import cuda_driver, device_memory
 from fastopt._kernels.devices import header, is_cuda
 from fastopt.device import cuda as cuda_device
@@ -25,22 +24,22 @@ def ones(*shape):
 
 @pytest.fixture
 def streams():
-    """Handles of four streams; the simulator has none, and takes any number."""
-    made = [] if kernels.SIMULATED else [cuda.stream() for _ in range(4)]
-    yield [int(stream) for stream in made] or [48, 64, 80, 96]
+    """Handles of four streams."""
+    made = [cuda.stream() for _ in range(4)]
+    yield [int(stream) for stream in made]
     cuda.synchronize()
 
 
 @pytest.fixture
 def launched(monkeypatch):
     """Streams of launches, in order."""
-    streams, launch = [], kernels.launch
+    streams, launch = [], cuda_driver.launch
 
     def record(kernel, blocks, threads, stream, *arguments):
         streams.append(stream)
         launch(kernel, blocks, threads, stream, *arguments)
 
-    monkeypatch.setattr(kernels, "launch", record)
+    monkeypatch.setattr(cuda_driver, "launch", record)
     return streams
 
 
@@ -106,7 +105,6 @@ def late(array, turns, value):
         array[i] = value if x > 0 else x
 
 
-@pytest.mark.skipif(kernels.SIMULATED, reason="the simulator has no streams")
 def test_a_gradient_is_read_between_the_writes_of_its_stream():
     one, other = cuda.stream(), cuda.stream()
     memory, grad = ones(100_000), ones(100_000)
@@ -182,7 +180,7 @@ def test_what_is_copied_to_an_array_lives_until_the_launch(monkeypatch):
 
     target = ones(3)
     monkeypatch.setattr(device_memory, "owned", recorded)
-    monkeypatch.setattr(kernels, "launch", launch)
+    monkeypatch.setattr(cuda_driver, "launch", launch)
     device_memory.assign(header(target), np.zeros(3, np.float32))
 
 

@@ -1,24 +1,16 @@
-"""torch's tensors: on a GPU, and in the simulator ones on the host that say otherwise."""
-
-from types import SimpleNamespace
+"""torch's tensors on a GPU."""
 
 import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt._kernels import cuda as kernels
-from fastopt._kernels.cuda_driver import SIMULATED
 from fastopt._kernels.devices import header
 from helpers.device_arrays import on_device
 
 torch = pytest.importorskip("torch")
-if not (SIMULATED or torch.cuda.is_available()):
+if not torch.cuda.is_available():
     pytest.skip("torch cannot use the GPU", allow_module_level=True)
 pytestmark = pytest.mark.cuda
-simulated = pytest.mark.skipif(not SIMULATED, reason="pretends to be on a device")
-on_gpu = pytest.mark.skipif(SIMULATED, reason="the simulator has neither streams nor memory")
-
-DEVICE = "cpu" if SIMULATED else "cuda"
 
 
 class Tensor(torch.Tensor):
@@ -27,21 +19,8 @@ class Tensor(torch.Tensor):
     is_cuda = True
 
 
-@pytest.fixture(autouse=True)
-def current(monkeypatch):
-    """The current stream in the simulator."""
-    stream = SimpleNamespace(cuda_stream=0)
-    if SIMULATED:
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    return stream
-
-
-def as_device(tensor):
-    return tensor.as_subclass(Tensor) if SIMULATED else tensor
-
-
 def tensor(values, dtype="float32", **kwargs):
-    made = as_device(torch.tensor(values, dtype=getattr(torch, dtype), device=DEVICE))
+    made = torch.tensor(values, dtype=getattr(torch, dtype), device="cuda")
     return made.requires_grad_(**kwargs) if kwargs else made
 
 
@@ -57,14 +36,6 @@ def test_a_tensor_that_requires_a_gradient_is_updated_in_place():
     assert weight.requires_grad
 
 
-@simulated
-def test_a_tensor_that_was_moved_to_main_memory_is_none_of_a_device():
-    weight = tensor([1.0])
-    assert header(weight) is header(weight) is not weight
-    weight.is_cuda = False
-    assert header(weight) is weight
-
-
 def test_a_transposed_tensor_is_updated_in_place():
     memory = tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
@@ -78,16 +49,6 @@ def test_bfloat16_tensors_have_masters(bfloat16):
     updater(0, tensor([1.0, 1.0], "bfloat16"), weight)
     np.testing.assert_array_equal(numbers(weight), [0.5, 1.5])
     assert header(weight).dtype == bfloat16
-
-
-@simulated
-def test_the_current_stream_is_used(current, monkeypatch):
-    streams = []
-    monkeypatch.setattr(kernels, "launch", lambda *arguments: streams.append(arguments[3]))
-    weight, updater = tensor([1.0]), optimizer.get_updater(optimizer.SGD())
-    for current.cuda_stream in (0, 48):
-        updater(0, tensor([1.0]), weight)
-    assert streams == [0, 48]
 
 
 def test_sparse_tensors_are_refused_and_their_parts_taken():
@@ -138,7 +99,7 @@ class Step:
 
     def step(self):
         indices = list(range(len(self.params)))
-        grads = [as_device(p.grad) for p in self.params]
+        grads = [p.grad for p in self.params]
         self.updater(indices, grads, self.params)
 
 
@@ -146,7 +107,7 @@ def test_grad_scaler_unscales_and_skips_steps():
     """Steps with an overflow are skipped; the others are those of unscaled gradients."""
     weight = tensor([1.0, 2.0], requires_grad=True)
     updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5))
-    step, scaler = Step(updater, [weight]), torch.amp.GradScaler(DEVICE, init_scale=1024.0)
+    step, scaler = Step(updater, [weight]), torch.amp.GradScaler("cuda", init_scale=1024.0)
     expected = np.array([1.0, 2.0])
     for factor in (1.0, np.inf, 0.25):
         scale = scaler.get_scale()
@@ -165,7 +126,7 @@ def test_grad_scaler_unscales_and_skips_steps():
 def test_state_may_be_allocated_by_torch():
     weight, expected = tensor([1.0, 2.0]), tensor([1.0, 2.0])
     updater, other = optimizer.get_updater("adam"), optimizer.get_updater("adam")
-    mean, var = (as_device(torch.zeros_like(weight)) for _ in range(2))
+    mean, var = (torch.zeros_like(weight) for _ in range(2))
     updater.states[0] = mean, var
     for _ in range(3):
         updater(0, tensor([1.0, 10.0]), weight)
@@ -175,7 +136,6 @@ def test_state_may_be_allocated_by_torch():
     assert updater.states[0][0] is mean
 
 
-@on_gpu
 def test_state_is_in_the_memory_of_torch(bfloat16):
     before = torch.cuda.memory_allocated()
     weight, grad = (torch.ones(10**6, dtype=torch.bfloat16, device="cuda") for _ in range(2))
@@ -189,7 +149,6 @@ def test_state_is_in_the_memory_of_torch(bfloat16):
     assert torch.cuda.memory_allocated() - before >= arrays + 6 * 4 * 10**6
 
 
-@on_gpu
 def test_an_update_runs_after_the_work_on_its_stream():
     """The side stream and the default stream do not wait for each other."""
     weight, grad = (torch.zeros(10**6, device="cuda") for _ in range(2))
@@ -205,7 +164,6 @@ def test_an_update_runs_after_the_work_on_its_stream():
     assert (weight == -(1 + 3 + 7)).all()
 
 
-@on_gpu
 def test_a_graph_of_torch_computes_gradients_and_steps():
     """The first call allocates, so that a capture refuses it; a replay computes and updates."""
     weight, grad = (torch.zeros(9, device="cuda") for _ in range(2))

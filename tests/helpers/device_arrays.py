@@ -14,10 +14,7 @@ class Foreign:
 
     @property
     def __cuda_array_interface__(self):
-        described = getattr(self.array, "__cuda_array_interface__", None)
-        if described is None:  # the simulator's device memory is main memory
-            described = dict(self.array._ary.__array_interface__)
-        return {**described, **self.changes}
+        return {**self.array.__cuda_array_interface__, **self.changes}
 
     @property
     def shape(self):

@@ -1,9 +1,9 @@
-"""Print what row-sparse updates do in every case, in this process and with any threads."""
+"""Print whether row-sparse updates do the same in every case with any number of threads."""
 
 import numba
 import numpy as np
 
-from helpers.cases import CASES, CHOICES
+from helpers.cases import CHOICES
 from helpers.untraced import trace_no_compiler
 
 trace_no_compiler()
@@ -30,15 +30,3 @@ def print_same(choice):
         for lazy in (True, False):
             same = len({digest(case, lazy, threads) for threads in (1, 2, 4)}) == 1
             print(f"{case}-{lazy}:{'same' if same else 'different'}")
-
-
-def print_numbers():
-    """Ten weights after three steps with repeated rows."""
-    for case in CASES:
-        for lazy in (True, False):
-            rng = np.random.default_rng(0)
-            updater = case.updater(wd=case.wd, clip_gradient=1.5, lazy_update=lazy)
-            weight = rng.normal(size=(5, 2))
-            for _ in range(3):
-                updater(0, (rng.normal(size=(3, 2)), rng.integers(0, 5, 3)), weight)
-            print(*weight.ravel().tolist())

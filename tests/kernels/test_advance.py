@@ -14,7 +14,7 @@ TIMES = [1, 2, 3, 5, 6, 10, 100, 1000, 12_345, 10**6]
 BETAS = [(0.9, 0.999), (0.0, 0.0), (0.5, 1e-9), (0.999999, 0.9999999), (1e-12, 0.99)]
 MEASURED = {
     "lamb": {"lr"},
-    "lans": {"lr", *optimizer.LANS.measured},
+    "lans": {"lr", "inverse_norm", "mean_rate", "grad_rate"},
     "mars": {"shorten"},
     "novograd": {"inverse"},
     "stablespam": {"bound", "shorten", "norm_scale"},

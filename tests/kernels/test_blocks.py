@@ -651,31 +651,6 @@ def test_averages_copies_and_sums_of_gradients_work():
     np.testing.assert_allclose(weight, expected, atol=1e-6)
 
 
-PLAIN = """
-import numpy as np
-import fastopt
-made = fastopt.optimizer.create("{name}", lr=0.1, state_dtype="int8", state_min_size=1)
-updater, rng = fastopt.Updater(made), np.random.default_rng(0)
-weight = rng.normal(size=(3, 150)).astype(np.float32)
-for step in range(3):
-    updater(0, rng.normal(size=weight.shape).astype(np.float32), weight)
-    values = rng.normal(size=(2, 150)).astype(np.float32)
-    updater(0, fastopt.RowSparse(values, np.array([2, 0]), weight.shape), weight)
-print((weight.tolist(), [[a.tolist() for a in slot] for slot in updater.states[0]]))
-"""
-
-
-@pytest.mark.parametrize("name", exhaustive("adam", "lamb"))
-def test_plain_python_gives_the_same_numbers(name, run_python):
-    code = PLAIN.format(name=name)
-    weight, state = eval(run_python(code))
-    plain, its = eval(run_python(code, NUMBA_DISABLE_JIT="1"))
-    np.testing.assert_allclose(plain, weight, rtol=1e-5, atol=1e-6)
-    for one, other in zip(its, state, strict=True):
-        assert np.abs(np.subtract(one[0], other[0])).max() <= 1
-        np.testing.assert_allclose(one[1], other[1], rtol=1e-5)
-
-
 # Accuracy
 
 STEPS, SIZE = 400, 16_384

@@ -64,15 +64,3 @@ def test_neither_layout_nor_memory_changes_the_checksum():
 
 def test_arrays_without_elements_have_a_checksum():
     assert checksum(np.empty((0, 3), np.float32)) == checksum(np.empty(0))
-
-
-@pytest.mark.exhaustive
-def test_plain_python_has_the_same_checksums(run_python):
-    code = """
-import numpy as np
-from fastopt.distributed.checksum import checksum
-
-print(*(checksum(np.arange(n, dtype=np.float32)) for n in (0, 1, 2, 63)))
-"""
-    compiled, plain = (run_python(code, NUMBA_DISABLE_JIT=off) for off in ("0", "1"))
-    assert compiled == plain

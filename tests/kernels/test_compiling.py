@@ -241,7 +241,6 @@ DAMAGES = {
 }
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("end", ["nbi", "nbc"])
 def test_a_damaged_file_is_logged_once_and_replaced(end, damage, kernel, tmp_path, caplog):
@@ -255,7 +254,6 @@ def test_a_damaged_file_is_logged_once_and_replaced(end, damage, kernel, tmp_pat
     assert str(tmp_path) in caplog.text
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 def test_a_full_disk_is_logged_once(number, kernel, monkeypatch, caplog):
     def full(*_):
@@ -340,3 +338,40 @@ def test_a_function_of_kernels_is_optimized_with_its_callers_alone_and_may_print
     names = [name.rpartition(".")[2] for name in optimized]
     assert names.count("caller") == 1
     assert "doubled" not in names
+
+
+DEBUGGED = """
+import numpy as np, numba, fastopt
+from fastopt.optimizer import Optimizer
+
+@numba.njit
+def doubled(x):
+    return 2 * x
+
+@fastopt.rule(hyper=("lr",))
+def twice(weight, grad, state, h):
+    return weight - h.lr * doubled(grad), ()
+
+class Twice(Optimizer):
+    rule = twice
+
+for made in (fastopt.Adam(lr=0.1), Twice(learning_rate=0.25)):
+    weight, updater = np.ones(3, np.float32), fastopt.Updater(made)
+    updater([0, 1], [weight * 1, weight[:1] * 1], [weight, np.ones(1, np.float32)])
+    print(weight[0], len(updater._records.kept))
+
+@numba.njit
+def tripled(x):
+    return 3 * x
+
+print(type(doubled).__name__, type(tripled).__name__)
+"""
+
+
+def test_users_debug_their_own_functions_and_kernels_are_compiled_all_the_same(run_python):
+    """A rule may call functions that NUMBA_DISABLE_JIT has left to Python."""
+    compiled, debugged = (run_python(DEBUGGED, NUMBA_DISABLE_JIT=switch) for switch in "01")
+    *numbers, kinds = compiled.splitlines()
+    assert kinds == "CPUDispatcher CPUDispatcher"
+    assert debugged.splitlines() == [*numbers, "function function"]
+    assert [line.split()[1] for line in numbers] == ["2", "2"]

@@ -176,31 +176,6 @@ def test_other_libraries_round_identically(format, patterns):
     np.testing.assert_array_equal(widened, BITS.view(dtype).astype(np.float32))
 
 
-@pytest.mark.further
-def test_plain_python_and_kernels_agree(patterns):
-    x = np.concatenate([patterns[:1000], FLOAT16.ties()[::100], specials()])
-    draws = patterns.view(np.uint32)[: x.size]
-    for format in (BFLOAT16, FLOAT16, INTEGERS):
-        same(format.widen, np.append(BITS[::31], SIGN))
-        same(format.narrow, x, is_nan=format.is_nan)
-        same(format.dither, x, draws, is_nan=format.is_nan)
-    high, low = parts(x)
-    plain = [half.split_float32(value) for value in x]
-    assert {type(value) for pair in plain for value in pair} == {np.uint16}
-    np.testing.assert_array_equal(plain, np.stack([high, low], axis=1))
-    same(half.join_float32, high, low)
-
-
-def same(fn, *arrays, is_nan=np.isnan):
-    """Plain Python returns the type and the number that a kernel does, without a warning."""
-    plain = [fn(*scalars) for scalars in zip(*arrays, strict=True)]
-    compiled = convert(fn, *arrays)
-    assert {type(value) for value in plain} == {compiled.dtype.type}
-    missing = is_nan(compiled)
-    np.testing.assert_array_equal(is_nan(np.array(plain)), missing)
-    np.testing.assert_array_equal(np.array(plain)[~missing], compiled[~missing])
-
-
 def test_a_split_number_is_joined_to_the_same_bits(patterns):
     for x in (patterns, BFLOAT16.ties(), FLOAT16.ties(), specials()):
         joined, missing = convert(half.join_float32, *parts(x)), np.isnan(x)

@@ -84,17 +84,6 @@ def test_a_text_index_is_keyed_by_its_crc32():
     np.testing.assert_array_equal(draw(10, index="fc_weight"), draw(10, index=0xF4862664))
 
 
-def test_compiled_and_plain_functions_agree():
-    key = noise.key(3, 4, 5)
-    weight = np.zeros(100, np.float32)
-    made = optimizer.SGLD(learning_rate=1.0, seed=3)
-    made._index_update_count[4] = 4
-    made.update(4, weight, np.zeros(100, np.float32), None)
-    run = noise.run(np.uint64(key), 0)
-    plain = [noise.normal(run, i) for i in range(100)]
-    np.testing.assert_allclose(weight, plain, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("call", [lambda fn: fn, njit])
 def test_a_number_depends_on_its_element_wherever_the_run_starts(call):
     """Also where the upper half of the element's number changes."""

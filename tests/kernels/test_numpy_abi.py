@@ -1,6 +1,5 @@
 """Headers of Python's and NumPy's objects, as compiled code reads them."""
 
-import numba
 import numpy as np
 import pytest
 
@@ -164,7 +163,7 @@ def test_a_weight_that_has_changed_in_place(kernel):
     assert call.admits(call.indices, call.grads, call.weights, kernel) == -2
 
 
-SIZE = 100 if numba.config.DISABLE_JIT else 70_000
+SIZE = 70_000
 
 
 def train(name, steps=4):

@@ -18,7 +18,7 @@ DEFECTS = [
     ("optimizer/adam.py", "root / (1 - h.beta1**t)", "root / (1 - h.beta1)", GOLDEN),
     # optimizers of matrices
     ("_kernels/factored.py", "lower(before[j], cover)", "larger(before[j], cover)", "sm3"),
-    ("optimizer/sm3.py", "if self.momentum else", "if not self.momentum else", "sm3"),
+    ("optimizer/rowsteps.py", "if self.momentum else", "if not self.momentum else", "sm3"),
     (
         "_kernels/factored.py",
         "(total(lanes[:1])[0] / width - rows[b, i]) * share",
@@ -92,8 +92,8 @@ DEFECTS = [
     (CONTAINER, 'if crc != record["crc32"]:', "if crc is None:", FILES),
     (
         CONTAINER,
-        "    if position != size:",
-        "    if position > size:",
+        "        if end != size:",
+        "        if end > size:",
         FILES,
     ),
     # training

@@ -18,7 +18,6 @@ from helpers.cases import (
     kept,
     sampled,
 )
-from helpers.plain_python import MATRICES
 
 every_case = pytest.mark.parametrize("case", by_default(CASES), ids=str)
 
@@ -179,20 +178,6 @@ def test_threads_do_not_change_a_bit(choice, run_python):
     lines = output.split()
     assert len(lines) == len(CHOICES[choice])
     assert [line for line in lines if not line.endswith(":same")] == []
-
-
-@pytest.mark.exhaustive
-def test_rules_run_in_plain_python(run_python):
-    """The same trajectory without any compiler, so that the rules can be read, stepped, covered."""
-    code = "from helpers import plain_python; plain_python.main()"
-    compiled = run_python(code)
-    plain = run_python(code, NUMBA_DISABLE_JIT="1")
-    first, second = (
-        np.array([line.split()[1:] for line in text.splitlines()], float)
-        for text in (compiled, plain)
-    )
-    assert first.shape == (2 * len([*CASES, *MATRICES]), 6)
-    np.testing.assert_allclose(first, second, rtol=2e-6, atol=1e-7)
 
 
 def flat(state):

@@ -324,7 +324,6 @@ def test_arrays_in_any_layout_give_the_same_weights(setting):
 
 
 @pytest.mark.further
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="there are no records")
 @every_setting()
 def test_records_have_the_bits_of_updates_one_by_one(setting):
     """In lists, in parts of them and alone, so that both may update the same parameters."""
@@ -340,7 +339,6 @@ def test_records_have_the_bits_of_updates_one_by_one(setting):
     assert ends[0] == ends[1]
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="there are no threads")
 @every_setting(lambda setting: setting.shapes is SHAPES and setting.is_elementwise)
 def test_any_number_of_threads_gives_the_same_bits(setting):
     large = dataclasses.replace(setting, shapes=PARALLEL)

@@ -4,7 +4,6 @@ import copy
 import json
 import math
 
-import numba
 import numpy as np
 import pytest
 
@@ -194,7 +193,6 @@ def test_axes_are_merged_while_their_product_is_small(shape, largest, expected):
 # What the base class promises
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="without records")
 @pytest.mark.parametrize("name", ["soap", *exhaustive("muon", "adafactor", "sm3")])
 def test_records_serve_each_part_of_a_step(name, rng, unrecorded):
     """Updates tensor by tensor take longer than a step of a small weight."""

@@ -469,7 +469,7 @@ def test_what_is_no_such_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         model().load(path)
     path.write_bytes(b"something else")
-    with pytest.raises(CheckpointError, match="file is not a safetensors file"):
+    with pytest.raises(CheckpointError, match="file: not a safetensors file"):
         model().load(path)
 
 

@@ -19,7 +19,7 @@ if [[ ! -e $root/complete ]]; then
     done
     python3 -m pip install --quiet --target "$packages" --python-version 3.11 --only-binary :all: \
         --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 \
-        --platform manylinux2014_aarch64 numba numpy safetensors
+        --platform manylinux2014_aarch64 numba numpy
     touch "$root/complete"
 fi
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests with the Python of a Debian release (trixie 3.13, sid 3.14), and with the newest or the
-# oldest versions of numba, NumPy and safetensors that pyproject.toml admits for that Python:
+# oldest versions of numba and NumPy that pyproject.toml admits for that Python:
 #
 #     tests/platforms/python.sh sid                          # the default tests
 #     tests/platforms/python.sh trixie oldest tests/engine   # arguments of pytest

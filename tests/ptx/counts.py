@@ -60,13 +60,13 @@ def counted(name, size=SIZE):
     from numba import cuda
 
     from fastopt import RowSparse, optimizer
-    from fastopt._kernels import cuda as kernels
+    from fastopt._kernels import cuda_driver as driver
     from helpers.device_arrays import on_device
 
     rule, dtype, kwargs, options = CASES[name]
     updater = optimizer.Updater(optimizer.create(rule, **kwargs), **options)
     dtype = getattr(ml_dtypes, dtype, dtype)
-    rng, found, launch = np.random.default_rng(0), {}, kernels.launch
+    rng, found, launch = np.random.default_rng(0), {}, driver.launch
     if name == "rows":
         weight = on_device(np.zeros((100_000, 1), np.float32))
         ids = cuda.to_device(rng.integers(0, 100_000, size // 4))
@@ -86,9 +86,9 @@ def counted(name, size=SIZE):
     updater(0, grad, weight)
     total, library = Counts(), ctypes.CDLL("libcuda.so.1")
     library.executor_count(ctypes.byref(total))
-    kernels.launch = run
+    driver.launch = run
     updater(0, grad, weight)
-    kernels.launch = launch
+    driver.launch = launch
     library.executor_count(None)
     return found
 

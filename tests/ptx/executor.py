@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from numba.core import config
 
 from helpers.paths import ROOT, TESTS
 from ptx.translate import translate
@@ -47,7 +46,6 @@ needs_numba_cuda = [
         find_spec("numba_cuda") is None,
         reason="needs numba-cuda: pip install 'numba-cuda[cu13]'",
     ),
-    pytest.mark.skipif(bool(config.ENABLE_CUDASIM), reason="the simulator has no driver"),
 ]
 """Marks of tests that need the driver, and of those that compile kernels for it."""
 
@@ -124,7 +122,7 @@ def record_launches():
 
     for module in (cuda, cuda_blocks, cuda_order, cuda_steps):
         module.compiled = recorded
-    cuda.launch = run
+    cuda_driver.launch = run
 
 
 def pytest_configure():

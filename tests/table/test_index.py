@@ -242,15 +242,3 @@ def test_memory_is_that_of_the_rows_in_use(updated, most, run_python):
     assert empty < 4
     assert 1 < weight < 1.6
     assert all_of_it < most
-
-
-@pytest.mark.exhaustive
-def test_tables_run_in_plain_python(run_python):
-    code = "from helpers import plain_tables; plain_tables.main()"
-    compiled = run_python(code)
-    plain = run_python(code, NUMBA_DISABLE_JIT="1")
-    first, second = ([line.split() for line in text.splitlines()] for text in (compiled, plain))
-    assert [line[:2] for line in first] == [line[:2] for line in second]
-    assert len(first) >= 8
-    numbers = (np.array([line[2:] for line in lines], float) for lines in (first, second))
-    np.testing.assert_allclose(*numbers, rtol=2e-6, atol=1e-7)

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numba
 import numpy as np
 import pytest
 
@@ -93,7 +92,7 @@ def test_rows_start_again(sparse_decay):
     assert steps(used) == steps(new)
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT or not readable(), reason="there are no records")
+@pytest.mark.skipif(not readable(), reason="there are no records")
 def test_the_next_call_needs_no_python(monkeypatch):
     updater = fastopt.Updater(optimizer.Adam())
     run(updater, 0)

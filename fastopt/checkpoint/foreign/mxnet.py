@@ -11,7 +11,7 @@ from fastopt._engine.validate import leaves
 from fastopt.arguments import count
 from fastopt.checkpoint.foreign.ndarray import Allowance, from_bytes
 from fastopt.checkpoint.foreign.pickles import ARRAYS, Instance, as_bytes, expect, values
-from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.objects import KEEP
 from fastopt.checkpoint.restore.describe import Stateful, describe, foreign_part
@@ -76,12 +76,8 @@ def described_by_mxnet(
 ) -> dict[str, Any]:
     """Convert an MXNet file to the argument of :func:`~.restore.restore.restore`."""
     imported = load_mxnet_states(source, max_bytes)
-    try:
+    with refusing("not a file of MXNet's get_states: "):
         return _described(updater, imported)
-    except CheckpointError:
-        raise
-    except Exception as error:  # attributes that MXNet does not write
-        raise CheckpointError(f"not a file of MXNet's get_states: {error!r}") from error
 
 
 def _described(updater: Stateful, imported: MXNetStates) -> dict[str, Any]:
@@ -115,13 +111,8 @@ def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index
 
 def _checked(data: bytes, max_bytes: int | None) -> MXNetStates:
     most = None if max_bytes is None else count("max_bytes", max_bytes, least=0)
-    try:
+    with refusing("not a file of MXNet's get_states: "):
         return _states(data, Allowance.of(len(data), most))
-    except CheckpointError:
-        raise
-    except Exception as error:  # a malformed pickle can raise anything
-        message = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"not a file of MXNet's get_states: {message}") from error
 
 
 def _states(data: bytes, dense: Allowance) -> MXNetStates:
@@ -134,7 +125,7 @@ def _states(data: bytes, dense: Allowance) -> MXNetStates:
     convert = _Converter(3 * len(data), dense)
     states = MXNetStates()
     for index, state in expect(dict, saved).items():
-        states[index] = convert(state)
+        states[expect((int, str), index)] = convert(state)
         foreign = foreign_part(states[index])
         if foreign:
             raise CheckpointError(f"state of index {index!r} holds something of type {foreign}")

@@ -93,38 +93,25 @@ def list_from_bytes(data: bytes, allowance: Allowance) -> dict[str, Array]:
 def _array(reader: "_Reader", allowance: Allowance) -> Array:
     """Parse the next array; a dense array is a view."""
     magic = reader.number("<I")
-    if magic == V1:
-        return _rest(reader, reader.shape())
-    if magic not in (V2, V3):
-        if not 0 < magic <= DIMENSION_LIMIT:
-            raise CheckpointError(f"an array must start with {V2:#x}, got {magic:#x}")
-        return _rest(reader, struct.unpack(f"<{magic}I", reader.take(4 * magic)))
-    storage = reader.number("<i")
+    storage = reader.number("<i") if magic in (V2, V3) else DENSE
     if storage not in (DENSE, ROW_SPARSE):
         raise CheckpointError(f"an array is of unknown storage type {storage}")
     stored = reader.shape() if storage == ROW_SPARSE else ()
-    shape = reader.shape()
-    if storage == DENSE:
-        return _rest(reader, shape, scalar=magic == V3)
-    _check_shape(shape)
+    if magic in (V1, V2, V3):
+        shape = reader.shape()
+    elif 0 < magic <= DIMENSION_LIMIT:
+        shape = struct.unpack(f"<{magic}I", reader.take(4 * magic))
+    else:
+        raise CheckpointError(f"an array must start with {V2:#x}, got {magic:#x}")
+    if not shape and (magic != V3 or storage == ROW_SPARSE):
+        raise CheckpointError("an array has no shape")
     reader.number("<ii")  # device
     dtype = reader.dtype()
+    if storage == DENSE:
+        return reader.array(shape, dtype)
     row_dtype, row_shape = reader.dtype(), reader.shape()
     values = reader.array(stored, dtype)
     return _dense(shape, values, reader.array(row_shape, row_dtype), allowance)
-
-
-def _rest(reader: "_Reader", shape: tuple[int, ...], scalar: bool = False) -> Array:
-    """Parse a dense array after its shape."""
-    if not scalar:
-        _check_shape(shape)
-    reader.number("<ii")  # device
-    return reader.array(shape, reader.dtype())
-
-
-def _check_shape(shape: tuple[int, ...]) -> None:
-    if not shape:
-        raise CheckpointError("an array has no shape")
 
 
 def _dense(shape: tuple[int, ...], values: Array, rows: Array, allowance: Allowance) -> Array:

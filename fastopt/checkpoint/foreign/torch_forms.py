@@ -5,7 +5,7 @@ counterpart must have the value that disables them.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,11 +77,7 @@ def inside_root(attribute: str) -> Option:
 
 BETAS = Option(("beta1", "beta2"), lambda *betas: betas, tuple)
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-SUMS = {
-    name: replace(same(name), default=0.0) for name in ("lr_decay", "initial_accumulator_value")
-}
+MOMENTUM = ("momentum_buffer",)
 
 
 def plain(optimizer: Any) -> dict[str, bool]:
@@ -89,15 +85,55 @@ def plain(optimizer: Any) -> dict[str, bool]:
     return {name: False for name in Variant._fields if name in vars(optimizer)}
 
 
-def of_each_formula(form: Form, **of_mxnet: Any) -> tuple[Form, ...]:
+def of_each_formula(form: Form, eps: Option | None = None, **of_mxnet: Any) -> tuple[Form, ...]:
     """Forms of a class for each value of `formula`, torch's first.
 
-    A state dict of torch matches the first form. `of_mxnet` are the fields that differ with
-    ``formula="mxnet"``.
+    A state dict of torch matches the first form. With ``formula="mxnet"``, epsilon is `eps` and
+    the fields `of_mxnet` differ.
     """
+    options = form.options if eps is None else {**form.options, "eps": eps}
     return (
         replace(form, when={**form.when, "formula": "torch"}),
-        replace(form, **of_mxnet, when={**form.when, "formula": "mxnet"}),
+        replace(form, options=options, when={**form.when, "formula": "mxnet"}, **of_mxnet),
+    )
+
+
+def with_amsgrad(name: str, decoupled: bool, when: Mapping[str, Any]) -> Iterator[Form]:
+    """Forms of Adam with each formula, without and with AMSGrad."""
+    for amsgrad in (False, True):
+        yield from of_each_formula(
+            Form(
+                name,
+                (*MOMENTS, "max_exp_avg_sq") if amsgrad else MOMENTS,
+                {"betas": BETAS, "eps": same("epsilon")},
+                {"amsgrad": amsgrad, "decoupled_weight_decay": decoupled},
+                when={**when, "amsgrad": amsgrad},
+            )
+        )
+
+
+def rmsprop(
+    slots: tuple[str, ...], momentum: str | None, centered: bool, when: Mapping[str, Any]
+) -> tuple[Form, ...]:
+    """Forms of RMSProp with each formula; `momentum` is the attribute of torch's momentum."""
+    options = {"alpha": same("gamma1"), "eps": same("epsilon")}
+    fixed: dict[str, Any] = {"centered": centered}
+    if momentum is None:
+        fixed["momentum"] = 0
+    else:
+        options["momentum"] = same(momentum)
+    return of_each_formula(
+        Form(
+            "RMSprop",
+            slots,
+            options,
+            fixed,
+            when={"centered": centered, "clip_weights": None, **when},
+            optional="momentum_buffer" if momentum else None,
+            in_tuple=momentum is None,
+        ),
+        eps=inside_root("epsilon"),
+        with_rate="momentum_buffer" if momentum else None,
     )
 
 
@@ -108,119 +144,44 @@ PLAIN_SGD = Form(
     {"momentum": 0, "dampening": 0, "nesterov": False},
     when={"momentum": 0},
 )
-SGD = (
-    PLAIN_SGD,
-    *of_each_formula(
-        Form(
-            "SGD",
-            ("momentum_buffer",),
-            {"momentum": same("momentum")},
-            {"dampening": 0, "nesterov": False},  # torch does not count, so the first step is lost
-            when={"dampening": 0, "decouple": False},
-        ),
-        with_rate="momentum_buffer",
-    ),
+MOMENTUM_SGD = Form(
+    "SGD",
+    MOMENTUM,
+    {"momentum": same("momentum")},
+    {"dampening": 0, "nesterov": False},  # torch does not count, so the first step is lost
+    when={"dampening": 0, "decouple": False},
 )
-
-
-def with_amsgrad(form: Form) -> tuple[Form, ...]:
-    """Forms of Adam with each formula, without and with AMSGrad."""
-    return tuple(
-        one
-        for amsgrad in (False, True)
-        for one in of_each_formula(
-            replace(
-                form,
-                slots=(*form.slots, "max_exp_avg_sq") if amsgrad else form.slots,
-                fixed={"amsgrad": amsgrad, **form.fixed},
-                when={**form.when, "amsgrad": amsgrad},
-            )
-        )
-    )
-
+SGD = (PLAIN_SGD, *of_each_formula(MOMENTUM_SGD, with_rate="momentum_buffer"))
+QUINTIC_STEPS = {"ns_coefficients": QUINTIC[0], "ns_steps": 5}
+OUR_STEPS = {"coefficients": "quintic", "steps": 5}
+ADJUSTMENTS = (
+    ("original", "original"),
+    (None, "original"),
+    ("match_rms_adamw", "rms"),
+    ("spectral_unclamped", "spectral"),
+)
+SUMS = {
+    name: replace(same(name), default=0.0) for name in ("lr_decay", "initial_accumulator_value")
+}
 
 FORMS: dict[str, tuple[Form, ...]] = {
     "SGD": SGD,
     "ccSGD": SGD,
     "NAG": (
         PLAIN_SGD,
-        Form(
-            "SGD",
-            ("momentum_buffer",),
-            {"momentum": same("momentum")},
-            {"dampening": 0, "nesterov": True},
-        ),
+        replace(MOMENTUM_SGD, fixed={"dampening": 0, "nesterov": True}, when={}),
     ),
-    "Adam": with_amsgrad(
-        Form(
-            "Adam",
-            MOMENTS,
-            {"betas": BETAS, "eps": same("epsilon")},
-            {"decoupled_weight_decay": False},
-        )
-    ),
-    "AdamW": with_amsgrad(
-        Form(
-            "AdamW",
-            MOMENTS,
-            {"betas": BETAS, "eps": same("epsilon")},
-            {"decoupled_weight_decay": True},
-            when={"correct_bias": True, "eta": None},
-        )
-    ),
+    "Adam": (*with_amsgrad("Adam", False, {}),),
+    "AdamW": (*with_amsgrad("AdamW", True, {"correct_bias": True, "eta": None}),),
     "AdaGrad": of_each_formula(
-        Form(
-            "Adagrad",
-            ("sum",),
-            {"eps": same("float_stable_eps"), **SUMS},
-        ),
-        options={"eps": inside_root("float_stable_eps"), **SUMS},
+        Form("Adagrad", ("sum",), {"eps": same("float_stable_eps"), **SUMS}),
+        eps=inside_root("float_stable_eps"),
         fixed={"weight_decay": 0},
     ),
     "RMSProp": (
-        *of_each_formula(
-            Form(
-                "RMSprop",
-                ("square_avg",),
-                {"alpha": same("gamma1"), "eps": same("epsilon")},
-                {"centered": False, "momentum": 0},
-                when={"centered": False, "momentum": 0, "clip_weights": None},
-                in_tuple=True,
-            ),
-            options={"alpha": same("gamma1"), "eps": inside_root("epsilon")},
-        ),
-        *of_each_formula(
-            Form(
-                "RMSprop",
-                ("square_avg", "momentum_buffer"),
-                {"alpha": same("gamma1"), "momentum": same("momentum"), "eps": same("epsilon")},
-                {"centered": False},
-                when={"centered": False, "clip_weights": None},
-                optional="momentum_buffer",
-            ),
-            options={
-                "alpha": same("gamma1"),
-                "momentum": same("momentum"),
-                "eps": inside_root("epsilon"),
-            },
-            with_rate="momentum_buffer",
-        ),
-        *of_each_formula(
-            Form(
-                "RMSprop",
-                ("square_avg", "grad_avg", "momentum_buffer"),
-                {"alpha": same("gamma1"), "momentum": same("gamma2"), "eps": same("epsilon")},
-                {"centered": True},
-                when={"centered": True, "momentum": 0, "clip_weights": None},
-                optional="momentum_buffer",
-            ),
-            options={
-                "alpha": same("gamma1"),
-                "momentum": same("gamma2"),
-                "eps": inside_root("epsilon"),
-            },
-            with_rate="momentum_buffer",
-        ),
+        *rmsprop(("square_avg",), None, False, {"momentum": 0}),
+        *rmsprop(("square_avg", *MOMENTUM), "momentum", False, {}),
+        *rmsprop(("square_avg", "grad_avg", *MOMENTUM), "gamma2", True, {"momentum": 0}),
     ),
     "AdaDelta": (
         Form(
@@ -235,11 +196,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form(
             "NAdam",
             MOMENTS,
-            {
-                "betas": BETAS,
-                "eps": same("epsilon"),
-                "momentum_decay": same("schedule_decay"),
-            },
+            {"betas": BETAS, "eps": same("epsilon"), "momentum_decay": same("schedule_decay")},
             {"decoupled_weight_decay": decouple},
             when={**when, "amsgrad": False, "decouple": decouple},
         )
@@ -249,27 +206,12 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "Muon": tuple(
         Form(
             "Muon",
-            ("momentum_buffer",),
+            MOMENTUM,
             {"momentum": same("momentum"), "eps": same("eps")},
-            {
-                "nesterov": nesterov,
-                "ns_coefficients": QUINTIC[0],
-                "ns_steps": 5,
-                "adjust_lr_fn": name,
-            },
-            when={
-                "nesterov": nesterov,
-                "coefficients": "quintic",
-                "steps": 5,
-                "adjust": adjust,
-            },
+            {**QUINTIC_STEPS, "nesterov": nesterov, "adjust_lr_fn": name},
+            when={**OUR_STEPS, "nesterov": nesterov, "adjust": adjust},
         )
-        for name, adjust in (
-            ("original", "original"),
-            (None, "original"),
-            ("match_rms_adamw", "rms"),
-            ("spectral_unclamped", "spectral"),
-        )
+        for name, adjust in ADJUSTMENTS
         for nesterov in (True, False)
     ),
 }

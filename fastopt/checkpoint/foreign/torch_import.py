@@ -8,7 +8,7 @@ import numpy as np
 from fastopt.arguments import brief, flag, number
 from fastopt.checkpoint.foreign.torch_forms import FORMS, VOCABULARY, Form, plain
 from fastopt.checkpoint.format.container import Array
-from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.checkpoint.restore.describe import Stateful, check_updater, describe
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore.restore import restore
@@ -67,12 +67,8 @@ def from_torch_state_dict(
     (array([ 1., -2.]), 'torch')
     """
     check_updater(updater)
-    try:
+    with refusing("not the state_dict of an optimizer of torch: "):
         described = _described(updater, state_dict, indices)
-    except CheckpointError:
-        raise
-    except Exception as error:  # an invalid dict can raise anything
-        raise CheckpointError(f"not the state_dict of an optimizer of torch: {error!r}") from error
     return restore(updater, described, strict)
 
 

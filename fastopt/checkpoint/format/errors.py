@@ -31,3 +31,15 @@ def read_from(path: str | os.PathLike[str]) -> Iterator[None]:
     except CheckpointError as error:
         error.args = (f"{os.fspath(path)}: {error}",)
         raise
+
+
+@contextmanager
+def refusing(context: str) -> Iterator[None]:
+    """Context that turns what invalid contents raise into a CheckpointError, after `context`."""
+    try:
+        yield
+    except (CheckpointError, OSError, MemoryError):
+        raise
+    except Exception as error:  # invalid contents can raise anything
+        known = isinstance(error, (TypeError, ValueError, ImportError))
+        raise CheckpointError(f"{context}{error if known else repr(error)}") from error

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastopt.arguments import Checked
-from fastopt.checkpoint.format.errors import CheckpointError
-from fastopt.lr_scheduler import scheduler_registry
-from fastopt.optimizer.attributes import TRANSIENT
+from fastopt.checkpoint.format.errors import CheckpointError, refusing
+from fastopt.lr_scheduler import LRScheduler, scheduler_registry
 from fastopt.optimizer.optimizer import Optimizer
+
+COUNTS = ("_index_update_count", "num_update")
+PLAIN = frozenset({type(None), bool, int, float, str})
 
 KEEP = "<keep the present schedule>"
 """Placeholder for a schedule that cannot be saved."""
@@ -47,30 +49,53 @@ def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -
     CheckpointError
         An attribute is not accepted, or a value is invalid.
     """
-    for name in attributes:
+    for name in attributes.keys() - klass.described():
         if not _is_attribute(klass, name):
             raise CheckpointError(f"{klass.__name__} cannot store an attribute {name!r}")
     own = vars(present) if type(present) is klass else {}
-    try:
-        checked = klass.checked(attributes)
-        strange = sorted(attributes.keys() - klass.described() - own.keys())
-        if strange and _is_ours(klass):
-            raise CheckpointError(
-                f"{klass.__name__} has no attribute {', '.join(strange)}; set it before a load "
-                "if it is your own"
-            )
-    except CheckpointError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{klass.__name__}: {error}") from error
-    instance = klass.__new__(klass)
-    restore = getattr(instance, "__setstate__", instance.__dict__.update)
-    restore(checked)
-    try:
+    strange = sorted(attributes.keys() - klass.described() - own.keys())
+    if strange and _is_ours(klass):
+        raise CheckpointError(
+            f"{klass.__name__} has no attribute {', '.join(strange)}; set it before a load if it "
+            "is your own"
+        )
+    with refusing(f"{klass.__name__}: "):
+        instance = klass.__new__(klass)
+        restore = getattr(instance, "__setstate__", instance.__dict__.update)
+        restore(klass.checked(attributes))
         instance.check_together()
-    except (TypeError, ValueError, ImportError) as error:
-        raise CheckpointError(f"{klass.__name__}: {error}") from error
     return instance
+
+
+def new_counts(optimizer: Optimizer, attributes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the update counts among attributes that do not differ from the optimizer's otherwise.
+
+    None if they do differ. Rolling back and averaging many clients change nothing else in an
+    optimizer, whose attributes need no check then.
+
+    Raises
+    ------
+    CheckpointError
+        A count is invalid.
+    """
+    own = optimizer.__getstate__()
+    if own.keys() != attributes.keys():
+        return None
+    if not all(_same(own[name], attributes[name]) for name in own if name not in COUNTS):
+        return None
+    with refusing(f"{type(optimizer).__name__}: "):
+        return {name: optimizer._progress[name](name, attributes[name]) for name in COUNTS}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, except arrays and what holds them."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if type(one) in PLAIN:
+        return bool(one == other and (one or repr(one) == repr(other)))  # 0.0 is not -0.0
+    return isinstance(one, LRScheduler) and _same(vars(one), vars(other))
 
 
 def _is_attribute(klass: type[Checked], name: Any) -> bool:
@@ -82,7 +107,7 @@ def _is_attribute(klass: type[Checked], name: Any) -> bool:
         return False
     if name in getattr(klass, "in_arrays", ()):
         return True
-    if name in TRANSIENT or name == "param_dict":
+    if name in klass.transient or name == "param_dict":
         return False
     own = getattr(klass, name, None)
     if callable(own) or hasattr(type(own), "__get__"):

@@ -2,7 +2,6 @@
 
 import io
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,9 +9,10 @@ import numpy as np
 
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import is_cuda
+from fastopt._notices import warn_user
 from fastopt.arguments import is_array
 from fastopt.checkpoint.format.container import METADATA, Array, can_hold, decode, dtype_of, encode
-from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.checkpoint.format.objects import (
     KEPT,
     attributes_of,
@@ -100,18 +100,14 @@ def chunks(tree: Any) -> Iterator[bytes | memoryview]:
 
 def read(file: io.BufferedIOBase, present: Optimizer | None = None) -> Any:
     """Rebuild the tree from a file; see :func:`loads`."""
-    try:
+    with refusing("not a fastopt checkpoint: "):
         packed, arrays = decode(file)
         reader = _Reader(arrays, present)
         tree = reader.unpack(packed)
-    except (CheckpointError, MemoryError, OSError):
-        raise
-    except Exception as error:  # invalid JSON can raise anything
-        raise CheckpointError(f"not a fastopt checkpoint: {error!r}") from error
     if arrays:
         raise CheckpointError(f"tensors that belong nowhere: {sorted(arrays)}")
     if reader.kept:
-        warnings.warn(KEPT, stacklevel=4)
+        warn_user(KEPT)
     return tree
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import is_coded, scales_shape, split_scales
 from fastopt.checkpoint.format.container import Array
-from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.checkpoint.restore.describe import foreign_part
-from fastopt.checkpoint.restore.groups import optimizers_of
 from fastopt.kernels.rule import Rule
+from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 SLOTS = ("float32", "float64", "bfloat16")
@@ -22,7 +22,7 @@ MASTERS = ("float32", "uint16")
 def check_states(
     optimizer: Optimizer,
     states: Mapping[Index, Any],
-    groups: Mapping[str, Mapping[str, Any]] | None = None,
+    groups: Groups | None,
 ) -> None:
     """Check restored states before they are used, without knowing the weights.
 
@@ -35,22 +35,20 @@ def check_states(
         The number of arrays in a state differs from the slots of the rule, or arrays have wrong
         dtypes or inconsistent shapes.
     """
-    find = optimizers_of(optimizer, groups)
     for index, state in states.items():
-        context, optimizer = f"state of {label(index, optimizer.idx2name)}", find(index)
+        context = f"state of {label(index, optimizer.idx2name)}"
+        own = optimizer if groups is None else groups.optimizer_of(index)
         foreign = foreign_part(state)
         if foreign:
             raise CheckpointError(f"{context} holds something of type {foreign}")
-        rule = optimizer.rule_for(index) if optimizer.native else None
+        rule = own.rule_for(index) if own.native else None
         if rule is None:
-            try:
-                optimizer.check_saved(index, state)
-            except ValueError as error:
-                raise CheckpointError(f"{context}: {error}") from error
+            with refusing(f"{context}: "):
+                own.check_saved(index, state)
             continue
-        slots = _check_arrays(context, rule, state, optimizer)
+        slots = _check_arrays(context, rule, state, own)
         if slots:
-            _check_kept(context, optimizer, index, slots[0].shape)
+            _check_kept(context, own, index, slots[0].shape)
 
 
 def _check_arrays(context: str, rule: Rule, state: Any, optimizer: Optimizer) -> list[Array]:

@@ -3,9 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastopt._engine.planner import Planner
-from fastopt.averages import Average
-from fastopt.averages import rebuilt as rebuilt_average
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.objects import (
     KEEP,
@@ -16,8 +13,7 @@ from fastopt.checkpoint.format.objects import (
     rebuilt,
 )
 from fastopt.lr_scheduler.base import restored
-from fastopt.optimizer.groups import Groups
-from fastopt.optimizer.optimizer import Index, Optimizer
+from fastopt.optimizer.optimizer import Optimizer
 
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -37,7 +33,7 @@ def described_groups(groups: Given | None) -> dict[str, dict[str, Any]]:
 
 
 def restored_groups(
-    saved: Any, present: Given | None, index: Callable[[Any], Any] = lambda value: value
+    saved: Any, present: Given | None, index: Callable[[Any], Any]
 ) -> dict[str, dict[str, Any]]:
     """Rebuild groups from the result of :func:`described_groups`; the updater does not change.
 
@@ -48,7 +44,7 @@ def restored_groups(
     present : mapping or None
         Current groups of the updater. They supply what cannot be saved: schedules that are plain
         functions, and classes that are not registered.
-    index : callable, optional
+    index : callable
         Maps the saved indices in an attribute of an optimizer to the updater's indices.
 
     Raises
@@ -62,13 +58,7 @@ def restored_groups(
     for pattern, own in saved.items():
         label, beside = f"groups[{pattern!r}]", (present or {}).get(pattern, {})
         groups[pattern] = group = dict(own)
-        if is_kept(group.get("lr_scheduler")):
-            if "lr_scheduler" not in beside:
-                raise CheckpointError(
-                    f"{label}: its lr_scheduler was not saved; give the updater "
-                    "a group of that pattern with one"
-                )
-            group["lr_scheduler"] = beside["lr_scheduler"]
+        _put_schedule(f"{label}: its lr_scheduler was", group, beside)
         if "class" not in group:
             continue
         name, attributes = group.pop("class"), group.pop("attributes", None)
@@ -78,15 +68,20 @@ def restored_groups(
         klass = optimizer_class(name, other)
         other = other if type(other) is klass else None
         attributes = {key: index(value) for key, value in attributes.items()}
-        if is_kept(attributes["lr_scheduler"]):
-            if other is None:
-                raise CheckpointError(
-                    f"{label}: the lr_scheduler of its {name} was not saved; "
-                    "give the updater a group of that pattern with one"
-                )
-            attributes["lr_scheduler"] = other.lr_scheduler
+        own_schedule = {} if other is None else {"lr_scheduler": other.lr_scheduler}
+        _put_schedule(f"{label}: the lr_scheduler of its {name} was", attributes, own_schedule)
         group["optimizer"] = rebuilt(klass, attributes, other)
     return groups
+
+
+def _put_schedule(context: str, own: dict[str, Any], present: Mapping[str, Any]) -> None:
+    """Put the present schedule in the place of one that was not saved."""
+    if is_kept(own.get("lr_scheduler")):
+        if "lr_scheduler" not in present:
+            raise CheckpointError(
+                f"{context} not saved; give the updater a group of that pattern with one"
+            )
+        own["lr_scheduler"] = present["lr_scheduler"]
 
 
 def in_place(present: Optimizer | None, saved: Optimizer) -> Optimizer:
@@ -111,36 +106,3 @@ def with_present(groups: Given | None, present: Given | None) -> Given:
         if "lr_scheduler" in own:
             group["lr_scheduler"] = restored(now.get("lr_scheduler"), own["lr_scheduler"])
     return found
-
-
-def optimizers_of(optimizer: Optimizer, groups: Given | None) -> Callable[[Index], Optimizer]:
-    """Return a function that maps an index to its optimizer.
-
-    Raises
-    ------
-    CheckpointError
-        The groups do not match the optimizer.
-    """
-    if not groups:
-        return lambda index: optimizer
-    try:
-        return Groups(groups, Planner(optimizer)).optimizer_of
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(str(error)) from error
-
-
-def check_average(
-    optimizer: Optimizer, groups: Given | None, average: Average | None, saved: Any
-) -> None:
-    """Raise CheckpointError unless the weights of all groups can be averaged.
-
-    `average` is the updater's average, `saved` are the averages in the checkpoint.
-    """
-    if not groups or average is None:
-        return
-    averages = [average, *([] if saved is None else [rebuilt_average(saved["average"])])]
-    try:
-        for each in averages:
-            Groups(groups, Planner(optimizer)).check_average(each)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(str(error)) from error

@@ -77,6 +77,11 @@ class Matching:
 
     skipped: Skipped
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether both sides have the same parameters with the same indices."""
+        return not any(self.skipped) and all(key == index for key, index in self.index.items())
+
     def table(self, table: Mapping[Any, Any]) -> dict[Any, Any]:
         """Map the keys of a table to the current indices, and remove dropped parameters."""
         return {self.index.get(k, k): v for k, v in table.items() if k not in self.dropped}

@@ -1,12 +1,12 @@
 """Gradient sums and weight averages in checkpoints."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fastopt._kernels.device_memory import host
+from fastopt._notices import warn_user
 from fastopt.arguments import count, is_array
 from fastopt.averages import described, rebuilt
 from fastopt.checkpoint.format.errors import CheckpointError
@@ -18,7 +18,8 @@ PROGRESS = ("accumulation", "averages")
 
 REALS = ("float32", "float64")
 
-Keys = Mapping[Index, Index | None] | None
+Current = Callable[[Index], Index | None]
+"""Function that returns the updater's index for a key of a checkpoint, or None."""
 
 
 def indices_of(updater: Any) -> list[Index]:
@@ -59,7 +60,7 @@ def check_outside(updater: Any) -> None:
         averages.check_free()
 
 
-def checked_progress(updater: Any, saved: Mapping[str, Any], index: Keys) -> Callable[[], None]:
+def checked_progress(updater: Any, saved: Mapping[str, Any], index: Current) -> Callable[[], None]:
     """Check the result of :func:`progress_of`, and return a function that restores it.
 
     Parameters
@@ -68,9 +69,8 @@ def checked_progress(updater: Any, saved: Mapping[str, Any], index: Keys) -> Cal
         The updater.
     saved : mapping
         The checkpoint.
-    index : mapping
-        Current index by key, None for parameters that the updater does not have. If `index` is
-        None, the keys are the indices.
+    index : callable
+        Returns the updater's index for a key, None if it does not have the parameter.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def checked_progress(updater: Any, saved: Mapping[str, Any], index: Keys) -> Cal
     """
     windows, averages = _parts(updater)
     sums = _checked_sums(saved.get("accumulation"), windows, index)
-    found = _checked_averages(saved.get("averages"), averages, index)
+    found = _checked_averages(saved, averages, index)
 
     def restore() -> None:
         if windows is not None:
@@ -103,7 +103,7 @@ def under_keys(table: Mapping[Index, Any], keys: Mapping[Index, Index]) -> dict[
 
 
 def _checked_sums(
-    saved: Any, windows: Any, index: Keys
+    saved: Any, windows: Any, index: Current
 ) -> tuple[dict[Index, int], dict[Index, Any]]:
     if saved is None:
         return {}, {}
@@ -121,9 +121,8 @@ def _checked_sums(
             f"accumulate={own}"
         )
     if own != every:
-        warnings.warn(
-            f"the checkpoint was saved with accumulate={every}, the updater keeps accumulate={own}",
-            stacklevel=5,
+        warn_user(
+            f"the checkpoint was saved with accumulate={every}, the updater keeps accumulate={own}"
         )
     for key, number in calls.items():
         count(f"calls[{key!r}]", number, most=every - 1)
@@ -132,24 +131,19 @@ def _checked_sums(
 
 
 def _checked_averages(
-    saved: Any, averages: Any, index: Keys
+    checkpoint: Mapping[str, Any], averages: Any, index: Current
 ) -> tuple[Any, dict[Index, Any], dict[Index, Any] | None] | None:
+    saved = checkpoint.get("averages")
     if saved is None:
-        if averages is not None and index != {}:
-            warnings.warn(
-                "the checkpoint has no averages of weights, those of the updater start again",
-                stacklevel=5,
-            )
+        if averages is not None and checkpoint.get("parameters") != {}:
+            warn_user("the checkpoint has no averages of weights, those of the updater start again")
         return None
     fields = {"average", "arrays", "weights_hold", "weights"}
     if not isinstance(saved, dict) or set(saved) != fields:
         raise CheckpointError(f"'averages' must have {', '.join(sorted(fields))}")
     average = rebuilt(saved["average"])
     if averages is None:
-        warnings.warn(
-            "the checkpoint has averages of weights, the updater has no average to take them",
-            stacklevel=5,
-        )
+        warn_user("the checkpoint has averages of weights, the updater has no average to take them")
         return None
     if type(average) is not type(averages.average):
         raise CheckpointError(
@@ -169,14 +163,12 @@ def _checked_averages(
     return average, arrays, held if saved["weights_hold"] == "averages" else None
 
 
-def _of_parameters(name: str, table: Any, index: Keys) -> dict[Index, Any]:
+def _of_parameters(name: str, table: Any, index: Current) -> dict[Index, Any]:
     """Map the keys of a table to current indices; drop parameters that the updater lacks."""
-    known = isinstance(table, dict) and (index is None or table.keys() <= index.keys())
-    if not known:
-        raise CheckpointError(f"{name!r} must be a table of the saved parameters")
-    if index is None:
-        return dict(table)
-    present = {index[key]: value for key, value in table.items()}
+    try:
+        present = {index(key): value for key, value in table.items()}
+    except (AttributeError, KeyError):
+        raise CheckpointError(f"{name!r} must be a table of the saved parameters") from None
     return {key: value for key, value in present.items() if key is not None}
 
 

@@ -1,22 +1,25 @@
 """Restoring an updater from a checkpoint: first everything is checked, then all of it changes."""
 
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
+from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import renew
+from fastopt._notices import warn_user
 from fastopt.arguments import brief, flag, number
-from fastopt.checkpoint.format.errors import CheckpointError
-from fastopt.checkpoint.format.objects import KEPT, is_kept, rebuilt
+from fastopt.averages import rebuilt as rebuilt_average
+from fastopt.checkpoint.format.errors import CheckpointError, refusing
+from fastopt.checkpoint.format.objects import KEPT, is_kept, new_counts, rebuilt
 from fastopt.checkpoint.restore.describe import SETTINGS, Stateful
 from fastopt.checkpoint.restore.fitting import check_states
-from fastopt.checkpoint.restore.groups import check_average, restored_groups, with_present
+from fastopt.checkpoint.restore.groups import in_place, restored_groups, with_present
 from fastopt.checkpoint.restore.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.checkpoint.restore.progress import PROGRESS, check_outside, checked_progress
+from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 FIELDS: dict[str, Any] = {
@@ -43,40 +46,115 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
     check_outside(updater)
     optimizer = updater.optimizer
     with optimizer.call_lock:
-        try:
+        with refusing("not the checkpoint of an updater: "):
             _check_fields(saved, type(optimizer).__name__)
-            present = keys_of(names_of(optimizer), updater.states)
-            matching = match(saved["parameters"], present)
+            matching = match(saved["parameters"], keys_of(names_of(optimizer), updater.states))
             _check_strict(matching.skipped, strict)
             states = dict(_states(saved, matching, updater))
-            attributes = _attributes(saved["attributes"], matching, optimizer)
-            rebuilt_optimizer = rebuilt(type(optimizer), attributes, optimizer)
-            groups = updater.groups
-            if "groups" in saved:
-                groups = restored_groups(saved["groups"], groups, matching.attribute)
-            check_states(rebuilt_optimizer, states, groups)
-            present_of = {k: matching.index.get(i) for k, i in saved["parameters"].items()}
-            average = getattr(updater, "average", None)
-            check_average(rebuilt_optimizer, groups, average, saved.get("averages"))
-            restore_progress = checked_progress(updater, saved, present_of)
-        except CheckpointError:
-            raise
-        except Exception as error:  # an invalid checkpoint can raise anything
-            raise CheckpointError(f"not the checkpoint of an updater: {error}") from error
+            made, attributes = optimizer, saved["attributes"]
+            counts = new_counts(optimizer, attributes) if matching.is_identity else None
+            if counts is None:
+                attributes = _attributes(attributes, matching, optimizer)
+                made = rebuilt(type(optimizer), attributes, optimizer)
+            index = {key: matching.index.get(i) for key, i in saved["parameters"].items()}
+            put = checked(updater, made, states, saved, index.__getitem__, matching.attribute)
+        _warn_of_rest(updater, saved)
+        _restore_scaler(updater, saved["loss_scaler"])
+        put()
+        if counts:
+            optimizer.restore(counts)
+        for name, value in saved["updater"].items():
+            if value != getattr(updater, name, ...):
+                setattr(updater, name, value)
+    return matching.skipped
+
+
+def restore_states(updater: Stateful, tree: Any) -> None:
+    """Restore `updater` from states by index, with the optimizer or None.
+
+    Raises
+    ------
+    CheckpointError
+        The states do not match the optimizer. Nothing has changed.
+    """
+    check_outside(updater)
+    with updater.optimizer.call_lock:
+        with refusing("not the states of an updater: "):
+            match tree:
+                case {"states": dict(states), "optimizer": None | Optimizer() as made, **rest} if (
+                    rest.keys() <= {"groups", *PROGRESS}
+                ):
+                    own = made or updater.optimizer
+                    put = checked(updater, own, states, tree, lambda key: key, lambda value: value)
+                case _:
+                    raise CheckpointError(
+                        "not the states of an updater, which get_states() makes; load() reads "
+                        "files of save()"
+                    )
+        put()
+        if made is not None:
+            updater.optimizer.param_dict = {}  # as in MXNet, where it is a new optimizer
+
+
+def checked(
+    updater: Stateful,
+    optimizer: Optimizer,
+    states: dict[Index, Any],
+    saved: Mapping[str, Any],
+    index: Callable[[Index], Index | None],
+    attribute: Callable[[Any], Any],
+) -> Callable[[], None]:
+    """Check what an updater shall have, and return a function that gives it that.
+
+    Parameters
+    ----------
+    updater : Updater
+        The updater.
+    optimizer : Optimizer
+        The optimizer whose attributes it shall have.
+    states : dict
+        The states by the updater's indices.
+    saved : mapping
+        The checkpoint, with ``groups``, ``accumulation`` and ``averages`` where it has them.
+    index, attribute : callable
+        Return the updater's index for a key of the checkpoint, None if it has none, and an
+        attribute of an optimizer with the updater's indices.
+
+    Raises
+    ------
+    CheckpointError
+        Something does not fit together.
+    """
+    groups = updater.groups
+    if "groups" in saved:
+        groups = restored_groups(saved["groups"], groups, attribute)
+    average, found = getattr(updater, "average", None), None
+    if average is not None and saved.get("averages") is not None:
+        average = rebuilt_average(saved["averages"]["average"])
+    if groups:
+        with refusing(""):
+            found = Groups(groups, Planner(optimizer))
+            if average is not None:
+                found.check_average(average)
+    check_states(optimizer, states, found)
+    restore_progress = checked_progress(updater, saved, index)
+
+    def put() -> None:
         for state in states.values():
             renew(leaves(state))
-        for message in _left_alone(updater, saved):
-            warnings.warn(message, stacklevel=3)
-        _restore_scaler(updater, saved["loss_scaler"])
-        optimizer.restore_from(rebuilt_optimizer)
-        if "groups" in saved:
-            updater.groups = with_present(groups, updater.groups)
         updater.states_synced = dict.fromkeys(states, False)
         updater.states = states
-        for name, value in saved["updater"].items():
-            setattr(updater, name, value)
+        present = updater.groups
+        if "groups" in saved:
+            updater.groups = None  # the present groups need not match the new optimizer
+        own = in_place(updater.optimizer, optimizer)
+        if own is not updater.optimizer:
+            updater.optimizer = own
+        if "groups" in saved:
+            updater.groups = with_present(groups, present)
         restore_progress()
-    return matching.skipped
+
+    return put
 
 
 def _check_fields(saved: Any, optimizer: str) -> None:
@@ -164,22 +242,19 @@ def _attributes(
     return attributes
 
 
-def _left_alone(updater: Stateful, saved: Mapping[str, Any]) -> Iterator[str]:
-    """Warnings about parts of the updater or the checkpoint that are not restored."""
-    if is_kept(saved["attributes"]["lr_scheduler"]):
-        yield KEPT
+def _warn_of_rest(updater: Stateful, saved: Mapping[str, Any]) -> None:
+    """Warn of parts of the updater or the checkpoint that are not restored."""
     scaler = getattr(updater, "loss_scaler", None)
+    if is_kept(saved["attributes"]["lr_scheduler"]):
+        warn_user(KEPT)
     if scaler is None and saved["loss_scaler"] is not None:
-        yield "the checkpoint has the state of a loss scaler, the updater has none to take it"
+        warn_user("the checkpoint has the state of a loss scaler, the updater has none to take it")
     if scaler is not None and saved["loss_scaler"] is None:
-        yield "the checkpoint has no state of a loss scaler, that of the updater is kept"
+        warn_user("the checkpoint has no state of a loss scaler, that of the updater is kept")
 
 
 def _restore_scaler(updater: Stateful, saved: dict[str, Any] | None) -> None:
     scaler = getattr(updater, "loss_scaler", None)
-    if scaler is None or saved is None:
-        return
-    try:
-        scaler.load_state_dict(saved)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the state of the loss scaler does not fit: {error}") from error
+    if scaler is not None and saved is not None:
+        with refusing("the state of the loss scaler does not fit: "):
+            scaler.load_state_dict(saved)

@@ -7,7 +7,7 @@ file of an updater without ranks as whole states, and slice them once the weight
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import read
 from fastopt.checkpoint.restore.parameters import keys_of, match, names_of
@@ -37,6 +37,9 @@ FIELDS = {
     "masters": dict,
 }
 """Fields of the index file, which lists the shards."""
+
+TENSOR = ("shape", "dtype", "form")
+"""Attributes of a placement that are those of a tensor, on whatever ranks."""
 
 FROZEN = "frozen"
 """Field of an index file with weights that have no state."""
@@ -112,8 +115,9 @@ def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
         See :func:`read_saved`.
     """
     _check(index, "ShardedUpdater")
-    reader = _Reader(Alone(optimizer), path, index)
-    tree: dict[str, Any] = _checked(lambda: reader.saved().updater)
+    with refusing("not a checkpoint of ranks: "):
+        reader = _Reader(Alone(optimizer), path, index)
+        tree = reader.saved().updater
     keys: Mapping[Index, Index] = tree["parameters"]
     for key, placement in reader.before.items():
         for table in tables_of(tree):
@@ -144,7 +148,7 @@ def _reshaped(tree: Any, placement: Placement) -> Any:
         flat = placement.form == "flat" and array.shape == (placement.size,)
         return array.reshape(placement.shape) if flat else array
 
-    return _mapped(tree, shaped)
+    return _mapped(shaped, tree)
 
 
 def _by_row(tree: Any, placement: Placement) -> Any:
@@ -156,7 +160,7 @@ def _by_row(tree: Any, placement: Placement) -> Any:
             return array
         return array[:: placement.size // rows] if placement.size else np.zeros(rows)
 
-    return _mapped(tree, first)
+    return _mapped(first, tree)
 
 
 def cut_state(
@@ -188,17 +192,19 @@ def cut_state(
             f"{placement.shape}"
         )
 
-    return _mapped(tree, cut)
+    return _mapped(cut, tree)
 
 
-def _mapped(tree: Any, change: Callable[[Array], Array]) -> Any:
-    if isinstance(tree, np.ndarray):
-        return change(tree)
-    if isinstance(tree, Mapping):
-        return {key: _mapped(part, change) for key, part in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([_mapped(part, change) for part in tree])
-    return tree
+def _mapped(change: Callable[..., Any], *trees: Any) -> Any:
+    """Return a tree like the first one, whose arrays are `change` of those in all trees."""
+    first = trees[0]
+    if isinstance(first, np.ndarray):
+        return change(*trees)
+    if isinstance(first, Mapping):
+        return {key: _mapped(change, *(tree[key] for tree in trees)) for key in first}
+    if isinstance(first, (tuple, list)):
+        return type(first)([_mapped(change, *parts) for parts in zip(*trees, strict=True)])
+    return first
 
 
 def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
@@ -221,7 +227,8 @@ def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
         if kind == "ShardedUpdater" and not is_of_ranks(index):
             return header, _of_one(index)
         _check(index, kind)
-        return index["run"], _checked(_Reader(sharded, path, index).saved)
+        with refusing("not a checkpoint of ranks: "):
+            return index["run"], _Reader(sharded, path, index).saved()
 
 
 def _of_one(tree: Any) -> Saved:
@@ -231,15 +238,6 @@ def _of_one(tree: Any) -> Saved:
         masters = tree["attributes"].pop("masters_given", {})
         tree["attributes"]["masters_given"] = {}
     return Saved(tree, {}, masters if isinstance(masters, dict) else {})
-
-
-def _checked(work: Callable[[], Any]) -> Any:
-    try:
-        return work()
-    except (CheckpointError, OSError, MemoryError):
-        raise
-    except Exception as error:  # an invalid checkpoint can raise anything
-        raise CheckpointError(f"not a checkpoint of ranks: {error!r}") from error
 
 
 def _check(index: Any, kind: str) -> None:
@@ -260,6 +258,13 @@ def _placement(fields: Mapping[str, Any]) -> Placement:
     return Placement(**{**fields, "shape": tuple(fields["shape"])})
 
 
+Source = tuple[dict[str, Any], int, int, int]
+"""A shard with a part of a tensor, the length of its slice, and the part of that to use.
+
+They are in units of the first axis of a state: elements or rows.
+"""
+
+
 class _Reader:
     """Merges the slices of one rank from shards that any number of ranks wrote."""
 
@@ -267,54 +272,41 @@ class _Reader:
         self.rank: int = sharded.rank
         self.path, self.run, self.ranks = path, index["run"], index["ranks"]
         self.index = index
+        self.keys: Mapping[Index, Index] = index["updater"]["parameters"]
+        present = keys_of(names_of(sharded.optimizer), sharded.placements)
+        self.found = match(self.keys, present).index
         self.before = {key: _placement(fields) for key, fields in index["placements"].items()}
-        self.after = self._after(sharded)
+        self.after = self._anew(sharded, self.before)
+        for key, placement in self.after.items():
+            now = sharded.placements.get(self.found.get(self.keys[key]))
+            if now is not None:
+                if any(getattr(now, of) != getattr(placement, of) for of in TENSOR):
+                    raise CheckpointError(
+                        f"parameter {key!r} was saved with shape {placement.shape} and "
+                        f"{placement.dtype}, it has {now.shape} and {now.dtype} now"
+                    )
+                self.after[key] = now
         frozen = {key: dict(fields) for key, fields in index.get(FROZEN, {}).items()}
         indices = {key: fields.pop("index") for key, fields in frozen.items()}
-        present = keys_of(names_of(sharded.optimizer), sharded.placements)
         known = match(indices, present).index
         self.frozen = {key: known[i] for key, i in indices.items() if i in known}
         """Current index of each weight without a state, by its key."""
         without = {key: _placement(frozen[key]) for key in self.frozen}
         self.before_all = self.before | without
         self.after_all = self.after | self._anew(sharded, without)
-        self.shard = cache(self._shard)
-
-    def _after(self, sharded: Any) -> dict[Index, Placement]:
-        """Placement of each saved parameter on the current ranks."""
-        placements = self._anew(sharded, self.before)
-        optimizer = sharded.optimizer
-        present = keys_of(names_of(optimizer), sharded.placements)
-        saved = self.index["updater"]["parameters"]
-        self.found = match(saved, present).index
-        for key in placements:
-            now = sharded.placements.get(self.found.get(saved[key]))
-            if now is not None:
-                if (now.shape, now.dtype, now.form) != (
-                    placements[key].shape,
-                    placements[key].dtype,
-                    placements[key].form,
-                ):
-                    raise CheckpointError(
-                        f"parameter {key!r} was saved with shape {placements[key].shape} and "
-                        f"{placements[key].dtype}, it has {now.shape} and {now.dtype} now"
-                    )
-                placements[key] = now
-        return placements
+        self.shard = cache(lambda rank: read_shard(path, self.run, rank, self.ranks))
+        self.nearest = min(self.rank, self.ranks - 1)
+        """Rank whose shard is read for what every shard has."""
 
     def _anew(self, sharded: Any, before: Mapping[Index, Placement]) -> dict[Index, Placement]:
         """Placements on the current ranks of what the saved ranks had."""
         lines = [(k, p.shape, p.dtype, p.form) for k, p in before.items()]
         return dict(before) if sharded.ranks == self.ranks else placed(lines, sharded.ranks)
 
-    def _shard(self, rank: int) -> dict[str, Any]:
-        return read_shard(self.path, self.run, rank, self.ranks)
-
     def saved(self) -> Saved:
         """The part of the checkpoint that this rank loads."""
-        self.shard(min(self.rank, self.ranks - 1))  # detect missing shards even if not needed
-        updater = self.index["updater"]
-        keys: Mapping[Index, Index] = updater["parameters"]
+        self.shard(self.nearest)  # detect missing shards even if not needed
+        updater, keys = self.index["updater"], self.keys
         states: dict[Index, Any] = dict(updater["states"])
         weights: dict[Index, Array] = {}
         attributes = dict(updater["attributes"])
@@ -325,15 +317,16 @@ class _Reader:
             names = dict.fromkeys(name for shard, *_ in sources for name in shard["attributes"])
             for name in names:
                 table = attributes[name] = dict(attributes.get(name, {}))
-                table |= _taken(sources, ("attributes", name), index, index)
-            states |= _taken(sources, ("states",), key, key)
+                table |= _taken(sources, index, index, "attributes", name)
+            states |= _taken(sources, key, key, "states")
+            every = sources or self._without(key)
             for name, own in averages.items():
-                own |= _taken(sources or self._without(key), ("averages", name), key, key)
-            if index in self.found and (weight := self._weight(key)) is not None:
-                weights[self.found[index]] = weight
+                own |= _taken(every, key, key, "averages", name)
+            if index in self.found:
+                weights |= _taken(every, key, self.found[index], "weights")
         for key, now in self.frozen.items():
-            if (weight := self._weight(key)) is not None:
-                weights[now] = weight
+            every = list(self._sources(key)) or self._without(key)
+            weights |= _taken(every, key, now, "weights")
         whole = {**updater, "attributes": attributes, "states": states}
         if given:
             whole["averages"] = {**given, **averages}
@@ -347,94 +340,53 @@ class _Reader:
             {now: self.after_all[key] for key, now in self.frozen.items()},
         )
 
-    def _without(self, key: Index) -> list[tuple[dict[str, Any], int, int, int]]:
-        """Source of no elements of a tensor that other ranks have; every shard has its average."""
-        shard, shape = (
-            self.shard(min(self.rank, self.ranks - 1)),
-            self.after[key].slice_shape(self.rank),
-        )
-        averages = {
-            name: {key: table[key].reshape(-1)[:0].reshape(shape)} if key in table else {}
-            for name, table in shard.get("averages", {}).items()
-        }
-        return [({"averages": averages}, 0, 0, 0)]
-
-    def _owners(self, key: Index) -> list[tuple[int, int, int]]:
-        """Rank, start and stop of the saved slices that overlap this rank's slice."""
-        first, last = self.after_all[key].part(self.rank)
-        return [o for o in self.before_all[key].owners(self.ranks) if o[1] < last and o[2] > first]
-
-    def _weight(self, key: Index) -> Array | None:
-        """Slice of a weight for this rank; None if the weight was not saved.
-
-        Every shard has a slice of each saved weight, perhaps an empty one.
-        """
-        first, last = self.after_all[key].part(self.rank)
-        owners = self._owners(key) or [(min(self.rank, self.ranks - 1), 0, 0)]
-        slices = [(self.shard(rank)["weights"], begin) for rank, begin, _ in owners]
-        if not all(key in weights for weights, _ in slices):
-            return None
-        parts = [w[key].reshape(-1)[max(first - at, 0) : last - at] for w, at in slices]
-        merged: Array = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return merged.reshape(self.after_all[key].slice_shape(self.rank))
-
-    def _sources(self, key: Index) -> Iterator[tuple[dict[str, Any], int, int, int]]:
-        """Shards with parts of this rank's slice: shard, length, start and stop.
-
-        `length` is the length of the shard's slice, `start` and `stop` the part of it to use, all
-        in units of the first axis of a state: elements or rows.
-        """
-        before, after = self.before[key], self.after[key]
+    def _sources(self, key: Index) -> Iterator[Source]:
+        """Sources of this rank's slice."""
+        before, after = self.before_all[key], self.after_all[key]
         first, last = after.part(self.rank)
-        owners = self._owners(key)
+        owners = [o for o in before.owners(self.ranks) if o[1] < last and o[2] > first]
         if before.form == "whole":
             for rank, *_ in owners:
                 yield self.shard(rank), 1, 0, 1
             return
-        if not owners:  # read the state of a parameter without elements from some shard
-            rank = min(self.rank, self.ranks - 1)
-            owners = [(rank, *before.part(rank))]
-        for rank, begin, end in owners:
+        # the state of a parameter without elements is read from some shard
+        for rank, begin, end in owners or [(self.nearest, *before.part(self.nearest))]:
             ends = (min(max(at, begin), end) - begin for at in (first, last))
             start, stop = (at // before.unit for at in ends)
             yield self.shard(rank), (end - begin) // before.unit, start, stop
 
+    def _without(self, key: Index) -> list[Source]:
+        """Source of no elements of a tensor that another rank has, whose weight all shards have."""
+        shard, shape = self.shard(self.nearest), self.after_all[key].slice_shape(self.rank)
 
-def _taken(
-    sources: list[tuple[dict[str, Any], int, int, int]], where: Sequence[str], key: Index, to: Index
-) -> dict[Index, Any]:
-    """Merge the shards' values of `key` in the table at path `where`; return them as key `to`."""
-    parts: list[tuple[Any, int, int, int]] = []
-    for shard, *numbers in sources:
-        table: Any = reduce(lambda tree, name: tree.get(name, {}), where, shard)
-        if key not in table:
-            return {}
-        parts.append((table[key], *numbers))
-    return {to: _merged(parts, f"parameter {key!r}")} if parts else {}
+        def empty(table: Mapping[Index, Array]) -> dict[Index, Array]:
+            return {key: table[key].reshape(-1)[:0].reshape(shape)} if key in table else {}
+
+        averages = {name: empty(table) for name, table in shard.get("averages", {}).items()}
+        return [({"averages": averages, "weights": empty(shard["weights"])}, 0, 0, 0)]
 
 
-def _merged(parts: list[tuple[Any, int, int, int]], context: str) -> Any:
-    """Merge the parts ``tree, length, start, stop``; arrays of that length are concatenated."""
-    first = parts[0][0]
-    if isinstance(first, np.ndarray):
-        return _joined(parts, context)
-    if isinstance(first, Mapping):
-        return {key: _merged([(t[key], *part) for t, *part in parts], context) for key in first}
-    if isinstance(first, (tuple, list)):
-        inner = [_merged([(t[k], *p) for t, *p in parts], context) for k in range(len(first))]
-        return type(first)(inner)
-    return first
+def _taken(sources: list[Source], key: Index, to: Index, *where: str) -> dict[Index, Any]:
+    """Merge the values of `key` in the tables of the shards at path `where`, if all have it."""
+    tables: list[Any] = [
+        reduce(lambda tree, name: tree.get(name, {}), where, shard) for shard, *_ in sources
+    ]
+    if not tables or not all(key in table for table in tables):
+        return {}
 
+    def joined(*arrays: Array) -> Array:
+        """Concatenate arrays of the length of their slice."""
+        first, (_, length, *used) = arrays[0], sources[0]
+        if len(arrays) == 1 and used == [0, length]:
+            return first
+        parts = [(array, *source[1:]) for array, source in zip(arrays, sources, strict=True)]
+        if all(array.ndim and len(array) == length for array, length, *_ in parts):
+            return np.concatenate([array[start:stop] for array, _, start, stop in parts])
+        if first.ndim == 0:
+            return first
+        raise CheckpointError(
+            f"parameter {key!r} has an array of shape {first.shape} that is not cut like its "
+            "slice; load it with as many ranks as there were"
+        )
 
-def _joined(parts: list[tuple[Array, int, int, int]], context: str) -> Array:
-    if len(parts) == 1 and parts[0][1:] == (parts[0][1], 0, parts[0][1]):
-        return parts[0][0]
-    if all(array.ndim and len(array) == length for array, length, _, _ in parts):
-        return np.concatenate([array[start:stop] for array, _, start, stop in parts])
-    first = parts[0][0]
-    if first.ndim == 0:
-        return first
-    raise CheckpointError(
-        f"{context} has an array of shape {first.shape} that is not cut like its slice; load it "
-        "with as many ranks as there were"
-    )
+    return {to: _mapped(joined, *(table[key] for table in tables))}

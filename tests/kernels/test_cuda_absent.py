@@ -1,4 +1,4 @@
-"""CUDA without a GPU: ``tests/gpu`` in numba's simulator, and what is told without any."""
+"""What is told without a GPU, and arrays of numba's simulator."""
 
 import os
 import re
@@ -14,12 +14,6 @@ from fastopt._kernels import devices
 from helpers.paths import ROOT, TESTS
 
 GPU = TESTS / "gpu"
-
-OVERVIEW = (
-    "(not every_rule and not float64 or [lamb] or [groupadagrad]) "
-    "and not (in_the_order or summed_by_row)"
-)
-"""What runs each part once. The rest is rules and orders of sums, which ``tests/ptx`` has too."""
 
 FAKE = """
 import numpy as np
@@ -39,28 +33,35 @@ print(updater.optimizer.num_update, updater.states)
 """
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", sorted(path.name for path in GPU.glob("test_*.py")))
-@pytest.mark.parametrize(
-    "chosen",
-    [OVERVIEW, pytest.param(f"not ({OVERVIEW})", marks=pytest.mark.variant)],
-    ids=["overview", "rest"],
-)
-def test_it_holds_in_the_simulator(chosen, name):
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)  # they are for the whole suite
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-k", chosen]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", GPU / name],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1800,
-    )
-    nothing_ran = pytest.ExitCode.NO_TESTS_COLLECTED
-    assert done.returncode in (0, nothing_ran), done.stdout[-10_000:] + done.stderr[-2000:]
+SIMULATED = """
+import numpy as np
+import fastopt
+from numba import cuda
+
+rng = np.random.default_rng(0)
+for settings in ({}, {"clip_global_norm": 0.5}, {"accumulate": 2}):
+    made = [fastopt.Adam(multi_precision=True) for _ in range(2)]
+    here, there = (fastopt.Updater(adam, **settings) for adam in made)
+    for dtype in (np.float32, np.float16):
+        weights = [rng.normal(size=shape).astype(dtype) for shape in ((3, 4), (5,))]
+        arrays = [cuda.to_device(weight) for weight in weights]
+        names = [f"{dtype.__name__} {k}" for k in range(2)]
+        for _ in range(4):
+            grads = [rng.normal(size=weight.shape).astype(dtype) for weight in weights]
+            here(names, grads, weights)
+            there(names, [cuda.to_device(grad) for grad in grads], arrays)
+        assert all(map(np.array_equal, weights, [array.copy_to_host() for array in arrays]))
+try:
+    fastopt.Parameter("w", shape=(2,), init="ones").initialize(device=fastopt.device.cuda(0))
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.further
+def test_arrays_of_the_simulator_are_updated_as_host_arrays(run_python):
+    told = run_python(SIMULATED, NUMBA_ENABLE_CUDASIM="1")
+    assert told == "CUDA arrays need a device, and NUMBA_ENABLE_CUDASIM=1 simulates one\n"
 
 
 @pytest.mark.further

@@ -12,24 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import AveragingStep
-from fastopt._engine.blanks import blank_of
-from fastopt._engine.first_calls import Batch, batch_of
-from fastopt._engine.forms import (
-    BLANKS,
-    FORMS,
-    NUMBERS,
-    Form,
-    filled,
-    form_of,
-    is_pitched,
-    kernels_of,
-    nesting,
-    remember,
-)
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import Deferred, as_rows, is_by_row, row_layout, updates_rows
+from fastopt._engine.templates import (
+    ALONE_FROM,
+    TEMPLATES,
+    Template,
+    blank_of,
+    is_pitched,
+    kernels_of,
+    nesting,
+    remember,
+    template_of,
+    zeros,
+)
 from fastopt._engine.validate import (
     check_apart,
     is_fixed,
@@ -43,7 +41,7 @@ from fastopt._engine.validate import (
 from fastopt._kernels import record_words as w
 from fastopt._kernels import row_admission
 from fastopt._kernels.codes import is_earlier
-from fastopt._kernels.layout import ADDRESS, SPLIT, Layout, kind_of, real_of, state_kind
+from fastopt._kernels.layout import ADDRESS, OFFSET, SPLIT, Layout, kind_of, real_of, state_kind
 from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities
 from fastopt.kernels.rule import Rule
@@ -119,12 +117,12 @@ class NewParameter:
             self.copies[id(array)] = array, made
         return made
 
-    def others(self, form: Form, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def others(self, template: Template, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return the arrays besides the weight that a record points to.
 
         They are those of the state and of the average, `arrays`, and the half-precision copy.
         """
-        own = [arrays[k] for k in form.leaves]
+        own = [arrays[k] for k in template.leaves]
         own = own if self.copy is None else [self.copy, *own]
         return tuple(self.copies.get(id(array), (array, array))[1] for array in own)
 
@@ -187,6 +185,7 @@ class Enrolment:
         self.records, self.updater, self.planner = records, updater, updater.planner
         self.indices, self.weights = indices, weights
         self._common: dict[Any, Any] = {}
+        self._alike: dict[Any, Shared] = {}
         self._complete: Mapping[Index, Any] = {}
         self.new = [
             k for k, key in enumerate(map(records.key_of, indices)) if key not in records.slots
@@ -274,7 +273,7 @@ class Enrolment:
                 groups.planner_of(indices[k])
             groups.sync()  # new indices may have changed multipliers
         made: dict[Index, Any] = {}
-        ready: dict[Index, tuple[Any, Form]] = {}
+        ready: dict[Index, tuple[Any, Template]] = {}
         for k in self.new:
             index, weight = indices[k], self.weights[k]
             if index in ready or self.records.key_of(index) in slots:
@@ -283,25 +282,42 @@ class Enrolment:
                 return False
             planner = self.planner if groups is None else groups.planner_of(index)
             key = self._key(planner, index, grads[k], weight)
-            form = BLANKS.get(key) if known else None
-            if form is not None:
-                ready[index] = planner, form
+            template = TEMPLATES.get(key) if known else None
+            if template is not None:
+                ready[index] = planner, template
                 continue
             found = self._enroll_one(planner, k, grads[k], known)
             if found is None:
                 return False
-            made[index], form = found
+            made[index], template = found
             blank = key and blank_of(planner.optimizer, weight, made[index])
             if blank:
-                remember(BLANKS, key, form._replace(blank=blank, number=next(NUMBERS)))
+                remember(key, template._replace(blank=blank))
         if ready:
-            made |= self._write_all(ready)
+            made |= self._begin(ready)
             self._complete = ready
             if len(made) > len(ready):  # in the order of the call
                 made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
         dict.update(self.updater.states, made)
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))
         return True
+
+    def _begin(self, ready: Mapping[Index, tuple[Any, Template]]) -> dict[Index, Any]:
+        """Create states of zeros, and records, of parameters with templates; return the states."""
+        made, end = dict[Index, Any](), 0
+        blanks = [template.blank for _, template in ready.values() if template.blank is not None]
+        memory = zeros(sum(each.spacing for each in blanks if each.spacing < ALONE_FROM))
+        for optimizer in dict.fromkeys(planner.optimizer for planner, _ in ready.values()):
+            own = [i for i, (planner, _) in ready.items() if planner.optimizer is optimizer]
+            optimizer._index_update_count.slots(own, optimizer.begin_num_update)
+        for (index, (planner, template)), blank in zip(ready.items(), blanks, strict=True):
+            if blank.spacing < ALONE_FROM:
+                arrays, end = blank.arrays(memory, end), end + blank.spacing
+            else:  # memory that is freed with the state
+                arrays = blank.arrays(zeros(blank.spacing), 0)
+            made[index] = blank.state(arrays)
+            self._write(planner, index, template, [arrays[k] for k in template.leaves])
+        return made
 
     def _key(self, planner: Any, index: Index, grad: Any, weight: Array) -> Any:
         """Return what state and record of a new tensor depend on; None if it is like no other."""
@@ -324,88 +340,24 @@ class Enrolment:
         stored = optimizer.state_dtype, optimizer.state_min_size
         return optimizer.rule, self.records.passes, kind, stored
 
-    def _enroll_one(self, planner: Any, k: int, grad: Any, known: bool) -> tuple[Any, Form] | None:
+    def _enroll_one(
+        self, planner: Any, k: int, grad: Any, known: bool
+    ) -> tuple[Any, Template] | None:
         """Create state and record of tensor `k`; return them, or None if it is not supported."""
         averages, index, weight = self.planner.averages, self.indices[k], self.weights[k]
         state = self.updater._state(index, weight, isinstance(grad, RowSparse))
         averaging = averages and AveragingStep(averages, planner.optimizer)
-        form = self._create(NewParameter(planner, index, grad, weight, state), averaging, known)
-        if form is None:
+        template = self._create(NewParameter(planner, index, grad, weight, state), averaging, known)
+        if template is None:
             return None
         if averaging:
             averaging.keep()
-        return state, form
-
-    def _write_all(self, ready: Mapping[Index, tuple[Any, Form]]) -> dict[Index, Any]:
-        """Create the states and records of parameters of known forms; return the states."""
-        records, kept, indices = self.records, self.records.kept, list(ready)
-        forms = [form for _, form in ready.values()]
-        batch = batch_of(forms)
-        states, others, addresses = batch.states(forms)
-        shared = self._shared_all(ready)
-        heads = [word for k, each in enumerate(shared) for word in (each.address, id(indices[k]))]
-        block = batch.block.copy()
-        base = address_of(block)
-        block[batch.inside] += base
-        block[batch.addresses] = addresses
-        headers, written = identities(others)
-        block[batch.named] = heads + headers
-        cuts, guards, view = batch.cuts, batch.guards, block.data
-        self._write_counts(block, batch, ready)
-        if max(map(len, (form.leaves for form in forms))) > records.widest:
-            records.widest, records.words[w.CAPACITY] = max(len(form.leaves) for form in forms), 0
-        slots = {}
-        for k, (index, form) in enumerate(zip(indices, forms, strict=True)):
-            begin, end = cuts[k], cuts[k + 1]
-            own = slice(guards[k], guards[k + 1])
-            alive = (*others[own], *written[own], form.kernels, index)
-            kept[index] = Kept(block[begin:end], view[begin:end], form.layout, shared[k], alive)
-            slots[index] = base + 8 * begin
-        records.slots.update(slots)
-        if records.kept is not kept:  # a signal handler has dropped all records
-            for index in indices:
-                records.slots.pop(index, None)
-        return dict(zip(indices, states, strict=True))
-
-    def _shared_all(self, ready: Mapping[Index, tuple[Any, Form]]) -> list[Shared]:
-        """Return the hyper-parameters of each parameter with a known form."""
-        alike: dict[Any, Shared] = {}
-        found = []
-        for index, (planner, form) in ready.items():
-            layout, optimizer = form.layout, planner.optimizer
-            key: Any = planner, layout.rule, layout.real
-            if optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict:
-                key = index, 0
-            if key not in alike:
-                alike[key] = self.records.shared_by(planner, index, layout)
-            found.append(alike[key])
-        return found
-
-    def _write_counts(
-        self, block: Words, batch: Batch, ready: Mapping[Index, tuple[Any, Form]]
-    ) -> None:
-        """Enter where counts and carried numbers are, and the keys of random numbers."""
-        groups: dict[Any, list[int]] = {}
-        for k, (planner, _) in enumerate(ready.values()):
-            groups.setdefault(planner.optimizer, []).append(k)
-        indices = list(ready)
-        for optimizer, own in groups.items():
-            listed = indices if len(own) == len(indices) else [indices[k] for k in own]
-            places = batch.counts if listed is indices else batch.counts[own]
-            counts = optimizer._index_update_count
-            block[places] = counts.slots(listed, optimizer.begin_num_update)
-            if optimizer.carried is not None:
-                block[places + (w.CARRIED - w.COUNT)] = optimizer.carried_slots(listed)
-            for k in own:
-                if ready[indices[k]][1].layout.keyed:
-                    first = batch.cuts[k]
-                    block[first + w.NUMBER] = index_number(indices[k])
-                    block[first + w.SEED] = index_number(optimizer.seed)
+        return state, template
 
     def _create(
         self, new: NewParameter, averaging: AveragingStep | None, known: bool
-    ) -> Form | None:
-        """Create the record of a parameter; return its form, None if it is not supported.
+    ) -> Template | None:
+        """Create the record of a parameter; return its template, None if the checks refuse it.
 
         With `known`, a record of another parameter of the same form may be the template; the front
         refuses the arrays if they have another form.
@@ -419,39 +371,35 @@ class Enrolment:
             rule, average = averaging.derived(index, own, new.check()[0], ())
             arrays = [*arrays, *average]
         known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
-        form, rests = self._form(new, rule, average, known), None
-        alternates = averaging is not None and averaging.average.alternates
-        if form is not None and alternates:
-            rests = self._form(new, own, (), False)  # the front checks the other record alone
-        if form is None or (alternates and rests is None):
-            return None
-        self._write(new, form, arrays)
-        if rests is not None:
+        template = self._template(new, rule, average, known)
+        self._write(planner, index, template, new.others(template, arrays))
+        if averaging is not None and averaging.average.alternates:
+            rests = self._template(new, own, (), False)  # the front checks the other record alone
             self._write_resting(new, rests, arrays)
         if own.extra:
             self.records.prepared, self.records.quick, self.records.direct = True, False, False
         if new.copies or not is_fixed(state):
             self._single.append(index)
             self._copied += new.copies.values()
-        return form
+        return template
 
-    def _form(
+    def _template(
         self, new: NewParameter, rule: Rule, average: tuple[Array, ...], known: bool
-    ) -> Form | None:
-        """Return the form of a record, that of another one if `known`; None without support.
+    ) -> Template:
+        """Return the template of a record, that of another one if `known`.
 
         The rule may have one more slot than that of the optimizer, the `average` of the weight.
         """
         key = new.key(rule, self.records.passes)
-        form = FORMS.get(key) if known and new.has_template else None
-        if form is None:
-            form = self._new_form(new, rule, average)
-            if form is not None and new.has_template:
-                remember(FORMS, key, form)
-        return form
+        template = TEMPLATES.get(key) if known and new.has_template else None
+        if template is None:
+            template = self._new_template(new, rule, average)
+            if new.has_template:
+                remember(key, template)
+        return template
 
-    def _new_form(self, new: NewParameter, rule: Rule, average: tuple[Array, ...]) -> Form | None:
-        """Check the arrays of a parameter and return their form."""
+    def _new_template(self, new: NewParameter, rule: Rule, average: tuple[Array, ...]) -> Template:
+        """Check the arrays of a parameter and return the template of its record."""
         planner, index, weight, state = new.planner, new.index, new.weight, new.state
         exact, arrays = new.check(rule, average)
         others = tuple(array for array in (*exact, *arrays) if array is not weight)
@@ -473,11 +421,11 @@ class Enrolment:
                 kind = kind_of(weight.dtype)
                 kernels = kernels_of(layout, kind, records.norms, records.clips)
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
-        form = form_of(layout, kernels, weight, others, order, column, positions)
-        form.block[w.SCALED] = scaled
+        template = template_of(layout, kernels, weight, others, order, column, positions)
+        template.block[w.SCALED] = scaled
         if layout.pitched:
-            form.block[w.CLEAR_WEIGHT] = address_of(weight)
-        return form
+            template.block[w.CLEAR_WEIGHT] = address_of(weight)
+        return template
 
     def _is_pitched(self, new: NewParameter, layout: Layout, arrays: Sequence[Array]) -> bool:
         """Whether indexed rows are updated where they lie, in rows with a common stride."""
@@ -509,42 +457,56 @@ class Enrolment:
             dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
         )
 
-    def _write(self, new: NewParameter, form: Form, arrays: Sequence[Array]) -> None:
-        """Write the record of a parameter with the arrays of its state."""
-        records, planner, index = self.records, new.planner, new.index
-        shared, key, others = (
-            records.shared_by(planner, index, form.layout),
-            records.key_of(index),
-            new.others(form, arrays),
-        )
+    def _write(
+        self, planner: Any, index: Index, template: Template, others: Sequence[Array]
+    ) -> None:
+        """Write the record of a parameter whose arrays besides the weight are `others`."""
+        records, optimizer, key = self.records, planner.optimizer, self.records.key_of(index)
         headers, written = identities(others)
-        optimizer, offset = planner.optimizer, planner.offsets.get(index)
-        block, base = filled(form, others, headers, offset)
-        if form.layout.keyed:
-            block[w.NUMBER], block[w.SEED] = index_number(index), index_number(optimizer.seed)
+        block, words, base = template.filled(others, headers)
+        self._place(planner, index, template, words)
+        if template.layout.keyed:
+            words[w.NUMBER], words[w.SEED] = index_number(index), index_number(optimizer.seed)
         counts = optimizer._index_update_count
-        block[w.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
+        words[w.COUNT] = counts.slot(index, optimizer.begin_num_update)
         if optimizer.carried is not None:
-            block[w.CARRIED] = optimizer.carried_slots([index])[0]
-        block[w.HYPER], block[w.INDEX_ID] = shared.address, id(key)
+            words[w.CARRIED] = int(optimizer.carried_slots([index])[0])
+        shared = self._shared_by(planner, index, template.layout)
+        words[w.HYPER], words[w.INDEX_ID] = shared.address, id(key)
         if len(others) > records.widest:
             records.widest, records.words[w.CAPACITY] = len(others), 0
-        alive = (*others, *written, form.kernels, key)
-        kept = records.kept
-        kept[index] = Kept(block, block.data, form.layout, shared, alive)
+        alive, kept = (*others, *written, template.kernels, key), records.kept
+        kept[index] = Kept(block, words, template.layout, shared, alive)
         records.slots[key] = base
         if records.kept is not kept:  # a signal handler has dropped all records
             records.slots.pop(key, None)
 
-    def _write_resting(self, new: NewParameter, form: Form, arrays: Sequence[Array]) -> None:
+    def _place(self, planner: Any, index: Index, template: Template, words: Any) -> None:
+        """Enter the offset of a weight that is a slice of a larger tensor."""
+        if planner.offsets:
+            words[template.row + OFFSET] = planner.offsets.get(index, 0)
+
+    def _shared_by(self, planner: Any, index: Index, layout: Layout) -> Shared:
+        """Return the hyper-parameters of a parameter, which those without multipliers share."""
+        optimizer, key = planner.optimizer, (planner, layout.rule, layout.real)
+        shared = self._alike.get(key)
+        if shared is None or optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict:
+            shared = self._alike[key] = self.records.shared_by(planner, index, layout)
+        return shared
+
+    def _write_resting(
+        self, new: NewParameter, template: Template, arrays: Sequence[Array]
+    ) -> None:
         """Write the record of a parameter for steps that do not average its weight."""
-        kept, others = self.records.kept[new.index], new.others(form, arrays)
+        kept, others = self.records.kept[new.index], new.others(template, arrays)
         headers, written = identities(others)
-        block, base = filled(form, others, headers, new.planner.offsets.get(new.index))
-        block[w.FIELDS] = kept.record[w.FIELDS]
-        kept.record[w.RESTING] = base
-        alive = (*kept.alive, *others, *written, form.kernels)
-        self.records.kept[new.index] = kept._replace(alive=alive, resting=(block, form.layout))
+        block, words, base = template.filled(others, headers)
+        self._place(new.planner, new.index, template, words)
+        words[w.FIELDS] = kept.words[w.FIELDS]
+        kept.words[w.RESTING] = base
+        alive = (*kept.alive, *others, *written, template.kernels)
+        resting = block, template.layout
+        self.records.kept[new.index] = kept._replace(alive=alive, resting=resting)
 
     def copy_back(self) -> None:
         """Copy what a completed call has changed to the arrays that kernels cannot read."""

@@ -57,6 +57,12 @@ class PerIndex(MutableMapping[Index, Any]):
             self._add(dict.fromkeys(new), start)
         return self.positions(indices)
 
+    def slot(self, index: Index, start: float) -> int:
+        """Return the position of an index, which is set to `start` if it has no number."""
+        if index not in self._slots:
+            self._add({index: None}, start)
+        return self._slots[index]
+
     def positions(self, indices: Sequence[Index]) -> NDArray[np.int64]:
         """Return positions in :attr:`array` of indices that have numbers."""
         slots = self._slots

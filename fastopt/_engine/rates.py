@@ -1,6 +1,6 @@
 """Update count, learning rate and weight decay of the updates of a step.
 
-Tests: ``tests/engine/test_records_settings.py``, ``tests/engine/test_unrecorded.py``.
+Tests: ``tests/engine/test_records_settings.py``, ``tests/engine/test_rare_forms.py``.
 """
 
 from collections.abc import Mapping

@@ -45,14 +45,15 @@ class SlowCallCounter:
     ) -> tuple[Index, str] | None:
         """Return the index and the reason of a call that is about to be slow, or None.
 
-        First calls are not slow, nor are those with optimizers and settings that records never
-        support, such as those that compute in Python. `unchecked`: the call has reached Python
+        First calls are not slow, nor are those with optimizers that compute in Python, sum the
+        gradients of several calls or take an extra array. `unchecked`: the call has reached Python
         for the check of the multipliers, so that it is slow only if its arrays are.
         """
         entered = updater._records.words.item(w.CALL_NUMBER)
         if entered - self._entered > ATTEMPTS:  # fast calls have come in between
             self._in_a_row = 0
-        known, on_records = updater.states, updater._records.usable
+        records, known = updater._records, updater.states
+        on_records = records.usable and not records.prepared
         if not (on_records and indices and all(index in known for index in indices)):
             return None
         kept = updater._records.kept

@@ -1,6 +1,6 @@
 """Updates of an updater whose arguments Python has checked: first calls, and slow ones.
 
-Tests: ``tests/updater/``, ``tests/engine/test_unrecorded.py``.
+Tests: ``tests/updater/``, ``tests/engine/test_rare_forms.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,7 +110,6 @@ class CheckedUpdates(Resumable):
             self._records.admit(optimizer)
             slow = self._slow or SlowCallCounter()
             why = slow.reason(self, indices, grads, weights, unchecked)
-            why = None if self.takes_extra else why
             with uninterrupted:
                 if self._windows is None:
                     self._apply(indices, grads, weights, single)

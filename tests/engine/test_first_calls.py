@@ -7,8 +7,7 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt._engine.blanks import LINE
-from fastopt._engine.first_calls import ALONE_FROM
+from fastopt._engine.templates import ALONE_FROM, LINE
 from fastopt._engine.validate import leaves
 from fastopt._kernels.numpy_abi import readable
 from helpers.cases import CASES, FIRST, LIGHT, named

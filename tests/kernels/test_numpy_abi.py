@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt._engine.first_calls import BATCHES
-from fastopt._engine.forms import BLANKS, FORMS
 from fastopt._engine.records import blank_memory
+from fastopt._engine.templates import TEMPLATES
 from fastopt._kernels import cpu_calls, numpy_abi
 from fastopt._kernels.numpy_abi import (
     C_ORDER,
@@ -190,8 +189,7 @@ def forget():
     """Forget what depends on whether headers are read."""
     for cached in (unreadable, warn_of_layouts, blank_memory):
         cached.cache_clear()
-    for templates in (FORMS, BLANKS, BATCHES):
-        templates.clear()
+    TEMPLATES.clear()
 
 
 def without_a_gil(monkeypatch):

@@ -1,17 +1,20 @@
-"""Forms of parameters: templates of records, whatever the updater.
+"""Templates of records: what parameters of the same form have in common, whatever the updater.
+
+A record is a block of words: a copy of its template's, with the addresses of the parameter's own
+arrays. Parameters whose states are zeros at first have the form of these in the template too, so
+that nothing is checked for each of them.
 
 Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
 """
 
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from fastopt._engine.blanks import Blank
+from fastopt._engine.validate import is_half, leaves
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import chunks_of
@@ -20,7 +23,6 @@ from fastopt._kernels.layout import (
     ADDRESS,
     BFLOAT16,
     FLOAT16,
-    OFFSET,
     PITCH,
     WIDTH,
     Layout,
@@ -36,9 +38,49 @@ CODES = {np.float32: w.FLOAT32, np.float64: w.FLOAT64, FLOAT16: w.FLOAT16}
 CODES[BFLOAT16] = w.BFLOAT16
 """Code of each storage type of weights and gradients."""
 
+LINE = 64
+"""Bytes of a cache line."""
 
-class Form(NamedTuple):
-    """A record of one parameter as a template for others of the same form."""
+APART = 192
+"""Further bytes between states: at distances near a multiple of a page, a load of one state would
+wait for the store to another."""
+
+ALONE_FROM = 1 << 20
+"""Bytes from which states of a parameter have a block of their own, which is freed with them."""
+
+
+class Slot(NamedTuple):
+    """Array of a new state, as a part of a block of zeros."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    strides: tuple[int, ...]
+    offset: int
+
+
+class Blank(NamedTuple):
+    """State of a parameter before its first update, if it consists of zeros."""
+
+    nested: Any
+    """The state with 0 in place of arrays."""
+    slots: list[Slot]
+    spacing: int
+    """Bytes of memory for each parameter."""
+
+    def arrays(self, memory: Array, start: int) -> list[Array]:
+        """Return the arrays of a state in a block of zeros, from byte `start` on."""
+        return [
+            np.ndarray(shape, dtype, memory, start + offset, strides)
+            for shape, dtype, strides, offset in self.slots
+        ]
+
+    def state(self, arrays: Sequence[Array]) -> Any:
+        """Return the state that has these arrays."""
+        return arrays[0] if self.nested == 0 else _filled(self.nested, iter(arrays))
+
+
+class Template(NamedTuple):
+    """A record of one parameter, which serves others of the same form."""
 
     block: Words
     """The words of the record, and behind them the arrays that it has the addresses of; these are
@@ -50,37 +92,69 @@ class Form(NamedTuple):
     """Positions in the block of the addresses of these arrays."""
     guards: list[int]
     """Positions in the block of the ids of these arrays."""
+    row: int
+    """Position in the block of the row of the table."""
     kernels: Words | None
     """Addresses of the loops for dense gradients, whose address is in the block; None if the first
     gradient is row-sparse."""
-    blank: Blank | Any = None
+    blank: Blank | None = None
     """The state before the first update, if it is always the same."""
-    number: int = -1
-    """Number of a form with `blank`."""
+
+    def filled(self, others: Sequence[Array], headers: Sequence[int]) -> tuple[Words, Any, int]:
+        """Return a block for some arrays with their headers, its view, and its address."""
+        block = self.block.copy()
+        base, words = address_of(block), block.data
+        for place in INSIDE:
+            words[place] += base
+        for place, array in zip(self.columns, others, strict=True):
+            words[place] = address_of(array)
+        for place, header in zip(self.guards, headers, strict=True):
+            words[place] = header
+        return block, words, base
 
 
-FORMS: dict[Any, Form] = {}
-"""Forms of records, whatever the updater."""
+TEMPLATES: dict[Any, Template] = {}
+"""Templates by what they depend on: see :meth:`NewParameter.key`."""
 
-BLANKS: dict[Any, Form] = {}
-"""Forms of parameters whose states are zeros at first; see :meth:`Enrolment._key`."""
-
-NUMBERS = count()
-"""Numbers of forms with a state before the first update."""
-
-MOST_FORMS = 4096
-"""Number of forms from which they are forgotten."""
+MOST_TEMPLATES = 4096
+"""Number of templates from which they are forgotten."""
 
 
-def remember(forms: dict[Any, Form], key: Any, form: Form) -> None:
-    """Keep a form for other parameters."""
-    if len(forms) >= MOST_FORMS:
-        forms.clear()
-    forms[key] = form
+def remember(key: Any, template: Template) -> None:
+    """Keep a template for other parameters."""
+    if len(TEMPLATES) >= MOST_TEMPLATES:
+        TEMPLATES.clear()
+    TEMPLATES[key] = template
 
 
 INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
+
+
+def blank_of(optimizer: Any, weight: Array, state: Any) -> Blank | None:
+    """Return the template of a new state, or None if states of this form are not all zeros."""
+    if not optimizer.starts_at_zero or is_half(weight):
+        return None
+    slots: list[Slot] = []
+    end = 0
+    for array in leaves(state):
+        slots.append(Slot(array.shape, array.dtype, array.strides, end))
+        end += -(-array.nbytes // LINE) * LINE + APART
+    return Blank(nesting(state), slots, end)
+
+
+def nesting(state: Any) -> Any:
+    """Return the nesting of a state: 0 for an array, None, and tuples of them."""
+    if isinstance(state, tuple):
+        return tuple(map(nesting, state))
+    return None if state is None else 0
+
+
+def _filled(nested: Any, arrays: Iterator[Array]) -> Any:
+    """Return a nested state with arrays in place of 0."""
+    if isinstance(nested, tuple):
+        return tuple([_filled(each, arrays) for each in nested])
+    return None if nested is None else next(arrays)
 
 
 def is_pitched(arrays: Sequence[Array]) -> bool:
@@ -93,13 +167,6 @@ def is_pitched(arrays: Sequence[Array]) -> bool:
         and array.strides[0] >= array.shape[1] * array.itemsize
         for array in arrays
     )
-
-
-def nesting(state: Any) -> Any:
-    """Return the nesting of a state: 0 for an array, None, and tuples of them."""
-    if isinstance(state, tuple):
-        return tuple(map(nesting, state))
-    return None if state is None else 0
 
 
 LOOPS: dict[Any, Words] = {}
@@ -165,7 +232,7 @@ def _packed(record: Words, inside: dict[int, Array]) -> Words:
     return np.concatenate(pieces)
 
 
-def form_of(
+def template_of(
     layout: Layout,
     kernels: Words | None,
     weight: Array,
@@ -173,8 +240,8 @@ def form_of(
     order: int,
     column: int,
     positions: list[int],
-) -> Form:
-    """Return the form of a parameter whose arrays have been checked.
+) -> Template:
+    """Return the template of a parameter whose arrays have been checked.
 
     The weight's address is in `column` of its row; `others` are at `positions` of its state.
     """
@@ -219,28 +286,18 @@ def form_of(
     record[w.LENGTHS : w.LENGTHS + weight.ndim] = weight.shape
     block = _packed(record, inside)
     first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]
-    return Form(
+    return Template(
         block,
         layout,
         positions,
         [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
         [first[1] + k * guards.shape[1] for k in range(len(others))],
+        first[0],
         kernels,
     )
 
 
-def filled(
-    form: Form, others: Sequence[Array], headers: Sequence[int], offset: int | None
-) -> tuple[Words, int]:
-    """Return a block of a form for some arrays with their headers, and its address.
-
-    `offset` is that of the weight in a larger tensor, if it is a slice.
-    """
-    block = form.block.copy()
-    base: int = block.ctypes.data
-    block[INSIDE] += base
-    block[form.columns] = list(map(address_of, others))
-    block[form.guards] = headers
-    if offset is not None:
-        block[(int(block[w.ROW]) - base) // 8 + OFFSET] = offset
-    return block, base
+def zeros(size: int) -> Array:
+    """Return bytes that begin with a cache line."""
+    memory = np.zeros(size + LINE, np.uint8)
+    return memory[-address_of(memory) % LINE :]

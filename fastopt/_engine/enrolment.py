@@ -307,16 +307,20 @@ class Enrolment:
         made, end = dict[Index, Any](), 0
         blanks = [template.blank for _, template in ready.values() if template.blank is not None]
         memory = zeros(sum(each.spacing for each in blanks if each.spacing < ALONE_FROM))
+        first = address_of(memory)
         for optimizer in dict.fromkeys(planner.optimizer for planner, _ in ready.values()):
             own = [i for i, (planner, _) in ready.items() if planner.optimizer is optimizer]
             optimizer._index_update_count.slots(own, optimizer.begin_num_update)
         for (index, (planner, template)), blank in zip(ready.items(), blanks, strict=True):
             if blank.spacing < ALONE_FROM:
-                arrays, end = blank.arrays(memory, end), end + blank.spacing
+                arrays, start, end = blank.arrays(memory, end), first + end, end + blank.spacing
             else:  # memory that is freed with the state
-                arrays = blank.arrays(zeros(blank.spacing), 0)
+                own = zeros(blank.spacing)
+                arrays, start = blank.arrays(own, 0), address_of(own)
             made[index] = blank.state(arrays)
-            self._write(planner, index, template, [arrays[k] for k in template.leaves])
+            others = [arrays[k] for k in template.leaves]
+            addresses = [start + blank.slots[k].offset for k in template.leaves]
+            self._write(planner, index, template, others, addresses)
         return made
 
     def _key(self, planner: Any, index: Index, grad: Any, weight: Array) -> Any:
@@ -372,7 +376,8 @@ class Enrolment:
             arrays = [*arrays, *average]
         known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
         template = self._template(new, rule, average, known)
-        self._write(planner, index, template, new.others(template, arrays))
+        others = new.others(template, arrays)
+        self._write(planner, index, template, others, list(map(address_of, others)))
         if averaging is not None and averaging.average.alternates:
             rests = self._template(new, own, (), False)  # the front checks the other record alone
             self._write_resting(new, rests, arrays)
@@ -458,12 +463,17 @@ class Enrolment:
         )
 
     def _write(
-        self, planner: Any, index: Index, template: Template, others: Sequence[Array]
+        self,
+        planner: Any,
+        index: Index,
+        template: Template,
+        others: Sequence[Array],
+        addresses: Sequence[int],
     ) -> None:
         """Write the record of a parameter whose arrays besides the weight are `others`."""
         records, optimizer, key = self.records, planner.optimizer, self.records.key_of(index)
         headers, written = identities(others)
-        block, words, base = template.filled(others, headers)
+        block, words, base = template.filled(addresses, headers)
         self._place(planner, index, template, words)
         if template.layout.keyed:
             words[w.NUMBER], words[w.SEED] = index_number(index), index_number(optimizer.seed)
@@ -500,7 +510,7 @@ class Enrolment:
         """Write the record of a parameter for steps that do not average its weight."""
         kept, others = self.records.kept[new.index], new.others(template, arrays)
         headers, written = identities(others)
-        block, words, base = template.filled(others, headers)
+        block, words, base = template.filled(list(map(address_of, others)), headers)
         self._place(new.planner, new.index, template, words)
         words[w.FIELDS] = kept.words[w.FIELDS]
         kept.words[w.RESTING] = base

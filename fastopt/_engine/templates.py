@@ -67,6 +67,9 @@ class Blank(NamedTuple):
     spacing: int
     """Bytes of memory for each parameter."""
 
+    is_flat: bool
+    """Whether the state is a tuple of the arrays."""
+
     def arrays(self, memory: Array, start: int) -> list[Array]:
         """Return the arrays of a state in a block of zeros, from byte `start` on."""
         return [
@@ -76,7 +79,7 @@ class Blank(NamedTuple):
 
     def state(self, arrays: Sequence[Array]) -> Any:
         """Return the state that has these arrays."""
-        return arrays[0] if self.nested == 0 else _filled(self.nested, iter(arrays))
+        return tuple(arrays) if self.is_flat else _filled(self.nested, iter(arrays))
 
 
 class Template(NamedTuple):
@@ -100,16 +103,14 @@ class Template(NamedTuple):
     blank: Blank | None = None
     """The state before the first update, if it is always the same."""
 
-    def filled(self, others: Sequence[Array], headers: Sequence[int]) -> tuple[Words, Any, int]:
-        """Return a block for some arrays with their headers, its view, and its address."""
+    def filled(self, addresses: Sequence[int], headers: Sequence[int]) -> tuple[Words, Any, int]:
+        """Return a block for arrays and their headers at some addresses, its view, its address."""
         block = self.block.copy()
         base, words = address_of(block), block.data
         for place in INSIDE:
             words[place] += base
-        for place, array in zip(self.columns, others, strict=True):
-            words[place] = address_of(array)
-        for place, header in zip(self.guards, headers, strict=True):
-            words[place] = header
+        for k, place in enumerate(self.columns):
+            words[place], words[self.guards[k]] = addresses[k], headers[k]
         return block, words, base
 
 
@@ -140,7 +141,8 @@ def blank_of(optimizer: Any, weight: Array, state: Any) -> Blank | None:
     for array in leaves(state):
         slots.append(Slot(array.shape, array.dtype, array.strides, end))
         end += -(-array.nbytes // LINE) * LINE + APART
-    return Blank(nesting(state), slots, end)
+    nested = nesting(state)
+    return Blank(nested, slots, end, nested == (0,) * len(slots))
 
 
 def nesting(state: Any) -> Any:

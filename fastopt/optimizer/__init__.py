@@ -37,7 +37,6 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.adagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.adam import Adam as Adam
     from fastopt.optimizer.adam import AdamW as AdamW
-    from fastopt.optimizer.dcasgd import DCASGD as DCASGD
     from fastopt.optimizer.denominators import ADOPT as ADOPT
     from fastopt.optimizer.denominators import AdaBelief as AdaBelief
     from fastopt.optimizer.denominators import AdamAtan2 as AdamAtan2
@@ -81,6 +80,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.schedulefree import ScheduleFreeAdamW as ScheduleFreeAdamW
     from fastopt.optimizer.schedulefree import ScheduleFreeSGD as ScheduleFreeSGD
     from fastopt.optimizer.sgd import ASGD as ASGD
+    from fastopt.optimizer.sgd import DCASGD as DCASGD
     from fastopt.optimizer.sgd import NAG as NAG
     from fastopt.optimizer.sgd import SGD as SGD
     from fastopt.optimizer.sgd import SGLD as SGLD

@@ -14,7 +14,6 @@ from fastopt.optimizer.families import (
     MOMENTS,
     AdamFamily,
     Formula,
-    StableFamily,
     biased_ratio,
     moment_rules,
 )
@@ -195,7 +194,7 @@ def corrected_eta(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class AdamW(StableFamily):
+class AdamW(AdamFamily):
     r"""Adam with decoupled weight decay.
 
     .. math::
@@ -298,6 +297,7 @@ class AdamW(StableFamily):
     array([0.89, 1.09])
     """
 
+    decoupled = True
     ratio = staticmethod(biased_ratio)
     ratio_fields = ("var_bias",)
     epsilon: float = arg(default=1e-06, torch=1e-08)
@@ -307,6 +307,9 @@ class AdamW(StableFamily):
     amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     grams: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     wd: float = arg(default=0.0, kw_only=True, torch=0.01)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property
     def plain(self) -> Rule:

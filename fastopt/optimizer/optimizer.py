@@ -122,6 +122,11 @@ COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 """Methods that a class may override to change how updates are counted or rates are computed."""
 
 
+def replaceable(method: Callable[[Any], Any]) -> Any:
+    """Return a property that type checkers let a subclass replace by a value."""
+    return property(method)
+
+
 def unused(lock: Any) -> Any:
     """Return the lock of an update that must not be inside another one, which is checked.
 
@@ -1253,19 +1258,19 @@ class Optimizer(Checked, metaclass=Declaring):
         """
         return None
 
-    @property
+    @replaceable
     def rule(self) -> Rule | None:
         """Rule that :meth:`update` applies; a class with one rule sets ``rule = its_rule``.
 
         By default the variant of :attr:`plain` that the arguments `cautious`, `cautious_decay`,
         `stable` and `grams` select, those of them that the class declares.
         """
-        plain = self.plain
+        plain: Rule | None = self.plain
         if plain is None or not any(which := self.variant):
             return plain
         return varied(plain, self.traits, which)
 
-    @property
+    @replaceable
     def plain(self) -> Rule | None:
         """Rule without its variants; a class with one rule sets ``plain = its_rule``."""
         return None
@@ -1299,7 +1304,8 @@ class Optimizer(Checked, metaclass=Declaring):
         index : int or str
             The parameter.
         """
-        return self.rule
+        rule: Rule | None = self.rule
+        return rule
 
     def skips(self) -> bool:
         """Whether updates are counted but change no weight or state."""

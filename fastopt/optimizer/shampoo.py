@@ -22,7 +22,7 @@ from fastopt._engine.validate import leaves
 from fastopt.arguments import FLAG, Integer, OrNone, Real, arg
 from fastopt.optimizer.adam import Adam
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
+from fastopt.optimizer.matrices import MatrixOptimizer, Part, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -117,7 +117,7 @@ def _norm(array: Array) -> float:
 
 
 @register
-class Shampoo(MatrixFamily, AdamFamily):
+class Shampoo(MatrixOptimizer, AdamFamily):
     r"""Shampoo: preconditioners for each axis, with the step size of Adam, for weight matrices.
 
     .. math::
@@ -280,7 +280,7 @@ class Shampoo(MatrixFamily, AdamFamily):
         return [(at, tuple(each.stop - each.start for each in at)) for at in product(*cuts)]
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         found: dict[str, Shape] = {"mean": shape, "var": shape}
         blocks = self.blocks(self.axes(shape))
         for k, (_, sizes) in enumerate(blocks):
@@ -392,7 +392,7 @@ def _next_bases(
 
 
 @register
-class SOAP(MatrixFamily, AdamFamily):
+class SOAP(MatrixOptimizer, AdamFamily):
     r"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner, for weight matrices.
 
     .. math::
@@ -520,7 +520,7 @@ class SOAP(MatrixFamily, AdamFamily):
 
     @property
     def takes_vectors(self) -> bool:  # type: ignore[override]
-        """See :attr:`MatrixFamily.takes_vectors`."""
+        """See :attr:`MatrixOptimizer.takes_vectors`."""
         return self.precondition_1d
 
     def axes(self, shape: Shape) -> Shape:
@@ -543,7 +543,7 @@ class SOAP(MatrixFamily, AdamFamily):
     directions = _Rotated
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         found: dict[str, Shape] = {"mean": shape, "var": shape, "steps": (1,)}
         for axis, length in enumerate(self.axes(shape)):
             if length <= self.max_precond_dim:

@@ -641,9 +641,13 @@ class Optimizer(Checked, metaclass=Declaring):
             self._share(name)
         finally:  # even if Ctrl-C interrupts the assignment
             if name not in VALUES:
-                self._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
+                self._set_versions(*(CHANGED_TABLES if self._selects(name) else CHANGED))
             elif before != own.get(name):  # trainers assign them in every step
                 self._set_versions("version")
+
+    def _selects(self, name: str) -> bool:
+        """Whether what a parameter has for itself may depend on an attribute."""
+        return name in TABLES or type(self).fields_of is not Optimizer.fields_of
 
     def _check_assigned(self, name: str, before: Any) -> None:
         """Set an attribute back to `before` if it contradicts the others."""
@@ -725,7 +729,7 @@ class Optimizer(Checked, metaclass=Declaring):
         for other in list(siblings):
             if other is not self:
                 vars(other)[name] = other._table(own[name]) if name in TABLES else own[name]
-                other._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
+                other._set_versions(*(CHANGED_TABLES if self._selects(name) else CHANGED))
 
     def _is_setting(self, name: str) -> bool:
         """Whether an attribute is an argument of the constructor, and not about parameters."""
@@ -897,22 +901,21 @@ class Optimizer(Checked, metaclass=Declaring):
         """Whether decay is decoupled and proportional to the learning rate: `corrected_decay`."""
         return self.decoupled
 
-    def rates_at(
-        self, rate: float, multipliers: tuple[float, float] = (1.0, 1.0)
-    ) -> dict[str, float]:
+    def rates_at(self, rate: float, multipliers: tuple[Any, ...] = (1.0, 1.0)) -> dict[str, float]:
         """Return learning rate ``lr`` and weight decay ``wd`` of a parameter, and ``rate``.
 
         Parameters
         ----------
         rate : float
             The learning rate before multipliers.
-        multipliers : tuple of float
-            Those of learning rate and weight decay.
+        multipliers : tuple
+            Those of learning rate and weight decay, and pairs of the parameter's own fields, which
+            are returned too.
         """
-        (lr_mult, wd_mult), decay = multipliers, self.wd
+        (lr_mult, wd_mult, *own), decay = multipliers, self.wd
         if self.corrected_decay is not None and self.corrects_decay:
             decay = decay * (rate / self.corrected_decay)
-        return {"rate": rate, "lr": rate * lr_mult, "wd": decay * wd_mult}
+        return {"rate": rate, "lr": rate * lr_mult, "wd": decay * wd_mult, **dict(own)}
 
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
         """Raise ValueError unless a parameter's learning rate and weight decay are valid."""
@@ -1207,6 +1210,24 @@ class Optimizer(Checked, metaclass=Declaring):
             `begin_num_update` + 1.
         lr, wd : float
             Effective learning rate and weight decay of this parameter.
+
+        Returns
+        -------
+        mapping of str to float
+            Empty by default.
+        """
+        return {}
+
+    def fields_of(self, index: Index) -> Mapping[str, float]:
+        """Return fields of the rule that depend on the parameter alone, such as on its shape.
+
+        It is called again when an attribute or a multiplier changes. Learning rate and weight decay
+        have multipliers instead.
+
+        Parameters
+        ----------
+        index : int or str
+            The parameter.
 
         Returns
         -------

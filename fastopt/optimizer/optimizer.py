@@ -345,37 +345,23 @@ class Optimizer(Checked, metaclass=Declaring):
     """Defaults by argument that are checked in each constructor, as instances may change them."""
 
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "lr": ("learning_rate",),
         "betas": ("beta1", "beta2"),
         "eps": ("epsilon",),
         "epsilon": ("eps",),
-        "weight_decay": ("wd",),
     }
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = OPTIMIZER_NAMES
     argument_advice: ClassVar[Mapping[str, str]] = OPTIMIZER_ARGUMENTS
     elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
     unlisted = Checked.unlisted | {
-        *(
-            "accumulate",
-            "accumulates",
-            "add_follower",
-            "by_index",
-            "call_lock",
-            "carried_in",
-            "carried_slots",
-            "copied",
-            "first_carried",
-        ),
-        *("check_multipliers", "check_rates", "claim", "claimed", "codes_of", "completes"),
-        *("corrects_decay", "count_only", "decays", "direct", "direct_state", "divided"),
-        *("evaluates", "folds", "followers", "forget_updates", "in_arrays", "in_list_order"),
-        *("inherits", "is_accumulating", "keep_updates", "key", "lock", "masters_given"),
-        *("may_skip", "mode_version", "multiplier", "multipliers_version", "native", "overridden"),
-        *("per_index", "plain", "put_back", "rates_at", "rates_before_count", "ratio"),
+        *("accumulate", "accumulates", "add_follower", "by_index", "call_lock", "carried_in"),
+        *("carried_slots", "check_multipliers", "check_rates", "claimed", "codes_of", "completes"),
+        *("copied", "corrects_decay", "count_only", "decays", "direct_state", "evaluates"),
+        *("first_carried", "folds", "forget_updates", "in_arrays", "in_list_order"),
+        *("is_accumulating", "keep_updates", "key", "masters_given", "may_skip", "multiplier"),
+        *("native", "per_index", "plain", "put_back", "rates_at", "rates_before_count", "ratio"),
         *("ratio_fields", "restore", "restore_from", "rounded_sums", "row_decay", "rule_by_index"),
-        *("scheduled", "seen", "siblings", "snapshot", "starts_at_zero", "step_sums", "stepping"),
-        *("sym_info", "traits", "transient", "unchecked", "update_in_python", "updating"),
-        *("variant", "version", "whole_shapes"),
+        *("scheduled", "seen", "snapshot", "starts_at_zero", "step_sums", "sym_info", "traits"),
+        *("update_in_python", "variant"),
     }
     rescale_grad: float = arg(  # AdamW treats NaN and infinity as overflow
         default=1.0, check=Real(infinite=True, nan=True), kw_only=True
@@ -464,25 +450,18 @@ class Optimizer(Checked, metaclass=Declaring):
                 f"{cls.__name__}.rule must be a function decorated with @fastopt.rule(...), got "
                 f"{without_address(brief(rule), rule)}"
             )
-        cls.native = (
-            cls.update is Optimizer.update
-            and cls.update_multi_precision is Optimizer.update_multi_precision
-        )
-        cls.evaluates = cls.evaluated is not Optimizer.evaluated
-        cls.may_skip = cls.skips is not Optimizer.skips
-        cls.rule_by_index = cls.rule_for is not Optimizer.rule_for
-        own = ("__setattr__", "set_lr_mult", "set_wd_mult")
-        cls._plain = not any(
+
+        def same(*names: str) -> bool:
+            return all(getattr(cls, name) is getattr(Optimizer, name) for name in names)
+
+        cls.native = same("update", "update_multi_precision")
+        cls.evaluates, cls.may_skip = not same("evaluated"), not same("skips")
+        cls.rule_by_index, cls.per_index = not same("rule_for"), not same(*COUNTED)
+        cls._plain = same("__setattr__", "set_lr_mult", "set_wd_mult") and not any(
             hasattr(getattr_static(cls, name, None), "__set__") for name in cls._arguments
-        ) and all(getattr(cls, name) is getattr(Optimizer, name) for name in own)
-        cls._plain_rate = (
-            cls.learning_rate is Optimizer.learning_rate
-            and cls.set_learning_rate is Optimizer.set_learning_rate
-            and cls.__setattr__ is Optimizer.__setattr__
-            and not hasattr(cls, "lr")
-            and cls._arguments["lr"] is check_rate
         )
-        cls.per_index = any(getattr(cls, name) is not getattr(Optimizer, name) for name in COUNTED)
+        cls._plain_rate = cls._plain and same("learning_rate", "set_learning_rate")
+        cls._plain_rate &= cls._arguments["lr"] is check_rate
         cls._follow_tables()
 
     @classmethod

@@ -115,7 +115,7 @@ class DistanceFamily(JointSums, AdamFamily):
 
     def rest(self) -> dict[str, float]:
         """Return hyper-parameters of a step that changes nothing."""
-        fields = {*self.rule.hyper} - {"rescale_grad", "clip_gradient"}  # type: ignore[union-attr]
+        fields = {*self.rule.hyper} - {"rescale_grad", "clip_gradient"}
         return {name: float(name in FACTORS) for name in fields}
 
     @property

@@ -1,18 +1,21 @@
 """Import of state dicts of torch's optimizers."""
 
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fastopt.arguments import brief, flag, number
-from fastopt.checkpoint.foreign.torch_forms import FORMS, VOCABULARY, Form, plain
+from fastopt.checkpoint.foreign.torch_forms import FORMS, VOCABULARY, Form, plain, same
 from fastopt.checkpoint.format.container import Array
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.checkpoint.restore.describe import Stateful, check_updater, describe
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore.restore import restore
 from fastopt.optimizer.optimizer import Index, Optimizer
+
+MAXIMIZE = replace(same("maximize"), default=False)
 
 
 def from_torch_state_dict(
@@ -91,36 +94,34 @@ def _described(
     index_of = dict(zip(numbers, given, strict=True))
     if len(set(index_of.values())) < len(numbers):
         raise CheckpointError(f"a parameter comes twice among {numbers} or {indices}")
-    begun = {
-        index_of[position]: (_entry(state_dict, position), float(group["lr"]))
-        for group in groups
-        for position in group["params"]
-        if _entry(state_dict, position)
-    }
+    group_of = {index_of[position]: group for group in groups for position in group["params"]}
+    entries: dict[Index, dict[str, Any]] = {}
+    for position, index in index_of.items():
+        entry = state_dict["state"].get(position, {})
+        # slots may be None, such as a momentum not yet set
+        if kept := {slot: value for slot, value in entry.items() if value is not None}:
+            entries[index] = kept
     attributes = optimizer.__getstate__() | plain(optimizer) | dict(form.when)
     attributes |= _options(form, groups)
-    attributes |= _rates(optimizer, groups, index_of)
-    attributes["maximize"] = _maximize(groups)
+    attributes |= _rates(optimizer, groups, group_of)
     if form.counted:
-        counts = {index: int(entry["step"]) for index, (entry, _) in begun.items()}
+        counts = {index: int(entry["step"]) for index, entry in entries.items()}
         attributes["_index_update_count"] = counts
         attributes["num_update"] = max([optimizer.begin_num_update, *counts.values()])
     if form.torch == "NAdam":
-        products = {index: float(entry["mu_product"]) for index, (entry, _) in begun.items()}
+        products = {index: float(entry["mu_product"]) for index, entry in entries.items()}
         attributes["_m_schedules"] = products
-    keys = keys_of(names_of(optimizer), index_of.values())
+    keys = keys_of(names_of(optimizer), group_of)
     return {
         **describe(updater),
         "attributes": attributes,
-        "parameters": {key: index for key, index in keys.items() if index in index_of.values()},
-        "states": {k: _from_torch(form, *begun[i]) for k, i in keys.items() if i in begun},
+        "parameters": {key: index for key, index in keys.items() if index in group_of},
+        "states": {
+            key: _from_torch(form, entries[index], float(group_of[index]["lr"]))
+            for key, index in keys.items()
+            if index in entries
+        },
     }
-
-
-def _entry(state_dict: Mapping[str, Any], position: int) -> dict[str, Any]:
-    """Torch's state of a parameter, without slots that are None, such as a momentum not yet set."""
-    entry = state_dict["state"].get(position, {})
-    return {slot: value for slot, value in entry.items() if value is not None}
 
 
 def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
@@ -147,38 +148,29 @@ def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
     raise CheckpointError(f"{name} cannot continue this run of torch: its groups {nearest}")
 
 
-def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Fastopt's attributes for the options of the groups, which must agree."""
-    attributes: dict[str, float] = {}
-    for name, option in form.options.items():
+    attributes: dict[str, Any] = {}
+    for name, option in {**form.options, "maximize": MAXIMIZE}.items():
         values = {option.from_torch(group.get(name, option.default)) for group in groups}
         if len(values) > 1:
             raise CheckpointError(f"the groups differ in {name}: {sorted(values)}")
+        check = flag if option is MAXIMIZE else number
         for attribute, value in zip(option.attributes, *values, strict=True):
-            attributes[attribute] = number(name, value)
+            attributes[attribute] = check(name, value)
     return attributes
 
 
-def _maximize(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Value of `maximize`, which must be the same in all groups."""
-    values = {flag("maximize", group.get("maximize", False)) for group in groups}
-    if len(values) > 1:
-        raise CheckpointError("the groups differ in maximize")
-    return values.pop()
-
-
 def _rates(
-    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], index_of: Mapping[int, Index]
+    optimizer: Optimizer,
+    groups: Sequence[Mapping[str, Any]],
+    group_of: Mapping[Index, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Largest learning rate and weight decay, and multipliers that yield each group's values."""
     attributes: dict[str, Any] = {}
     for option, attribute in (("lr", "lr"), ("weight_decay", "wd")):
         base = max(number(option, float(group[option])) for group in groups)
-        table = {
-            index_of[position]: float(group[option]) / base if base else 1.0
-            for group in groups
-            for position in group["params"]
-        }
+        table = {i: float(group[option]) / base if base else 1.0 for i, group in group_of.items()}
         multiplier = f"{attribute}_mult"
         for index, factor in table.items():
             if getattr(optimizer.param_dict.get(index), multiplier, factor) != factor:

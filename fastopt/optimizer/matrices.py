@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from operator import index as as_index
 from types import MappingProxyType
@@ -188,6 +188,7 @@ class InPlace(Directions):
         raise NotImplementedError
 
 
+@dataclass(eq=False)
 class Part:
     """An inner optimizer that shares some attributes of another optimizer.
 
@@ -201,11 +202,11 @@ class Part:
         Optimizer of the same class whose other attributes the inner optimizer has.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, names: Sequence[str], source: Optimizer | None = None
-    ) -> None:
-        self.optimizer, self.names, self.source = optimizer, names, source
-        self._version, self._tables = (-1, -1), -1
+    optimizer: Optimizer
+    names: Sequence[str]
+    source: Optimizer | None = None
+    _version: tuple[int, int] = (-1, -1)
+    _tables: int = -1
 
     def follow(self, main: Any) -> Any:
         """Return the optimizer with the current attributes of `main`, and of the source."""
@@ -491,11 +492,11 @@ def _real(context: str, shape: Shape, value: Any) -> Array:
     return array
 
 
+@dataclass(eq=False)
 class _Computed:
     """Directions that the method of a subclass computes."""
 
-    def __init__(self) -> None:
-        self._rescaled = Rescaled()
+    _rescaled: Rescaled = field(default_factory=Rescaled)
 
     def reserve(self, main: Any, index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""

@@ -495,15 +495,16 @@ class Optimizer(Checked, metaclass=Declaring):
     @classmethod
     def _prepare(cls) -> None:
         """Check the defaults once."""
-        cls._ready, cls._fresh = {}, {}
+        ready, fresh = dict[str, Any](), dict[str, Any]()
         for name in [each for each in cls.defaults if each not in TAKEN]:
             attribute, value = attribute_of(cls, name), cls.defaults[name]
             check = cls._arguments.get(attribute)
             checked = value if check is None else check(name, value)
             if cls._plain and isinstance(checked, Hashable):
-                cls._ready[attribute] = checked
+                ready[attribute] = checked
             else:
-                cls._fresh[name] = value
+                fresh[name] = value
+        cls._fresh, cls._ready = fresh, ready  # in this order, as other threads look for the last
 
     def _put(self, name: str, value: Any) -> None:
         """Set a checked attribute in the constructor."""

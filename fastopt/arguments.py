@@ -515,13 +515,8 @@ def _declared(cls: Any) -> Iterator[inspect.Parameter]:
         default = known.pop(name).default
         yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
     bases = [base.declared for base in cls.__mro__[1:] if getattr(base, "declared", ())]
-
-    def place(name: str) -> int:
-        if bases and name in bases[-1]:
-            return 2
-        return any(base.get(name) is known[name] for base in bases)
-
-    for name in sorted(known, key=place):
+    common = bases[-1] if bases else {}
+    for name in sorted(known, key=lambda name: name in common):
         yield _keyword(name, known[name].default)
 
 
@@ -649,7 +644,7 @@ class Checked(metaclass=Constructor):
     unlisted: ClassVar[frozenset[str]] = frozenset(
         {"aliases", "argument_advice", "argument_names", "elsewhere", "unlisted"}
         | {"add_defaults", "check_positional", "checked", "constructed", "described"}
-        | {"declared", "defaults", "positional", "takes", "torch_defaults"}
+        | {"declared", "defaults", "positional", "takes", "torch_defaults", "transient"}
     )
     """Names for the package alone, which completion leaves out."""
 
@@ -771,7 +766,7 @@ class Checked(metaclass=Constructor):
         super().__setattr__(name, value if described is None else described(name, value))
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__()} - self.unlisted)
+        return sorted({*super().__dir__()} - self.unlisted - self.transient)
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
@@ -779,7 +774,7 @@ class Checked(metaclass=Constructor):
             kind = type(self)
             if not name.startswith("__") and hasattr(kind, name):
                 return object.__getattribute__(self, name)  # raises the property's own error
-            known = {*dir(kind), *vars(self)} - kind.unlisted
+            known = {*dir(kind), *vars(self)} - kind.unlisted - kind.transient
             known = {each for each in known if not each.startswith("_")}
             raise no_attribute(f"{kind.__name__!r} object", name, known, kind.elsewhere)
 

@@ -12,7 +12,7 @@ from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.compiling import compiled_kernels
 from fastopt._kernels.layout import bfloat16
 from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.matrices import MatrixFamily
+from fastopt.optimizer.matrices import MatrixOptimizer
 from fastopt.sparse import RowSparse
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -23,7 +23,7 @@ def names() -> list[str]:
     return [
         name
         for name, klass in sorted(optimizer.opt_registry.items())
-        if name != "ccsgd" and (issubclass(klass, MatrixFamily) or _has_rule(klass))
+        if name != "ccsgd" and (issubclass(klass, MatrixOptimizer) or _has_rule(klass))
     ]
 
 
@@ -48,7 +48,7 @@ def warm(name: str, dtype: str, rows: bool) -> None:
     >>> from fastopt.warmup import warm
     >>> warm("sgd", "float32", rows=False)
     """
-    if rows and issubclass(optimizer.opt_registry[name], MatrixFamily):
+    if rows and issubclass(optimizer.opt_registry[name], MatrixOptimizer):
         return  # these optimizers accept only dense gradients
     kind: Any = bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
     for momentum, height in product(_momenta(name), (1, PARALLEL_FROM)):

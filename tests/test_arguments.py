@@ -303,3 +303,19 @@ def test_a_rescaling_may_overflow():
     assert made.rescale_grad == math.inf
     made.rescale_grad = math.nan
     assert math.isnan(made.rescale_grad)
+
+
+class Listed(Optimizer):
+    """An argument whose default can be changed in place."""
+
+    parts: list[float] = arguments.arg(default=[1], check=arguments.ListOf(arguments.Real()))
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+
+
+def test_instances_do_not_share_a_default_that_can_change():
+    first, second = Listed(), Listed()
+    first.parts.append(2.0)
+    assert second.parts == [1.0] == Listed().parts
+    assert Listed(parts=[3]).parts == [3.0]

@@ -556,8 +556,10 @@ PLANTED = """
 from pathlib import Path
 
 import numpy as np
-from fastopt import EMA, SGD, Adam, Updater, get_updater, lr_scheduler, optimizer
+from fastopt import EMA, SGD, Adam, Updater, get_updater, lr_scheduler, optimizer, rule
 from fastopt.amp import LossScaler
+from fastopt.arguments import FLAG, Real, arg
+from fastopt.kernels.rule import Hyper, Scalar, State, Step
 
 weight = np.ones(3)
 Adam(lrr=0.1)  # 1: no such argument
@@ -580,8 +582,34 @@ updater.save(Path("run.safetensors"))
 updater.load("run.safetensors")
 with updater.averaged():
     print(weight.sum())
+
+
+@rule(state=("mom",), hyper=("lr", "momentum"))
+def heavy(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    mom = h.momentum * state[0] + grad
+    return weight - h.lr * mom, (mom,)
+
+
+@optimizer.register
+class Heavy(optimizer.Optimizer):
+    rule = heavy
+    momentum: float = arg(default=0.9, check=Real(least=0))
+
+
+class Cautious(optimizer.AdamFamily):
+    plain = heavy
+    decoupled = True
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"momentum": self.beta1}
+
+
+Heavy(0.5, lr=0.1).momentum = 0.25
+Heavy(momentun=0.5)  # 7: no such argument
+Cautious(0.1, 0.9, cautious=1.5)  # 8: no flag
 """
-"""Six mistakes in a program that has no other."""
+"""Eight mistakes in a program that has no other."""
 
 
 CHECKERS = {
@@ -591,7 +619,7 @@ CHECKERS = {
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
-def test_checkers_find_six_planted_mistakes_and_no_other(checker, tmp_path):
+def test_checkers_find_the_planted_mistakes_and_no_other(checker, tmp_path):
     pytest.importorskip(checker)
     script = tmp_path / "planted.py"
     script.write_text(PLANTED)
@@ -602,7 +630,7 @@ def test_checkers_find_six_planted_mistakes_and_no_other(checker, tmp_path):
     found = {int(line) for line in re.findall(r"planted\.py:(\d+):.* error", done.stdout)}
     marked = {n for n, line in enumerate(PLANTED.splitlines(), 1) if re.search(r"# \d:", line)}
     assert found == marked, done.stdout + done.stderr
-    assert len(marked) == 6
+    assert len(marked) == 8
 
 
 @pytest.mark.parametrize(

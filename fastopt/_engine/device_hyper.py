@@ -164,7 +164,7 @@ class Counting:
         self.defers = any(table.layout.catch_up for table in self.tables)
         self.params: list[Any] = []
         self.asked: list[Any] | None = None
-        self.multipliers: list[tuple[float, float]] = []
+        self.multipliers: list[tuple[Any, ...]] = []
         self.multipliers_version = self.version = -1
         self.filled: tuple[Any, ...] = ()
         self.counts = self.carried = np.empty(0)

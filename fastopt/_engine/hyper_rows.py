@@ -44,12 +44,12 @@ class Shared:
         The layout of the parameters.
     hyper : Hyper
         How the hyper-parameters are computed.
-    multipliers : tuple of float
-        Of learning rate and weight decay.
+    multipliers : tuple
+        Of learning rate and weight decay, and pairs of the parameters' own fields.
     """
 
     def __init__(
-        self, optimizer: Any, layout: Layout, hyper: Hyper, multipliers: tuple[float, float]
+        self, optimizer: Any, layout: Layout, hyper: Hyper, multipliers: tuple[Any, ...]
     ) -> None:
         rule = self.rule = layout.rule
         if optimizer.per_index:

@@ -11,7 +11,10 @@ from fastopt._engine.per_index import Index
 from fastopt._kernels.advance import step as corrected_fields
 
 Rates = dict[str, float]
-"""Learning rate before multipliers ``rate``, and after them ``lr``, and weight decay ``wd``."""
+"""Learning rate before multipliers ``rate``, after them ``lr``, and weight decay ``wd``.
+
+With them are the fields of :meth:`Optimizer.fields_of`.
+"""
 
 
 class StepRates:
@@ -44,11 +47,12 @@ class StepRates:
         return self._found[optimizer, update]
 
 
-def multipliers(optimizer: Any, index: Index) -> tuple[float, float]:
-    """Return the multipliers of learning rate and weight decay of a parameter."""
+def multipliers(optimizer: Any, index: Index) -> tuple[Any, ...]:
+    """Return a parameter's multipliers of learning rate and weight decay, and its own fields."""
     return (
         optimizer.multiplier(index, optimizer.lr_mult, "lr_mult"),
         optimizer.multiplier(index, optimizer.wd_mult, "wd_mult"),
+        *optimizer.fields_of(index).items(),
     )
 
 
@@ -57,7 +61,8 @@ def counted(optimizer: Any, index: Index) -> tuple[int, Rates]:
     optimizer._update_count(index)
     lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
     rate = optimizer.learning_rate if hyper_of(optimizer).carries else lr
-    return optimizer._index_update_count.get(index, 0), {"rate": rate, "lr": lr, "wd": wd}
+    own = {"rate": rate, "lr": lr, "wd": wd, **optimizer.fields_of(index)}
+    return optimizer._index_update_count.get(index, 0), own
 
 
 def counted_fields(

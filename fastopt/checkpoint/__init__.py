@@ -2,8 +2,8 @@
 
 from fastopt.checkpoint.foreign.mxnet import MXNetStates as MXNetStates
 from fastopt.checkpoint.foreign.mxnet import load_mxnet_states as load_mxnet_states
-from fastopt.checkpoint.foreign.torch_export import to_torch_state_dict as to_torch_state_dict
-from fastopt.checkpoint.foreign.torch_import import from_torch_state_dict as from_torch_state_dict
+from fastopt.checkpoint.foreign.torch import from_torch_state_dict as from_torch_state_dict
+from fastopt.checkpoint.foreign.torch import to_torch_state_dict as to_torch_state_dict
 from fastopt.checkpoint.format.errors import CheckpointError as CheckpointError
 from fastopt.checkpoint.format.files import write_atomically as write_atomically
 from fastopt.checkpoint.format.tree import dumps as dumps

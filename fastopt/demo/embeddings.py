@@ -17,7 +17,7 @@ from fastopt._kernels.threads import use_threads
 from fastopt.demo import common, plot
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.skipgram import Corpus, SkipGram, nearest
-from fastopt.optimizer.matrices import MatrixFamily
+from fastopt.optimizer.matrices import MatrixOptimizer
 from fastopt.reference import Array
 from fastopt.sparse import HALVES, RowSparse
 
@@ -116,7 +116,7 @@ def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
     given = {"learning_rate": options.learning_rate}
     fixed = {"param_idx2name": NAMES, "seed": options.seed, "lazy_update": True}
     opt = common.create(name, suited, given, **fixed)
-    if isinstance(opt, MatrixFamily):
+    if isinstance(opt, MatrixOptimizer):
         raise Refused(f"{name} takes dense gradients; those of this demo are row-sparse")
     return opt
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._kernels.hashing import FREE
-from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.checkpoint.restore.shards import RUN, read_shard, shard_path
@@ -53,7 +53,7 @@ def read_rows(
     """
     with read_from(path), open(path, "rb") as file:
         index = read(file, optimizer)
-    try:
+    with refusing(f"{path}: not a checkpoint of a table: "):
         if isinstance(index, dict) and "embedding_table" in index:
 
             def own(records: tuple[Array, ...]) -> NDArray[np.int64]:
@@ -71,10 +71,6 @@ def read_rows(
         fields = _merged(shards, _used if first < last else _none)
         checked(fields, optimizer, init)
         return run, fields, _described(fields)
-    except (CheckpointError, OSError, MemoryError):
-        raise
-    except Exception as error:  # an invalid checkpoint can raise anything
-        raise CheckpointError(f"{path}: not a checkpoint of a table: {error!r}") from error
 
 
 def _described(fields: dict[str, Any]) -> str:

@@ -7,11 +7,10 @@ import dis
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from keyword import iskeyword
-from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -254,13 +253,6 @@ class Rule:
             Type of the fields: float32 or float64.
         """
         return np.dtype((np.record, [(name, real) for name in self.hyper]))
-
-    @cached_property
-    def values(self) -> Callable[[Mapping[str, float]], tuple[float, ...]]:
-        """Function that returns the values of :attr:`hyper` from a mapping, in order."""
-        if len(self.hyper) > 1:
-            return itemgetter(*self.hyper)
-        return lambda fields: tuple([fields[name] for name in self.hyper])
 
     @cached_property
     def rescale(self) -> int:

@@ -19,8 +19,8 @@ from fastopt.optimizer.optimizer import create as create
 from fastopt.optimizer.optimizer import register as register
 
 _LAZY = {
-    **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "fastopt.optimizer.families"),
-    **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "fastopt.optimizer.matrixoptimizer"),
+    "AdamFamily": "fastopt.optimizer.families",
+    **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "fastopt.optimizer.matrices"),
     "JointSums": "fastopt.optimizer.jointsums",
     "clip_attention": "fastopt.optimizer.muon",
     **dict.fromkeys(("Updater", "get_updater"), "fastopt._updater.updater"),
@@ -37,7 +37,6 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.adagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.adam import Adam as Adam
     from fastopt.optimizer.adam import AdamW as AdamW
-    from fastopt.optimizer.dcasgd import DCASGD as DCASGD
     from fastopt.optimizer.denominators import ADOPT as ADOPT
     from fastopt.optimizer.denominators import AdaBelief as AdaBelief
     from fastopt.optimizer.denominators import AdamAtan2 as AdamAtan2
@@ -46,8 +45,6 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.denominators import RAdam as RAdam
     from fastopt.optimizer.denominators import Yogi as Yogi
     from fastopt.optimizer.families import AdamFamily as AdamFamily
-    from fastopt.optimizer.families import CautiousFamily as CautiousFamily
-    from fastopt.optimizer.families import StableFamily as StableFamily
     from fastopt.optimizer.ftrl import FTML as FTML
     from fastopt.optimizer.ftrl import Ftrl as Ftrl
     from fastopt.optimizer.jointsums import JointSums as JointSums
@@ -58,8 +55,8 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.lbsgd import LBSGD as LBSGD
     from fastopt.optimizer.lowrank import APOLLO as APOLLO
     from fastopt.optimizer.lowrank import GaLore as GaLore
-    from fastopt.optimizer.matrixoptimizer import MatrixOptimizer as MatrixOptimizer
-    from fastopt.optimizer.matrixoptimizer import orthogonalize as orthogonalize
+    from fastopt.optimizer.matrices import MatrixOptimizer as MatrixOptimizer
+    from fastopt.optimizer.matrices import orthogonalize as orthogonalize
     from fastopt.optimizer.muon import AdaMuon as AdaMuon
     from fastopt.optimizer.muon import Muon as Muon
     from fastopt.optimizer.muon import NorMuon as NorMuon
@@ -81,6 +78,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.schedulefree import ScheduleFreeAdamW as ScheduleFreeAdamW
     from fastopt.optimizer.schedulefree import ScheduleFreeSGD as ScheduleFreeSGD
     from fastopt.optimizer.sgd import ASGD as ASGD
+    from fastopt.optimizer.sgd import DCASGD as DCASGD
     from fastopt.optimizer.sgd import NAG as NAG
     from fastopt.optimizer.sgd import SGD as SGD
     from fastopt.optimizer.sgd import SGLD as SGLD

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt._kernels.factored import confident, factored, stepped
 from fastopt.arguments import FLAG, OrNone, Real, alias, arg
-from fastopt.optimizer.matrices import MatrixFamily, Shape
+from fastopt.optimizer.matrices import MatrixOptimizer, Shape
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.rowsteps import RowSteps
@@ -130,7 +130,7 @@ class _Factored(FactoredSteps):
 
 
 @register
-class Adafactor(MatrixFamily):
+class Adafactor(MatrixOptimizer):
     r"""Adafactor: second moments of rows and columns instead of single elements.
 
     .. math::
@@ -245,7 +245,7 @@ class Adafactor(MatrixFamily):
     directions = _Factored
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         if len(shape) < 2:
             return {"var": shape}
         return {"rows": shape[:-1], "columns": (*shape[:-2], shape[-1])}
@@ -290,7 +290,7 @@ class _Confident(FactoredSteps):
 
 
 @register
-class CAME(MatrixFamily):
+class CAME(MatrixOptimizer):
     r"""CAME: Adafactor with momentum, whose steps are smaller where they are unstable.
 
     .. math::
@@ -379,7 +379,7 @@ class CAME(MatrixFamily):
     directions = _Confident
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         if len(shape) < 2:
             return {"mean": shape, "var": shape}
         rows, columns = shape[:-1], (*shape[:-2], shape[-1])

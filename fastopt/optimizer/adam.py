@@ -14,7 +14,6 @@ from fastopt.optimizer.families import (
     MOMENTS,
     AdamFamily,
     Formula,
-    StableFamily,
     biased_ratio,
     moment_rules,
 )
@@ -36,6 +35,10 @@ RULES = {
 }
 """Rules of each formula, without and with AMSGrad."""
 adam = RULES["mxnet"][False]
+
+
+CORRECTED = ("corrects_epsilon", "var_bias")
+"""Fields of :func:`corrected_rate` that no rule has."""
 
 
 def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
@@ -146,7 +149,7 @@ class Adam(AdamFamily):
         """See :attr:`Optimizer.seen`."""
         return clipped_decayed if self.formula == "mxnet" else decayed
 
-    @corrected(corrected_rate, "corrects_epsilon", "var_bias")
+    @corrected(corrected_rate, *CORRECTED)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {"corrects_epsilon": float(self.formula == "torch")}
@@ -154,48 +157,34 @@ class Adam(AdamFamily):
 
 @scalar
 def beside_decay(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
-    """Adam step plus decay, both scaled by ``eta``."""
-    step = h.lr * mean / (math.sqrt(var) + h.epsilon) + h.wd * weight
-    return weight - h.eta * step
+    """Adam step with the factor ``eta`` plus decay, both scaled by the learning rate."""
+    step = h.eta * mean / (math.sqrt(var) + h.epsilon) + h.wd * weight
+    return weight - h.lr * step
 
 
 @scalar
 def after_decay(weight: Scalar, grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
-    """Decay by the factor ``shrink``, then an Adam step with learning rate ``eta``."""
-    return h.shrink * weight - h.eta * mean / (math.sqrt(var) + h.epsilon)
+    """Decay by the factor ``shrink``, then an Adam step."""
+    return h.shrink * weight - h.lr * mean / (math.sqrt(var) + h.epsilon)
 
 
 SHRUNK = (*MOMENTS, "eta", "shrink")
 
 DECOUPLED = {
     "mxnet": moment_rules("adamw", without_decay, beside_decay, (*MOMENTS, "eta")),
-    "torch": moment_rules(
-        "adamw_of_torch", without_decay, after_decay, (*MOMENTS, "eta", "shrink")
-    ),
+    "torch": moment_rules("adamw_of_torch", without_decay, after_decay, SHRUNK),
 }
 """Rules of each formula, without and with AMSGrad."""
 
 
 @scalar
 def eta_times_decay(weight: Scalar, h: Hyper) -> Scalar:
-    """Return what decay subtracts from a weight with MXNet's formula."""
+    """Return what decay subtracts with torch's formula, where ``eta`` is the uncorrected rate."""
     return h.eta * h.wd * weight
 
 
-def corrected_eta(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Fold the bias corrections of both moments into ``eta``.
-
-    For torch's formula ``sqrt(v / c) + epsilon``, epsilon is multiplied by ``sqrt(c)`` too.
-    """
-    h.var_bias = 1 - h.beta2**t
-    root = math.sqrt(h.var_bias)
-    h.eta = h.eta * root / (1 - h.beta1**t)
-    if h.corrects_epsilon != 0:
-        h.epsilon = h.epsilon * root
-
-
 @register
-class AdamW(StableFamily):
+class AdamW(AdamFamily):
     r"""Adam with decoupled weight decay.
 
     .. math::
@@ -298,6 +287,7 @@ class AdamW(StableFamily):
     array([0.89, 1.09])
     """
 
+    decoupled = True
     ratio = staticmethod(biased_ratio)
     ratio_fields = ("var_bias",)
     epsilon: float = arg(default=1e-06, torch=1e-08)
@@ -307,6 +297,9 @@ class AdamW(StableFamily):
     amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     grams: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     wd: float = arg(default=0.0, kw_only=True, torch=0.01)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property
     def plain(self) -> Rule:
@@ -316,7 +309,7 @@ class AdamW(StableFamily):
     @property
     def decays(self) -> Callable[..., Any]:
         """See :class:`~fastopt.optimizer.Optimizer`."""
-        return rate_times_decay if self.formula == "torch" else eta_times_decay
+        return eta_times_decay if self.formula == "torch" else rate_times_decay
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
@@ -329,24 +322,19 @@ class AdamW(StableFamily):
                 "use one of them"
             )
 
-    @corrected(
-        corrected_eta,
-        "corrects_epsilon",
-        "var_bias",
-        when=lambda self: self.eta is None and self.correct_bias,
-    )
+    @corrected(corrected_rate, *CORRECTED, when=lambda self: self.eta is None and self.correct_bias)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         if self.formula == "torch":
             return {"corrects_epsilon": 1.0, "eta": lr, "shrink": 1 - lr * wd}
-        fields = {"eta": self.eta} if self.eta is not None else {"lr": 1.0, "eta": lr}
+        fields = {"eta": 1.0} if self.eta is None else {"lr": self.eta, "eta": lr}
         return {**fields, "corrects_epsilon": 0.0}
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
         if self.skips():
             return 0.0
-        return (lr if self.formula == "torch" else self.hyper(t, lr, wd)["eta"]) * wd
+        return (lr if self.formula == "torch" else self.hyper(t, lr, wd).get("lr", lr)) * wd
 
     def skips(self) -> bool:
         """See :meth:`Optimizer.skips <fastopt.optimizer.Optimizer.skips>`."""

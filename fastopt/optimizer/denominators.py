@@ -10,8 +10,6 @@ from fastopt.kernels.scalars import clip, clipped_decayed, decayed, moments, res
 from fastopt.optimizer.families import (
     MOMENTS,
     AdamFamily,
-    CautiousFamily,
-    StableFamily,
     mean_and_var,
     scaled_ratio,
 )
@@ -137,7 +135,7 @@ def rectified_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
 
 
 @register
-class RAdam(StableFamily):
+class RAdam(AdamFamily):
     r"""RAdam: Adam that uses its second moment only once its variance is tractable.
 
     .. math::
@@ -203,7 +201,11 @@ class RAdam(StableFamily):
     array([0.4974, 3.5026])
     """
 
+    decoupled = True
     threshold: float = arg(default=4.0, check=Real(least=4), kw_only=True, new=True)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     plain = radam
     ratio = staticmethod(rectified_ratio)
@@ -225,7 +227,7 @@ def adabelief(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class AdaBelief(CautiousFamily):
+class AdaBelief(AdamFamily):
     r"""AdaBelief: Adam that divides by the deviation of the gradient from its moving average.
 
     .. math::
@@ -270,6 +272,10 @@ class AdaBelief(CautiousFamily):
     >>> weight.round(4)
     array([0.9, 1.1])
     """
+
+    decoupled = True
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     plain = adabelief
 
@@ -366,7 +372,7 @@ def laprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class LaProp(CautiousFamily):
+class LaProp(AdamFamily):
     r"""LaProp: Adam that normalizes gradients before it averages them.
 
     .. math::
@@ -415,10 +421,13 @@ class LaProp(CautiousFamily):
     array([0.8526, 1.0947])
     """
 
+    decoupled = True
     plain = laprop
 
     learning_rate: RateAttribute = arg(default=0.0004)
     epsilon: float = arg(default=1e-15)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     hyper = corrected(mean_and_var)(Optimizer.hyper)
 
@@ -446,7 +455,7 @@ def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class ADOPT(CautiousFamily):
+class ADOPT(AdamFamily):
     r"""ADOPT: Adam that converges with any :math:`\beta_2`.
 
     .. math::
@@ -496,9 +505,12 @@ class ADOPT(CautiousFamily):
     [0.99 1.01]
     """
 
+    decoupled = True
     beta2: float = arg(default=0.9999)
     epsilon: float = arg(default=1e-06)
     clips: bool = arg(default=True, check=FLAG)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     plain = adopt
 
@@ -560,7 +572,7 @@ def mean_and_angle(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class AdamAtan2(CautiousFamily):
+class AdamAtan2(AdamFamily):
     r"""AdamAtan2: Adam with an arctangent instead of a division, so that no epsilon is needed.
 
     .. math::
@@ -608,10 +620,13 @@ class AdamAtan2(CautiousFamily):
     [0.9003 1.0997]
     """
 
+    decoupled = True
     epsilon: float = arg(default=0.0, init=False)
     eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)
     a: float = arg(default=1.27, check=Real(least=0))
     b: float = arg(default=1.0, check=Real(least=0))
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     plain = adam_atan2
 

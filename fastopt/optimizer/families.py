@@ -119,46 +119,6 @@ def scaled_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
     return over(grad * grad, state[1] * h.var_scale, h)
 
 
-class CautiousFamily(AdamFamily):
-    """Abstract base of optimizers with decoupled decay and cautious variants.
-
-    Parameters
-    ----------
-    learning_rate, beta1, beta2, epsilon
-        See :class:`AdamFamily`.
-    **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`, `cautious` and `cautious_decay`.
-
-    Raises
-    ------
-    ValueError
-        An argument is NaN, out of range, or incompatible with the others.
-    """
-
-    decoupled = True
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-
-
-class StableFamily(CautiousFamily):
-    """Abstract base of optimizers with decoupled decay and cautious and stable variants.
-
-    Parameters
-    ----------
-    learning_rate, beta1, beta2, epsilon
-        See :class:`AdamFamily`.
-    **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`, `cautious`, `cautious_decay`, `stable`.
-
-    Raises
-    ------
-    ValueError
-        An argument is NaN, out of range, or incompatible with the others.
-    """
-
-    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-
-
 class MomentumFamily(Optimizer):
     """Abstract base of optimizers with optional momentum.
 

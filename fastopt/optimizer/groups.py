@@ -7,7 +7,7 @@ the names and everything that is not overridden.
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import itemgetter
+from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
@@ -246,10 +246,7 @@ class Groups:
     def planner_of(self, index: Index) -> Planner:
         """Return the planner with the optimizer of a parameter, synchronized with the updater's."""
         self.sync()
-        group = self.route(index)
-        if group is None or not group.follows:
-            return self.planner
-        return self._planners[id(group.optimizer)]
+        return self._planners.get(id(self.optimizer_of(index)), self.planner)
 
     def note(self, indices: Sequence[Index]) -> None:
         """Record parameters without a gradient, so that their patterns cause no warning."""
@@ -268,11 +265,12 @@ class Groups:
         self.sync()
         key = tuple(indices)
         if key not in self._selectors:
-            groups = [self.route(index) for index in indices]
-            places = [k for k, group in enumerate(groups) if group is None or not group.frozen]
+            moving = [not self.is_frozen(index) for index in indices]
             if len(self._selectors) > 256:
                 self._selectors.clear()
-            self._selectors[key] = None if len(places) == len(key) else _taking(places)
+            self._selectors[key] = (
+                None if all(moving) else lambda each: list(compress(each, moving))
+            )
         found: Callable[[Sequence[Any]], list[Any]] | None = self._selectors[key]
         return found
 
@@ -289,7 +287,16 @@ class Groups:
         for group in self.groups:
             if group.is_other:
                 check_averaged(group.optimizer, average, f"{group.label}: ")
-                check_averaged_together(self.main, group.optimizer, group.label)
+                self._check_averaged_together(group.optimizer, group.label)
+
+    def _check_averaged_together(self, other: Optimizer, label: str) -> None:
+        """Raise TypeError if only one of two optimizers has averages in its own state."""
+        if self.main.evaluates != other.evaluates:
+            own, rest = (self.main, other) if self.main.evaluates else (other, self.main)
+            raise TypeError(
+                f"{label}: average cannot be combined with groups of {type(own).__name__} and "
+                f"{type(rest).__name__}, as the former averages in its own state: use two updaters"
+            )
 
     def warn_of_unused(self, indices: Sequence[Index]) -> None:
         """Warn once about patterns that match no known parameter and none in `indices`."""
@@ -351,14 +358,6 @@ class Groups:
         return any(optimizer.evaluates for optimizer in self.optimizers())
 
 
-def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
-    """Return a function that selects the items of a list at `places`."""
-    if len(places) < 2:
-        return lambda values: [values[k] for k in places]
-    get = itemgetter(*places)
-    return lambda values: list(get(values))
-
-
 def _arguments(optimizer: Any) -> list[str]:
     """Return the arguments of an optimizer's class that are stored as attributes."""
     kind, own = type(optimizer), vars(optimizer)
@@ -405,24 +404,4 @@ def check_averaged(optimizer: Optimizer, average: Average, context: str = "") ->
         raise TypeError(
             f"{context}{average} depends on the number of updates, and {name} counts them in its "
             "own way; EMA(decay) does not"
-        )
-
-
-def check_averaged_together(main: Optimizer, other: Optimizer, label: str) -> None:
-    """Raise TypeError if only one of two optimizers has averages of weights in its own state.
-
-    Parameters
-    ----------
-    main : Optimizer
-        The optimizer of an updater with an average.
-    other : Optimizer
-        The optimizer of one of its groups.
-    label : str
-        Label of the group.
-    """
-    if main.evaluates != other.evaluates:
-        own, rest = (main, other) if main.evaluates else (other, main)
-        raise TypeError(
-            f"{label}: average cannot be combined with groups of {type(own).__name__} and "
-            f"{type(rest).__name__}, as the former averages in its own state: use two updaters"
         )

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastopt.arguments import Choice, Integer, OrNone, Real, arg
-from fastopt.optimizer.matrices import Shape
-from fastopt.optimizer.matrixoptimizer import MatrixOptimizer
+from fastopt.optimizer.matrices import MatrixOptimizer, Shape
 from fastopt.optimizer.optimizer import Array, register
 
 LARGEST = 1.1
@@ -122,7 +121,7 @@ class Kron(MatrixOptimizer):
         return found
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         found: dict[str, Shape] = {"mom": shape, "counts": (2,)}
         for axis, (length, full) in enumerate(
             zip(shape or (1,), self.triangular(shape), strict=True)

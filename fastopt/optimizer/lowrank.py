@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastopt.arguments import Choice, Integer, Real, alias, arg
-from fastopt.optimizer.matrices import Shape
-from fastopt.optimizer.matrixoptimizer import MatrixOptimizer
+from fastopt.optimizer.matrices import MatrixOptimizer, Shape
 from fastopt.optimizer.optimizer import Array, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -59,7 +58,7 @@ class LowRank(MatrixOptimizer):
         raise NotImplementedError
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         columns, rows = sorted((shape[0], math.prod(shape[1:])))
         rank = min(self.rank, columns)
         return {"mean": (rows, rank), "var": (rows, rank), "basis": (columns, rank)}
@@ -272,7 +271,7 @@ class APOLLO(LowRank):
     )
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         return {**super().slots(shape), "length": ()}
 
     def basis(self, matrix: Array, before: Array, t: int) -> Array:

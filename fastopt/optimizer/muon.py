@@ -22,7 +22,7 @@ from fastopt.arguments import (
 )
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.matrices import ByPattern, MatrixFamily, Part, Shape
+from fastopt.optimizer.matrices import ByPattern, MatrixOptimizer, Part, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -96,7 +96,7 @@ def _check_parts(name: str, parts: Any) -> int | tuple[int, ...]:
 
 
 @register
-class Muon(MatrixFamily):
+class Muon(MatrixOptimizer):
     r"""Muon: momentum with orthogonalized steps, for weight matrices.
 
     .. math::
@@ -242,11 +242,11 @@ class Muon(MatrixFamily):
     directions = Orthogonal
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         return {"mom": shape}
 
     def check_shape(self, index: Index, shape: Shape) -> None:
-        """See :meth:`MatrixFamily.check_shape`."""
+        """See :meth:`MatrixOptimizer.check_shape`."""
         self._sizes(index, shape)
 
     def _sizes(self, index: Index, shape: tuple[int, ...]) -> Sequence[int]:
@@ -445,7 +445,7 @@ class NorMuon(Muon):
     directions = Normalized
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         return {"mom": shape, "var": (shape[0], 1)}
 
     def prepare(self, matrix: Array) -> None:
@@ -514,7 +514,7 @@ class AdaMuon(NorMuon):
     """
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         return {"mom": shape, "var": (shape[0], math.prod(shape[1:]))}
 
     def prepare(self, matrix: Array) -> None:
@@ -662,7 +662,7 @@ class Scion(Muon):
     directions = _Extreme
 
     def check_shape(self, index: Index, shape: Shape) -> None:
-        """See :meth:`MatrixFamily.check_shape`."""
+        """See :meth:`MatrixOptimizer.check_shape`."""
         norm, _ = self.ball(index, shape)
         if norm == "spectral":
             super().check_shape(index, shape)

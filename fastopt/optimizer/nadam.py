@@ -16,7 +16,6 @@ from fastopt.optimizer.families import (
     MOMENTS,
     AdamFamily,
     Formula,
-    StableFamily,
     moment_rules,
     scaled_ratio,
 )
@@ -243,7 +242,7 @@ def corrected_means(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class NAdamW(StableFamily):
+class NAdamW(AdamFamily):
     r"""NAdamW: Adam with Nesterov momentum and decoupled weight decay.
 
     .. math::
@@ -313,11 +312,15 @@ class NAdamW(StableFamily):
     array([0.6212, 0.8526])
     """
 
+    decoupled = True
     ratio = staticmethod(scaled_ratio)
     correction: Literal["next", "present"] = arg(
         default="next", check=Choice("next", "present"), kw_only=True
     )
     amsgrad: bool = arg(default=False, check=FLAG, kw_only=True)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property
     def plain(self) -> Rule:

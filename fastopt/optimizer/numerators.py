@@ -11,8 +11,6 @@ from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import (
     MOMENTS,
     AdamFamily,
-    CautiousFamily,
-    StableFamily,
     mean_and_var,
     over,
 )
@@ -64,7 +62,7 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class Adan(CautiousFamily):
+class Adan(AdamFamily):
     r"""Adan: adaptive Nesterov momentum.
 
     .. math::
@@ -117,6 +115,7 @@ class Adan(CautiousFamily):
     [0.9 1.1]
     """
 
+    decoupled = True
     beta1: float = arg(default=0.98)
     beta2: float = arg(default=0.92)
     beta3: float = arg(default=0.99, check=Real(least=0, below=1))
@@ -124,6 +123,8 @@ class Adan(CautiousFamily):
     betas: tuple[float, float, float] = alias(  # type: ignore[assignment]
         "beta1", "beta2", "beta3", default=(0.98, 0.92, 0.99), kw_only=True
     )
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     positional = ("learning_rate", "beta1", "beta2", "beta3", "epsilon", "proximal")
 
     plain = adan
@@ -183,7 +184,7 @@ def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class AdEMAMix(StableFamily):
+class AdEMAMix(AdamFamily):
     r"""AdEMAMix: Adam with a mixture of a fast and a slow moving average of the gradient.
 
     .. math::
@@ -238,6 +239,7 @@ class AdEMAMix(StableFamily):
     [0.895 1.105]
     """
 
+    decoupled = True
     beta3: float = arg(default=0.9999, check=Real(least=0, below=1))
     alpha: float = arg(default=5.0, check=Real(least=0))
     alpha_steps: int = arg(default=0, check=Integer(least=0))
@@ -245,6 +247,9 @@ class AdEMAMix(StableFamily):
     betas: tuple[float, float, float] = alias(  # type: ignore[assignment]
         "beta1", "beta2", "beta3", default=(0.9, 0.999, 0.9999), kw_only=True
     )
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     positional = (
         *("learning_rate", "beta1", "beta2", "beta3", "alpha", "epsilon", "alpha_steps"),
         *("beta3_steps",),
@@ -296,7 +301,7 @@ def started(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class MARS(CautiousFamily):
+class MARS(AdamFamily):
     r"""MARS: AdamW of gradients whose variance is reduced by the gradient of the last step.
 
     .. math::
@@ -351,10 +356,13 @@ class MARS(CautiousFamily):
     array([0.8297, 1.2   ])
     """
 
+    decoupled = True
     learning_rate: RateAttribute = arg(default=0.003)
     beta1: float = arg(default=0.95)
     beta2: float = arg(default=0.99)
     gamma: float = arg(default=0.025, check=Real(least=0))
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     plain = mars
 
@@ -437,7 +445,7 @@ def restarted(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class StableSPAM(CautiousFamily):
+class StableSPAM(AdamFamily):
     r"""StableSPAM: AdamW that is insensitive to spikes of the gradient.
 
     .. math::
@@ -506,10 +514,13 @@ class StableSPAM(CautiousFamily):
     array([0.8328, 1.2001])
     """
 
+    decoupled = True
     gamma1: float = arg(default=0.7, check=Real(least=0, below=1))
     gamma2: float = arg(default=0.9, check=Real(least=0, below=1))
     gamma3: float = arg(default=0.999, check=Real(least=0, below=1))
     reset_interval: int = arg(default=1000, check=Integer(least=0))
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     plain = stable_spam
 

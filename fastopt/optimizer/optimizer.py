@@ -121,6 +121,11 @@ COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 """Methods that a class may override to change how updates are counted or rates are computed."""
 
 
+def replaceable(method: Callable[[Any], Any]) -> Any:
+    """Return a property that type checkers let a subclass replace by a value."""
+    return property(method)
+
+
 def unused(lock: Any) -> Any:
     """Return the lock of an update that must not be inside another one, which is checked.
 
@@ -339,37 +344,23 @@ class Optimizer(Checked, metaclass=Declaring):
     """Defaults by argument that are checked in each constructor, as instances may change them."""
 
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "lr": ("learning_rate",),
         "betas": ("beta1", "beta2"),
         "eps": ("epsilon",),
         "epsilon": ("eps",),
-        "weight_decay": ("wd",),
     }
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = OPTIMIZER_NAMES
     argument_advice: ClassVar[Mapping[str, str]] = OPTIMIZER_ARGUMENTS
     elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
     unlisted = Checked.unlisted | {
-        *(
-            "accumulate",
-            "accumulates",
-            "add_follower",
-            "by_index",
-            "call_lock",
-            "carried_in",
-            "carried_slots",
-            "copied",
-            "first_carried",
-        ),
-        *("check_multipliers", "check_rates", "claim", "claimed", "codes_of", "completes"),
-        *("corrects_decay", "count_only", "decays", "direct", "direct_state", "divided"),
-        *("evaluates", "folds", "followers", "forget_updates", "in_arrays", "in_list_order"),
-        *("inherits", "is_accumulating", "keep_updates", "key", "lock", "masters_given"),
-        *("may_skip", "mode_version", "multiplier", "multipliers_version", "native", "overridden"),
-        *("per_index", "plain", "put_back", "rates_at", "rates_before_count", "ratio"),
+        *("accumulate", "accumulates", "add_follower", "by_index", "call_lock", "carried_in"),
+        *("carried_slots", "check_multipliers", "check_rates", "claimed", "codes_of", "completes"),
+        *("copied", "corrects_decay", "count_only", "decays", "direct_state", "evaluates"),
+        *("first_carried", "folds", "forget_updates", "in_arrays", "in_list_order"),
+        *("is_accumulating", "keep_updates", "key", "masters_given", "may_skip", "multiplier"),
+        *("native", "per_index", "plain", "put_back", "rates_at", "rates_before_count", "ratio"),
         *("ratio_fields", "restore", "restore_from", "rounded_sums", "row_decay", "rule_by_index"),
-        *("scheduled", "seen", "siblings", "snapshot", "starts_at_zero", "step_sums", "stepping"),
-        *("sym_info", "traits", "transient", "unchecked", "update_in_python", "updating"),
-        *("variant", "version", "whole_shapes"),
+        *("scheduled", "seen", "snapshot", "starts_at_zero", "step_sums", "sym_info", "traits"),
+        *("update_in_python", "variant"),
     }
     rescale_grad: float = arg(  # AdamW treats NaN and infinity as overflow
         default=1.0, check=Real(infinite=True, nan=True), kw_only=True
@@ -458,25 +449,18 @@ class Optimizer(Checked, metaclass=Declaring):
                 f"{cls.__name__}.rule must be a function decorated with @fastopt.rule(...), got "
                 f"{without_address(brief(rule), rule)}"
             )
-        cls.native = (
-            cls.update is Optimizer.update
-            and cls.update_multi_precision is Optimizer.update_multi_precision
-        )
-        cls.evaluates = cls.evaluated is not Optimizer.evaluated
-        cls.may_skip = cls.skips is not Optimizer.skips
-        cls.rule_by_index = cls.rule_for is not Optimizer.rule_for
-        own = ("__setattr__", "set_lr_mult", "set_wd_mult")
-        cls._plain = not any(
+
+        def same(*names: str) -> bool:
+            return all(getattr(cls, name) is getattr(Optimizer, name) for name in names)
+
+        cls.native = same("update", "update_multi_precision")
+        cls.evaluates, cls.may_skip = not same("evaluated"), not same("skips")
+        cls.rule_by_index, cls.per_index = not same("rule_for"), not same(*COUNTED)
+        cls._plain = same("__setattr__", "set_lr_mult", "set_wd_mult") and not any(
             hasattr(getattr_static(cls, name, None), "__set__") for name in cls._arguments
-        ) and all(getattr(cls, name) is getattr(Optimizer, name) for name in own)
-        cls._plain_rate = (
-            cls.learning_rate is Optimizer.learning_rate
-            and cls.set_learning_rate is Optimizer.set_learning_rate
-            and cls.__setattr__ is Optimizer.__setattr__
-            and not hasattr(cls, "lr")
-            and cls._arguments["lr"] is check_rate
         )
-        cls.per_index = any(getattr(cls, name) is not getattr(Optimizer, name) for name in COUNTED)
+        cls._plain_rate = cls._plain and same("learning_rate", "set_learning_rate")
+        cls._plain_rate &= cls._arguments["lr"] is check_rate
         cls._follow_tables()
 
     @classmethod
@@ -510,15 +494,16 @@ class Optimizer(Checked, metaclass=Declaring):
     @classmethod
     def _prepare(cls) -> None:
         """Check the defaults once."""
-        cls._ready, cls._fresh = {}, {}
+        ready, fresh = dict[str, Any](), dict[str, Any]()
         for name in [each for each in cls.defaults if each not in TAKEN]:
             attribute, value = attribute_of(cls, name), cls.defaults[name]
             check = cls._arguments.get(attribute)
             checked = value if check is None else check(name, value)
             if cls._plain and isinstance(checked, Hashable):
-                cls._ready[attribute] = checked
+                ready[attribute] = checked
             else:
-                cls._fresh[name] = value
+                fresh[name] = value
+        cls._fresh, cls._ready = fresh, ready  # in this order, as other threads look for the last
 
     def _put(self, name: str, value: Any) -> None:
         """Set a checked attribute in the constructor."""
@@ -635,9 +620,13 @@ class Optimizer(Checked, metaclass=Declaring):
             self._share(name)
         finally:  # even if Ctrl-C interrupts the assignment
             if name not in VALUES:
-                self._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
+                self._set_versions(*(CHANGED_TABLES if self._selects(name) else CHANGED))
             elif before != own.get(name):  # trainers assign them in every step
                 self._set_versions("version")
+
+    def _selects(self, name: str) -> bool:
+        """Whether what a parameter has for itself may depend on an attribute."""
+        return name in TABLES or type(self).fields_of is not Optimizer.fields_of
 
     def _check_assigned(self, name: str, before: Any) -> None:
         """Set an attribute back to `before` if it contradicts the others."""
@@ -719,7 +708,7 @@ class Optimizer(Checked, metaclass=Declaring):
         for other in list(siblings):
             if other is not self:
                 vars(other)[name] = other._table(own[name]) if name in TABLES else own[name]
-                other._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
+                other._set_versions(*(CHANGED_TABLES if self._selects(name) else CHANGED))
 
     def _is_setting(self, name: str) -> bool:
         """Whether an attribute is an argument of the constructor, and not about parameters."""
@@ -891,22 +880,21 @@ class Optimizer(Checked, metaclass=Declaring):
         """Whether decay is decoupled and proportional to the learning rate: `corrected_decay`."""
         return self.decoupled
 
-    def rates_at(
-        self, rate: float, multipliers: tuple[float, float] = (1.0, 1.0)
-    ) -> dict[str, float]:
+    def rates_at(self, rate: float, multipliers: tuple[Any, ...] = (1.0, 1.0)) -> dict[str, float]:
         """Return learning rate ``lr`` and weight decay ``wd`` of a parameter, and ``rate``.
 
         Parameters
         ----------
         rate : float
             The learning rate before multipliers.
-        multipliers : tuple of float
-            Those of learning rate and weight decay.
+        multipliers : tuple
+            Those of learning rate and weight decay, and pairs of the parameter's own fields, which
+            are returned too.
         """
-        (lr_mult, wd_mult), decay = multipliers, self.wd
+        (lr_mult, wd_mult, *own), decay = multipliers, self.wd
         if self.corrected_decay is not None and self.corrects_decay:
             decay = decay * (rate / self.corrected_decay)
-        return {"rate": rate, "lr": rate * lr_mult, "wd": decay * wd_mult}
+        return {"rate": rate, "lr": rate * lr_mult, "wd": decay * wd_mult, **dict(own)}
 
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
         """Raise ValueError unless a parameter's learning rate and weight decay are valid."""
@@ -1209,6 +1197,24 @@ class Optimizer(Checked, metaclass=Declaring):
         """
         return {}
 
+    def fields_of(self, index: Index) -> Mapping[str, float]:
+        """Return fields of the rule that depend on the parameter alone, such as on its shape.
+
+        It is called again when an attribute or a multiplier changes. Learning rate and weight decay
+        have multipliers instead.
+
+        Parameters
+        ----------
+        index : int or str
+            The parameter.
+
+        Returns
+        -------
+        mapping of str to float
+            Empty by default.
+        """
+        return {}
+
     def decay(self, t: int, lr: float, wd: float) -> float:
         """Return the fraction by which weight decay shrinks a weight in one step.
 
@@ -1252,19 +1258,19 @@ class Optimizer(Checked, metaclass=Declaring):
         """
         return None
 
-    @property
+    @replaceable
     def rule(self) -> Rule | None:
         """Rule that :meth:`update` applies; a class with one rule sets ``rule = its_rule``.
 
         By default the variant of :attr:`plain` that the arguments `cautious`, `cautious_decay`,
         `stable` and `grams` select, those of them that the class declares.
         """
-        plain = self.plain
+        plain: Rule | None = self.plain
         if plain is None or not any(which := self.variant):
             return plain
         return varied(plain, self.traits, which)
 
-    @property
+    @replaceable
     def plain(self) -> Rule | None:
         """Rule without its variants; a class with one rule sets ``plain = its_rule``."""
         return None
@@ -1298,7 +1304,8 @@ class Optimizer(Checked, metaclass=Declaring):
         index : int or str
             The parameter.
         """
-        return self.rule
+        rule: Rule | None = self.rule
+        return rule
 
     def skips(self) -> bool:
         """Whether updates are counted but change no weight or state."""

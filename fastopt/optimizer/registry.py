@@ -20,7 +20,7 @@ SHARED = {
     "prodigy": ("dadaptadam", "schedulefreeprodigy"),
     "rowsteps": ("adammini", "sm3"),
     "schedulefree": ("schedulefreeadamw", "schedulefreesgd"),
-    "sgd": ("asgd", "ccsgd", "nag", "sgld", "test"),
+    "sgd": ("asgd", "ccsgd", "dcasgd", "nag", "sgld", "test"),
     "shampoo": ("soap",),
     "signs": ("lion", "rprop", "signum"),
 }

@@ -14,7 +14,7 @@ from fastopt._kernels.compiling import bind
 from fastopt._kernels.factored import SCALED, covered, shared
 from fastopt.arguments import Integer, Real, Stored, alias, arg
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.matrices import ByPattern, InPlace, MatrixFamily, Rescaled, Shape, descent
+from fastopt.optimizer.matrices import ByPattern, InPlace, MatrixOptimizer, Rescaled, Shape, descent
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -200,7 +200,7 @@ class _Covered(RowSteps):
 
 
 @register
-class SM3(MatrixFamily):
+class SM3(MatrixOptimizer):
     r"""SM3: AdaGrad with one accumulator for each slice along each axis.
 
     .. math::
@@ -277,7 +277,7 @@ class SM3(MatrixFamily):
     directions = _Covered
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         if len(shape) < 2:
             covers = {"sums": shape}
         else:
@@ -317,7 +317,7 @@ class _Shared(RowSteps):
 
 
 @register
-class AdamMini(MatrixFamily, AdamFamily):
+class AdamMini(MatrixOptimizer, AdamFamily):
     r"""Adam-mini: Adam with one second moment for each row, or for each head of attention.
 
     .. math::
@@ -404,11 +404,11 @@ class AdamMini(MatrixFamily, AdamFamily):
     directions = _Shared
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         return {"mean": shape, "var": (shape[0], 1) if len(shape) > 1 else ()}
 
     def check_shape(self, index: Index, shape: Shape) -> None:
-        """See :meth:`MatrixFamily.check_shape`."""
+        """See :meth:`MatrixOptimizer.check_shape`."""
         self.rows_of(index, shape)
 
     def rows_of(self, index: Index, shape: Shape) -> int:

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,31 +23,47 @@ from fastopt._engine.validate import leaves
 from fastopt.arguments import FLAG, Integer, OrNone, Real, arg
 from fastopt.optimizer.adam import Adam
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
+from fastopt.optimizer.matrices import MatrixOptimizer, Part, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.rates import RateAttribute
 
-MOMENTS = ("beta1", "beta2", "epsilon", "idx2name")
-"""Attributes that the inner Adam shares with Shampoo."""
 
+class _OfAdam:
+    """Abstract base of directions with preconditioners, whose step sizes are those of Adam."""
 
-class _Preconditioned:
-    """Directions: the preconditioned mean gradient, with the norm of Adam's step."""
+    adam: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of the inner Adam."""
+    shared: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon", "idx2name")
+    """Attributes that the inner Adam shares with the optimizer."""
+    scratch: ClassVar[tuple[str, ...]]
+    """Names of buffers in the weight's shape."""
 
     def __init__(self) -> None:
-        self._rescaled = Rescaled()
-        self._adam = Part(Adam(learning_rate=1.0, formula="torch"), MOMENTS)
-        self._buffers = Buffers()
+        self._rescaled, self._buffers = Rescaled(), Buffers()
+        self._adam = Part(Adam(learning_rate=1.0, **self.adam), self.shared)
 
-    def reserve(self, main: "Shampoo", index: Index, direction: Array) -> None:
+    def reserve(self, main: Any, index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
-        shape, dtype = direction.shape, direction.dtype
-        for name in ("rotated 0", "rotated 1", "turned"):
-            self._buffers(name, shape, dtype)
-        for name, size in main.slots(shape).items():
+        for name in self.scratch:
+            self._buffers(name, direction.shape, direction.dtype)
+        for name, size in main.slots(direction.shape).items():
             if name.startswith("factor"):
-                self._buffers(name, size, dtype)
+                self._buffers(name, size, direction.dtype)
         self._rescaled.reserve(direction)
+
+
+def _assign(targets: Sequence[Array | None], values: Sequence[Array | None]) -> None:
+    """Write the values of axes that have changed."""
+    for target, value in zip(targets, values, strict=True):
+        if target is not None and target is not value:
+            target[...] = value
+
+
+class _Preconditioned(_OfAdam):
+    """Directions: the preconditioned mean gradient, with the norm of Adam's step."""
+
+    adam = MappingProxyType({"formula": "torch"})
+    scratch = ("rotated 0", "rotated 1", "turned")
 
     def write(
         self,
@@ -88,9 +105,7 @@ class _Preconditioned:
                 np.negative(direction, out=direction)
         for _, given, results in found:
             for targets, values in zip(given, results, strict=True):
-                for target, value in zip(targets, values, strict=True):
-                    if target is not None and target is not value:
-                        target[...] = value
+                _assign(targets, values)
         return True
 
     def _renewed(self, main: "Shampoo", given: Any, gradient: Array, count: int) -> Any:
@@ -117,7 +132,7 @@ def _norm(array: Array) -> float:
 
 
 @register
-class Shampoo(MatrixFamily, AdamFamily):
+class Shampoo(MatrixOptimizer, AdamFamily):
     r"""Shampoo: preconditioners for each axis, with the step size of Adam, for weight matrices.
 
     .. math::
@@ -280,7 +295,7 @@ class Shampoo(MatrixFamily, AdamFamily):
         return [(at, tuple(each.stop - each.start for each in at)) for at in product(*cuts)]
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         found: dict[str, Shape] = {"mean": shape, "var": shape}
         blocks = self.blocks(self.axes(shape))
         for k, (_, sizes) in enumerate(blocks):
@@ -291,30 +306,11 @@ class Shampoo(MatrixFamily, AdamFamily):
         return found
 
 
-ROTATED = ("beta1", "beta2", "epsilon", "stable", "idx2name")
-"""Attributes that the inner Adam shares with SOAP."""
-
-
-class _Rotated:
+class _Rotated(_OfAdam):
     """Directions: steps of Adam in the eigenbases, from 0 with a learning rate of 1."""
 
-    def __init__(self) -> None:
-        self._rescaled = Rescaled()
-        self._adam = Part(Adam(learning_rate=1.0), ROTATED)
-        self._buffers = Buffers()
-        self._kept: dict[Any, tuple[Array, Array]] = {}
-
-    def reserve(self, main: "SOAP", index: Index, direction: Array) -> None:
-        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
-        shape, dtype = direction.shape, direction.dtype
-        for name in ("rotated 0", "rotated 1"):
-            self._buffers(name, shape, dtype)
-        for name, size in main.slots(shape).items():
-            if name.startswith("factor"):
-                self._buffers(name, size, dtype)
-        if (shape, dtype) not in self._kept:
-            self._kept[shape, dtype] = np.empty(shape, dtype), np.empty(shape, dtype)
-        self._rescaled.reserve(direction)
+    shared = (*_OfAdam.shared, "stable")
+    scratch = ("rotated 0", "rotated 1", "inside", "step")
 
     def write(
         self, main: "SOAP", index: Index, weight: Array, direction: Array, grad: Array, state: Any
@@ -324,7 +320,8 @@ class _Rotated:
         Decompositions are computed before the state changes, so that a failure changes nothing.
         """
         mean, var, steps, *pairs = state
-        inside, step = self._kept[direction.shape, direction.dtype]
+        shape, dtype = direction.shape, direction.dtype
+        inside, step = (self._buffers(name, shape, dtype) for name in ("inside", "step"))
         gradient = self._rescaled(main, index, direction, grad)
         lengths, count = main.axes(direction.shape), int(steps[0])
         largest, beta = main.max_precond_dim, main.shampoo_beta
@@ -350,10 +347,8 @@ class _Rotated:
                 rotated(mean.reshape(lengths), bases, True, self._buffers, inside)
                 rotated(inside.reshape(lengths), new, False, self._buffers, mean)
                 var[...] = var.reshape(lengths)[np.ix_(*orders)].reshape(var.shape)
-        for targets, values in ((factors, averages), (bases, new)):
-            for target, value in zip(targets, values, strict=True):
-                if target is not None and target is not value:
-                    target[...] = value
+        _assign(factors, averages)
+        _assign(bases, new)
         steps += 1
         return count > 0
 
@@ -392,7 +387,7 @@ def _next_bases(
 
 
 @register
-class SOAP(MatrixFamily, AdamFamily):
+class SOAP(MatrixOptimizer, AdamFamily):
     r"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner, for weight matrices.
 
     .. math::
@@ -520,7 +515,7 @@ class SOAP(MatrixFamily, AdamFamily):
 
     @property
     def takes_vectors(self) -> bool:  # type: ignore[override]
-        """See :attr:`MatrixFamily.takes_vectors`."""
+        """See :attr:`MatrixOptimizer.takes_vectors`."""
         return self.precondition_1d
 
     def axes(self, shape: Shape) -> Shape:
@@ -543,7 +538,7 @@ class SOAP(MatrixFamily, AdamFamily):
     directions = _Rotated
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixFamily.slots`."""
+        """See :meth:`MatrixOptimizer.slots`."""
         found: dict[str, Shape] = {"mean": shape, "var": shape, "steps": (1,)}
         for axis, length in enumerate(self.axes(shape)):
             if length <= self.max_precond_dim:

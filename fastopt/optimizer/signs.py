@@ -6,7 +6,7 @@ from fastopt.arguments import FLAG, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled, same_sign, sign
 from fastopt.kernels.variants import Traits, shrunk_by
-from fastopt.optimizer.families import MOMENTS, CautiousFamily, MomentumFamily
+from fastopt.optimizer.families import MOMENTS, AdamFamily, MomentumFamily
 from fastopt.optimizer.optimizer import Optimizer, constant, register
 from fastopt.optimizer.rates import RateAttribute
 
@@ -111,7 +111,7 @@ def lion(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class Lion(CautiousFamily):
+class Lion(AdamFamily):
     r"""Lion: steps of equal magnitude along the sign of the averaged gradient.
 
     .. math::
@@ -155,12 +155,15 @@ class Lion(CautiousFamily):
     array([0.9, 1. , 1.1])
     """
 
+    decoupled = True
     plain = lion
 
     epsilon: float = arg(default=0.0, init=False)
     eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)
     learning_rate: RateAttribute = arg(default=0.0001)
     beta2: float = arg(default=0.99)
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
 
 @rule(

@@ -4,7 +4,6 @@ import builtins
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,7 +16,7 @@ from fastopt._kernels.hashing import FREE
 from fastopt._kernels.layout import bfloat16, kind_of
 from fastopt._updater.updater import Updater
 from fastopt.arguments import Checked, brief, count, flag, number
-from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike, write_atomically
 from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.initializer import Initializer
@@ -670,7 +669,7 @@ class EmbeddingTable(TableRows, Checked):
         table = cls.__new__(cls)
         table.buffer_bytes = BUFFER
         saved, changes = directory.read(optimizer)
-        with read_from(directory.path), _checking():
+        with read_from(directory.path), refusing("not the checkpoint of a table: "):
             fields = checked_description(saved, optimizer, init)
             check_optimizer(fields["optimizer"], in_files=True)
             numbers = {"rows": fields["used"], "ids": fields["high"]}
@@ -715,7 +714,7 @@ class EmbeddingTable(TableRows, Checked):
         """
         table = cls.__new__(cls)
         table.buffer_bytes = BUFFER
-        with _checking():
+        with refusing("not the checkpoint of a table: "):
             fields = checked(saved, optimizer, init)
             table._begin(**{name: fields[name] for name in BEGIN})
             table._take_up(fields)
@@ -780,17 +779,6 @@ class EmbeddingTable(TableRows, Checked):
             f"{type(self).__name__}(dim={self.dim}, optimizer={self.optimizer!r}, "
             f"rows={len(self)}, dtype={self.dtype}{more})"
         )
-
-
-@contextmanager
-def _checking() -> Iterator[None]:
-    """Context that turns any unexpected error of a check into a CheckpointError."""
-    try:
-        yield
-    except (CheckpointError, OSError, MemoryError):
-        raise
-    except Exception as error:  # an invalid file can raise anything
-        raise CheckpointError(f"not the checkpoint of a table: {error}") from error
 
 
 def _records(index: RowIndex) -> tuple[Array, Array, Array]:

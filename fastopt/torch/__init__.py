@@ -13,6 +13,7 @@ Examples
 >>> opt.step()
 """
 
+import functools
 import typing
 
 try:
@@ -21,6 +22,7 @@ except ImportError as error:
     raise ImportError(f"fastopt.torch needs torch: pip install torch ({error})") from error
 
 from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt.optimizer import opt_registry as _registry
 from fastopt.torch.optimizer import Optimizer as Optimizer
 from fastopt.torch.optimizer import make as _make
 from fastopt.torch.recipes import is_name as _is_name
@@ -37,12 +39,15 @@ _ELSEWHERE = {
 }
 
 
+@functools.cache
+def _made(name: str, _kind: typing.Any) -> typing.Any:
+    return _make(_recipe(name))
+
+
 def __getattr__(name: str) -> typing.Any:
     if not _is_name(name):
         raise _no_attribute(f"module {__name__!r}", name, _names(), _ELSEWHERE)
-    made = _make(_recipe(name))
-    globals()[name] = made
-    return made
+    return _made(name, _registry.get(name.lower()))  # a class may be registered again
 
 
 def __dir__() -> list[str]:

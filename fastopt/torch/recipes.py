@@ -309,12 +309,13 @@ def is_name(name: str) -> bool:
     if name in OF_TORCH:
         return True
     kind = None if name in SAME_RULE else Rule.opt_registry.get(name.lower())
-    return kind is not None and kind.__name__ == name and kind.__module__.startswith("fastopt.")
+    return kind is not None and kind.__name__ == name
 
 
 def names() -> list[str]:
-    """Return the names of all classes, torch's first."""
-    own = [kind.__name__ for kind in Rule.opt_registry.values()]
+    """Return the names of all classes of the package, torch's first."""
+    kinds = Rule.opt_registry.values()
+    own = [kind.__name__ for kind in kinds if kind.__module__.startswith("fastopt.")]
     return [*OF_TORCH, *(name for name in own if name not in OF_TORCH and is_name(name))]
 
 

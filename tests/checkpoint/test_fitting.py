@@ -108,6 +108,18 @@ WRONG = {
         -1,
         "from 0 to 16777216, got -1",
     ),
+    "a count below 0": (
+        lambda: trained("adam"),
+        put("attributes", "_index_update_count", 0),
+        -1,
+        r"Adam: _index_update_count\[0\] must be at least 0, got -1",
+    ),
+    "half an update": (
+        lambda: trained("adam"),
+        put("attributes", "num_update"),
+        0.5,
+        "Adam: num_update must be an integer",
+    ),
     "an index": (half, put("parameters", 0), 0.5, "an index must be an integer or a string"),
     "a bool as an index": (half, put("parameters", 0), True, "an index must be an integer or a"),
 }

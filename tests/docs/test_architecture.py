@@ -102,7 +102,7 @@ RULES = [
     p for p in FILES if p.parent.name == "optimizer" and "\n@register\n" in p.read_text("utf-8")
 ]
 OF_ARRAYS = {
-    *("adafactor", "dcasgd", "lbsgd", "muon", "rowsteps", "shampoo"),
+    *("adafactor", "lbsgd", "muon", "prodigy", "rowsteps", "shampoo"),
 }
 """Optimizers that compute with rows, matrices or sums, which an author's rule does not have."""
 

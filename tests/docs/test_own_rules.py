@@ -3,9 +3,12 @@
 Those that the library has too, NorMuon and Adam-mini, are compared with it on the page itself.
 """
 
+import re
+
 import numpy as np
 import pytest
 
+import fastopt
 from fastopt import optimizer
 from helpers.pages import blocks
 from helpers.paths import ROOT
@@ -19,6 +22,7 @@ def written():
     """The namespace after the blocks of the page that define these optimizers."""
     namespace = {"__name__": "__main__"}
     needed = ("import fastopt", "class SPAM", "class ExactMARS", "def corrected_rate")
+    needed += ("class Sophia", "class AggMo")
     for line, code in blocks(PAGE, "python"):
         if any(part in code for part in needed) and not code.startswith('"""'):
             exec(compile("\n" * line + code, str(PAGE), "exec"), namespace)
@@ -57,3 +61,42 @@ def test_spam(written):
         rate = 0.1 * np.sqrt(1 - 0.999**since) / (1 - 0.9**since)
         exact = exact - rate * mean / (np.sqrt(var) + 1e-8)
         np.testing.assert_allclose(weight, exact, rtol=1e-12)
+
+
+@pytest.mark.further
+def test_sophia(written):
+    made = written["Sophia"](learning_rate=0.1, wd=0.5, gamma=0.7, interval=2, beta2=0.9)
+    updater, weight, exact = optimizer.get_updater(made), np.ones(5), np.ones(5)
+    mean = curvature = np.zeros(5)
+    for t, (grad, estimate) in enumerate(PAIRS, 1):
+        updater(0, grad, weight, extra=estimate)
+        mean = 0.96 * mean + 0.04 * grad
+        if t % 2 == 1:
+            curvature = 0.9 * curvature + 0.1 * estimate
+        step = np.clip(mean / np.maximum(0.7 * curvature, 1e-12), -1, 1)
+        exact = exact - 0.1 * step - 0.1 * 0.5 * exact
+        np.testing.assert_allclose(weight, exact, rtol=1e-12)
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("betas", [(0.5,), (0.0, 0.9, 0.99), (0.0, 0.5, 0.9, 0.99)])
+def test_aggmo_has_a_slot_for_each_momentum(written, betas):
+    updater = optimizer.get_updater(written["AggMo"](learning_rate=0.1, betas=betas))
+    weight, exact, moms = np.ones(5), np.ones(5), [np.zeros(5) for _ in betas]
+    for grad, _ in PAIRS:
+        updater(0, grad, weight)
+        moms = [beta * mom - grad for beta, mom in zip(betas, moms, strict=True)]
+        exact = exact + 0.1 / len(betas) * sum(moms)
+        np.testing.assert_allclose(weight, exact, rtol=1e-12)
+    with pytest.raises(ValueError, match=r"betas\[1\] must be .* below 1"):
+        updater.optimizer.betas = (0.5, 1.0)
+
+
+def test_the_guide_lists_the_names_that_fields_cannot_have():
+    listed = (
+        PAGE.read_text("utf-8").partition("attributes of NumPy's arrays")[2].partition("Slots")[0]
+    )
+    names = set(re.findall(r"`(\w+)`", listed))
+    assert names >= {name for name in dir(np.recarray) if not name.startswith("_")}
+    with pytest.raises(TypeError, match="'size' is an attribute of NumPy records"):
+        fastopt.rule(hyper=("lr", "size"))

@@ -7,7 +7,7 @@ import fastopt
 from fastopt import optimizer
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.jointsums import JointSums
-from fastopt.optimizer.matrices import MatrixFamily
+from fastopt.optimizer.matrices import MatrixOptimizer
 
 FORMS = {
     "adabelief": {},
@@ -120,7 +120,7 @@ def expected(name, flags, plain, grad, weight, step):
     if flags.get("cautious"):
         downhill = move * seen < 0
         masked = move * downhill / max(downhill.mean(), 1e-3)
-    of_decay = masked if isinstance(made, MatrixFamily) else move
+    of_decay = masked if isinstance(made, MatrixOptimizer) else move
     decays = of_decay * weight <= 0 if flags.get("cautious_decay") else np.ones_like(weight)
     decaying = weight + masked if name in LAST else weight
     return weight + factor * (masked - share * decays * decaying)

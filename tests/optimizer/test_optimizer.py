@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import fastopt
 from fastopt import lr_scheduler, optimizer
+from fastopt.arguments import Integer, Real, TableOf, arg, kept
 from fastopt.optimizer import Optimizer
 
 
@@ -636,3 +638,68 @@ def test_a_change_in_the_constructor_of_a_subclass_is_used():
     weights = {"kernel": np.ones(1), "bias": np.ones(1)}
     updater.step({"kernel": np.ones(1), "bias": np.ones(1)}, weights)
     assert (weights["kernel"], weights["bias"]) == (0.5, 0.75)
+
+
+@fastopt.rule(hyper=("lr", "inverse_width"))
+def by_width(weight, grad, state, h):
+    return weight - h.lr * h.inverse_width * grad, ()
+
+
+class ByWidth(optimizer.Optimizer):
+    """Its steps depend on the number of columns."""
+
+    rule = by_width
+    scale: float = arg(default=1.0, check=Real())
+    widths: dict[int | str, int] = kept(factory=dict, check=TableOf(Integer()))
+
+    def create_state(self, index, weight):
+        self.widths[index] = weight.shape[-1]
+        return super().create_state(index, weight)
+
+    def fields_of(self, index):
+        return {"inverse_width": self.scale / self.widths[index]}
+
+
+class Doubled(ByWidth):
+    """Its rates are asked for in Python."""
+
+    def _get_lr(self, index):
+        return 2 * super()._get_lr(index)
+
+
+def test_fields_of_a_parameter_are_those_of_its_shape():
+    weights, grads = [np.zeros((1, 4)), np.zeros((1, 2))], [np.ones((1, 4)), np.ones((1, 2))]
+    updater = optimizer.get_updater(ByWidth(lr=1.0))
+    path = [0.0, 0.0]
+    for change in ({}, {}, {"scale": 2.0}, {"lr": 0.5}, {"lr_scheduler": lambda n: 1 / n}):
+        for name, value in change.items():
+            setattr(updater.optimizer, name, value)
+        updater([0, 1], grads, weights)
+        made = updater.optimizer
+        path = [
+            at - made.learning_rate * made.scale / w for at, w in zip(path, (4, 2), strict=True)
+        ]
+        assert [weight[0, 0] for weight in weights] == path
+    updater(1, grads[1], weights[1])
+    assert weights[1][0, 0] == path[1] - updater.optimizer.learning_rate
+    with pytest.raises(KeyError, match="2"):
+        updater.optimizer.fields_of(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "groups", "steps"),
+    [
+        (ByWidth, {"b": {"lr": 0.5}}, [0.25, 0.25]),
+        (ByWidth, {"b": {"scale": 3.0}}, [0.25, 1.5]),
+        (Doubled, None, [0.5, 1.0]),
+    ],
+)
+def test_groups_and_rates_of_ones_own_have_fields_of_parameters_too(make, groups, steps):
+    weights, grads = [np.zeros((1, 4)), np.zeros((1, 2))], [np.ones((1, 4)), np.ones((1, 2))]
+    updater = optimizer.get_updater(make(lr=1.0), groups=groups)
+    updater(["a", "b"], grads, weights)
+    assert [-weight[0, 0] for weight in weights] == steps
+    other = optimizer.get_updater(make(lr=1.0), groups=groups)
+    other.load_state_dict(updater.state_dict())
+    other(["a", "b"], grads, weights)
+    assert [-weight[0, 0] for weight in weights] == [2 * step for step in steps]

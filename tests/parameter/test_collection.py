@@ -1,6 +1,7 @@
 """Dicts of parameters: sharing, selection, initialization, files."""
 
 import sys
+import tracemalloc
 import types
 
 import ml_dtypes
@@ -321,6 +322,23 @@ def test_files_are_plain_safetensors_with_native_types(tmp_path):
         )
     types = {"fc_weight": "F32", "fc_bias": "F32", "steps": "I64", "half": "BF16"}
     assert kinds == {f"net_{name}": kind for name, kind in types.items()}
+
+
+def test_files_are_written_and_read_without_a_second_copy(tmp_path):
+    params, other = (ParameterDict() for _ in range(2))
+    for each in (params, other):
+        each.get("w", shape=(2000, 1000)).initialize("ones")
+    params["w"]._data[0] = np.asfortranarray(params["w"].data())
+    size = 8_000_000
+    tracemalloc.start()
+    try:
+        params.save(tmp_path / "file")
+        assert tracemalloc.get_traced_memory()[1] < 1.2 * size  # their mean is a copy
+        tracemalloc.reset_peak()
+        other.load(tmp_path / "file")
+        assert tracemalloc.get_traced_memory()[1] < 1.2 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_loading_writes_into_the_arrays_that_are_there(tmp_path):

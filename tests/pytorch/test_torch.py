@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 
 import fastopt
 import fastopt.torch
+from fastopt.arguments import Real, arg
 from helpers.cases import OF_MATRICES
 from helpers.pages import blocks, printed
 from helpers.paths import ROOT
@@ -819,3 +820,43 @@ def test_the_page_runs_and_prints_what_it_says(capsys):
         capsys.readouterr()
         exec(compile("\n" * line + code, str(page), "exec"), namespace)
         assert capsys.readouterr().out.splitlines() == printed(code)
+
+
+@fastopt.rule(state=("mom",), hyper=("lr", "momentum"))
+def heavy(weight, grad, state, h):
+    mom = h.momentum * state[0] + grad
+    return weight - h.lr * mom, (mom,)
+
+
+class OwnHeavy(fastopt.optimizer.Optimizer):
+    """A class of the user's."""
+
+    rule = heavy
+    momentum: float = arg(default=0.9, check=Real(least=0))
+
+
+class Again(OwnHeavy):
+    """Its next version, with the same name."""
+
+    momentum: float = arg(default=0.5)
+
+
+def test_a_registered_class_of_the_users_has_one_for_torch():
+    with pytest.raises(AttributeError, match="no attribute 'OwnHeavy'"):
+        _ = fastopt.torch.OwnHeavy
+    fastopt.optimizer.register(OwnHeavy)
+    try:
+        found = []
+        for library, name in ((torch.optim, "SGD"), (fastopt.torch, "OwnHeavy")):
+            torch.manual_seed(3)
+            net = model()
+            found.append(losses(net, getattr(library, name)(net.parameters(), 0.1, momentum=0.9)))
+        np.testing.assert_allclose(*found, rtol=1e-5)
+        kind = fastopt.torch.OwnHeavy
+        assert pickle.loads(pickle.dumps(kind)) is kind
+        Again.__name__ = "OwnHeavy"
+        with pytest.warns(UserWarning, match="replaces"):
+            fastopt.optimizer.register(Again)
+        assert fastopt.torch.OwnHeavy(net.parameters()).defaults["momentum"] == 0.5
+    finally:
+        del fastopt.optimizer.opt_registry["ownheavy"]

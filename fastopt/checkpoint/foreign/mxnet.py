@@ -65,10 +65,13 @@ def load_mxnet_states(source: PathLike | bytes, max_bytes: int | None = None) ->
     >>> load_mxnet_states(b"\x80\x04}K\x00Ns.")
     {0: None}
     """
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _checked(bytes(source), max_bytes)
-    with read_from(source):
-        return _checked(Path(source).read_bytes(), max_bytes)
+    if not isinstance(source, (bytes, bytearray, memoryview)):
+        with read_from(source):
+            return load_mxnet_states(Path(source).read_bytes(), max_bytes)
+    data = bytes(source)
+    most = None if max_bytes is None else count("max_bytes", max_bytes, least=0)
+    with refusing("not a file of MXNet's get_states: "):
+        return _states(data, Allowance.of(len(data), most))
 
 
 def described_by_mxnet(
@@ -107,12 +110,6 @@ def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index
                 raise CheckpointError(f"index {index!r}: a sum of gradients of unknown shape")
             total = np.zeros_like(arrays[0]) if taken["batch_scale"] > 1 else None
         yield index, {**entry, "cum_grad": total}
-
-
-def _checked(data: bytes, max_bytes: int | None) -> MXNetStates:
-    most = None if max_bytes is None else count("max_bytes", max_bytes, least=0)
-    with refusing("not a file of MXNet's get_states: "):
-        return _states(data, Allowance.of(len(data), most))
 
 
 def _states(data: bytes, dense: Allowance) -> MXNetStates:

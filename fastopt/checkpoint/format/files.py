@@ -68,7 +68,9 @@ def write_part(path: PathLike, of: PathLike, chunks: Iterable[bytes | memoryview
 
 def _write(path: PathLike, chunks: Iterable[bytes | memoryview], of: str | None) -> None:
     try:
-        target = _target(path)
+        target = Path(os.path.realpath(path))
+        if target.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))  # links in a loop
         if of is None:
             _remove_leftovers(target)
         _replace(target, target.name if of is None else of, chunks)
@@ -76,14 +78,6 @@ def _write(path: PathLike, chunks: Iterable[bytes | memoryview], of: str | None)
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-
-
-def _target(path: PathLike) -> Path:
-    """Resolve symbolic links; raise OSError for a loop of links."""
-    target = Path(os.path.realpath(path))
-    if target.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    return target
 
 
 def _replace(target: Path, of: str, chunks: Iterable[bytes | memoryview]) -> None:

@@ -78,24 +78,29 @@ def new_counts(optimizer: Optimizer, attributes: Mapping[str, Any]) -> dict[str,
     CheckpointError
         A count is invalid.
     """
-    own = optimizer.__getstate__()
-    if own.keys() != attributes.keys():
+    own = vars(optimizer)
+    kept = own.keys() - optimizer.transient - {"param_dict"}
+    if attributes.keys() != kept | {*optimizer.in_arrays}:
         return None
-    if not all(_same(own[name], attributes[name]) for name in own if name not in COUNTS):
-        return None
+    for name in kept - {*COUNTS}:
+        if own[name] is not attributes[name] and not _same(own[name], attributes[name]):
+            return None
     with refusing(f"{type(optimizer).__name__}: "):
         return {name: optimizer._progress[name](name, attributes[name]) for name in COUNTS}
 
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two values are equal, except arrays and what holds them."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, dict):
+    if type(other) in PLAIN:
+        same = type(one) is type(other) and one == other
+        return same and bool(one or repr(one) == repr(other))  # 0.0 is not -0.0
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if type(one) in PLAIN:
-        return bool(one == other and (one or repr(one) == repr(other)))  # 0.0 is not -0.0
-    return isinstance(one, LRScheduler) and _same(vars(one), vars(other))
+    return (
+        isinstance(one, LRScheduler)
+        and type(one) is type(other)
+        and _same(*map(vars, (one, other)))
+    )
 
 
 def _is_attribute(klass: type[Checked], name: Any) -> bool:

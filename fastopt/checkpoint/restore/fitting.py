@@ -7,6 +7,7 @@ import numpy as np
 
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import is_coded, scales_shape, split_scales
+from fastopt.arguments import ArrayOf
 from fastopt.checkpoint.format.container import Array
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.checkpoint.restore.describe import foreign_part
@@ -14,9 +15,9 @@ from fastopt.kernels.rule import Rule
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-SLOTS = ("float32", "float64", "bfloat16")
-SCALES = ("float32", "float64")
-MASTERS = ("float32", "uint16")
+SLOTS = ArrayOf(("float32", "float64", "bfloat16"))
+SCALES = ArrayOf(("float32", "float64"))
+MASTERS = ArrayOf(("float32", "uint16"))
 
 
 def check_states(
@@ -46,7 +47,8 @@ def check_states(
             with refusing(f"{context}: "):
                 own.check_saved(index, state)
             continue
-        slots = _check_arrays(context, rule, state, own)
+        with refusing(""):
+            slots = _check_arrays(context, rule, state, own)
         if slots:
             _check_kept(context, own, index, slots[0].shape)
 
@@ -67,14 +69,15 @@ def _check_arrays(context: str, rule: Rule, state: Any, optimizer: Optimizer) ->
     if paired:
         master = arrays.pop(-1 if optimizer.master_last else 0)
     for number in arrays[len(rule.state) :]:
-        _check_dtype(context, number, SLOTS)
+        SLOTS(context, number)
         if number.shape:
             raise CheckpointError(f"{context} must have one number for the tensor, got {number!r}")
     arrays = arrays[: len(rule.state)]
     codes = rule.codes
     whole = arrays[0].shape if arrays else ()
     for (slot, shape), array in zip(rule.shapes(whole), arrays, strict=True):
-        _check_dtype(context, array, (*SLOTS, codes[slot]) if slot in codes else SLOTS)
+        allowed = ArrayOf((*SLOTS.dtypes, codes[slot])) if slot in codes else SLOTS
+        allowed(context, array)
         if array.shape != shape:
             raise CheckpointError(
                 f"{context} has arrays of shapes {whole} and {array.shape}, slot {slot!r} must "
@@ -84,19 +87,14 @@ def _check_arrays(context: str, rule: Rule, state: Any, optimizer: Optimizer) ->
     if [array.shape for array in scales] != list(map(scales_shape, of)):
         raise CheckpointError(f"{context} has codes of shapes {of}, whose scales do not fit")
     for array in scales:
-        _check_dtype(f"{context}: scales", array, SCALES)
+        SCALES(f"{context}: scales", array)
     if master is not None:
-        _check_dtype(f"{context}: master", master, MASTERS)
+        MASTERS(f"{context}: master", master)
         if arrays and rule.state[0] not in rule.row_state and master.shape != arrays[0].shape:
             raise CheckpointError(
                 f"{context} has shape {arrays[0].shape}, its master {master.shape}"
             )
     return arrays
-
-
-def _check_dtype(context: str, array: Array, dtypes: tuple[str, ...]) -> None:
-    if array.dtype.name not in dtypes or not array.dtype.isnative:
-        raise CheckpointError(f"{context} must have dtype {' or '.join(dtypes)}, got {array.dtype}")
 
 
 def _check_kept(context: str, optimizer: Optimizer, index: Index, shape: tuple[int, ...]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fastopt._kernels.device_memory import host
 from fastopt._notices import warn_user
-from fastopt.arguments import count, is_array
+from fastopt.arguments import ArrayOf, count
 from fastopt.averages import described, rebuilt
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer.optimizer import Index
@@ -16,7 +16,7 @@ from fastopt.sparse import RowSparse
 PROGRESS = ("accumulation", "averages")
 """Fields of a checkpoint that are written only by updaters with `accumulate` or `average`."""
 
-REALS = ("float32", "float64")
+REALS = ArrayOf(("float32", "float64"))
 
 Current = Callable[[Index], Index | None]
 """Function that returns the updater's index for a key of a checkpoint, or None."""
@@ -126,7 +126,8 @@ def _checked_sums(
         )
     for key, number in calls.items():
         count(f"calls[{key!r}]", number, most=every - 1)
-        _check_real(f"sums[{key!r}]", sums[key])
+        total = sums[key]
+        REALS(f"sums[{key!r}]", total.values if isinstance(total, RowSparse) else total)
     return calls, sums
 
 
@@ -152,7 +153,7 @@ def _checked_averages(
     arrays = _of_parameters("arrays", saved["arrays"], index)
     held = _of_parameters("weights", saved["weights"], index)
     for key, array in arrays.items():
-        _check_real(f"arrays[{key!r}]", array, dense=True)
+        REALS(f"arrays[{key!r}]", array)
     for key, array in held.items():
         if not isinstance(array, np.ndarray) or key not in arrays:
             raise CheckpointError(f"weights[{key!r}] must be an array with an average")
@@ -170,11 +171,3 @@ def _of_parameters(name: str, table: Any, index: Current) -> dict[Index, Any]:
     except (AttributeError, KeyError):
         raise CheckpointError(f"{name!r} must be a table of the saved parameters") from None
     return {key: value for key, value in present.items() if key is not None}
-
-
-def _check_real(name: str, array: Any, dense: bool = False) -> None:
-    values = array.values if isinstance(array, RowSparse) and not dense else array
-    if not is_array(values):
-        raise CheckpointError(f"{name} must be an array, got {type(array).__name__}")
-    if values.dtype.name not in REALS or not values.dtype.isnative:
-        raise CheckpointError(f"{name} must have dtype {' or '.join(REALS)}, got {values.dtype}")

@@ -10,6 +10,7 @@ from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import renew
 from fastopt._notices import warn_user
+from fastopt.amp import LossScaler
 from fastopt.arguments import brief, flag, number
 from fastopt.averages import rebuilt as rebuilt_average
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
@@ -49,7 +50,12 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
         with refusing("not the checkpoint of an updater: "):
             _check_fields(saved, type(optimizer).__name__)
             matching = match(saved["parameters"], keys_of(names_of(optimizer), updater.states))
-            _check_strict(matching.skipped, strict)
+            if strict and any(matching.skipped):
+                missing, extra = matching.skipped
+                raise CheckpointError(
+                    f"the parameters differ: the checkpoint lacks {missing} and has {extra} in "
+                    "addition; strict=False loads what both have"
+                )
             states = dict(_states(saved, matching, updater))
             made, attributes = optimizer, saved["attributes"]
             counts = new_counts(optimizer, attributes) if matching.is_identity else None
@@ -58,8 +64,9 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
                 made = rebuilt(type(optimizer), attributes, optimizer)
             index = {key: matching.index.get(i) for key, i in saved["parameters"].items()}
             put = checked(updater, made, states, saved, index.__getitem__, matching.attribute)
-        _warn_of_rest(updater, saved)
-        _restore_scaler(updater, saved["loss_scaler"])
+        if is_kept(saved["attributes"]["lr_scheduler"]):
+            warn_user(KEPT)
+        _restore_scaler(getattr(updater, "loss_scaler", None), saved["loss_scaler"])
         put()
         if counts:
             optimizer.restore(counts)
@@ -189,14 +196,6 @@ def _check_fields(saved: Any, optimizer: str) -> None:
             number(name, value, least=0)
 
 
-def _check_strict(skipped: Skipped, strict: bool) -> None:
-    if strict and any(skipped):
-        raise CheckpointError(
-            f"the parameters differ: the checkpoint lacks {skipped.missing} and has "
-            f"{skipped.extra} in addition; strict=False loads what both have"
-        )
-
-
 def _states(
     saved: Mapping[str, Any], matching: Matching, updater: Stateful
 ) -> Iterator[tuple[Index, Any]]:
@@ -242,19 +241,11 @@ def _attributes(
     return attributes
 
 
-def _warn_of_rest(updater: Stateful, saved: Mapping[str, Any]) -> None:
-    """Warn of parts of the updater or the checkpoint that are not restored."""
-    scaler = getattr(updater, "loss_scaler", None)
-    if is_kept(saved["attributes"]["lr_scheduler"]):
-        warn_user(KEPT)
-    if scaler is None and saved["loss_scaler"] is not None:
-        warn_user("the checkpoint has the state of a loss scaler, the updater has none to take it")
-    if scaler is not None and saved["loss_scaler"] is None:
-        warn_user("the checkpoint has no state of a loss scaler, that of the updater is kept")
-
-
-def _restore_scaler(updater: Stateful, saved: dict[str, Any] | None) -> None:
-    scaler = getattr(updater, "loss_scaler", None)
+def _restore_scaler(scaler: LossScaler | None, saved: dict[str, Any] | None) -> None:
     if scaler is not None and saved is not None:
         with refusing("the state of the loss scaler does not fit: "):
             scaler.load_state_dict(saved)
+    elif saved is not None:
+        warn_user("the checkpoint has the state of a loss scaler, the updater has none to take it")
+    elif scaler is not None:
+        warn_user("the checkpoint has no state of a loss scaler, that of the updater is kept")

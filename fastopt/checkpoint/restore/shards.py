@@ -28,6 +28,9 @@ RUN = r"[0-9a-f]{16}"
 BY_ROW = ("row_decay",)
 """Attributes whose arrays have one number for each row of a weight."""
 
+FROZEN = "frozen"
+"""Field of an index file with weights that have no state, which may be missing."""
+
 FIELDS = {
     "run": str,
     "ranks": int,
@@ -35,14 +38,12 @@ FIELDS = {
     "updater": dict,
     "placements": dict,
     "masters": dict,
+    FROZEN: dict,
 }
 """Fields of the index file, which lists the shards."""
 
 TENSOR = ("shape", "dtype", "form")
 """Attributes of a placement that are those of a tensor, on whatever ranks."""
-
-FROZEN = "frozen"
-"""Field of an index file with weights that have no state."""
 
 
 @dataclass
@@ -122,13 +123,12 @@ def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
     for key, placement in reader.before.items():
         for table in tables_of(tree):
             if key in table:
-                table[key] = _reshaped(table[key], placement)
+                table[key] = _joined_state(table[key], placement)
         for name, table in tree["attributes"].items():
             if isinstance(table, dict) and keys[key] in table:
-                change = _by_row if name in BY_ROW else _reshaped
-                value = table.pop(keys[key])
-                if placement.shape or name not in BY_ROW:  # a number has no rows
-                    table[keys[key]] = change(value, placement)
+                value, by_row = table.pop(keys[key]), name in BY_ROW
+                if placement.shape or not by_row:  # a number has no rows
+                    table[keys[key]] = _joined_state(value, placement, by_row)
     if index["masters"]:
         waiting = {keys[key]: array for key, array in index["masters"].items()}
         tree["attributes"]["masters_given"] = tree["attributes"]["masters_given"] | waiting
@@ -141,26 +141,18 @@ def tables_of(tree: Mapping[str, Any]) -> list[dict[Index, Any]]:
     return [tree["states"], *(averages[name] for name in ("arrays", "weights") if averages)]
 
 
-def _reshaped(tree: Any, placement: Placement) -> Any:
-    """State whose flat arrays are reshaped to the tensor's shape."""
+def _joined_state(tree: Any, placement: Placement, by_row: bool = False) -> Any:
+    """Inverse of :func:`cut_state` for the only rank: flat arrays get the tensor's shape."""
 
     def shaped(array: Array) -> Array:
-        flat = placement.form == "flat" and array.shape == (placement.size,)
-        return array.reshape(placement.shape) if flat else array
-
-    return _mapped(shaped, tree)
-
-
-def _by_row(tree: Any, placement: Placement) -> Any:
-    """Numbers of rows; of a tensor that is split between elements, arrays have one for each."""
-    rows = placement.shape[0]
-
-    def first(array: Array) -> Array:
-        if placement.form != "flat":
+        if placement.form != "flat" or array.shape != (placement.size,):
             return array
+        if not by_row:
+            return array.reshape(placement.shape)
+        rows = placement.shape[0]
         return array[:: placement.size // rows] if placement.size else np.zeros(rows)
 
-    return _mapped(first, tree)
+    return _mapped(shaped, tree)
 
 
 def cut_state(
@@ -241,13 +233,12 @@ def _of_one(tree: Any) -> Saved:
 
 
 def _check(index: Any, kind: str) -> None:
-    if not is_of_ranks(index) or set(index) | {FROZEN} != {*FIELDS, FROZEN}:
+    if not is_of_ranks(index) or set(index) | {FROZEN} != {*FIELDS}:
         raise CheckpointError("not a checkpoint of ranks, which ShardedUpdater.save makes")
     for name, expected in FIELDS.items():
-        if not isinstance(index[name], expected):
-            raise CheckpointError(f"{name!r} is of type {type(index[name]).__name__}")
-    if not isinstance(index.get(FROZEN, {}), dict):
-        raise CheckpointError(f"{FROZEN!r} is of type {type(index[FROZEN]).__name__}")
+        value = index.get(name, {})
+        if not isinstance(value, expected):
+            raise CheckpointError(f"{name!r} is of type {type(value).__name__}")
     if not re.fullmatch(RUN, index["run"]):
         raise CheckpointError(f"a run cannot be named {index['run']!r}")
     if index["kind"] != kind:

@@ -1,18 +1,138 @@
-"""Import of state dicts of torch's optimizers."""
+"""State dicts of torch's optimizers, with NumPy arrays instead of tensors, in both directions."""
 
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from fastopt._engine.validate import label, leaves
+from fastopt._interrupts import between_updates
+from fastopt._kernels.codes import numbers_of
 from fastopt.arguments import brief, flag, number
-from fastopt.checkpoint.foreign.torch_forms import FORMS, VOCABULARY, Form, plain
+from fastopt.checkpoint.foreign.torch_forms import FORMS, VOCABULARY, Form, plain, same
 from fastopt.checkpoint.format.container import Array
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.checkpoint.restore.describe import Stateful, check_updater, describe
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore.restore import restore
 from fastopt.optimizer.optimizer import Index, Optimizer
+
+MAXIMIZE = replace(same("maximize"), default=False)
+
+
+def to_torch_state_dict(
+    updater: Stateful, indices: Sequence[Index] | None = None
+) -> dict[str, Any]:
+    """Return a dict like ``state_dict()`` of the corresponding torch optimizer.
+
+    With ``formula="torch"``, torch continues with the same formula; the page about checkpoints
+    lists the differences of other formulas. Clipping, rescaling and schedules are not part of
+    torch's optimizers and are not exported; the learning rate is the current one.
+
+    Parameters
+    ----------
+    updater : Updater
+        Updater with an optimizer of class SGD, NAG, Adam, AdamW, AdaGrad, RMSProp, AdaDelta,
+        Adamax, Nadam or Muon.
+    indices : sequence of int or str, optional
+        The updater's indices, in the order of torch's parameters. Default: all indices with a
+        state, which must be integers, in increasing order.
+
+    Returns
+    -------
+    dict
+        State dict with copies of the arrays. Parameters with equal learning rate and weight decay
+        are in one group.
+
+    Raises
+    ------
+    TypeError
+        `updater` is not an updater.
+    ValueError
+        torch has no such optimizer, or does not support its arguments.
+    RuntimeError
+        The call comes from inside an update, for example from a signal handler.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> from fastopt.checkpoint import to_torch_state_dict
+    >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5, momentum=0.9))
+    >>> updater(0, np.array([1.0, -2.0]), np.ones(2))
+    >>> to_torch_state_dict(updater)["state"]
+    {0: {'momentum_buffer': array([ 1., -2.])}}
+    """
+    check_updater(updater)
+    optimizer = updater.optimizer
+    form = _form_of(optimizer)
+    if indices is None:
+        indices = sorted(updater.states, key=_integer)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    state: dict[int, dict[str, Any]] = {}
+    with between_updates(optimizer.call_lock, "to_torch_state_dict()"):
+        for position, index in enumerate(indices):
+            rates = optimizer._get_lr(index), optimizer._get_wd(index)
+            group = groups.setdefault(rates, _group(form, optimizer, *rates))
+            group["params"].append(position)
+            if index in updater.states and form.slots:
+                state[position] = _to_torch(form, updater, index, rates[0])
+    return {"state": state, "param_groups": list(groups.values())}
+
+
+def _integer(index: Index) -> int:
+    if isinstance(index, str):
+        raise ValueError(f"the order of index {index!r} is not known, give `indices`")
+    return index
+
+
+def _form_of(optimizer: Optimizer) -> Form:
+    name = type(optimizer).__name__
+    forms = FORMS.get(name, ())
+    own, variants = vars(optimizer), plain(optimizer)
+    if forms and (on := [name for name in variants if own[name]]):
+        raise ValueError(f"torch has no {name} with {' and '.join(on)}")
+    for form in forms:
+        if all(getattr(optimizer, key) == value for key, value in form.when.items()):
+            return form
+    known = " or ".join(str(dict(form.when)) for form in forms)
+    raise ValueError(f"torch has no {name}" + (f" unless it has {known}" if forms else ""))
+
+
+def _group(form: Form, optimizer: Optimizer, lr: float, wd: float) -> dict[str, Any]:
+    """Torch's parameter group, without parameters."""
+    group = {"lr": lr, "weight_decay": wd, "maximize": optimizer.maximize}
+    group |= {**form.free, **form.fixed}
+    if group["weight_decay"] != wd:
+        raise ValueError(f"torch's {form.torch} decays otherwise: wd must be 0, got {wd}")
+    for name, option in form.options.items():
+        group[name] = option.to_torch(*(getattr(optimizer, key) for key in option.attributes))
+    return {**group, "params": []}
+
+
+def _to_torch(form: Form, updater: Stateful, index: Index, lr: float) -> dict[str, Any]:
+    """State of one parameter in torch's format."""
+    optimizer = updater.optimizer
+    arrays = numbers_of(leaves(updater.states[index]))
+    context = label(index, optimizer.idx2name)
+    if len(arrays) != len(form.slots):
+        raise ValueError(f"{context}: torch keeps {form.slots}, the state has {len(arrays)} arrays")
+    entries: dict[str, Any] = {}
+    if form.counted:
+        count = optimizer._index_update_count.get(index, optimizer.begin_num_update)
+        entries["step"] = np.array(count, np.float32)
+    if form.torch == "NAdam":
+        product = vars(optimizer)["_m_schedules"].get(index, 1.0)
+        entries["mu_product"] = np.array(product)
+    for slot, array in zip(form.slots, arrays, strict=True):
+        if slot != form.with_rate:
+            entries[slot] = array.copy()
+        elif lr == 0:
+            raise ValueError(f"{context}: the momentum cannot be divided by a rate of 0")
+        else:
+            entries[slot] = np.asarray(array / -lr)
+    return entries
 
 
 def from_torch_state_dict(
@@ -91,36 +211,34 @@ def _described(
     index_of = dict(zip(numbers, given, strict=True))
     if len(set(index_of.values())) < len(numbers):
         raise CheckpointError(f"a parameter comes twice among {numbers} or {indices}")
-    begun = {
-        index_of[position]: (_entry(state_dict, position), float(group["lr"]))
-        for group in groups
-        for position in group["params"]
-        if _entry(state_dict, position)
-    }
+    group_of = {index_of[position]: group for group in groups for position in group["params"]}
+    entries: dict[Index, dict[str, Any]] = {}
+    for position, index in index_of.items():
+        entry = state_dict["state"].get(position, {})
+        # slots may be None, such as a momentum not yet set
+        if kept := {slot: value for slot, value in entry.items() if value is not None}:
+            entries[index] = kept
     attributes = optimizer.__getstate__() | plain(optimizer) | dict(form.when)
     attributes |= _options(form, groups)
-    attributes |= _rates(optimizer, groups, index_of)
-    attributes["maximize"] = _maximize(groups)
+    attributes |= _rates(optimizer, groups, group_of)
     if form.counted:
-        counts = {index: int(entry["step"]) for index, (entry, _) in begun.items()}
+        counts = {index: int(entry["step"]) for index, entry in entries.items()}
         attributes["_index_update_count"] = counts
         attributes["num_update"] = max([optimizer.begin_num_update, *counts.values()])
     if form.torch == "NAdam":
-        products = {index: float(entry["mu_product"]) for index, (entry, _) in begun.items()}
+        products = {index: float(entry["mu_product"]) for index, entry in entries.items()}
         attributes["_m_schedules"] = products
-    keys = keys_of(names_of(optimizer), index_of.values())
+    keys = keys_of(names_of(optimizer), group_of)
     return {
         **describe(updater),
         "attributes": attributes,
-        "parameters": {key: index for key, index in keys.items() if index in index_of.values()},
-        "states": {k: _from_torch(form, *begun[i]) for k, i in keys.items() if i in begun},
+        "parameters": {key: index for key, index in keys.items() if index in group_of},
+        "states": {
+            key: _from_torch(form, entries[index], float(group_of[index]["lr"]))
+            for key, index in keys.items()
+            if index in entries
+        },
     }
-
-
-def _entry(state_dict: Mapping[str, Any], position: int) -> dict[str, Any]:
-    """Torch's state of a parameter, without slots that are None, such as a momentum not yet set."""
-    entry = state_dict["state"].get(position, {})
-    return {slot: value for slot, value in entry.items() if value is not None}
 
 
 def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
@@ -147,38 +265,29 @@ def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
     raise CheckpointError(f"{name} cannot continue this run of torch: its groups {nearest}")
 
 
-def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Fastopt's attributes for the options of the groups, which must agree."""
-    attributes: dict[str, float] = {}
-    for name, option in form.options.items():
+    attributes: dict[str, Any] = {}
+    for name, option in {**form.options, "maximize": MAXIMIZE}.items():
         values = {option.from_torch(group.get(name, option.default)) for group in groups}
         if len(values) > 1:
             raise CheckpointError(f"the groups differ in {name}: {sorted(values)}")
+        check = flag if option is MAXIMIZE else number
         for attribute, value in zip(option.attributes, *values, strict=True):
-            attributes[attribute] = number(name, value)
+            attributes[attribute] = check(name, value)
     return attributes
 
 
-def _maximize(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Value of `maximize`, which must be the same in all groups."""
-    values = {flag("maximize", group.get("maximize", False)) for group in groups}
-    if len(values) > 1:
-        raise CheckpointError("the groups differ in maximize")
-    return values.pop()
-
-
 def _rates(
-    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], index_of: Mapping[int, Index]
+    optimizer: Optimizer,
+    groups: Sequence[Mapping[str, Any]],
+    group_of: Mapping[Index, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Largest learning rate and weight decay, and multipliers that yield each group's values."""
     attributes: dict[str, Any] = {}
     for option, attribute in (("lr", "lr"), ("weight_decay", "wd")):
         base = max(number(option, float(group[option])) for group in groups)
-        table = {
-            index_of[position]: float(group[option]) / base if base else 1.0
-            for group in groups
-            for position in group["params"]
-        }
+        table = {i: float(group[option]) / base if base else 1.0 for i, group in group_of.items()}
         multiplier = f"{attribute}_mult"
         for index, factor in table.items():
             if getattr(optimizer.param_dict.get(index), multiplier, factor) != factor:

@@ -315,8 +315,8 @@ class Enrolment:
             if blank.spacing < ALONE_FROM:
                 arrays, start, end = blank.arrays(memory, end), first + end, end + blank.spacing
             else:  # memory that is freed with the state
-                own = zeros(blank.spacing)
-                arrays, start = blank.arrays(own, 0), address_of(own)
+                alone = zeros(blank.spacing)
+                arrays, start = blank.arrays(alone, 0), address_of(alone)
             made[index] = blank.state(arrays)
             others = [arrays[k] for k in template.leaves]
             addresses = [start + blank.slots[k].offset for k in template.leaves]

@@ -38,7 +38,7 @@ class Facts(dict[str, str]):
     @cached_property
     def digest(self) -> int:
         """See :class:`Fact`."""
-        return _digest([json.dumps(self).encode()])
+        return _digest([json.dumps(self, sort_keys=True).encode()])
 
     def in_words(self) -> Mapping[str, str]:
         """See :class:`Fact`."""

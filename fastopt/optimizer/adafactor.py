@@ -9,9 +9,8 @@ import numpy as np
 from fastopt._kernels.factored import confident, factored, stepped
 from fastopt.arguments import FLAG, OrNone, Real, alias, arg
 from fastopt.optimizer.matrices import MatrixOptimizer, Shape
-from fastopt.optimizer.optimizer import Array, Index, register
-from fastopt.optimizer.rates import RateAttribute
-from fastopt.optimizer.rowsteps import RowSteps
+from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
+from fastopt.optimizer.rowsteps import Arrays, RowSteps
 
 
 class Measured(NamedTuple):
@@ -37,15 +36,10 @@ class FactoredSteps(RowSteps):
         return weight.ndim > 1 and super().fits(main, weight, grad, state)
 
     def measured(
-        self,
-        grad: Array,
-        weight: Array,
-        moments: Sequence[Array],
-        share: float,
-        floor: float,
-        record: Array,
+        self, arrays: Arrays, moments: Sequence[Array], share: float, floor: float
     ) -> Measured:
         """Move the moments of rows and columns by `share` towards those of squared gradients."""
+        _, weight, grad, _, record = arrays
         height, width = grad.shape[-2:]
         flat, (rows, columns) = (grad.size // (height * width), height, width), moments
         scales = self.buffers("scales", (flat[0], height + width), grad.dtype)
@@ -97,21 +91,13 @@ def clipped_factor(size: float, threshold: float | None) -> float:
 class _Factored(FactoredSteps):
     """Directions: gradients divided by the root of the factored second moment."""
 
-    def run(
-        self,
-        main: "Adafactor",
-        index: Index,
-        target: Array,
-        weight: Array,
-        grad: Array,
-        state: tuple[Array, ...],
-        record: Array,
-    ) -> None:
+    def run(self, main: "Adafactor", index: Index, arrays: Arrays) -> None:
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
-        steps = self.measured(grad, weight, state, main.share(index), main.eps1, record)
+        steps = self.measured(arrays, arrays.state, main.share(index), main.eps1)
         factor = main.factor(index, steps.weight_size)
+        record, target = arrays.record, arrays.target.reshape(steps.source.shape)
         record["lr"] *= factor * clipped_factor(steps.size, main.clip_threshold)
-        self.call(stepped(), steps.source, steps.scales, target.reshape(steps.source.shape), record)
+        self.call(stepped(), steps.source, steps.scales, target, record)
 
     def write_vector(
         self,
@@ -254,20 +240,10 @@ class Adafactor(MatrixOptimizer):
 class _Confident(FactoredSteps):
     """Directions: momentum divided by the root of the factored second moment of its residuals."""
 
-    def run(
-        self,
-        main: "CAME",
-        index: Index,
-        target: Array,
-        weight: Array,
-        grad: Array,
-        state: tuple[Array, ...],
-        record: Array,
-    ) -> None:
+    def run(self, main: "CAME", index: Index, arrays: Arrays) -> None:
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
-        mean, *moments, left, right = state
-        share = 1 - main.beta2
-        steps = self.measured(grad, weight, moments, share, main.eps1, record)
+        target, _, grad, (mean, *moments, left, right), record = arrays
+        steps = self.measured(arrays, moments, 1 - main.beta2, main.eps1)
         source, flat = steps.source, steps.source.shape
         self.call(
             confident(grad.dtype.type),

@@ -1,7 +1,6 @@
 """Adam with other denominators."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from fastopt.arguments import FLAG, Real, alias, arg
@@ -13,8 +12,7 @@ from fastopt.optimizer.families import (
     mean_and_var,
     scaled_ratio,
 )
-from fastopt.optimizer.optimizer import Optimizer, corrected, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Optimizer, RateAttribute, corrected, register
 
 
 @rule(
@@ -92,10 +90,7 @@ class Adamax(AdamFamily):
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     learning_rate: RateAttribute = arg(default=0.002)
 
-    @property
-    def seen(self) -> Callable[..., Any]:
-        """See :attr:`Optimizer.seen`."""
-        return clipped_decayed
+    seen = staticmethod(clipped_decayed)
 
     hyper = corrected(corrected_rate)(Optimizer.hyper)
 

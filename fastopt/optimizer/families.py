@@ -9,8 +9,7 @@ from fastopt.kernels.scalars import COMMON, moments, peak_moments
 from fastopt.kernels.variants import (
     Variant,
 )
-from fastopt.optimizer.optimizer import Optimizer, bound, corrected
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Optimizer, RateAttribute, bound, corrected
 
 Formula = Literal["mxnet", "torch"]
 

@@ -8,8 +8,7 @@ from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, clipped_decayed, rescaled
 from fastopt.optimizer.families import MOMENTS, AdamFamily
-from fastopt.optimizer.optimizer import Optimizer, constant, corrected, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Optimizer, RateAttribute, constant, corrected, register
 
 
 @rule(state=("z", "n"), hyper=(*COMMON, "inverse_lr", "lamda1", "beta"))

@@ -8,8 +8,7 @@ import numpy as np
 
 from fastopt.arguments import Choice, Integer, Real, alias, arg
 from fastopt.optimizer.matrices import MatrixOptimizer, Shape
-from fastopt.optimizer.optimizer import Array, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Array, RateAttribute, register
 
 
 class LowRank(MatrixOptimizer):

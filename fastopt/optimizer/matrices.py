@@ -54,11 +54,11 @@ from fastopt.optimizer.optimizer import (
     Array,
     Index,
     Optimizer,
+    RateAttribute,
     constant,
     create,
     unused,
 )
-from fastopt.optimizer.rates import RateAttribute
 from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
 

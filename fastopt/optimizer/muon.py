@@ -23,8 +23,7 @@ from fastopt.arguments import (
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.matrices import ByPattern, MatrixOptimizer, Part, Shape
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, constant, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, RateAttribute, constant, register
 
 SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "maximize", "seed")
 """Attributes that the inner momentum optimizer shares with Muon."""

@@ -180,7 +180,7 @@ class Nadam(AdamFamily):
     def seen(self) -> Callable[..., Any]:
         """See :attr:`Optimizer.seen`."""
         if self.decouple:
-            return super().seen
+            return beside_decay
         return clipped_decayed if self.formula == "mxnet" else decayed
 
     @property

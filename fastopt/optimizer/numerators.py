@@ -1,7 +1,6 @@
 """Adam with other numerators: means of several gradients or of changed ones."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from fastopt.arguments import FLAG, Integer, Real, alias, arg
@@ -14,8 +13,7 @@ from fastopt.optimizer.families import (
     mean_and_var,
     over,
 )
-from fastopt.optimizer.optimizer import Optimizer, corrected, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Optimizer, RateAttribute, corrected, register
 
 DIFFERENCES = (
     *("lr", "rescale_grad", "clip_gradient", "epsilon"),
@@ -136,10 +134,7 @@ class Adan(AdamFamily):
         before, after = (1.0, kept) if self.proximal else (kept, 1.0)
         return {"shrink": before, "shrink_after": after}
 
-    @property
-    def decays(self) -> Callable[..., Any]:
-        """See :class:`~fastopt.optimizer.Optimizer`."""
-        return proximal_decay
+    decays = staticmethod(proximal_decay)
 
     @property
     def traits(self) -> Traits:
@@ -621,9 +616,6 @@ class NovoGrad(AdamFamily):
     beta1: float = arg(default=0.95)
     beta2: float = arg(default=0.98)
 
-    @property
-    def seen(self) -> Callable[..., Any]:
-        """See :attr:`Optimizer.seen`."""
-        return normalized
+    seen = staticmethod(normalized)
 
     hyper = corrected(started_norm, "begin_num_update")(Optimizer.hyper)

@@ -101,6 +101,7 @@ __all__ = [
     "Index",
     "Optimizer",
     "PerIndex",
+    "RateAttribute",
     "Schedule",
     "ScheduledRateError",
     "bound",
@@ -1281,12 +1282,12 @@ class Optimizer(Checked, metaclass=Declaring):
         own = vars(self)
         return Variant(*[own.get(name, False) for name in Variant._fields])
 
-    @property
+    @replaceable
     def seen(self) -> Callable[..., Any]:
         """Scalar function ``(weight, grad, h)``: the gradient that moving averages average."""
         return beside_decay if self.decoupled else decayed
 
-    @property
+    @replaceable
     def decays(self) -> Callable[..., Any]:
         """Scalar function ``(weight, h)``: what decoupled decay subtracts from a weight."""
         return rate_times_decay if self.decoupled else no_decay

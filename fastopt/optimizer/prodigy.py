@@ -1,7 +1,7 @@
 """Prodigy and DAdaptAdam: learning rates estimated from the distance to a solution."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -13,8 +13,7 @@ from fastopt.kernels.scalars import rescaled
 from fastopt.kernels.variants import shrunk_by
 from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.jointsums import ANY, JointSums
-from fastopt.optimizer.optimizer import Index, corrected, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Index, RateAttribute, corrected, register
 from fastopt.optimizer.schedulefree import (
     FREE,
     FREE_STEP,
@@ -157,15 +156,9 @@ class EstimatedAdam(DistanceFamily):
         """See :attr:`Optimizer.corrects_decay`."""
         return self.decouple
 
-    @property
-    def decays(self) -> Callable[..., Any]:
-        """See :attr:`Optimizer.decays`."""
-        return shrunk_by
+    decays = staticmethod(shrunk_by)
 
-    @property
-    def seen(self) -> Callable[..., Any]:
-        """See :attr:`Optimizer.seen`."""
-        return with_decay
+    seen = staticmethod(with_decay)
 
 
 ESTIMATE = "d", "d_max", "d_numerator"

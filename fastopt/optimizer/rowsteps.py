@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,13 +15,26 @@ from fastopt._kernels.factored import SCALED, covered, shared
 from fastopt.arguments import Integer, Real, Stored, alias, arg
 from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.matrices import ByPattern, InPlace, MatrixOptimizer, Rescaled, Shape, descent
-from fastopt.optimizer.optimizer import Array, Index, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
 
 SCALE = SCALED[:2]
 """Fields that scale and clip the gradient."""
 
 UNSCALED = (1.0, math.inf)
+
+
+class Arrays(NamedTuple):
+    """Arrays of a step: what it updates, the weight, the rescaled or raw gradient, and others.
+
+    `target` is the weight, or zeros for a step that is only computed; `record` has the fields of
+    the kernels, which rescale a raw gradient.
+    """
+
+    target: Array
+    weight: Array
+    grad: Array
+    state: tuple[Array, ...]
+    record: Array
 
 
 class RowSteps(InPlace):
@@ -44,17 +57,8 @@ class RowSteps(InPlace):
 
     # Methods for subclasses
 
-    def run(
-        self,
-        main: Any,
-        index: Index,
-        target: Array,
-        weight: Array,
-        grad: Array,
-        state: tuple[Array, ...],
-        record: Array,
-    ) -> None:
-        """Subtract ``lr`` times a step from ``shrink`` times `target`, and write the state.
+    def run(self, main: Any, index: Index, arrays: Arrays) -> None:
+        """Subtract ``lr`` times a step from ``shrink`` times the target, and write the state.
 
         Buffers are allocated before anything changes.
         """
@@ -103,7 +107,7 @@ class RowSteps(InPlace):
             self._scale = tuple(values_of(main, descent, SCALE, {}, {}))
             self._version = main.version
         record = self._record(main, weight.dtype, self._scale, rates)
-        self.run(main, index, weight, weight, grad, leaves(state), record)
+        self.run(main, index, Arrays(weight, weight, grad, leaves(state), record))
 
     def reserve(self, main: Any, index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
@@ -124,7 +128,7 @@ class RowSteps(InPlace):
         arrays = leaves(state)
         ordered = tuple(np.ascontiguousarray(array) for array in arrays)
         record = self._record(main, direction.dtype, UNSCALED, (0.0, -1.0))
-        self.run(main, index, target, exact, gradient, ordered, record)
+        self.run(main, index, Arrays(target, exact, gradient, ordered, record))
         for array, values in zip(arrays, ordered, strict=True):
             if values is not array:
                 array[...] = values
@@ -160,17 +164,9 @@ class _Covered(RowSteps):
         """See :meth:`RowSteps.values <fastopt.optimizer.rowsteps.RowSteps.values>`."""
         return main.eps, main.momentum, 1 - main.momentum
 
-    def run(
-        self,
-        main: "SM3",
-        index: Index,
-        target: Array,
-        weight: Array,
-        grad: Array,
-        state: tuple[Array, ...],
-        record: Array,
-    ) -> None:
+    def run(self, main: "SM3", index: Index, arrays: Arrays) -> None:
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
+        target, _, grad, state, record = arrays
         flat, scratch = self._scratch(grad.shape, grad.dtype)
         *covers, columns = state[: max(grad.ndim, 1)]
         ahead = covers[0] if len(covers) == 1 else scratch[0]
@@ -294,18 +290,9 @@ class _Shared(RowSteps):
         """See :meth:`RowSteps.values <fastopt.optimizer.rowsteps.RowSteps.values>`."""
         return 1 - main.beta1, 1.0
 
-    def run(
-        self,
-        main: "AdamMini",
-        index: Index,
-        target: Array,
-        weight: Array,
-        grad: Array,
-        state: tuple[Array, ...],
-        record: Array,
-    ) -> None:
+    def run(self, main: "AdamMini", index: Index, arrays: Arrays) -> None:
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
-        mean, var = state
+        target, _, grad, (mean, var), record = arrays
         flat, rows = (var.size, grad.size // var.size), main.rows_of(index, grad.shape)
         count = main.updates_of(index)
         record["mean_scale"] = 1 / (1 - main.beta1**count)

@@ -14,11 +14,11 @@ from fastopt.optimizer.optimizer import (
     Index,
     Optimizer,
     PerIndex,
+    RateAttribute,
     constant,
     corrected,
     register,
 )
-from fastopt.optimizer.rates import RateAttribute
 
 
 @rule(hyper=COMMON)

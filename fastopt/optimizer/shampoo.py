@@ -24,8 +24,7 @@ from fastopt.arguments import FLAG, Integer, OrNone, Real, arg
 from fastopt.optimizer.adam import Adam
 from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.matrices import MatrixOptimizer, Part, Rescaled, Shape
-from fastopt.optimizer.optimizer import Array, Index, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
 
 
 class _OfAdam:

@@ -7,8 +7,7 @@ from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled, same_sign, sign
 from fastopt.kernels.variants import Traits, shrunk_by
 from fastopt.optimizer.families import MOMENTS, AdamFamily, MomentumFamily
-from fastopt.optimizer.optimizer import Optimizer, constant, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import Optimizer, RateAttribute, constant, register
 
 
 @rule(hyper=("lr", "shrink", "direction"))

@@ -616,6 +616,7 @@ class Records:
         if self.counts is EMPTY:
             self._find_slots(updater.optimizer)
         lists: Any = enrolment.indices, grads, enrolment.weights
+        single = single and type(enrolment.indices[0]) is not tuple  # which would be a list
         index, grad, weight = (each[0] for each in lists) if single else lists
         return self.enter_measured(updater, index, grad, weight, share, factor)
 

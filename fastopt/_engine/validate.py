@@ -41,10 +41,12 @@ def check_index(index: Any) -> int | str:
     ValueError
         `index` is bytes that are not UTF-8.
     """
-    if isinstance(index, np.str_):
-        return str(index)
-    if isinstance(index, (int, str)) and not isinstance(index, bool):
+    if type(index) is int or type(index) is str:
         return index
+    if isinstance(index, str):
+        return str.__str__(index)
+    if isinstance(index, int) and not isinstance(index, bool):
+        return int(index)
     if isinstance(index, bytes):
         try:
             return index.decode()

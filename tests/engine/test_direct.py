@@ -102,6 +102,29 @@ def test_a_refused_update_changes_nothing(again, listed):
     assert made._index_update_count[0] == 1 + again
 
 
+class Name(str):
+    """A string of another class."""
+
+
+@pytest.mark.parametrize("index", [("layer", 0), 1.0, np.int64(1), Name("w"), None, b"w"], ids=repr)
+def test_an_index_may_be_any_key(index):
+    """One that equals an int or a string is that parameter."""
+    made, plain = optimizer.Adam(), optimizer.Adam()
+    weights = [np.ones((2, 3)) for _ in range(3)]
+    states = [made.create_state(0, weight) for weight in weights]
+    for step in range(3):
+        grad = np.full((2, 3), 1.0 + step)
+        made.update(index, weights[0], grad, states[0])
+        made.update("other", weights[1], grad, states[1])
+        plain.update(0, weights[2], grad, states[2])
+    assert weights[0].tobytes() == weights[1].tobytes() == weights[2].tobytes()
+    assert made._index_update_count[index] == 3
+    equal = 1 if index == 1 else "w" if index == "w" else None
+    if equal is not None:
+        made.update(equal, weights[0], np.ones((2, 3)), states[0])
+        assert made._index_update_count[index] == 4
+
+
 class Halved(optimizer.Adam):
     """A user's optimizer that changes the gradient."""
 

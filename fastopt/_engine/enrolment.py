@@ -43,7 +43,7 @@ from fastopt._kernels import row_admission
 from fastopt._kernels.codes import is_earlier
 from fastopt._kernels.layout import ADDRESS, OFFSET, SPLIT, Layout, kind_of, real_of, state_kind
 from fastopt._kernels.noise import index_number
-from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities, readable
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
 
@@ -57,13 +57,48 @@ class Kept(NamedTuple):
     record: Words
     words: memoryview
     """The record, of which Python reads and writes single words faster."""
-    layout: Layout
+    template: Template
     shared: Shared
     alive: tuple[Any, ...]
     resting: tuple[Words, Layout] | None = None
     """The record for steps that do not average the weight, with its layout."""
     deferred: Deferred | None = None
     """Deferred decay of the rows, if the optimizer has it."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the arrays."""
+        return self.template.layout
+
+    def relinked(self, state: Any) -> "Kept | None":
+        """Enter the arrays of another state of the same form; return None if it has another."""
+        arrays, places = leaves(state), self.template.leaves
+        if self.resting is not None or not len(arrays) == len(places) == len(self.template.columns):
+            return None
+        arrays = tuple(arrays[k] for k in places)
+        pairs = zip(arrays, self.alive, strict=False)
+        if not (is_fixed(state) and readable() and all(starmap(is_alike, pairs))):
+            return None
+        if any(starmap(np.may_share_memory, combinations(arrays, 2))):
+            return None
+        words, template = self.words, self.template
+        for place, guard, array in zip(template.columns, template.guards, arrays, strict=True):
+            words[place], words[guard] = address_of(array), id(array)
+        words[w.CLEAR_WEIGHT] = words[w.CLEAR_GRAD] = 0
+        return self._replace(alive=(*arrays, *self.alive[len(arrays) :]))
+
+
+def is_alike(array: Any, other: Any) -> bool:
+    """Whether an array may stand for another one in a record."""
+    return (
+        type(array) is np.ndarray
+        and array.dtype == other.dtype
+        and array.dtype.kind == "f"  # scales belong to codes, and are checked with them
+        and array.shape == other.shape
+        and array.strides == other.strides
+        and array.flags.aligned
+        and array.flags.writeable
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +521,7 @@ class Enrolment:
         if len(others) > records.widest:
             records.widest, records.words[w.CAPACITY] = len(others), 0
         alive, kept = (*others, *written, template.kernels, key), records.kept
-        kept[index] = Kept(block, words, template.layout, shared, alive)
+        kept[index] = Kept(block, words, template, shared, alive)
         records.slots[key] = base
         if records.kept is not kept:  # a signal handler has dropped all records
             records.slots.pop(key, None)

@@ -616,7 +616,7 @@ class Records:
         if self.counts is EMPTY:
             self._find_slots(updater.optimizer)
         lists: Any = enrolment.indices, grads, enrolment.weights
-        single = single and type(enrolment.indices[0]) is not tuple  # which would be a list
+        single = single and not isinstance(enrolment.indices[0], tuple)  # that would be a list
         index, grad, weight = (each[0] for each in lists) if single else lists
         return self.enter_measured(updater, index, grad, weight, share, factor)
 
@@ -644,6 +644,15 @@ class Records:
             f"the call of {list(indices)} was changed while it was made: a schedule, a property or "
             "another thread has replaced arrays or settings; update again"
         )
+
+    def relink(self, index: Index, state: Any) -> None:
+        """Follow another state of a parameter: its record has the new arrays, or is dropped."""
+        kept = self.kept.get(index)
+        made = None if kept is None else kept.relinked(state)
+        if made is not None:
+            self.kept[index] = made
+        else:
+            self.drop(index)
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""

@@ -8,14 +8,14 @@ from typing import Any
 from weakref import ref
 
 
-def weakly(method: Any) -> Callable[[], None]:
+def weakly(method: Any) -> Callable[..., None]:
     """Return a function that calls a bound method while its object lives, by weak reference."""
     reference, function = ref(method.__self__), method.__func__  # as WeakMethod, but faster
 
-    def call() -> None:
+    def call(*keys: Any) -> None:
         owner = reference()
         if owner is not None:
-            function(owner)
+            function(owner, *keys)
 
     return call
 
@@ -28,14 +28,22 @@ class Tracked(dict[Any, Any]):
     items : mapping
         Initial items.
     changed : callable
-        Function without arguments, such as that of :func:`weakly`.
+        Function of the key that has changed, or without arguments if several may have, such as
+        that of :func:`weakly`.
     """
 
     __slots__ = ("changed",)
 
-    def __init__(self, items: Any, changed: Callable[[], None]) -> None:
+    def __init__(self, items: Any, changed: Callable[..., None]) -> None:
         super().__init__(items)
         self.changed = changed
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self.get(key, self) is not value:
+            try:
+                super().__setitem__(key, value)
+            finally:
+                self.changed(key)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
@@ -49,17 +57,17 @@ class Tracked(dict[Any, Any]):
 
 
 def _tracked(name: str) -> Callable[..., Any]:
-    method = getattr(dict, name)
+    method, keys = getattr(dict, name), 0 if name in ("clear", "popitem", "update") else 1
 
     def write(self: Tracked, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
         finally:
-            self.changed()
+            self.changed(*args[:keys])
 
     write.__name__, write.__doc__ = name, method.__doc__
     return write
 
 
-for _name in ("__setitem__", "__delitem__", "clear", "pop", "popitem", "setdefault", "update"):
+for _name in ("__delitem__", "clear", "pop", "popitem", "setdefault", "update"):
     setattr(Tracked, _name, _tracked(_name))

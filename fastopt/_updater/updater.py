@@ -330,15 +330,31 @@ class Updater(CheckedUpdates):
             own["_units"] = UnitClip(value, self.clip_adaptive_eps)
         return value
 
-    def _forget_records(self) -> None:
-        """Discard all records, since a state may have been replaced."""
-        self.planner.forget()
-
-    def _follow_states(self) -> None:
-        """Discard all records; parameters whose state was removed have made no updates."""
+    def _forget_records(self, *indices: Index) -> None:
+        """Discard the records of some parameters, or of all, since their states may be others."""
         with self.lock, uninterrupted:
-            self.planner.forget()
-            if removed := self.states_synced.keys() - self.states.keys():
+            if not indices:
+                self.planner.forget()
+            for index in indices:
+                self._records.drop(index)
+                self.planner.devices.drop(index)
+
+    def _follow_states(self, *indices: Index) -> None:
+        """Follow other states of some parameters, or of all.
+
+        Parameters whose state was removed have made no updates.
+        """
+        with self.lock, uninterrupted:
+            for index in indices:
+                self.planner.devices.drop(index)
+                if index in self.states:
+                    self._records.relink(index, self.states[index])
+                else:
+                    self._records.drop(index)
+            if not indices:
+                self.planner.forget()
+            changed = {*indices} & self.states_synced.keys() if indices else self.states_synced
+            if removed := {index for index in changed if index not in self.states}:
                 for index in removed:
                     dict.pop(self.states_synced, index)
                     if self._windows:

@@ -671,7 +671,7 @@ class Optimizer(Checked, metaclass=Declaring):
     def _changed_tables(self) -> None:
         self._set_versions(*CHANGED_TABLES)
 
-    def _edited_tables(self) -> None:
+    def _edited_tables(self, *keys: Any) -> None:
         """Follow a change inside of one of TABLES."""
         for name in MULTIPLIERS:
             self._share(name)

@@ -15,7 +15,7 @@ class Watch:
 
     seen = 0
 
-    def _changed(self):
+    def _changed(self, *keys):
         self.seen += 1
 
 

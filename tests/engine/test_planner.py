@@ -369,3 +369,28 @@ def test_settings_of_an_optimizer_apply_to_updated_parameters():
         results.append(weight)
     np.testing.assert_array_equal(*results)
     assert len(set(results[0].tolist())) == 2
+
+
+@pytest.mark.parametrize("form", ["same arrays", "copies", "strided", "other dtype"])
+def test_a_state_that_is_assigned_replaces_that_of_its_parameter_alone(form):
+    """The next update uses it; arrays that kernels cannot read are copied, and back."""
+    updater, other = adam(), adam()
+    weights = [[np.ones(4), np.ones(4)] for _ in range(2)]
+    for step in range(4):
+        for own, arrays in zip((updater, other), weights, strict=True):
+            own([0, 1], [np.full(4, 1.0 + step)] * 2, arrays)
+        kept = updater._records.kept.get(1)
+        mean, var = updater.states[0]
+        if form == "copies":
+            updater.states[0] = mean.copy(), var.copy()
+        elif form == "strided":
+            updater.states[0] = mean.repeat(2)[::2], var.repeat(2)[::2]
+        elif form == "same arrays":
+            updater.states[0] = mean, var
+        assert updater._records.kept.get(1) is kept
+    if form == "other dtype":
+        updater.states[0] = tuple(array.astype("f4") for array in updater.states[0])
+        with pytest.raises(TypeError, match="index 0: state 'mean' must have"):
+            updater(0, np.ones(4), weights[0][0])
+        return
+    assert everything(updater, weights[0]) == everything(other, weights[1])

@@ -19,8 +19,14 @@ from fastopt.optimizer.families import (
     moment_rules,
     scaled_ratio,
 )
-from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import (
+    Index,
+    Optimizer,
+    PerIndex,
+    RateAttribute,
+    corrected,
+    register,
+)
 
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
 

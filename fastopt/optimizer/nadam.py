@@ -221,7 +221,7 @@ class Nadam(AdamFamily):
             self.m_schedule = 1.0
 
     @property
-    def in_list_order(self) -> bool:
+    def in_list_order(self) -> bool:  # type: ignore[override]
         """Whether all parameters share one product."""
         return not self.per_parameter and self.formula == "mxnet"
 

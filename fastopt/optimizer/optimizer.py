@@ -382,6 +382,15 @@ class Optimizer(Checked, metaclass=Declaring):
     first_carried: ClassVar[float] = 0.0
     """This number before the first update of a parameter."""
 
+    in_list_order: ClassVar[bool] = False
+    """Whether the tensors of a list must be counted in order."""
+
+    accumulates: ClassVar[bool] = False
+    """Whether the class adds up the gradients of several calls."""
+
+    is_accumulating: ClassVar[bool] = False
+    """Whether an optimizer with :attr:`accumulates` does so now."""
+
     copied: ClassVar[tuple[str, ...]] = ()
     """Slots of the rule that start as copies of the weight."""
 
@@ -1395,11 +1404,6 @@ class Optimizer(Checked, metaclass=Declaring):
         """Whether updates are counted but change no weight or state."""
         return False
 
-    def count_only(self, index: Index) -> None:
-        """Count an update that is skipped, with the checks of a normal update."""
-        self._get_lr(index), self._get_wd(index)
-        self._update_count(index)
-
     @property
     def carried(self) -> PerIndex | None:
         """Numbers that parameters keep between steps, see :func:`~fastopt.optimizer.corrected`."""
@@ -1421,31 +1425,6 @@ class Optimizer(Checked, metaclass=Declaring):
         """Whether a common factor of the gradients may be folded into `rescale_grad`."""
         rule = self.rule if self.native and not self.accumulates else None
         return rule is not None and "rescale_grad" in rule.hyper
-
-    @property
-    def in_list_order(self) -> bool:
-        """Whether the tensors of a list must be counted in order."""
-        return False
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether :meth:`accumulate` may be called before an update."""
-        return False
-
-    @property
-    def is_accumulating(self) -> bool:
-        """Whether :meth:`accumulate` is called before an update now."""
-        return False
-
-    def completes(self, index: Index) -> bool:
-        """Whether the last call of :meth:`accumulate` for a parameter has returned a gradient."""
-        return True
-
-    def accumulate(
-        self, context: str, index: Index, grad: Any, weight: Array
-    ) -> tuple[Any, list[Any]]:
-        """Return the gradient to update with, or None for no update, and the kernels to launch."""
-        raise NotImplementedError
 
     def create_state(self, index: Index, weight: Array) -> Any:
         """Create the state of one parameter: an array for each slot of the rule, usually of zeros.

@@ -129,6 +129,7 @@ class LBSGD(MomentumFamily):
 
     lazy_by_default = True
     rates_before_count = True
+    accumulates = True  # `batch_scale` can be changed
     warmup_strategy: str = arg(default="linear", check=Instance(str, "a string"))
     warmup_epochs: int = arg(default=5, check=Integer(least=0))
     batch_scale: int = arg(default=1, check=Integer())
@@ -178,24 +179,24 @@ class LBSGD(MomentumFamily):
         return state, False
 
     @property
-    def accumulates(self) -> bool:
-        """Always True, because `batch_scale` can be changed."""
-        return True
-
-    @property
-    def is_accumulating(self) -> bool:
+    def is_accumulating(self) -> bool:  # type: ignore[override]
         """Whether an update takes several calls, or a sum of gradients is left from such calls."""
         return self.batch_scale > 1 or bool(self.cumgrads)
 
     def completes(self, index: Index) -> bool:
-        """See :meth:`Optimizer.completes`."""
+        """Whether the last call of :meth:`accumulate` for a parameter has returned a gradient."""
         kept = self.cumgrads.get(index)
         return kept is None or kept["num_cums"] % self.batch_scale == 0
+
+    def count_only(self, index: Index) -> None:
+        """Count a call that updates nothing, with the checks of an update."""
+        self._get_lr(index), self._get_wd(index)
+        self._update_count(index)
 
     def accumulate(
         self, context: str, index: Index, grad: Any, weight: Array
     ) -> tuple[Any, list[Any]]:
-        """See :meth:`Optimizer.accumulate`."""
+        """Return the gradient to update with, or None for no update, and the kernels to launch."""
         if self.batch_scale <= 1:
             self.cumgrads.pop(index, None)
             return grad, []

@@ -19,8 +19,14 @@ from fastopt.optimizer.families import (
     moment_rules,
     scaled_ratio,
 )
-from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import (
+    Index,
+    Optimizer,
+    PerIndex,
+    RateAttribute,
+    corrected,
+    register,
+)
 
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
 
@@ -215,7 +221,7 @@ class Nadam(AdamFamily):
             self.m_schedule = 1.0
 
     @property
-    def in_list_order(self) -> bool:
+    def in_list_order(self) -> bool:  # type: ignore[override]
         """Whether all parameters share one product."""
         return not self.per_parameter and self.formula == "mxnet"
 

@@ -151,13 +151,8 @@ class EstimatedAdam(DistanceFamily):
         if self.variant.cautious_decay and not self.decouple:
             raise ValueError("cautious_decay=True needs decoupled decay, got decouple=False")
 
-    @property
-    def corrects_decay(self) -> bool:
-        """See :attr:`Optimizer.corrects_decay`."""
-        return self.decouple
-
+    corrects_decay = property(attrgetter("decouple"))
     decays = staticmethod(shrunk_by)
-
     seen = staticmethod(with_decay)
 
 

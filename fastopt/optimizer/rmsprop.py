@@ -7,8 +7,15 @@ from fastopt.arguments import FLAG, OrNone, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, clip, clipped_decayed, decayed
 from fastopt.optimizer.families import FORMULA, Formula
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, bound, constant, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import (
+    Array,
+    Index,
+    Optimizer,
+    RateAttribute,
+    bound,
+    constant,
+    register,
+)
 
 FIELDS = (*COMMON, "gamma1", "one_minus_gamma1", "epsilon", "clip_weights")
 

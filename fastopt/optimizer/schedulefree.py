@@ -9,8 +9,14 @@ from fastopt.arguments import Integer, OrNone, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.optimizer import Array, Optimizer, PerIndex, corrected, register
-from fastopt.optimizer.rates import RateAttribute
+from fastopt.optimizer.optimizer import (
+    Array,
+    Optimizer,
+    PerIndex,
+    RateAttribute,
+    corrected,
+    register,
+)
 
 FREE = (*COMMON, "pull", "one_minus_pull", "weight_rate", "lead_rate")
 """Hyper-parameters of the rules."""

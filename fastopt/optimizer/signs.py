@@ -78,11 +78,7 @@ class Signum(MomentumFamily):
     momentum: float = arg(default=0.9)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     wd_lh: float = arg(default=0.0, check=Real(least=0))
-
-    @property
-    def traits(self) -> Traits:
-        """See :attr:`Optimizer.traits`."""
-        return Traits(decayed, shrunk_by, from_zero=False)
+    traits = Traits(decayed, shrunk_by, from_zero=False)
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""

@@ -53,7 +53,13 @@ class Structures:
         """Values of a first gradient that came again with other weights, and how often it did."""
         self._warned = False
 
-    def flatten(self, grads: Any, weights: Any, missing: str = "raise") -> Leaves:
+    def flatten(
+        self,
+        grads: Any,
+        weights: Any,
+        missing: str = "raise",
+        spares: Callable[[str], bool] = lambda path: False,
+    ) -> Leaves:
         """Return paths, gradients and weights of leaves with a gradient, and the other paths.
 
         Parameters
@@ -64,6 +70,8 @@ class Structures:
             Leaves that are arrays in neither of them are left out.
         missing : str
             ``"raise"``, or ``"skip"`` to treat missing gradients like None.
+        spares : callable
+            Whether the weight of a path needs no gradient, as frozen ones.
 
         Raises
         ------
@@ -93,7 +101,7 @@ class Structures:
             plain = _of_dict(grads, weights, skips)
             if plain is not None:
                 return plain
-        walk = _Walk(skips)
+        walk = _Walk(skips, spares)
         try:
             top = walk.node("", grads, weights)
         except RecursionError:
@@ -104,7 +112,7 @@ class Structures:
         if len(set(every)) < len(every):
             twice = next(path for k, path in enumerate(every) if path in every[:k])
             raise ValueError(f"two weights have the path {twice!r}; rename a key that has a dot")
-        if top is not None:
+        if top is not None and not walk.spared:  # others may not be frozen
             self._keep(key, (top, paths, tuple(left)))
         return paths, [g for _, g, _ in leaves], [w for _, _, w in leaves], tuple(left)
 
@@ -231,8 +239,8 @@ _Cached = tuple[_Node, tuple[str, ...], tuple[str, ...]]
 class _Walk:
     """Collects the leaves of gradients and weights."""
 
-    def __init__(self, skips: bool) -> None:
-        self.skips = skips
+    def __init__(self, skips: bool, spares: Callable[[str], bool]) -> None:
+        self.skips, self.spares, self.spared = skips, spares, False
         self.leaves: list[tuple[str, Any, Any]] = []
         self.left: list[str] = []
 
@@ -311,8 +319,11 @@ class _Walk:
     def check_names(self, path: str, below: Any, beside: Any) -> None:
         """Raise if a gradient is missing or has no weight."""
         for name, (_, weight) in below.items():
-            missing = name not in beside and not self.skips
-            if missing and any(_is_array(leaf) for _, leaf in named("", weight)):
+            if name in beside or self.skips:
+                continue
+            arrays = [own for own, leaf in named(_join(path, name), weight) if _is_array(leaf)]
+            self.spared = self.spared or bool(arrays)
+            if not all(map(self.spares, arrays)):
                 raise ValueError(
                     f"weight {_join(path, name)!r} has no gradient; pass None as gradient, or "
                     'missing="skip", to skip it'

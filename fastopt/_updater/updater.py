@@ -109,9 +109,9 @@ class Updater(CheckedUpdates):
         group whose pattern ``re.search`` finds in its name, which is the entry of ``idx2name`` or
         the index. A group may override any argument of the optimizer and set ``lr_mult`` and
         ``wd_mult``. With ``"frozen": True`` its weights are not updated, and their gradients may
-        be None. With ``"optimizer"`` it uses another optimizer, given as an object or by name,
-        which shares update counts, names and `rescale_grad` with `optimizer` but has its own
-        multipliers. Default: no groups.
+        be None or missing. With ``"optimizer"`` it uses another optimizer, given as an object or
+        by name, which shares update counts, names and `rescale_grad` with `optimizer` but has its
+        own multipliers. Default: no groups.
     accumulate : int
         Number of calls per update of an index, which uses the mean of their gradients. Default 1.
         See ``docs/accumulation.md``.
@@ -701,7 +701,10 @@ class Updater(CheckedUpdates):
     ) -> tuple[Sequence[str], Sequence[Any], Sequence[Any]]:
         """Return paths, gradients and weights of the leaves of a step."""
         planner = self.planner
-        paths, own, arrays, left = planner.structures.flatten(grads, weights, missing)
+        flatten, groups = planner.structures.flatten, planner.groups
+        freezes = groups is not None and groups.freezes
+        spares = (groups.is_frozen,) if freezes else ()
+        paths, own, arrays, left = flatten(grads, weights, missing, *spares)
         if left and planner.groups is not None:
             planner.groups.note(left)
         return paths, own, arrays

@@ -505,3 +505,20 @@ def test_a_pattern_may_match_a_name_that_comes_later():
     made = optimizer.Updater(sgd, groups={"bias": {"wd_mult": 0.0}})
     made(0, np.ones(1), np.ones(1))
     made(1, np.ones(1), np.ones(1))
+
+
+def test_a_frozen_weight_needs_no_gradient():
+    """Not even a key, in this updater alone."""
+    frozen = optimizer.Updater(optimizer.SGD(learning_rate=1.0), groups={"mask$": {"frozen": True}})
+    other = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    weights = {"layer": {"mask": np.ones(2), "scale": np.ones(2)}, "norm.mask": np.ones(1)}
+    for step in range(1, 4):
+        frozen.step({"layer": {"scale": np.ones(2)}}, weights)
+        assert (weights["layer"]["scale"] == 1 - step).all()
+        assert (weights["layer"]["mask"] == 1).all()
+    new = frozen.updated({"layer": {"scale": np.ones(2)}}, weights)
+    assert (new["layer"]["scale"] == -3).all()
+    with pytest.raises(ValueError, match="mask' has no gradient"):
+        other.step({"layer": {"scale": np.ones(2)}}, weights)
+    with pytest.raises(ValueError, match=r"weight 'layer\.scale' has no gradient"):
+        frozen.step({"layer": {"mask": np.ones(2)}}, weights)

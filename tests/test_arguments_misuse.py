@@ -508,3 +508,5 @@ def test_learning_rates_may_be_assigned():
     scheduled = optimizer.SGD(lr_scheduler=lr_scheduler.CosineScheduler(10))
     with pytest.raises(UserWarning, match="the learning rate comes from lr_scheduler"):
         scheduled.learning_rate = 0.5
+    with pytest.raises(UserWarning, match="the learning rate comes from lr_scheduler"):
+        scheduled.lr = 0.5

@@ -534,8 +534,9 @@ class Enrolment:
     def _shared_by(self, planner: Any, index: Index, layout: Layout) -> Shared:
         """Return the hyper-parameters of a parameter, which those without multipliers share."""
         optimizer, key = planner.optimizer, (planner, layout.rule, layout.real)
-        shared = self._alike.get(key)
-        if shared is None or optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict:
+        own = optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict
+        shared = None if own or optimizer.fields_of(index) else self._alike.get(key)
+        if shared is None:
             shared = self._alike[key] = self.records.shared_by(planner, index, layout)
         return shared
 

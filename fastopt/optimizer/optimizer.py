@@ -166,6 +166,9 @@ def check_sym_info(name: str, value: Any) -> Any:
     raise TypeError(f"{name} must be a pair of attributes and names, got {brief(value)}")
 
 
+SCHEDULED = "the learning rate comes from lr_scheduler; set_learning_rate works without one"
+
+
 class ScheduledRateError(RuntimeError, UserWarning):
     """The learning rate of an optimizer with a schedule cannot be set.
 
@@ -699,6 +702,8 @@ class Optimizer(Checked, metaclass=Declaring):
                 self._set_versions("version")
                 self._share("lr")
             return
+        if name == "lr" and "version" in own and own["lr_scheduler"] is not None:
+            raise ScheduledRateError(SCHEDULED)
         if name in self._followed:
             value = self._stored(name, value)
         if "version" not in own:  # it is being made, and constructed() sets versions
@@ -948,9 +953,7 @@ class Optimizer(Checked, metaclass=Declaring):
             `lr` is negative, NaN or infinite.
         """
         if self.lr_scheduler is not None:
-            raise ScheduledRateError(
-                "the learning rate comes from lr_scheduler; set_learning_rate works without one"
-            )
+            raise ScheduledRateError(SCHEDULED)
         self.lr = check_rate("learning_rate", lr)
 
     def _get_lr(self, index: Index) -> float:

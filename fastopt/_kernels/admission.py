@@ -42,25 +42,31 @@ def column_of(record, k):
 
 
 @scalar
+def has_form(array, wanted):
+    """Whether an array has the properties in a guard, see :func:`numpy_abi.guard`."""
+    if array[w.TYPE] != wanted[numpy_abi.WANTED_TYPE]:
+        return False
+    if words(array[w.DTYPE])[w.KIND] != wanted[numpy_abi.WANTED_DTYPE]:
+        return False
+    flags = wanted[numpy_abi.WANTED_FLAGS]
+    ndim, shape = wanted[numpy_abi.WANTED_NDIM], words(array[w.SHAPE])
+    if array[w.FLAGS] & flags != flags or array[w.NDIM] & w.LOW_HALF != ndim:
+        return False
+    same = True
+    for axis in range(ndim):
+        same = same and shape[axis] == wanted[numpy_abi.WANTED_SHAPE + axis]
+    return same
+
+
+@scalar
 def holds_arrays(record):
     """Whether all arrays besides the weight and the gradient are as they were."""
     row, guard, width = words(record[w.ROW]), words(record[w.GUARDS]), record[w.GUARD_WIDTH]
     for k in range(record[w.GUARDED]):
-        at = k * width
-        array = words(guard[at + numpy_abi.ID])
-        if array[w.TYPE] != guard[at + numpy_abi.WANTED_TYPE]:
+        wanted = after(guard, k * width)
+        array = words(wanted[numpy_abi.ID])
+        if not has_form(array, wanted) or array[w.DATA] != row[column_of(record, k)]:
             return False
-        if words(array[w.DTYPE])[w.KIND] != guard[at + numpy_abi.WANTED_DTYPE]:
-            return False
-        flags = guard[at + numpy_abi.WANTED_FLAGS]
-        if array[w.FLAGS] & flags != flags or array[w.DATA] != row[column_of(record, k)]:
-            return False
-        ndim, shape = guard[at + numpy_abi.WANTED_NDIM], words(array[w.SHAPE])
-        if array[w.NDIM] & w.LOW_HALF != ndim:
-            return False
-        for axis in range(ndim):
-            if shape[axis] != guard[at + numpy_abi.WANTED_SHAPE + axis]:
-                return False
     return True
 
 

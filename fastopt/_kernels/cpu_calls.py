@@ -8,8 +8,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from fastopt._kernels import numpy_abi, segments
+from fastopt._kernels import segments
+from fastopt._kernels.admission import has_form
 from fastopt._kernels.compiling import compiled
+from fastopt._kernels.objects import after, words
+from fastopt._kernels.record_words import DATA, ITEMS
 from fastopt.kernels.rule import scalar
 
 RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
@@ -28,20 +31,37 @@ def limit_norm(total: Any, norm: Any) -> Any:
 
 @cache
 def addresses() -> Callable:
-    """Kernel :func:`fastopt._kernels.numpy_abi.addresses`."""
-    return compiled(numpy_abi.addresses, None, parallel=False, nogil=False)
+    """Kernel ``(objects, found)``: writes the data addresses of the arrays in an object array."""
+
+    def addresses(objects, found):
+        arrays = words(objects)
+        for k in range(len(found)):
+            found[k] = words(arrays[k])[DATA]
+
+    return compiled(addresses, None, parallel=False, nogil=False)
 
 
 @cache
-def admit() -> Callable:
-    """Kernel :func:`fastopt._kernels.numpy_abi.admit`."""
-    return compiled(numpy_abi.admit, None, parallel=False, nogil=False)
+def fit() -> Callable:
+    """Kernel ``(weights, grads, guards, found)``: like :func:`addresses` of two lists.
 
+    It returns whether all arrays have the forms in guards. The caller keeps the lists, of equal
+    lengths, and holds the GIL.
+    """
 
-@cache
-def take_addresses() -> Callable:
-    """Kernel :func:`fastopt._kernels.numpy_abi.take_addresses`."""
-    return compiled(numpy_abi.take_addresses, None, parallel=False, nogil=False)
+    def fit(weights, grads, guards, found):
+        wanted = words(guards.ctypes.data)
+        for role in range(2):
+            arrays = words(words(grads if role else weights)[ITEMS])
+            for k in range(found.shape[1]):
+                array = words(arrays[k])
+                if not has_form(array, wanted):
+                    return False
+                found[role, k] = array[DATA]
+                wanted = after(wanted, guards.shape[2])
+        return True
+
+    return compiled(fit, None, parallel=False, nogil=False)
 
 
 @cache

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from fastopt._kernels import segments
 from fastopt._kernels.admission import has_form
 from fastopt._kernels.compiling import compiled
-from fastopt._kernels.objects import after, words
-from fastopt._kernels.record_words import DATA, ITEMS
+from fastopt._kernels.objects import words
+from fastopt._kernels.record_words import guard_at, header_at
 from fastopt.kernels.rule import scalar
 
 RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
@@ -36,7 +38,7 @@ def addresses() -> Callable:
     def addresses(objects, found):
         arrays = words(objects)
         for k in range(len(found)):
-            found[k] = words(arrays[k])[DATA]
+            found[k] = header_at(arrays[k]).data
 
     return compiled(addresses, None, parallel=False, nogil=False)
 
@@ -50,15 +52,15 @@ def fit() -> Callable:
     """
 
     def fit(weights, grads, guards, found):
-        wanted = words(guards.ctypes.data)
+        place = np.int64(guards.ctypes.data)
         for role in range(2):
-            arrays = words(words(grads if role else weights)[ITEMS])
+            arrays = words(header_at(grads if role else weights).items)
             for k in range(found.shape[1]):
-                array = words(arrays[k])
-                if not has_form(array, wanted):
+                array = header_at(arrays[k])
+                if not has_form(array, guard_at(place)):
                     return False
-                found[role, k] = array[DATA]
-                wanted = after(wanted, guards.shape[2])
+                found[role, k] = array.data
+                place += 8 * guards.shape[2]
         return True
 
     return compiled(fit, None, parallel=False, nogil=False)

@@ -71,12 +71,14 @@ half_words, unsigned_words = _pointer_to(types.int16), _pointer_to(types.uint32)
 
 @intrinsic
 def after(typingctx: Any, pointer: Any, count: Any) -> Any:
-    """Return a pointer to the number that is `count` places after the one at `pointer`."""
+    """Return a pointer to the number that is `count` places after a pointer, or in a structure."""
+    numbers = types.CPointer(types.int64) if isinstance(pointer, types.Record) else pointer
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.gep(args[0], [args[1]])
+        start = builder.bitcast(args[0], context.get_value_type(numbers))
+        return builder.gep(start, [args[1]])
 
-    return pointer(pointer, types.int64), codegen
+    return numbers(pointer, types.int64), codegen
 
 
 @intrinsic

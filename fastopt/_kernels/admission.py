@@ -1,8 +1,24 @@
 """Checks of the arguments of a call, in compiled code.
 
-Nothing is written but the description of the call and caches of what was checked.
+Nothing is written but the description of the call and caches of what was checked, so a call that
+does not fit has changed nothing (``test_updater.py``, ``test_plan_stale.py``).
 
-Tests: ``tests/engine/test_records.py``.
+*Identity is no proof.* Address, type, dtype, shape and flags are read from the header in each call,
+of weight, gradient and states alike: an id or an address may belong to a new object, and an array
+may be resized or made read-only in place. ``test_memory_that_moves_is_followed``,
+``test_a_gradient_at_the_address_of_a_freed_one_is_checked_again``.
+
+*Guesses.* ``clear_weight`` and ``clear_grad`` are addresses that were found to meet no other array
+of the parameter. They are compared and never followed; as sizes are those of the record, and other
+arrays stay where they are while it lasts, what was clear at an address is clear again, whoever owns
+that memory now. The record of the last call at a position is a guess too: its ``index_id`` is that
+of a key of the dictionary of records, which keeps the key alive.
+
+*No Python runs.* A key is looked up only if it is exactly an int, a str or an ``np.int64``: their
+hashes and comparisons are C code. True, 1.0 and subclasses go to Python.
+``test_indices_of_other_types_are_those_of_python``.
+
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_planner.py``.
 """
 
 from fastopt._kernels import record_words as w

@@ -1,16 +1,75 @@
 """One call, compiled once for all rules: from Python objects to updated weights.
 
-:func:`enter` takes the three arguments of a call as they are. It finds the record of each index,
-checks the headers of all arrays against it (:mod:`fastopt._kernels.admission`), counts the update,
-and calls the loops of the record's layout by address. A negative status means that nothing has
-changed; Python then does what the status asks for, or reports the error in words.
+:func:`enter` takes the three arguments of a call as they are::
+
+    updater(index, grad, weight)
+      |  addresses of three objects, and of the context (settings, and memory for a call)
+      v
+    enter_call
+      |  admit_call        find the record of each index, check and read both headers:
+      |                    a tensor (addresses, strides, what is copied) for each index
+      |  divide_scratch    memory for copies; small or large? list_all copies row indices
+      |  - - - - - - - - - until here nothing but the description of the call is written
+      |  hold, release_gil of a large call only
+      v
+    perform
+      |  order_all         sort the rows of row-sparse gradients
+      |  clip              units of gradients        (clipping, by address, if set)
+      |  measure           squares, norm and factor  (measuring, by address, if set)
+      v
+    update, for each tensor in the order of the list; or run, in phases on several threads
+      |  advance           count, write the hyper-parameters of the step
+      |  begin             copy what lies in another order or dtype, enter all addresses
+      |  reduce, finalize  reductions of the rule, if it has some
+      |  kernels.update    the loop of the rule, by address
+      |  cover, end        deferred decay and averages of all rows; copy the weight back
+      v
+    status
+
+What Python does for a status (:meth:`fastopt._engine.records.Records.resolve`):
+
+====================  ======================================================================
+OK                    nothing
+MOVED                 keeps the new weight alive in place of the last one
+SKIPPED               tells the loss scaler: gradients are not finite, and nothing has changed
+NO_ROOM, NO_CAPACITY  makes scratch memory, or rows, for what NEED says; enters again
+IS_LARGE              chooses threads, compiles what runs on several; enters again
+ASKS                  computes schedules and ``hyper()``; enters again
+REFUSED, UNKNOWN      checks in words, and enrolls what is new; or raises
+====================  ======================================================================
+
+With a negative status nothing has changed, whatever the position of the tensor that caused it.
 
 A *record* (:mod:`fastopt._kernels.record_words`) describes the form of one parameter and never an
 object: any weight and gradient of that form fit, at any address and in any memory order. Arrays in
 another order or dtype are copied to scratch memory, and weights back
 (:mod:`fastopt._kernels.strided`).
 
-Tests: ``tests/engine/test_records.py``.
+What this code relies on, and the tests that stand in for a coverage that compiled code has not:
+
+*Owners.* The context, records, tensors, spans and scratch memory are NumPy arrays of
+:class:`fastopt._engine.records.Records`, and so are the loops, hyper-parameters and table rows to
+which records have addresses. They are replaced under the lock of the updater, which each call takes
+in Python before it enters: between two calls, never during one.
+``test_states_may_be_assigned_by_another_thread``,
+``test_loops_that_two_threads_look_up_at_once_are_the_same_array``.
+
+*Lifetime of arguments.* The frame of the caller keeps the three arguments, and the lists keep their
+items as long as no other thread runs. A large call releases the GIL, so :func:`hold` counts a
+reference to each array before, and :func:`hold` drops it once the GIL is back.
+``test_gradients_that_another_thread_drops_stay_alive_during_the_call``,
+``test_freed_memory_is_not_read``.
+
+*The GIL.* A small call holds it from the first to the last word, and runs no Python: it is atomic
+for other threads and for signal handlers. A large call may release it, as all that its loops read
+lies in arrays of the owner, in arrays that are held, or in copies of row indices.
+``test_interrupts.py``, ``test_any_number_of_threads_gives_the_same_bits``.
+
+*Writing.* A thread of a large call writes its share of the chunks of a tensor, and no other one has
+the same elements. Tensors whose memory meets (:func:`are_apart`) are updated one after the other.
+``test_tied_and_chained_weights_are_updated_in_order``, ``test_lists_machine.py``.
+
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_planner.py``, ``tests/test_fuzz.py``.
 """
 
 import math

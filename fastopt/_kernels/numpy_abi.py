@@ -6,6 +6,13 @@ addresses, shapes, dtypes and flags of thousands of arrays in microseconds, whil
 in Python takes milliseconds. :func:`unreadable` compares, once per process, the values that this
 module reads with those that Python and NumPy report; if they differ, or if there is no GIL, calls
 are checked in Python.
+
+Headers are only read. The GIL keeps them: an array is resized, reshaped or freed by code that holds
+it. What is read is used before the GIL is released, apart from data addresses of arrays that are
+held; NumPy refuses to resize an array with more than one reference, unless its owner asks for that
+(``refcheck=False``) and so vouches for all readers.
+
+Tests: ``tests/kernels/test_numpy_abi.py``.
 """
 
 import ctypes

@@ -3,6 +3,13 @@
 A kernel takes an object as its address, without counting a reference: the caller keeps the object
 alive and holds the GIL. :mod:`fastopt._kernels.numpy_abi` has the layout of the objects' headers.
 
+Functions of CPython's C interface need the GIL, without exception. :func:`dictionary_item` and
+:func:`long_value` borrow, :func:`new_int` and :func:`attribute` return references that the caller
+releases. Between :func:`release_gil` and :func:`restore_gil` a kernel touches no object, not even a
+reference count, and follows only addresses whose arrays are held. An error that one of them sets
+is cleared before the kernel returns: numba does not look for it, and the next Python call would
+raise it.
+
 Tests: ``tests/engine/test_records.py``.
 """
 

@@ -2,10 +2,21 @@
 
 :mod:`fastopt._kernels.front` calls :func:`admit_rows` for a gradient that is no array, then
 :func:`list_rows` while it holds the GIL, and :func:`order_rows`. They are compiled with the first
-row-sparse gradient, apart from the front. Kernels read the copy of the indices, as another thread
-may change the array once the GIL is released.
+row-sparse gradient, apart from the front.
 
-Tests: ``tests/engine/test_records_rows.py``.
+*Indices are copied* while the GIL is held, and the copy is what is checked and what kernels read:
+another thread may change the array once the GIL is released, and an index out of range would write
+anywhere. ``test_a_row_out_of_range_in_the_last_table_changes_nothing``,
+``test_indices_that_a_schedule_spoils_are_checked_again``.
+
+*Parts of a gradient* are in the dictionary of a ``RowSparse``, whose class has no properties of
+these names, so that reading them runs no Python; the reference is dropped at once, as the gradient
+keeps its parts (:func:`part`). Large calls hold the values.
+
+*Sizes* are products of up to 2**63 elements: what exceeds MOST is refused before memory is divided.
+``test_rows_whose_bytes_would_overflow_do_not_fit_into_memory``.
+
+Tests: ``tests/engine/test_records_rows.py``, ``tests/engine/test_rows_refused.py``.
 """
 
 from functools import cache

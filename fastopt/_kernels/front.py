@@ -5,7 +5,7 @@
     updater(index, grad, weight)
       |  addresses of three objects, and of the context (settings, and memory for a call)
       v
-    enter_call
+    enter_call              (enter_headers, where Python writes what headers would say)
       |  admit_call        find the record of each index, check and read both headers:
       |                    a tensor (addresses, strides, what is copied) for each index
       |  divide_scratch    memory for copies; small or large? list_all copies row indices

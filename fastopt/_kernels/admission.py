@@ -1,14 +1,29 @@
 """Checks of the arguments of a call, in compiled code.
 
-Nothing is written but the description of the call and caches of what was checked.
+Nothing is written but the description of the call and caches of what was checked, so a call that
+does not fit has changed nothing (``test_updater.py``, ``test_plan_stale.py``).
 
-Tests: ``tests/engine/test_records.py``.
+*Identity is no proof.* Address, type, dtype, shape and flags are read from the header in each call,
+of weight, gradient and states alike: an id or an address may belong to a new object, and an array
+may be resized or made read-only in place. ``test_memory_that_moves_is_followed``,
+``test_a_gradient_at_the_address_of_a_freed_one_is_checked_again``.
+
+*Guesses.* ``clear_weight`` and ``clear_grad`` are addresses that were found to meet no other array
+of the parameter. They are compared and never followed; as sizes are those of the record, and other
+arrays stay where they are while it lasts, what was clear at an address is clear again, whoever owns
+that memory now. The record of the last call at a position is a guess too: its ``index_id`` is that
+of a key of the dictionary of records, which keeps the key alive.
+
+*No Python runs.* A key is looked up only if it is exactly an int, a str or an ``np.int64``: their
+hashes and comparisons are C code. True, 1.0 and subclasses go to Python.
+``test_indices_of_other_types_are_those_of_python``.
+
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_planner.py``.
 """
 
-from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
 from fastopt._kernels.layout import ADDRESS, PITCH
-from fastopt._kernels.numpy_abi import ALIGNED, F_ORDER, FIRST, WRITEABLE
+from fastopt._kernels.numpy_abi import ALIGNED, F_ORDER, FIRST, HEAD, WRITEABLE
 from fastopt._kernels.objects import (
     after,
     call,
@@ -18,19 +33,20 @@ from fastopt._kernels.objects import (
     release,
     words,
 )
-from fastopt._kernels.strided import grad_bytes, rounded, size_of
+from fastopt._kernels.record_words import guard_at, header_at, hyper_at, record_at, tensor_at
+from fastopt._kernels.strided import grad_bytes, lengths_of, rounded, size_of
 from fastopt.kernels.rule import scalar
 
 
 @scalar
 def has_shape(array, record):
     """Whether an array has the shape of a record."""
-    ndim, shape = record[w.NDIMS], words(array[w.SHAPE])
-    if array[w.NDIM] & w.LOW_HALF != ndim:
+    ndim, shape = record.ndims, words(array.shape)
+    if array.ndim != ndim:
         return False
     same = True
     for axis in range(ndim):
-        same = same and shape[axis] == record[w.LENGTHS + axis]
+        same = same and shape[axis] == lengths_of(record)[axis]
     return same
 
 
@@ -38,39 +54,47 @@ def has_shape(array, record):
 def column_of(record, k):
     """Return the column in the table of array `k` besides the weight and the gradient."""
     column = ADDRESS + k
-    return column + 1 if column >= record[w.WEIGHT_COLUMN] else column
+    return column + 1 if column >= record.weight_column else column
+
+
+@scalar
+def has_form(array, wanted):
+    """Whether an array has the properties in a guard, see :func:`numpy_abi.guard`."""
+    if array.type != wanted.type or header_at(array.dtype).kind != wanted.dtype:
+        return False
+    if array.flags & wanted.flags != wanted.flags or array.ndim != wanted.ndim:
+        return False
+    shape, lengths, same = words(array.shape), after(wanted, w.GUARD_SHAPE), True
+    for axis in range(wanted.ndim):
+        same = same and shape[axis] == lengths[axis]
+    return same
+
+
+@scalar
+def guard_of(record, k):
+    """Return the guard of array `k` besides the weight and the gradient."""
+    return guard_at(record.guards + 8 * k * record.guard_width)
 
 
 @scalar
 def holds_arrays(record):
     """Whether all arrays besides the weight and the gradient are as they were."""
-    row, guard, width = words(record[w.ROW]), words(record[w.GUARDS]), record[w.GUARD_WIDTH]
-    for k in range(record[w.GUARDED]):
-        at = k * width
-        array = words(guard[at + numpy_abi.ID])
-        if array[w.TYPE] != guard[at + numpy_abi.WANTED_TYPE]:
+    row = words(record.row)
+    for k in range(record.guarded):
+        wanted = guard_of(record, k)
+        array = header_at(wanted.id)
+        if not has_form(array, wanted) or array.data != row[column_of(record, k)]:
             return False
-        if words(array[w.DTYPE])[w.KIND] != guard[at + numpy_abi.WANTED_DTYPE]:
-            return False
-        flags = guard[at + numpy_abi.WANTED_FLAGS]
-        if array[w.FLAGS] & flags != flags or array[w.DATA] != row[column_of(record, k)]:
-            return False
-        ndim, shape = guard[at + numpy_abi.WANTED_NDIM], words(array[w.SHAPE])
-        if array[w.NDIM] & w.LOW_HALF != ndim:
-            return False
-        for axis in range(ndim):
-            if shape[axis] != guard[at + numpy_abi.WANTED_SHAPE + axis]:
-                return False
     return True
 
 
 @scalar
 def meets(record, low, high):
     """Whether a range of addresses overlaps an array of the parameter besides its weight."""
-    row, guard, width = words(record[w.ROW]), words(record[w.GUARDS]), record[w.GUARD_WIDTH]
-    for k in range(record[w.GUARDED]):
+    row = words(record.row)
+    for k in range(record.guarded):
         first = row[column_of(record, k)]
-        if low < first + guard[k * width + numpy_abi.NBYTES] and high > first:
+        if low < first + guard_of(record, k).nbytes and high > first:
             return True
     return False
 
@@ -81,9 +105,9 @@ def enter_strides(array, record, target, low, high):
 
     Returns whether elements share an address.
     """
-    strides, shared = words(array[w.STRIDES]), False
-    for axis in range(record[w.NDIMS]):
-        stride, length = strides[axis], record[w.LENGTHS + axis]
+    strides, shared = words(array.strides), False
+    for axis in range(record.ndims):
+        stride, length = strides[axis], lengths_of(record)[axis]
         target[axis] = stride
         shared = shared or (stride == 0 and length > 1)
         if stride < 0:
@@ -96,136 +120,136 @@ def enter_strides(array, record, target, low, high):
 @scalar
 def admit_pitched(tensor, record, strides, pitch):
     """Check a weight whose rows have a common stride; its memory was checked in Python."""
-    first, height, size = tensor[w.T_LOW], record[w.LENGTHS], size_of(record[w.WEIGHT_CODE])
-    if first != record[w.CLEAR_WEIGHT] or strides[0] != pitch or strides[1] != size:
+    first, height, size = tensor.low, lengths_of(record)[0], size_of(record.weight_code)
+    if first != record.clear_weight or strides[0] != pitch or strides[1] != size:
         return w.REFUSED
-    tensor[w.T_COPIED], tensor[w.T_HIGH] = 0, first + (height - 1) * pitch
-    tensor[w.T_HIGH] += record[w.LENGTHS + 1] * size
+    tensor.copied, tensor.high = 0, first + (height - 1) * pitch
+    tensor.high += lengths_of(record)[1] * size
     return w.OK
 
 
 @scalar
-def admit_weight(x, tensor, record, weight):
+def admit_weight(context, tensor, record, weight):
     """Check a weight, and enter where it lies."""
-    array = words(weight)
-    if array[w.TYPE] != x[w.NDARRAY] or words(array[w.DTYPE])[w.KIND] != record[w.WEIGHT_DTYPE]:
+    array = header_at(weight)
+    if array.type != context.ndarray or header_at(array.dtype).kind != record.weight_dtype:
         return w.REFUSED
-    flags, order = array[w.FLAGS], record[w.ORDER] | ALIGNED
+    flags, order = array.flags, record.order | ALIGNED
     if flags & WRITEABLE == 0 or not has_shape(array, record):
         return w.REFUSED
-    first, pitch = array[w.DATA], words(record[w.ROW])[PITCH]
-    tensor[w.T_WEIGHT] = tensor[w.T_LOW] = first
-    tensor[w.T_HIGH] = first + record[w.BYTES]
+    first, pitch = array.data, words(record.row)[PITCH]
+    tensor.weight = tensor.low = first
+    tensor.high = first + record.bytes
     if pitch:
-        return admit_pitched(tensor, record, words(array[w.STRIDES]), pitch)
-    tensor[w.T_COPIED] = 0 if flags & order == order else 1
-    if tensor[w.T_COPIED]:
-        tensor[w.T_HIGH] = first + size_of(record[w.WEIGHT_CODE])
+        return admit_pitched(tensor, record, words(array.strides), pitch)
+    tensor.copied = 0 if flags & order == order else 1
+    if tensor.copied:
+        tensor.high = first + size_of(record.weight_code)
         low, high = after(tensor, w.T_LOW), after(tensor, w.T_HIGH)
         if enter_strides(array, record, after(tensor, w.T_STRIDES), low, high):
             return w.REFUSED
-    if tensor[w.T_COPIED] or first != record[w.CLEAR_WEIGHT]:
-        record[w.CLEAR_WEIGHT] = record[w.CLEAR_GRAD] = 0
-        overlaps = meets(record, tensor[w.T_LOW], tensor[w.T_HIGH])
-        if overlaps and not (x[w.APART] and tensor[w.T_COPIED]):
+    if tensor.copied or first != record.clear_weight:
+        record.clear_weight = record.clear_grad = 0
+        overlaps = meets(record, tensor.low, tensor.high)
+        if overlaps and not (context.apart and tensor.copied):
             return w.REFUSED
-        if not tensor[w.T_COPIED]:
-            record[w.CLEAR_WEIGHT] = first
+        if not tensor.copied:
+            record.clear_weight = first
     return w.OK
 
 
 @scalar
-def code_of_number(x, kind):
+def code_of_number(context, kind):
     """Return the code of the type of a number, 0 for other objects."""
-    if kind == x[w.FLOAT]:
+    if kind == context.float:
         return w.FLOAT64
     for code in range(1, 4):
-        if kind == x[w.NUMBERS + code - 1]:
+        if kind == after(context, w.NUMBERS)[code - 1]:
             return code
     return 0
 
 
 @scalar
-def code_of_array(x, array):
+def code_of_array(context, array):
     """Return the code of the dtype of an array, 0 if gradients cannot have it."""
-    kind = words(array[w.DTYPE])[w.KIND]
+    kind = header_at(array.dtype).kind
     for code in range(1, 5):
-        if kind == x[w.DTYPES + code - 1]:
+        if kind == after(context, w.DTYPES)[code - 1]:
             return code
     return 0
 
 
 @scalar
-def admit_grad(x, k, tensor, record, grad):
+def admit_grad(context, k, tensor, record, grad):
     """Check the gradient of tensor `k`, and enter where it lies."""
-    array, wanted, strides = words(grad), record[w.GRAD_CODE], after(tensor, w.T_GRAD_STRIDES)
-    is_array = array[w.TYPE] == x[w.NDARRAY]
-    code = code_of_array(x, array) if is_array else code_of_number(x, array[w.TYPE])
-    by_row = record[w.ROW_KERNELS] != 0 and record[w.KERNELS] == 0
-    if x[w.ADMIT_ROWS] and (by_row or (code == 0 and not is_array)):
-        call(x[w.ADMIT_ROWS], x[w.SELF], k, grad, 0, 0)
-        return tensor[w.T_STATUS]
-    if code == 0 or (code != wanted and size_of(wanted) == 2) or record[w.KERNELS] == 0:
+    array, wanted, strides = header_at(grad), record.grad_code, after(tensor, w.T_GRAD_STRIDES)
+    is_array = array.type == context.ndarray
+    code = code_of_array(context, array) if is_array else code_of_number(context, array.type)
+    by_row = record.row_kernels != 0 and record.kernels == 0
+    if context.admit_rows and (by_row or (code == 0 and not is_array)):
+        call(context.admit_rows, context.self, k, grad, 0, 0)
+        return tensor.status
+    if code == 0 or (code != wanted and size_of(wanted) == 2) or record.kernels == 0:
         return w.REFUSED
-    tensor[w.T_LISTED], tensor[w.T_KERNELS] = 0, record[w.KERNELS]
-    tensor[w.T_CHUNKS] = record[w.CHUNKS]
-    copied, size = code != wanted or record[w.SCALED] != 0, size_of(code)
+    tensor.listed, tensor.kernels = 0, record.kernels
+    tensor.chunks = record.chunks
+    copied, size = code != wanted or record.scaled != 0, size_of(code)
     if is_array:
-        order = record[w.ORDER] | ALIGNED
+        order = record.order | ALIGNED
         if not has_shape(array, record):
             return w.REFUSED
-        first = array[w.DATA]
-        copied = copied or array[w.FLAGS] & order != order
+        first = array.data
+        copied = copied or array.flags & order != order
     else:
-        if record[w.SIZE] != 1:
+        if record.size != 1:
             return w.REFUSED
-        first = grad + 8 * w.DATA
-        for axis in range(record[w.NDIMS]):
+        first = grad + HEAD
+        for axis in range(record.ndims):
             strides[axis] = 0
-    tensor[w.T_GRAD] = tensor[w.T_GRAD_LOW] = first
-    tensor[w.T_GRAD_HIGH] = first + size
-    tensor[w.T_GRAD_CODE], tensor[w.T_GRAD_COPIED] = code, copied
-    if record[w.SIZE] == 0:
-        tensor[w.T_GRAD_HIGH], tensor[w.T_GRAD_COPIED] = first, 0
+    tensor.grad = tensor.grad_low = first
+    tensor.grad_high = first + size
+    tensor.grad_code, tensor.grad_copied = code, copied
+    if record.size == 0:
+        tensor.grad_high, tensor.grad_copied = first, 0
         return w.OK
     if not copied:
-        tensor[w.T_GRAD_HIGH] = first + size * record[w.SIZE]
-        if first == record[w.CLEAR_GRAD]:
+        tensor.grad_high = first + size * record.size
+        if first == record.clear_grad:
             return w.OK
     elif is_array:
         bounds = after(tensor, w.T_GRAD_LOW), after(tensor, w.T_GRAD_HIGH)
         enter_strides(array, record, strides, bounds[0], bounds[1])
-    low, high = tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH]
-    if (low < tensor[w.T_HIGH] and high > tensor[w.T_LOW]) or meets(record, low, high):
-        if not (x[w.APART] and is_array):
+    low, high = tensor.grad_low, tensor.grad_high
+    if (low < tensor.high and high > tensor.low) or meets(record, low, high):
+        if not (context.apart and is_array):
             return w.REFUSED
         if not copied:
-            tensor[w.T_GRAD_COPIED], tensor[w.T_GRAD_HIGH] = 1, first + size
+            tensor.grad_copied, tensor.grad_high = 1, first + size
             bounds = after(tensor, w.T_GRAD_LOW), after(tensor, w.T_GRAD_HIGH)
             enter_strides(array, record, strides, bounds[0], bounds[1])
         return w.OK
-    if not (copied or tensor[w.T_COPIED]):
-        record[w.CLEAR_GRAD] = first
+    if not (copied or tensor.copied):
+        record.clear_grad = first
     return w.OK
 
 
 @scalar
-def record_of(x, index, guess):
+def record_of(context, index, guess):
     """Return the address of an index's record, or a status.
 
     `guess` is the record at this position of the last call: comparing costs less than looking up.
     """
-    if guess != 0 and words(guess)[w.INDEX_ID] == index:
+    if guess != 0 and record_at(guess).index_id == index:
         return guess
-    if x[w.WRITTEN]:
+    if context.written:
         return index
-    kind = words(index)[w.TYPE]
-    if kind == x[w.INT64]:
-        key = new_int(words(index)[w.DATA])
-        found = dictionary_item(x[w.SLOTS], key)
+    kind = header_at(index).type
+    if kind == context.int64:
+        key = new_int(header_at(index).data)
+        found = dictionary_item(context.slots, key)
         release(key)
-    elif kind == x[w.INT] or kind == x[w.STR]:
-        found = dictionary_item(x[w.SLOTS], index)
+    elif kind == context.int or kind == context.str:
+        found = dictionary_item(context.slots, index)
     else:
         return w.REFUSED
     return long_value(found) if found else w.UNKNOWN
@@ -234,112 +258,116 @@ def record_of(x, index, guess):
 @scalar
 def units_scratch_of(tensor, record):
     """Return the bytes of scratch memory in which the units of a gradient are clipped."""
-    if tensor[w.T_LISTED]:  # the values, their sums, and the dense gradient of a vector
-        whole = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+    if tensor.listed:  # the values, their sums, and the dense gradient of a vector
+        whole = rounded(record.size * size_of(record.grad_code))
         return (
             2 * grad_bytes(tensor, record)
-            + rounded(record[w.BYTES])
-            + (whole if record[w.NDIMS] == 1 else 0)
+            + rounded(record.bytes)
+            + (whole if record.ndims == 1 else 0)
         )
-    size = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
-    if record[w.ORDER] == F_ORDER:
-        size += size + rounded(8 * (w.LENGTHS + record[w.NDIMS]))
-    return size + rounded(record[w.BYTES])
+    size = rounded(record.size * size_of(record.grad_code))
+    if record.order == F_ORDER:
+        size += size + rounded(8 * (w.LENGTHS + record.ndims))
+    return size + rounded(record.bytes)
 
 
 @scalar
-def scratch_of(x, tensor):
+def scratch_of(context, tensor):
     """Return the bytes of scratch memory that a tensor needs."""
-    record, size = words(tensor[w.T_RECORD]), 0
-    if x[w.CLIP]:
+    record, size = record_at(tensor.record), 0
+    if context.clip:
         size = units_scratch_of(tensor, record)
-    elif tensor[w.T_GRAD_COPIED]:
+    elif tensor.grad_copied:
         size = grad_bytes(tensor, record)
-    return size + rounded(record[w.BYTES]) if tensor[w.T_COPIED] else size
+    return size + rounded(record.bytes) if tensor.copied else size
 
 
 @scalar
-def enter_count(x, k, record):
+def enter_count(context, k, record):
     """Enter the number of the update and the count, or that those of the tensors differ."""
-    counts, ahead = words(x[w.COUNTS]), words(record[w.HYPER])[w.AHEAD]
-    t = counts[record[w.COUNT]] + 1
-    update, time = max(counts[0], t - 1 + ahead), t if x[w.TIMED] else 0
-    even = ahead and update == x[w.UPDATE_NUMBER] and time == x[w.TIME]
-    if k > 0 and (not even or record[w.MARK] == x[w.CALL_NUMBER]):
-        x[w.UNEVEN] = 1
-    x[w.UPDATE_NUMBER], x[w.TIME] = update, time
+    counts, ahead = words(context.counts), hyper_at(record.hyper).ahead
+    t = counts[record.count] + 1
+    update, time = max(counts[0], t - 1 + ahead), t if context.timed else 0
+    even = ahead and update == context.update_number and time == context.time
+    if k > 0 and (not even or record.mark == context.call_number):
+        context.uneven = 1
+    context.update_number, context.time = update, time
 
 
 @scalar
-def admit(x, k, index, grad, weight):
+def admit(context, k, index, grad, weight):
     """Check one tensor of a call, and enter it as tensor `k`."""
-    tensor = tensor_of(x, k)
-    found = record_of(x, index, tensor[w.T_RECORD])
+    tensor = tensor_of(context, k)
+    found = record_of(context, index, tensor.record)
     if found <= 0:
-        tensor[w.T_RECORD] = 0
+        tensor.record = 0
         return found
-    record = words(found)
-    if record[w.FROZEN]:
+    record = record_at(found)
+    if record.frozen:
         return w.LEFT_OUT
-    tensor[w.T_RECORD], tensor[w.T_GRAD_ID], tensor[w.T_WEIGHT_ID] = found, grad, weight
-    status = admit_weight(x, tensor, record, weight)
+    tensor.record, tensor.grad_id, tensor.weight_id = found, grad, weight
+    status = admit_weight(context, tensor, record, weight)
     if status == w.OK:
-        status = admit_grad(x, k, tensor, record, grad)
+        status = admit_grad(context, k, tensor, record, grad)
     if status == w.OK and not holds_arrays(record):
         status = w.REFUSED
-    if x[w.EACH] == 0:
-        tensor[w.T_HYPER] = record[w.HYPER]
-    if status == w.OK and (x[w.SCHEDULED] or x[w.TIMED]):
-        enter_count(x, k, record)
-    if record[w.MARK] == x[w.CALL_NUMBER]:
-        x[w.REPEATS] = 1
-    record[w.MARK] = x[w.CALL_NUMBER]
-    if status == w.OK and weight != record[w.WEIGHT_ID]:
+    if context.each == 0:
+        tensor.hyper = record.hyper
+    if status == w.OK and (context.scheduled or context.timed):
+        enter_count(context, k, record)
+    if record.mark == context.call_number:
+        context.repeats = 1
+    record.mark = context.call_number
+    if status == w.OK and weight != record.weight_id:
         return w.MOVED
     return status
 
 
 @scalar
-def place_of(x, k):
+def place_of(context, k):
     """Return the address of the words of tensor `k` of the call."""
-    return x[w.TENSORS] + 8 * w.TENSOR * k
+    return context.tensors + 8 * w.TENSOR * k
 
 
 @scalar
-def copy(x, k, what, target):
+def copy(context, k, what, target):
     """Copy an array of tensor `k`, see :func:`fastopt._kernels.strided.copy_call`."""
-    if x[w.COPY]:  # there is no scratch memory before, so arrays without elements alone
-        call(x[w.COPY], place_of(x, k), what, target, 0, 0)
+    if context.copy:  # there is no scratch memory before, so arrays without elements alone
+        call(context.copy, place_of(context, k), what, target, 0, 0)
 
 
 @scalar
-def tensor_of(x, k):
+def tensor_of(context, k):
     """Return the words of tensor `k` of the call."""
-    return words(place_of(x, k))
+    return tensor_at(place_of(context, k))
 
 
 @scalar
-def items_of(x, sequence):
+def items_of(context, sequence):
     """Return the address of the items of a list or tuple, else 0."""
-    kind = words(sequence)[w.TYPE]
-    if kind == x[w.LIST]:
-        return words(sequence)[w.ITEMS]
-    return sequence + FIRST if kind == x[w.TUPLE] else 0
+    kind = header_at(sequence).type
+    if kind == context.list:
+        return header_at(sequence).items
+    return sequence + FIRST if kind == context.tuple else 0
 
 
 @scalar
-def admit_list(x, index, grad, weight):
+def admit_list(context, index, grad, weight):
     """Check the lists of a call; return the number of its tensors to update, and a status."""
-    own, grads, weights = items_of(x, index), items_of(x, grad), items_of(x, weight)
-    n = words(index)[w.LENGTH]
-    if grads == 0 or weights == 0 or words(grad)[w.LENGTH] != n or words(weight)[w.LENGTH] != n:
+    own, grads, weights = (
+        items_of(context, index),
+        items_of(context, grad),
+        items_of(context, weight),
+    )
+    n = header_at(index).length
+    if grads == 0 or weights == 0 or header_at(grad).length != n or header_at(weight).length != n:
         return 0, w.REFUSED
-    if n > x[w.CAPACITY]:
-        x[w.NEED] = n
+    if n > context.capacity:
+        context.need = n
         return 0, w.NO_CAPACITY
     result, count = w.OK, 0
     for k in range(n):
-        status = admit(x, count, words(own)[k], words(grads)[k], words(weights)[k])
+        status = admit(context, count, words(own)[k], words(grads)[k], words(weights)[k])
         if status < 0:
             return 0, status
         if status != w.LEFT_OUT:

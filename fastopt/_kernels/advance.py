@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from fastopt._kernels.layout import DONE, KEY
 from fastopt._kernels.noise import stream_key
@@ -21,18 +21,10 @@ not counted), its group, position of the number that it carries from step to ste
 number and seed of its random numbers."""
 
 
-def record_of(groups, group, dtype):
-    """Return the corrected hyper-parameters of a group as a writeable record."""
-    return groups[1, group, : len(dtype.names)].view(dtype)[0]
-
-
-@overload(record_of)
-def _record_of(groups, group, dtype):
-    return lambda groups, group, dtype: _record_intrinsic(groups, group, dtype)
-
-
 @intrinsic
-def _record_intrinsic(typingctx: Any, groups: Any, group: Any, dtype: Any) -> Any:
+def record_of(typingctx: Any, groups: Any, group: Any, dtype: Any) -> Any:
+    """Return the corrected hyper-parameters of a group as a writeable record."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         shape = [builder.extract_value(array.shape, k) for k in range(3)]

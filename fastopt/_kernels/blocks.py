@@ -213,29 +213,12 @@ def _near_inverse_root(typingctx, x):
 
 def first_nonnegative(kinds):
     """Return the position of the first slot of nonnegative codes, or None."""
-    found = [k for k, kind in enumerate(kinds) if kind in (np.uint8, types.uint8)]
+    found = [k for k, kind in enumerate(kinds) if kind == types.uint8]
     return found[0] if found else None
 
 
 def decode(states, i, scales):
     """Return element `i` of each state slot, decoded with `scales`, one for each coded slot."""
-    kinds, numbers = list(map(_kind, states)), list(load(states, i))
-    coded = [k for k, kind in enumerate(kinds) if kind in _SCALES]
-    by = first_nonnegative(kinds)
-    for k, scale in zip(coded, scales, strict=True):
-        value = root_value if kinds[k] is np.uint8 else signed_value
-        numbers[k] = value(scale.dtype.type(numbers[k]), scale)
-    for k in coded:
-        if by is not None and kinds[k] is np.int8:
-            numbers[k] = numbers[k] * numbers[by]
-    for k in coded:
-        if kinds[k] is np.uint8:
-            numbers[k] = numbers[k] * numbers[k]
-    return tuple(numbers)
-
-
-def _kind(state):
-    return np.dtype(state._type_).type
 
 
 @overload(decode)
@@ -246,7 +229,7 @@ def _decode(states, i, scales):
 @intrinsic
 def _decode_intrinsic(typingctx, states, numbers, scales):
     kinds = [pointer.dtype for pointer in states]
-    coded = [k for k, kind in enumerate(kinds) if kind in _COMPILED_SCALES]
+    coded = [k for k, kind in enumerate(kinds) if kind in _SCALES]
     result = types.Tuple([scales[0] if k in coded else kind for k, kind in enumerate(kinds)])
 
     def codegen(context, builder, signature, args):
@@ -281,31 +264,12 @@ def encode(states, scales, values, count, tops):
         store(states, i, codes_of(states, load(values, i), factors))
 
 
-def prepared(states, numbers):
+@intrinsic
+def prepared(typingctx, states, numbers):
     """Return the numbers of an element as they are encoded.
 
     These are the roots of nonnegative numbers, and signed ones divided by the first root.
     """
-    kinds = list(map(_kind, states))
-    by = first_nonnegative(kinds)
-    inverse = None if by is None else inverse_root(numbers[by])
-    found = []
-    for kind, number in zip(kinds, numbers, strict=True):
-        if kind is np.uint8:
-            number = number * inverse_root(number)
-        elif kind is np.int8 and inverse is not None:
-            number = number * inverse
-        found.append(number)
-    return tuple(found)
-
-
-@overload(prepared)
-def _prepared(states, numbers):
-    return lambda states, numbers: _prepared_intrinsic(states, numbers)
-
-
-@intrinsic
-def _prepared_intrinsic(typingctx, states, numbers):
     kinds = [pointer.dtype for pointer in states]
 
     def codegen(context, builder, signature, args):
@@ -328,30 +292,12 @@ def root_below(x):
     return inverse_root(x)
 
 
-_SCALES = {np.int8: signed_scale, np.uint8: nonnegative_scale}
-_COMPILED_SCALES = {types.int8: signed_scale, types.uint8: nonnegative_scale}
-
-
-def write_scales(states, scales, tops):
-    """Write the scale of each coded slot; return the factor of :func:`codes_of` for each slot."""
-    scales = iter(scales)
-    factors = []
-    for state, top in zip(states, tops, strict=True):
-        factor = top
-        if _kind(state) in _SCALES:
-            kept, factor = _SCALES[_kind(state)](top)
-            store((next(scales),), 0, (kept,))
-        factors.append(factor)
-    return tuple(factors)
-
-
-@overload(write_scales)
-def _write_scales(states, scales, tops):
-    return lambda states, scales, tops: _write_scales_intrinsic(states, scales, tops)
+_SCALES = {types.int8: signed_scale, types.uint8: nonnegative_scale}
 
 
 @intrinsic
-def _write_scales_intrinsic(typingctx, states, scales, tops):
+def write_scales(typingctx, states, scales, tops):
+    """Write the scale of each coded slot; return the factor of :func:`codes_of` for each slot."""
     real = scales[0].dtype
     factors = types.UniTuple(real, len(tops))
 
@@ -360,9 +306,9 @@ def _write_scales_intrinsic(typingctx, states, scales, tops):
         found = []
         for k, top in enumerate(cgutils.unpack_tuple(builder, args[2], len(tops))):
             factor = builder.bitcast(top, context.get_value_type(real))
-            if states[k].dtype in _COMPILED_SCALES:
+            if states[k].dtype in _SCALES:
                 pair = types.UniTuple(real, 2)(real)
-                scale = _COMPILED_SCALES[states[k].dtype]
+                scale = _SCALES[states[k].dtype]
                 result = context.compile_internal(builder, scale, pair, [factor])
                 scale, factor = cgutils.unpack_tuple(builder, result, 2)
                 builder.store(scale, next(kept))
@@ -370,15 +316,6 @@ def _write_scales_intrinsic(typingctx, states, scales, tops):
         return context.make_tuple(builder, factors, found)
 
     return factors(states, scales, tops), codegen
-
-
-def codes_of(states, numbers, factors):
-    """Return the codes of an element's numbers; those of slots that are not coded stay."""
-    slots = zip(states, numbers, factors, strict=True)
-    return tuple(
-        _NEAREST[_kind(state)](number, factor) if _kind(state) in _NEAREST else number
-        for state, number, factor in slots
-    )
 
 
 @scalar
@@ -391,47 +328,30 @@ def nearest_nonnegative(root, factor):
     return lowered_byte(nonnegative_code(root, factor))
 
 
-_NEAREST = {np.int8: nearest_signed, np.uint8: nearest_nonnegative}
-_COMPILED_NEAREST = {types.int8: nearest_signed, types.uint8: nearest_nonnegative}
-
-
-@overload(codes_of)
-def _codes_of(states, numbers, factors):
-    return lambda states, numbers, factors: _codes_intrinsic(states, numbers, factors)
+_NEAREST = {types.int8: nearest_signed, types.uint8: nearest_nonnegative}
 
 
 @intrinsic
-def _codes_intrinsic(typingctx, states, numbers, factors):
-    kinds = [
-        types.int8 if p.dtype in _COMPILED_NEAREST else n
-        for p, n in zip(states, numbers, strict=True)
-    ]
+def codes_of(typingctx, states, numbers, factors):
+    """Return the codes of an element's numbers; those of slots that are not coded stay."""
+    kinds = [types.int8 if p.dtype in _NEAREST else n for p, n in zip(states, numbers, strict=True)]
     codes = types.Tuple(kinds)
 
     def codegen(context, builder, signature, args):
         found, scaling = (cgutils.unpack_tuple(builder, arg, len(kinds)) for arg in args[1:])
         for k, real in enumerate(factors):
-            if states[k].dtype in _COMPILED_NEAREST:
+            if states[k].dtype in _NEAREST:
                 typed = types.int8(numbers[k], real)
-                nearest = _COMPILED_NEAREST[states[k].dtype]
+                nearest = _NEAREST[states[k].dtype]
                 found[k] = context.compile_internal(builder, nearest, typed, [found[k], scaling[k]])
         return context.make_tuple(builder, codes, found)
 
     return codes(states, numbers, factors), codegen
 
 
-def lowest(values):
-    """Return the initial maxima for :func:`higher`, one for each pointer of `values`."""
-    return (np.float64(0),) * len(values)
-
-
-@overload(lowest)
-def _lowest(values):
-    return lambda values: _lowest_intrinsic(values)
-
-
 @intrinsic
-def _lowest_intrinsic(typingctx, values):
+def lowest(typingctx, values):
+    """Return the initial maxima for :func:`higher`, one for each pointer of `values`."""
     kind = types.uint32 if values.dtype.dtype == types.float32 else types.uint64
     tops = types.UniTuple(kind, len(values))
 
@@ -442,26 +362,13 @@ def _lowest_intrinsic(typingctx, values):
     return tops(values), codegen
 
 
-def higher(states, tops, numbers, state):
+@intrinsic
+def higher(typingctx, states, tops, numbers, state):
     """Return the maximum of `tops` and of each slot's magnitude; NaN propagates.
 
     These are `numbers`, or those of `state` in slots of nonnegative codes, whose roots are inexact.
+    Magnitudes are compared as integers, which vectorizes; NaN is above infinity.
     """
-    found = []
-    for pointer, top, number, exact in zip(states, tops, numbers, state, strict=True):
-        magnitude = exact if _kind(pointer) is np.uint8 else abs(number)
-        found.append(top if magnitude <= top or top != top else magnitude)
-    return tuple(found)
-
-
-@overload(higher)
-def _higher(states, tops, numbers, state):
-    return lambda states, tops, numbers, state: _higher_intrinsic(states, tops, numbers, state)
-
-
-@intrinsic
-def _higher_intrinsic(typingctx, states, tops, numbers, state):
-    """Compare magnitudes as integers, which vectorizes; NaN is above infinity."""
     real = types.float32 if tops.dtype == types.uint32 else types.float64
 
     def codegen(context, builder, signature, args):
@@ -469,7 +376,7 @@ def _higher_intrinsic(typingctx, states, tops, numbers, state):
         found = cgutils.unpack_tuple(builder, args[1], len(tops))
         found_in = [cgutils.unpack_tuple(builder, arg, len(tops)) for arg in args[2:]]
         for k, kind in enumerate(pointer.dtype for pointer in states):
-            if kind in _COMPILED_SCALES:
+            if kind in _SCALES:
                 exact = kind == types.uint8
                 value = context.cast(builder, found_in[exact][k], (numbers, state)[exact][k], real)
                 bits = builder.bitcast(value, word)
@@ -481,28 +388,11 @@ def _higher_intrinsic(typingctx, states, tops, numbers, state):
     return tops(states, tops, numbers, state), codegen
 
 
-def nearest_byte(x):
-    """Round `x`, which is between -128 and 255, to the nearest integer, as the bits of a byte."""
-    return int(np.nan_to_num(np.rint(x))) & 0xFF  # NaN has any code: its scale is NaN
-
-
-def lowered_byte(x):
-    """Return :func:`nearest_byte` of ``x - LIFT``."""
-    return nearest_byte(x - x.dtype.type(LIFT))
-
-
-@overload(nearest_byte)
-def _nearest_byte(x):
-    return lambda x: _nearest_byte_intrinsic(x)
-
-
-@overload(lowered_byte)
-def _lowered_byte(x):
-    return lambda x: _lowered_byte_intrinsic(x)
-
-
 def _byte(less):
-    """Return an intrinsic that adds a number whose last place is 1, and takes the lowest bits."""
+    """Return an intrinsic that rounds a number, minus `less`, to the bits of a byte.
+
+    It adds a number whose last place is 1, and takes the lowest bits.
+    """
 
     @intrinsic
     def byte(typingctx, x):
@@ -518,4 +408,4 @@ def _byte(less):
     return byte
 
 
-_nearest_byte_intrinsic, _lowered_byte_intrinsic = _byte(0), _byte(LIFT)
+nearest_byte, lowered_byte = _byte(0), _byte(LIFT)

@@ -20,12 +20,14 @@ from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.layout import WIDTH
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
 from fastopt._kernels.objects import after, call, doubles, singles, words
+from fastopt._kernels.record_words import context_at, loops_at, record_at
 from fastopt._kernels.row_admission import cut_rows
 from fastopt._kernels.strided import (
     COPY_GRAD,
     COPY_WEIGHT,
     copy_strided,
     grad_bytes,
+    lengths_of,
     rounded,
     size_of,
 )
@@ -38,62 +40,63 @@ GATHER, UNITS, FINISH, PHASES = range(4)
 @scalar
 def enter_strides(record, order, size, target):
     """Write the strides of a contiguous array of the record's shape."""
-    stride, ndim = size, record[w.NDIMS]
+    stride, ndim = size, record.ndims
     for step in range(ndim):
         axis = step if order == F_ORDER else ndim - 1 - step
         target[axis] = stride
-        stride *= record[w.LENGTHS + axis]
+        stride *= lengths_of(record)[axis]
 
 
 @scalar
 def gather_whole(tensor):
     """Enter where the weight and a dense gradient lie in C order."""
-    record = ordered = words(tensor[w.T_RECORD])
-    code, weights, backward = record[w.GRAD_CODE], record[w.WEIGHT_CODE], record[w.ORDER] == F_ORDER
-    size, out = rounded(record[w.SIZE] * size_of(code)), tensor[w.T_SCRATCH]
+    record = ordered = record_at(tensor.record)
+    code, weights, backward = record.grad_code, record.weight_code, record.order == F_ORDER
+    size, out = rounded(record.size * size_of(code)), tensor.scratch
     grad_strides, strides = after(tensor, w.T_GRAD_STRIDES), after(tensor, w.T_STRIDES)
     if backward:
-        if not tensor[w.T_GRAD_COPIED]:
+        if not tensor.grad_copied:
             enter_strides(record, F_ORDER, size_of(code), grad_strides)
-        if not tensor[w.T_COPIED]:
+        if not tensor.copied:
             enter_strides(record, F_ORDER, size_of(weights), strides)
-        ordered = words(out + 2 * size + rounded(record[w.BYTES]))
-        for k in range(w.LENGTHS + record[w.NDIMS]):
-            ordered[k] = record[k]
-        ordered[w.ORDER] = C_ORDER
+        place = out + 2 * size + rounded(record.bytes)
+        for k in range(w.LENGTHS + record.ndims):
+            words(place)[k] = after(record, 0)[k]
+        ordered = record_at(place)
+        ordered.order = C_ORDER
         out += size
-    grad, weight, own = tensor[w.T_GRAD], tensor[w.T_WEIGHT], out + size
-    if backward or tensor[w.T_GRAD_COPIED]:
-        copy_strided(ordered, grad_strides, grad, tensor[w.T_GRAD_CODE], out, code, False)
+    grad, weight, own = tensor.grad, tensor.weight, out + size
+    if backward or tensor.grad_copied:
+        copy_strided(ordered, grad_strides, grad, tensor.grad_code, out, code, False)
         grad = out
-    if backward or tensor[w.T_COPIED]:
+    if backward or tensor.copied:
         copy_strided(ordered, strides, weight, weights, own, weights, False)
         weight = own
-    tensor[w.T_UNIT_WEIGHT], tensor[w.T_UNIT_GRAD], tensor[w.T_UNIT_OUT] = weight, grad, out
+    tensor.unit_weight, tensor.unit_grad, tensor.unit_out = weight, grad, out
 
 
 @scalar
-def gather_rows(x, k):
+def gather_rows(context, k):
     """Enter where the weight and the values of a row-sparse gradient lie in C order."""
-    tensor = tensor_of(x, k)
-    first, size = tensor[w.T_SCRATCH], grad_bytes(tensor, words(tensor[w.T_RECORD]))
-    tensor[w.T_UNIT_GRAD], tensor[w.T_UNIT_WEIGHT] = tensor[w.T_GRAD], tensor[w.T_WEIGHT]
-    tensor[w.T_UNIT_OUT] = first + size
-    if tensor[w.T_GRAD_COPIED]:
-        copy(x, k, COPY_GRAD, first)
-        tensor[w.T_UNIT_GRAD] = first
-    if tensor[w.T_COPIED]:
-        copy(x, k, COPY_WEIGHT, first + 2 * size)
-        tensor[w.T_UNIT_WEIGHT] = first + 2 * size
+    tensor = tensor_of(context, k)
+    first, size = tensor.scratch, grad_bytes(tensor, record_at(tensor.record))
+    tensor.unit_grad, tensor.unit_weight = tensor.grad, tensor.weight
+    tensor.unit_out = first + size
+    if tensor.grad_copied:
+        copy(context, k, COPY_GRAD, first)
+        tensor.unit_grad = first
+    if tensor.copied:
+        copy(context, k, COPY_WEIGHT, first + 2 * size)
+        tensor.unit_weight = first + 2 * size
 
 
 @scalar
-def gather(x, k):
+def gather(context, k):
     """Enter where weight and gradient lie in C order, after copying them if they do not."""
-    if tensor_of(x, k)[w.T_LISTED]:
-        gather_rows(x, k)
+    if tensor_of(context, k).listed:
+        gather_rows(context, k)
     else:
-        gather_whole(tensor_of(x, k))
+        gather_whole(tensor_of(context, k))
 
 
 @scalar
@@ -128,99 +131,99 @@ def exchange(code, whole, rows, values, count, back):
 @scalar
 def clip_rows(tensor, numbers, first, last):
     """Sum and clip the rows of a gradient from `first` to `last`; those of a vector are a unit."""
-    record, table = words(tensor[w.T_RECORD]), np.zeros(3, np.int64)
-    code, width, vector = record[w.GRAD_CODE], words(record[w.ROW])[WIDTH], record[w.NDIMS] == 1
-    units, place = words(tensor[w.T_KERNELS])[w.UNITS], np.int64(table.ctypes.data)
-    rows, starts = words(tensor[w.T_ROWS]), words(tensor[w.T_STARTS])
-    size, unit = width * size_of(code), width * size_of(record[w.WEIGHT_CODE])
+    record, table = record_at(tensor.record), np.zeros(3, np.int64)
+    code, width, vector = record.grad_code, words(record.row)[WIDTH], record.ndims == 1
+    units, place = loops_at(tensor.kernels).units, np.int64(table.ctypes.data)
+    rows, starts = words(tensor.rows), words(tensor.starts)
+    size, unit = width * size_of(code), width * size_of(record.weight_code)
     if vector:
-        last = tensor[w.T_SEGMENTS]
+        last = tensor.segments
     for k in range(first, last):
-        out = tensor[w.T_UNIT_OUT] + k * size
+        out = tensor.unit_out + k * size
         for entry in range(starts[k], starts[k + 1]):
-            source = tensor[w.T_UNIT_GRAD] + words(tensor[w.T_ORDER])[entry] * size
+            source = tensor.unit_grad + words(tensor.order)[entry] * size
             add_row(code, source, out, width, entry > starts[k])
         if not vector:
-            table[0], table[1], table[2] = tensor[w.T_UNIT_WEIGHT] + rows[k] * unit, out, out
+            table[0], table[1], table[2] = tensor.unit_weight + rows[k] * unit, out, out
             call(units, 0, 1, place, numbers, width)
     if vector:
-        out, count = tensor[w.T_UNIT_OUT], record[w.SIZE]
-        whole = tensor[w.T_SCRATCH] + 2 * grad_bytes(tensor, record) + rounded(record[w.BYTES])
+        out, count = tensor.unit_out, record.size
+        whole = tensor.scratch + 2 * grad_bytes(tensor, record) + rounded(record.bytes)
         for k in range(rounded(count * size) // 8):
             words(whole)[k] = 0
         exchange(code, whole, rows, out, last, False)
-        table[0], table[1], table[2] = tensor[w.T_UNIT_WEIGHT], whole, whole
+        table[0], table[1], table[2] = tensor.unit_weight, whole, whole
         call(units, 0, 1, place, numbers, count)
         exchange(code, whole, rows, out, last, True)
     table[0] = 0  # a use after the calls: arrays are freed after their last one
 
 
 @scalar
-def clip_units(x, k, share, shares):
+def clip_units(context, k, share, shares):
     """Clip one share of the units of a tensor."""
-    tensor = tensor_of(x, k)
-    record, numbers = words(tensor[w.T_RECORD]), x[w.NORM] + 8 * w.UNIT_FACTOR
-    units = tensor[w.T_SEGMENTS] if tensor[w.T_LISTED] else record[w.LENGTHS]
-    if record[w.SIZE] == 0:
+    tensor = tensor_of(context, k)
+    record, numbers = record_at(tensor.record), context.norm + 8 * w.UNIT_FACTOR
+    units = tensor.segments if tensor.listed else lengths_of(record)[0]
+    if record.size == 0:
         return  # 2**63 units may have no elements
-    if record[w.NDIMS] < 2:
+    if record.ndims < 2:
         units = 1
     own = (share + k) % shares  # vectors have one unit, and are divided among the shares
     first, last = units * own // shares, units * (own + 1) // shares
-    if first < last and tensor[w.T_LISTED]:
+    if first < last and tensor.listed:
         clip_rows(tensor, numbers, first, last)
     elif first < last:
-        row = x[w.TENSORS] + 8 * (w.TENSOR * k + w.T_UNIT_WEIGHT)
-        width = record[w.SIZE] // max(units, 1)
-        call(words(tensor[w.T_KERNELS])[w.UNITS], first, last - first, row, numbers, width)
+        row = context.tensors + 8 * (w.TENSOR * k + w.T_UNIT_WEIGHT)
+        width = record.size // max(units, 1)
+        call(loops_at(tensor.kernels).units, first, last - first, row, numbers, width)
 
 
 @scalar
-def finish(x, k):
+def finish(context, k):
     """Replace the gradient of a tensor, in the order of its record."""
-    tensor = tensor_of(x, k)
-    record, first = words(tensor[w.T_RECORD]), tensor[w.T_SCRATCH]
-    code, strides = record[w.GRAD_CODE], after(tensor, w.T_GRAD_STRIDES)
-    tensor[w.T_SCRATCH] += units_scratch_of(tensor, record)
-    if tensor[w.T_LISTED]:
-        first, tensor[w.T_LENGTH] = tensor[w.T_UNIT_OUT], tensor[w.T_SEGMENTS]
-        tensor[w.T_STARTS] = tensor[w.T_ORDER] = x[w.COUNTING]
+    tensor = tensor_of(context, k)
+    record, first = record_at(tensor.record), tensor.scratch
+    code, strides = record.grad_code, after(tensor, w.T_GRAD_STRIDES)
+    tensor.scratch += units_scratch_of(tensor, record)
+    if tensor.listed:
+        first, tensor.length = tensor.unit_out, tensor.segments
+        tensor.starts = tensor.order = context.counting
         cut_rows(tensor, record)
-    elif record[w.ORDER] == F_ORDER:
+    elif record.order == F_ORDER:
         enter_strides(record, C_ORDER, size_of(code), strides)
-        copy_strided(record, strides, tensor[w.T_UNIT_OUT], code, first, code, False)
-    tensor[w.T_GRAD], tensor[w.T_GRAD_CODE], tensor[w.T_GRAD_COPIED] = first, code, 0
+        copy_strided(record, strides, tensor.unit_out, code, first, code, False)
+    tensor.grad, tensor.grad_code, tensor.grad_copied = first, code, 0
 
 
-def share_call(context, phase, first, last, share):
+def share_call(at, phase, first, last, share):
     """Do one share of a phase for the tensors from `first` to `last`."""
-    x = words(context)
-    shares = x[w.THREADS]
+    context = context_at(at)
+    shares = context.threads
     if phase == UNITS:
         for k in range(first, last):
-            clip_units(x, k, share, shares)
+            clip_units(context, k, share, shares)
         return
     for k in range(first + share, last, shares):
         if phase == GATHER:
-            gather(x, k)
+            gather(context, k)
         else:
-            finish(x, k)
+            finish(context, k)
 
 
-def clip_call(context, n, _, __, ___):
+def clip_call(at, n, _, __, ___):
     """Clip the gradients of the admitted tensors."""
-    x = words(context)
+    context = context_at(at)
     for k in range(n):
-        gather(x, k)
-        clip_units(x, k, 0, 1)
-        finish(x, k)
+        gather(context, k)
+        clip_units(context, k, 0, 1)
+        finish(context, k)
 
 
-def clip_large(context, n, _, __, ___):
+def clip_large(at, n, _, __, ___):
     """Clip the gradients of a large call on several threads."""
-    x = words(context)
+    context = context_at(at)
     for phase in range(PHASES):
-        call(x[w.SPREAD], context, phase, 0, n, x[w.CLIP_SHARE])
+        call(context.spread, at, phase, 0, n, context.clip_share)
 
 
 @cache

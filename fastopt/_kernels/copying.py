@@ -6,7 +6,6 @@ read the target first, which saves a third of the traffic.
 Tests: ``tests/distributed/ranks/ranks_scale.py``.
 """
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba import prange, types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.storage import load, locate, store
@@ -34,18 +33,10 @@ VECTOR = 32
 """Bytes of a store that bypasses the caches."""
 
 
-def move(target, source, size):
-    """Copy bytes between addresses of memory that does not overlap."""
-    ctypes.memmove(int(target), int(source), int(size))
-
-
-@overload(move)
-def _move(target, source, size):
-    return lambda target, source, size: _move_intrinsic(target, source, size)
-
-
 @intrinsic
-def _move_intrinsic(typingctx, target, source, size):
+def move(typingctx, target, source, size):
+    """Copy bytes between addresses of memory that does not overlap."""
+
     def codegen(context, builder, signature, args):
         byte = ir.IntType(8).as_pointer()
         to, of = (builder.inttoptr(address, byte) for address in args[:2])
@@ -55,18 +46,10 @@ def _move_intrinsic(typingctx, target, source, size):
     return types.none(types.int64, types.int64, types.int64), codegen
 
 
-def move_past_caches(target, source):
-    """Copy VECTOR bytes to an aligned address, with a store that bypasses the caches."""
-    move(target, source, VECTOR)
-
-
-@overload(move_past_caches)
-def _move_past_caches(target, source):
-    return lambda target, source: _move_past_caches_intrinsic(target, source)
-
-
 @intrinsic
-def _move_past_caches_intrinsic(typingctx, target, source):
+def move_past_caches(typingctx, target, source):
+    """Copy VECTOR bytes to an aligned address, with a store that bypasses the caches."""
+
     def codegen(context, builder, signature, args):
         vector = ir.VectorType(ir.IntType(64), VECTOR // 8).as_pointer()
         value = builder.load(builder.inttoptr(args[1], vector), align=1)
@@ -78,17 +61,10 @@ def _move_past_caches_intrinsic(typingctx, target, source):
     return types.none(types.int64, types.int64), codegen
 
 
-def fence():
+@intrinsic
+def fence(typingctx):
     """Let other threads see the stores that bypass the caches before any later store."""
 
-
-@overload(fence)
-def _fence():
-    return lambda: _fence_intrinsic()
-
-
-@intrinsic
-def _fence_intrinsic(typingctx):
     def codegen(context, builder, signature, args):
         builder.fence("seq_cst")
         return context.get_dummy_value()

@@ -8,8 +8,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from fastopt._kernels import numpy_abi, segments
+import numpy as np
+
+from fastopt._kernels import segments
+from fastopt._kernels.admission import has_form
 from fastopt._kernels.compiling import compiled
+from fastopt._kernels.objects import words
+from fastopt._kernels.record_words import guard_at, header_at
 from fastopt.kernels.rule import scalar
 
 RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
@@ -28,20 +33,37 @@ def limit_norm(total: Any, norm: Any) -> Any:
 
 @cache
 def addresses() -> Callable:
-    """Kernel :func:`fastopt._kernels.numpy_abi.addresses`."""
-    return compiled(numpy_abi.addresses, None, parallel=False, nogil=False)
+    """Kernel ``(objects, found)``: writes the data addresses of the arrays in an object array."""
+
+    def addresses(objects, found):
+        arrays = words(objects)
+        for k in range(len(found)):
+            found[k] = header_at(arrays[k]).data
+
+    return compiled(addresses, None, parallel=False, nogil=False)
 
 
 @cache
-def admit() -> Callable:
-    """Kernel :func:`fastopt._kernels.numpy_abi.admit`."""
-    return compiled(numpy_abi.admit, None, parallel=False, nogil=False)
+def fit() -> Callable:
+    """Kernel ``(weights, grads, guards, found)``: like :func:`addresses` of two lists.
 
+    It returns whether all arrays have the forms in guards. The caller keeps the lists, of equal
+    lengths, and holds the GIL.
+    """
 
-@cache
-def take_addresses() -> Callable:
-    """Kernel :func:`fastopt._kernels.numpy_abi.take_addresses`."""
-    return compiled(numpy_abi.take_addresses, None, parallel=False, nogil=False)
+    def fit(weights, grads, guards, found):
+        place = np.int64(guards.ctypes.data)
+        for role in range(2):
+            arrays = words(header_at(grads if role else weights).items)
+            for k in range(found.shape[1]):
+                array = header_at(arrays[k])
+                if not has_form(array, guard_at(place)):
+                    return False
+                found[role, k] = array.data
+                place += 8 * guards.shape[2]
+        return True
+
+    return compiled(fit, None, parallel=False, nogil=False)
 
 
 @cache

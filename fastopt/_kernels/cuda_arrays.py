@@ -11,8 +11,6 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from fastopt._kernels import cpu_calls
-from fastopt._kernels.compiling import bind
 from fastopt._kernels.device_memory import Copy
 from fastopt._kernels.devices import Header, Reading, handles_of, readings, stays
 from fastopt._kernels.layout import Layout
@@ -115,7 +113,6 @@ class CallArrays:
         self.weights, self.grads = Known(), Known()
         self.captured, self.version = False, 0
         self.written: Addresses | None = None
-        self.take: Any = None
 
     @classmethod
     def joined(cls, parts: Sequence["CallArrays"]) -> Self:
@@ -241,16 +238,20 @@ class CallArrays:
 
     def _enter(self, found: Reading, table: Array, written: Addresses) -> bool:
         """Enter addresses of gradients if they are aligned and overlap no written memory."""
-        first = np.array(found.addresses, np.uint64)
-        arguments = table, written, self.grad_bytes, self.itemsize, first
-        if self.strided is not None:
-            arguments = self.strided.arguments(written, first)
-        if self.take is None:
-            self.take = bind(cpu_calls.take_addresses(), *arguments)
-        taken: bool = self.take(*arguments)
-        if taken and self.strided is not None:
-            self.strided.source = found.addresses[0]
-        return taken
+        first, target, sizes = np.array(found.addresses, np.uint64), table, self.grad_bytes
+        unit, strided = self.itemsize, self.strided
+        if strided is not None:
+            target, sizes, unit = strided.table, strided.size, strided.copies.unit
+            first = first - strided.before
+        if (target[:, -1] != first).any():
+            after = np.searchsorted(written[1], first, side="right")
+            starts = np.append(written[0], np.uint64(2**64 - 1))[after]
+            if (first % np.uint64(unit)).any() or (starts < first + sizes).any():
+                return False
+            target[:, -1] = first
+        if strided is not None:
+            strided.source = found.addresses[0]
+        return True
 
     def _forget(self, table: Array) -> None:
         """Compare all gradients with the memory that is written to, which has changed."""
@@ -278,10 +279,6 @@ class Strided:
         self.table = np.zeros((1, 1), np.uint64)
         self.copies = Copy(values, grad)
         self.fresh = False
-
-    def arguments(self, written: Addresses, first: Addresses) -> tuple[Any, ...]:
-        """Return the arguments with which the address of a gradient is checked."""
-        return self.table, written, self.size, self.copies.unit, first - self.before
 
     def bounds(self) -> tuple[Addresses, Addresses]:
         """Return the start and end addresses of the gradient."""

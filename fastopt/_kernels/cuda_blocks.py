@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from fastopt._kernels.blocks import (
     CODE_BLOCK,
@@ -57,27 +57,12 @@ def highest(value):
     return value
 
 
-def highest_of_warp(tops: Any) -> Any:
-    """Return the maxima over the lanes of a warp; NaN propagates."""
-    found = []
-    for top in tops:
-        half = LANES // 2
-        while half:
-            other = exchange(top, half)
-            top = top if other <= top or top != top else other
-            half //= 2
-        found.append(top)
-    return tuple(found)
-
-
-@overload(highest_of_warp)
-def _highest_of_warp(tops):
-    return lambda tops: _highest_intrinsic(tops)
-
-
 @intrinsic
-def _highest_intrinsic(typingctx, tops):
-    """Magnitudes are compared as integers, whose highest bit is 0; NaN is above infinity."""
+def highest_of_warp(typingctx, tops):
+    """Return the maxima over the lanes of a warp; NaN propagates.
+
+    Magnitudes are compared as integers, whose highest bit is 0; NaN is above infinity.
+    """
 
     def codegen(context, builder, signature, args):
         wide = types.int64(types.int64)

@@ -9,7 +9,6 @@ such hints nor 16-byte accesses at addresses that it does not know to be aligned
 Tests: ``tests/kernels/test_cuda.py``.
 """
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -56,24 +55,14 @@ def read_pack(pointers: Any, i: Any, size: Any) -> Any:
 
     What is not used is not loaded.
     """
-    return begin_pack(pointers, i, size, False, len(pointers))
 
 
 def begin_pack(pointers: Any, i: Any, size: Any, streamed: Any, read: Any) -> Any:
     """Copy `size` elements from element `i` on at each pointer; return pointers to the copies.
 
     Of the first `read` pointers: the copies of the others are only written. `size`, `read`, and
-    `streamed`, whether the arrays are not used again soon, are constants. In plain Python there are
-    no copies.
+    `streamed`, whether the arrays are not used again soon, are constants.
     """
-    return tuple(
-        ctypes.cast(ctypes.byref(pointer.contents, int(i) * ctypes.sizeof(pointer._type_)), kind)
-        for pointer, kind in zip(pointers, map(type, pointers), strict=True)
-    )
-
-
-def end_pack(pointers: Any, i: Any, size: Any, streamed: Any, copies: Any) -> None:
-    """Write the copies of :func:`begin_pack` back."""
 
 
 @overload(begin_pack, prefer_literal=True, inline="always")  # allocates on the caller's stack
@@ -87,13 +76,6 @@ def _begin_pack(pointers, i, size, streamed, read):
 def _read_pack(pointers, i, size):
     count = len(pointers)
     return lambda pointers, i, size: _begin_intrinsic(pointers, i, size, False, count, False)
-
-
-@overload(end_pack, prefer_literal=True)
-def _end_pack(pointers, i, size, streamed, copies):
-    return lambda pointers, i, size, streamed, copies: _end_intrinsic(
-        pointers, i, size, streamed, copies
-    )
 
 
 @intrinsic(prefer_literal=True)
@@ -120,7 +102,8 @@ def _begin_intrinsic(typingctx, pointers, i, size, streamed, read, ordered):
 
 
 @intrinsic(prefer_literal=True)
-def _end_intrinsic(typingctx, pointers, i, size, streamed, copies):
+def end_pack(typingctx, pointers, i, size, streamed, copies):
+    """Write the copies of :func:`begin_pack` back."""
     kinds = [pointer.dtype for pointer in pointers]
     accesses = [_Access(kind, size.literal_value, streamed.literal_value) for kind in kinds]
 

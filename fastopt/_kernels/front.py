@@ -1,16 +1,75 @@
 """One call, compiled once for all rules: from Python objects to updated weights.
 
-:func:`enter` takes the three arguments of a call as they are. It finds the record of each index,
-checks the headers of all arrays against it (:mod:`fastopt._kernels.admission`), counts the update,
-and calls the loops of the record's layout by address. A negative status means that nothing has
-changed; Python then does what the status asks for, or reports the error in words.
+:func:`enter` takes the three arguments of a call as they are::
+
+    updater(index, grad, weight)
+      |  addresses of three objects, and of the context (settings, and memory for a call)
+      v
+    enter_call              (enter_headers, where Python writes what headers would say)
+      |  admit_call        find the record of each index, check and read both headers:
+      |                    a tensor (addresses, strides, what is copied) for each index
+      |  divide_scratch    memory for copies; small or large? list_all copies row indices
+      |  - - - - - - - - - until here nothing but the description of the call is written
+      |  hold, release_gil of a large call only
+      v
+    perform
+      |  order_all         sort the rows of row-sparse gradients
+      |  clip              units of gradients        (clipping, by address, if set)
+      |  measure           squares, norm and factor  (measuring, by address, if set)
+      v
+    update, for each tensor in the order of the list; or run, in phases on several threads
+      |  advance           count, write the hyper-parameters of the step
+      |  begin             copy what lies in another order or dtype, enter all addresses
+      |  reduce, finalize  reductions of the rule, if it has some
+      |  kernels.update    the loop of the rule, by address
+      |  cover, end        deferred decay and averages of all rows; copy the weight back
+      v
+    status
+
+What Python does for a status (:meth:`fastopt._engine.records.Records.resolve`):
+
+====================  ======================================================================
+OK                    nothing
+MOVED                 keeps the new weight alive in place of the last one
+SKIPPED               tells the loss scaler: gradients are not finite, and nothing has changed
+NO_ROOM, NO_CAPACITY  makes scratch memory, or rows, for what NEED says; enters again
+IS_LARGE              chooses threads, compiles what runs on several; enters again
+ASKS                  computes schedules and ``hyper()``; enters again
+REFUSED, UNKNOWN      checks in words, and enrolls what is new; or raises
+====================  ======================================================================
+
+With a negative status nothing has changed, whatever the position of the tensor that caused it.
 
 A *record* (:mod:`fastopt._kernels.record_words`) describes the form of one parameter and never an
 object: any weight and gradient of that form fit, at any address and in any memory order. Arrays in
 another order or dtype are copied to scratch memory, and weights back
 (:mod:`fastopt._kernels.strided`).
 
-Tests: ``tests/engine/test_records.py``.
+What this code relies on, and the tests that stand in for a coverage that compiled code has not:
+
+*Owners.* The context, records, tensors, spans and scratch memory are NumPy arrays of
+:class:`fastopt._engine.records.Records`, and so are the loops, hyper-parameters and table rows to
+which records have addresses. They are replaced under the lock of the updater, which each call takes
+in Python before it enters: between two calls, never during one.
+``test_states_may_be_assigned_by_another_thread``,
+``test_loops_that_two_threads_look_up_at_once_are_the_same_array``.
+
+*Lifetime of arguments.* The frame of the caller keeps the three arguments, and the lists keep their
+items as long as no other thread runs. A large call releases the GIL, so :func:`hold` counts a
+reference to each array before, and :func:`hold` drops it once the GIL is back.
+``test_gradients_that_another_thread_drops_stay_alive_during_the_call``,
+``test_freed_memory_is_not_read``.
+
+*The GIL.* A small call holds it from the first to the last word, and runs no Python: it is atomic
+for other threads and for signal handlers. A large call may release it, as all that its loops read
+lies in arrays of the owner, in arrays that are held, or in copies of row indices.
+``test_interrupts.py``, ``test_any_number_of_threads_gives_the_same_bits``.
+
+*Writing.* A thread of a large call writes its share of the chunks of a tensor, and no other one has
+the same elements. Tensors whose memory meets (:func:`are_apart`) are updated one after the other.
+``test_tied_and_chained_weights_are_updated_in_order``, ``test_lists_machine.py``.
+
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_planner.py``, ``tests/test_fuzz.py``.
 """
 
 import math
@@ -19,13 +78,13 @@ from functools import cache
 import numpy as np
 from numba import prange, types
 
-from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
 from fastopt._kernels.admission import (
     admit,
     admit_list,
     column_of,
     copy,
+    guard_of,
     items_of,
     scratch_of,
     tensor_of,
@@ -48,6 +107,14 @@ from fastopt._kernels.objects import (
     unsigned,
     words,
 )
+from fastopt._kernels.record_words import (
+    context_at,
+    hyper_at,
+    loops_at,
+    norm_at,
+    pass_at,
+    record_at,
+)
 from fastopt._kernels.row_admission import enter_rows, row_room, rows_before, work_of
 from fastopt._kernels.strided import (
     COPY_BACK,
@@ -56,6 +123,7 @@ from fastopt._kernels.strided import (
     elements_of,
     grad_bytes,
     grad_elements,
+    lengths_of,
     proportion,
 )
 from fastopt.kernels.rule import scalar
@@ -64,53 +132,53 @@ ON_CALL = types.void(*[types.int64] * 5)
 
 
 @scalar
-def count(x, tensor, record):
+def count(context, tensor, record):
     """Count an update of a tensor, and return its number."""
-    if x[w.EACH] and tensor[w.T_COUNT] >= 0:
-        return tensor[w.T_COUNT]
-    counts = words(x[w.COUNTS])
-    t = counts[record[w.COUNT]] + 1
-    counts[record[w.COUNT]] = t
+    if context.each and tensor.count >= 0:
+        return tensor.count
+    counts = words(context.counts)
+    t = counts[record.count] + 1
+    counts[record.count] = t
     counts[0] = max(counts[0], t)
     return t
 
 
 @scalar
-def advance(x, tensor):
+def advance(context, tensor):
     """Count an update of a tensor, write its hyper-parameters, and choose its record."""
-    record, hyper = words(tensor[w.T_RECORD]), words(tensor[w.T_HYPER])
-    t = count(x, tensor, record)
-    values, names, rescale = doubles(hyper[w.VALUES]), hyper[w.NAMES], hyper[w.RESCALE]
+    record, hyper = record_at(tensor.record), hyper_at(tensor.hyper)
+    t = count(context, tensor, record)
+    values, names, rescale = doubles(hyper.values), hyper.names, hyper.rescale
     source = 1
-    if hyper[w.PREPARE]:
+    if hyper.prepare:
         source = 1 + names
-        if values[0] != t or hyper[w.CARRIES]:
+        if values[0] != t or hyper.carries:
             for f in range(names):
                 values[source + f] = values[1 + f]
             values[0] = t
-            carried = hyper[w.CARRIED_NUMBERS] + 8 * record[w.CARRIED]
-            prepare_step(hyper[w.PREPARE], np.float64(t), hyper[w.VALUES] + 8 * source, carried)
-    for f in range(hyper[w.OWN]):
+            carried = hyper.carried_numbers + 8 * record.carried
+            prepare_step(hyper.prepare, np.float64(t), hyper.values + 8 * source, carried)
+    for f in range(hyper.own):
         value = values[source + f]
         if f == rescale:
-            value = value * doubles(x[w.NORM])[w.FACTOR]
-        if hyper[w.WIDE]:
-            doubles(record[w.FIELDS])[f] = value
+            value = value * norm_at(context.norm).factor
+        if hyper.wide:
+            doubles(record.fields)[f] = value
         else:
-            singles(record[w.FIELDS])[f] = np.float32(value)
-    follows, tensor[w.T_FOLLOW] = words(tensor[w.T_KERNELS])[w.FOLLOW], 0
-    if hyper[w.SKIPS]:
-        tensor[w.T_RECORD], tensor[w.T_LISTED] = x[w.NOTHING], 0
-        tensor[w.T_KERNELS] = words(x[w.NOTHING])[w.KERNELS]
-    elif record[w.RESTING] and (hyper[w.RESTS] or follows):
-        if not hyper[w.RESTS]:
-            tensor[w.T_FOLLOW] = tensor[w.T_RECORD]
-        resting = words(record[w.RESTING])
-        tensor[w.T_RECORD] = record[w.RESTING]
-        tensor[w.T_KERNELS] = resting[w.ROW_KERNELS if tensor[w.T_LISTED] else w.KERNELS]
-    if record[w.KEYED]:
-        row = unsigned(words(tensor[w.T_RECORD])[w.ROW])
-        row[KEY] = stream_key(record[w.SEED], record[w.NUMBER], t)
+            singles(record.fields)[f] = np.float32(value)
+    follows, tensor.follow = loops_at(tensor.kernels).follow, 0
+    if hyper.skips:
+        tensor.record, tensor.listed = context.nothing, 0
+        tensor.kernels = record_at(context.nothing).kernels
+    elif record.resting and (hyper.rests or follows):
+        if not hyper.rests:
+            tensor.follow = tensor.record
+        resting = record_at(record.resting)
+        tensor.record = record.resting
+        tensor.kernels = resting.row_kernels if tensor.listed else resting.kernels
+    if record.keyed:
+        row = unsigned(record_at(tensor.record).row)
+        row[KEY] = stream_key(record.seed, record.number, t)
 
 
 @scalar
@@ -125,254 +193,256 @@ def scale(code, place, count, factor):
 
 
 @scalar
-def begin(x, k):
+def begin(context, k):
     """Copy the arrays that are not in the record's order, and enter all addresses."""
-    tensor = tensor_of(x, k)
-    record = words(tensor[w.T_RECORD])
-    row, grad, weight = words(record[w.ROW]), tensor[w.T_GRAD], tensor[w.T_WEIGHT]
-    own = scratch = tensor[w.T_SCRATCH]
-    if tensor[w.T_GRAD_COPIED]:
-        copy(x, k, COPY_GRAD, scratch)
+    tensor = tensor_of(context, k)
+    record = record_at(tensor.record)
+    row, grad, weight = words(record.row), tensor.grad, tensor.weight
+    own = scratch = tensor.scratch
+    if tensor.grad_copied:
+        copy(context, k, COPY_GRAD, scratch)
         grad, own = scratch, scratch + grad_bytes(tensor, record)
-    if record[w.SCALED] and doubles(x[w.NORM])[w.FACTOR] != 1:
+    if record.scaled and norm_at(context.norm).factor != 1:
         count = grad_elements(tensor, record)
-        scale(record[w.GRAD_CODE], grad, count, doubles(x[w.NORM])[w.FACTOR])
-    if tensor[w.T_COPIED]:
-        copy(x, k, COPY_WEIGHT, own)
+        scale(record.grad_code, grad, count, norm_at(context.norm).factor)
+    if tensor.copied:
+        copy(context, k, COPY_WEIGHT, own)
         weight = own
-    if tensor[w.T_LISTED]:
+    if tensor.listed:
         enter_rows(tensor, row)
-    row[record[w.WEIGHT_COLUMN]], row[record[w.GRAD_COLUMN]] = weight, grad
-    if tensor[w.T_FOLLOW]:
-        follower = words(tensor[w.T_FOLLOW])
-        words(follower[w.ROW])[follower[w.WEIGHT_COLUMN]] = weight
+    row[record.weight_column], row[record.grad_column] = weight, grad
+    if tensor.follow:
+        follower = record_at(tensor.follow)
+        words(follower.row)[follower.weight_column] = weight
 
 
 @scalar
-def end(x, k):
+def end(context, k):
     """Copy a weight back."""
-    tensor = tensor_of(x, k)
-    if tensor[w.T_COPIED]:
-        record = words(tensor[w.T_RECORD])
-        copy(x, k, COPY_BACK, words(record[w.ROW])[record[w.WEIGHT_COLUMN]])
+    tensor = tensor_of(context, k)
+    if tensor.copied:
+        record = record_at(tensor.record)
+        copy(context, k, COPY_BACK, words(record.row)[record.weight_column])
+
+
+@scalar
+def pass_of(tensor, step):
+    """Return reduction `step` of a tensor."""
+    return pass_at(tensor.kernels + 8 * (w.PASS + w.PASS_WORDS * step))
 
 
 @scalar
 def reduce(tensor, step, first, count):
     """Compute the sums of chunks of a reduction."""
-    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
-    place = w.PASS + w.PASS_WORDS * step
-    each = kernels[place + 2]
-    partial = record[w.SUMS] + 8 * each * first
-    for k in range(each * count):
+    record, one = record_at(tensor.record), pass_of(tensor, step)
+    partial = record.sums + 8 * one.count * first
+    for k in range(one.count * count):
         doubles(partial)[k] = 0.0
-    chunks = record[w.FLAT] + 24 * first
-    call(kernels[place], chunks, count, record[w.ROW], record[w.FIELDS], partial)
+    call(one.sums, record.flat + 24 * first, count, record.row, record.fields, partial)
 
 
 @scalar
 def finalize(tensor, step):
     """Compute the hyper-parameters that follow from the sums of a reduction."""
-    record = words(tensor[w.T_RECORD])
-    finish = words(tensor[w.T_KERNELS])[w.PASS + w.PASS_WORDS * step + 1]
-    call(
-        finish,
-        record[w.FLAT],
-        record[w.FLAT_COUNT],
-        record[w.ROW],
-        record[w.FIELDS],
-        record[w.SUMS],
-    )
+    record = record_at(tensor.record)
+    finish = pass_of(tensor, step).finish
+    call(finish, record.flat, record.flat_count, record.row, record.fields, record.sums)
 
 
 @scalar
 def covers(tensor):
     """Whether all rows are changed after an update of the indexed ones."""
-    return words(tensor[w.T_KERNELS])[w.FLUSH] != 0 or tensor[w.T_FOLLOW] != 0
+    return loops_at(tensor.kernels).flush != 0 or tensor.follow != 0
 
 
 @scalar
 def cover(tensor, first, count):
     """Apply the deferred decay of rows, including this step's, and average them."""
-    record, chunk = words(tensor[w.T_RECORD]), np.empty(3, np.int64)
+    record, chunk = record_at(tensor.record), np.empty(3, np.int64)
     chunk[0], chunk[1], chunk[2] = 0, first, count
-    place, flush = np.int64(chunk.ctypes.data), words(tensor[w.T_KERNELS])[w.FLUSH]
+    place, flush = np.int64(chunk.ctypes.data), loops_at(tensor.kernels).flush
     if flush:
-        totals = doubles(words(record[w.ROW])[DECAY])
+        totals = doubles(words(record.row)[DECAY])
         totals[0] = totals[1]
-        call(flush, place, 1, record[w.ROW], record[w.FIELDS], 0)
-    if tensor[w.T_FOLLOW]:
-        record = words(tensor[w.T_FOLLOW])
-        follow = words(record[w.ROW_KERNELS])[w.FOLLOW]
-        call(follow, place, 1, record[w.ROW], record[w.FIELDS], 0)
+        call(flush, place, 1, record.row, record.fields, 0)
+    if tensor.follow:
+        record = record_at(tensor.follow)
+        follow = loops_at(record.row_kernels).follow
+        call(follow, place, 1, record.row, record.fields, 0)
     chunk[0] = 1  # a use after the calls: arrays are freed after their last one
 
 
 @scalar
-def update(x, k):
+def update(context, k):
     """Count and update one tensor."""
-    tensor = tensor_of(x, k)
-    advance(x, tensor)
-    begin(x, k)
-    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
-    for step in range(kernels[w.PASSES]):
-        reduce(tensor, step, 0, record[w.FLAT_COUNT])
+    tensor = tensor_of(context, k)
+    advance(context, tensor)
+    begin(context, k)
+    record, kernels = record_at(tensor.record), loops_at(tensor.kernels)
+    for step in range(kernels.passes):
+        reduce(tensor, step, 0, record.flat_count)
         finalize(tensor, step)
-    if kernels[w.UPDATE]:
-        call(kernels[w.UPDATE], tensor[w.T_CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
+    if kernels.update:
+        call(kernels.update, tensor.chunks, 1, record.row, record.fields, 0)
     if covers(tensor):
-        cover(tensor, 0, record[w.LENGTHS])
-    end(x, k)
+        cover(tensor, 0, lengths_of(record)[0])
+    end(context, k)
 
 
 @scalar
-def admit_call(x, index, grad, weight):
+def admit_call(context, index, grad, weight):
     """Check the arguments of a call; return the number of its tensors and a status."""
-    if items_of(x, index) == 0:
-        status = admit(x, 0, index, grad, weight)
+    if items_of(context, index) == 0:
+        status = admit(context, 0, index, grad, weight)
         return 1, w.REFUSED if status == w.LEFT_OUT else status
-    return admit_list(x, index, grad, weight)
+    return admit_list(context, index, grad, weight)
 
 
 @scalar
-def is_asked(x):
+def is_asked(context):
     """Whether the hyper-parameters of the admitted call have been computed."""
-    expected = x[w.EXPECTED] == x[w.UPDATE_NUMBER] and x[w.EXPECTED_TIME] == x[w.TIME]
-    return x[w.ASKED] != 0 or (expected and x[w.EXPECTED] != 0 and x[w.UNEVEN] == 0)
+    expected = context.expected == context.update_number and context.expected_time == context.time
+    return context.asked != 0 or (expected and context.expected != 0 and context.uneven == 0)
 
 
 @scalar
-def divide_scratch(x, n):
+def divide_scratch(context, n):
     """Divide scratch memory among the tensors of a call; return a status.
 
     The rows of row-sparse gradients come first. Tensors of small calls share the memory of copies,
     as they are updated one by one.
     """
-    total, need, largest, listed, counted, asked = 0, 0, 0, 0, 0, is_asked(x)
+    total, need, largest, listed, counted, asked = 0, 0, 0, 0, 0, is_asked(context)
     for k in range(n):
-        tensor = tensor_of(x, k)
-        record = words(tensor[w.T_RECORD])
-        if words(tensor[w.T_HYPER])[w.VALID] == 0 and (asked or not x[w.ASKING]):
+        tensor = tensor_of(context, k)
+        record = record_at(tensor.record)
+        if hyper_at(tensor.hyper).valid == 0 and (asked or not context.asking):
             return w.REFUSED
         if max(elements_of(tensor, record), listed, need) > w.MOST:
             return w.REFUSED
         total += work_of(tensor, record)
-        if tensor[w.T_LISTED]:
-            tensor[w.T_REGION] = x[w.SCRATCH] + listed
-            listed, counted = listed + row_room(tensor, record), max(counted, tensor[w.T_LENGTH])
-        size = scratch_of(x, tensor)
-        tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
+        if tensor.listed:
+            tensor.region = context.scratch + listed
+            listed, counted = listed + row_room(tensor, record), max(counted, tensor.length)
+        size = scratch_of(context, tensor)
+        tensor.scratch = context.scratch + need
         need, largest = need + size, max(largest, size)
-    x[w.LARGE], x[w.LISTED], x[w.NEED_COUNTED] = total >= x[w.LARGE_FROM], listed, counted + 1
-    apart = x[w.LARGE] or x[w.CLIP] or x[w.CHECKS]
-    x[w.NEED] = listed + (need if apart else largest)
-    if x[w.NEED] > x[w.ROOM] or (listed > 0 and counted >= x[w.COUNTED]):
+    context.large, context.listed, context.need_counted = (
+        total >= context.large_from,
+        listed,
+        counted + 1,
+    )
+    apart = context.large or context.clip or context.checks
+    context.need = listed + (need if apart else largest)
+    if context.need > context.room or (listed > 0 and counted >= context.counted):
         return w.NO_ROOM
     for k in range(n if listed > 0 or not apart else 0):
-        tensor = tensor_of(x, k)
-        tensor[w.T_SCRATCH] = listed + (tensor[w.T_SCRATCH] if apart else x[w.SCRATCH])
-    if x[w.CLIP] and x[w.REPEATS]:
+        tensor = tensor_of(context, k)
+        tensor.scratch = listed + (tensor.scratch if apart else context.scratch)
+    if context.clip and context.repeats:
         return w.REFUSED
-    if x[w.LARGE] and x[w.THREADS] == 0 and not x[w.CHECKS]:
+    if context.large and context.threads == 0 and not context.checks:
         return w.IS_LARGE
-    return list_all(x, n) if listed > 0 else w.OK
+    return list_all(context, n) if listed > 0 else w.OK
 
 
 @scalar
-def list_all(x, n):
+def list_all(context, n):
     """Copy the row indices of a call; return a status."""
     for k in range(n):
-        tensor = tensor_of(x, k)
-        if tensor[w.T_LISTED]:
-            call(x[w.LIST_ROWS], x[w.SELF], k, 0, 0, 0)
-            if tensor[w.T_STATUS] != w.OK:
-                return tensor[w.T_STATUS]
+        tensor = tensor_of(context, k)
+        if tensor.listed:
+            call(context.list_rows, context.self, k, 0, 0, 0)
+            if tensor.status != w.OK:
+                return tensor.status
     return w.OK
 
 
 @scalar
-def order_all(x, n):
+def order_all(context, n):
     """Order the rows of row-sparse gradients, as kernels read them."""
-    for k in range(n if x[w.LISTED] else 0):
-        if tensor_of(x, k)[w.T_LISTED]:
-            call(x[w.ORDER_ROWS], x[w.SELF], k, 0, 0, 0)
+    for k in range(n if context.listed else 0):
+        if tensor_of(context, k).listed:
+            call(context.order_rows, context.self, k, 0, 0, 0)
 
 
 @scalar
-def hold(x, n, held):
+def hold(context, n, held):
     """Keep the arrays of a call alive, or release them."""
-    for k in range(0 if x[w.WRITTEN] else n):
-        tensor = tensor_of(x, k)
+    for k in range(0 if context.written else n):
+        tensor = tensor_of(context, k)
         if held:
-            keep_alive(tensor[w.T_GRAD_ID])
-            keep_alive(tensor[w.T_WEIGHT_ID])
+            keep_alive(tensor.grad_id)
+            keep_alive(tensor.weight_id)
         else:
-            release(tensor[w.T_GRAD_ID])
-            release(tensor[w.T_WEIGHT_ID])
+            release(tensor.grad_id)
+            release(tensor.weight_id)
 
 
 @scalar
-def perform(x, context, n):
+def perform(context, n):
     """Clip and measure the gradients of a call, and update; return a status."""
-    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not is_asked(x)
-    if asks and not x[w.MEASURE]:
+    shared, asks = context.large and context.run, context.asking and not is_asked(context)
+    if asks and not context.measure:
         return w.ASKS
-    order_all(x, n)
-    if x[w.CLIP]:
-        call(x[w.CLIP_LARGE if shared else w.CLIP], context, n, x[w.THREADS], 0, 0)
-    if x[w.MEASURE] and not x[w.ASKED]:
-        call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
-        if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
+    order_all(context, n)
+    if context.clip:
+        clip = context.clip_large if shared else context.clip
+        call(clip, context.self, n, context.threads, 0, 0)
+    if context.measure and not context.asked:
+        measure = context.measure_large if shared else context.measure
+        call(measure, context.self, n, context.threads, 0, 0)
+        if not math.isfinite(norm_at(context.norm).global_norm):
             return w.SKIPPED
     if asks:
         return w.ASKS
     if shared:
-        call(x[w.RUN], context, n, x[w.THREADS], 0, 0)
+        call(context.run, context.self, n, context.threads, 0, 0)
     else:
         for k in range(n):
-            update(x, k)
+            update(context, k)
     return w.OK
 
 
 @scalar
-def enter_at(x, context, index, grad, weight):
+def enter_at(context, index, grad, weight):
     """Update the tensors of a call, given the addresses of its arguments; return a status."""
-    x[w.CALL_NUMBER] += 1
-    x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
-    n, status = admit_call(x, index, grad, weight)
+    context.call_number += 1
+    context.repeats = context.uneven = context.done = 0
+    n, status = admit_call(context, index, grad, weight)
     if status < 0:
         return status
-    refusal = divide_scratch(x, n)
-    if refusal != w.OK or x[w.CHECKS]:
+    refusal = divide_scratch(context, n)
+    if refusal != w.OK or context.checks:
         return status if refusal == w.OK else refusal
     thread = 0
-    if x[w.LARGE]:
-        hold(x, n, True)
+    if context.large:
+        hold(context, n, True)
         thread = release_gil()
-    outcome = perform(x, context, n)
-    if x[w.LARGE]:
+    outcome = perform(context, n)
+    if context.large:
         restore_gil(thread)
-        hold(x, n, False)
+        hold(context, n, False)
     if outcome != w.OK:
         return outcome
-    x[w.DONE], x[w.ASKED], x[w.EACH], x[w.EXPECTED] = 1, 0, 0, 0
+    context.done, context.asked, context.each, context.expected = 1, 0, 0, 0
     return status
 
 
-def enter_call(context, index, grad, weight):
+def enter_call(at, index, grad, weight):
     """Update the tensors of a call; return a status."""
-    return enter_at(words(context), context, address(index), address(grad), address(weight))
+    return enter_at(context_at(at), address(index), address(grad), address(weight))
 
 
-def enter_headers(context, index, grad, weight):
+def enter_headers(at, index, grad, weight):
     """Like :func:`enter_call`, given the addresses of headers that Python has written.
 
     In the place of each index stands the address of its record.
     """
-    x = words(context)
-    x[w.WRITTEN] = 1
-    status = enter_at(x, context, index, grad, weight)
-    x[w.WRITTEN] = 0
+    context = context_at(at)
+    context.written = 1
+    status = enter_at(context, index, grad, weight)
+    context.written = 0
     return status
 
 
@@ -396,18 +466,18 @@ def sort_spans(spans, count):
 
 
 @scalar
-def are_apart(x, n):
+def are_apart(context, n):
     """Whether no tensor writes to memory that another one reads or writes."""
-    spans, count = words(x[w.SPANS]), 0
+    spans, count = words(context.spans), 0
     for k in range(n):
-        tensor = tensor_of(x, k)
-        record = words(tensor[w.T_RECORD])
-        row, guard, width = words(record[w.ROW]), words(record[w.GUARDS]), record[w.GUARD_WIDTH]
-        if record[w.SIZE] > 0:
-            spans[2 * count], spans[2 * count + 1] = tensor[w.T_LOW], tensor[w.T_HIGH]
+        tensor = tensor_of(context, k)
+        record = record_at(tensor.record)
+        row = words(record.row)
+        if record.size > 0:
+            spans[2 * count], spans[2 * count + 1] = tensor.low, tensor.high
             count += 1
-        for g in range(record[w.GUARDED]):
-            size = guard[g * width + numpy_abi.NBYTES]
+        for g in range(record.guarded):
+            size = guard_of(record, g).nbytes
             if size > 0:
                 first = row[column_of(record, g)]
                 spans[2 * count], spans[2 * count + 1] = first, first + size
@@ -417,15 +487,15 @@ def are_apart(x, n):
         if spans[2 * i] < spans[2 * i - 1]:
             return False
     for k in range(n):
-        tensor = tensor_of(x, k)
+        tensor = tensor_of(context, k)
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
-            if spans[2 * middle + 1] <= tensor[w.T_GRAD_LOW]:
+            if spans[2 * middle + 1] <= tensor.grad_low:
                 low = middle + 1
             else:
                 high = middle
-        if low < count and spans[2 * low] < tensor[w.T_GRAD_HIGH]:
+        if low < count and spans[2 * low] < tensor.grad_high:
             return False
     return True
 
@@ -433,10 +503,10 @@ def are_apart(x, n):
 @scalar
 def cut(place, tensor):
     """Return the number of items before some work, in whole cache lines of dense tensors."""
-    record = words(tensor[w.T_RECORD])
-    if tensor[w.T_LISTED] and words(tensor[w.T_KERNELS])[w.BY_ROW]:
+    record = record_at(tensor.record)
+    if tensor.listed and loops_at(tensor.kernels).by_row:
         return rows_before(place, tensor, work_of(tensor, record))
-    size, items = record[w.SIZE], record[w.ITEM_COUNT]
+    size, items = record.size, record.item_count
     if place <= 0 or place >= size:
         return 0 if place <= 0 else items
     line = LINE if items == size else 1
@@ -447,82 +517,82 @@ BEGIN, END, UPDATES, COVERS, REDUCTIONS = range(5)
 """Phases of a large call; reductions are numbered from REDUCTIONS on."""
 
 
-def share_call(context, phase, first, last, share):
+def share_call(at, phase, first, last, share):
     """Do one share of a phase for the tensors from `first` to `last`."""
-    x = words(context)
-    shares = x[w.THREADS]
+    context = context_at(at)
+    shares = context.threads
     if phase in (BEGIN, END):
         for k in range(first + share, last, shares):
             if phase == BEGIN:
-                begin(x, k)
+                begin(context, k)
             else:
-                end(x, k)
+                end(context, k)
         return
     if phase == COVERS:
         for k in range(first, last):
-            tensor = tensor_of(x, k)
-            height = words(tensor[w.T_RECORD])[w.LENGTHS]
+            tensor = tensor_of(context, k)
+            height = lengths_of(record_at(tensor.record))[0]
             if covers(tensor):
                 start, stop = height * share // shares, height * (share + 1) // shares
                 cover(tensor, start, stop - start)
         return
     total, before = 0, 0
     for k in range(first, last):
-        tensor = tensor_of(x, k)
-        record = words(tensor[w.T_RECORD])
-        total += work_of(tensor, record) if phase == UPDATES else record[w.FLAT_COUNT]
+        tensor = tensor_of(context, k)
+        record = record_at(tensor.record)
+        total += work_of(tensor, record) if phase == UPDATES else record.flat_count
     low, high = total * share // shares, total * (share + 1) // shares
     chunk = np.empty(3, np.int64)
     chunk[0] = 0
     for k in range(first, last):
-        tensor = tensor_of(x, k)
-        record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
+        tensor = tensor_of(context, k)
+        record, kernels = record_at(tensor.record), loops_at(tensor.kernels)
         if phase == UPDATES:
             chunk[1] = cut(low - before, tensor)
             chunk[2] = cut(high - before, tensor) - chunk[1]
             if chunk[2] > 0:
                 place = np.int64(chunk.ctypes.data)
-                call(kernels[w.UPDATE], place, 1, record[w.ROW], record[w.FIELDS], 0)
+                call(kernels.update, place, 1, record.row, record.fields, 0)
             before += work_of(tensor, record)
         else:
-            count, step = record[w.FLAT_COUNT], phase - REDUCTIONS
+            count, step = record.flat_count, phase - REDUCTIONS
             start, stop = max(low - before, 0), min(high - before, count)
-            if start < stop and step < kernels[w.PASSES]:
+            if start < stop and step < kernels.passes:
                 reduce(tensor, step, start, stop - start)
             before += count
 
 
-def spread_call(context, phase, first, last, function):
+def spread_call(at, phase, first, last, function):
     """Do the shares of a phase on several threads, each by a call of the function."""
-    for share in prange(words(context)[w.THREADS]):
-        call(function, context, phase, first, last, np.int64(share))
+    for share in prange(context_at(at).threads):
+        call(function, at, phase, first, last, np.int64(share))
 
 
-def run_call(context, n, _, __, ___):
+def run_call(at, n, _, __, ___):
     """Update the admitted tensors of a large call on several threads."""
-    x = words(context)
-    group = 1 if x[w.REPEATS] or (n > 1 and not are_apart(x, n)) else n
+    context = context_at(at)
+    group = 1 if context.repeats or (n > 1 and not are_apart(context, n)) else n
     for first in range(0, n, max(group, 1)):
         last, passes, copies, covered = first + group, 0, False, False
         for k in range(first, last):
-            tensor = tensor_of(x, k)
-            advance(x, tensor)
-            passes = max(passes, words(tensor[w.T_KERNELS])[w.PASSES])
+            tensor = tensor_of(context, k)
+            advance(context, tensor)
+            passes = max(passes, loops_at(tensor.kernels).passes)
             covered = covered or covers(tensor)
-            copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
-            if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
-                begin(x, k)
+            copies = copies or tensor.copied != 0 or tensor.grad_copied != 0
+            if not (tensor.copied or tensor.grad_copied):
+                begin(context, k)
         for number in range(passes + 4):
             # In order: copies, reductions, updates, all rows, copies back.
             phase = BEGIN if number == 0 else REDUCTIONS + number - 1
             if number > passes:
                 phase = END if number == passes + 3 else UPDATES + number - passes - 1
             if phase >= REDUCTIONS or phase == UPDATES or (copies if phase < UPDATES else covered):
-                call(x[w.SPREAD], context, phase, first, last, x[w.UPDATE_SHARE])
+                call(context.spread, at, phase, first, last, context.update_share)
             if phase >= REDUCTIONS:
                 for k in range(first, last):
-                    tensor = tensor_of(x, k)
-                    if phase - REDUCTIONS < words(tensor[w.T_KERNELS])[w.PASSES]:
+                    tensor = tensor_of(context, k)
+                    if phase - REDUCTIONS < loops_at(tensor.kernels).passes:
                         finalize(tensor, phase - REDUCTIONS)
 
 

@@ -1,7 +1,7 @@
 """Conversions between float32 and the bits of float16 and bfloat16, one number at a time.
 
 Values are float32 and bits are uint16, as numba supports neither format. Every function runs inside
-kernels, where the loop around it vectorizes, and in plain Python.
+kernels, where the loop around it vectorizes.
 
 The conversions use 32-bit integer arithmetic, except for float16 on processors that convert it
 (F16C on x86). The hardware gives the same bits, apart from NaN payloads. It is used only if kernels
@@ -17,7 +17,7 @@ from numba import types
 from numba.core import config
 from numba.extending import intrinsic, overload
 
-from fastopt._kernels.noise import _bits_float, _float_bits, _plus
+from fastopt._kernels.noise import _bits_float, _float_bits
 from fastopt.kernels.rule import scalar
 
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
@@ -66,7 +66,6 @@ _PAST_LARGEST = np.float32(1 + 2.0**-9 + 2.0**-18)
 
 def widen_float16(bits):
     """Convert the bits of a float16 to float32."""
-    return _widen_by_integers(bits)
 
 
 @overload(widen_float16)
@@ -81,7 +80,6 @@ def narrow_float16(x):
 
     Magnitudes of 65520 and more become infinity. NaN stays NaN.
     """
-    return _narrow_by_integers(x)
 
 
 @overload(narrow_float16)
@@ -133,24 +131,11 @@ def dither_bfloat16(x, bits):
 
     See :func:`dither_float16`; the low 16 of the random bits are used for every `x`.
     """
-    raised = _plus(_float_bits(x), np.uint32(bits & _LOWER))
-    past = _float_bits(_past_largest(x))
+    raised = np.uint32(_float_bits(x) + np.uint32(bits & _LOWER))
+    # Beyond the largest bfloat16 it is rounded to nearest: the product overflows from the middle to
+    # the next power of 2 on. A multiplication takes less time than another comparison.
+    past = _float_bits(x * _PAST_LARGEST)
     return np.uint16((past if _magnitude(x) > _LARGEST_BFLOAT16 else raised) >> _HALF_BITS)
-
-
-def _past_largest(x):
-    """Return a number whose upper half is `x`, beyond the largest bfloat16, rounded to nearest.
-
-    The product overflows from the middle between the largest bfloat16 and the next power of 2 on.
-    This multiplication takes less time than another comparison.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        return x * _PAST_LARGEST
-
-
-@overload(_past_largest)
-def _past_largest_compiled(x):
-    return lambda x: x * _PAST_LARGEST
 
 
 @scalar

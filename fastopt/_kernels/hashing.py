@@ -17,7 +17,7 @@ import numpy as np
 from llvmlite import ir
 from numba import prange, types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.noise import dither_bits, dither_run, mix, normal, run, stream_key
@@ -44,17 +44,10 @@ _UNIT, _MOST = np.float32(2.0**-23), 4294967040.0
 """Step of uniform numbers; upper limit of counts, the largest float32 below 2**32."""
 
 
-def fetch(address):
+@intrinsic
+def fetch(typingctx, address):
     """Prefetch the cache line at an address."""
 
-
-@overload(fetch)
-def _fetch(address):
-    return lambda address: _fetch_intrinsic(address)
-
-
-@intrinsic
-def _fetch_intrinsic(typingctx, address):
     def codegen(context, builder, signature, args):
         byte = ir.IntType(8).as_pointer()
         flags = [ir.IntType(32)(flag) for flag in (1, 3, 1)]  # to be written to, keep, data

@@ -10,11 +10,9 @@ one part overlaps the loads of the next, and the compiler need not assume that t
 Tests: ``tests/kernels/test_cpu.py``.
 """
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -32,19 +30,9 @@ LANES = 32
 """Partial sums of a block, whatever the width of the machine's vectors."""
 
 
-def scratch(count, size, real):
-    """Return pointers to `count` arrays of `size` zeros of type `real` on the stack."""
-    kind = np.ctypeslib.as_ctypes_type(real)
-    return tuple(ctypes.cast((kind * size)(), ctypes.POINTER(kind)) for _ in range(count))
-
-
-@overload(scratch, prefer_literal=True, inline="always")  # allocates on the caller's stack
-def _scratch(count, size, real):
-    return lambda count, size, real: _scratch_intrinsic(count, size, real)
-
-
 @intrinsic(prefer_literal=True)
-def _scratch_intrinsic(typingctx, count, size, real):
+def scratch(typingctx, count, size, real):
+    """Return pointers to `count` arrays of `size` zeros of type `real` on the stack."""
     pointers = types.UniTuple(types.CPointer(real.dtype), count.literal_value)
 
     def codegen(context, builder, signature, args):
@@ -67,7 +55,6 @@ def add(sums, terms, count):
 
     The arrays of terms have length PART and are padded with zeros.
     """
-    _add_all(sums, terms, count, lambda term: np.float64(term))
 
 
 DOWN = 2.0**-600
@@ -76,20 +63,10 @@ DOWN = 2.0**-600
 
 def add_squares(sums, terms, count):
     """Add the squares of terms, like :func:`add`; float64 holds squares of float32 exactly."""
-    _add_all(sums, terms, count, lambda term: np.float64(term) * np.float64(term))
 
 
 def raise_to(largest, terms, count):
     """Raise the numbers at `largest` to nonnegative terms that are larger, like :func:`add`."""
-    for lanes, values in zip(largest, terms, strict=True):
-        for i in range(count):
-            lanes[i % LANES] = larger(lanes[i % LANES], np.float64(values[i]))
-
-
-def _add_all(sums, terms, count, function):
-    for lanes, values in zip(sums, terms, strict=True):
-        for i in range(count):
-            lanes[i % LANES] += function(values[i])
 
 
 @scalar
@@ -161,25 +138,10 @@ def _add_intrinsic(typingctx, sums, terms, count, square, largest):
 
 def total(sums):
     """Sum the partial sums at each pointer pairwise by halves, and set them to 0."""
-    return _halved(sums, added)
 
 
 def highest(largest):
     """Return the largest number at each pointer, and set them to 0."""
-    return _halved(largest, larger)
-
-
-def _halved(sums, merge):
-    totals = []
-    for lanes in sums:
-        values, half = lanes[:LANES], LANES
-        while half > 1:
-            half //= 2
-            values = [merge(values[k], values[k + half]) for k in range(half)]
-        for k in range(LANES):
-            lanes[k] = 0.0
-        totals.append(values[0])
-    return tuple(totals)
 
 
 @overload(total)
@@ -222,12 +184,10 @@ def _total_intrinsic(typingctx, sums, largest):
 
 def plus(sums, terms, real):
     """Return float64 `sums` plus `terms`, which are rounded to type `real` first."""
-    return tuple(a + np.float64(real(b)) for a, b in zip(sums, terms, strict=True))
 
 
 def raised(largest, terms, real):
     """Return the larger ones of float64 numbers and `terms`, which are rounded like in `plus`."""
-    return tuple(larger(a, np.float64(real(b))) for a, b in zip(largest, terms, strict=True))
 
 
 @overload(plus)

@@ -77,7 +77,7 @@ def stream_key(seed, index, step):
     """Compiled form of :func:`key`, for 64-bit integers."""
     hashed = np.uint64(0)
     for part in (seed, index, step):
-        hashed = mix(_add(_add(hashed, np.uint64(part)), _GAMMA))
+        hashed = mix(hashed + np.uint64(part) + _GAMMA)
     return hashed
 
 
@@ -89,8 +89,8 @@ def run(key, element):
     the element number, and the number that these bits add to the hash.
     """
     low, high = np.uint64(element) & _LOW, np.uint64(element) >> _WORD
-    later = _add(key >> _WORD, _multiply(high, _STEP))
-    return np.uint32(_add(low, key) & _LOW), np.uint32(_LOW - low), np.uint32(later & _LOW)
+    later = (key >> _WORD) + high * _STEP
+    return np.uint32((low + key) & _LOW), np.uint32(_LOW - low), np.uint32(later & _LOW)
 
 
 @scalar
@@ -115,7 +115,7 @@ def dither_run(key, element):
     A run is the lower 32 bits of the element number and a key.
     """
     first, high = np.uint64(element) & _LOW, np.uint64(element) >> _WORD
-    return np.uint32(first), mix(_add(_add(key, _DITHER), _multiply(high, _GAMMA)))
+    return np.uint32(first), mix(key + _DITHER + high * _GAMMA)
 
 
 @scalar
@@ -128,29 +128,15 @@ def dither_bits(run, i, k):
     """
     first, key = run
     later = np.uint32((key >> _WORD) + np.uint64(k // 2) * _STEP & _LOW)
-    start = np.uint32(_add(np.uint64(first), key) & _LOW)
+    start = np.uint32((np.uint64(first) + key) & _LOW)
     # Elements are counted in 32 bits: a counter of 64 bits would need vectors twice as long.
     bits = _hash(np.uint32(np.uint64(i) & _LOW), start, later)
     # Two draws share a hash; the second one has its halves swapped.
     return bits if k % 2 == 0 else np.uint32(np.uint64(bits) * _EXCHANGE >> _HALF_WORD & _LOW)
 
 
-def _hash(x, before, later):
-    x = (int(x) + int(before)) & int(_LOW)
-    x ^= x >> _SHIFTS[0]
-    x = x * _FACTORS[0] & int(_LOW)
-    x ^= x >> _SHIFTS[1]
-    x = (x + int(later)) * _FACTORS[1] & int(_LOW)
-    return np.uint32(x ^ (x >> _SHIFTS[0]))
-
-
-@overload(_hash)
-def _hash_compiled(x, before, later):
-    return lambda x, before, later: _hash_intrinsic(x, before, later)
-
-
 @intrinsic
-def _hash_intrinsic(typingctx, x, before, later):
+def _hash(typingctx, x, before, later):
     """Use 32-bit arithmetic throughout; numba would use 64 bits."""
 
     def codegen(context, builder, signature, args):
@@ -168,25 +154,9 @@ def _hash_intrinsic(typingctx, x, before, later):
     return types.uint32(types.uint32, types.uint32, types.uint32), codegen
 
 
-def _hash_pair(i, start, last, later):
-    """Return two 32-bit hashes of ``start + i`` and `later`, which advances when ``i > last``."""
-    first, second, third = _LONG_SHIFTS
-    x = (int(start) + int(i)) & int(_LOW)
-    later = int(later) + int(_STEP) * int(i > last)
-    x = (x ^ (x >> first)) * _LONG_FACTORS[0] & int(_LOW)
-    x = ((x ^ (x >> second)) + later) * _LONG_FACTORS[1] & int(_LOW)
-    x ^= x >> third
-    one = x * _LONG_FACTORS[2] & int(_LOW)
-    return np.uint32(one), np.uint32((x ^ (x >> _SHIFTS[0])) * _FACTORS[0] & int(_LOW))
-
-
-@overload(_hash_pair)
-def _hash_pair_compiled(i, start, last, later):
-    return lambda i, start, last, later: _hash_pair_intrinsic(i, start, last, later)
-
-
 @intrinsic
-def _hash_pair_intrinsic(typingctx, i, start, last, later):
+def _hash_pair(typingctx, i, start, last, later):
+    """Return two 32-bit hashes of ``start + i`` and `later`, which advances when ``i > last``."""
     pair = types.UniTuple(types.uint32, 2)
 
     def codegen(context, builder, signature, args):
@@ -209,18 +179,10 @@ def _hash_pair_intrinsic(typingctx, i, start, last, later):
     return pair(types.uint32, types.uint32, types.uint32, types.uint32), codegen
 
 
-def _signed(x):
-    """Return the bits of `x`, read as a signed integer, as float32."""
-    return np.float32(np.uint32(x).view(np.int32))
-
-
-@overload(_signed)
-def _signed_compiled(x):
-    return lambda x: _signed_intrinsic(x)
-
-
 @intrinsic
-def _signed_intrinsic(typingctx, x):
+def _signed(typingctx, x):
+    """Return the bits of `x`, read as a signed integer, as float32."""
+
     def codegen(context, builder, signature, args):
         return builder.sitofp(args[0], ir.FloatType())
 
@@ -243,7 +205,7 @@ def _sqrt(x):
 @scalar
 def _minus_2_log(v):
     """Return ``-2 log(v / 2**31)``, which is nonnegative for v up to 2**31."""
-    bits = _minus(_float_bits(v), _ROOT_SCALED)
+    bits = np.uint32(_float_bits(v) - _ROOT_SCALED)
     x = _bits_float(np.uint32((bits & _MANTISSA) + _ROOT)) - _ONE
     tail = _LOG[3] + x * (_LOG[4] + x * (_LOG[5] + x * _LOG[6]))
     series = x * (_LOG[0] + x * (_LOG[1] + x * (_LOG[2] + x * tail)))
@@ -257,38 +219,10 @@ def _sin(turns):
     return turns * (_SIN[0] + z * (_SIN[1] + z * (_SIN[2] + z * _SIN[3])))
 
 
-def _minus(a, b):
-    """Return the difference of 32-bit numbers, with wraparound."""
-    return np.uint32((int(a) - int(b)) & int(_LOW))
-
-
-@overload(_minus)
-def _minus_compiled(a, b):
-    return lambda a, b: np.uint32(a - b)
-
-
-def _plus(a, b):
-    """Return the sum of 32-bit numbers, with wraparound."""
-    return np.uint32((int(a) + int(b)) & int(_LOW))
-
-
-@overload(_plus)
-def _plus_compiled(a, b):
-    return lambda a, b: np.uint32(a + b)
-
-
-def _exponent(bits):
-    """Return the upper 9 of 32 bits, read as a signed integer, as float32."""
-    return np.float32(np.uint32(bits).view(np.int32) >> _EXPONENT)
-
-
-@overload(_exponent)
-def _exponent_compiled(bits):
-    return lambda bits: _exponent_intrinsic(bits)
-
-
 @intrinsic
-def _exponent_intrinsic(typingctx, bits):
+def _exponent(typingctx, bits):
+    """Return the upper 9 of 32 bits, read as a signed integer, as float32."""
+
     def codegen(context, builder, signature, args):
         shifted = builder.ashr(args[0], args[0].type(_EXPONENT))
         return builder.sitofp(shifted, ir.FloatType())
@@ -296,17 +230,9 @@ def _exponent_intrinsic(typingctx, bits):
     return types.float32(types.uint32), codegen
 
 
-def _add(a, b):
-    return np.uint64((int(a) + int(b)) & _MASK)
-
-
 def _multiply(a, b):
+    """Return the product of 64-bit numbers, with wraparound."""
     return np.uint64((int(a) * int(b)) & _MASK)
-
-
-@overload(_add)
-def _add_wrapping(a, b):
-    return lambda a, b: a + b
 
 
 @overload(_multiply)
@@ -315,11 +241,11 @@ def _multiply_wrapping(a, b):
 
 
 def _float_bits(x):
-    return np.float32(x).view(np.uint32)
+    """Return the bits of a float32."""
 
 
 def _bits_float(x):
-    return np.uint32(x).view(np.float32)
+    """Return the float32 of bits."""
 
 
 @overload(_float_bits)

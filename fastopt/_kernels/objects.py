@@ -3,6 +3,13 @@
 A kernel takes an object as its address, without counting a reference: the caller keeps the object
 alive and holds the GIL. :mod:`fastopt._kernels.numpy_abi` has the layout of the objects' headers.
 
+Functions of CPython's C interface need the GIL, without exception. :func:`dictionary_item` and
+:func:`long_value` borrow, :func:`new_int` and :func:`attribute` return references that the caller
+releases. Between :func:`release_gil` and :func:`restore_gil` a kernel touches no object, not even a
+reference count, and follows only addresses whose arrays are held. An error that one of them sets
+is cleared before the kernel returns: numba does not look for it, and the next Python call would
+raise it.
+
 Tests: ``tests/engine/test_records.py``.
 """
 
@@ -71,12 +78,14 @@ half_words, unsigned_words = _pointer_to(types.int16), _pointer_to(types.uint32)
 
 @intrinsic
 def after(typingctx: Any, pointer: Any, count: Any) -> Any:
-    """Return a pointer to the number that is `count` places after the one at `pointer`."""
+    """Return a pointer to the number that is `count` places after a pointer, or in a structure."""
+    numbers = types.CPointer(types.int64) if isinstance(pointer, types.Record) else pointer
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.gep(args[0], [args[1]])
+        start = builder.bitcast(args[0], context.get_value_type(numbers))
+        return builder.gep(start, [args[1]])
 
-    return pointer(pointer, types.int64), codegen
+    return numbers(pointer, types.int64), codegen
 
 
 @intrinsic

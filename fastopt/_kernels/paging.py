@@ -3,7 +3,6 @@
 Tests: ``tests/table/test_records.py``.
 """
 
-import ctypes
 import mmap
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from fastopt._kernels.compiling import compiled
 
@@ -24,19 +23,10 @@ POPULATE_WRITE = 23 if sys.platform == "linux" else WILL_NEED
 """Advice that maps pages as if they were written to; kernels before 5.14 refuse it."""
 
 
-def madvise(address, size, advice):
-    """Call ``madvise``: give the operating system a hint about a memory range."""
-    call = ctypes.CDLL(None).madvise
-    return call(ctypes.c_void_p(int(address)), ctypes.c_size_t(int(size)), int(advice))
-
-
-@overload(madvise)
-def _madvise(address, size, advice):
-    return lambda address, size, advice: _madvise_intrinsic(address, size, advice)
-
-
 @intrinsic
-def _madvise_intrinsic(typingctx, address, size, advice):
+def madvise(typingctx, address, size, advice):
+    """Call ``madvise``: give the operating system a hint about a memory range."""
+
     def codegen(context, builder, signature, args):
         byte, word, number = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
         declared = ir.FunctionType(number, [byte, word, number])

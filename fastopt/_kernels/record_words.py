@@ -1,10 +1,19 @@
-"""Words that compiled code reads: those of objects' headers, records, calls and contexts.
+"""What compiled code reads by address: headers of objects, records, calls, as structures.
 
-Each is a number of 64 bits; an address is that of an array that the owner of the records keeps
-alive. See :mod:`fastopt._kernels.front`.
+In kernels :data:`record_at`, and its like for the other structures, give an address the fields, as
+in ``record_at(tensor.record).weight_column``. A field is a number of 64 bits, if nothing else is
+said. Python has the same words in arrays: the position of a field is the constant with its name in
+capitals, as in ``words[WEIGHT_COLUMN]``, with ``T_`` before that of a tensor. An address is that
+of an array that the owner of the records keeps alive. See :mod:`fastopt._kernels.front`.
 
 Tests: ``tests/engine/test_records.py``.
 """
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import from_dtype, types
+from numba.extending import intrinsic
 
 from fastopt._kernels import numpy_abi
 
@@ -18,84 +27,156 @@ An array whose strides are 0 may have up to 2**63 elements, and sums and product
 overflow.
 """
 
-# Words of the headers of arrays, dtypes, lists and numbers.
-TYPE, DATA, NDIM, SHAPE = (
-    offset // 8 for offset in (numpy_abi.TYPE, numpy_abi.DATA, numpy_abi.NDIM, numpy_abi.SHAPE)
-)
-STRIDES, DTYPE, FLAGS = SHAPE + 1, numpy_abi.DTYPE // 8, numpy_abi.FLAGS // 8
-KIND = numpy_abi.KIND // 8
-LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFFF
-
-# Words of a record. Addresses are those of arrays that the owner of the records keeps alive.
-# KERNELS are the loops for dense gradients, ROW_KERNELS for row-sparse ones, 0 before the first.
-# RESTING is that of the record that is used in steps that do not average the weight, else 0. SCALED
-# says that gradients are multiplied by FACTOR, as the rule has no ``rescale_grad``; FROZEN that
-# neither weight nor gradient is read.
-(KERNELS, COUNT, CARRIED, HYPER, FIELDS, SUMS, ROW, GUARDS, GUARDED, GUARD_WIDTH, WEIGHT_COLUMN,
- GRAD_COLUMN, WEIGHT_DTYPE, WEIGHT_CODE, GRAD_CODE, ORDER, NDIMS, SIZE, BYTES, ITEM_COUNT, CHUNKS,
- FLAT, FLAT_COUNT, KEYED, NUMBER, SEED, MARK, INDEX_ID, WEIGHT_ID, CLEAR_WEIGHT, CLEAR_GRAD,
- RESTING, SCALED, FROZEN, ROW_KERNELS, LENGTHS) = range(36)  # fmt: skip
-RECORD = LENGTHS + 2  # with more dimensions, a record is longer
-
-# Words of the loops of a layout: addresses, and for each reduction two of them, the number of its
-# sums, and whether they are maxima.
-# BY_ROW: chunks of an update consist of indexed rows, and with EVERY_ROW dense gradients index all
-# rows. FLUSH applies deferred decay to all rows after each update, if it is not 0. FOLLOW, if it is
-# not 0, averages all rows after the indexed ones have been updated with the RESTING record.
-UPDATE, SQUARES, UNITS, BY_ROW, FLUSH, FOLLOW, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 5, 6, 7, 4
-EVERY_ROW = 2
-
-# Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
-# the step that they are corrected for, the values before the correction, and those after it;
-# CARRIED_NUMBERS that of the numbers that parameters carry from step to step. AHEAD says whether
-# rates are those of the update that is counted, else of the one before it; RESTS that a step does
-# not average the weight, SKIPS that it only counts.
-(PREPARE, CARRIES, NAMES, OWN, RESCALE, WIDE, VALUES, CARRIED_NUMBERS, VALID, AHEAD, RESTS, SKIPS,
- HYPER_WORDS) = range(13)  # fmt: skip
-
-# Words of a tensor of a call. T_UNIT_WEIGHT to T_UNIT_OUT are addresses of arrays in C order, from
-# which gradients with clipped units are computed. T_COUNT is its update count if Python has
-# counted, else -1. T_FOLLOW is the record with whose FOLLOW all rows are averaged, or 0. Words from
-# T_INDICES on are of row-sparse gradients: the indices, their number,
-# memory for them, whether they ascend, the rows as kernels read them, and the chunks that are
-# measured; see :mod:`fastopt._kernels.row_admission`.
-(T_RECORD, T_HYPER, T_COUNT, T_WEIGHT, T_COPIED, T_LOW, T_HIGH, T_GRAD, T_GRAD_CODE,
- T_GRAD_COPIED, T_GRAD_LOW, T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_MEASURED,
- T_UNIT_WEIGHT, T_UNIT_GRAD, T_UNIT_OUT, T_KERNELS, T_CHUNKS, T_LISTED, T_STATUS, T_INDICES,
- T_LENGTH, T_REGION, T_ASCENDS, T_ROWS, T_STARTS, T_ORDER, T_CUTS, T_CUT_COUNT,
- T_CUT_SUMS, T_CHUNK, _, T_SEGMENTS, T_GRAD_AXES, T_FOLLOW, T_STRIDES) = range(39)  # fmt: skip
-T_GRAD_STRIDES = T_STRIDES + AXES
-T_GRAD_LENGTHS = T_GRAD_STRIDES + AXES
-TENSOR = T_GRAD_LENGTHS + AXES
-
 INTEGER_KINDS = 10
 """Number of integer dtypes; some have the same size."""
 
-# Words of the context. DTYPES are those of float32, float64, float16 and bfloat16, NUMBERS the
-# types of NumPy's scalars of the first three. With ASKING, Python computes hyper-parameters in each
-# step; SCHEDULED and TIMED say that they depend on the number of the update, and on the tensors'
-# counts: those of the call are UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and
-# with EACH for each tensor; or they are computed for the update EXPECTED, at EXPECTED_TIME, if that
-# is not 0. NOTHING is a record without elements. CHECKS: only check the call. COPY, SPREAD and the
-# SHAREs are addresses of functions that are compiled when they are first needed. SELF is the
-# context's own address, COUNTING that of the numbers from 0 to COUNTED - 1, LISTED the bytes of
-# scratch memory for rows. APART: it has been checked that no element of a gradient is one of its
-# weight or state, though they may be interleaved; such arrays are copied. WRITTEN: Python has
-# written the headers, which are no objects. INTEGERS has the dtypes of row indices with their
-# sizes, negative for signed ones.
-(SLOTS, TENSORS, CAPACITY, COUNTS, NORM, CLIP, CLIP_LARGE, MEASURE, MEASURE_LARGE, LARGE, SCRATCH,
- ROOM, NEED, ASKING, SCHEDULED, TIMED, UPDATE_NUMBER, TIME, UNEVEN, ASKED, EACH, NOTHING,
- LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE, INT, INT64, STR,
- FLOAT, CHECKS, DONE, EXPECTED, EXPECTED_TIME, COPY, SPREAD, UPDATE_SHARE, MEASURE_SHARE,
- CLIP_SHARE, SELF, ADMIT_ROWS, LIST_ROWS, ORDER_ROWS, COUNTING, COUNTED, NEED_COUNTED,
- LISTED, APART, WRITTEN, ROW_SPARSE, VALUES_NAME, INDICES_NAME, SHAPE_NAME) = range(58)  # fmt: skip
-DTYPES = SHAPE_NAME + 1
-NUMBERS = DTYPES + 4
-INTEGERS = NUMBERS + 3
-CONTEXT = INTEGERS + 2 * INTEGER_KINDS
+if TYPE_CHECKING:
 
-(RESCALE_GRAD, SCALE, LIMIT, FACTOR, GLOBAL_NORM, SHARE, UNIT_FACTOR, UNIT_LIMIT, UNIT_LEAST,
- NORM_NUMBERS) = range(10)  # fmt: skip
+    def __getattr__(name: str) -> int:
+        """Position of a field."""
+
+
+def _fields_at(structure: np.dtype[Any]) -> Any:
+    """Return the function of compiled code that gives an address the fields of a structure."""
+    kind = from_dtype(structure)
+
+    @intrinsic
+    def fields_at(typingctx: Any, place: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(kind))
+
+        return kind(types.int64), codegen
+
+    return fields_at
+
+
+def _structure(
+    names: str, prefix: str = "", real: Any = np.int64, **arrays: int
+) -> tuple[Any, int]:
+    """Return the function like :func:`_fields_at` of a structure of numbers, and their number.
+
+    At its end are `arrays` of these lengths. The positions become constants of this module.
+    """
+    fields: list[Any] = [(name, real) for name in names.split()]
+    fields += [(name, real, length) for name, length in arrays.items()]
+    structure = np.dtype(fields, align=True)
+    for name, (_, offset, *_) in (structure.fields or {}).items():
+        globals()[prefix + name.upper()] = offset // 8
+    return _fields_at(structure), structure.itemsize // 8
+
+
+_HEADER = {
+    "type": ("i8", numpy_abi.TYPE),
+    "data": ("i8", numpy_abi.DATA),
+    "ndim": ("i4", numpy_abi.NDIM),
+    "shape": ("i8", numpy_abi.SHAPE),
+    "strides": ("i8", numpy_abi.STRIDES),
+    "dtype": ("i8", numpy_abi.DTYPE),
+    "flags": ("i4", numpy_abi.FLAGS),
+    "kind": ("i8", numpy_abi.KIND),
+    "length": ("i8", numpy_abi.LENGTH),
+    "items": ("i8", numpy_abi.ITEMS),
+}
+_KINDS, _OFFSETS = zip(*_HEADER.values(), strict=True)
+globals().update({name.upper(): offset // 8 for name, (_, offset) in _HEADER.items()})
+
+header_at = _fields_at(
+    np.dtype({"names": [*_HEADER], "formats": _KINDS, "offsets": _OFFSETS}, align=True)
+)
+"""Header of an object: its type; of an array also data to flags, where a number has its value at
+`data`; of a dtype its kind; of a list or tuple the length, and of a list `items`."""
+
+guard_at, _ = _structure("id nbytes type dtype flags ndim", "GUARD_", shape=AXES)
+"""Expected properties of an array, see :func:`fastopt._kernels.numpy_abi.guard`."""
+
+record_at, RECORD = _structure(
+    "kernels count carried hyper fields sums row guards guarded guard_width weight_column "
+    "grad_column weight_dtype weight_code grad_code order ndims size bytes item_count chunks flat "
+    "flat_count keyed number seed mark index_id weight_id clear_weight clear_grad resting scaled "
+    "frozen row_kernels",
+    lengths=2,
+)
+"""The record of a parameter, which is longer if it has more than two dimensions.
+
+The KERNELS are the loops for dense gradients, ROW_KERNELS those for row-sparse ones, 0 before the
+first. RESTING is that of the record that is used in steps that do not average the weight, else 0.
+SCALED says that gradients are multiplied by FACTOR, as the rule has no ``rescale_grad``; FROZEN
+that neither weight nor gradient is read. At CLEAR_WEIGHT and CLEAR_GRAD weight and gradient share
+no memory with the other arrays of the parameter.
+"""
+
+pass_at, PASS_WORDS = _structure("sums finish count largest", "PASS_")
+"""A reduction of a layout: addresses of its loops, number of its sums, whether they are maxima."""
+
+loops_at, PASS = _structure("update squares units by_row flush follow passes")
+"""The loops of a layout: addresses, and the number of its reductions, which follow.
+
+BY_ROW: chunks of an update consist of indexed rows, and with EVERY_ROW dense gradients index all
+rows. FLUSH applies deferred decay to all rows after each update, if it is not 0. FOLLOW, if it is
+not 0, averages all rows after the indexed ones have been updated with the RESTING record.
+"""
+EVERY_ROW = 2
+
+hyper_at, HYPER_WORDS = _structure(
+    "prepare carries names own rescale wide values carried_numbers valid ahead rests skips"
+)
+"""Hyper-parameters, which tensors with equal multipliers share.
+
+VALUES is the address of the step that they are corrected for, the values before the correction, and
+those after it; CARRIED_NUMBERS that of the numbers that parameters carry from step to step. AHEAD
+says whether rates are those of the update that is counted, else of the one before it; RESTS that a
+step does not average the weight, SKIPS that it only counts.
+"""
+
+tensor_at, TENSOR = _structure(
+    "record hyper count weight copied low high grad grad_code grad_copied grad_low grad_high "
+    "scratch grad_id weight_id measured unit_weight unit_grad unit_out kernels chunks listed "
+    "status indices length region ascends rows starts order cuts cut_count cut_sums chunk "
+    "chunk_first segments grad_axes follow",
+    "T_",
+    strides=AXES,
+    grad_strides=AXES,
+    grad_lengths=AXES,
+)
+"""A tensor of a call.
+
+`unit_weight` to `unit_out` are addresses of arrays in C order, from which gradients with clipped
+units are computed. `count` is its update count if Python has counted, else -1. `follow` is the
+record with whose FOLLOW all rows are averaged, or 0. Those from `indices` on are of row-sparse
+gradients: the indices, their number, memory for them, whether they ascend, the rows as kernels read
+them, and the chunks that are measured; see :mod:`fastopt._kernels.row_admission`.
+"""
+
+context_at, CONTEXT = _structure(
+    "slots tensors capacity counts norm clip clip_large measure measure_large large scratch "
+    "room need asking scheduled timed update_number time uneven asked each nothing large_from "
+    "run threads call_number repeats spans ndarray list tuple int int64 str float checks done "
+    "expected expected_time copy spread update_share measure_share clip_share self admit_rows "
+    "list_rows order_rows counting counted need_counted listed apart written row_sparse "
+    "values_name indices_name shape_name",
+    dtypes=4,
+    numbers=3,
+    integers=2 * INTEGER_KINDS,
+)
+"""The context of calls, and what is known of the last one.
+
+DTYPES are those of float32, float64, float16 and bfloat16, NUMBERS the types of NumPy's scalars of
+the first three. With ASKING, Python computes hyper-parameters in each step; SCHEDULED and TIMED
+say that they depend on the number of the update, and on the tensors' counts: those of the call are
+UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and with EACH for each tensor; or
+they are computed for the update EXPECTED, at EXPECTED_TIME, if that is not 0. NOTHING is a record
+without elements. CHECKS: only check the call. COPY, SPREAD and the SHAREs are addresses of
+functions that are compiled when they are first needed. SELF is the context's own address, COUNTING
+that of the numbers from 0 to COUNTED - 1, LISTED the bytes of scratch memory for rows. APART: it
+has been checked that no element of a gradient is one of its weight or state, though they may be
+interleaved; such arrays are copied. WRITTEN: Python has written the headers, which are no objects.
+INTEGERS has the dtypes of row indices with their sizes, negative for signed ones.
+"""
+
+norm_at, NORM_NUMBERS = _structure(
+    "rescale_grad scale limit factor global_norm share unit_factor unit_limit unit_least",
+    real=np.float64,
+)
 """Numbers of a measured call, in float64: ``rescale_grad``, the other factor of the gradients, the
 maximum global norm, the factor after clipping, the norm before clipping, and a last factor. Units
 are clipped with the magnitude of all factors, the maximum ratio of the norms of gradient and

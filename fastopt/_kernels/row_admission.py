@@ -2,10 +2,21 @@
 
 :mod:`fastopt._kernels.front` calls :func:`admit_rows` for a gradient that is no array, then
 :func:`list_rows` while it holds the GIL, and :func:`order_rows`. They are compiled with the first
-row-sparse gradient, apart from the front. Kernels read the copy of the indices, as another thread
-may change the array once the GIL is released.
+row-sparse gradient, apart from the front.
 
-Tests: ``tests/engine/test_records_rows.py``.
+*Indices are copied* while the GIL is held, and the copy is what is checked and what kernels read:
+another thread may change the array once the GIL is released, and an index out of range would write
+anywhere. ``test_a_row_out_of_range_in_the_last_table_changes_nothing``,
+``test_indices_that_a_schedule_spoils_are_checked_again``.
+
+*Parts of a gradient* are in the dictionary of a ``RowSparse``, whose class has no properties of
+these names, so that reading them runs no Python; the reference is dropped at once, as the gradient
+keeps its parts (:func:`part`). Large calls hold the values.
+
+*Sizes* are products of up to 2**63 elements: what exceeds MOST is refused before memory is divided.
+``test_rows_whose_bytes_would_overflow_do_not_fit_into_memory``.
+
+Tests: ``tests/engine/test_records_rows.py``, ``tests/engine/test_rows_refused.py``.
 """
 
 from functools import cache
@@ -21,6 +32,7 @@ from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.layout import ORDER, ROWS, SEGMENTS, STARTS, WIDTH
 from fastopt._kernels.numpy_abi import ALIGNED, C_ORDER
 from fastopt._kernels.objects import (
+    after,
     attribute,
     bytes_,
     clear_error,
@@ -33,7 +45,8 @@ from fastopt._kernels.objects import (
     unsigned_words,
     words,
 )
-from fastopt._kernels.strided import proportion, rounded, size_of
+from fastopt._kernels.record_words import context_at, header_at, loops_at, record_at
+from fastopt._kernels.strided import lengths_of, proportion, rounded, size_of
 from fastopt.kernels.rule import scalar
 
 # What the front needs of a tensor with a row-sparse gradient
@@ -45,45 +58,45 @@ def work_of(tensor, record):
 
     A weight that is not in C order is copied as a whole.
     """
-    by_row = tensor[w.T_LISTED] and words(tensor[w.T_KERNELS])[w.BY_ROW]
-    if by_row and not tensor[w.T_COPIED]:
-        return tensor[w.T_LENGTH] * words(record[w.ROW])[WIDTH] * ROW_COST
-    return record[w.SIZE]
+    by_row = tensor.listed and loops_at(tensor.kernels).by_row
+    if by_row and not tensor.copied:
+        return tensor.length * words(record.row)[WIDTH] * ROW_COST
+    return record.size
 
 
 @scalar
 def step_of(record):
     """Return the number of indices in a chunk."""
-    return max(CHUNK // max(words(record[w.ROW])[WIDTH], 1), 1)
+    return max(CHUNK // max(words(record.row)[WIDTH], 1), 1)
 
 
 @scalar
 def row_room(tensor, record):
     """Return the bytes for the rows of a gradient: indices, their order, chunks and their sums."""
-    return rounded(8 * (own_room(tensor) + 4 * (tensor[w.T_LENGTH] // step_of(record) + 1)))
+    return rounded(8 * (own_room(tensor) + 4 * (tensor.length // step_of(record) + 1)))
 
 
 @scalar
 def own_room(tensor):
     """Return the words for indices and their order; all rows need none."""
-    count = tensor[w.T_LENGTH]
-    return count + segments.PLACES * (count + 1) if tensor[w.T_INDICES] else 0
+    count = tensor.length
+    return count + segments.PLACES * (count + 1) if tensor.indices else 0
 
 
 @scalar
 def enter_rows(tensor, row):
     """Enter the rows of a gradient for the kernels."""
-    row[ROWS], row[STARTS], row[ORDER] = tensor[w.T_ROWS], tensor[w.T_STARTS], tensor[w.T_ORDER]
-    row[SEGMENTS] = tensor[w.T_SEGMENTS]
+    row[ROWS], row[STARTS], row[ORDER] = tensor.rows, tensor.starts, tensor.order
+    row[SEGMENTS] = tensor.segments
 
 
 @scalar
 def rows_before(place, tensor, work):
     """Return how many unique rows are before `place` of `work`; rows and indices cost the same."""
-    rows, starts = tensor[w.T_SEGMENTS], words(tensor[w.T_STARTS])
+    rows, starts = tensor.segments, words(tensor.starts)
     if place <= 0 or place >= work:
         return 0 if place <= 0 else rows
-    target = proportion(place, work, rows + tensor[w.T_LENGTH])
+    target = proportion(place, work, rows + tensor.length)
     low, high = 0, rows
     while low < high:
         middle = (low + high) // 2
@@ -98,16 +111,16 @@ def rows_before(place, tensor, work):
 
 
 @scalar
-def has_shape(x, value, record):
+def has_shape(context, value, record):
     """Whether an object is a tuple with the shape of a record."""
-    shape = words(value)
-    if shape[w.TYPE] != x[w.TUPLE] or shape[w.LENGTH] != record[w.NDIMS]:
+    shape = header_at(value)
+    if shape.type != context.tuple or shape.length != record.ndims:
         return False
-    items = words(items_of(x, value))
-    for axis in range(record[w.NDIMS]):
-        if words(items[axis])[w.TYPE] != x[w.INT]:
+    items = words(items_of(context, value))
+    for axis in range(record.ndims):
+        if header_at(items[axis]).type != context.int:
             return False
-        if long_value(items[axis]) != record[w.LENGTHS + axis]:
+        if long_value(items[axis]) != lengths_of(record)[axis]:
             return False
     return True
 
@@ -124,118 +137,121 @@ def part(grad, name):
 
 
 @scalar
-def parts(x, record, grad):
+def parts(context, record, grad):
     """Return the addresses of the values and indices of a gradient, zeros for another object."""
-    if words(grad)[w.TYPE] == x[w.ROW_SPARSE]:
-        shape = part(grad, x[w.SHAPE_NAME])
-        if shape == 0 or not has_shape(x, shape, record):
+    if header_at(grad).type == context.row_sparse:
+        shape = part(grad, context.shape_name)
+        if shape == 0 or not has_shape(context, shape, record):
             return 0, 0
-        return part(grad, x[w.VALUES_NAME]), part(grad, x[w.INDICES_NAME])
-    items = items_of(x, grad)
-    if items == 0 or words(grad)[w.LENGTH] != 2:
+        return part(grad, context.values_name), part(grad, context.indices_name)
+    items = items_of(context, grad)
+    if items == 0 or header_at(grad).length != 2:
         return 0, 0
     return words(items)[0], words(items)[1]
 
 
 @scalar
-def integer_size(x, array):
+def integer_size(context, array):
     """Return the size of an integer dtype in bytes, negative if it is signed; 0 for others."""
-    kind = words(words(array)[w.DTYPE])[w.KIND]
+    kind = header_at(header_at(array).dtype).kind
+    known = after(context, w.INTEGERS)
     for k in range(w.INTEGER_KINDS):
-        if x[w.INTEGERS + 2 * k] == kind:
-            return x[w.INTEGERS + 2 * k + 1]
+        if known[2 * k] == kind:
+            return known[2 * k + 1]
     return 0
 
 
 @scalar
-def admit_indices(x, tensor, indices):
+def admit_indices(context, tensor, indices):
     """Return the number of dimensions of row indices, and enter their number; -1 if refused."""
-    array, count = words(indices), 1
-    if array[w.TYPE] == x[w.LIST]:
-        tensor[w.T_LENGTH] = array[w.LENGTH]
+    array, count = header_at(indices), 1
+    if array.type == context.list:
+        tensor.length = array.length
         return 1
-    if array[w.TYPE] == x[w.INT] or array[w.TYPE] == x[w.INT64]:
-        tensor[w.T_LENGTH] = 1
+    if array.type == context.int or array.type == context.int64:
+        tensor.length = 1
         return 0
-    if array[w.TYPE] != x[w.NDARRAY] or array[w.FLAGS] & ALIGNED == 0:
+    if array.type != context.ndarray or array.flags & ALIGNED == 0:
         return -1
-    ndim = array[w.NDIM] & w.LOW_HALF
-    if integer_size(x, indices) == 0:
+    ndim = array.ndim
+    if integer_size(context, indices) == 0:
         return -1
     for axis in range(ndim):
-        count *= words(array[w.SHAPE])[axis]
-    tensor[w.T_LENGTH] = count
+        count *= words(array.shape)[axis]
+    tensor.length = count
     return ndim
 
 
 @scalar
-def admit_values(x, tensor, record, values, indices, before):
+def admit_values(context, tensor, record, values, indices, before):
     """Check the shape of values for indices with `before` axes, and enter where they lie."""
-    array, wanted = words(values), record[w.GRAD_CODE]
-    code = code_of_array(x, array)
+    array, wanted = header_at(values), record.grad_code
+    code = code_of_array(context, array)
     if code == 0 or (code != wanted and size_of(wanted) == 2):
         return w.REFUSED
-    axes = before + record[w.NDIMS] - 1
-    if array[w.NDIM] & w.LOW_HALF != axes:
+    axes = before + record.ndims - 1
+    if array.ndim != axes:
         return w.REFUSED
-    shape, strides, low, high = words(array[w.SHAPE]), words(array[w.STRIDES]), 0, size_of(code)
+    shape, strides, low, high = words(array.shape), words(array.strides), 0, size_of(code)
+    own_lengths = after(tensor, w.T_GRAD_LENGTHS)
+    own_strides = after(tensor, w.T_GRAD_STRIDES)
     for axis in range(axes):
-        length = record[w.LENGTHS + 1 + axis - before]
+        length = lengths_of(record)[1 + axis - before]
         if axis < before:
-            is_array = indices != 0 and words(indices)[w.TYPE] == x[w.NDARRAY]
-            length = words(words(indices)[w.SHAPE])[axis] if is_array else tensor[w.T_LENGTH]
+            is_array = indices != 0 and header_at(indices).type == context.ndarray
+            length = words(header_at(indices).shape)[axis] if is_array else tensor.length
         if shape[axis] != length:
             return w.REFUSED
         stride = strides[axis]
-        tensor[w.T_GRAD_LENGTHS + axis], tensor[w.T_GRAD_STRIDES + axis] = length, stride
+        own_lengths[axis], own_strides[axis] = length, stride
         low, high = low + min((length - 1) * stride, 0), high + max((length - 1) * stride, 0)
-    first = tensor[w.T_GRAD] = array[w.DATA]
-    empty = tensor[w.T_LENGTH] == 0 or record[w.SIZE] == 0
-    tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH] = first + low, first + high
+    first = tensor.grad = array.data
+    empty = tensor.length == 0 or record.size == 0
+    tensor.grad_low, tensor.grad_high = first + low, first + high
     if empty:
-        tensor[w.T_GRAD_LOW] = tensor[w.T_GRAD_HIGH] = first
-    tensor[w.T_GRAD_AXES], tensor[w.T_GRAD_CODE] = axes, code
+        tensor.grad_low = tensor.grad_high = first
+    tensor.grad_axes, tensor.grad_code = axes, code
     order = C_ORDER | ALIGNED
-    copied = code != wanted or array[w.FLAGS] & order != order or record[w.SCALED] != 0
-    tensor[w.T_GRAD_COPIED] = copied and not empty
-    low, high = tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH]
-    if (low < tensor[w.T_HIGH] and high > tensor[w.T_LOW]) or meets(record, low, high):
-        if not (empty or x[w.APART]):
+    copied = code != wanted or array.flags & order != order or record.scaled != 0
+    tensor.grad_copied = copied and not empty
+    low, high = tensor.grad_low, tensor.grad_high
+    if (low < tensor.high and high > tensor.low) or meets(record, low, high):
+        if not (empty or context.apart):
             return w.REFUSED
-        tensor[w.T_GRAD_COPIED] = not empty
+        tensor.grad_copied = not empty
     return w.OK
 
 
 @scalar
-def check_rows(x, tensor, record, grad):
+def check_rows(context, tensor, record, grad):
     """Check a row-sparse gradient, and enter its arrays."""
-    kernels, ordered = record[w.ROW_KERNELS], record[w.ORDER] == C_ORDER
+    kernels, ordered = record.row_kernels, record.order == C_ORDER
     if kernels == 0 or not ordered:
         return w.REFUSED
-    every = words(grad)[w.TYPE] == x[w.NDARRAY] and words(kernels)[w.BY_ROW] == w.EVERY_ROW
+    every = header_at(grad).type == context.ndarray and loops_at(kernels).by_row == w.EVERY_ROW
     values, indices = grad, 0
     if not every:
-        values, indices = parts(x, record, grad)
+        values, indices = parts(context, record, grad)
         if values == 0 or indices == 0:
             return w.REFUSED
-    if words(values)[w.TYPE] != x[w.NDARRAY]:
+    if header_at(values).type != context.ndarray:
         return w.REFUSED
-    before, tensor[w.T_LENGTH] = 1, record[w.LENGTHS]
+    before, tensor.length = 1, lengths_of(record)[0]
     if not every:
-        before = admit_indices(x, tensor, indices)
+        before = admit_indices(context, tensor, indices)
     if before < 0:
         return w.REFUSED
-    tensor[w.T_LISTED], tensor[w.T_KERNELS] = 1, kernels
-    tensor[w.T_GRAD_ID], tensor[w.T_INDICES] = values, indices
-    tensor[w.T_CHUNKS] = record[w.CHUNKS]
-    return admit_values(x, tensor, record, values, indices, before)
+    tensor.listed, tensor.kernels = 1, kernels
+    tensor.grad_id, tensor.indices = values, indices
+    tensor.chunks = record.chunks
+    return admit_values(context, tensor, record, values, indices, before)
 
 
-def admit_rows(context, k, grad, _, __):
+def admit_rows(at, k, grad, _, __):
     """Check the row-sparse gradient of tensor `k`, all but the values of its indices."""
-    x = words(context)
-    tensor = tensor_of(x, k)
-    tensor[w.T_STATUS] = check_rows(x, tensor, words(tensor[w.T_RECORD]), grad)
+    context = context_at(at)
+    tensor = tensor_of(context, k)
+    tensor.status = check_rows(context, tensor, record_at(tensor.record), grad)
 
 
 # Indices
@@ -258,12 +274,12 @@ def integer_at(place, size):
 
 
 @scalar
-def integer_of(x, value):
+def integer_of(context, value):
     """Return the value of an integer object, -1 for others and for large ones."""
-    kind = words(value)[w.TYPE]
-    if kind == x[w.INT64]:
-        return words(value)[w.DATA]
-    if kind != x[w.INT]:
+    kind = header_at(value).type
+    if kind == context.int64:
+        return header_at(value).data
+    if kind != context.int:
         return -1
     number = long_value(value)
     if number == -1:
@@ -272,26 +288,26 @@ def integer_of(x, value):
 
 
 @scalar
-def copy_indices(x, tensor, rows):
+def copy_indices(context, tensor, rows):
     """Copy row indices of any integer dtype and memory order to `rows`."""
-    indices = tensor[w.T_INDICES]
-    count, array = tensor[w.T_LENGTH], words(indices)
-    if array[w.TYPE] == x[w.LIST]:
+    indices = tensor.indices
+    count, array = tensor.length, header_at(indices)
+    if array.type == context.list:
         for i in range(count):
-            rows[i] = integer_of(x, words(array[w.ITEMS])[i])
+            rows[i] = integer_of(context, words(array.items)[i])
         return
-    if array[w.TYPE] != x[w.NDARRAY]:
-        rows[0] = integer_of(x, indices)
+    if array.type != context.ndarray:
+        rows[0] = integer_of(context, indices)
         return
-    size, place = integer_size(x, indices), array[w.DATA]
-    if array[w.FLAGS] & C_ORDER:
+    size, place = integer_size(context, indices), array.data
+    if array.flags & C_ORDER:
         for i in range(count):
             rows[i] = integer_at(place + abs(size) * i, size)
         return
     ndim, shape, strides = (
-        array[w.NDIM] & w.LOW_HALF,
-        words(array[w.SHAPE]),
-        words(array[w.STRIDES]),
+        array.ndim,
+        words(array.shape),
+        words(array.strides),
     )
     for i in range(count):
         offset, rest = 0, i
@@ -301,23 +317,23 @@ def copy_indices(x, tensor, rows):
         rows[i] = integer_at(place + offset, size)
 
 
-def list_rows(context, k, _, __, ___):
+def list_rows(at, k, _, __, ___):
     """Copy the indices of tensor `k`, and refuse those out of range."""
-    x = words(context)
-    tensor = tensor_of(x, k)
-    rows, count = words(tensor[w.T_REGION]), tensor[w.T_LENGTH]
-    height, last, ascends = words(tensor[w.T_RECORD])[w.LENGTHS], -1, True
-    tensor[w.T_STATUS], tensor[w.T_ASCENDS] = w.OK, 1
-    if tensor[w.T_INDICES] == 0:
+    context = context_at(at)
+    tensor = tensor_of(context, k)
+    rows, count = words(tensor.region), tensor.length
+    height, last, ascends = lengths_of(record_at(tensor.record))[0], -1, True
+    tensor.status, tensor.ascends = w.OK, 1
+    if tensor.indices == 0:
         return
-    copy_indices(x, tensor, rows)
+    copy_indices(context, tensor, rows)
     for i in range(count):
         row = rows[i]
         if row < 0 or row >= height:
-            tensor[w.T_STATUS] = w.REFUSED
+            tensor.status = w.REFUSED
         ascends = ascends and row > last
         last = row
-    tensor[w.T_ASCENDS] = ascends
+    tensor.ascends = ascends
 
 
 @scalar
@@ -342,40 +358,38 @@ def are_unique(rows, count, height, bits):
 @scalar
 def cut_rows(tensor, record):
     """Divide rows, each of which is indexed once, into chunks."""
-    count, step, cuts = tensor[w.T_SEGMENTS], step_of(record), words(tensor[w.T_CUTS])
-    found = tensor[w.T_CUT_COUNT] = (count + step - 1) // step
+    count, step, cuts = tensor.segments, step_of(record), words(tensor.cuts)
+    found = tensor.cut_count = (count + step - 1) // step
     for c in range(found):
         cuts[3 * c], cuts[3 * c + 1] = 0, c * step
         cuts[3 * c + 2] = min(step, count - c * step)
 
 
-def order_rows(context, k, _, __, ___):
+def order_rows(at, k, _, __, ___):
     """Order the rows of tensor `k`, and divide them into chunks.
 
     Rows that are updated one by one need no order, unless their squares are summed or the rule
     sums over the tensor.
     """
-    x = words(context)
-    tensor = tensor_of(x, k)
-    record = words(tensor[w.T_RECORD])
-    region, count, step = tensor[w.T_REGION], tensor[w.T_LENGTH], step_of(record)
+    context = context_at(at)
+    tensor = tensor_of(context, k)
+    record = record_at(tensor.record)
+    region, count, step = tensor.region, tensor.length, step_of(record)
     places = region + 8 * count
-    cuts = tensor[w.T_CUTS] = region + 8 * own_room(tensor)
-    tensor[w.T_CUT_SUMS] = cuts + 24 * (count // step + 1)
-    kernels, height = words(tensor[w.T_KERNELS]), record[w.LENGTHS]
-    by_row = kernels[w.BY_ROW] != 0
-    any_order = by_row and x[w.MEASURE] == 0 and kernels[w.PASSES] == 0
-    if tensor[w.T_ASCENDS] or (
-        any_order and are_unique(words(region), count, height, words(places))
-    ):
-        tensor[w.T_ROWS] = region if tensor[w.T_INDICES] else x[w.COUNTING]
-        tensor[w.T_SEGMENTS] = count
-        tensor[w.T_STARTS] = tensor[w.T_ORDER] = x[w.COUNTING]
+    cuts = tensor.cuts = region + 8 * own_room(tensor)
+    tensor.cut_sums = cuts + 24 * (count // step + 1)
+    kernels, height = loops_at(tensor.kernels), lengths_of(record)[0]
+    by_row = kernels.by_row != 0
+    any_order = by_row and context.measure == 0 and kernels.passes == 0
+    if tensor.ascends or (any_order and are_unique(words(region), count, height, words(places))):
+        tensor.rows = region if tensor.indices else context.counting
+        tensor.segments = count
+        tensor.starts = tensor.order = context.counting
         cut_rows(tensor, record)
     else:
-        tensor[w.T_ROWS], tensor[w.T_STARTS] = places, places + 8 * (count + 1)
-        tensor[w.T_ORDER] = places + 16 * (count + 1)
-        tensor[w.T_SEGMENTS], tensor[w.T_CUT_COUNT] = segments.sort_rows(
+        tensor.rows, tensor.starts = places, places + 8 * (count + 1)
+        tensor.order = places + 16 * (count + 1)
+        tensor.segments, tensor.cut_count = segments.sort_rows(
             carray(words(region), (count,)),
             height,
             step,
@@ -383,9 +397,9 @@ def order_rows(context, k, _, __, ___):
             carray(words(cuts), (count // step + 1, 3)),
         )
     if by_row:
-        tensor[w.T_CHUNK] = tensor[w.T_CHUNK + 1] = 0  # one chunk of all rows
-        place = x[w.TENSORS] + 8 * (w.TENSOR * k + w.T_CHUNK)
-        tensor[w.T_CHUNKS] = place
+        tensor.chunk = tensor.chunk_first = 0  # one chunk of all rows
+        place = context.tensors + 8 * (w.TENSOR * k + w.T_CHUNK)
+        tensor.chunks = place
 
 
 @cache

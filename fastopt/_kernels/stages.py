@@ -12,7 +12,6 @@ from functools import cache
 import numpy as np
 from numba import types
 
-from fastopt._kernels import record_words as w
 from fastopt._kernels.admission import tensor_of
 from fastopt._kernels.chunks import LINE
 from fastopt._kernels.compiling import address_of, bind_to, compiled
@@ -25,11 +24,13 @@ from fastopt._kernels.front import (
     advance,
     begin,
     order_all,
+    pass_of,
     share_call,
 )
 from fastopt._kernels.lanes import larger
 from fastopt._kernels.measuring import added
 from fastopt._kernels.objects import call, doubles, words
+from fastopt._kernels.record_words import context_at, loops_at, record_at
 from fastopt.kernels.rule import scalar
 
 CLIP, MEASURE, START, REDUCE, COMPLETE, PARTS, UPDATE = range(7)
@@ -49,21 +50,21 @@ def cut(place, count):
 
 
 @scalar
-def update_parts(x, parts, count, share):
+def update_parts(context, parts, count, share):
     """Update one share of parts of tensors: tensor, first element, number of elements."""
     total, before, chunk = 0, 0, np.empty(3, np.int64)
     for k in range(count):
         total += words(parts)[3 * k + 2]
-    low, high = total * share // x[w.THREADS], total * (share + 1) // x[w.THREADS]
+    low, high = total * share // context.threads, total * (share + 1) // context.threads
     chunk[0], place = 0, np.int64(chunk.ctypes.data)
     for k in range(count):
         part = words(parts + 24 * k)
-        tensor = tensor_of(x, part[0])
-        record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
+        tensor = tensor_of(context, part[0])
+        record, kernels = record_at(tensor.record), loops_at(tensor.kernels)
         start, size = cut(low - before, part[2]), part[2]
         chunk[1], chunk[2] = part[1] + start, cut(high - before, size) - start
-        if chunk[2] > 0 and record[w.SIZE] > 0:
-            call(kernels[w.UPDATE], place, 1, record[w.ROW], record[w.FIELDS], 0)
+        if chunk[2] > 0 and record.size > 0:
+            call(kernels.update, place, 1, record.row, record.fields, 0)
         before += size
     chunk[0] = 1  # a use after the calls: arrays are freed after their last one
 
@@ -72,32 +73,31 @@ PARTS_OF = -1
 """Phase of a call besides those of the front."""
 
 
-def share_stage(context, phase, first, last, share):
+def share_stage(at, phase, first, last, share):
     """Do one share of a phase, see :func:`fastopt._kernels.front.share_call`."""
     if phase == PARTS_OF:
-        update_parts(words(context), first, last, share)
+        update_parts(context_at(at), first, last, share)
     else:
-        share_of_call(context, phase, first, last, share)
+        share_of_call(at, phase, first, last, share)
 
 
 @scalar
-def divide(x, context, phase, first, last):
+def divide(context, phase, first, last):
     """Do all shares of a phase."""
-    if x[w.THREADS] > 1:
-        call(x[w.SPREAD], context, phase, first, last, x[w.UPDATE_SHARE])
+    if context.threads > 1:
+        call(context.spread, context.self, phase, first, last, context.update_share)
     else:
-        call(x[w.UPDATE_SHARE], context, phase, first, last, 0)
+        call(context.update_share, context.self, phase, first, last, 0)
 
 
 @scalar
 def merge_chunks(tensor, step, target):
     """Write the sums of a tensor, or maxima, from those of its chunks."""
-    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
-    place = w.PASS + w.PASS_WORDS * step
-    each, largest, partial = kernels[place + 2], kernels[place + 3], doubles(record[w.SUMS])
+    record, one = record_at(tensor.record), pass_of(tensor, step)
+    each, largest, partial = one.count, one.largest, doubles(record.sums)
     for k in range(each):
         total = 0.0
-        for c in range(record[w.FLAT_COUNT]):
+        for c in range(record.flat_count):
             value = partial[each * c + k]
             total = larger(total, value) if largest else total + value
         target[k] = total
@@ -106,48 +106,49 @@ def merge_chunks(tensor, step, target):
 @scalar
 def merge_slices(tensor, step, sums, width, apart, slices):
     """End a reduction with the sums of all slices of a tensor, which lie `apart`."""
-    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
-    place = w.PASS + w.PASS_WORDS * step
-    each, finish = kernels[place + 2], kernels[place + 1]
+    record, one = record_at(tensor.record), pass_of(tensor, step)
+    each, finish = one.count, one.finish
     chunks, partial = np.zeros((slices, 3), np.int64), np.empty((slices, each))
     for s in range(slices):
         for k in range(each):
             partial[s, k] = doubles(sums)[s * apart + k]
     first, own = np.int64(chunks.ctypes.data), np.int64(partial.ctypes.data)
-    call(finish, first, slices, record[w.ROW], record[w.FIELDS], own)
+    call(finish, first, slices, record.row, record.fields, own)
     chunks[0, 0] = np.int64(partial[0, 0] > 0)  # a use after the call
 
 
-def stage_call(context, name, n, step, place, width, slices):
+def stage_call(at, name, n, step, place, width, slices):
     """Do a stage of the admitted call of `n` tensors.
 
     Sums are at `place`, `width` of them for each tensor and reduction `step`, one after the other
     for each of the `slices`; so are the rows of PARTS, whose number is `step`.
     """
-    x = words(context)
+    context = context_at(at)
     if name == CLIP:
-        order_all(x, n)
-        if x[w.CLIP]:
-            call(x[w.CLIP_LARGE if x[w.THREADS] > 1 else w.CLIP], context, n, x[w.THREADS], 0, 0)
+        order_all(context, n)
+        if context.clip:
+            clip = context.clip_large if context.threads > 1 else context.clip
+            call(clip, at, n, context.threads, 0, 0)
     elif name == MEASURE:
-        call(x[w.MEASURE_LARGE if x[w.THREADS] > 1 else w.MEASURE], context, n, 0, 0, 0)
+        measure = context.measure_large if context.threads > 1 else context.measure
+        call(measure, at, n, 0, 0, 0)
         for k in range(n):
-            doubles(place)[k] = added(tensor_of(x, k))
+            doubles(place)[k] = added(tensor_of(context, k))
     elif name == START:
         for k in range(n):
-            advance(x, tensor_of(x, k))
-            begin(x, k)
+            advance(context, tensor_of(context, k))
+            begin(context, k)
     elif name == PARTS:
-        divide(x, context, PARTS_OF, place, step)
+        divide(context, PARTS_OF, place, step)
     elif name == UPDATE:
         for phase in (UPDATES, COVERS, END):
-            divide(x, context, phase, 0, n)
+            divide(context, phase, 0, n)
     else:
         if name == REDUCE:
-            divide(x, context, REDUCTIONS + step, 0, n)
+            divide(context, REDUCTIONS + step, 0, n)
         for k in range(n):
-            tensor = tensor_of(x, k)
-            if step < words(tensor[w.T_KERNELS])[w.PASSES]:
+            tensor = tensor_of(context, k)
+            if step < loops_at(tensor.kernels).passes:
                 sums = place + 8 * width * k
                 if name == REDUCE:
                     merge_chunks(tensor, step, doubles(sums))

@@ -1,14 +1,11 @@
 """Typed pointers, loads and stores for use inside kernels.
 
-Each function has a body for plain Python (used when ``NUMBA_DISABLE_JIT=1``) and an overload that
-compiles to bare loads and stores: pointers have no reference counts and no strides, so the loops
+These are bare loads and stores: pointers have no reference counts and no strides, so the loops
 around them vectorize. Half-precision values are converted to float32 when they are loaded and
 rounded when they are stored.
 
 Tests: ``tests/kernels/test_half_loops.py``.
 """
-
-import ctypes
 
 import numpy as np
 from llvmlite import ir
@@ -25,30 +22,13 @@ LINE = 64
 """Bytes of a cache line."""
 
 
-def locate(table, row, column, start, memory):
+@intrinsic
+def locate(typingctx, table, row, column, start, memory):
     """Return pointers to element `start` of the arrays with addresses at ``table[row, column:]``.
 
     `memory` is a tuple with the storage type of each array.
     """
-    return tuple(
-        _pointer(int(table[row, column + k]) + int(start) * np.dtype(real).itemsize, real)
-        for k, real in enumerate(memory)
-    )
 
-
-def _pointer(address, real):
-    return ctypes.cast(address, ctypes.POINTER(np.ctypeslib.as_ctypes_type(real)))
-
-
-@overload(locate)
-def _locate(table, row, column, start, memory):
-    return lambda table, row, column, start, memory: _locate_intrinsic(
-        table, row, column, start, memory
-    )
-
-
-@intrinsic
-def _locate_intrinsic(typingctx, table, row, column, start, memory):
     def place(context, builder, address, kind, start):
         return builder.gep(builder.inttoptr(address, kind), [start])
 
@@ -77,44 +57,20 @@ def _locating(table, memory, place):
     return pointers(table, types.intp, types.intp, types.intp, memory), codegen
 
 
-def locate_bytes(table, row, column, offset, memory):
-    """Return pointers like :func:`locate`, `offset` bytes from the start of the arrays."""
-    return tuple(
-        _pointer(int(table[row, column + k]) + int(offset), real) for k, real in enumerate(memory)
-    )
-
-
-@overload(locate_bytes)
-def _locate_bytes(table, row, column, offset, memory):
-    return lambda table, row, column, offset, memory: _locate_bytes_intrinsic(
-        table, row, column, offset, memory
-    )
-
-
 @intrinsic
-def _locate_bytes_intrinsic(typingctx, table, row, column, offset, memory):
+def locate_bytes(typingctx, table, row, column, offset, memory):
+    """Return pointers like :func:`locate`, `offset` bytes from the start of the arrays."""
+
     def place(context, builder, address, kind, offset):
         return builder.inttoptr(builder.add(address, offset), kind)
 
     return _locating(table, memory, place)
 
 
-def shifted(pointers, count):
-    """Return pointers `count` elements further on."""
-    sizes = (ctypes.sizeof(pointer._type_) for pointer in pointers)
-    return tuple(
-        ctypes.cast(ctypes.addressof(pointer.contents) + int(count) * size, type(pointer))
-        for pointer, size in zip(pointers, sizes, strict=True)
-    )
-
-
-@overload(shifted)
-def _shifted(pointers, count):
-    return lambda pointers, count: _shifted_intrinsic(pointers, count)
-
-
 @intrinsic
-def _shifted_intrinsic(typingctx, pointers, count):
+def shifted(typingctx, pointers, count):
+    """Return pointers `count` elements further on."""
+
     def codegen(context, builder, signature, args):
         moved = [builder.gep(base, [args[1]]) for base in cgutils.unpack_tuple(builder, args[0])]
         return context.make_tuple(builder, pointers, moved)
@@ -122,19 +78,10 @@ def _shifted_intrinsic(typingctx, pointers, count):
     return pointers(pointers, types.intp), codegen
 
 
-def inside(buffer):
-    """Return a pointer to the first element of `buffer`, in a tuple."""
-    kind = np.ctypeslib.as_ctypes_type(buffer.dtype)
-    return (ctypes.cast(buffer.ctypes.data, ctypes.POINTER(kind)),)
-
-
-@overload(inside)
-def _inside(buffer):
-    return lambda buffer: _inside_intrinsic(buffer)
-
-
 @intrinsic
-def _inside_intrinsic(typingctx, buffer):
+def inside(typingctx, buffer):
+    """Return a pointer to the first element of `buffer`, in a tuple."""
+
     def codegen(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         return context.make_tuple(builder, signature.return_type, [data])
@@ -142,18 +89,10 @@ def _inside_intrinsic(typingctx, buffer):
     return types.Tuple([types.CPointer(buffer.dtype)])(buffer), codegen
 
 
-def private(records, i):
-    """Copy record `i` to registers, so that the compiler knows that stores do not alias it."""
-    return records[i]
-
-
-@overload(private, inline="always")
-def _private(records, i):
-    return lambda records, i: _private_intrinsic(records, i)
-
-
 @intrinsic
-def _private_intrinsic(typingctx, records, i):
+def private(typingctx, records, i):
+    """Copy record `i` to registers, so that the compiler knows that stores do not alias it."""
+
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
         copy = cgutils.alloca_once(builder, array.data.type.pointee)
@@ -171,7 +110,6 @@ def _private_intrinsic(typingctx, records, i):
 
 def given(hyper, i, record):
     """Return record `i` like :func:`private`, or make the record from a tuple of numbers."""
-    return np.array([hyper], record)[0] if isinstance(hyper, tuple) else private(hyper, i)
 
 
 @overload(given, inline="always")
@@ -195,16 +133,6 @@ def _given_intrinsic(typingctx, hyper, record):
     return record.dtype(hyper, record), codegen
 
 
-def load(pointers, i):
-    """Load element `i` at each pointer, as a tuple; half-precision values become float32."""
-    return tuple(_number(p._type_)(p[i]) for p in pointers)
-
-
-def _number(ctype):
-    kind = np.dtype(ctype).type
-    return {np.uint16: _widen_float16, np.int16: _widen_bfloat16}.get(kind, kind)
-
-
 @scalar
 def _widen_float16(bits):
     return half.widen_float16(np.uint16(bits))
@@ -212,7 +140,7 @@ def _widen_float16(bits):
 
 @scalar
 def _widen_bfloat16(bits):
-    return half.widen_bfloat16(np.uint16(bits & 0xFFFF))  # may be negative in plain Python
+    return half.widen_bfloat16(np.uint16(bits & 0xFFFF))
 
 
 _WIDEN = {types.uint16: _widen_float16, types.int16: _widen_bfloat16}
@@ -222,13 +150,9 @@ def _wide(kind):
     return types.float32 if kind in _WIDEN else kind
 
 
-@overload(load)
-def _load(pointers, i):
-    return lambda pointers, i: _load_intrinsic(pointers, i)
-
-
 @intrinsic
-def _load_intrinsic(typingctx, pointers, i):
+def load(typingctx, pointers, i):
+    """Load element `i` at each pointer, as a tuple; half-precision values become float32."""
     values = types.Tuple([_wide(pointer.dtype) for pointer in pointers])
 
     def codegen(context, builder, signature, args):
@@ -259,7 +183,6 @@ def _on_gpu(context):
 
 def checked(result, slots):
     """Return the result of a rule; at compile time, check that it is (weight, `slots` numbers)."""
-    return result
 
 
 @overload(checked, prefer_literal=True)
@@ -276,21 +199,6 @@ def _checked(result, slots):
     return lambda result, slots: result
 
 
-def store(pointers, i, values):
-    """Store `values` to element `i` at each pointer, rounded to its type.
-
-    A single value is stored at all pointers.
-    """
-    for pointer, value in zip(pointers, _spread(values, len(pointers)), strict=True):
-        pointer[i] = {np.uint16: _narrow_float16, np.int16: _narrow_bfloat16}.get(
-            np.dtype(pointer._type_).type, lambda x: x
-        )(value)
-
-
-def _spread(values, count):
-    return values * count if len(values) == 1 else values
-
-
 @scalar
 def _narrow_float16(x):
     return half.narrow_float16(np.float32(x))
@@ -304,34 +212,19 @@ def _narrow_bfloat16(x):
 _NARROW = {types.uint16: _narrow_float16, types.int16: _narrow_bfloat16}
 
 
-@overload(store)
-def _store(pointers, i, values):
-    return lambda pointers, i, values: _store_intrinsic(pointers, i, values)
-
-
 @intrinsic
-def _store_intrinsic(typingctx, pointers, i, values):
+def store(typingctx, pointers, i, values):
+    """Store `values` to element `i` at each pointer, rounded to its type.
+
+    A single value is stored at all pointers.
+    """
+
     def narrow(context, builder, kind, value, args, k):
         if kind == types.uint16 and _on_gpu(context):
             return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
         return context.compile_internal(builder, _NARROW[kind], kind(types.float32), [value])
 
     return types.none(pointers, types.intp, values), _storing(narrow)
-
-
-def store_dithered(pointers, i, values, run):
-    """Like :func:`store`, with stochastic rounding of half-precision values.
-
-    The random bits depend on the `run` from :func:`~fastopt._kernels.noise.dither_run`, whose
-    element `i` is stored, and on the position of the pointer.
-    """
-    for k, (pointer, value) in enumerate(
-        zip(pointers, _spread(values, len(pointers)), strict=True)
-    ):
-        rounded = {np.uint16: _dither_float16, np.int16: _dither_bfloat16}.get(
-            np.dtype(pointer._type_).type, lambda x, *_: x
-        )
-        pointer[i] = rounded(value, run, i, k)
 
 
 @scalar
@@ -347,13 +240,14 @@ def _dither_bfloat16(x, run, i, k):
 _DITHER = {types.uint16: _dither_float16, types.int16: _dither_bfloat16}
 
 
-@overload(store_dithered)
-def _store_dithered(pointers, i, values, run):
-    return lambda pointers, i, values, run: _store_dithered_intrinsic(pointers, i, values, run)
-
-
 @intrinsic
-def _store_dithered_intrinsic(typingctx, pointers, i, values, run):
+def store_dithered(typingctx, pointers, i, values, run):
+    """Like :func:`store`, with stochastic rounding of half-precision values.
+
+    The random bits depend on the `run` from :func:`~fastopt._kernels.noise.dither_run`, whose
+    element `i` is stored, and on the position of the pointer.
+    """
+
     def dither(context, builder, kind, value, args, k):
         signature = kind(types.float32, run, types.intp, types.int64)
         place = context.get_constant(types.int64, k)
@@ -383,20 +277,13 @@ def _storing(narrow):
     return codegen
 
 
-def prefetch(pointers, count, write):
+@intrinsic(prefer_literal=True)
+def prefetch(typingctx, pointers, count, write):
     """Prefetch the cache lines of the next `count` elements at each pointer.
 
     `write` is a constant: whether the elements will be written to.
     """
 
-
-@overload(prefetch, prefer_literal=True)
-def _prefetch(pointers, count, write):
-    return lambda pointers, count, write: _prefetch_intrinsic(pointers, count, write)
-
-
-@intrinsic(prefer_literal=True)
-def _prefetch_intrinsic(typingctx, pointers, count, write):
     def codegen(context, builder, signature, args):
         byte = ir.IntType(8).as_pointer()
         flags = [ir.IntType(32)(flag) for flag in (int(write.literal_value), 3, 1)]  # keep, data

@@ -13,7 +13,8 @@ from fastopt._kernels.compiling import address_of
 from fastopt._kernels.copying import move
 from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.half import widen_bfloat16, widen_float16
-from fastopt._kernels.objects import after, doubles, halves, singles, words
+from fastopt._kernels.objects import after, doubles, halves, singles
+from fastopt._kernels.record_words import record_at, tensor_at
 from fastopt.kernels.rule import scalar
 
 COPY_GRAD, COPY_WEIGHT, COPY_BACK = range(3)
@@ -136,10 +137,16 @@ def copy_form(form, strides, array, code, scratch, wanted, back):
 
 
 @scalar
+def lengths_of(record):
+    """Return a pointer to the lengths of the axes of a record's arrays."""
+    return after(record, w.LENGTHS)
+
+
+@scalar
 def form_of(record):
     """Return axes, lengths, elements and order of a record's arrays."""
-    backward = record[w.ORDER] == numpy_abi.F_ORDER
-    return record[w.NDIMS], after(record, w.LENGTHS), record[w.SIZE], backward
+    backward = record.order == numpy_abi.F_ORDER
+    return record.ndims, lengths_of(record), record.size, backward
 
 
 @scalar
@@ -151,31 +158,31 @@ def copy_strided(record, strides, array, code, scratch, wanted, back):
 @scalar
 def grad_elements(tensor, record):
     """Return the number of elements of a gradient, or of the values of a row-sparse one."""
-    if tensor[w.T_LISTED]:
-        return tensor[w.T_LENGTH] * (record[w.SIZE] // max(record[w.LENGTHS], 1))
-    return record[w.SIZE]
+    if tensor.listed:
+        return tensor.length * (record.size // max(lengths_of(record)[0], 1))
+    return record.size
 
 
 @scalar
 def elements_of(tensor, record):
     """Return the number of elements of the weight, or of values or indices if they are more."""
-    own = max(record[w.SIZE], grad_elements(tensor, record))
-    return max(own, tensor[w.T_LENGTH]) if tensor[w.T_LISTED] else own
+    own = max(record.size, grad_elements(tensor, record))
+    return max(own, tensor.length) if tensor.listed else own
 
 
 @scalar
 def grad_bytes(tensor, record):
     """Return the bytes of scratch memory for the gradient of a tensor."""
-    return rounded(grad_elements(tensor, record) * size_of(record[w.GRAD_CODE]))
+    return rounded(grad_elements(tensor, record) * size_of(record.grad_code))
 
 
 @scalar
 def copy_grad(tensor, record, scratch):
     """Copy a gradient to scratch memory, in the record's dtype and order."""
-    grad, code, wanted = tensor[w.T_GRAD], tensor[w.T_GRAD_CODE], record[w.GRAD_CODE]
+    grad, code, wanted = tensor.grad, tensor.grad_code, record.grad_code
     axes, lengths, elements, backward = form_of(record)
-    if tensor[w.T_LISTED]:
-        axes, lengths, backward = tensor[w.T_GRAD_AXES], after(tensor, w.T_GRAD_LENGTHS), False
+    if tensor.listed:
+        axes, lengths, backward = tensor.grad_axes, after(tensor, w.T_GRAD_LENGTHS), False
         elements = grad_elements(tensor, record)
     form, strides = (axes, lengths, elements, backward), after(tensor, w.T_GRAD_STRIDES)
     copy_form(form, strides, grad, code, scratch, wanted, False)
@@ -184,14 +191,14 @@ def copy_grad(tensor, record, scratch):
 @scalar
 def copy_weight(tensor, record, scratch, back):
     """Copy a weight to scratch memory in the record's order, or `back`."""
-    code, strides = record[w.WEIGHT_CODE], after(tensor, w.T_STRIDES)
-    copy_strided(record, strides, tensor[w.T_WEIGHT], code, scratch, code, back)
+    code, strides = record.weight_code, after(tensor, w.T_STRIDES)
+    copy_strided(record, strides, tensor.weight, code, scratch, code, back)
 
 
-def copy_call(tensor, what, target, _, __):
+def copy_call(at, what, target, _, __):
     """Copy an array of a tensor to scratch memory at `target`, or its weight back."""
-    tensor = words(tensor)
-    record = words(tensor[w.T_RECORD])
+    tensor = tensor_at(at)
+    record = record_at(tensor.record)
     if what == COPY_GRAD:
         copy_grad(tensor, record, target)
     else:

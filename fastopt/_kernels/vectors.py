@@ -7,7 +7,7 @@ import hashlib
 
 from numba import njit, types
 from numba.core.serialize import dumps
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from fastopt._kernels.compiling import switched_on
 from fastopt.kernels.rule import keep_pickle
@@ -16,21 +16,14 @@ LITTLE_THROTTLED = "+avx512vbmi2"
 """Feature of Intel's processors since Ice Lake, which hardly slow down for vectors of 512 bits."""
 
 
-def prefer_wide_vectors():
+@intrinsic
+def prefer_wide_vectors(typingctx):
     """Compile the loops of the kernel that calls this with vectors of up to 512 bits.
 
     LLVM uses 256 bits on Intel's processors by default, even if they have 512: that is better for
     loops which memory limits, next to other code.
     """
 
-
-@overload(prefer_wide_vectors, inline="always")  # its caller is the kernel
-def _prefer_wide_vectors():
-    return lambda: _prefer_intrinsic()
-
-
-@intrinsic
-def _prefer_intrinsic(typingctx):
     def codegen(context, builder, signature, args):
         if LITTLE_THROTTLED in context.codegen().magic_tuple()[2]:
             attributes = builder.function.attributes

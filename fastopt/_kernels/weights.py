@@ -34,14 +34,6 @@ def joined(high: Any, low: Any) -> Any:
 
 def read_weight(pointers, i):
     """Load element `i` of a weight: the value at the first pointer, or the joined split parts."""
-    if _is_split(pointers):
-        return half.join_float32(pointers[0][i] & 0xFFFF, pointers[1][i])
-    return load(pointers[:1], i)[0]
-
-
-def _is_split(pointers):
-    kinds = [np.dtype(pointer._type_).type for pointer in pointers]
-    return kinds == [np.int16, np.uint16]
 
 
 @overload(read_weight)
@@ -53,11 +45,6 @@ def _read_weight(pointers, i):
 
 def write_weight(pointers, i, weight):
     """Store element `i` of a weight and of its copy, rounded to their types, or its two parts."""
-    if _is_split(pointers):
-        high, low = half.split_float32(np.float32(weight))
-        pointers[0][i], pointers[1][i] = int(high), int(low)
-    else:
-        store(pointers, i, (weight,))
 
 
 @overload(write_weight)

@@ -9,14 +9,13 @@ import numpy as np
 from fastopt._engine.overlap import Addresses, Ranges
 from fastopt._kernels import cpu_calls
 from fastopt._kernels.compiling import bind
-from fastopt._kernels.numpy_abi import FITS, TYPES, guard
+from fastopt._kernels.numpy_abi import guard
 
 
 @cache
 def comparer() -> Any:
-    """Compiled :func:`fastopt._kernels.numpy_abi.admit`."""
-    table, guards = np.empty((0, 2), np.uint64), np.empty((0, 2, 0), np.uint64)
-    return bind(cpu_calls.admit(), table, guards, table, TYPES, TYPES, 0)
+    """Compiled :func:`fastopt._kernels.cpu_calls.fit`."""
+    return bind(cpu_calls.fit(), 0, 0, np.empty((2, 0, 0), np.uint64), np.empty((2, 0), np.int64))
 
 
 class Guards:
@@ -34,23 +33,34 @@ class Guards:
     """
 
     def __init__(self, weights: Sequence[Any], written: Ranges) -> None:
-        length = len(weights)
-        self._table = np.zeros((length, 2), np.uint64)
-        self._table[:, 0] = [weight.ctypes.data for weight in weights]
-        each = [guard((weight, np.asarray(weight)), 1) for weight in weights]
-        guards = np.zeros((length, 2, max(rows.shape[1] for rows in each)), np.uint64)
-        for own, rows in zip(guards, each, strict=True):
-            own[:, : rows.shape[1]] = rows
-        memory = np.stack([written.first, written.last]).astype(np.uint64)
-        ids = np.array([id(weight) for weight in weights], np.uint64)
-        self._arguments = self._table, guards, memory, ids, TYPES
+        self._count, self._written = len(weights), written
+        self._at = np.array([weight.ctypes.data for weight in weights], np.int64).tobytes()
+        self._bytes = np.array([weight.nbytes for weight in weights], np.int64)
+        forms = [[guard((weight,), 1)[0] for weight in weights]]
+        forms += [[guard((np.asarray(weight),), 0)[0] for weight in weights]]
+        self._guards = np.zeros((2, len(weights), max(map(len, forms[0]))), np.uint64)
+        for guards, rows in zip(self._guards, forms, strict=True):
+            for own, row in zip(guards, rows, strict=True):
+                own[: len(row)] = row
+        self._clear = b""
 
-    def fit(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> Addresses | None:
+    def fit(self, grads: list[Any], weights: list[Any]) -> Addresses | None:
         """Addresses of the gradients if they match the weights, which are those of the plan.
 
         Otherwise None. Weights must also be in the same memory.
         """
-        objects = indices, grads, weights
-        if comparer()(*self._arguments, id(objects)) != FITS:
+        if not (type(grads) is type(weights) is list):
+            grads, weights = [*grads], [*weights]
+        if not len(grads) == len(weights) == self._count:
             return None
-        return self._table[:, -1].astype(np.int64)
+        found = np.empty((2, self._count), np.int64)
+        if not comparer()(id(weights), id(grads), self._guards, found):
+            return None
+        first, at = found[0].tobytes(), found[1].tobytes()
+        if first != self._at:
+            return None
+        grads_at: Addresses = found[1]
+        if at != self._clear and self._written.meeting(grads_at, grads_at + self._bytes):
+            return None
+        self._clear = at
+        return grads_at

@@ -391,7 +391,7 @@ class Plan:
             if in_python or not self.is_for(indices, weights):
                 return None
             self._guards = Guards(self.weights, self._written)
-        return self._guards.fit(indices, grads, weights)
+        return self._guards.fit(grads, weights)
 
     def gradients(self, given: Sequence[Any], fit: bool) -> list[Any]:
         """Gradients for the slices of this rank, from those of the call.

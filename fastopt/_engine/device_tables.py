@@ -49,7 +49,7 @@ def table_of_parameter(
         lead,
         lazy=lazy,
         catch_up=lazy and optimizer.sparse_decay != "touched",
-        rounded_sums=optimizer.rounded_sums and len(exact) == 2 and copy is None,
+        rounded_sums=rule.rounded and len(exact) == 2 and copy is None,
         dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
     )
     table.after, table.table[0, OFFSET] = after, planner.offsets.get(index, 0)

@@ -493,7 +493,7 @@ class Enrolment:
             tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
             real if wide or (is_half(weight) and not new.same) else kind_of(weight.dtype),
             tuple(kinds[parts : parts + len(rule.state)]),
-            rounded_sums=optimizer.rounded_sums and parts == 2 and new.copy is None,
+            rounded_sums=rule.rounded and parts == 2 and new.copy is None,
             dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
         )
 

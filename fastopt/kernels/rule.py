@@ -151,13 +151,21 @@ class Rule:
     extra: str = ""
     row_state: tuple[str, ...] = ()
     """The last slots of a rule with `row`, which hold one number for each row."""
+    rounded: bool = False
+    """Whether reductions read a half-precision weight instead of its float32 master."""
 
     @property
     def name(self) -> str:
         """Name of the scalar function, or the one given to :meth:`with_passes`."""
         return self.called or self.fn.__name__
 
-    def with_passes(self, name: str, passes: Sequence[tuple[Function, ...]], *hyper: str) -> "Rule":
+    def with_passes(
+        self,
+        name: str,
+        passes: Sequence[tuple[Function, ...]],
+        *hyper: str,
+        rounded: bool = False,
+    ) -> "Rule":
         """Return a rule with the same update, after reductions that change hyper-parameters.
 
         Parameters
@@ -168,6 +176,9 @@ class Rule:
             See :func:`rule`.
         *hyper : str
             Hyper-parameters of the reductions beside those of the update.
+        rounded : bool
+            Whether the reductions read a half-precision weight instead of its float32 master.
+            Default False.
 
         Returns
         -------
@@ -200,7 +211,7 @@ class Rule:
         for function in (each for one in made for each in one[:2]):
             scalar(function)
         hyper = (*self.hyper, *hyper)
-        return replace(self, hyper=hyper, passes=made, called=name)
+        return replace(self, hyper=hyper, passes=made, called=name, rounded=rounded)
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -26,8 +26,8 @@ def lars_finish(sums: Sums, h: Hyper) -> None:
 
 
 PASSES, FIELDS = ((lars_sums, lars_finish),), ("eta", "epsilon", "direction")
-lars = sgd.with_passes("lars", PASSES, *FIELDS)
-lars_momentum = sgd_momentum.with_passes("lars_momentum", PASSES, *FIELDS)
+lars = sgd.with_passes("lars", PASSES, *FIELDS, rounded=True)
+lars_momentum = sgd_momentum.with_passes("lars_momentum", PASSES, *FIELDS, rounded=True)
 
 
 def corrected_momentum(t: Scalar, h: Hyper, carried: Any) -> None:
@@ -89,7 +89,7 @@ class LARS(MomentumFamily):
     """
 
     forms = (lars, lars_momentum)
-    lazy_by_default = master_last = rounded_sums = True
+    lazy_by_default = master_last = True
     _decayed = endings("weight", "kernel")
     eta: float = arg(default=0.001, check=Real())
     eps: float = arg(default=0.0, check=Real(least=0))

@@ -362,9 +362,6 @@ class Optimizer(Checked, metaclass=Declaring):
     master_last: ClassVar[bool] = False
     """Whether the state is nested as (state, master) instead of (master, state)."""
 
-    rounded_sums: ClassVar[bool] = False
-    """Whether the reductions of a rule use the rounded weight instead of its float32 master."""
-
     opt_registry: ClassVar[Registry] = Registry("fastopt.optimizer", SHARED)
 
     native: ClassVar[bool] = True
@@ -454,7 +451,7 @@ class Optimizer(Checked, metaclass=Declaring):
         *("first_carried", "folds", "forget_updates", "in_arrays", "in_list_order"),
         *("is_accumulating", "keep_updates", "key", "masters_given", "may_skip", "multiplier"),
         *("native", "per_index", "plain", "put_back", "rates_at", "rates_before_count", "ratio"),
-        *("ratio_fields", "restore", "restore_from", "rounded_sums", "row_decay", "rule_by_index"),
+        *("ratio_fields", "restore", "restore_from", "row_decay", "rule_by_index"),
         *("scheduled", "seen", "snapshot", "starts_at_zero", "step_sums", "sym_info", "traits"),
         *("update_in_python", "variant"),
     }

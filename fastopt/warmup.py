@@ -29,7 +29,7 @@ def names() -> list[str]:
 
 def _has_rule(klass: type[optimizer.Optimizer]) -> bool:
     base = optimizer.Optimizer
-    return klass.native and (klass.rule, klass.plain) != (base.rule, base.plain)
+    return klass.native and (klass.rule, klass.base_rule) != (base.rule, base.base_rule)
 
 
 def warm(name: str, dtype: str, rows: bool) -> None:

@@ -136,17 +136,17 @@ class Adam(AdamFamily):
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     positional = (*AdamFamily.positional, "lazy_update")
-    ratio = staticmethod(biased_ratio)
-    ratio_fields = ("var_bias",)
+    stable_ratio = staticmethod(biased_ratio)
+    stable_ratio_fields = ("var_bias",)
 
     @property
-    def plain(self) -> Rule:
+    def base_rule(self) -> Rule:
         """Rule of the selected formula."""
         return RULES[self.formula][self.amsgrad]
 
     @property
-    def seen(self) -> Callable[..., Any]:
-        """See :attr:`Optimizer.seen`."""
+    def averaged_gradient(self) -> Callable[..., Any]:
+        """See :attr:`Optimizer.averaged_gradient`."""
         return clipped_decayed if self.formula == "mxnet" else decayed
 
     @corrected(corrected_rate, *CORRECTED)
@@ -288,8 +288,8 @@ class AdamW(AdamFamily):
     """
 
     decoupled = True
-    ratio = staticmethod(biased_ratio)
-    ratio_fields = ("var_bias",)
+    stable_ratio = staticmethod(biased_ratio)
+    stable_ratio_fields = ("var_bias",)
     epsilon: float = arg(default=1e-06, torch=1e-08)
     correct_bias: bool = arg(default=True, check=FLAG)
     eta: float | None = arg(default=None, check=OrNone(Real()))
@@ -302,12 +302,12 @@ class AdamW(AdamFamily):
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property
-    def plain(self) -> Rule:
+    def base_rule(self) -> Rule:
         """Rule of the selected formula."""
         return DECOUPLED[self.formula][self.amsgrad]
 
     @property
-    def decays(self) -> Callable[..., Any]:
+    def decay_term(self) -> Callable[..., Any]:
         """See :class:`~fastopt.optimizer.Optimizer`."""
         return eta_times_decay if self.formula == "torch" else rate_times_decay
 
@@ -316,7 +316,7 @@ class AdamW(AdamFamily):
         super().check_together()
         if self.formula == "torch" and not (self.correct_bias and self.eta is None):
             raise ValueError("formula='torch' needs correct_bias=True and eta=None")
-        if self.grams and self.variant.cautious:
+        if self.grams and self.rule_variant.cautious:
             raise ValueError(
                 "grams=True steps against every gradient, so cautious has no effect: "
                 "use one of them"

@@ -83,14 +83,14 @@ class Adamax(AdamFamily):
     array([0.9, 1.1, 1. ])
     """
 
-    plain = adamax
+    base_rule = adamax
 
     epsilon: float = arg(default=0.0, init=False)
     eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     learning_rate: RateAttribute = arg(default=0.002)
 
-    seen = staticmethod(clipped_decayed)
+    averaged_gradient = staticmethod(clipped_decayed)
 
     hyper = corrected(corrected_rate)(Optimizer.hyper)
 
@@ -202,9 +202,9 @@ class RAdam(AdamFamily):
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
-    plain = radam
-    ratio = staticmethod(rectified_ratio)
-    ratio_fields = ("var_scale",)
+    base_rule = radam
+    stable_ratio = staticmethod(rectified_ratio)
+    stable_ratio_fields = ("var_scale",)
 
     hyper = corrected(rectified, "var_scale", "threshold")(Optimizer.hyper)
 
@@ -272,7 +272,7 @@ class AdaBelief(AdamFamily):
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
-    plain = adabelief
+    base_rule = adabelief
 
     hyper = corrected(mean_and_var)(Optimizer.hyper)
 
@@ -341,12 +341,12 @@ class Yogi(AdamFamily):
     [0.9001 1.1   ]
     """
 
-    plain = yogi
+    base_rule = yogi
     epsilon: float = arg(default=0.001)
     initial_value: float = arg(default=1e-06, check=Real(least=0))
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    ratio = staticmethod(scaled_ratio)
+    stable_ratio = staticmethod(scaled_ratio)
 
     hyper = corrected(mean_and_var)(Optimizer.hyper)
 
@@ -417,7 +417,7 @@ class LaProp(AdamFamily):
     """
 
     decoupled = True
-    plain = laprop
+    base_rule = laprop
 
     learning_rate: RateAttribute = arg(default=0.0004)
     epsilon: float = arg(default=1e-15)
@@ -507,7 +507,7 @@ class ADOPT(AdamFamily):
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
-    plain = adopt
+    base_rule = adopt
 
     hyper = corrected(scheduled, "clips", "begin_num_update")(Optimizer.hyper)
 
@@ -623,6 +623,6 @@ class AdamAtan2(AdamFamily):
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
-    plain = adam_atan2
+    base_rule = adam_atan2
 
     hyper = corrected(mean_and_angle, "b")(Optimizer.hyper)

@@ -140,14 +140,14 @@ class MomentumFamily(Optimizer):
     momentum: float = arg(default=0.0, check=Real())
 
     @property
-    def plain(self) -> Rule:
+    def base_rule(self) -> Rule:
         """Rule with a momentum buffer, or without one if `momentum` is 0."""
         return self.forms[self.momentum != 0]
 
     @property
-    def variant(self) -> Variant:
+    def rule_variant(self) -> Variant:
         """The selected variant; without momentum, steps have the sign of the gradient anyway."""
-        return super().variant if self.momentum else Variant()
+        return super().rule_variant if self.momentum else Variant()
 
 
 class TrustRatioFamily(AdamFamily):

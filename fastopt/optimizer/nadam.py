@@ -173,7 +173,7 @@ class Nadam(AdamFamily):
     decouple: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    ratio = staticmethod(scaled_ratio)
+    stable_ratio = staticmethod(scaled_ratio)
     carried_in, first_carried = "_m_schedules", 1.0
     _m_schedules: PerIndex = kept(factory=Products, check=TableOf(Real(least=0, most=1)))
     progress: ClassVar[Descriptions] = {"m_schedule": Real(least=0, most=1)}
@@ -183,14 +183,14 @@ class Nadam(AdamFamily):
         self.m_schedule = 1.0
 
     @property
-    def seen(self) -> Callable[..., Any]:
-        """See :attr:`Optimizer.seen`."""
+    def averaged_gradient(self) -> Callable[..., Any]:
+        """See :attr:`Optimizer.averaged_gradient`."""
         if self.decouple:
             return beside_decay
         return clipped_decayed if self.formula == "mxnet" else decayed
 
     @property
-    def plain(self) -> Rule:
+    def base_rule(self) -> Rule:
         """Rule of the selected formula."""
         return RULES["decoupled" if self.decouple else self.formula][self.amsgrad]
 
@@ -319,7 +319,7 @@ class NAdamW(AdamFamily):
     """
 
     decoupled = True
-    ratio = staticmethod(scaled_ratio)
+    stable_ratio = staticmethod(scaled_ratio)
     correction: Literal["next", "present"] = arg(
         default="next", check=Choice("next", "present"), kw_only=True
     )
@@ -329,7 +329,7 @@ class NAdamW(AdamFamily):
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property
-    def plain(self) -> Rule:
+    def base_rule(self) -> Rule:
         """Rule without or with AMSGrad."""
         return DECOUPLED[self.amsgrad]
 

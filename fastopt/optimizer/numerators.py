@@ -125,7 +125,7 @@ class Adan(AdamFamily):
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     positional = ("learning_rate", "beta1", "beta2", "beta3", "epsilon", "proximal")
 
-    plain = adan
+    base_rule = adan
 
     @corrected(corrected_scales, "begin_num_update")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -134,12 +134,12 @@ class Adan(AdamFamily):
         before, after = (1.0, kept) if self.proximal else (kept, 1.0)
         return {"shrink": before, "shrink_after": after}
 
-    decays = staticmethod(proximal_decay)
+    decay_term = staticmethod(proximal_decay)
 
     @property
-    def traits(self) -> Traits:
+    def rule_traits(self) -> Traits:
         """See :class:`~fastopt.optimizer.Optimizer`."""
-        return super().traits._replace(step=undecayed if self.proximal else None)
+        return super().rule_traits._replace(step=undecayed if self.proximal else None)
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
@@ -250,8 +250,8 @@ class AdEMAMix(AdamFamily):
         *("beta3_steps",),
     )
 
-    plain = ademamix
-    ratio = staticmethod(mixed_ratio)
+    base_rule = ademamix
+    stable_ratio = staticmethod(mixed_ratio)
 
     hyper = corrected(scheduled, "alpha_steps", "beta3_steps")(Optimizer.hyper)
 
@@ -359,7 +359,7 @@ class MARS(AdamFamily):
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
-    plain = mars
+    base_rule = mars
 
     @corrected(started, "begin_num_update")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -517,7 +517,7 @@ class StableSPAM(AdamFamily):
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
-    plain = stable_spam
+    base_rule = stable_spam
 
     hyper = corrected(restarted, "reset_interval")(Optimizer.hyper)
 
@@ -609,13 +609,13 @@ class NovoGrad(AdamFamily):
     [0.94 1.08] 25.0
     """
 
-    plain = novograd
+    base_rule = novograd
 
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     learning_rate: RateAttribute = arg(default=0.01)
     beta1: float = arg(default=0.95)
     beta2: float = arg(default=0.98)
 
-    seen = staticmethod(normalized)
+    averaged_gradient = staticmethod(normalized)
 
     hyper = corrected(started_norm, "begin_num_update")(Optimizer.hyper)

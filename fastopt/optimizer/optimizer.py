@@ -409,11 +409,11 @@ class Optimizer(Checked, metaclass=Declaring):
     rates_before_count: ClassVar[bool] = False
     """Whether the schedule is evaluated before the update is counted."""
 
-    ratio: ClassVar[Callable[..., Any] | None] = None
+    stable_ratio: ClassVar[Callable[..., Any] | None] = None
     """Scalar function for `stable`: squared gradient divided by its moving average."""
 
-    ratio_fields: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters that `ratio` reads in addition to those of the rule."""
+    stable_ratio_fields: ClassVar[tuple[str, ...]] = ()
+    """Hyper-parameters that `stable_ratio` reads in addition to those of the rule."""
 
     by_index: ClassVar[dict[str, type[PerIndex]]] = {}
     """Attributes that store a number for each index."""
@@ -447,13 +447,29 @@ class Optimizer(Checked, metaclass=Declaring):
     unlisted = Checked.unlisted | {
         *("accumulate", "accumulates", "add_follower", "by_index", "call_lock", "carried_in"),
         *("carried_slots", "check_multipliers", "check_rates", "claimed", "codes_of", "completes"),
-        *("copied", "corrects_decay", "count_only", "decays", "direct_state", "evaluates"),
+        *("copied", "corrects_decay", "count_only", "decay_term", "direct_state", "evaluates"),
         *("first_carried", "folds", "forget_updates", "in_arrays", "in_list_order"),
         *("is_accumulating", "keep_updates", "key", "masters_given", "may_skip", "multiplier"),
-        *("native", "per_index", "plain", "put_back", "rates_at", "rates_before_count", "ratio"),
-        *("ratio_fields", "restore", "restore_from", "row_decay", "rule_by_index"),
-        *("scheduled", "seen", "snapshot", "starts_at_zero", "step_sums", "sym_info", "traits"),
-        *("update_in_python", "variant"),
+        *(
+            "native",
+            "per_index",
+            "base_rule",
+            "put_back",
+            "rates_at",
+            "rates_before_count",
+            "stable_ratio",
+        ),
+        *("stable_ratio_fields", "restore", "restore_from", "row_decay", "rule_by_index"),
+        *(
+            "scheduled",
+            "averaged_gradient",
+            "snapshot",
+            "starts_at_zero",
+            "step_sums",
+            "sym_info",
+            "rule_traits",
+        ),
+        *("update_in_python", "rule_variant"),
     }
     rescale_grad: float = arg(  # AdamW treats NaN and infinity as overflow
         default=1.0, check=Real(infinite=True, nan=True), kw_only=True
@@ -680,12 +696,12 @@ class Optimizer(Checked, metaclass=Declaring):
                 f"sparse_decay='catch_up' needs decoupled decay; that of {type(self).__name__} "
                 "goes through the gradient or the state"
             )
-        if self.variant.cautious_decay:
+        if self.rule_variant.cautious_decay:
             raise ValueError(
                 "cautious_decay=True decays by the gradient's sign, so it needs "
                 f"sparse_decay='touched', got {self.sparse_decay!r}"
             )
-        if self.variant.stable and self.sparse_decay == "catch_up":
+        if self.rule_variant.stable and self.sparse_decay == "catch_up":
             raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
 
     # Attributes
@@ -1355,39 +1371,45 @@ class Optimizer(Checked, metaclass=Declaring):
     def rule(self) -> Rule | None:
         """Rule that :meth:`update` applies; a class with one rule sets ``rule = its_rule``.
 
-        By default the variant of :attr:`plain` that the arguments `cautious`, `cautious_decay`,
+        By default the variant of :attr:`base_rule` that the arguments `cautious`, `cautious_decay`,
         `stable` and `grams` select, those of them that the class declares.
         """
-        plain: Rule | None = self.plain
-        if plain is None or not any(which := self.variant):
+        plain: Rule | None = self.base_rule
+        if plain is None or not any(which := self.rule_variant):
             return plain
-        return varied(plain, self.traits, which)
+        return varied(plain, self.rule_traits, which)
 
     @replaceable
-    def plain(self) -> Rule | None:
+    def base_rule(self) -> Rule | None:
         """Rule without its variants; a class with one rule sets ``plain = its_rule``."""
         return None
 
     @property
-    def variant(self) -> Variant:
+    def rule_variant(self) -> Variant:
         """The selected variant."""
         own = vars(self)
         return Variant(*[own.get(name, False) for name in Variant._fields])
 
     @replaceable
-    def seen(self) -> Callable[..., Any]:
+    def averaged_gradient(self) -> Callable[..., Any]:
         """Scalar function ``(weight, grad, h)``: the gradient that moving averages average."""
         return beside_decay if self.decoupled else decayed
 
     @replaceable
-    def decays(self) -> Callable[..., Any]:
+    def decay_term(self) -> Callable[..., Any]:
         """Scalar function ``(weight, h)``: what decoupled decay subtracts from a weight."""
         return rate_times_decay if self.decoupled else no_decay
 
     @property
-    def traits(self) -> Traits:
+    def rule_traits(self) -> Traits:
         """How the plain rule uses gradient and weight decay, from which variants are derived."""
-        return Traits(self.seen, self.decays, self.decoupled, self.ratio, self.ratio_fields)
+        return Traits(
+            self.averaged_gradient,
+            self.decay_term,
+            self.decoupled,
+            self.stable_ratio,
+            self.stable_ratio_fields,
+        )
 
     def rule_for(self, index: Index) -> Rule | None:
         """Return the rule of one parameter, for classes with different rules.

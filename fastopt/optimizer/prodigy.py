@@ -148,12 +148,12 @@ class EstimatedAdam(DistanceFamily):
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
         super().check_together()
-        if self.variant.cautious_decay and not self.decouple:
+        if self.rule_variant.cautious_decay and not self.decouple:
             raise ValueError("cautious_decay=True needs decoupled decay, got decouple=False")
 
     corrects_decay = property(attrgetter("decouple"))
-    decays = staticmethod(shrunk_by)
-    seen = staticmethod(with_decay)
+    decay_term = staticmethod(shrunk_by)
+    averaged_gradient = staticmethod(with_decay)
 
 
 ESTIMATE = "d", "d_max", "d_numerator"
@@ -284,7 +284,7 @@ class Prodigy(EstimatedAdam):
     [3. 3.] [-2.] 1.07
     """
 
-    plain = prodigy
+    base_rule = prodigy
     copied = ("start",)
     same_in_groups = (
         *EstimatedAdam.same_in_groups,
@@ -446,7 +446,7 @@ class DAdaptAdam(EstimatedAdam):
     [3. 3.] [-2.] 3.94
     """
 
-    plain = dadaptadam
+    base_rule = dadaptadam
     same_in_groups = (*EstimatedAdam.same_in_groups, "bias_correction")
     learning_rate: RateAttribute = arg(default=1.0)
     beta1: float = arg(default=0.9)

@@ -82,7 +82,7 @@ class RowSteps(InPlace):
         kind = weight.dtype
         return (
             type(grad) is np.ndarray
-            and not any(main.variant)
+            and not any(main.rule_variant)
             and grad.shape == weight.shape
             and grad.dtype == kind
             and grad.flags.c_contiguous

@@ -78,7 +78,7 @@ class Signum(MomentumFamily):
     momentum: float = arg(default=0.9)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     wd_lh: float = arg(default=0.0, check=Real(least=0))
-    traits = Traits(decayed, shrunk_by, from_zero=False)
+    rule_traits = Traits(decayed, shrunk_by, from_zero=False)
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
@@ -151,7 +151,7 @@ class Lion(AdamFamily):
     """
 
     decoupled = True
-    plain = lion
+    base_rule = lion
 
     epsilon: float = arg(default=0.0, init=False)
     eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)

@@ -59,8 +59,8 @@ class HeavyBall(Buffered, NAG):
     buffered: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property
-    def plain(self) -> Rule:
-        """See :attr:`NAG.plain <fastopt.optimizer.NAG>`."""
+    def base_rule(self) -> Rule:
+        """See :attr:`NAG.base_rule <fastopt.optimizer.NAG>`."""
         return self.forms[self.momentum != 0 or self.buffered]
 
     @corrected(first_undamped, when=lambda self: self.momentum != 0 != self.dampening)

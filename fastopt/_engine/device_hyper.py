@@ -18,8 +18,16 @@ from fastopt._engine.per_index import Index
 from fastopt._engine.rates import StepRates, counted_fields, multipliers
 from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import label, leaves
-from fastopt._kernels import device_counts
-from fastopt._kernels.advance import CARRIED, COUNT, GROUP, NUMBER, SEED, SLOTS
+from fastopt._kernels.advance import (
+    CARRIED,
+    COUNT,
+    GROUP,
+    NUMBER,
+    SEED,
+    SLOTS,
+    advance_kernel,
+)
+from fastopt._kernels.compiling import bind
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import KEY
@@ -102,9 +110,10 @@ class HyperRows:
         arrays = table.table, table.fields, self.tensors, counting.counts, self.values
         if self.entry is None:
             layout = table.layout
-            kernel = device_counts.begin(layout.rule.rescale, layout.keyed, *self.corrected)
+            kernel = advance_kernel(layout.rule.rescale, layout.keyed, *self.corrected)
             index = counting.indices[0]
-            self.entry = counting.planner.compiled(index, kernel, *arrays, counting.carried)
+            with counting.planner.compiling(index):
+                self.entry = bind(kernel, *arrays, counting.carried)
         self.entry(*arrays, counting.carried)
 
     def first(self, indices: Sequence[Index], row: int) -> Index:

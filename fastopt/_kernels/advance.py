@@ -5,12 +5,14 @@ equal learning rate, weight decay and multipliers form a group, whose values are
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from fastopt._kernels.compiling import compiled
 from fastopt._kernels.layout import DONE, KEY
 from fastopt._kernels.noise import stream_key
 from fastopt.kernels.rule import scalar
@@ -80,6 +82,17 @@ def advance(
         hand_over(fields, k, groups, source, group, factor, rescale)
         if keyed:
             table[k, KEY] = stream_key(slots[k, SEED], slots[k, NUMBER], t)
+
+
+@cache
+def advance_kernel(rescale: int, keyed: bool, correct: Any, dtype: Any, carries: bool) -> Callable:
+    """CPU kernel of :func:`advance`: ``(table, fields, slots, counts, groups, carried)``."""
+
+    def begin(table, fields, slots, counts, groups, carried):
+        arrays = fields, slots, counts, groups, carried
+        advance(table, arrays, correct, dtype, carries, keyed, rescale)
+
+    return compiled(begin, None, parallel=False, nogil=False, also=(correct,))
 
 
 @scalar

@@ -42,8 +42,8 @@ LOW = 0xFFFFFFFF
 C_ORDER, F_ORDER, ALIGNED, WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400
 """Array flags."""
 
-ID, NBYTES, WANTED_TYPE, WANTED_DTYPE, WANTED_FLAGS, WANTED_NDIM, WANTED_SHAPE = range(7)
-"""Columns of a guard: the id of an array, its size in bytes, and its expected properties."""
+NBYTES, WANTED_SHAPE = 1, 6
+"""Columns of a guard, whose others are named in :data:`fastopt._kernels.record_words.guard_at`."""
 
 NO_GIL = "this Python runs without a GIL"
 """Result of :func:`unreadable` on free-threaded builds, whatever their layouts."""

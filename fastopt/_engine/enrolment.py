@@ -57,6 +57,7 @@ class Kept(NamedTuple):
     record: Words
     words: memoryview
     """The record, of which Python reads and writes single words faster."""
+    layout: Layout
     template: Template
     shared: Shared
     alive: tuple[Any, ...]
@@ -64,11 +65,6 @@ class Kept(NamedTuple):
     """The record for steps that do not average the weight, with its layout."""
     deferred: Deferred | None = None
     """Deferred decay of the rows, if the optimizer has it."""
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the arrays."""
-        return self.template.layout
 
     def relinked(self, state: Any) -> "Kept | None":
         """Enter the arrays of another state of the same form; return None if it has another."""
@@ -521,7 +517,7 @@ class Enrolment:
         if len(others) > records.widest:
             records.widest, records.words[w.CAPACITY] = len(others), 0
         alive, kept = (*others, *written, template.kernels, key), records.kept
-        kept[index] = Kept(block, words, template, shared, alive)
+        kept[index] = Kept(block, words, template.layout, template, shared, alive)
         records.slots[key] = base
         if records.kept is not kept:  # a signal handler has dropped all records
             records.slots.pop(key, None)

@@ -11,6 +11,7 @@ Tests: ``tests/kernels/test_advance.py``.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
+from itertools import filterfalse
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
@@ -229,7 +230,7 @@ def values_of(
             fields["rescale_grad"] = -fields["rescale_grad"]
         if not fields["clip_gradient"] > 0:
             fields["clip_gradient"] = inf
-        if others := [name for name in names if name not in fields]:
+        if others := list(filterfalse(fields.__contains__, names)):
             fields.update(named(optimizer, rule, others))
         values = list(map(fields.__getitem__, names))
     except KeyError as error:

@@ -384,12 +384,12 @@ class CheckedUpdates(Resumable):
             else:
                 info = self._apply_in_python(indices, grads, weights, single, share)
                 info = self.planner.stepped(info, indices) if info.stepped else info
+            if finish is not None:
+                finish()
         except BaseException:
             if finish is not None and records.words[DONE]:
                 finish()
             raise
-        if finish is not None:
-            finish()
         self._report(info)
 
     def _apply_in_python(

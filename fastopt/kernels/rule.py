@@ -23,6 +23,7 @@ from fastopt.kernels.linked import LinkedCompiler
 __all__ = ["Rule", "rule", "scalar"]
 
 Function = Callable[..., Any]
+Reductions = Sequence[tuple[Function, ...]]
 F = TypeVar("F", bound=Function)
 
 Scalar = Any
@@ -160,11 +161,7 @@ class Rule:
         return self.called or self.fn.__name__
 
     def with_passes(
-        self,
-        name: str,
-        passes: Sequence[tuple[Function, ...]],
-        *hyper: str,
-        rounded: bool = False,
+        self, name: str, passes: Reductions, *hyper: str, rounded: bool = False
     ) -> "Rule":
         """Return a rule with the same update, after reductions that change hyper-parameters.
 
@@ -345,7 +342,7 @@ def rule(
     state: Sequence[str] = (),
     hyper: Sequence[str],
     noise: bool = False,
-    passes: Sequence[tuple[Function, ...]] = (),
+    passes: Reductions = (),
     row: Function | None = None,
     row_state: Sequence[str] | None = None,
     kept: Sequence[str] = (),

@@ -230,6 +230,7 @@ class LBSGD(MomentumFamily):
         return {
             "lr": lr * self._warmup(self.init_updates + t - self.begin_num_update),
             "rescale_grad": self.rescale_grad / self.batch_scale,
+            "momentum": self.momentum,
         }
 
     def decay(self, t: int, lr: float, wd: float) -> float:

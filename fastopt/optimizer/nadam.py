@@ -194,10 +194,7 @@ class Nadam(AdamFamily):
         """Rule of the selected formula."""
         return RULES["decoupled" if self.decouple else self.formula][self.amsgrad]
 
-    @property
-    def decoupled(self) -> bool:  # type: ignore[override]
-        """Whether weight decay is decoupled from the gradient."""
-        return self.decouple
+    decoupled = property(lambda self: bool(self.decouple))
 
     @property
     def m_schedule(self) -> float:

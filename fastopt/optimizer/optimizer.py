@@ -445,31 +445,15 @@ class Optimizer(Checked, metaclass=Declaring):
     argument_advice: ClassVar[Mapping[str, str]] = OPTIMIZER_ARGUMENTS
     elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
     unlisted = Checked.unlisted | {
-        *("accumulate", "accumulates", "add_follower", "by_index", "call_lock", "carried_in"),
-        *("carried_slots", "check_multipliers", "check_rates", "claimed", "codes_of", "completes"),
-        *("copied", "corrects_decay", "count_only", "decay_term", "direct_state", "evaluates"),
-        *("first_carried", "folds", "forget_updates", "in_arrays", "in_list_order"),
-        *("is_accumulating", "keep_updates", "key", "masters_given", "may_skip", "multiplier"),
-        *(
-            "native",
-            "per_index",
-            "base_rule",
-            "put_back",
-            "rates_at",
-            "rates_before_count",
-            "stable_ratio",
-        ),
-        *("stable_ratio_fields", "restore", "restore_from", "row_decay", "rule_by_index"),
-        *(
-            "scheduled",
-            "averaged_gradient",
-            "snapshot",
-            "starts_at_zero",
-            "step_sums",
-            "sym_info",
-            "rule_traits",
-        ),
-        *("update_in_python", "rule_variant"),
+        *("accumulate", "accumulates", "add_follower", "averaged_gradient", "base_rule"),
+        *("by_index", "call_lock", "carried_in", "carried_slots", "check_multipliers"),
+        *("check_rates", "claimed", "codes_of", "completes", "copied", "corrects_decay"),
+        *("count_only", "decay_term", "direct_state", "evaluates", "first_carried", "folds"),
+        *("forget_updates", "in_arrays", "in_list_order", "is_accumulating", "keep_updates", "key"),
+        *("masters_given", "may_skip", "multiplier", "native", "per_index", "put_back", "rates_at"),
+        *("rates_before_count", "restore", "restore_from", "row_decay", "rule_by_index"),
+        *("rule_traits", "rule_variant", "scheduled", "snapshot", "stable_ratio"),
+        *("stable_ratio_fields", "starts_at_zero", "step_sums", "sym_info", "update_in_python"),
     }
     rescale_grad: float = arg(  # AdamW treats NaN and infinity as overflow
         default=1.0, check=Real(infinite=True, nan=True), kw_only=True
@@ -965,8 +949,6 @@ class Optimizer(Checked, metaclass=Declaring):
         ValueError
             `lr` is negative, NaN or infinite.
         """
-        if self.lr_scheduler is not None:
-            raise ScheduledRateError(SCHEDULED)
         self.lr = check_rate("learning_rate", lr)
 
     def _get_lr(self, index: Index) -> float:
@@ -1403,13 +1385,8 @@ class Optimizer(Checked, metaclass=Declaring):
     @property
     def rule_traits(self) -> Traits:
         """How the plain rule uses gradient and weight decay, from which variants are derived."""
-        return Traits(
-            self.averaged_gradient,
-            self.decay_term,
-            self.decoupled,
-            self.stable_ratio,
-            self.stable_ratio_fields,
-        )
+        stable = self.stable_ratio, self.stable_ratio_fields
+        return Traits(self.averaged_gradient, self.decay_term, self.decoupled, *stable)
 
     def rule_for(self, index: Index) -> Rule | None:
         """Return the rule of one parameter, for classes with different rules.

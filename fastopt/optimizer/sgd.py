@@ -165,10 +165,7 @@ class SGD(MomentumFamily):
         """Rules without and with momentum; without it both kinds of decay are the same."""
         return sgd, FORMS[self.formula, self.decouple]
 
-    @property
-    def decoupled(self) -> bool:  # type: ignore[override]
-        """Whether weight decay is decoupled from the gradient."""
-        return self.decouple
+    decoupled = property(lambda self: bool(self.decouple))
 
     hyper = corrected(first_undamped, "one_minus_dampening", when=lambda made: made.dampening != 0)(
         Optimizer.hyper

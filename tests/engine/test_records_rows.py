@@ -12,7 +12,7 @@ import scipy.sparse
 
 import fastopt
 from fastopt import optimizer
-from fastopt._engine import forms
+from fastopt._engine import templates
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.threads import use_threads
@@ -389,8 +389,8 @@ def test_loops_that_two_threads_look_up_at_once_are_the_same_array(monkeypatch):
         both.wait(10)
         return np.zeros(8, np.int64)
 
-    monkeypatch.setattr(forms, "LOOPS", {})
-    monkeypatch.setattr(forms, "_kernels_of", looked_up)
+    monkeypatch.setattr(templates, "LOOPS", {})
+    monkeypatch.setattr(templates, "_kernels_of", looked_up)
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: forms.kernels_of(None, None, False, False), range(2))
-    assert first is second is forms.kernels_of(None, None, False, False)
+        first, second = pool.map(lambda _: templates.kernels_of(None, None, False, False), range(2))
+    assert first is second is templates.kernels_of(None, None, False, False)

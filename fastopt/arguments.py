@@ -454,10 +454,10 @@ class Constructor(ABCMeta):
             """Create an instance, resolving aliases first."""
             parameters = cls.__signature__.parameters
             if args or kwargs or cls._required:
-                cls.check_positional(args, kwargs)
+                cls._check_positional(args, kwargs)
                 positions = [*islice(parameters, len(args))]
                 rename(cls, kwargs, positions)
-                cls.add_defaults(kwargs, positions)
+                cls._add_defaults(kwargs, positions)
                 unknown = [name for name in kwargs if name not in parameters]
                 if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
                     raise unknown_arguments(cls, unknown)
@@ -465,7 +465,7 @@ class Constructor(ABCMeta):
                 if missing := [name for name in cls._required if name not in given]:
                     raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
             made = super().__call__(*args, **kwargs)
-            cls.constructed(made)
+            cls._constructed(made)
             if "_first" not in vars(cls):
                 cls._first = frozenset(vars(made))
             return made
@@ -643,8 +643,7 @@ class Checked(metaclass=Constructor):
 
     unlisted: ClassVar[frozenset[str]] = frozenset(
         {"aliases", "argument_advice", "argument_names", "elsewhere", "unlisted"}
-        | {"add_defaults", "check_positional", "checked", "constructed", "described"}
-        | {"declared", "defaults", "positional", "takes", "torch_defaults", "transient"}
+        | {"declared", "defaults", "positional", "torch_defaults", "transient"}
     )
     """Names for the package alone, which completion leaves out."""
 
@@ -716,29 +715,29 @@ class Checked(metaclass=Constructor):
             cls.positional = tuple(sorted(order, key=lambda name: declared[name].last))
 
     @classmethod
-    def takes(cls, name: str) -> bool:
+    def _has_argument(cls, name: str) -> bool:
         """Whether the constructor has a declared argument, not counting aliases."""
         return name in cls.defaults and cls.declared[name].init
 
     @classmethod
-    def add_defaults(cls, kwargs: dict[str, Any], others: Collection[str]) -> None:
+    def _add_defaults(cls, kwargs: dict[str, Any], others: Collection[str]) -> None:
         """Add arguments whose defaults depend on others; `others` are given by position."""
 
     @classmethod
-    def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise or warn if positional arguments look like a mistake."""
 
     @classmethod
-    def constructed(cls, instance: Any) -> None:
+    def _constructed(cls, instance: Any) -> None:
         """Called when an instance has been constructed."""
 
     @classmethod
-    def described(cls) -> set[str]:
+    def _described_attributes(cls) -> set[str]:
         """Return the names of the attributes that the class and its bases describe."""
         return {*cls._arguments, *cls._progress}
 
     @classmethod
-    def checked(cls, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked_attributes(cls, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Validate the attributes of a saved instance and return them.
 
         Raises
@@ -750,7 +749,7 @@ class Checked(metaclass=Constructor):
             if each.new:
                 value = each.default if each.factory is None else each.factory()
                 attributes = {each.stored or name: value, **attributes}
-        if missing := sorted(cls.described() - attributes.keys()):
+        if missing := sorted(cls._described_attributes() - attributes.keys()):
             raise ValueError(f"{cls.__name__} has no attribute {', '.join(missing)}")
         described = {**cls._arguments, **cls._progress}
         found = {name: check(name, attributes[name]) for name, check in described.items()}

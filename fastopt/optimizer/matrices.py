@@ -280,7 +280,7 @@ class _Work:
         elif main.fallback is not None:
             self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
         self.given = main.fallback
-        decay = ["cautious_decay"] * main.takes("cautious_decay")
+        decay = ["cautious_decay"] * main._has_argument("cautious_decay")
         self._last = _Descent()
         self._last.decays_last = main.decays_last
         self._descent = Part(self._last, (*ROUNDED, *decay))

@@ -649,7 +649,7 @@ class Optimizer(Checked, metaclass=Declaring):
         vars(self).update(lock=threading.RLock(), updating=lock(), stepping=lock())
 
     @classmethod
-    def constructed(cls, instance: Any) -> None:
+    def _constructed(cls, instance: Any) -> None:
         """Set versions for the first time, once all attributes are set."""
         if "lock" in vars(instance):
             instance._changed_tables()
@@ -1193,7 +1193,7 @@ class Optimizer(Checked, metaclass=Declaring):
         return klass(**kwargs)
 
     @classmethod
-    def add_defaults(cls, kwargs: dict[str, Any], others: Collection[str]) -> None:
+    def _add_defaults(cls, kwargs: dict[str, Any], others: Collection[str]) -> None:
         """Add :attr:`torch_defaults` of arguments that are not given to those of torch's formula.
 
         A schedule keeps its own learning rate.
@@ -1206,7 +1206,7 @@ class Optimizer(Checked, metaclass=Declaring):
                 kwargs.setdefault(name, value)
 
     @classmethod
-    def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise if the first argument is weights; warn if it may be meant as the learning rate.
 
         The order of arguments follows MXNet, where the first argument of SGD is the momentum.

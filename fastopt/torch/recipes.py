@@ -123,7 +123,7 @@ class Recipe:
         """Attributes by the name of the argument, with torch's names where torch has one."""
         own = dict.fromkeys([*self.kind.positional, *self.kind.defaults])
         common = {*Rule.defaults, *EXTRAS}
-        names = [name for name in own if self.kind.takes(name) and name not in common]
+        names = [name for name in own if self.kind._has_argument(name) and name not in common]
         named: dict[str, tuple[str, ...]] = {}
         for alias in ("betas", "eps"):
             attributes = self.kind.aliases[alias]

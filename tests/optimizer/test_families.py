@@ -75,7 +75,7 @@ def class_of(name):
 
 def flags_of(name):
     without = {"cautious_decay"} if "coupled" in name else set()
-    return [flag for flag in VARIANTS if class_of(name).takes(flag) and flag not in without]
+    return [flag for flag in VARIANTS if class_of(name)._has_argument(flag) and flag not in without]
 
 
 def decay_of(name, made, step):

@@ -49,11 +49,11 @@ def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -
     CheckpointError
         An attribute is not accepted, or a value is invalid.
     """
-    for name in attributes.keys() - klass.described():
+    for name in attributes.keys() - klass._described_attributes():
         if not _is_attribute(klass, name):
             raise CheckpointError(f"{klass.__name__} cannot store an attribute {name!r}")
     own = vars(present) if type(present) is klass else {}
-    strange = sorted(attributes.keys() - klass.described() - own.keys())
+    strange = sorted(attributes.keys() - klass._described_attributes() - own.keys())
     if strange and _is_ours(klass):
         raise CheckpointError(
             f"{klass.__name__} has no attribute {', '.join(strange)}; set it before a load if it "
@@ -62,7 +62,7 @@ def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -
     with refusing(f"{klass.__name__}: "):
         instance = klass.__new__(klass)
         restore = getattr(instance, "__setstate__", instance.__dict__.update)
-        restore(klass.checked(attributes))
+        restore(klass._checked_attributes(attributes))
         instance.check_together()
     return instance
 

@@ -178,8 +178,8 @@ class Shared:
             self.fixed = False
         self.words[w.RESTS] = given.get("average_rate") == 0
 
-    def counted(self, index: Index, slot: int) -> int:
-        """Count an update with an optimizer that overrides how; return its number.
+    def counted(self, index: Index, slot: int) -> tuple[int, Rates]:
+        """Count an update with an optimizer that overrides how; return its number and its rates.
 
         The number that the parameter carries from step to step is at `slot`.
         """
@@ -187,4 +187,4 @@ class Shared:
         t, rates, given = counted_fields(self.optimizer, self.hyper, index, carried)
         self._enter(rates, given)
         self.words[w.VALID] = 1
-        return t
+        return t, rates

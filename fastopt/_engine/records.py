@@ -30,7 +30,7 @@ from fastopt._engine.rates import multipliers
 from fastopt._engine.reader import Reader
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
 from fastopt._engine.step_rates import ROOM, update_with_rates
-from fastopt._engine.validate import label
+from fastopt._engine.validate import label, leaves
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
@@ -546,6 +546,8 @@ class Records:
             self.refresh(updater)
         if self.live:
             self.ask(updater.planner, indices)
+        if self.defers and len(set(indices)) < len(indices):
+            return self._take_in_turn(updater, indices, grads, weights, share, factor)
         self.scheduled = {}
         try:
             if optimizer.is_accumulating:
@@ -563,6 +565,50 @@ class Records:
                 optimizer.put_back(before)
         for index in indices if not info.skipped else ():
             optimizer.masters_given.pop(index, None)
+        return info
+
+    def _take_in_turn(
+        self,
+        updater: Any,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        share: float,
+        factor: float | None,
+    ) -> StepInfo:
+        """Update tensors one by one: each update of an index has a deferred decay of its own.
+
+        What has changed is put back if one of them fails.
+        """
+        grads = Enrolment(self, updater, indices, list(weights)).checked(grads)
+        info, planner = self.stepped, updater.planner
+        if self.norms and factor is None:
+            sums = partial(updater._squares, grads)
+            info, factor = updater._measured(indices, sums, share)
+        averages = {} if self.averages is None else self.averages.arrays
+        arrays = [*weights, *(averages[index] for index in indices if index in averages)]
+        arrays += [array for i in indices for array in leaves(updater.states.get(i))]
+        before = [(each, each.snapshot()) for each in planner.optimizers()]
+        arrays += [
+            each.row_decay[i][0] for each, _ in before for i in indices if i in each.row_decay
+        ]
+        values, known = [array.copy() for array in arrays], {*updater.states}
+        try:
+            for i, grad, weight in (
+                zip(indices, grads, weights, strict=True) if info.stepped else ()
+            ):
+                self.take(updater, [i], [grad], [weight], True, share, factor)
+        except BaseException:
+            for array, old in zip(arrays, values, strict=True):
+                array[...] = old
+            for optimizer, saved in before:
+                optimizer.put_back(saved)
+            for index in {*indices} - known:
+                dict.pop(updater.states, index, None)
+                dict.pop(updater.states_synced, index, None)
+                averages.pop(index, None)
+                self.drop(index)
+            raise
         return info
 
     def check(self, updater: Any, index: Index, grad: Any, weight: Any) -> None:

@@ -17,6 +17,12 @@ from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import leaves
 from fastopt._kernels import record_words as w
 
+Step = tuple[int, float, float]
+"""Number of the update of a tensor, its learning rate and its weight decay."""
+
+NONE = {"lr": 0.0, "wd": 0.0}
+"""Rates that nothing reads."""
+
 ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
 """Statuses of calls that are entered again with more memory or on several threads."""
 
@@ -34,7 +40,7 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
     undo: list[Callable[[], None]] = []
     rates: dict[Any, float] = {}
     found = {} if records.scheduled is None else records.scheduled
-    own: Sequence[float] = ()  # the rate of each tensor, if they differ
+    own: Sequence[Step] = ()  # that of each tensor, if they differ
     decays: list[tuple[Kept, Index, Any]] = []
     try:
         if records.begins:
@@ -63,9 +69,7 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
         if records.defers:
             if words[w.REPEATS] or not all(each in records.kept for each in indices):
                 return w.REFUSED  # a schedule may have changed states
-            optimizers = (records.kept[each].shared.optimizer for each in indices)
-            own = own or [rates[each] for each in optimizers]
-            decays = _defer(records, index, arguments[2], own)
+            decays = _defer(records, index, arguments[2], own or _even(records, indices, rates))
         words[w.ASKED] = 1
         status: int = records.enter(records.context, *arguments)
         if status in ROOM:
@@ -117,17 +121,27 @@ def foresee(records: Any, updater: Any, index: Any) -> None:
     words[EXPECTED], words[EXPECTED_TIME] = update, time if words[TIMED] else 0
 
 
+def _even(records: Any, indices: Sequence[Index], rates: Mapping[Any, float]) -> list[Step]:
+    """Return the steps of tensors whose update counts are equal, given rates by optimizer."""
+    found = []
+    for kept in map(records.kept.__getitem__, indices):
+        t, of = records.counts.item(kept.words[w.COUNT]) + 1, kept.shared.optimizer
+        own = of.rates_at(rates[of], kept.shared.multipliers)
+        found.append((t, own["lr"], own["wd"]))
+    return found
+
+
 def _defer(
-    records: Any, indices: Any, weights: Any, rates: Sequence[float]
+    records: Any, indices: Any, weights: Any, steps: Sequence[Step]
 ) -> list[tuple[Kept, Index, Any]]:
     """Enter the deferred decay of a step; return that of each parameter after it."""
     decays: list[tuple[Kept, Index, Any]] = []
-    for (index, weight), rate in zip(records.moving(indices, weights), rates, strict=True):
+    incomplete = records.incomplete or [False] * len(steps)
+    moving = records.moving(indices, weights)
+    for (index, weight), step, skips in zip(moving, steps, incomplete, strict=True):
         kept = records.kept[index]
-        optimizer, t = kept.shared.optimizer, records.counts.item(kept.words[w.COUNT]) + 1
-        if kept.deferred is not None:
-            own = optimizer.rates_at(rate, kept.shared.multipliers)
-            after = kept.deferred.begin(optimizer, index, weight, t, own["lr"], own["wd"])
+        if kept.deferred is not None and not skips:
+            after = kept.deferred.begin(kept.shared.optimizer, index, weight, *step)
             decays.append((kept, index, after))
     return decays
 
@@ -158,10 +172,10 @@ def _collect(records: Any, states: Mapping[Index, Any], indices: Sequence[Index]
 
 def _fill_each(
     records: Any, updater: Any, indices: Sequence[Index], asked: dict[tuple[Any, int], float]
-) -> list[float]:
+) -> list[Step]:
     """Compute the hyper-parameters of each tensor of a call, in the order of its list.
 
-    `asked` has what schedules have returned. Returns the learning rates before multipliers.
+    `asked` has what schedules have returned. Returns the steps of the tensors.
     """
     words, counts, tensors = records.words, records.counts, records.tensors
     rates, times = StepRates(counts.item(0), asked), dict[int, int]()
@@ -174,6 +188,7 @@ def _fill_each(
     if records.version != updater.optimizer.version:
         records.refresh(updater)
     used: dict[Any, Shared] = {}
+    found_steps = list[Step]()
     for k, (index, (update, rate, t)) in enumerate(zip(indices, steps, strict=True)):
         found = records.kept.get(index)
         if found is None:  # the schedule has changed states, so that the front refuses the call
@@ -182,8 +197,9 @@ def _fill_each(
         skips = bool(records.incomplete) and records.incomplete[k]
         if shared.optimizer.per_index:
             row = used[k] = _row(records, shared, len(used))
-            own = row.counted(index, found.words[w.CARRIED])
+            own, of = row.counted(index, found.words[w.CARRIED])
         else:
+            of = shared.optimizer.rates_at(rate, shared.multipliers) if records.defers else NONE
             key = shared, rate, t, skips
             if key not in used:
                 row = used[key] = _row(records, shared, len(used))
@@ -195,8 +211,9 @@ def _fill_each(
         row.words[w.SKIPS] = shared.words[w.SKIPS] or skips
         place = k * w.TENSOR
         tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, own
+        found_steps.append((t, of["lr"], of["wd"]))
     words[w.EACH] = 1
-    return [rate for _, rate, _ in steps]
+    return found_steps
 
 
 def _row(records: Any, shared: Shared, number: int) -> Shared:

@@ -1,5 +1,6 @@
 """State as bytes: equal trees come back, foreign things are refused, nothing is pickled."""
 
+import copy
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fastopt import checkpoint, lr_scheduler, optimizer, sparse
+from helpers.cases import FIRST
 from helpers.trees import assert_same
 
 leaves = (
@@ -175,3 +177,25 @@ def test_a_flipped_bit_in_the_numbers_is_detected():
 def test_a_name_that_the_format_uses_is_a_name_like_others():
     tree = {"__metadata__": np.arange(3.0), "fastopt": np.ones(2)}
     assert_same(checkpoint.loads(checkpoint.dumps(tree)), tree)
+
+
+@pytest.mark.parametrize("name", sorted(FIRST))
+def test_a_load_that_changes_no_setting_restores_all_that_a_step_reads(name):
+    """Into a new updater, or back after further steps."""
+    case = FIRST[name]
+    one, other = case.updater(), case.updater()
+    weight, grads = np.ones(case.shape), np.random.default_rng(0).normal(size=(6, *case.shape))
+    for grad in grads[:2]:
+        one(0, grad, weight)
+    saved, kept = copy.deepcopy(one.states_dict()), weight.copy()
+    for grad in grads[2:]:
+        one(0, grad, weight)
+    again = kept.copy()
+    other.load_states_dict(copy.deepcopy(saved))
+    for grad in grads[2:]:
+        other(0, grad, again)
+    assert again.tobytes() == weight.tobytes()
+    one.load_states_dict(saved)
+    for grad in grads[2:]:
+        one(0, grad, kept)
+    assert kept.tobytes() == weight.tobytes()

@@ -8,7 +8,6 @@ from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.lr_scheduler import LRScheduler, scheduler_registry
 from fastopt.optimizer.optimizer import Optimizer
 
-COUNTS = ("_index_update_count", "num_update")
 PLAIN = frozenset({type(None), bool, int, float, str})
 
 KEEP = "<keep the present schedule>"
@@ -82,11 +81,12 @@ def new_counts(optimizer: Optimizer, attributes: Mapping[str, Any]) -> dict[str,
     kept = own.keys() - optimizer.transient - {"param_dict"}
     if attributes.keys() != kept | {*optimizer.in_arrays}:
         return None
-    for name in kept - {*COUNTS}:
+    counts = {"_index_update_count", *optimizer.in_arrays}
+    for name in kept - counts:
         if own[name] is not attributes[name] and not _same(own[name], attributes[name]):
             return None
     with refusing(f"{type(optimizer).__name__}: "):
-        return {name: optimizer._progress[name](name, attributes[name]) for name in COUNTS}
+        return {name: optimizer._progress[name](name, attributes[name]) for name in counts}
 
 
 def _same(one: Any, other: Any) -> bool:

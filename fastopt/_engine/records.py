@@ -594,10 +594,9 @@ class Records:
         ]
         values, known = [array.copy() for array in arrays], {*updater.states}
         try:
-            for i, grad, weight in (
-                zip(indices, grads, weights, strict=True) if info.stepped else ()
-            ):
-                self.take(updater, [i], [grad], [weight], True, share, factor)
+            for index, grad, weight in zip(indices, grads, weights, strict=True):
+                if info.stepped:
+                    self.take(updater, [index], [grad], [weight], True, share, factor)
         except BaseException:
             for array, old in zip(arrays, values, strict=True):
                 array[...] = old

@@ -96,12 +96,6 @@ DEFECTS = [
         "            copy[...] = array",
         f"{FORMS} -k states_of_any_form",
     ),
-    (
-        "_engine/records.py",
-        "            whole = updater._clipped_units(",
-        "            _ = updater._clipped_units(",
-        "tests/engine/test_clip.py -k overflow",
-    ),
     # files
     (
         CONTAINER,

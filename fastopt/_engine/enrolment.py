@@ -230,13 +230,13 @@ class Enrolment:
         kept = [(each._index_update_count, each.carried) for each in self.planner.optimizers()]
         self._numbers = [(each, len(each)) for own in kept for each in own if each is not None]
 
-    def as_they_come(self, grads: list[Any]) -> list[Any] | None:
-        """Return the gradients, row-sparse ones in one form; None if one cannot be converted."""
+    def as_they_come(self, grads: list[Any]) -> list[Any]:
+        """Return the gradients, row-sparse ones in one form; [] if one cannot be converted."""
         names = self.updater.optimizer.idx2name
         try:
             return as_rows(self.indices, grads, self.weights, names)
         except (TypeError, ValueError, AttributeError):  # the checks report it
-            return None
+            return []
 
     def checked(self, grads: list[Any]) -> list[Any]:
         """Return the gradients, checked, as plain arrays."""

@@ -78,12 +78,12 @@ class Plan(Enum):
     TRUST: arrays are entered as they come, and new parameters have the records of others of their
     form. It fails where an argument is wrong, or of a rare form. CHECKED: every array is checked in
     Python, which reports what is wrong. It fails where arrays of a state have been replaced since
-    the record was made. ANEW: the records of all its parameters are made again.
+    the record was made. REBUILD: the records of all its parameters are made again.
     """
 
     TRUST = auto()
     CHECKED = auto()
-    ANEW = auto()
+    REBUILD = auto()
 
 
 class Records:
@@ -553,12 +553,12 @@ class Records:
             if optimizer.is_accumulating:
                 before = optimizer.snapshot()
                 grads = self._sum(updater, indices, grads, weights)
+            given = indices, grads, weights, single
             for plan in Plan:
-                given = indices, grads, weights, single
                 info = self._follow_plan(updater, plan, given, share, factor)
                 if info is not None:
                     break
-            assert info is not None
+            assert info is not None  # the last plan raises
         finally:
             self.incomplete, self.scheduled = [], None
             if before is not None and not self.words[w.DONE]:
@@ -624,15 +624,14 @@ class Records:
     ) -> StepInfo | None:
         """Enter a call in one of three ways; return None if the front refuses it."""
         (indices, grads, weights, single), trusts = given, plan is Plan.TRUST
-        for index in indices if plan is Plan.ANEW else ():
+        for index in indices if plan is Plan.REBUILD else ():
             self.drop(index)
         enrolment = Enrolment(self, updater, indices, list(weights))
         self.words[w.APART] = not trusts
         try:
             checked = enrolment.as_they_come(grads) if trusts else enrolment.checked(grads)
-            checked = checked or []
-            info, known = None, plan is not Plan.ANEW
-            served = bool(checked) and enrolment.enroll(checked, known)
+            info, known = None, plan is not Plan.REBUILD
+            served = checked and enrolment.enroll(checked, known)
             if served and enrolment.provide(checked, not trusts):
                 info = self._enter_enrolled(updater, enrolment, checked, single, share, factor)
             if info is None and not known:

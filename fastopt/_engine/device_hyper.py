@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from operator import attrgetter
 from typing import Any
-from weakref import proxy
 
 import numpy as np
 
 from fastopt._engine.hyper import hyper_of, values_of
 from fastopt._engine.hyper_rows import RATES, names_of
 from fastopt._engine.lazy_decay import add_decay
+from fastopt._engine.parameters import compiling
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import StepRates, counted_fields, multipliers
 from fastopt._engine.step_sums import check_once
@@ -112,7 +112,7 @@ class HyperRows:
             layout = table.layout
             kernel = advance_kernel(layout.rule.rescale, layout.keyed, *self.corrected)
             index = counting.indices[0]
-            with counting.planner.compiling(index):
+            with compiling(counting.optimizer, index):
                 self.entry = bind(kernel, *arrays, counting.carried)
         self.entry(*arrays, counting.carried)
 
@@ -126,8 +126,8 @@ class Counting:
 
     Parameters
     ----------
-    planner : Planner
-        The planner of the optimizer.
+    optimizer : Optimizer
+        The optimizer.
     indices : sequence of int or str
         Indices of the tensors.
     states : sequence
@@ -153,14 +153,13 @@ class Counting:
 
     def __init__(
         self,
-        planner: Any,
+        optimizer: Any,
         indices: Sequence[Index],
         states: Sequence[Any],
         tables: Sequence[tuple[Any, Sequence[int]]],
         averaging: Any = None,
     ) -> None:
-        self.planner = proxy(planner)  # the planner keeps the call: avoid a cycle
-        optimizer = self.optimizer = planner.optimizer
+        self.optimizer = optimizer
         self.indices, self.states, self.averaging = list(indices), list(states), averaging
         self.hyper = hyper_of(optimizer)
         if averaging is not None:

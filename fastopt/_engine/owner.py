@@ -5,7 +5,10 @@ Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 
 from typing import Any
 
+from fastopt._engine.device_records import DeviceRecords
+from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import Index
+from fastopt._engine.records import Records
 
 
 class Owner:
@@ -13,17 +16,17 @@ class Owner:
 
     Parameters
     ----------
-    planner : Planner
-        The planner, with the optimizer and the records.
+    parameters : Parameters
+        The parameters, with the optimizer.
     """
 
     loss_scaler = clip_global_norm = _windows = _units = _averages = None
     _runs_updates = False
     """Whether updates run the optimizer's ``update()``, which a class may override."""
 
-    def __init__(self, planner: Any) -> None:
-        self.planner, self.optimizer = planner, planner.optimizer
-        self.records = planner.records
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters, self.optimizer = parameters, parameters.optimizer
+        self.records, self.devices = Records(parameters), DeviceRecords(parameters)
         self.states: dict[Index, Any] = {}
         self.states_synced: dict[Index, Any] = {}
 

@@ -15,7 +15,7 @@ from fastopt._engine.validate import label, listed
 from fastopt._kernels import record_words as w
 from fastopt._kernels.layout import APPLIED, DECAY, Layout
 from fastopt._kernels.numpy_abi import C_ORDER, kind_word
-from fastopt.sparse import RowSparse, is_row_sparse
+from fastopt.sparse import is_row_sparse
 
 ATTRIBUTES = "values", "indices", "shape"
 """Attributes of a RowSparse that compiled code reads."""
@@ -65,14 +65,6 @@ def row_layout(context: str, optimizer: Any, layout: Layout, record: Any) -> Lay
         )
     deferred = lazy and optimizer.sparse_decay != "touched"
     return replace(layout, sparse=True, lazy=lazy, catch_up=deferred)
-
-
-def is_by_row(planner: Any, index: Index, grad: Any, weight: Any) -> bool:
-    """Whether a gradient is row-sparse, or dense where decay is deferred, with all rows."""
-    if isinstance(grad, RowSparse):
-        return True
-    deferred = planner.optimizer.sparse_decay != "touched" and np.ndim(weight) > 0
-    return deferred and planner.rule_of(index).row is None
 
 
 class Deferred:

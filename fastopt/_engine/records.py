@@ -23,15 +23,16 @@ from numpy.typing import NDArray
 from fastopt._engine.averaging import Averages
 from fastopt._engine.batches import sums_batches
 from fastopt._engine.clip import STEPPED, scale_of
-from fastopt._engine.enrolment import Enrolment, Kept
+from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.parameters import Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import multipliers
 from fastopt._engine.reader import Reader
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
 from fastopt._engine.step_rates import ROOM, update_with_rates
-from fastopt._engine.validate import label, leaves
+from fastopt._engine.validate import leaves
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
@@ -90,6 +91,11 @@ class Plan(Enum):
 class Records:
     """The records of an updater.
 
+    Parameters
+    ----------
+    parameters : Parameters
+        The parameters of the updater.
+
     Attributes
     ----------
     version : int
@@ -130,7 +136,8 @@ class Records:
         Whether gradients are multiplied by a factor, so that rules need ``rescale_grad``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters, self.kept = parameters, parameters.rows
         self.version = self.mode_version = self.multipliers_version = -1
         self.usable = self.quick = self.direct = self.steady = False
         self.live = self.norms = self.prepares = self.asks = self.foresees = self.begins = False
@@ -144,7 +151,6 @@ class Records:
         self.rescale: Any = None
         self.averages: Averages | None = None
         self.slots: dict[Index, int] = {}
-        self.kept: dict[Index, Kept] = {}
         self.shared: dict[Any, Shared] = {}
         self.rows: dict[Any, Shared] = {}
         self.asked: dict[Index, tuple[Any, Any]] = {}
@@ -202,14 +208,14 @@ class Records:
 
     def refresh(self, updater: Any) -> None:
         """Follow the changes of the attributes of optimizers."""
-        planner, optimizer = updater.planner, updater.optimizer
+        parameters, optimizer = self.parameters, updater.optimizer
         if self.steady and self.mode_version == optimizer.mode_version:
             version, same = optimizer.version, self.rescale == optimizer.rescale_grad
             if same and all(shared.follow(optimizer.lr) for shared in self.shared.values()):
                 self.version = version
                 return
-        if planner.groups is not None:
-            planner.groups.sync()
+        if parameters.groups is not None:
+            parameters.groups.sync()
         version, same = optimizer.version, self.mode_version == optimizer.mode_version
         if not same:
             self._follow(updater)
@@ -217,9 +223,10 @@ class Records:
             if self.counts is not EMPTY:
                 self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
-                self._share_all(planner, list(self.kept))
+                self._share_all(list(self.known()))
                 self.multipliers_version = optimizer.multipliers_version
-            only_rates = same and self.rescale == optimizer.rescale_grad and planner.groups is None
+            only_rates = same and self.rescale == optimizer.rescale_grad
+            only_rates = only_rates and parameters.groups is None
             for shared in self.shared.values():
                 shared.find_skips()
                 if self.asks:
@@ -227,8 +234,8 @@ class Records:
                 elif not (only_rates and shared.follow(optimizer.lr)):
                     shared.fill(shared.optimizer.lr, again=only_rates)
         self.words[w.EXPECTED] = 0
-        self.stepped = STEPPED if sums_batches(optimizer) else planner.stepped(STEPPED, ())
-        changes = self.asks or planner.groups is not None
+        self.stepped = STEPPED if sums_batches(optimizer) else parameters.stepped(STEPPED, ())
+        changes = self.asks or parameters.groups is not None
         self.steady = self.usable and not changes
         self.admit(optimizer)
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
@@ -243,7 +250,7 @@ class Records:
 
     def _follow(self, updater: Any) -> None:
         """Follow the changes of attributes besides VALUES."""
-        planner, words, optimizers = updater.planner, self.words, updater.planner.optimizers()
+        parameters, words, optimizers = self.parameters, self.words, self.parameters.optimizers()
         self.prepares, self.clips = updater._windows is not None, updater._units is not None
         self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
         batches = sums_batches(updater.optimizer)
@@ -251,14 +258,14 @@ class Records:
             self.clips = self.norms = False
         self.factors = self.norms or self.prepares
         self.passes = self.norms, self.clips, self.factors
-        mode = *planner.modes(), self.passes  # the kernels of records depend on all of them
+        mode = *parameters.modes(), self.passes  # the kernels of records depend on all of them
         if mode != self.mode or any(each.rule_by_index for each in optimizers):
             self.forget()
-        self.mode, self.averages = mode, planner.averages
-        self.usable = planner.native or not updater._runs_updates
+        self.mode, self.averages = mode, parameters.averages
+        self.usable = parameters.native or not updater._runs_updates
         if self.usable and self.enter is None:
             self.enter = self.entry()
-        extra = any(kept.layout.rule.extra for kept in self.kept.values())
+        extra = any(record.layout.rule.extra for record in self.known().values())
         self.prepared = batches or extra
         self.live = self.usable and any(each.param_dict for each in optimizers)
         scheduled = any(each.lr_scheduler is not None for each in optimizers)
@@ -269,7 +276,7 @@ class Records:
         self.defers = any(each.sparse_decay != "touched" for each in optimizers)
         self.begins = self.by_tensor or bool(self.sums) or self.defers
         self.asks = scheduled or timed or self.begins
-        alone = planner.groups is None and not updater.optimizer.rates_before_count
+        alone = parameters.groups is None and not updater.optimizer.rates_before_count
         changes = self.begins or self.norms or self.prepares or self.clips
         self.foresees = self.asks and alone and not changes
         words[w.SCHEDULED], words[w.TIMED], words[w.ASKING] = scheduled, timed, self.asks
@@ -279,7 +286,9 @@ class Records:
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
         self.slots.clear()
-        self.kept, self.shared, self.rows, self.asked = {}, {}, {}, {}
+        for each in self.kept.values():
+            each.record = None
+        self.shared, self.rows, self.asked = {}, {}, {}
         self.version = self.mode_version = -1
         self.quick = self.direct = self.steady = self.freezes = False
         self.tensors[:] = 0
@@ -300,45 +309,48 @@ class Records:
 
     def _move_slots(self, counts: Any) -> None:
         """Enter the positions of all records in `counts`; drop those that have none."""
-        for index in [index for index in self.kept if index not in counts]:
+        known = self.known()
+        for index in [index for index in known if index not in counts]:
             self.drop(index)
-        slots = counts.slots(list(self.kept), 0).tolist()
-        for (index, kept), slot in zip(self.kept.items(), slots, strict=True):
-            kept.words[w.COUNT], optimizer = slot, kept.shared.optimizer
+            del known[index]
+        slots = counts.slots(list(known), 0).tolist()
+        for (index, record), slot in zip(known.items(), slots, strict=True):
+            record.words[w.COUNT], optimizer = slot, record.shared.optimizer
             if optimizer.carried is not None:
-                kept.words[w.CARRIED] = optimizer.carried_slots([index])[0]
+                record.words[w.CARRIED] = optimizer.carried_slots([index])[0]
 
-    def _share_all(self, planner: Any, indices: Sequence[Index]) -> None:
+    def _share_all(self, indices: Sequence[Index]) -> None:
         """Enter the hyper-parameters of records; drop those whose multiplier is no number."""
         for index in indices:
-            kept = self.kept.get(index)
-            if kept is None:
+            record = self.record_of(index)
+            if record is None:
                 continue
+            own = self.parameters.of(index)
             try:
-                shared = self.shared_by(planner.of(index), index, kept.layout)
+                shared = self.shared_by(own, record.layout)
             except (TypeError, ValueError):  # reported by the next call with this index
                 self.drop(index)
                 continue
-            if shared is not kept.shared:  # in an order that may be interrupted and repeated
-                kept.record[w.HYPER] = shared.address
-                self.kept[index] = kept._replace(shared=shared)
+            if shared is not record.shared:  # in an order that may be interrupted and repeated
+                record.words[w.HYPER] = shared.address
+                own.record = record._replace(shared=shared)
             if self.live:
-                parameter = planner.optimizer.param_dict.get(index)
-                self.asked[index] = multipliers_of(parameter)
-        if len(self.shared) > len(self.kept):
-            used = {id(kept.shared) for kept in self.kept.values()}
+                self.asked[index] = multipliers_of(self.parameters.optimizer.param_dict.get(index))
+        known = self.known()
+        if len(self.shared) > len(known):
+            used = {id(record.shared) for record in known.values()}
             self.shared = {key: each for key, each in self.shared.items() if id(each) in used}
             self.rows = {}
 
-    def ask(self, planner: Any, index: Any) -> bool:
+    def ask(self, index: Any) -> bool:
         """Follow the multipliers of the user's objects; return False for unusual indices."""
-        asked, parameters = self.asked, planner.optimizer.param_dict
+        asked, objects = self.asked, self.parameters.optimizer.param_dict
         indices = index if type(index) in (list, tuple) else [index]
         if not {*map(type, indices)} <= {int, str}:
             return False
         changed = []
         for each in indices:
-            of = parameters.get(each)
+            of = objects.get(each)
             try:
                 same = asked.get(each) == (of.lr_mult, of.wd_mult)
             except AttributeError:
@@ -346,20 +358,20 @@ class Records:
             if not same:
                 changed.append(each)
         if changed:
-            self._share_all(planner, changed)
+            self._share_all(changed)
         return True
 
-    def shared_by(self, planner: Any, index: Index, layout: Layout) -> Shared:
+    def shared_by(self, of: Parameter, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
-        optimizer = planner.optimizer
-        multiplied = multipliers(optimizer, index)
+        optimizer = of.optimizer
+        multiplied = multipliers(optimizer, of.index)
         key = optimizer, layout.rule, layout.real, multiplied
         shared = self.shared.get(key)
         if shared is None:
             hyper = hyper_of(optimizer)
             if self.averages is not None:
                 hyper = self.averages.hyper(hyper)
-            with planner.compiling(index):
+            with of.compiling():
                 shared = Shared(optimizer, layout, hyper, multiplied)
             shared.find_carried()
             shared.find_skips()
@@ -369,6 +381,15 @@ class Records:
         return shared
 
     # Calls
+
+    def record_of(self, index: Index) -> Record | None:
+        """Return the record of a parameter, None if it has none."""
+        found = self.kept.get(index)
+        return None if found is None else found.record
+
+    def known(self) -> dict[Index, Record]:
+        """Return the records of all parameters that have one."""
+        return {i: each.record for i, each in self.kept.items() if each.record is not None}
 
     def admits(self, index: Any, grad: Any, weight: Any) -> int:
         """Return the status of a call, with memory for it; nothing is updated."""
@@ -389,7 +410,7 @@ class Records:
         elif status == w.ASKS:
             status = update_with_rates(self, updater, arguments)
         if status == w.MOVED:
-            self.note(updater.planner, index, weight)
+            self.note(index, weight)
         if len(self.scratch) >= RELEASED_FROM:
             self._make_room(0)
         return status
@@ -445,14 +466,14 @@ class Records:
         slots, frozen = self.slots, address_of(FROZEN)
         return [each for each in items if slots.get(each[0]) != frozen]
 
-    def note(self, planner: Any, index: Any, weight: Any) -> None:
+    def note(self, index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
-        moved, kept = self.moving(index, weight), self.kept
-        planner.updated.update(moved)
-        for each, array in moved:
-            own = kept.get(each)
-            if own is not None:  # a signal handler may have changed the states
-                own.words[WEIGHT_ID] = id(array)
+        kept, of = self.kept, self.parameters.of
+        for each, array in self.moving(index, weight):
+            own = kept.get(each) or of(each)
+            own.weight, record = array, own.record
+            if record is not None:  # a signal handler may have changed the states
+                record.words[WEIGHT_ID] = id(array)
 
     def enter_measured(
         self,
@@ -547,7 +568,7 @@ class Records:
         if self.version != optimizer.version:
             self.refresh(updater)
         if self.live:
-            self.ask(updater.planner, indices)
+            self.ask(indices)
         if self.defers and len(set(indices)) < len(indices):
             return self._take_in_turn(updater, indices, grads, weights, share, factor)
         self.scheduled = {}
@@ -583,14 +604,14 @@ class Records:
         What has changed is put back if one of them fails.
         """
         grads = Enrolment(self, updater, indices, list(weights)).checked(grads)
-        info, planner = self.stepped, updater.planner
+        info = self.stepped
         if self.norms and factor is None:
             sums = partial(updater._squares, grads)
             info, factor = updater._measured(indices, sums, share)
         averages = {} if self.averages is None else self.averages.arrays
         arrays = [*weights, *(averages[index] for index in indices if index in averages)]
         arrays += [array for i in indices for array in leaves(updater.states.get(i))]
-        before = [(each, each.snapshot()) for each in planner.optimizers()]
+        before = [(each, each.snapshot()) for each in self.parameters.optimizers()]
         arrays += [
             each.row_decay[i][0] for each, _ in before for i in indices if i in each.row_decay
         ]
@@ -670,11 +691,11 @@ class Records:
         self, updater: Any, indices: list[Index], grads: list[Any], weights: list[Any]
     ) -> list[Any]:
         """Return the sums of gradients that an optimizer of several calls per update has so far."""
-        planner, found = updater.planner, []
+        parameters, found = self.parameters, []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
-            context = label(index, planner.optimizer.idx2name)
-            grad = planner.check(context, weight, grad, planner.copies.get(index))
-            total, _ = planner.optimizer.batches.add(context, index, grad, weight)
+            of = parameters.of(index)
+            grad = parameters.check(of.context, weight, grad, of.copy)
+            total, _ = of.optimizer.batches.add(of.context, index, grad, weight)
             self.incomplete.append(total is None)
             found.append(grad if total is None else total)
         return found
@@ -693,17 +714,18 @@ class Records:
 
     def relink(self, index: Index, state: Any) -> None:
         """Follow another state of a parameter: its record has the new arrays, or is dropped."""
-        kept = self.kept.get(index)
-        made = None if kept is None else kept.relinked(state)
+        record = self.record_of(index)
+        made = None if record is None else record.relinked(state)
         if made is not None:
-            self.kept[index] = made
+            self.kept[index].record = made
         else:
             self.drop(index)
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
         self.slots.pop(self.key_of(index), None)
-        self.kept.pop(index, None)
+        if index in self.kept:
+            self.kept[index].record = None
         self.tensors[:] = 0
 
     # Memory

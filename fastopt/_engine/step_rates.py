@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fastopt._engine.enrolment import Kept
 from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.parameters import Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import StepRates
 from fastopt._engine.step_sums import check_once
@@ -41,7 +41,7 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
     rates: dict[Any, float] = {}
     found = {} if records.scheduled is None else records.scheduled
     own: Sequence[Step] = ()  # that of each tensor, if they differ
-    decays: list[tuple[Kept, Index, Any]] = []
+    decays: list[tuple[Record, Index, Any]] = []
     try:
         if records.begins:
             _begin(records, indices, undo)
@@ -49,7 +49,7 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
             own = _fill_each(records, updater, indices, found)
         else:
             update = words.item(w.UPDATE_NUMBER)
-            alone = updater.planner.groups is None
+            alone = records.parameters.groups is None
             for of in (updater.optimizer,) if alone else _optimizers(records, indices):
                 rates[of] = of.lr
                 if of.lr_scheduler is not None and (of, update) in found:
@@ -67,7 +67,7 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
         if not records.usable:  # the schedule has changed settings
             return w.REFUSED
         if records.defers:
-            if words[w.REPEATS] or not all(each in records.kept for each in indices):
+            if words[w.REPEATS] or None in map(records.record_of, indices):
                 return w.REFUSED  # a schedule may have changed states
             decays = _defer(records, index, arguments[2], own or _even(records, indices, rates))
         words[w.ASKED] = 1
@@ -81,8 +81,8 @@ def update_with_rates(records: Any, updater: Any, arguments: tuple[Any, Any, Any
             for each in reversed(undo):
                 each()
         else:
-            for kept, index, decay in decays:
-                kept.shared.optimizer.row_decay[index] = decay
+            for record, index, decay in decays:
+                record.shared.optimizer.row_decay[index] = decay
             if records.sums:
                 _collect(records, updater.states, indices)
     return status
@@ -95,8 +95,8 @@ def foresee(records: Any, updater: Any, index: Any) -> None:
     """
     words, counts, optimizer = records.view, records.counts_view, updater.optimizer
     try:
-        record = records.kept[index].words
-    except (KeyError, TypeError):  # the front refuses the call
+        record = records.kept[index].record.words
+    except (KeyError, TypeError, AttributeError):  # the front refuses the call
         return
     before, time = counts[0], counts[record[COUNT]] + 1
     update = before if before > time else time
@@ -124,25 +124,26 @@ def foresee(records: Any, updater: Any, index: Any) -> None:
 def _even(records: Any, indices: Sequence[Index], rates: Mapping[Any, float]) -> list[Step]:
     """Return the steps of tensors whose update counts are equal, given rates by optimizer."""
     found = []
-    for kept in map(records.kept.__getitem__, indices):
-        t, of = records.counts.item(kept.words[w.COUNT]) + 1, kept.shared.optimizer
-        own = of.rates_at(rates[of], kept.shared.multipliers)
+    for index in indices:
+        record = records.kept[index].record
+        t, of = records.counts.item(record.words[w.COUNT]) + 1, record.shared.optimizer
+        own = of.rates_at(rates[of], record.shared.multipliers)
         found.append((t, own["lr"], own["wd"]))
     return found
 
 
 def _defer(
     records: Any, indices: Any, weights: Any, steps: Sequence[Step]
-) -> list[tuple[Kept, Index, Any]]:
+) -> list[tuple[Record, Index, Any]]:
     """Enter the deferred decay of a step; return that of each parameter after it."""
-    decays: list[tuple[Kept, Index, Any]] = []
+    decays: list[tuple[Record, Index, Any]] = []
     incomplete = records.incomplete or [False] * len(steps)
     moving = records.moving(indices, weights)
     for (index, weight), step, skips in zip(moving, steps, incomplete, strict=True):
-        kept = records.kept[index]
-        if kept.deferred is not None and not skips:
-            after = kept.deferred.begin(kept.shared.optimizer, index, weight, *step)
-            decays.append((kept, index, after))
+        record = records.kept[index].record
+        if record.deferred is not None and not skips:
+            after = record.deferred.begin(record.shared.optimizer, index, weight, *step)
+            decays.append((record, index, after))
     return decays
 
 
@@ -163,8 +164,8 @@ def _begin(records: Any, indices: Sequence[Index], undo: list[Callable[[], None]
 def _collect(records: Any, states: Mapping[Index, Any], indices: Sequence[Index]) -> None:
     """Add the numbers that the tensors of a completed step have kept to its sums."""
     for optimizer in records.sums:
-        kept = [(index, records.kept[index]) for index in indices]
-        own = {i: k.layout.rule.kept for i, k in kept if k.shared.optimizer is optimizer}
+        known = [(index, records.kept[index].record) for index in indices]
+        own = {i: r.layout.rule.kept for i, r in known if r.shared.optimizer is optimizer}
         arrays = (leaves(states[index])[-len(names) :] for index, names in own.items())
         numbers = [[array.item() for array in each] for each in arrays]
         optimizer.step_sums.add(list(own), numbers)
@@ -180,8 +181,9 @@ def _fill_each(
     words, counts, tensors = records.words, records.counts, records.tensors
     rates, times = StepRates(counts.item(0), asked), dict[int, int]()
     steps: list[tuple[int, float, int]] = []
-    for kept in map(records.kept.__getitem__, indices):
-        optimizer, slot = kept.shared.optimizer, kept.words[w.COUNT]
+    for index in indices:
+        record = records.kept[index].record
+        optimizer, slot = record.shared.optimizer, record.words[w.COUNT]
         times[slot] = t = times.get(slot, counts.item(slot)) + 1
         update = rates.next(optimizer, t)
         steps.append((update, 0.0 if optimizer.per_index else rates.at(optimizer, update), t))
@@ -190,7 +192,7 @@ def _fill_each(
     used: dict[Any, Shared] = {}
     found_steps = list[Step]()
     for k, (index, (update, rate, t)) in enumerate(zip(indices, steps, strict=True)):
-        found = records.kept.get(index)
+        found = records.record_of(index)
         if found is None:  # the schedule has changed states, so that the front refuses the call
             return []
         shared, own = found.shared, -1
@@ -226,4 +228,4 @@ def _row(records: Any, shared: Shared, number: int) -> Shared:
 
 def _optimizers(records: Any, indices: Sequence[Index]) -> list[Any]:
     """Return the optimizers of a call's parameters, in the order of its list."""
-    return list(dict.fromkeys(records.kept[each].shared.optimizer for each in indices))
+    return list(dict.fromkeys(records.kept[each].record.shared.optimizer for each in indices))

@@ -36,14 +36,14 @@ def context(updater: CheckedUpdates, weights: Mapping[Any, Any] | None) -> Itera
             entered = True
             vars(updater)["_averages"] = averages
             averages.swap_in(targets)
-            updater.planner.forget()
+            updater.forget()
         yield
     finally:
         if entered:
             with updater.lock, uninterrupted:
                 averages.swap_out()
                 vars(updater)["_averages"] = before
-                updater.planner.records.forget()
+                updater.records.forget()
 
 
 def restore(updater: CheckedUpdates, weights: Mapping[Any, Any]) -> None:
@@ -52,12 +52,12 @@ def restore(updater: CheckedUpdates, weights: Mapping[Any, Any]) -> None:
         averages = averages_of(updater)
         targets = _targets(updater, averages, held(updater), weights)
         averages.restore({index: arrays[0] for index, arrays in targets.items()})
-        updater.planner.records.forget()
+        updater.records.forget()
 
 
 def evaluates(updater: CheckedUpdates) -> bool:
     """Whether an optimizer evaluates with other weights than it updates."""
-    groups = updater.planner.groups
+    groups = updater.parameters.groups
     return updater.optimizer.evaluates or (groups is not None and groups.evaluates)
 
 
@@ -93,7 +93,7 @@ def leading(updater: CheckedUpdates) -> dict[Index, Any]:
     """Return an array in the weight's shape for each index whose optimizer has averages."""
     found = {}
     for index, state in updater.states.items():
-        of = updater.planner.of(index).optimizer
+        of = updater.parameters.optimizer_of(index)
         if of.evaluates:
             found[index] = leaves(state)[-1 - len(of.rule_for(index).kept)]
     return found
@@ -104,7 +104,7 @@ def _evaluated(updater: CheckedUpdates, targets: Mapping[Index, Sequence[Any]]) 
     found = {}
     for index, (weight, *_) in targets.items():
         exact, state = _inner_state(updater, index, weight)
-        of = updater.planner.of(index).optimizer
+        of = updater.parameters.optimizer_of(index)
         slots = state[: len(of.rule_for(index).state)]
         found[index] = of.evaluated(host(exact_copy(exact)), slots)
     return found
@@ -112,7 +112,7 @@ def _evaluated(updater: CheckedUpdates, targets: Mapping[Index, Sequence[Any]]) 
 
 def _inner_state(updater: CheckedUpdates, index: Index, weight: Any) -> tuple[Any, list[Any]]:
     """Return the weight's exact values (its master if it has one), and its state arrays."""
-    of = updater.planner.of(index).optimizer
+    of = updater.parameters.optimizer_of(index)
     context, weight, state = label(index, of.idx2name), header(weight), updater.states[index]
     if has_master(of, weight):
         exact, state = split_state(of, context, weight, state)
@@ -138,15 +138,15 @@ def _targets(
     targets = {}
     for index in needed:
         context = label(index, names)
-        weight, updated = own.get(index), updater.planner.updated
-        if index not in own and index in updated:
-            weight = updated[index] = updater._viewed(index, owner_of(updated[index]))
+        weight, of = own.get(index), updater.parameters.of(index)
+        if index not in own and of.weight is not None:
+            weight = of.weight = updater._viewed(index, owner_of(of.weight))
         if weight is None:
             raise ValueError(
                 f"{context}: its weight was not updated yet by this updater; pass "
                 "it in weights={index: array}"
             )
         averages.check_target(context, index, header(weight))
-        copy = updater.planner.copies.get(index)
+        copy = updater.parameters.copy_of(index)
         targets[index] = [weight] if copy is None else [weight, copy]
     return targets

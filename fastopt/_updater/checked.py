@@ -18,8 +18,9 @@ from fastopt._engine.averaging import Averages
 from fastopt._engine.batches import sums_batches
 from fastopt._engine.clip import STEPPED, UNCHANGED, measured, scale_of, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
+from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.extras import check_given
-from fastopt._engine.planner import Call, Planner
+from fastopt._engine.parameters import Call, Parameters
 from fastopt._engine.records import Records
 from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.validate import check, check_like, label, leaves
@@ -52,8 +53,10 @@ class CheckedUpdates(Resumable):
     accumulate: int
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
-    planner: Planner
-    _records: Records
+    parameters: Parameters
+    records: Records
+    devices: DeviceRecords
+    measures: bool
     _info: StepInfo
     _windows: Windows | None = None
     _units: UnitClip | None = None
@@ -65,6 +68,12 @@ class CheckedUpdates(Resumable):
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights in place, on records if they serve the call."""
         raise NotImplementedError
+
+    def forget(self) -> None:
+        """Drop all records, between the calls of other threads."""
+        with self.lock:
+            self.records.forget()
+            self.devices.forget()
 
     # Checks
 
@@ -108,7 +117,7 @@ class CheckedUpdates(Resumable):
             check_given(self, indices)
             if optimizer.inherits:
                 optimizer.keep_updates(self.states)
-            self._records.admit(optimizer)
+            self.records.admit(optimizer)
             slow = self._slow or SlowCallCounter()
             why = slow.reason(self, indices, grads, weights, unchecked)
             with uninterrupted:
@@ -127,7 +136,7 @@ class CheckedUpdates(Resumable):
         if not optimizer.unchecked or not indices:
             return
         waiting = self._windows.calls if self._windows else ()
-        groups = self.planner.groups
+        groups = self.parameters.groups
         optimizer.check_multipliers(indices, waiting, grouped=groups is not None)
         if groups is not None and not optimizer.unchecked:
             groups.warn_of_unused([*indices, *waiting])
@@ -142,13 +151,13 @@ class CheckedUpdates(Resumable):
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
     ) -> list[Entry]:
         """Check that weights and gradients match; return indices, weights and gradients."""
-        names, native = self.optimizer.idx2name, self.planner.native
+        names, native = self.optimizer.idx2name, self.parameters.native
         checked = []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
             context = label(index, names)
-            grad = check(context, weight, grad, self.planner.copies.get(index))
+            grad = check(context, weight, grad, self.parameters.copy_of(index))
             if isinstance(grad, RowSparse) and not native:
-                optimizer = self.planner.of(index).optimizer
+                optimizer = self.parameters.optimizer_of(index)
                 if not optimizer.native:
                     grad = optimizer.dense_gradient(index, weight, grad)
             checked.append((index, weight, grad))
@@ -159,7 +168,7 @@ class CheckedUpdates(Resumable):
     def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
         """Return the calls with states, which are created for new indices."""
         states: dict[Index, Any] = {}
-        kinds = set(map(type, self.planner.optimizers()))
+        kinds = set(map(type, self.parameters.optimizers()))
         plain = all(  # nothing is done with new arrays
             getattr(kind, name) is getattr(Optimizer, name) for kind in kinds for name in CREATE
         )
@@ -172,7 +181,7 @@ class CheckedUpdates(Resumable):
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """Return the state of `index` on its weight's device, creating it for a new index."""
         if index not in self.states:
-            optimizer = self.planner.of(index).optimizer
+            optimizer = self.parameters.optimizer_of(index)
             state = optimizer.create_state_multi_precision(index, weight)
             if sparse:
                 small_pages(leaves(state))
@@ -258,20 +267,20 @@ class CheckedUpdates(Resumable):
 
     def _is_frozen(self, index: Index) -> bool:
         """Whether the group of an index is frozen."""
-        return self.planner.groups is not None and self.planner.groups.is_frozen(index)
+        return self.parameters.groups is not None and self.parameters.groups.is_frozen(index)
 
     # Updates
 
     def _update_in_python(self, calls: Sequence[Call]) -> None:
         """Update with optimizers of which some override ``update()``, in the order of the list."""
-        optimizers = {call[0]: self.planner.of(call[0]).optimizer for call in calls}
+        optimizers = {call[0]: self.parameters.optimizer_of(call[0]) for call in calls}
         for optimizer in dict.fromkeys(optimizers.values()) if len(calls) > 1 else ():
             optimizer.check_calls([call for call in calls if optimizers[call[0]] is optimizer])
-        copies = self.planner.copies
-        by = lambda call: (optimizers[call[0]], call[0] in copies)  # noqa: E731
+        copies = {index: self.parameters.copy_of(index) for index in optimizers}
+        by = lambda call: (optimizers[call[0]], copies[call[0]] is not None)  # noqa: E731
         for (optimizer, _), run in groupby(calls, by):
             own = list(run)
-            if optimizer.native and own[0][0] not in copies:
+            if optimizer.native and copies[own[0][0]] is None:
                 optimizer.update_all(own)
                 self._keep(own)
                 continue
@@ -280,9 +289,9 @@ class CheckedUpdates(Resumable):
                 if type(optimizer).update_multi_precision is not Optimizer.update_multi_precision:
                     optimizer.update_multi_precision(index, weight, grad, state)
                 else:
-                    optimizer.update_in_python(index, weight, grad, state, copies.get(index))
+                    optimizer.update_in_python(index, weight, grad, state, copies[index])
                 self._keep([call])  # in case the user's code raises at the next parameter
-        self.planner.updated.update((index, weight) for index, weight, *_ in calls)
+        self.parameters.note([call[0] for call in calls], [call[1] for call in calls])
 
     def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
         """Accumulate gradients, and update the parameters whose sums are complete."""
@@ -304,7 +313,7 @@ class CheckedUpdates(Resumable):
             raise
         if not last:
             self._info = UNCHANGED
-            self._records.note(self.planner, indices, [weight for _, weight, _ in entries])
+            self.records.note(indices, [weight for _, weight, _ in entries])
 
     def _finish(self, index: Any, weight: Any) -> None:
         """Update with the means of incomplete sums, see :meth:`Updater.finish`."""
@@ -335,7 +344,7 @@ class CheckedUpdates(Resumable):
 
     def _given(self, index: Index, weight: Any, call: str) -> Any:
         """Return the weight that was given to a method, or else that of the last call."""
-        given = owner_of(self.planner.updated.get(index)) if weight is None else weight
+        given = owner_of(self.parameters.weight_of(index)) if weight is None else weight
         if given is None:
             raise ValueError(
                 f"{label(index, self.optimizer.idx2name)}: {call} needs the weight, which was in "
@@ -372,7 +381,7 @@ class CheckedUpdates(Resumable):
         finish: Callable[[], None] | None = None,
     ) -> None:
         """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
-        native, records = self.planner.native, self._records
+        native, records = self.parameters.native, self.records
         if self._units is not None:
             self._units.check(indices, weights, grads, self.optimizer.idx2name)
         if native and any(map(is_cuda, weights)):
@@ -384,7 +393,7 @@ class CheckedUpdates(Resumable):
                 info = records.take(self, indices, grads, weights, single, share)
             else:
                 info = self._apply_in_python(indices, grads, weights, single, share)
-                info = self.planner.stepped(info, indices) if info.stepped else info
+                info = self.parameters.stepped(info, indices) if info.stepped else info
             if finish is not None:
                 finish()
         except BaseException:
@@ -402,7 +411,7 @@ class CheckedUpdates(Resumable):
         share: float,
     ) -> StepInfo:
         """Clip the gradients in Python, for a user's ``update()`` or a sum of several calls."""
-        self._records.words[DONE] = 0
+        self.records.words[DONE] = 0
         grads = [grad for *_, grad in self._checked_entries(indices, grads, weights)]
         if self._units is not None:
             grads = self._clipped_units(indices, weights, grads, share)
@@ -410,8 +419,8 @@ class CheckedUpdates(Resumable):
         if not info.stepped:
             return info
         grads = [times(grad, factor * share) for grad in grads]
-        if self.planner.native:
-            self._records.take(self, indices, grads, weights, single)
+        if self.parameters.native:
+            self.records.take(self, indices, grads, weights, single)
             return info
         calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
         self._update_in_python(calls)

@@ -19,17 +19,19 @@ from fastopt._engine.clip import (
     UNCHANGED,
 )
 from fastopt._engine.clip_adaptive import UnitClip
+from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.extras import extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
-from fastopt._engine.planner import Planner
+from fastopt._engine.parameters import Parameters
+from fastopt._engine.records import Records
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt._engine.step_rates import foresee
 from fastopt._engine.tracked import Tracked, weakly
-from fastopt._engine.validate import as_lists, check_index, is_listed, label, leaves
+from fastopt._engine.validate import as_lists, check_index, check_like, is_listed, label, leaves
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
-from fastopt._kernels.devices import is_cuda
+from fastopt._kernels.devices import header, is_cuda
 from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.record_words import (
     BFLOAT16,
@@ -43,7 +45,7 @@ from fastopt._kernels.record_words import (
     WEIGHT_CODE,
 )
 from fastopt._kernels.threads import start_locks
-from fastopt._structure import copies
+from fastopt._structure import Structures, copies
 from fastopt._updater import averaged
 from fastopt._updater.checked import CheckedUpdates
 from fastopt.amp import LossScaler, StepInfo
@@ -52,7 +54,7 @@ from fastopt.averages import Average, check_average
 from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.groups import Groups, check_averaged
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
-from fastopt.sparse import RowSparse
+from fastopt.sparse import HALVES, RowSparse
 
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
@@ -205,16 +207,22 @@ class Updater(CheckedUpdates):
 
     _claims: bool = True
     """Whether the optimizer belongs to the updater, with its counts."""
+    structures: Structures
+    """Paths of the nested structures that have been updated."""
     _runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
-    unlisted = CheckedUpdates.unlisted | {"lock", "planner", "takes_extra"}
+    unlisted = CheckedUpdates.unlisted | {
+        *("devices", "forget", "lock", "measures", "parameters", "records", "structures"),
+        "takes_extra",
+    }
 
     def _start(self) -> None:
         """Initialize all attributes but the optimizer."""
         start_locks(self)
         states = Tracked({}, weakly(self._follow_states))
         synced = Tracked({}, weakly(self._forget_records))
-        vars(self).update(DEFAULTS, states=states, states_synced=synced, _info=UNCHANGED)
+        settings = dict(DEFAULTS, measures=False)
+        vars(self).update(settings, states=states, states_synced=synced, _info=UNCHANGED)
 
     def _start_locks(self) -> None:
         vars(self)["lock"] = RLock()
@@ -245,12 +253,12 @@ class Updater(CheckedUpdates):
             try:
                 self._change(name, value)
             finally:
-                self.planner.forget()
+                self.forget()
 
     def _change(self, name: str, value: Any) -> None:
         """Set an attribute that records depend on."""
         if name == "groups":
-            self._group(value, self.planner)
+            self._group(value, self.parameters)
         elif name == "optimizer":
             if value is not vars(self).get(name):
                 self._plan_with(value)
@@ -266,26 +274,29 @@ class Updater(CheckedUpdates):
                 value = LIMITS[name](name, value)
             super().__setattr__(name, value)
             parts = ("loss_scaler", "clip_global_norm", "_windows", "_units")
-            self.planner.measures = any(vars(self).get(part) is not None for part in parts)
-            self.planner.averages = self._averages
+            vars(self)["measures"] = any(vars(self).get(part) is not None for part in parts)
+            self.parameters.averages = self._averages
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         """Switch to another optimizer; nothing changes if the groups do not match it."""
-        planner, before = self._planner_of(optimizer), vars(self).get("planner")
+        parameters, before = Parameters(optimizer), vars(self).get("parameters")
         if before is not None:
-            planner.take_over(before)
-        self._group(vars(self).get("groups"), planner)
-        vars(self).update(optimizer=optimizer, planner=planner, _records=planner.records)
+            parameters.follow(before)
+        self._group(vars(self).get("groups"), parameters)
+        vars(self).update(
+            optimizer=optimizer,
+            parameters=parameters,
+            records=Records(parameters),
+            devices=DeviceRecords(parameters),
+            structures=Structures(),
+        )
 
-    def _planner_of(self, optimizer: Optimizer) -> Planner:
-        return Planner(optimizer)
-
-    def _group(self, groups: Any, planner: Planner) -> None:
-        """Set the groups of `planner`."""
-        found = None if groups is None else Groups(groups, planner)
+    def _group(self, groups: Any, parameters: Parameters) -> None:
+        """Set the groups of `parameters`."""
+        found = None if groups is None else Groups(groups, parameters.optimizer)
         if found is not None:
             self._check_groups(found)
-        planner.groups = found
+        parameters.groups = found
         vars(self)["groups"] = None if found is None else found.given
         if found is not None:
             found.main.unchecked = True  # patterns are checked with the names of multipliers
@@ -312,8 +323,8 @@ class Updater(CheckedUpdates):
             value = check_average(value)
             if value is not None:
                 check_averaged(self.optimizer, value)
-                if self.planner.groups is not None:
-                    self.planner.groups.check_average(value)
+                if self.parameters.groups is not None:
+                    self.parameters.groups.check_average(value)
             now = self._averages
             if value is None or now is None or type(now.average) is not type(value):
                 own["_averages"] = None if value is None else Averages(value)
@@ -334,10 +345,10 @@ class Updater(CheckedUpdates):
         """Discard the records of some parameters, or of all, since their states may be others."""
         with self.lock, uninterrupted:
             if not indices:
-                self.planner.forget()
+                self.forget()
             for index in indices:
-                self._records.drop(index)
-                self.planner.devices.drop(index)
+                self.records.drop(index)
+                self.devices.drop(index)
 
     def _follow_states(self, *indices: Index) -> None:
         """Follow other states of some parameters, or of all.
@@ -346,20 +357,20 @@ class Updater(CheckedUpdates):
         """
         with self.lock, uninterrupted:
             for index in indices:
-                self.planner.devices.drop(index)
+                self.devices.drop(index)
                 if index in self.states:
-                    self._records.relink(index, self.states[index])
+                    self.records.relink(index, self.states[index])
                 else:
-                    self._records.drop(index)
+                    self.records.drop(index)
             if not indices:
-                self.planner.forget()
+                self.forget()
             changed = {*indices} & self.states_synced.keys() if indices else self.states_synced
             if removed := {index for index in changed if index not in self.states}:
                 for index in removed:
                     dict.pop(self.states_synced, index)
                     if self._windows:
                         self._windows.drop(index)
-                for optimizer in self.planner.optimizers():
+                for optimizer in self.parameters.optimizers():
                     optimizer.restart(removed)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -369,7 +380,8 @@ class Updater(CheckedUpdates):
 
     def _attributes(self) -> dict[str, Any]:
         self._settle()
-        hidden = {"lock", "planner", "_records", "_units", "_slow"}
+        hidden = {"parameters", "records", "devices", "structures", "measures"}
+        hidden |= {"lock", "_units", "_slow"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
@@ -448,7 +460,7 @@ class Updater(CheckedUpdates):
             update_with(self, index, grad, weight, extra)
             return
         with self.lock:
-            optimizer, records = self.optimizer, self._records
+            optimizer, records = self.optimizer, self.records
             if optimizer.updating.locked():
                 pass  # reported by the checks
             elif records.direct and records.version == optimizer.version:
@@ -460,7 +472,7 @@ class Updater(CheckedUpdates):
                             foresee(records, self, index)
                 status = records.enter(records.context, index, grad, weight)
                 if status == MOVED:
-                    records.note(self.planner, index, weight)
+                    records.note(index, weight)
                 elif status < UNKNOWN:
                     with optimizer.updating:
                         status = records.resolve(self, status, index, grad, weight)
@@ -470,7 +482,7 @@ class Updater(CheckedUpdates):
                     return
             elif self._enter(index, grad, weight):
                 return
-            if self.planner.devices.known and device_call.again(self, index, grad, weight):
+            if self.devices.known and device_call.again(self, index, grad, weight):
                 return
             self._check_call(index, grad, weight)
 
@@ -497,11 +509,11 @@ class Updater(CheckedUpdates):
             if not (lists and all(map(is_, indices, own))):
                 self(indices, grads, weights)  # dictionary views, converted to lists
                 return
-        groups = self.planner.groups
+        groups = self.parameters.groups
         if groups is not None and groups.freezes:
             taken = groups.select(indices)
             if taken is not None:
-                self._records.freeze([index for index in indices if groups.is_frozen(index)])
+                self.records.freeze([index for index in indices if groups.is_frozen(index)])
                 if indices := taken(indices):
                     self(indices, taken(grads), taken(weights))
                 else:
@@ -517,13 +529,13 @@ class Updater(CheckedUpdates):
 
         If the result is False, nothing has changed, and the call must be checked.
         """
-        optimizer, records = self.optimizer, self._records
+        optimizer, records = self.optimizer, self.records
         with optimizer.updating:
             if records.version != optimizer.version:
                 records.refresh(self)
             if not records.quick:
                 return False
-            if records.live and not records.ask(self.planner, index):
+            if records.live and not records.ask(index):
                 return False
             if records.version != optimizer.version:
                 return False  # the multipliers of the user's objects have changed attributes
@@ -534,7 +546,7 @@ class Updater(CheckedUpdates):
                 if status >= 0 and self._info is not records.stepped:
                     self._info = records.stepped
                 return status >= 0
-            if self.planner.devices.has(index):
+            if self.devices.has(index):
                 return False
             with uninterrupted:
                 if self._windows is not None:
@@ -546,11 +558,11 @@ class Updater(CheckedUpdates):
 
     def _enter_window(self, windows: Windows, index: Any, grad: Any, weight: Any) -> bool:
         """Add gradients to their sums; when these are complete, update."""
-        records, listed = self._records, type(index) in (list, tuple)
+        records, listed = self.records, type(index) in (list, tuple)
         indices = index if listed else [index]
         if not indices or not {*map(type, indices)} <= {int, str}:
             return False
-        if records.freezes and not all(each in records.kept for each in indices):
+        if records.freezes and None in map(records.record_of, indices):
             return False  # sums are those of parameters that are not frozen
         phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
         summed = sums if listed else sums[0]
@@ -589,7 +601,7 @@ class Updater(CheckedUpdates):
         else:
             self._info = info
             if status == MOVED:
-                records.note(self.planner, index, weight)
+                records.note(index, weight)
         return True
 
     def step(
@@ -654,8 +666,8 @@ class Updater(CheckedUpdates):
         """
         paths, own, arrays = self._leaves(grads, weights, missing)
         if paths:
-            planner, grad = self.planner, own[0]
-            before, structures = planner.updated.get(paths[0]), planner.structures
+            grad, structures = own[0], self.structures
+            before = self.parameters.weight_of(paths[0])
             again = structures.first_gradient == id(grad) and before is not arrays[0]
             if before is not None and (again or before is grad):
                 structures.check_order(paths[0], grad, arrays[0], before)
@@ -700,13 +712,12 @@ class Updater(CheckedUpdates):
         self, grads: Any, weights: Any, missing: str
     ) -> tuple[Sequence[str], Sequence[Any], Sequence[Any]]:
         """Return paths, gradients and weights of the leaves of a step."""
-        planner = self.planner
-        flatten, groups = planner.structures.flatten, planner.groups
+        flatten, groups = self.structures.flatten, self.parameters.groups
         freezes = groups is not None and groups.freezes
         spares = (groups.is_frozen,) if freezes else ()
         paths, own, arrays, left = flatten(grads, weights, missing, *spares)
-        if left and planner.groups is not None:
-            planner.groups.note(left)
+        if left and groups is not None:
+            groups.note(left)
         return paths, own, arrays
 
     def refresh_graphs(self) -> None:
@@ -761,7 +772,7 @@ class Updater(CheckedUpdates):
         array([0.1, 0.1], dtype=float32)
         """
         index = check_index(index)
-        set_master(self.planner.of(index).optimizer, index, array, self.states.get(index))
+        set_master(self.parameters.optimizer_of(index), index, array, self.states.get(index))
 
     def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
         """Return a copy of the state of a parameter in another precision.
@@ -803,7 +814,7 @@ class Updater(CheckedUpdates):
         if not (np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"):
             raise TypeError(f"dtype must be a floating-point type, got {dtype}")
         with self.lock:
-            of = self.planner.of(index).optimizer
+            of = self.parameters.optimizer_of(index)
             convert = lambda slot, numbers: numbers[slot].astype(dtype)  # noqa: E731
             return mapped_slots(of, index, self.states[index], convert)
 
@@ -838,14 +849,14 @@ class Updater(CheckedUpdates):
             optimizer.state_dtype = state_dtype
             try:
                 optimizer.check_together()
-                if self.planner.groups is not None:
-                    self.planner.groups.generation()
+                if self.parameters.groups is not None:
+                    self.parameters.groups.generation()
                 states = {
                     index: in_dtype_of(
-                        self.planner.of(index).optimizer,
+                        self.parameters.optimizer_of(index),
                         index,
                         state,
-                        self.planner.updated.get(index),
+                        self.parameters.weight_of(index),
                     )
                     for index, state in self.states.items()
                 }
@@ -889,13 +900,13 @@ class Updater(CheckedUpdates):
         [-0.3  0.3] 3
         """
         with between_updates(self.lock, "reset()"), uninterrupted:
-            planner, records = self.planner, self._records
+            records = self.records
             if self._averages is not None:
                 self._averages.check_free()
                 self._averages.arrays.clear()
-            known = {*self.states, *records.kept, *self.optimizer._index_update_count}
+            known = {*self.states, *records.known(), *self.optimizer._index_update_count}
             known.update(self._windows.calls if self._windows else ())
-            planner.devices.forget()
+            self.devices.forget()
             for index, state in list(self.states.items()):
                 if self._restarts_at_zero(index):
                     for array in leaves(state):
@@ -906,16 +917,17 @@ class Updater(CheckedUpdates):
                     records.drop(index)
             if self._windows is not None:
                 self._windows.clear()
-            for optimizer in planner.optimizers():
+            for optimizer in self.parameters.optimizers():
                 optimizer.restart(known)
             self._info = UNCHANGED
 
     def _restarts_at_zero(self, index: Index) -> bool:
         """Whether a new state of a parameter consists of zeros in the memory of the present one."""
-        kept, optimizer = self._records.kept.get(index), self.planner.of(index).optimizer
-        if kept is None or self._averages is not None or not optimizer.starts_at_zero:
+        record = self.records.record_of(index)
+        optimizer = self.parameters.optimizer_of(index)
+        if record is None or self._averages is not None or not optimizer.starts_at_zero:
             return False
-        is_half = kept.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
+        is_half = record.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
         return not (optimizer.multi_precision and is_half) and index not in optimizer.row_decay
 
     def set_copy(self, index: Any, array: Array | None) -> None:
@@ -947,7 +959,13 @@ class Updater(CheckedUpdates):
         >>> copy
         array([0.9, 0.9], dtype=float16)
         """
-        self.planner.set_copy(check_index(index), array)
+        own = check_index(index)
+        with self.lock:
+            if array is not None:
+                of = header(array)
+                check_like(label(own, self.optimizer.idx2name), "copy", of, HALVES, np.shape(of))
+            self.parameters.of(own).copy = array
+            self.forget()
 
     def finish(self, index: Any = None, weight: Any = None) -> None:
         """Update with the gradients that `accumulate` has added so far, such as those of an epoch.
@@ -1036,7 +1054,7 @@ class Updater(CheckedUpdates):
             last = self._viewed(index, self._given(index, weight, "flush"))
             state = self._state(index, last) if index in self.states else None
             if flush(self, index, last, state):
-                self._records.note(self.planner, index, last)
+                self.records.note(index, last)
             if index in self.states:
                 dict.__setitem__(self.states, index, state)
                 dict.__setitem__(self.states_synced, index, True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import PerIndex
-from fastopt._engine.planner import Planner
 from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import label
 from fastopt.distributed.agreement import Fact, Facts, Numbers
@@ -90,11 +90,11 @@ class Fingerprint:
         return found
 
 
-def fingerprints(planner: Planner) -> list[Fingerprint]:
+def fingerprints(parameters: Parameters) -> list[Fingerprint]:
     """Fingerprints of the optimizers of an updater and its groups."""
-    main, groups = Fingerprint(planner.optimizer), planner.groups
+    main, groups = Fingerprint(parameters.optimizer), parameters.groups
     labels = {id(group.optimizer): group.label for group in (groups.groups if groups else ())}
-    others = planner.optimizers()[1:]
+    others = parameters.optimizers()[1:]
     return [main, *(Fingerprint(other, f" of {labels[id(other)]}") for other in others)]
 
 

@@ -329,12 +329,12 @@ def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
     The caller holds the lock of the optimizer.
     """
     devices, optimizer = updater.devices, updater.optimizer
-    if optimizer.updating.locked() or updater._units is not None:
+    if optimizer.updating.locked() or updater.settings.clip_adaptive is not None:
         return False
     if type(grad) is list and type(weight) is list:
         grad, weight = tuple(grad), tuple(weight)  # another thread may change the lists
     with optimizer.updating:
-        if updater.measures:
+        if updater.settings.measures:
             devices.follow()
             with uninterrupted:
                 return devices.folds and _measured_again(updater, index, grad, weight)
@@ -448,7 +448,8 @@ def _step(updater: Any, call: DeviceCall, share: float = 1.0) -> None:
     """Update with the arrays that have been entered, and gradients times `share`."""
     if _deferred(updater, call, share):
         return
-    info, factor = updater._measured(call.indices, lambda down: call.squares(), share)
+    sums = lambda down: call.squares()  # noqa: E731
+    info, factor = updater.settings.measured(updater.optimizer, call.indices, sums, share)
     if info.stepped:
         call.step(factor * share)
     else:
@@ -461,7 +462,8 @@ def _deferred(updater: Any, call: DeviceCall, share: float) -> bool:
 
     Returns False, with nothing changed, if the host must know the norm first.
     """
-    scaler, limit, optimizer = updater.loss_scaler, updater.clip_global_norm, updater.optimizer
+    settings, optimizer = updater.settings, updater.optimizer
+    scaler, limit = settings.loss_scaler, settings.clip_global_norm
     if scaler is None and limit is None:
         return False
     if scaler is not None and call.captured:

@@ -39,7 +39,7 @@ def update(
     call = devices.prepare(calls, single) if parameters.folds and not accumulates else None
     indices = [index for index, *_ in entries]
     sums = partial(_squares, call, calls, entries)
-    info, factor = updater._measured(indices, sums, share)
+    info, factor = updater.settings.measured(updater.optimizer, indices, sums, share)
     if info.stepped:
         between = partial(_update_here, updater, here, factor, share) if here else None
         if call is None and not accumulates:

@@ -8,10 +8,12 @@ from functools import partial
 from operator import is_
 from typing import Any
 
+from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import Call, Parameters
 from fastopt._engine.per_index import Index
+from fastopt._engine.records import Records
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.record_words import OK
@@ -37,7 +39,9 @@ class Direct(Owner):
     """
 
     def __init__(self, optimizer: Any, masters: bool) -> None:
-        super().__init__(Parameters(optimizer, masters))
+        self.optimizer, self.parameters = optimizer, Parameters(optimizer, masters)
+        self.records, self.devices = Records(self.parameters), DeviceRecords(self.parameters)
+        self.states, self.states_synced = {}, {}
 
     def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
         """Update one tensor; see :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""

@@ -1,35 +1,56 @@
-"""What has records: the settings that they follow, and the states of the parameters.
+"""What has records, and the states and settings that they follow.
 
 Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from fastopt._engine.device_records import DeviceRecords
+from fastopt._engine.clip import squares
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import Index
-from fastopt._engine.records import Records
+from fastopt._engine.settings import Settings
+from fastopt._engine.validate import Array
+from fastopt.arguments import as_float
 
 
 class Owner:
-    """Settings and states of what updates without an updater, which has attributes of these names.
+    """Abstract base of what has records: an updater, and what updates or adds without one.
 
-    Parameters
+    Attributes
     ----------
+    optimizer : Optimizer
+        The optimizer of parameters that are in no group with another one.
     parameters : Parameters
-        The parameters, with the optimizer.
+        The parameters.
+    settings : Settings
+        What is done with gradients before an update.
+    states, states_synced : dict
+        State of each index, and whether it is on its weight's device.
     """
 
-    loss_scaler = clip_global_norm = _windows = _units = _averages = None
-    _runs_updates = False
+    optimizer: Any
+    parameters: Parameters
+    settings: Settings = Settings()
+    states: dict[Index, Any]
+    states_synced: dict[Index, Any]
+    _runs_updates: bool = False
     """Whether updates run the optimizer's ``update()``, which a class may override."""
-
-    def __init__(self, parameters: Parameters) -> None:
-        self.parameters, self.optimizer = parameters, parameters.optimizer
-        self.records, self.devices = Records(parameters), DeviceRecords(parameters)
-        self.states: dict[Index, Any] = {}
-        self.states_synced: dict[Index, Any] = {}
 
     def _state(self, index: Index, weight: Any, sparse: bool = False) -> Any:
         """Return the state of an index in the present call."""
         return self.states.get(index)
+
+    def _squares(self, grads: Sequence[Any], down: float) -> Array:
+        """Return the sum of squares of each gradient times `down`."""
+        return squares(grads, down)
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """Return gradients with clipped units; the update multiplies them by `share`."""
+        units = self.settings.clip_adaptive
+        assert units is not None
+        rescale_grad = as_float("rescale_grad", self.optimizer.rescale_grad)
+        factor = rescale_grad * share * self.settings.scale
+        return units.all(indices, weights, grads, factor, self.optimizer.idx2name)

@@ -1,9 +1,10 @@
 """The updater: holds the state of each parameter and passes calls to records."""
 
 import copy
-from collections.abc import KeysView, Mapping, Sequence, ValuesView
-from contextlib import AbstractContextManager
+from collections.abc import Callable, KeysView, Mapping, Sequence, ValuesView
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import groupby
 from operator import is_
 from threading import RLock
 from types import SimpleNamespace
@@ -12,27 +13,37 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from fastopt._arrays import Gradient, Weight
-from fastopt._engine import device_call
+from fastopt._engine import device_call, device_updates
 from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import (
-    STEPPED,
-    UNCHANGED,
-)
+from fastopt._engine.batches import sums_batches
+from fastopt._engine.clip import STEPPED, UNCHANGED, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.device_records import DeviceRecords
-from fastopt._engine.extras import extras_at, update_with
+from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
-from fastopt._engine.parameters import Parameters
+from fastopt._engine.owner import Owner
+from fastopt._engine.parameters import Call, Parameters
 from fastopt._engine.records import Records
+from fastopt._engine.settings import Settings
+from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
-from fastopt._engine.step_rates import foresee
 from fastopt._engine.tracked import Tracked, weakly
-from fastopt._engine.validate import as_lists, check_index, check_like, is_listed, label, leaves
+from fastopt._engine.validate import (
+    as_lists,
+    check,
+    check_index,
+    check_like,
+    is_listed,
+    label,
+    leaves,
+)
+from fastopt._foreign import as_gradient, as_weight, owner_of
 from fastopt._interrupts import between_updates, uninterrupted
-from fastopt._kernels.device_memory import host
-from fastopt._kernels.devices import header, is_cuda
+from fastopt._kernels.device_memory import allocated_together, host, placed
+from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
+from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import (
     BFLOAT16,
     DONE,
@@ -47,14 +58,17 @@ from fastopt._kernels.record_words import (
 from fastopt._kernels.threads import start_locks
 from fastopt._structure import Structures, copies
 from fastopt._updater import averaged
-from fastopt._updater.checked import CheckedUpdates
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, constructs, count, number
 from fastopt.averages import Average, check_average
-from fastopt.optimizer.accumulation import Windows
+from fastopt.checkpoint.resumable import Resumable
+from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.groups import Groups, check_averaged
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
-from fastopt.sparse import HALVES, RowSparse
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
+from fastopt.sparse import HALVES, REALS, RowSparse
+
+CREATE = "create_state", "create_state_multi_precision"
+"""Methods that create states."""
 
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
@@ -79,7 +93,7 @@ DEFAULTS = {
 }
 """Settings that do nothing."""
 
-PARTS = ("_windows", "_averages", "_units")
+PARTS = ("_windows", "_averages")
 """Attributes with the objects that implement the settings."""
 
 OF_OBJECT = ("name", "lr_mult", "wd_mult")
@@ -89,7 +103,7 @@ CHANGING = frozenset({"optimizer", "groups", "states", "states_synced", *LIMITS,
 """Attributes that records depend on."""
 
 
-class Updater(CheckedUpdates):
+class Updater(Owner, Resumable):
     """Update weights in place with an optimizer, and hold its state for each index.
 
     Parameters
@@ -199,9 +213,21 @@ class Updater(CheckedUpdates):
         if groups is not None:
             self.groups = groups
 
+    optimizer: Optimizer
+    loss_scaler: LossScaler | None
+    clip_global_norm: float | None
+    accumulate: int
     average: Average | None
     clip_adaptive: float | None
     clip_adaptive_eps: float
+    records: Records
+    devices: DeviceRecords
+    takes_extra: bool = False
+    """Whether a call has extra arrays, which are in the states now."""
+    _info: StepInfo
+    _windows: Windows | None = None
+    _averages: Averages | None = None
+    _slow: SlowCallCounter | None = None
     lock: Any
     """Lock that is held during calls and changes of settings, by one thread at a time."""
 
@@ -211,8 +237,8 @@ class Updater(CheckedUpdates):
     """Paths of the nested structures that have been updated."""
     _runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
-    unlisted = CheckedUpdates.unlisted | {
-        *("devices", "forget", "lock", "measures", "parameters", "records", "structures"),
+    unlisted = Resumable.unlisted | {
+        *("devices", "forget", "lock", "parameters", "records", "settings", "structures"),
         "takes_extra",
     }
 
@@ -221,8 +247,7 @@ class Updater(CheckedUpdates):
         start_locks(self)
         states = Tracked({}, weakly(self._follow_states))
         synced = Tracked({}, weakly(self._forget_records))
-        settings = dict(DEFAULTS, measures=False)
-        vars(self).update(settings, states=states, states_synced=synced, _info=UNCHANGED)
+        vars(self).update(DEFAULTS, states=states, states_synced=synced, _info=UNCHANGED)
 
     def _start_locks(self) -> None:
         vars(self)["lock"] = RLock()
@@ -273,9 +298,10 @@ class Updater(CheckedUpdates):
             elif name in LIMITS:
                 value = LIMITS[name](name, value)
             super().__setattr__(name, value)
-            parts = ("loss_scaler", "clip_global_norm", "_windows", "_units")
-            vars(self)["measures"] = any(vars(self).get(part) is not None for part in parts)
-            self.parameters.averages = self._averages
+            self.parameters.averages, ratio = self._averages, self.clip_adaptive
+            units = None if ratio is None else UnitClip(ratio, self.clip_adaptive_eps)
+            made = Settings(self.loss_scaler, self.clip_global_norm, units, self.accumulate)
+            vars(self)["settings"] = made
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         """Switch to another optimizer; nothing changes if the groups do not match it."""
@@ -330,15 +356,8 @@ class Updater(CheckedUpdates):
                 own["_averages"] = None if value is None else Averages(value)
             else:
                 now.average = value
-        elif name == "clip_adaptive_eps":
+        elif value is not None:
             value = number(name, value, least=0)
-            if self._units is not None:
-                self._units.least = value
-        elif value is None:
-            own["_units"] = None
-        else:
-            value = number(name, value, least=0)
-            own["_units"] = UnitClip(value, self.clip_adaptive_eps)
         return value
 
     def _forget_records(self, *indices: Index) -> None:
@@ -380,8 +399,8 @@ class Updater(CheckedUpdates):
 
     def _attributes(self) -> dict[str, Any]:
         self._settle()
-        hidden = {"parameters", "records", "devices", "structures", "measures"}
-        hidden |= {"lock", "_units", "_slow"}
+        hidden = {"parameters", "records", "devices", "structures", "settings"}
+        hidden |= {"lock", "_slow"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
@@ -469,7 +488,7 @@ class Updater(CheckedUpdates):
                         records.view[EXPECTED] = 0
                     else:
                         with optimizer.updating:
-                            foresee(records, self, index)
+                            records.foresee(self, index)
                 status = records.enter(records.context, index, grad, weight)
                 if status == MOVED:
                     records.note(index, weight)
@@ -1148,6 +1167,373 @@ class Updater(CheckedUpdates):
         array([1.])
         """
         averaged.restore(self, weights)
+
+    # Updates whose arguments Python has checked: first calls, and slow ones
+
+    def forget(self) -> None:
+        """Drop all records, between the calls of other threads."""
+        with self.lock:
+            self.records.forget()
+            self.devices.forget()
+
+    # Checks
+
+    def _update_views(
+        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
+    ) -> None:
+        """Update arrays of other libraries through NumPy views."""
+        own, views = list(grads), list(weights)
+        for k, index in enumerate(indices):
+            try:
+                own[k], views[k] = as_gradient(grads[k]), as_weight(weights[k])
+            except (TypeError, ValueError) as error:
+                context = label(index, self.optimizer.idx2name)
+                raise type(error)(f"{context}: {error}") from error
+        if all(map(is_, views, weights)) and all(map(is_, own, grads)):
+            self._update(indices, grads, weights, single)
+            return
+        if single:
+            self(indices[0], own[0], views[0])
+        else:
+            self(indices, own, views)
+        mark_written(weights)
+
+    def _update(
+        self,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        single: bool = False,
+    ) -> None:
+        """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
+        with self.lock, unused(self.optimizer.updating):
+            optimizer = self.optimizer
+            if self._averages is not None:
+                self._averages.check_free()
+            if not indices:
+                vars(self)["_info"] = UNCHANGED
+                return
+            unchecked = optimizer.unchecked
+            self._check_names(indices)
+            check_given(self, indices)
+            if optimizer.inherits:
+                optimizer.keep_updates(self.states)
+            self.records.admit(optimizer)
+            slow = self._slow or SlowCallCounter()
+            why = slow.reason(self, indices, grads, weights, unchecked)
+            with uninterrupted:
+                if self._windows is None:
+                    self._apply(indices, grads, weights, single)
+                else:
+                    entries = self._checked_entries(indices, grads, weights)
+                    self._add(self._windows, entries, single)
+            if why is not None:
+                slow.add(self, *why)
+                vars(self)["_slow"] = slow
+
+    def _check_names(self, indices: Sequence[Index]) -> None:
+        """Warn of names of multipliers and patterns of groups that no parameter has."""
+        optimizer = self.optimizer
+        if not optimizer.unchecked or not indices:
+            return
+        waiting = self._windows.calls if self._windows else ()
+        groups = self.parameters.groups
+        optimizer.check_multipliers(indices, waiting, grouped=groups is not None)
+        if groups is not None and not optimizer.unchecked:
+            groups.warn_of_unused([*indices, *waiting])
+
+    def _checked(
+        self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
+    ) -> list[Call]:
+        """Check all arrays, then return the calls with states, created for new indices."""
+        return self._with_states(self._checked_entries(indices, grads, weights))
+
+    def _checked_entries(
+        self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
+    ) -> list[Entry]:
+        """Check that weights and gradients match; return indices, weights and gradients."""
+        names, native = self.optimizer.idx2name, self.parameters.native
+        checked = []
+        for index, grad, weight in zip(indices, grads, weights, strict=True):
+            context = label(index, names)
+            grad = check(context, weight, grad, self.parameters.copy_of(index))
+            if isinstance(grad, RowSparse) and not native:
+                optimizer = self.parameters.optimizer_of(index)
+                if not optimizer.native:
+                    grad = optimizer.dense_gradient(index, weight, grad)
+            checked.append((index, weight, grad))
+        return checked
+
+    # States
+
+    def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
+        """Return the calls with states, which are created for new indices."""
+        states: dict[Index, Any] = {}
+        kinds = set(map(type, self.parameters.optimizers()))
+        plain = all(  # nothing is done with new arrays
+            getattr(kind, name) is getattr(Optimizer, name) for kind in kinds for name in CREATE
+        )
+        with allocated_together() if plain else nullcontext():
+            for index, weight, grad in checked:
+                if index not in states:
+                    states[index] = self._state(index, weight, isinstance(grad, RowSparse))
+        return [(index, weight, grad, states[index]) for index, weight, grad in checked]
+
+    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
+        """Return the state of `index` on its weight's device, creating it for a new index."""
+        if index not in self.states:
+            optimizer = self.parameters.optimizer_of(index)
+            state = optimizer.create_state_multi_precision(index, weight)
+            if sparse:
+                small_pages(leaves(state))
+            return placed(state, header(weight))
+        if self.states_synced.get(index):
+            return self.states[index]
+        return self.sync_state_context(self.states[index], header(weight))
+
+    def sync_state_context(self, state: Any, context: Any) -> Any:
+        """Move a restored state to its weight's device.
+
+        Parameters
+        ----------
+        state : None, numpy.ndarray, or tuple or list of them
+            The state of one index.
+        context : object
+            The weight. If it is on a CUDA device, NumPy arrays are copied there; if it is on the
+            host, the state is returned unchanged.
+
+        Returns
+        -------
+        None, numpy.ndarray, tuple or list
+            The state with the same nesting.
+        """
+        return placed(state, header(context))
+
+    def _keep(self, calls: Sequence[Call]) -> None:
+        """Store the states of updated weights."""
+        for index, _, _, state in calls:
+            dict.__setitem__(self.states, index, state)
+            dict.__setitem__(self.states_synced, index, True)
+            self.optimizer.masters_given.pop(index, None)
+
+    def _stored(self, calls: Sequence[Call]) -> Callable[[], None]:
+        """Store states; return a function that puts back what was there before."""
+        known = [
+            (own, {index: own[index] for index, *_ in calls if index in own})
+            for own in (self.states, self.states_synced, self.optimizer.masters_given)
+        ]
+
+        def undo() -> None:
+            for own, before in known:
+                for index, *_ in calls:
+                    dict.pop(own, index, None)
+                dict.update(own, before)
+
+        try:
+            self._keep(calls)
+        except BaseException:
+            undo()
+            raise
+        return undo
+
+    def _commit(
+        self,
+        call: Any,
+        calls: Sequence[Call],
+        step: Callable[[], None],
+        finish: Callable[[], None],
+        last: Callable[[], None] | None = None,
+    ) -> None:
+        """Update without records; states are stored, and all else is finished, if it launches.
+
+        States are stored before the launch, and `finish` and `last` are called after it even if an
+        exception from outside, such as that of a signal handler, comes in between.
+        """
+
+        def end() -> None:
+            finish()
+            if last is not None:
+                last()
+
+        undo = self._stored(calls)
+        try:
+            step()
+            end()
+        except BaseException:
+            if call.done:
+                end()
+            else:
+                undo()
+            raise
+
+    def _is_frozen(self, index: Index) -> bool:
+        """Whether the group of an index is frozen."""
+        return self.parameters.groups is not None and self.parameters.groups.is_frozen(index)
+
+    # Updates
+
+    def _update_in_python(self, calls: Sequence[Call]) -> None:
+        """Update with optimizers of which some override ``update()``, in the order of the list."""
+        optimizers = {call[0]: self.parameters.optimizer_of(call[0]) for call in calls}
+        for optimizer in dict.fromkeys(optimizers.values()) if len(calls) > 1 else ():
+            optimizer.check_calls([call for call in calls if optimizers[call[0]] is optimizer])
+        copies = {index: self.parameters.copy_of(index) for index in optimizers}
+        by = lambda call: (optimizers[call[0]], copies[call[0]] is not None)  # noqa: E731
+        for (optimizer, _), run in groupby(calls, by):
+            own = list(run)
+            if optimizer.native and copies[own[0][0]] is None:
+                optimizer.update_all(own)
+                self._keep(own)
+                continue
+            for call in own:
+                index, weight, grad, state = call
+                if type(optimizer).update_multi_precision is not Optimizer.update_multi_precision:
+                    optimizer.update_multi_precision(index, weight, grad, state)
+                else:
+                    optimizer.update_in_python(index, weight, grad, state, copies[index])
+                self._keep([call])  # in case the user's code raises at the next parameter
+        self.parameters.note([call[0] for call in calls], [call[1] for call in calls])
+
+    def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
+        """Accumulate gradients, and update the parameters whose sums are complete."""
+        optimizer, indices = self.optimizer, [index for index, *_ in entries]
+        self._check_summable(indices)
+        last = [entry for entry in entries if windows.is_last(entry[0])]
+        before, after = windows.before(indices), windows.after(indices)
+        finish = partial(windows.finish, indices, after)
+        try:
+            windows.add(entries, optimizer.idx2name, single)
+            if last:
+                own, weights = [i for i, *_ in last], [weight for _, weight, _ in last]
+                sums = [windows.sums[i] for i in own]
+                self._apply(own, sums, weights, single, 1 / windows.every, finish)
+            finish()
+        except BaseException:
+            if windows.calls is not after:
+                windows.put_back(before)
+            raise
+        if not last:
+            self._info = UNCHANGED
+            self.records.note(indices, [weight for _, weight, _ in entries])
+
+    def _finish(self, index: Any, weight: Any) -> None:
+        """Update with the means of incomplete sums, see :meth:`Updater.finish`."""
+        with self.lock, unused(self.optimizer.updating):
+            optimizer = self.optimizer
+            if self._averages is not None:
+                self._averages.check_free()
+            windows, names = self._windows, optimizer.idx2name
+            found = incomplete(windows, index, weight).items()
+            given = {i: self._given(i, of, "finish") for i, of in found if not self._is_frozen(i)}
+            if windows is None or not given:
+                vars(self)["_info"] = UNCHANGED
+                return
+            indices, calls = list(given), [windows.calls[i] for i in given]
+            views = [self._viewed(i, array) for i, array in given.items()]
+            of = [label(i, names) for i in indices]
+            sums = list(map(windows.total, of, indices, views))
+            means = [  # all gradients have one factor
+                times(total, calls[0] / count)
+                for (*_, total), count in zip(
+                    self._checked_entries(indices, sums, views), calls, strict=True
+                )
+            ]
+            finish = partial(windows.finish, indices, windows.without(given))
+            with uninterrupted:
+                self._apply(indices, means, views, False, 1 / calls[0], finish)
+            mark_written(list(given.values()))
+
+    def _given(self, index: Index, weight: Any, call: str) -> Any:
+        """Return the weight that was given to a method, or else that of the last call."""
+        given = owner_of(self.parameters.weight_of(index)) if weight is None else weight
+        if given is None:
+            raise ValueError(
+                f"{label(index, self.optimizer.idx2name)}: {call} needs the weight, which was in "
+                f"no call yet: pass it, {call}(index, weight)"
+            )
+        return given
+
+    def _viewed(self, index: Index, weight: Any) -> Any:
+        """Return a weight, or the NumPy view of one of another library."""
+        context = label(index, self.optimizer.idx2name)
+        try:
+            view = as_weight(weight)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{context}: {error}") from error
+        check_like(context, "weight", of := header(view), REALS, np.shape(of))
+        return view
+
+    def _check_summable(self, indices: Sequence[Index]) -> None:
+        """Raise ValueError if gradients cannot be accumulated, because an index is repeated."""
+        seen = set[Index]()
+        for index in indices:
+            if index in seen:
+                context = label(index, self.optimizer.idx2name)
+                raise ValueError(f"{context}: accumulate={self.accumulate} takes an index once")
+            seen.add(index)
+
+    def _apply(
+        self,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        single: bool,
+        share: float = 1.0,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
+        native, records = self.parameters.native, self.records
+        if self.settings.clip_adaptive is not None:
+            self.settings.clip_adaptive.check(indices, weights, grads, self.optimizer.idx2name)
+        if native and any(map(is_cuda, weights)):
+            entries = self._checked_entries(indices, grads, weights)
+            device_updates.update(self, entries, single, share, finish)
+            return
+        try:
+            if native and not sums_batches(self.optimizer):
+                info = records.take(self, indices, grads, weights, single, share)
+            else:
+                info = self._apply_in_python(indices, grads, weights, single, share)
+                info = self.parameters.stepped(info, indices) if info.stepped else info
+            if finish is not None:
+                finish()
+        except BaseException:
+            if finish is not None and records.words[DONE]:
+                finish()
+            raise
+        self._report(info)
+
+    def _apply_in_python(
+        self,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        single: bool,
+        share: float,
+    ) -> StepInfo:
+        """Clip the gradients in Python, for a user's ``update()`` or a sum of several calls."""
+        self.records.words[DONE] = 0
+        grads = [grad for *_, grad in self._checked_entries(indices, grads, weights)]
+        if self.settings.clip_adaptive is not None:
+            grads = self._clipped_units(indices, weights, grads, share)
+        sums = partial(self._squares, grads)
+        info, factor = self.settings.measured(self.optimizer, indices, sums, share)
+        if not info.stepped:
+            return info
+        grads = [times(grad, factor * share) for grad in grads]
+        if self.parameters.native:
+            self.records.take(self, indices, grads, weights, single)
+            return info
+        calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
+        self._update_in_python(calls)
+        self._keep(calls)
+        return info
+
+    def _report(self, info: StepInfo) -> None:
+        """Record the outcome of a call."""
+        vars(self)["_info"] = info  # skips __setattr__
+        if self.loss_scaler is not None:
+            self.loss_scaler.update(overflow=info.skipped)
 
 
 @constructs(Updater)

@@ -776,7 +776,7 @@ class ShardedUpdater(WeightKeeper):
         """Whether an error comes from an ``update()`` in NumPy, after all sums over the ranks."""
         if self.optimizer.native or isinstance(error, Stopped) or self._ranks.broken:
             return False
-        return self.shard.gate.added or not self.shard.measures
+        return self.shard.gate.added or not self.shard.settings.measures
 
     def _spread(self, plan: Plan, rows: Listed | None) -> None:
         """Send the rows that row-sparse gradients changed to all ranks, and update the copies."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.device_tables import table_of_parameter
-from fastopt._engine.owner import Owner
+from fastopt._engine.owner import Unmeasured
 from fastopt._engine.parameters import Call, Parameters
 from fastopt._engine.per_index import Index
 from fastopt._engine.records import Records
@@ -22,7 +22,7 @@ NOTHING = object()
 """The state of an index that has not been updated."""
 
 
-class Direct(Owner):
+class Direct(Unmeasured):
     """Records of the parameters that an optimizer updates without an updater.
 
     Parameters

@@ -4,18 +4,16 @@ Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from fastopt._engine.clip import squares
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import Index
 from fastopt._engine.settings import Settings
 from fastopt._engine.validate import Array
-from fastopt.arguments import as_float
 
 
-class Owner:
-    """Abstract base of what has records: an updater, and what updates or adds without one.
+class Owner(Protocol):
+    """What records ask of their owner: an updater, or what updates or adds without one.
 
     Attributes
     ----------
@@ -27,30 +25,47 @@ class Owner:
         What is done with gradients before an update.
     states, states_synced : dict
         State of each index, and whether it is on its weight's device.
+    runs_updates : bool
+        Whether updates run the optimizer's ``update()``, which a class may override.
     """
 
     optimizer: Any
     parameters: Parameters
-    settings: Settings = Settings()
+    settings: Settings
     states: dict[Index, Any]
-    states_synced: dict[Index, Any]
-    _runs_updates: bool = False
-    """Whether updates run the optimizer's ``update()``, which a class may override."""
+    states_synced: dict[Index, bool]
+    runs_updates: bool
 
-    def _state(self, index: Index, weight: Any, sparse: bool = False) -> Any:
+    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """Return the state of an index in the present call."""
-        return self.states.get(index)
 
     def _squares(self, grads: Sequence[Any], down: float) -> Array:
         """Return the sum of squares of each gradient times `down`."""
-        return squares(grads, down)
 
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
     ) -> list[Any]:
         """Return gradients with clipped units; the update multiplies them by `share`."""
-        units = self.settings.clip_adaptive
-        assert units is not None
-        rescale_grad = as_float("rescale_grad", self.optimizer.rescale_grad)
-        factor = rescale_grad * share * self.settings.scale
-        return units.all(indices, weights, grads, factor, self.optimizer.idx2name)
+
+
+class Unmeasured:
+    """Abstract base of owners that are no updater: they have no settings."""
+
+    settings: Settings = Settings()
+    states: dict[Index, Any]
+    states_synced: dict[Index, bool]
+    runs_updates: bool = False
+
+    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
+        """See :class:`Owner`."""
+        return self.states.get(index)
+
+    def _squares(self, grads: Sequence[Any], down: float) -> Array:
+        """See :class:`Owner`."""
+        raise NotImplementedError
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """See :class:`Owner`."""
+        raise NotImplementedError

@@ -1,6 +1,6 @@
 """What an updater keeps of each parameter besides its state, and the optimizers of all of them.
 
-Tests: ``tests/engine/test_parameters.py``, ``tests/updater/test_groups.py``.
+Tests: ``tests/engine/test_parameters.py``, ``tests/optimizer/test_groups.py``.
 """
 
 import re

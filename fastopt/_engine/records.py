@@ -275,7 +275,7 @@ class Records:
         if mode != self.mode or any(each.rule_by_index for each in optimizers):
             self.forget()
         self.mode, self.averages = mode, parameters.averages
-        self.usable = parameters.native or not updater._runs_updates
+        self.usable = parameters.native or not updater.runs_updates
         if self.usable and self.enter is None:
             self.enter = self.entry()
         extra = any(record.layout.rule.extra for record in self.known().values())

@@ -16,13 +16,12 @@ from fastopt._arrays import Gradient, Weight
 from fastopt._engine import device_call, device_updates
 from fastopt._engine.averaging import Averages
 from fastopt._engine.batches import sums_batches
-from fastopt._engine.clip import STEPPED, UNCHANGED, times
+from fastopt._engine.clip import STEPPED, UNCHANGED, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
-from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import Call, Parameters
 from fastopt._engine.records import Records
 from fastopt._engine.settings import Settings
@@ -59,7 +58,7 @@ from fastopt._kernels.threads import start_locks
 from fastopt._structure import Structures, copies
 from fastopt._updater import averaged
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.arguments import Instance, OrNone, Real, constructs, count, number
+from fastopt.arguments import Instance, OrNone, Real, as_float, constructs, count, number
 from fastopt.averages import Average, check_average
 from fastopt.checkpoint.resumable import Resumable
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
@@ -103,7 +102,7 @@ CHANGING = frozenset({"optimizer", "groups", "states", "states_synced", *LIMITS,
 """Attributes that records depend on."""
 
 
-class Updater(Owner, Resumable):
+class Updater(Resumable):
     """Update weights in place with an optimizer, and hold its state for each index.
 
     Parameters
@@ -220,6 +219,10 @@ class Updater(Owner, Resumable):
     average: Average | None
     clip_adaptive: float | None
     clip_adaptive_eps: float
+    parameters: Parameters
+    settings: Settings
+    states: dict[Index, Any]
+    states_synced: dict[Index, bool]
     records: Records
     devices: DeviceRecords
     takes_extra: bool = False
@@ -235,10 +238,11 @@ class Updater(Owner, Resumable):
     """Whether the optimizer belongs to the updater, with its counts."""
     structures: Structures
     """Paths of the nested structures that have been updated."""
-    _runs_updates: bool = True
+    runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
     unlisted = Resumable.unlisted | {
-        *("devices", "forget", "lock", "parameters", "records", "settings", "structures"),
+        *("devices", "forget", "lock", "parameters", "records", "runs_updates"),
+        *("settings", "structures"),
         "takes_extra",
     }
 
@@ -1528,6 +1532,19 @@ class Updater(Owner, Resumable):
         self._update_in_python(calls)
         self._keep(calls)
         return info
+
+    def _squares(self, grads: Sequence[Any], down: float) -> Array:
+        """Return the sum of squares of each gradient times `down`."""
+        return squares(grads, down)
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """Return gradients with clipped units; the update multiplies them by `share`."""
+        units, names = self.settings.clip_adaptive, self.optimizer.idx2name
+        assert units is not None
+        factor = as_float("rescale_grad", self.optimizer.rescale_grad) * share * self.settings.scale
+        return units.all(indices, weights, grads, factor, names)
 
     def _report(self, info: StepInfo) -> None:
         """Record the outcome of a call."""

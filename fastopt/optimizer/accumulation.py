@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt._engine.accumulate import accumulate, placed_rows, room, sum_of_rows
 from fastopt._engine.device_records import DeviceRecords
-from fastopt._engine.owner import Owner
+from fastopt._engine.owner import Unmeasured
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.records import Records
 from fastopt._engine.validate import as_lists, check_index, described, is_listed, label
@@ -47,7 +47,7 @@ def _as_given(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     return grad
 
 
-class Adder(Owner):
+class Adder(Unmeasured):
     """Updater whose weights are sums of gradients.
 
     Parameters

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.clip import STEPPED, UNCHANGED, overflow, scale_of
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_hyper import Counting
 from fastopt._engine.device_steps import DeviceSteps, Finish, Norm
 from fastopt._engine.overlap import Ranges
@@ -237,7 +238,7 @@ class DeviceCall:
         sums: list[Any] = []
         try:
             for part in self.parts:
-                if part.sums:
+                if part.sums is not None:
                     sums.append((part, part.begin_sums(self.indices)))
             if any(part.version != part.optimizer.version for part in self.parts):
                 for part in (*self.parts, *self.parts):  # a new index moves the counts of all
@@ -496,7 +497,7 @@ def _deferred(updater: Any, call: DeviceCall, share: float) -> bool:
     return True
 
 
-def settle(optimizer: Any) -> None:
+def settle(optimizer: OptimizerLike) -> None:
     """Wait for the outcomes of steps that a device has counted."""
     counts = optimizer._index_update_count
     if counts.ahead:

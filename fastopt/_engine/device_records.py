@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastopt._engine.averaging import AveragingStep
-from fastopt._engine.batches import sums_batches
+from fastopt._engine.contract import Batches, OptimizerLike, batches_of
 from fastopt._engine.device_call import DeviceCall, Part, disjoint
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.hyper import hyper_of
@@ -51,7 +51,7 @@ FORMS = 4
 class Record(NamedTuple):
     """A parameter on a device."""
 
-    optimizer: Any
+    optimizer: OptimizerLike
     state: Any
     tables: dict[Any, CudaTable]
     """Tables by form of the gradient."""
@@ -263,8 +263,8 @@ class DeviceRecords:
 
         `between` is called when everything has been counted, before anything is launched.
         """
-        if sums_batches(self.parameters.optimizer):
-            self._accumulate_all(calls, between)
+        if (batches := batches_of(self.parameters.optimizer)) is not None:
+            self._accumulate_all(batches, calls, between)
             return
         indices, weights, grads, states = ([call[k] for call in calls] for k in range(4))
         call = None
@@ -279,7 +279,9 @@ class DeviceRecords:
         call.step(factor, between)
         self.remember(call, weights)
 
-    def _accumulate_all(self, calls: Sequence[Call], between: Callable[[], None] | None) -> None:
+    def _accumulate_all(
+        self, batches: Batches, calls: Sequence[Call], between: Callable[[], None] | None
+    ) -> None:
         """Update with an optimizer that sums the gradients of several calls."""
         parameters, optimizer = self.parameters, self.parameters.optimizer
         before, tables = optimizer.snapshot(), list[CudaTable]()
@@ -288,7 +290,7 @@ class DeviceRecords:
                 for index, weight, grad, state in calls:
                     of = parameters.of(index)
                     grad = check(of.context, weight, grad, of.copy)
-                    total, adding = optimizer.batches.add(of.context, index, grad, weight)
+                    total, adding = batches.add(of.context, index, grad, weight)
                     tables += adding
                     if total is None:
                         optimizer._get_lr(index), optimizer._get_wd(index)  # as an update checks

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.batches import sums_batches
 from fastopt._engine.clip import squares, times
+from fastopt._engine.contract import batches_of
 from fastopt._engine.device_call import DeviceCall
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import Index
@@ -35,7 +35,7 @@ def update(
     parameters, devices = updater.parameters, updater.devices
     here = [entry for entry in entries if not is_cuda(entry[1])]
     calls = updater._with_states([entry for entry in entries if is_cuda(entry[1])])
-    accumulates = sums_batches(updater.optimizer)
+    accumulates = batches_of(updater.optimizer) is not None
     call = devices.prepare(calls, single) if parameters.folds and not accumulates else None
     indices = [index for index, *_ in entries]
     sums = partial(_squares, call, calls, entries)

@@ -8,6 +8,7 @@ from functools import partial
 from operator import is_
 from typing import Any
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Unmeasured
@@ -38,7 +39,7 @@ class Direct(Unmeasured):
         State of each index in its last call, whose arrays its record has the addresses of.
     """
 
-    def __init__(self, optimizer: Any, masters: bool) -> None:
+    def __init__(self, optimizer: OptimizerLike, masters: bool) -> None:
         self.optimizer, self.parameters = optimizer, Parameters(optimizer, masters)
         self.records, self.devices = Records(self.parameters), DeviceRecords(self.parameters)
         self.states, self.states_synced = {}, {}

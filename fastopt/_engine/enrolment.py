@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import AveragingStep
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.parameters import Parameter, Record
@@ -310,7 +311,7 @@ class Enrolment:
         same = getattr(grad, "dtype", None) == weight.dtype
         return common, weight.dtype, weight.shape, is_fortran(weight), same
 
-    def _settings(self, optimizer: Any) -> Any:
+    def _settings(self, optimizer: OptimizerLike) -> Any:
         """Return what the records of an optimizer depend on; False if each one differs."""
         if not optimizer.starts_at_zero or optimizer.rule_by_index or self.records.defers:
             return False

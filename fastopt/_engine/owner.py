@@ -6,6 +6,7 @@ Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import Index
 from fastopt._engine.settings import Settings
@@ -29,12 +30,14 @@ class Owner(Protocol):
         Whether updates run the optimizer's ``update()``, which a class may override.
     """
 
-    optimizer: Any
     parameters: Parameters
     settings: Settings
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     runs_updates: bool
+
+    @property
+    def optimizer(self) -> OptimizerLike: ...
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """Return the state of an index in the present call."""

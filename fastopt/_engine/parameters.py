@@ -15,7 +15,7 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.batches import sums_batches
+from fastopt._engine.contract import OptimizerLike, batches_of
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
@@ -107,7 +107,7 @@ class Parameter:
     """
 
     index: Index
-    optimizer: Any
+    optimizer: OptimizerLike
     masters: bool = True
     copy: Any = None
     offset: int = 0
@@ -170,7 +170,7 @@ class Parameters:
     """
 
     def __init__(
-        self, optimizer: Any, masters: bool = True, check: Callable[..., Any] = check
+        self, optimizer: OptimizerLike, masters: bool = True, check: Callable[..., Any] = check
     ) -> None:
         self.optimizer, self.masters, self.check = optimizer, masters, check
         self.rows: dict[Index, Parameter] = {}
@@ -240,14 +240,14 @@ class Parameters:
 
     def stepped(self, info: StepInfo, indices: Sequence[Index]) -> StepInfo:
         """Return the outcome of a call of parameters whose updates may only have been counted."""
-        if sums_batches(self.optimizer):
-            updated = any(map(self.optimizer.batches.completes, indices))
+        if (batches := batches_of(self.optimizer)) is not None:
+            updated = any(map(batches.completes, indices))
         else:
             updated = not self.skips
         return info if updated else info._replace(stepped=False)
 
 
-def mode_of(optimizer: Any) -> tuple[Any, ...]:
+def mode_of(optimizer: OptimizerLike) -> tuple[Any, ...]:
     """Return what of an optimizer determines the kernels of its parameters."""
     return (
         () if optimizer.rule_by_index else optimizer.rule,
@@ -257,13 +257,13 @@ def mode_of(optimizer: Any) -> tuple[Any, ...]:
         optimizer.lazy_update,
         optimizer.sparse_decay,
         optimizer.seed,
-        sums_batches(optimizer),
+        batches_of(optimizer) is not None,
         optimizer.rates_before_count and optimizer.lr_scheduler is not None,
     )
 
 
 @contextmanager
-def compiling(optimizer: Any, index: Index) -> Iterator[None]:
+def compiling(optimizer: OptimizerLike, index: Index) -> Iterator[None]:
     """Context that raises compilation errors with the reason why a rule cannot be compiled."""
     try:
         yield
@@ -271,7 +271,7 @@ def compiling(optimizer: Any, index: Index) -> Iterator[None]:
         raise _uncompiled(optimizer, index, error) from error
 
 
-def _uncompiled(optimizer: Any, index: Index, error: Exception) -> TypeError:
+def _uncompiled(optimizer: OptimizerLike, index: Index, error: Exception) -> TypeError:
     """Return an error with the reason why a rule cannot be compiled."""
     rule = optimizer.rule_for(index)
     context = f"{label(index, optimizer.idx2name)}: rule {rule.name if rule else ''}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.lazy_decay import decay_of, decayed
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label, listed
@@ -45,12 +46,14 @@ def as_rows(
     ]
 
 
-def updates_rows(optimizer: Any, layout: Layout) -> bool:
+def updates_rows(optimizer: OptimizerLike, layout: Layout) -> bool:
     """Whether row-sparse gradients update the indexed rows alone."""
     return bool(optimizer.lazy_update and layout.rule.row is None)
 
 
-def row_layout(context: str, optimizer: Any, layout: Layout, record: Any) -> Layout | None:
+def row_layout(
+    context: str, optimizer: OptimizerLike, layout: Layout, record: Any
+) -> Layout | None:
     """Return the layout of row-sparse gradients of a record; None if it has another order.
 
     `layout` is that of dense gradients.
@@ -83,7 +86,7 @@ class Deferred:
         self.row[DECAY] = self.totals.ctypes.data
 
     def begin(
-        self, optimizer: Any, index: Index, weight: Any, t: int, lr: float, wd: float
+        self, optimizer: OptimizerLike, index: Index, weight: Any, t: int, lr: float, wd: float
     ) -> tuple[Any, float]:
         """Enter the decay of step `t`; return the optimizer's ``row_decay`` after it."""
         rows, before = decay_of(optimizer, index, weight)

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.batches import sums_batches
 from fastopt._engine.clip import STEPPED
+from fastopt._engine.contract import Batches, OptimizerLike, batches_of, check_once
 from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
@@ -32,7 +32,6 @@ from fastopt._engine.per_index import Index
 from fastopt._engine.rates import StepRates, multipliers
 from fastopt._engine.reader import Reader
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
-from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import leaves
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
@@ -246,14 +245,16 @@ class Records:
                 elif not (only_rates and shared.follow(optimizer.lr)):
                     shared.fill(shared.optimizer.lr, again=only_rates)
         self.words[w.EXPECTED] = 0
-        self.stepped = STEPPED if sums_batches(optimizer) else parameters.stepped(STEPPED, ())
+        self.stepped = (
+            STEPPED if batches_of(optimizer) is not None else parameters.stepped(STEPPED, ())
+        )
         changes = self.asks or parameters.groups is not None
         self.steady = self.usable and not changes
         self.admit(optimizer)
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
         self.version = version  # last, as an exception may come before
 
-    def admit(self, optimizer: Any) -> None:
+    def admit(self, optimizer: OptimizerLike) -> None:
         """Admit calls before they are checked in Python, if the multipliers have been checked."""
         self.quick = self.usable and not (optimizer.unchecked or self.prepared)
         self.measures = self.norms or self.clips or self.prepares
@@ -266,7 +267,7 @@ class Records:
         settings = updater.settings
         self.prepares, self.clips = settings.accumulate > 1, settings.clip_adaptive is not None
         self.norms = settings.norms
-        batches = sums_batches(updater.optimizer)
+        batches = batches_of(updater.optimizer) is not None
         if batches:  # Python clips what is added to its sums
             self.clips = self.norms = False
         self.factors = self.norms or self.prepares
@@ -306,7 +307,7 @@ class Records:
         self.quick = self.direct = self.steady = self.freezes = False
         self.tensors[:] = 0
 
-    def _find_slots(self, optimizer: Any) -> None:
+    def _find_slots(self, optimizer: OptimizerLike) -> None:
         """Enter the positions of counts and carried numbers, which may have moved."""
         counts, still = optimizer._index_update_count, True
         for shared in (*self.shared.values(), *self.rows.values()):
@@ -591,9 +592,10 @@ class Records:
             return self._take_in_turn(updater, indices, grads, weights, share, factor)
         self.scheduled = {}
         try:
-            if sums_batches(optimizer):
+            batches = batches_of(optimizer)
+            if batches is not None:
                 before = optimizer.snapshot()
-                grads = self._sum(updater, indices, grads, weights)
+                grads = self._sum(batches, indices, grads, weights)
             given = indices, grads, weights, single
             for plan in Plan:
                 info = self._follow_plan(updater, plan, given, share, factor)
@@ -706,14 +708,14 @@ class Records:
         return self.enter_measured(updater, index, grad, weight, share, factor)
 
     def _sum(
-        self, updater: Owner, indices: list[Index], grads: list[Any], weights: list[Any]
+        self, batches: Batches, indices: list[Index], grads: list[Any], weights: list[Any]
     ) -> list[Any]:
         """Return the sums of gradients that an optimizer of several calls per update has so far."""
         parameters, found = self.parameters, []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
             of = parameters.of(index)
             grad = parameters.check(of.context, weight, grad, of.copy)
-            total, _ = of.optimizer.batches.add(of.context, index, grad, weight)
+            total, _ = batches.add(of.context, index, grad, weight)
             self.incomplete.append(total is None)
             found.append(grad if total is None else total)
         return found

@@ -5,10 +5,10 @@ Tests: ``tests/engine/test_clip.py``, ``tests/engine/test_clip_adaptive.py``.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fastopt._engine.clip import STEPPED, measured, scale_of
 from fastopt._engine.clip_adaptive import UnitClip
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import Array
 from fastopt.amp import LossScaler, StepInfo
@@ -53,7 +53,7 @@ class Settings:
 
     def measured(
         self,
-        optimizer: Any,
+        optimizer: OptimizerLike,
         indices: Sequence[Index],
         sums: Callable[[float], Array],
         share: float = 1.0,

@@ -15,9 +15,9 @@ import numpy as np
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine import device_call, device_updates
 from fastopt._engine.averaging import Averages
-from fastopt._engine.batches import sums_batches
 from fastopt._engine.clip import STEPPED, UNCHANGED, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
+from fastopt._engine.contract import batches_of
 from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
@@ -251,7 +251,8 @@ class Updater(Resumable):
         start_locks(self)
         states = Tracked({}, weakly(self._follow_states))
         synced = Tracked({}, weakly(self._forget_records))
-        vars(self).update(DEFAULTS, states=states, states_synced=synced, _info=UNCHANGED)
+        vars(self).update(DEFAULTS, settings=Settings(), _info=UNCHANGED)
+        vars(self).update(states=states, states_synced=synced)
 
     def _start_locks(self) -> None:
         vars(self)["lock"] = RLock()
@@ -287,7 +288,7 @@ class Updater(Resumable):
     def _change(self, name: str, value: Any) -> None:
         """Set an attribute that records depend on."""
         if name == "groups":
-            self._group(value, self.parameters)
+            self._group(value, self.parameters, self.optimizer)
         elif name == "optimizer":
             if value is not vars(self).get(name):
                 self._plan_with(value)
@@ -312,7 +313,7 @@ class Updater(Resumable):
         parameters, before = Parameters(optimizer), vars(self).get("parameters")
         if before is not None:
             parameters.follow(before)
-        self._group(vars(self).get("groups"), parameters)
+        self._group(vars(self).get("groups"), parameters, optimizer)
         vars(self).update(
             optimizer=optimizer,
             parameters=parameters,
@@ -321,9 +322,9 @@ class Updater(Resumable):
             structures=Structures(),
         )
 
-    def _group(self, groups: Any, parameters: Parameters) -> None:
+    def _group(self, groups: Any, parameters: Parameters, main: Optimizer) -> None:
         """Set the groups of `parameters`."""
-        found = None if groups is None else Groups(groups, parameters.optimizer)
+        found = None if groups is None else Groups(groups, main)
         if found is not None:
             self._check_groups(found)
         parameters.groups = found
@@ -1494,7 +1495,7 @@ class Updater(Resumable):
             device_updates.update(self, entries, single, share, finish)
             return
         try:
-            if native and not sums_batches(self.optimizer):
+            if native and batches_of(self.optimizer) is None:
                 info = records.take(self, indices, grads, weights, single, share)
             else:
                 info = self._apply_in_python(indices, grads, weights, single, share)

@@ -205,7 +205,7 @@ class Sharded(Checked):
         if parameters.groups is not None:
             parameters.groups.sync()
         if [each.optimizer for each in self._fingerprints] != parameters.optimizers():
-            self._fingerprints = fingerprints(parameters)
+            self._fingerprints = fingerprints(self.shard.optimizer, parameters.groups)
         facts = Facts({name: str(described(value)) for name, value in limits.items()})
         facts["groups"] = str(self._grouped[1])
         return [facts, *(fact for each in self._fingerprints for fact in each.facts())]

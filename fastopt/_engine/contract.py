@@ -147,6 +147,9 @@ class OptimizerLike(Protocol):
     def create_state(self, index: Index, weight: Array) -> Any:
         """Create the state of a parameter."""
 
+    def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
+        """Create the state of a parameter, with a master if it has one."""
+
     def codes_of(
         self, rule: Rule | None, weight: Array, whole: tuple[int, ...] | None = None
     ) -> dict[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine import device_call, device_updates
-from fastopt._engine.averaging import Averages
+from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.clip import STEPPED, UNCHANGED, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.contract import batches_of
@@ -55,8 +55,9 @@ from fastopt._kernels.record_words import (
     WEIGHT_CODE,
 )
 from fastopt._kernels.threads import start_locks
-from fastopt._structure import Structures, copies
+from fastopt._structure import Structures, as_given, copies
 from fastopt._updater import averaged
+from fastopt._updater.resizing import checked_rows, resized
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, as_float, constructs, count, number
 from fastopt.averages import Average, check_average
@@ -691,7 +692,8 @@ class Updater(Resumable):
         paths, own, arrays = self._leaves(grads, weights, missing)
         if paths:
             grad, structures = own[0], self.structures
-            before = self.parameters.weight_of(paths[0])
+            of = self.parameters.rows.get(paths[0])
+            before = None if of is None else of.weight
             again = structures.first_gradient == id(grad) and before is not arrays[0]
             if before is not None and (again or before is grad):
                 structures.check_order(paths[0], grad, arrays[0], before)
@@ -716,7 +718,8 @@ class Updater(Resumable):
         -------
         dict, list, tuple, named tuple, dataclass instance or array
             The weights, in new containers of the same types. All arrays are copies, as are those
-            without a gradient; arrays of other libraries on the host become NumPy arrays.
+            without a gradient; arrays of other libraries on the host become NumPy arrays. A weight
+            may be a float or a NumPy scalar, and is one again in the result.
 
         Examples
         --------
@@ -730,7 +733,7 @@ class Updater(Resumable):
         """
         new = copies(weights)
         self(*self._leaves(grads, new, missing))
-        return new
+        return as_given(new, weights)
 
     def _leaves(
         self, grads: Any, weights: Any, missing: str
@@ -953,6 +956,81 @@ class Updater(Resumable):
             return False
         is_half = record.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
         return not (optimizer.multi_precision and is_half) and index not in optimizer.row_decay
+
+    def resize(self, index: Any, weight: Array, rows: Any) -> None:
+        """Go on with a weight of which rows were added or removed, or have another order.
+
+        State, average and deferred decay of a row that stays go with it; those of a new row begin
+        as with a new parameter. Update counts do not change. A parameter without state stays one.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter.
+        weight : numpy.ndarray or CUDA array
+            The new weight, whose rows are slices along the first axis.
+        rows : sequence of int
+            For each row of `weight`, the row of the old one that it was, or -1 for a new row.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The arguments do not match each other or the state; the state is not one by rows, since
+            the optimizer overrides ``update()``; gradients wait for their update (call
+            :meth:`finish` before); or :meth:`set_copy` has set a copy of another shape. Nothing
+            changes.
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler; or the weights
+            hold their averages.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.SGD(learning_rate=0.5, momentum=0.9))
+        >>> weight = np.zeros((3, 1))
+        >>> updater("emb", np.array([[1.0], [2.0], [3.0]]), weight)
+        >>> weight = np.vstack([weight[1:], np.zeros((1, 1))])  # without the first row, with a new
+        >>> updater.resize("emb", weight, [1, 2, -1])
+        >>> updater.states["emb"]
+        array([[-1. ],
+               [-1.5],
+               [ 0. ]])
+        """
+        with between_updates(self.lock, "resize()"), uninterrupted:
+            own = self.parameters.of(check_index(index))
+            index, averages = own.index, self._averages
+            view = self._viewed(index, weight)
+            taken = checked_rows(own.context, rows, header(view))
+            if averages is not None:
+                averages.check_free()
+            if not own.optimizer.native:
+                kind = type(own.optimizer).__name__
+                raise TypeError(f"{own.context}: the state of {kind} is not one by rows")
+            if self._windows is not None and index in self._windows.calls:
+                raise ValueError(f"{own.context}: gradients wait for their update: call finish()")
+            if own.copy is not None and np.shape(header(own.copy)) != header(view).shape:
+                raise ValueError(
+                    f"{own.context}: its copy has another shape than the weight: call "
+                    "set_copy(index, None) before, and set_copy with another one after"
+                )
+            known, tables, decay = index in self.states, [], own.optimizer.row_decay
+            if known:
+                fresh = own.optimizer.create_state_multi_precision(index, view)
+                state = resized(own, self.states[index], placed(fresh, header(view)), taken)
+                tables += [(self.states, state), (self.states_synced, True)]
+            if known and averages is not None and index in averages.arrays:
+                exact = exact_copy((header(view),))
+                mean = resized(own, averages.arrays[index], exact, taken)
+                tables.append((averages.arrays, mean))
+            if known and index in decay:
+                old, total = decay[index]
+                lacking = placed(np.full(len(taken), total), header(view))
+                tables.append((decay, (resized(own, old, lacking, taken), total)))
+            for table, value in tables:
+                dict.__setitem__(table, index, value)
+            own.weight = view
+            self._forget_records(index)
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Set a half-precision copy of a float32 weight, which every update writes too.

@@ -201,8 +201,9 @@ class Parameters:
 
     def note(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
+        rows, of = self.rows, self.of
         for index, weight in zip(indices, weights, strict=True):
-            self.of(index).weight = weight
+            (rows.get(index) or of(index)).weight = weight
 
     def follow(self, other: "Parameters") -> None:
         """Take over what the user has set for the parameters of another optimizer."""

@@ -9,7 +9,7 @@ compiled code reads (:mod:`fastopt._engine.reader`).
 Tests: ``tests/engine/test_records.py``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from enum import Enum, auto
 from functools import cache, partial
@@ -406,6 +406,12 @@ class Records:
         if record is None:
             raise KeyError(index)
         return record
+
+    def layouts(self, indices: Iterable[Index]) -> list[Layout]:
+        """Return the different layouts of parameters, without a function call for each."""
+        known = self.by_index
+        found = [record.layout for index in indices if (record := known[index].record)]
+        return list({id(each): each for each in found}.values())
 
     def known(self) -> dict[Index, Record]:
         """Return the records of all parameters that have one."""

@@ -144,8 +144,7 @@ class Stages:
     @property
     def is_elementwise(self) -> bool:
         """Whether elements can be updated in any portions; the same on all ranks."""
-        layouts = {id(each): each for each in [self.records[i].layout for i in self.indices]}
-        own = ((each.rule, each.coded) for each in layouts.values())
+        own = ((each.rule, each.coded) for each in self.records.layouts(self.indices))
         return not (self.records.defers or any(r.passes or r.row or coded for r, coded in own))
 
     def start(self) -> None:
@@ -156,7 +155,7 @@ class Stages:
 
     def reduce(self) -> None:
         """Complete the reductions of all tensors, with the sums of all slices."""
-        rules = {self.records[index].layout.rule for index in self.indices}
+        rules = {each.rule for each in self.records.layouts(self.indices)}
         width = max((sum for rule in rules for sum in rule.sums), default=0)
         for step in range(max((len(rule.passes) for rule in rules), default=0)):
             own = np.zeros((len(self.indices), width))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.parameters import Call
 from fastopt._engine.per_index import Index
+from fastopt._engine.updating import Updating
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label
 from fastopt._foreign import as_gradient, as_weight
 from fastopt._interrupts import uninterrupted
@@ -49,7 +50,7 @@ class _Slot(NamedTuple):
         return ... if self.rows is None else self.rows
 
 
-def update_with(updater: Any, index: Any, grad: Any, weight: Any, extra: Any) -> None:
+def update_with(updater: Updating, index: Any, grad: Any, weight: Any, extra: Any) -> None:
     """Update with an extra array for each gradient, or with one array for a single index."""
     if is_listed(index):
         indices, grads, weights = as_lists(index, grad, weight)
@@ -79,7 +80,7 @@ def update_with(updater: Any, index: Any, grad: Any, weight: Any, extra: Any) ->
 
 
 def _update(
-    updater: Any,
+    updater: Updating,
     indices: Sequence[Index],
     grads: Sequence[Any],
     weights: Sequence[Any],
@@ -111,7 +112,7 @@ def _update(
 
 
 def _check_call(
-    updater: Any,
+    updater: Updating,
     indices: Sequence[Index],
     grads: Sequence[Any],
     weights: Sequence[Any],
@@ -119,7 +120,7 @@ def _check_call(
 ) -> None:
     """Raise unless each rule gets what it takes, once."""
     optimizer, seen = updater.optimizer, set[Index]()
-    if updater.accumulate > 1:
+    if updater.settings.accumulate > 1:
         raise ValueError(
             "accumulate averages gradients of several calls, and no call has their mean extra: "
             "add up both in your code, and use accumulate=1"
@@ -145,7 +146,7 @@ def _check_call(
             )
 
 
-def _checked(updater: Any, call: Call, extra: Any) -> tuple[_Slot, Any] | None:
+def _checked(updater: Updating, call: Call, extra: Any) -> tuple[_Slot, Any] | None:
     """Return the slot of a call and the checked array; None without an extra."""
     if extra is None:
         return None
@@ -172,7 +173,7 @@ def extras_at(
     return result
 
 
-def check_given(updater: Any, indices: Sequence[Index]) -> None:
+def check_given(updater: Updating, indices: Sequence[Index]) -> None:
     """Raise TypeError if the rule of an index takes an extra, and the call has none."""
     if updater.takes_extra:
         return

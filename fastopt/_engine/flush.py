@@ -14,6 +14,7 @@ from fastopt._engine.lazy_decay import decay_of
 from fastopt._engine.parameters import Parameter
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import row_layout
+from fastopt._engine.updating import Updating
 from fastopt._engine.validate import check_like
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu
@@ -26,7 +27,7 @@ from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.sparse import REALS
 
 
-def flush(updater: Any, index: Index, weight: Any, state: Any) -> bool:
+def flush(updater: Updating, index: Index, weight: Any, state: Any) -> bool:
     """Apply the deferred decay of all rows of `weight`; return whether there is any."""
     own = updater.parameters.of(index)
     optimizer, of = own.optimizer, header(weight)
@@ -46,7 +47,7 @@ def flush(updater: Any, index: Index, weight: Any, state: Any) -> bool:
     return True
 
 
-def _flush(updater: Any, of: Parameter, weight: Any) -> None:
+def _flush(updater: Updating, of: Parameter, weight: Any) -> None:
     """Flush a weight on the host, with the row of its record."""
     records, optimizer, index = updater.records, of.optimizer, of.index
     if records.version != optimizer.version:

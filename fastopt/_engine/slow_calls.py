@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.per_index import Index
+from fastopt._engine.updating import Updating
 from fastopt._kernels import record_words as w
 from fastopt._kernels.devices import is_cuda
 from fastopt.amp import SlowCalls
@@ -37,7 +38,7 @@ class SlowCallCounter:
 
     def reason(
         self,
-        updater: Any,
+        updater: Updating,
         indices: Sequence[Index],
         grads: Sequence[Any],
         weights: Sequence[Any],
@@ -61,7 +62,7 @@ class SlowCallCounter:
                 return None
             why = reason_of(grad, weight)
             if not (why or unchecked) and is_row_sparse(grad):
-                if updater.accumulate > 1:
+                if updater.settings.accumulate > 1:
                     why = "its gradient is row-sparse, which needs Python with accumulate"
                 elif records.record_of(index) is None and not weight.flags.c_contiguous:
                     why = "its gradient is row-sparse, and its weight is not in C order"
@@ -78,7 +79,7 @@ class SlowCallCounter:
         form = "the type of its index, or the form of its arrays, needs Python"
         return indices[0], "an index occurs twice" if twice else form
 
-    def add(self, updater: Any, index: Index, reason: str) -> None:
+    def add(self, updater: Updating, index: Index, reason: str) -> None:
         """Count a slow call that has succeeded."""
         calls = self.calls
         first = calls.first if len(calls.first) >= KEPT else (*calls.first, (index, reason))

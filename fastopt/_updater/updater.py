@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from fastopt._arrays import Gradient, Weight
-from fastopt._engine import device_call, device_updates
+from fastopt._engine import device_updates
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.clip import STEPPED, UNCHANGED, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
@@ -507,7 +507,7 @@ class Updater(Resumable):
                     return
             elif self._enter(index, grad, weight):
                 return
-            if self.devices.known and device_call.again(self, index, grad, weight):
+            if self.devices.known and device_updates.again(self, index, grad, weight):
                 return
             self._check_call(index, grad, weight)
 
@@ -767,7 +767,7 @@ class Updater(Resumable):
 
     def _settle(self) -> None:
         """Wait for the outcomes of steps that a device has counted."""
-        device_call.settle(self.optimizer)
+        device_updates.settle(self.optimizer)
 
     def set_master(self, index: Any, array: Array) -> None:
         """Set the values of the float32 master of a half-precision weight.

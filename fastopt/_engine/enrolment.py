@@ -15,6 +15,7 @@ from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import Parameter, Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import Deferred, as_rows, row_layout, updates_rows
@@ -156,7 +157,7 @@ class Enrolment:
     """
 
     def __init__(
-        self, records: Any, updater: Any, indices: list[Index], weights: list[Any]
+        self, records: Any, updater: Owner, indices: list[Index], weights: list[Any]
     ) -> None:
         self.records, self.updater, self.parameters = records, updater, records.parameters
         self.indices, self.weights = indices, weights

@@ -42,7 +42,7 @@ class Group:
         The optimizer of the updater.
     """
 
-    def __init__(self, pattern: str, given: Mapping[str, Any], main: Any) -> None:
+    def __init__(self, pattern: str, given: Mapping[str, Any], main: Optimizer) -> None:
         self.pattern, self.label = pattern, f"groups[{pattern!r}]"
         if not isinstance(pattern, str):
             raise TypeError(f"groups must have regular expressions as keys, got {brief(pattern)}")
@@ -99,7 +99,7 @@ class Group:
                 rest["lr_scheduler"] = rest.pop(name)
         return rest
 
-    def _twin(self, main: Any, overrides: dict[str, Any]) -> Any:
+    def _twin(self, main: Optimizer, overrides: dict[str, Any]) -> Any:
         """Return an optimizer of the same class with overridden hyper-parameters."""
         taken = _arguments(main)
         try:
@@ -139,7 +139,7 @@ class Group:
         self._check_rate()
         return twin
 
-    def _copy(self, main: Any) -> bool:
+    def _copy(self, main: Optimizer) -> bool:
         """Copy the shared attributes of the updater's optimizer; return whether one has changed."""
         own, found, changed = vars(self.optimizer), vars(main), False
         names = FOLLOWED if self.is_other else [*found.keys() - main.transient]
@@ -154,7 +154,7 @@ class Group:
                     own[name] = found[name]
         return changed
 
-    def follow(self, main: Any, tables: bool) -> None:
+    def follow(self, main: Optimizer, tables: bool) -> None:
         """Synchronize with the updater's optimizer; `tables`: its multipliers have changed."""
         changed = self._copy(main)
         self._check_rate()

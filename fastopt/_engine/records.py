@@ -279,7 +279,7 @@ class Records:
         self.usable = parameters.native or not updater.runs_updates
         if self.usable and self.enter is None:
             self.enter = self.entry()
-        extra = any(record.layout.rule.extra for record in self.known().values())
+        extra = any(shared.layout.rule.extra for shared in self.shared.values())
         self.prepared = batches or extra
         self.live = self.usable and any(each.param_dict for each in optimizers)
         scheduled = any(each.lr_scheduler is not None for each in optimizers)
@@ -740,10 +740,10 @@ class Records:
 
     def relink(self, index: Index, state: Any) -> None:
         """Follow another state of a parameter: its record has the new arrays, or is dropped."""
-        record = self.record_of(index)
-        made = None if record is None else record.relinked(state)
-        if made is not None:
-            self.by_index[index].record = made
+        of = self.by_index.get(index)
+        made = None if of is None or of.record is None else of.record.relinked(state)
+        if of is not None and made is not None:
+            of.record = made
         else:
             self.drop(index)
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fastopt.distributed.communicator import Parts
 from fastopt.distributed.packing import copier
 from fastopt.distributed.ranks import Ranks
+from fastopt.optimizer.optimizer import Array
 
-Array = np.ndarray[Any, Any]
 Counts = NDArray[np.int64]
 """Numbers of items: a row for each array, a column for each rank."""
 

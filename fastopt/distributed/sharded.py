@@ -20,10 +20,9 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Checked
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.restore.placement import Form, Placement
-from fastopt.distributed.agreement import Fact, Facts, agree, attempt, is_agreed
+from fastopt.distributed.agreement import Fact, Facts, Gate, Stopped, agree, attempt, is_agreed
 from fastopt.distributed.collectives import added
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
-from fastopt.distributed.gate import Gate, Stopped
 from fastopt.distributed.job import leader_first, private
 from fastopt.distributed.ranks import LIMIT, Ranks, time_limit
 from fastopt.distributed.stages import LOCAL, Local, Stages

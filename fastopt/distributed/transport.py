@@ -8,11 +8,10 @@ import numpy as np
 
 from fastopt._engine.overlap import Addresses
 from fastopt.distributed.communicator import Communicator, Parts, Request
-from fastopt.distributed.job import Layers
+from fastopt.distributed.job import Layers, shared_zeros
 from fastopt.distributed.packing import add_up, pack
 from fastopt.distributed.plan import DEPTH, Bucket, Plan
 from fastopt.distributed.ranks import Ranks
-from fastopt.distributed.shared_memory import shared_zeros
 from fastopt.optimizer.optimizer import Array
 
 SLOTS = 2 * DEPTH

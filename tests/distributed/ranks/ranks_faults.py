@@ -15,7 +15,7 @@ from fastopt.distributed import (
     ShardedTable,
     ShardedUpdater,
     embedding,
-    owned,
+    tables,
 )
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.mpi.communicator import _say_farewell, await_reader
@@ -132,9 +132,9 @@ def check_an_error_of_one_rank_in_a_lookup_or_pull_is_reported_to_the_others():
         def __init__(self, *arguments):
             raise MemoryError("no memory for the routes")
 
-    for module in (owned, embedding):
+    for module in (tables, embedding):
         other = comm.Dup()
-        if module is owned:
+        if module is tables:
             call = ShardedTable((9, 2), optimizer.SGD(), other, timeout=30).pull
         else:
             own = EmbeddingTable(2, optimizer.SGD(lazy_update=True), init="ones")

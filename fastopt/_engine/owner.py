@@ -6,6 +6,7 @@ Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 from typing import Any
 
 from fastopt._engine.per_index import Index
+from fastopt._engine.records import front_of
 
 
 class Owner:
@@ -20,6 +21,7 @@ class Owner:
     loss_scaler = clip_global_norm = _windows = _units = _averages = None
     _runs_updates = False
     """Whether updates run the optimizer's ``update()``, which a class may override."""
+    _entry = staticmethod(front_of)
 
     def __init__(self, planner: Any) -> None:
         self.planner, self.optimizer = planner, planner.optimizer

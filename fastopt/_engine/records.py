@@ -72,6 +72,12 @@ FROZEN[w.FROZEN] = 1
 """The record of parameters that are left out of all calls."""
 
 
+def front_of(records: "Records") -> Callable[..., int]:
+    """Return the function that enters calls: the front, or one in Python if it reads no headers."""
+    enter: Callable[..., int] = front.enter() if readable() else Reader(records)
+    return enter
+
+
 class Plan(Enum):
     """How a call that the front has refused is entered: each way may fail where the next does not.
 
@@ -121,8 +127,6 @@ class Records:
         Whether gradients are clipped unit by unit.
     measures : bool
         Whether gradients are measured, clipped or accumulated before an update.
-    entry : callable
-        Function that returns `enter`, the function that enters a call.
     stepped : StepInfo
         The outcome of a call that measures nothing.
     factors : bool
@@ -162,7 +166,6 @@ class Records:
         """Learning rates of a step that may be tried repeatedly, by optimizer and update."""
         self.incomplete: list[bool] = []
         """Of each tensor of a call, whether its sum is incomplete, so that it is only counted."""
-        self.entry: Callable[[], Any] = front.enter if readable() else lambda: Reader(self)
         self.enter: Any = None
 
     def _make_memory(self) -> None:
@@ -255,7 +258,7 @@ class Records:
         self.mode, self.averages = mode, planner.averages
         self.usable = planner.native or not updater._runs_updates
         if self.usable and self.enter is None:
-            self.enter = self.entry()
+            self.enter = updater._entry(self)
         extra = any(kept.layout.rule.extra for kept in self.kept.values())
         self.prepared = updater.optimizer.is_accumulating or extra
         self.live = self.usable and any(each.param_dict for each in optimizers)

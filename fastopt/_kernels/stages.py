@@ -2,7 +2,7 @@
 
 :mod:`fastopt._kernels.front` goes through a call without a break. Where tensors are slices of
 larger ones, sums of all slices are combined before a reduction ends, and elements are updated as
-their gradients arrive (:mod:`fastopt.distributed.stages`).
+their gradients arrive (:mod:`fastopt.distributed.shard`).
 
 Tests: ``tests/kernels/test_slices.py``.
 """

@@ -19,7 +19,7 @@ from fastopt._engine.clip import STEPPED, UNCHANGED, measured, scale_of, squares
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.extras import check_given
 from fastopt._engine.planner import Call, Planner
-from fastopt._engine.records import Records
+from fastopt._engine.records import Records, front_of
 from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.validate import check, check_like, label, leaves
 from fastopt._foreign import as_gradient, as_weight, owner_of
@@ -60,6 +60,10 @@ class CheckedUpdates(Resumable):
     _slow: SlowCallCounter | None = None
     takes_extra: bool = False
     """Whether a call has extra arrays, which are in the states now."""
+
+    def _entry(self, records: Records) -> Callable[..., int]:
+        """Return the function that enters calls on records."""
+        return front_of(records)
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights in place, on records if they serve the call."""

@@ -180,18 +180,8 @@ def _difference(every: list[dict[str, str]]) -> str:
     raise AssertionError("digests of equal facts differ")
 
 
-class Stopped(Exception):
-    """Raised to end an update that has changed nothing; bypasses the handling of kernel errors.
-
-    Parameters
-    ----------
-    error : Exception or None
-        Error that the call raises; None if no rank has work.
-    """
-
-    def __init__(self, error: Exception | None) -> None:
-        super().__init__(error)
-        self.error = error
+class Idle(Exception):
+    """Raised at the agreement on a call in which no rank has work of its own."""
 
 
 class Gate:
@@ -247,10 +237,9 @@ class Gate:
         if not self.passed and self.ranks.size > 1 and error is None:
             found, error = attempt(self.facts)
             facts = found or ()
-        own = self.active, self.apart
-        agreed, problem = attempt(agree, self.ranks, [*facts, *more], error, *own)
-        if problem is not None or not agreed.active:
-            raise Stopped(problem)
+        agreed = agree(self.ranks, [*facts, *more], error, self.active, self.apart)
+        if not agreed.active:
+            raise Idle
         self.apart = agreed.apart
         self.passed = True
 

@@ -23,7 +23,8 @@ from fastopt.distributed.collectives import of_all
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, time_limit
 from fastopt.distributed.rows import Routes
-from fastopt.distributed.sharded import Shard, Sharded
+from fastopt.distributed.shard import Shard
+from fastopt.distributed.sharded import Sharded
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array
 from fastopt.sparse import RowSparse
@@ -55,12 +56,6 @@ def owners_of(bits: Ids, ranks: int) -> Numbers:
     half = np.uint64(32)
     high = (bits.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> half
     return ((high * np.uint64(ranks)) >> half).astype(np.int64)
-
-
-class TableShard(Shard):
-    """Updater of a rank's table for the agreement of ranks; the table's own updates it."""
-
-    _claims = False
 
 
 class ShardedEmbeddingTable(Sharded):
@@ -118,7 +113,7 @@ class ShardedEmbeddingTable(Sharded):
     def __init__(self, table: EmbeddingTable, comm: Any, timeout: float | None = None) -> None:
         if not isinstance(table, EmbeddingTable):
             raise TypeError(f"table must be an EmbeddingTable, got {brief(table)}")
-        super().__init__(TableShard(table.optimizer), comm, timeout)
+        super().__init__(Shard(table.optimizer, claims=False), comm, timeout)
         self.table = table
         self._begin("make a table")
         used = bool(table.step or len(table) or (table._waiting and len(table._waiting)))

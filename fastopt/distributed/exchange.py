@@ -10,14 +10,13 @@ import numpy as np
 from fastopt._engine.overlap import Addresses
 from fastopt._engine.validate import as_lists, check_index, label
 from fastopt.distributed.packing import pack, unpack
-from fastopt.distributed.plan import DEPTH, Bucket, Group, Plan
+from fastopt.distributed.plan import DEPTH, Bucket, Group, Parts, Plan
 from fastopt.distributed.ranks import Ranks
-from fastopt.distributed.stages import Local, Stages
 from fastopt.distributed.transport import Collecting, Summing, Transport
 from fastopt.optimizer.optimizer import Array, Index
 
 
-class Exchange(Local):
+class Exchange:
     """Sums gradients over the ranks, updates slices as sums arrive, and gathers the new weights.
 
     All ranks start and complete the same operations in the same order.
@@ -180,18 +179,22 @@ class Exchange(Local):
 
     # Updates
 
-    def update(self, stages: Stages) -> None:
-        """Update slices, bucket by bucket if elements do not depend on each other."""
-        self._since = perf_counter()  # exclude the time of the agreement
-        waiting = self._arrived == 0 and self.plan.buckets and not self.plan.listed
-        if not (waiting and stages.is_elementwise):
-            self.receive()
-            super().update(stages)
-            self._lap("update")
-            return
-        stages.start()
+    def resume(self) -> None:
+        """Exclude the time since the last operation, that of an agreement, from `seconds`."""
+        self._since = perf_counter()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether all gradients are in buckets, none of which has been waited for."""
+        return self._arrived == 0 and bool(self.plan.buckets) and not self.plan.listed
+
+    def parts(self) -> Iterator[Parts]:
+        """Yield the parts of this rank's slices that each bucket completes, to be updated.
+
+        The new weights are sent before the next ones.
+        """
         for bucket in self.arrivals():
-            stages.update_parts(bucket.updated)
+            yield bucket.updated
             self._lap("update")
             self._gather(bucket)
 

@@ -144,7 +144,8 @@ class Bucket:
         self.slices: list[Array] = []
         """Views of this rank's slices that are in the bucket."""
         self.updated = np.empty((0, 3), np.int64)
-        """Parts of this rank's slices, see :data:`fastopt.distributed.stages.Parts`."""
+        """Parts of this rank's slices, a row for each: position in the call, first element, number
+        of elements."""
         sizes = parts[:, 3] - parts[:, 2]
         runs = np.column_stack([parts[:, 1:4], np.cumsum(sizes) - sizes])
         self.sent = _merged(runs)

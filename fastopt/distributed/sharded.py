@@ -11,7 +11,6 @@ import numpy as np
 import fastopt
 from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
 from fastopt._engine.extras import refuse_extra
-from fastopt._engine.planner import Call
 from fastopt._kernels.blocks import CODE_BLOCK
 from fastopt._kernels.codes import is_worth_codes
 from fastopt._kernels.layout import real_of
@@ -20,83 +19,14 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Checked
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.restore.placement import Form, Placement
-from fastopt.distributed.agreement import Fact, Facts, Gate, Stopped, agree, attempt, is_agreed
-from fastopt.distributed.collectives import added
+from fastopt.distributed.agreement import Fact, Facts, Gate, Idle, agree, attempt, is_agreed
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
 from fastopt.distributed.job import leader_first, private
-from fastopt.distributed.ranks import LIMIT, Ranks, time_limit
-from fastopt.distributed.stages import LOCAL, Local, Stages
+from fastopt.distributed.ranks import LIMIT, time_limit
+from fastopt.distributed.shard import Shard
 from fastopt.optimizer import Optimizer
-from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
-
-
-class Shard(Updater):
-    """Updater of the slices of one rank.
-
-    Attributes
-    ----------
-    ranks : Ranks
-        The ranks.
-    gate : Gate
-        Agreement of the ranks on the current call.
-    exchange : Local
-        The gradients of the current call.
-    """
-
-    ranks: Ranks
-    gate: Gate
-    exchange: Local = LOCAL
-
-    def _plan_with(self, optimizer: Optimizer) -> None:
-        super()._plan_with(optimizer)
-        entry = self._records.entry
-        self._records.entry = lambda: Stages(self) if self.ranks.size > 1 else entry()
-
-    def _check_groups(self, groups: Groups) -> None:
-        """See :class:`Updater`."""
-        super()._check_groups(groups)
-        self.check_rules(groups)
-
-    @staticmethod
-    def check_rules(groups: Groups) -> None:
-        """Raise TypeError if an optimizer computes with whole weights, as groups have slices."""
-        for optimizer in (groups.main, *groups.optimizers()):
-            if not optimizer.native:
-                kind = type(optimizer).__name__
-                raise TypeError(
-                    f"groups: {kind} overrides update(), and groups on ranks need optimizers with "
-                    f"a rule: use a separate ShardedUpdater for the weights of {kind}"
-                )
-
-    def of(self, index: Index) -> Any:
-        """Optimizer of a parameter."""
-        return self.planner.of(index).optimizer
-
-    def _squares(self, grads: Sequence[Any], down: float) -> Array:
-        self.gate.add()
-        self.exchange.receive()
-        return added(self.ranks, super()._squares(grads, down))
-
-    def _clipped_units(
-        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
-    ) -> list[Any]:
-        """See :class:`Updater`; placements keep each unit on one rank."""
-        self.gate.add()
-        self.exchange.receive()
-        return super()._clipped_units(indices, weights, grads, share)
-
-    def _update_in_python(self, calls: Sequence[Call]) -> None:
-        """See :class:`Updater`; user code sees whole tensors, each on the rank that owns it."""
-        optimizer = self.optimizer
-        if self.ranks.size > 1:  # ranks compare counts, which have the order of the call on each
-            counts, indices = optimizer._index_update_count, [call[0] for call in calls]
-            counts.slots(indices, optimizer.begin_num_update)
-        for index, weight, *_ in calls:
-            if not weight.size:
-                optimizer._update_count(index)
-        super()._update_in_python([call for call in calls if call[1].size])
 
 
 class Sharded(Checked):
@@ -271,20 +201,15 @@ class Sharded(Checked):
             Function that updates this rank's rows with them.
         """
         self._begin(call)
-        self.shard.exchange = LOCAL
+        self.shard.exchange = None
         with around():
             given, error = attempt(check)
             gate = self._gate(lambda: [facts(given)])
-            try:
-                gate.enter(error)
-                with self._updating(lambda: gate.passed):
-                    sent = send(given)
-                with self._updating(lambda: gate.launched):
-                    update(sent)
-            except Stopped as stopped:
-                error = stopped.error
-            if error is not None:
-                raise error
+            gate.enter(error)
+            with self._updating(lambda: gate.passed):
+                sent = send(given)
+            with self._updating(lambda: gate.launched):
+                update(sent)
 
     def any(self, flag: bool) -> bool:
         """Return whether a flag is true on any rank; all ranks must call it.
@@ -337,10 +262,8 @@ class Sharded(Checked):
         """Context that raises errors of one rank on all ranks, or reports them if `too_late()`."""
         try:
             yield
-        except Stopped:
-            raise
         except Exception as error:
-            if is_agreed(error):
+            if isinstance(error, Idle) or is_agreed(error):
                 raise
             if too_late() or self._ranks.broken:
                 self._ranks.fail(f"failed: {type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from fastopt.checkpoint.restore.shards import Saved
 from fastopt.distributed.agreement import Facts, attempt, checksum
 from fastopt.distributed.checkpoint import Resumable
 from fastopt.distributed.rows import MOST_ROWS, Owners, Pulled, Routes, Ways
-from fastopt.distributed.sharded import Shard
+from fastopt.distributed.shard import Shard
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import REALS, RowSparse

@@ -28,8 +28,8 @@ from fastopt.checkpoint.restore.shards import Saved
 from fastopt.distributed.agreement import (
     Fact,
     Facts,
+    Idle,
     Numbers,
-    Stopped,
     agree,
     attempt,
     checksum,
@@ -44,8 +44,7 @@ from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, comparer, flat
 from fastopt.distributed.ranks import Ranks, refuse_forked
 from fastopt.distributed.rows import Listed
-from fastopt.distributed.sharded import Shard
-from fastopt.distributed.stages import LOCAL, compile_stages
+from fastopt.distributed.shard import Shard, compile_stages
 from fastopt.distributed.transport import Direct, Layered, Transport
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
@@ -456,11 +455,9 @@ class ShardedUpdater(Resumable):
                 vars(self.shard)["_info"] = UNCHANGED  # a loss scaler counts updates alone
         except BaseException as problem:
             windows.put_back(before)
-            if not isinstance(problem, Stopped):
-                raise
-            if problem.error is None:
+            if isinstance(problem, Idle):
                 return False
-            raise problem.error from None
+            raise
         windows.finish(indices, after)
         self._latest.update((each[0], each[1]) for each in entries)
         return True
@@ -505,13 +502,7 @@ class ShardedUpdater(Resumable):
             found, error = attempt(self._incomplete, index, weight)
             entries: list[Entry] = found or []
             indices, windows = [each[0] for each in entries], self._windows
-            gate = self._gate(lambda: [self._window_facts(windows, indices)])
-            try:
-                gate.enter(error)
-            except Stopped as stopped:
-                error = stopped.error
-            if error is not None:
-                raise error
+            self._gate(lambda: [self._window_facts(windows, indices)]).enter(error)
             if windows is None or not entries:
                 vars(self.shard)["_info"] = UNCHANGED
                 return
@@ -727,13 +718,12 @@ class ShardedUpdater(Resumable):
                 rows = self._listed(plan, grads)
             self._exchange(exchange, plan, grads, new, rows)
             gate.enter()
-        except Stopped as stopped:
-            if stopped.error is None:
-                return False
-            error = stopped.error
-        if error is not None:
-            self._discard()
-            raise error
+        except Idle:
+            return False
+        except Exception as problem:
+            if is_agreed(problem):
+                self._discard()
+            raise
         return True
 
     def _checked(self, index: Any, grad: Any, weight: Any) -> Found:
@@ -846,12 +836,12 @@ class ShardedUpdater(Resumable):
             self._turns[index] = self._turns.get(index, 0) + 1
         self._unsure.difference_update(plan.indices)
         self._unchecked.clear()
-        self.seconds, self.shard.exchange = exchange.seconds, LOCAL  # frees the gradients
+        self.seconds, self.shard.exchange = exchange.seconds, None  # frees the gradients
         self._keep(plan)
 
     def _is_in_python(self, error: Exception) -> bool:
         """Whether an error comes from an ``update()`` in NumPy, after all sums over the ranks."""
-        if self.optimizer.native or isinstance(error, Stopped) or self._ranks.broken:
+        if self.optimizer.native or is_agreed(error) or self._ranks.broken:
             return False
         return self.shard.gate.added or not self.shard.planner.measures
 

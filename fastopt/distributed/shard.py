@@ -1,43 +1,29 @@
-"""Calls of a rank's slices on records, stage by stage, with what the ranks do together."""
+"""The updater of a rank's slices: calls stage by stage, with what the ranks do together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import reduce
 from operator import add
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastopt._engine.reader import Reader
+from fastopt._engine.planner import Call
+from fastopt._engine.records import Records, front_of
 from fastopt._engine.validate import label
 from fastopt._kernels import front, stages
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cpu_calls import limit_norm
-from fastopt._kernels.numpy_abi import address_of, readable
+from fastopt._kernels.numpy_abi import address_of
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
-from fastopt.distributed.agreement import Numbers
+from fastopt._updater.updater import Updater
+from fastopt.distributed.agreement import Gate, Numbers
 from fastopt.distributed.collectives import added, of_all
-from fastopt.optimizer.optimizer import Array
-
-Parts = NDArray[np.int64]
-"""Parts of tensors, a row for each: position in the call, first element, number of elements."""
-
-
-class Local:
-    """Gradients that are complete before the update starts."""
-
-    def receive(self) -> None:
-        """Wait for the sums of the gradients."""
-
-    def update(self, stages: "Stages") -> None:
-        """Update the tensors of an admitted call."""
-        stages.start()
-        stages.reduce()
-        stages.update()
-
-
-LOCAL = Local()
+from fastopt.distributed.exchange import Exchange
+from fastopt.distributed.ranks import Ranks
+from fastopt.optimizer import Optimizer
+from fastopt.optimizer.groups import Groups
+from fastopt.optimizer.optimizer import Array, Index
 
 
 def compile_stages() -> None:
@@ -54,12 +40,14 @@ class Stages:
     ----------
     shard : Shard
         The updater of the slices.
+    records : Records
+        Its records.
     """
 
-    def __init__(self, shard: Any) -> None:
-        self.shard, self.records = shard, shard._records
-        self.words, self.indices = self.records.words, list[Any]()
-        self._check: Callable[..., int] = front.enter() if readable() else Reader(self.records)
+    def __init__(self, shard: "Shard", records: Records) -> None:
+        self.shard, self.records = shard, records
+        self.words, self.indices = records.words, list[Any]()
+        self._check = front_of(records)
         self._stage: Callable[..., None] = stages.stage()
 
     def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
@@ -78,8 +66,7 @@ class Stages:
             return w.ASKS
         self._use_threads()
         if (measures or records.clips) and not gate.added:
-            gate.add()
-            self.shard.exchange.receive()
+            self.shard.receive()
         if records.clips or words[w.LISTED]:
             self._do(stages.CLIP)
         if measures and not words[w.ASKED]:
@@ -89,7 +76,7 @@ class Stages:
         if asks:
             return w.ASKS
         gate.launch(self._hyper)
-        self.shard.exchange.update(self)
+        self._commit(self.shard.exchange)
         return status
 
     def _is_asked(self) -> bool:
@@ -141,21 +128,35 @@ class Stages:
 
     # Stages of the update
 
-    @property
-    def is_elementwise(self) -> bool:
+    def _commit(self, exchange: Exchange | None) -> None:
+        """Update the tensors, bucket by bucket if elements do not depend on each other."""
+        if exchange is not None:
+            exchange.resume()
+            if exchange.is_waiting and self._is_elementwise():
+                self._start()
+                for parts in exchange.parts():
+                    if len(parts):
+                        self._do(stages.PARTS, len(parts), parts)
+                return
+            exchange.receive()
+        self._start()
+        self._reduce()
+        self._do(stages.UPDATE)
+
+    def _is_elementwise(self) -> bool:
         """Whether elements can be updated in any portions; the same on all ranks."""
         kept = self.records.kept
         layouts = {id(each): each for each in [kept[index].layout for index in self.indices]}
         own = ((each.rule, each.coded) for each in layouts.values())
         return not (self.records.defers or any(r.passes or r.row or coded for r, coded in own))
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Count the step of each tensor."""
         self.words[w.DONE] = 1
         self._do(stages.START)
         self.words[w.ASKED] = self.words[w.EACH] = self.words[w.EXPECTED] = 0
 
-    def reduce(self) -> None:
+    def _reduce(self) -> None:
         """Complete the reductions of all tensors, with the sums of all slices."""
         rules = {self.records.kept[index].layout.rule for index in self.indices}
         width = max((sum for rule in rules for sum in rule.sums), default=0)
@@ -166,11 +167,83 @@ class Stages:
             every = of_all(self.shard.ranks, own) if largest else added(self.shard.ranks, own)[None]
             self._do(stages.COMPLETE, step, every, width, len(every))
 
-    def update_parts(self, parts: Parts) -> None:
-        """Update parts of the tensors."""
-        if len(parts):
-            self._do(stages.PARTS, len(parts), parts)
 
-    def update(self) -> None:
-        """Update all tensors."""
-        self._do(stages.UPDATE)
+class Shard(Updater):
+    """Updater of the slices of one rank.
+
+    Parameters
+    ----------
+    optimizer, *settings
+        See :class:`~fastopt.optimizer.Updater`.
+    claims : bool
+        Whether the optimizer belongs to this updater; otherwise it is that of a table.
+
+    Attributes
+    ----------
+    ranks : Ranks
+        The ranks.
+    gate : Gate
+        Agreement of the ranks on the current call.
+    exchange : Exchange or None
+        The gradients of the current call, if they may be on their way.
+    """
+
+    ranks: Ranks
+    gate: Gate
+    exchange: Exchange | None = None
+
+    def __init__(self, optimizer: Optimizer, *settings: Any, claims: bool = True) -> None:
+        self._claims = claims
+        super().__init__(optimizer, *settings)
+
+    def _entry(self, records: Records) -> Callable[..., int]:
+        """See :class:`Updater`."""
+        return Stages(self, records) if self.ranks.size > 1 else front_of(records)
+
+    def receive(self) -> None:
+        """Agree, before sums over all ranks, and wait for the sums of the gradients."""
+        self.gate.add()
+        if self.exchange is not None:
+            self.exchange.receive()
+
+    def _check_groups(self, groups: Groups) -> None:
+        """See :class:`Updater`."""
+        super()._check_groups(groups)
+        self.check_rules(groups)
+
+    @staticmethod
+    def check_rules(groups: Groups) -> None:
+        """Raise TypeError if an optimizer computes with whole weights, as groups have slices."""
+        for optimizer in (groups.main, *groups.optimizers()):
+            if not optimizer.native:
+                kind = type(optimizer).__name__
+                raise TypeError(
+                    f"groups: {kind} overrides update(), and groups on ranks need optimizers with "
+                    f"a rule: use a separate ShardedUpdater for the weights of {kind}"
+                )
+
+    def of(self, index: Index) -> Any:
+        """Optimizer of a parameter."""
+        return self.planner.of(index).optimizer
+
+    def _squares(self, grads: Sequence[Any], down: float) -> Array:
+        self.receive()
+        return added(self.ranks, super()._squares(grads, down))
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """See :class:`Updater`; placements keep each unit on one rank."""
+        self.receive()
+        return super()._clipped_units(indices, weights, grads, share)
+
+    def _update_in_python(self, calls: Sequence[Call]) -> None:
+        """See :class:`Updater`; user code sees whole tensors, each on the rank that owns it."""
+        optimizer = self.optimizer
+        if self.ranks.size > 1:  # ranks compare counts, which have the order of the call on each
+            counts, indices = optimizer._index_update_count, [call[0] for call in calls]
+            counts.slots(indices, optimizer.begin_num_update)
+        for index, weight, *_ in calls:
+            if not weight.size:
+                optimizer._update_count(index)
+        super()._update_in_python([call for call in calls if call[1].size])

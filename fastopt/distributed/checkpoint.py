@@ -15,8 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from fastopt._engine.averaging import Averages
 from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label
@@ -41,12 +39,16 @@ from fastopt.checkpoint.restore.shards import (
 )
 from fastopt.distributed.agreement import Facts, agree, attempt, is_agreed
 from fastopt.distributed.collectives import share_texts
+from fastopt.distributed.fingerprint import holds_array
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, listing, time_limit
 from fastopt.distributed.sharded import Sharded
 from fastopt.lr_scheduler.base import restored
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
+
+Tree = dict[str, Any]
+"""Contents of a file."""
 
 NOTHING: Mapping[Index, Placement] = MappingProxyType({})
 
@@ -119,12 +121,7 @@ class Resumable(Sharded):
 
         def write(slices: Mapping[Index, Array]) -> None:
             self._unchecked.clear()
-            write_together(
-                self,
-                path,
-                lambda run: write_shard(self, path, run, slices, frozen),
-                lambda run: write_index(self, path, run, self._kind, self._masters, frozen),
-            )
+            write_together(self, path, lambda: self._contents(slices, frozen))
 
         with self.optimizer.call_lock:
             self._together(
@@ -138,6 +135,48 @@ class Resumable(Sharded):
                     **compared(),
                 },
             )
+
+    def _contents(
+        self, slices: Mapping[Index, Array], frozen: Mapping[Index, Placement]
+    ) -> tuple[Tree, Tree]:
+        """Return the data that only this rank has, and those common to all ranks."""
+        whole, keys = describe(self.shard), self._keys()
+        without_state = {k: i for k, i in self._keys(frozen).items() if i in frozen}
+        cut, averages = arrays_by_index(whole["attributes"]), whole.get("averages", {})
+        shard = {
+            "states": under_keys(self.states, keys),
+            "attributes": cut,
+            "weights": under_keys(slices, keys | without_state),
+            "averages": {name: averages.get(name, {}) for name in ("arrays", "weights")},
+        }
+        common = {name: value for name, value in whole["attributes"].items() if name not in cut}
+        uncut: dict[str, dict[Index, Any]] = {"states": {}, "averages": {}}
+        for index, parts in self.uncut.items():
+            for name, value in parts.items():
+                uncut.setdefault(name, {})[index] = value
+        states, means = (under_keys(uncut.pop(name), keys) for name in ("states", "averages"))
+        for name, values in uncut.items():
+            common[name] = {**common.get(name, {}), **values}
+        updater = {**whole, "attributes": common, "parameters": keys, "states": states}
+        if averages:
+            updater["averages"] = {**averages, "arrays": means, "weights": {}}
+        places = self.placements
+        contents: Tree = {
+            "kind": self._kind,
+            "updater": updater,
+            "placements": {k: asdict(places[i]) for k, i in keys.items() if i in places},
+            "masters": under_keys(self._masters, keys),
+        }
+        if frozen:
+            of = {key: {"index": i, **asdict(frozen[i])} for key, i in without_state.items()}
+            contents["frozen"] = of
+        return shard, contents
+
+    def _keys(self, more: Iterable[Index] = ()) -> dict[Index, Index]:
+        """Map from the key of each parameter to its index."""
+        counts = self.optimizer._index_update_count
+        known = [*self.placements, *counts, *self._masters, *self.uncut, *more]
+        return keys_of(names_of(self.optimizer), known)
 
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
         """Restore a checkpoint written on any number of ranks; all ranks must call it.
@@ -318,7 +357,7 @@ def new_run() -> str:
 
 
 def write_together(
-    sharded: Any, path: PathLike, shard: Callable[[str], None], index: Callable[[str], None]
+    sharded: Sharded, path: PathLike, contents: Callable[[], tuple[Tree, Tree]]
 ) -> None:
     """Write a checkpoint; collective.
 
@@ -327,105 +366,49 @@ def write_together(
     sharded : Sharded
         The ranks.
     path : str or os.PathLike
-        The index file.
-    shard, index : callable
-        Functions that write the shard of this rank and the index, given the name of the run. Rank 0
-        writes the index if all ranks have written their shards.
+        The index file, which rank 0 writes if all ranks have written their shards.
+    contents : callable
+        Function that returns the contents of the shard of this rank, and of the index.
     """
-    facts = Facts(path=os.fspath(path))
-    run = share_texts(sharded._ranks, new_run())[0]
+    ranks, rank, size = sharded._ranks, sharded.rank, sharded.ranks
+    run = share_texts(ranks, new_run())[0]
+    own = shard_path(path, run, rank, size)
+
+    def write_shard() -> Tree:
+        shard, index = contents()
+        write_part(own, path, chunks({"run": run, "rank": rank, **shard}))
+        return index
+
+    def write_index() -> None:
+        if rank == 0:
+            _check_shards(path, run, size)
+            write_atomically(path, chunks({"run": run, "ranks": size, **index}))
+
     try:
-        _, error = attempt(shard, run)
-        sharded._agree(facts, error)
-        if sharded.rank == 0:
-            _, error = attempt(_write_listed, sharded, path, run, index)
-        sharded._agree(facts, error)
+        index = _agreed(ranks, write_shard)
+        _agreed(ranks, write_index)
     except Exception:
-        if not sharded._ranks.broken and not _is_listed(sharded, path, run):
+        if not ranks.broken and not _is_listed(ranks, path, run):
             with suppress(OSError):
-                shard_path(path, run, sharded.rank, sharded.ranks).unlink()
+                own.unlink()
         raise
-    if sharded.rank == 0:
+    if rank == 0:
         with suppress(OSError):  # the next save tries again
             remove_others(path, run)
-    sharded._agree(facts, None)
+    agree(ranks)
 
 
-def _write_listed(sharded: Any, path: PathLike, run: str, index: Callable[[str], None]) -> None:
-    """Write the index, after checking that all shards exist."""
-    _check_shards(path, run, sharded.ranks)
-    index(run)
-
-
-def _is_listed(sharded: Any, path: PathLike, run: str) -> bool:
+def _is_listed(ranks: Ranks, path: PathLike, run: str) -> bool:
     """Whether the index may list the shards of a run that failed; collective.
 
     Writing the index can fail after it has replaced the old one. Rank 0 reads it for all ranks,
     because a network file system may still show the old one to others.
     """
     listed = True
-    if sharded.rank == 0:
+    if ranks.rank == 0:
         with suppress(OSError):
             listed = Path(path).exists() and run.encode() in Path(path).read_bytes()
-    return share_texts(sharded._ranks, str(listed))[0] == "True"
-
-
-def write_shard(
-    sharded: Any,
-    path: PathLike,
-    run: str,
-    weights: Mapping[Index, Array],
-    frozen: Mapping[Index, Placement],
-) -> None:
-    """Write the shard of this rank: the data that only this rank has."""
-    keys, whole = _keys(sharded), describe(sharded.shard)
-    averages = whole.get("averages", {})
-    shard = {
-        "run": run,
-        "rank": sharded.rank,
-        "states": under_keys(sharded.states, keys),
-        "attributes": arrays_by_index(whole["attributes"]),
-        "weights": under_keys(weights, keys | _frozen_keys(sharded, frozen)),
-        "averages": {name: averages.get(name, {}) for name in ("arrays", "weights")},
-    }
-    write_part(shard_path(path, run, sharded.rank, sharded.ranks), path, chunks(shard))
-
-
-def write_index(
-    sharded: Any,
-    path: PathLike,
-    run: str,
-    kind: str,
-    masters: Mapping[Index, Array],
-    frozen: Mapping[Index, Placement],
-) -> None:
-    """Write the index: the data common to all ranks."""
-    whole, keys = describe(sharded.shard), _keys(sharded)
-    cut = arrays_by_index(whole["attributes"])
-    common = {name: value for name, value in whole["attributes"].items() if name not in cut}
-    placements = sharded.placements
-    uncut: dict[str, dict[Index, Any]] = {}
-    for index, parts in sharded.uncut.items():
-        for name, value in parts.items():
-            uncut.setdefault(name, {})[index] = value
-    states, averages = (under_keys(uncut.pop(name, {}), keys) for name in ("states", "averages"))
-    for name, values in uncut.items():
-        common[name] = {**common.get(name, {}), **values}
-    updater = {**whole, "attributes": common, "parameters": keys, "states": states}
-    if "averages" in whole:
-        updater["averages"] = {**whole["averages"], "arrays": averages, "weights": {}}
-    index = {
-        "run": run,
-        "ranks": sharded.ranks,
-        "kind": kind,
-        "updater": updater,
-        "placements": {k: asdict(placements[i]) for k, i in keys.items() if i in placements},
-        "masters": under_keys(masters, keys),
-    }
-    if frozen:
-        without_state = _frozen_keys(sharded, frozen).items()
-        index["frozen"] = {k: {"index": i, **asdict(frozen[i])} for k, i in without_state}
-    write_atomically(path, chunks(index))
+    return share_texts(ranks, str(listed))[0] == "True"
 
 
 def _check_shards(path: PathLike, run: str, ranks: int) -> None:
@@ -446,19 +429,6 @@ def _check_shards(path: PathLike, run: str, ranks: int) -> None:
     )
 
 
-def _frozen_keys(sharded: Any, frozen: Mapping[Index, Placement]) -> dict[Index, Index]:
-    """Map from the key of each frozen weight without a state to its index."""
-    return {key: index for key, index in _keys(sharded, frozen).items() if index in frozen}
-
-
-def _keys(sharded: Any, more: Iterable[Index] = ()) -> dict[Index, Index]:
-    """Map from the key of each parameter to its index."""
-    optimizer = sharded.optimizer
-    known = [*sharded.placements, *optimizer._index_update_count, *sharded._masters]
-    known += [*sharded.uncut, *more]
-    return keys_of(names_of(optimizer), known)
-
-
 def remove_others(path: PathLike, run: str) -> None:
     """Remove the shards of earlier checkpoints, which the index no longer lists."""
     target = Path(path)
@@ -474,16 +444,8 @@ def arrays_by_index(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in attributes.items()
-        if isinstance(value, Mapping) and any(map(_has_array, value.values()))
+        if isinstance(value, Mapping) and any(map(holds_array, value.values()))
     }
-
-
-def _has_array(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_array, value.values()))
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_array, value))
-    return isinstance(value, np.ndarray)
 
 
 LATEST = "latest.json"
@@ -548,7 +510,7 @@ def save_checkpoint(
     limit = time_limit(timeout)
     ranks = private(comm, limit).ranks
     ranks.begin(CALL, limit)
-    run = share_texts(ranks, secrets.token_hex(8))[0]
+    run = share_texts(ranks, new_run())[0]
     target, latest = Path(folder, run), Path(folder, LATEST)
 
     def check() -> Facts:
@@ -617,9 +579,10 @@ def _is_file_name(name: Any) -> bool:
     return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
 
 
-def _agreed(ranks: Ranks, work: Callable[[], Any]) -> None:
-    """Do the work of this rank; an error is raised on all ranks."""
-    _, error = attempt(work)
+def _agreed(ranks: Ranks, work: Callable[[], Any]) -> Any:
+    """Do the work of this rank, and return its result; an error is raised on all ranks."""
+    result, error = attempt(work)
     if error is not None and is_agreed(error):
         raise error
     agree(ranks, (), error)
+    return result

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from fastopt._engine.overlap import Addresses
-from fastopt._engine.validate import as_lists, check_index, label
+from fastopt._engine.validate import check_index, label
 from fastopt.distributed.packing import pack, unpack
 from fastopt.distributed.plan import DEPTH, Bucket, Group, Parts, Plan
 from fastopt.distributed.ranks import Ranks
@@ -209,11 +209,7 @@ class Exchange:
         if weights is None or at is None or transport.copies:
             weights = packed = transport.for_weights(bucket)
             at = bucket.starts[:-1]
-            if self.plan.at is not None:
-                pack(self.plan.flats, bucket.mine, packed, self.plan.at, transport.used)
-            elif bucket.slices:
-                first, last = bucket.starts[self.rank : self.rank + 2]
-                np.concatenate(bucket.slices, out=packed[first:last])
+            pack(self.plan.own, bucket.mine, packed, self.plan.own_at, transport.used)
         self._lap("packing")
         request = transport.gather(bucket, weights, at)
         self._gathering.append((bucket, request, packed))
@@ -274,16 +270,12 @@ class Begun:
             raise ValueError(f"{label(index, self.names)}: begin() was called twice in a step")
         self._grads[index] = grad, sent
 
-    def complete(self, index: Any, grad: Any, weight: Any) -> Any:
+    def complete(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> list[Any]:
         """Return the gradients of a call, also of parameters for which it has None.
 
         Those that were released are zeros without memory of their own.
         """
-        if not self._grads:
-            return grad
-        if not isinstance(index, (list, tuple)):
-            return self._completed(index, grad, weight)
-        return [*map(self._completed, *as_lists(index, grad, weight))]
+        return [*map(self._completed, indices, grads, weights)] if self._grads else grads
 
     def _completed(self, index: Any, grad: Any, weight: Any) -> Any:
         if grad is not None or (index := check_index(index)) not in self._grads:
@@ -291,7 +283,7 @@ class Begun:
         own, _ = self._grads[index]
         return np.broadcast_to(np.float32(0), np.shape(weight)) if own is None else own
 
-    def check(self, plan: Plan, grads: Any) -> None:
+    def check(self, plan: Plan, grads: list[Any]) -> None:
         """Raise ValueError unless a call has the gradients that were sent, or None."""
         if self.exchange is None:
             return
@@ -299,9 +291,8 @@ class Begun:
             raise ValueError(
                 "begin() was called for the parameters of the previous call, not for these"
             )
-        given = grads if isinstance(grads, (list, tuple)) else [grads]
         for index, (own, sent) in self._grads.items():
-            grad = given[plan.places[index]]
+            grad = grads[plan.places[index]]
             if sent and grad is not None and (own is None or not _is_same(own, grad)):
                 problem = "the gradient is not the one passed to begin()"
                 cure = ", which was released: pass None" if own is None else ""

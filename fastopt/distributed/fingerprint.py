@@ -145,7 +145,7 @@ def described(value: Any, depth: int = DEPTH) -> str | None:
     if isinstance(value, LRScheduler):
         return f"{type(value).__name__} {described(vars(value), depth - 1)}"
     if depth > 0 and isinstance(value, Mapping):
-        if not value or any(map(_holds_array, value.values())):
+        if not value or any(map(holds_array, value.values())):
             return None
         items = sorted((str(key), described(part, depth - 1)) for key, part in value.items())
         return "{" + ", ".join(f"{key}: {text}" for key, text in items) + "}"
@@ -164,11 +164,12 @@ def _has_name(value: Any) -> bool:
     return hasattr(value, "__qualname__")
 
 
-def _holds_array(value: Any) -> bool:
+def holds_array(value: Any) -> bool:
+    """Whether a value is an array, or contains one."""
     if isinstance(value, Mapping):
-        return any(map(_holds_array, value.values()))
+        return any(map(holds_array, value.values()))
     if isinstance(value, (tuple, list)):
-        return any(map(_holds_array, value))
+        return any(map(holds_array, value))
     return isinstance(value, np.ndarray)
 
 

@@ -140,18 +140,12 @@ class Bucket:
             self.even = copy(self)
             self.even._divide(np.diff(np.arange(len(counts) + 1) * total // len(counts)))
         mine = parts[:, 0] == rank
-        self.own: list[Part] = [(place, *ends) for place, *ends in parts[mine, 1:4].tolist()]
-        self.slices: list[Array] = []
-        """Views of this rank's slices that are in the bucket."""
-        self.updated = np.empty((0, 3), np.int64)
-        """Parts of this rank's slices, a row for each: position in the call, first element, number
-        of elements."""
         sizes = parts[:, 3] - parts[:, 2]
         runs = np.column_stack([parts[:, 1:4], np.cumsum(sizes) - sizes])
         self.sent = _merged(runs)
         """Parts of all ranks, in order."""
         self.mine = _merged(runs[mine])
-        """Parts of this rank."""
+        """Parts of this rank, in its slices once :meth:`enter` has been called."""
         self.received = _merged(runs[~mine | np.isin(runs[:, 0], [*keep])])
         """Parts to copy to the weights: those of other ranks, and of the tensors `keep`."""
         self.at = self._in_memory(parts)
@@ -178,6 +172,13 @@ class Bucket:
         found[ranks[begins]] = base[begins]
         offsets: list[int] = found.tolist()
         return offsets if max(offsets) + max(self.counts) <= MOST else None
+
+    def enter(self, begins: Parts) -> None:
+        """Describe the parts of this rank in its slices, which start at these elements."""
+        self.mine[:, 1:3] -= begins[self.mine[:, 0], np.newaxis]
+        place, first, last, _ = self.mine.T
+        self.updated = np.stack([place, first, last - first], axis=1)
+        """A row for each of them: position in the call, first element, number of elements."""
 
     def share(self, rank: int) -> tuple[int, int]:
         """Start and stop of the bucket in a rank's share."""
@@ -373,15 +374,23 @@ class Plan:
         self.at = None if self.copied else self._addresses
         """Addresses of the weights, if all are in place."""
         self.slices = [self._slice(place, rank) for place in range(len(weights))]
+        self.own = [each.reshape(-1) for each in self.slices]
+        self.own_at = addresses(self.own)
+        """Flat slices of this rank, and their addresses."""
         self.alone = ranks == 1
         """Whether this is the only rank: gradients are not sent but used in place."""
         self._flat = all(own.ndim == 1 for own in self.slices)
         self.groups = [] if self.alone else [*self._grouped(ranks, limit, wire)]
         self.grads: list[Any] = [None] * len(weights)
+        begins = np.array([placement.cut(rank) for placement in self.placements], np.int64)
         for group in self.groups:
             group.cut(self.placements, rank, ranks, limit, self.copied)
             group.weights = group.joined(self.flats, group.dtype)
-            self._enter(group, rank)
+            ends = np.cumsum([self.slices[place].size for place in group.places])[:-1]
+            for place, own in zip(group.places, np.split(group.grads, ends), strict=True):
+                self.grads[place] = own.reshape(self.slices[place].shape)
+            for bucket in group.buckets:
+                bucket.enter(begins)
         self._scattered = any(
             group.weights is None or any(b.at is None or b.even for b in group.buckets)
             for group in self.groups
@@ -414,23 +423,6 @@ class Plan:
     def _slice(self, place: int, rank: int) -> Array:
         """Return this rank's slice of a tensor."""
         return self.placements[place].slice_of(self.flats[place], rank)
-
-    def _enter(self, group: Group, rank: int) -> None:
-        """Create views of a group's gradients and buckets for the slices of this rank."""
-        position = 0
-        for place in group.places:
-            own = self.slices[place]
-            end = position + own.size
-            self.grads[place] = group.grads[position:end].reshape(own.shape)
-            position = end
-        for bucket in group.buckets:
-            parts = []
-            for place, first, last in bucket.own:
-                begin = self.placements[place].cut(rank)
-                elements = self.slices[place].reshape(-1)
-                bucket.slices.append(elements[first - begin : last - begin])
-                parts.append((place, first - begin, last - first))
-            bucket.updated = np.array(parts, np.int64).reshape(-1, 3)
 
     def compile(self, wire: Any = None) -> None:
         """Compile the kernels that sum gradients, also those of nodes in the dtype `wire`."""

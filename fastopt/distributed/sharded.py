@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from fastopt.distributed.shard import Shard
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
+
+Result = TypeVar("Result")
 
 
 class Sharded(Checked):
@@ -150,11 +152,11 @@ class Sharded(Checked):
     def _together(
         self,
         call: str,
-        work: Callable[[Any], Any],
+        work: Callable[[Any], Result],
         check: Callable[[], Any] = lambda: None,
         facts: Callable[[Any], Mapping[str, str]] = lambda found: {},
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> Any:
+    ) -> Result:
         """Make a collective call that changes no weight before the ranks have agreed.
 
         Parameters
@@ -242,8 +244,7 @@ class Sharded(Checked):
             self._ranks.wait(self._ranks.comm.all_reduce_max(value))
             return bool(value[0])
 
-        found: bool = self._together("any", largest, lambda: boolean("flag", flag))
-        return found
+        return self._together("any", largest, lambda: boolean("flag", flag))
 
     def _gate(
         self, facts: Callable[[], Sequence[Fact]], active: bool = True, apart: bool = False

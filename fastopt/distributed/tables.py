@@ -15,7 +15,7 @@ from fastopt.checkpoint.restore.placement import Placement
 from fastopt.checkpoint.restore.shards import Saved
 from fastopt.distributed.agreement import Facts, attempt, checksum
 from fastopt.distributed.checkpoint import Resumable
-from fastopt.distributed.rows import MOST_ROWS, Owners, Pulled, Routes, Ways
+from fastopt.distributed.rows import MOST_ROWS, Owners, Pulled, RowExchange
 from fastopt.distributed.shard import Shard
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
@@ -123,10 +123,7 @@ class Owned(Resumable):
 
     def _pull(self, row_ids: Callable[[], Any]) -> dict[Index, Array]:
         """Return rows of tables by index, for row numbers by index; collective."""
-        result: dict[Index, Array] = self._together(
-            "pull", self._fetched, lambda: self._ids(row_ids), self._shapes
-        )
-        return result
+        return self._together("pull", self._fetched, lambda: self._ids(row_ids), self._shapes)
 
     def _fetched(self, ids: Mapping[Index, Array]) -> dict[Index, Array]:
         """Rows of checked row numbers, by index."""
@@ -136,16 +133,14 @@ class Owned(Resumable):
             unique, inverse = np.unique(each, return_inverse=True)
             wanted.append(unique)
             positions.append(inverse)
-        routes = Routes(self._ranks, [t.owners.of(w) for t, w in zip(tables, wanted, strict=True)])
-        local = [t.owners.local(w) for t, w in zip(tables, wanted, strict=True)]
-        (rows,) = routes.there(local)
+        routes = RowExchange(self._ranks, [table.owners for table in tables], wanted)
+        (rows,) = routes.there()
         back = routes.back([t.weight[r] for t, r in zip(tables, rows, strict=True)])
-        for k, table in enumerate(tables):
-            table.pulled = Pulled(
-                wanted[k], rows[k], routes.orders[k], routes.sent[k], routes.received[k]
-            )
+        known = zip(wanted, rows, routes.orders, routes.sent, routes.received, strict=True)
+        for table, pulled in zip(tables, known, strict=True):
+            table.pulled = Pulled(*pulled)
         pairs = zip(ids, back, positions, strict=True)
-        return {index: pulled[inverse] for index, pulled, inverse in pairs}
+        return {index: values[inverse] for index, values, inverse in pairs}
 
     def _shapes(self, given: Mapping[Index, Any]) -> dict[str, str]:
         """Shapes of the tables of a call, for comparison between ranks."""
@@ -174,13 +169,10 @@ class Owned(Resumable):
     def _sent(self, given: Mapping[Index, RowSparse]) -> dict[Index, RowSparse]:
         """Send gradients to the owners; return those of all ranks for the rows of this rank."""
         tables = [self._rows[index] for index in given]
-        ways = Ways(
-            self._ranks,
-            [table.pulled for table in tables],
-            [grad.indices.astype(np.int64) for grad in given.values()],
-            [table.owners for table in tables],
-        )
-        values, rows = ways.there([grad.values for grad in given.values()])
+        ids = [grad.indices.astype(np.int64) for grad in given.values()]
+        owners, pulled = [t.owners for t in tables], [t.pulled for t in tables]
+        routes = RowExchange(self._ranks, owners, ids, pulled)
+        rows, values = routes.there([grad.values for grad in given.values()])
         return {
             index: RowSparse(came, where, table.weight.shape)
             for index, came, where, table in zip(given, values, rows, tables, strict=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import UNCHANGED
+from fastopt._engine.clip import UNCHANGED, times
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, check_like, label
@@ -51,7 +51,17 @@ from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import HALVES, RowSparse
 
-Found = tuple[Plan, list[Any], dict[Index, Placement]]
+
+class Step(NamedTuple):
+    """A checked call: its plan, gradients, placements of new indices, and where gradients are.
+
+    Gradients are flat, unless they fit the plan as they are: then `at` has their addresses.
+    """
+
+    plan: Plan
+    grads: list[Any]
+    new: dict[Index, Placement]
+    at: Addresses | None = None
 
 
 class Nested(NamedTuple):
@@ -61,6 +71,9 @@ class Nested(NamedTuple):
     weights: Any
     missing: str
 
+
+NONE = object()
+"""In place of the arguments of a call that this rank does not make itself."""
 
 CHECK_EVERY = 100
 """Default of `check_every`."""
@@ -283,12 +296,10 @@ class ShardedUpdater(Resumable):
         self.check_every = every
         self._plans: dict[tuple[Index, ...], Plan] = {}
         self._plan: Plan | None = None
-        self._given: Addresses | None = None
-        """Addresses of the gradients of the current call, if they fit the plan as they are."""
         self._turns: dict[Index, int] = {}
         self._unsure: set[Index] = set()
         self._copies: dict[Index, Array] = {}
-        leader_first(self._node, self._compile_common)
+        leader_first(self._node, compile_common)
         self.seconds: dict[str, float] = {}
         self._begun = Begun(self.optimizer.idx2name)
         self._last: Plan | None = None
@@ -421,26 +432,28 @@ class ShardedUpdater(Resumable):
             return self._update(index, grad, weight, active)
         return self._accumulate(self._windows, index, grad, weight, active)
 
-    def _unfrozen(self, index: Any, grad: Any, weight: Any) -> tuple[Any, Any, Any]:
-        """Return the arguments of a call without the parameters of frozen groups."""
+    def _lists(self, index: Any, grad: Any, weight: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return the arguments of a call as lists, without the parameters of frozen groups."""
+        if index is NONE:
+            raise ValueError("join() ends here, before the first update")
         self._check_free()
         if isinstance(index, Nested):
             index, grad, weight = self.shard._leaves(*index)
-        groups = self.shard.planner.groups
-        if groups is None or not groups.freezes:
-            return index, grad, weight
         single = not isinstance(index, (list, tuple))
         lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
-        taken = groups.select([check_index(each) for each in lists[0]])
-        return (index, grad, weight) if taken is None else tuple(map(taken, lists))
+        groups = self.shard.planner.groups
+        if groups is not None and groups.freezes:
+            taken = groups.select([check_index(each) for each in lists[0]])
+            lists = lists if taken is None else tuple(map(taken, lists))
+        return lists
 
     def _accumulate(
         self, windows: Windows, index: Any, grad: Any, weight: Any, active: bool
     ) -> bool:
         """Add the gradients of this rank to its sums, and update with them in the last call."""
         self._begin("accumulate")
-        found, error = attempt(self._entries, windows, index, grad, weight, active)
-        entries, single = cast(tuple[list[Entry], bool], found or ([], False))
+        found, error = attempt(self._entries, windows, index, grad, weight)
+        entries, single = cast(list[Entry], found or []), not isinstance(index, (list, tuple))
         indices = [each[0] for each in entries]
         before, after = windows.before(indices), windows.after(indices)
         gate = self._gate(lambda: [self._window_facts(windows, indices)], active)
@@ -449,7 +462,7 @@ class ShardedUpdater(Resumable):
                 _, error = attempt(windows.add, entries, self.optimizer.idx2name, single)
             gate.enter(error)
             if indices and indices[0] not in after:
-                sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
+                sums = [times(windows.sums[each], 1 / windows.every) for each in indices]
                 self._update(indices, sums, [each[1] for each in entries])
             else:
                 vars(self.shard)["_info"] = UNCHANGED  # a loss scaler counts updates alone
@@ -515,7 +528,7 @@ class ShardedUpdater(Resumable):
         windows, entries = self._windows, []
         for each, given in incomplete(windows, index, weight).items():
             if windows is not None and not self.shard._is_frozen(each):
-                mean = _times(windows.sums[each], 1 / windows.calls[each])
+                mean = times(windows.sums[each], 1 / windows.calls[each])
                 entries.append((each, self._latest[each] if given is None else given, mean))
         return entries
 
@@ -532,21 +545,15 @@ class ShardedUpdater(Resumable):
 
         return Numbers([np.frombuffer(f"{indices}{calls}".encode(), np.uint8)], in_words)
 
-    def _entries(
-        self, windows: Windows, index: Any, grad: Any, weight: Any, active: bool
-    ) -> tuple[list[Entry], bool]:
-        """Return the checked tensors of a call that accumulates, and whether it is one tensor."""
-        if index is None and not active:
-            raise ValueError("join() ends here, before the first update")
-        index, grad, weight = self._unfrozen(index, grad, weight)
-        single = not isinstance(index, (list, tuple))
-        lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
-        indices, weights = [check_index(each) for each in lists[0]], lists[2]
-        grads = [self._check(i, g, w) for i, g, w in zip(indices, lists[1], weights, strict=True)]
+    def _entries(self, windows: Windows, index: Any, grad: Any, weight: Any) -> list[Entry]:
+        """Return the checked tensors of a call that accumulates."""
+        given, grads, weights = self._lists(index, grad, weight)
+        indices = [check_index(each) for each in given]
+        grads = [self._check(*each) for each in zip(indices, grads, weights, strict=True)]
         check_apart(indices, weights, self.optimizer.idx2name)
         if len({windows.is_last(each) for each in indices}) > 1:
             raise ValueError("accumulate takes lists of parameters that had equal numbers of calls")
-        return list(zip(indices, weights, grads, strict=True)), single
+        return list(zip(indices, weights, grads, strict=True))
 
     def begin(self, index: Any, grad: Any, release: bool = False) -> None:
         """Start sending the gradient of a parameter while other gradients are still computed.
@@ -683,7 +690,7 @@ class ShardedUpdater(Resumable):
         """Take part in a call of other ranks; return False if no rank makes one."""
         plan = self._plan
         if plan is None:
-            return self._call_all(None, None, None, active=False)
+            return self._call_all(NONE, NONE, NONE, active=False)
         grads: list[Any] = [
             RowSparse(
                 np.zeros((0, *weight.shape[1:]), plan.listed[k]),
@@ -699,24 +706,22 @@ class ShardedUpdater(Resumable):
     def _update(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
         """Update like :meth:`__call__`; return False if no rank has work of its own."""
         self._begin("update")
-        if index is None and not active:
-            error: Exception | None = ValueError("join() ends here, before the first update")
-            found = None
-        else:
-            found, error = attempt(self._checked, index, grad, weight)
-        plan, grads, new = cast(Found, found or (None, [], {}))
-        apart = self._layered is not None and (plan is None or plan.is_apart(grads, self._given))
-        gate = self._gate(lambda: self._facts(plan, new), active, apart)
+        found, error = attempt(self._planned, index, grad, weight)
+        step, plan = cast(Step, found), cast(Plan, found and found.plan)
+        layered = self._layered is not None
+        apart = layered and (error is not None or plan.is_apart(step.grads, step.at))
+        new = dict[Index, Placement]() if found is None else step.new
+        gate = self._gate(lambda: self._facts(plan, new), active, apart)  # it keeps no gradients
         try:
-            if error is not None or self._needs_early(plan, new):
+            if error is not None or self._needs_early(step):
                 gate.enter(error)
             with self._updating(lambda: gate.passed):
                 self._prepare(plan, new)
                 exchange = self._begun.exchange or Exchange(self._ranks, plan, self._choose)
-                exchange.enter(grads, self._given)
+                exchange.enter(step.grads, step.at)
                 self._begun.exchange = exchange
-                rows = self._listed(plan, grads)
-            self._exchange(exchange, plan, grads, new, rows)
+                rows = Listed(self._ranks, plan, step.grads) if plan.listed else None
+            self._exchange(exchange, step, rows)
             gate.enter()
         except Idle:
             return False
@@ -726,24 +731,11 @@ class ShardedUpdater(Resumable):
             raise
         return True
 
-    def _checked(self, index: Any, grad: Any, weight: Any) -> Found:
-        """Plan of a call, with gradients and new placements, after all of it has been checked."""
-        index, grad, weight = self._unfrozen(index, grad, weight)
-        found = self._planned(index, self._begun.complete(index, grad, weight), weight)
-        self._begun.check(found[0], grad)
-        return found
-
-    @staticmethod
-    def _compile_common() -> None:
-        """Compile what the calls of all updaters need."""
-        addresses([]), copier(), copier(False), comparer(), summer()
-        compile_stages()
-
-    def _needs_early(self, plan: Plan, new: dict[Index, Placement]) -> bool:
+    def _needs_early(self, step: Step) -> bool:
         """Whether the ranks must agree before the update starts, not at its first operation."""
-        optimizer = self.optimizer
+        optimizer, plan = self.optimizer, step.plan
         in_python = optimizer.accumulates or not optimizer.native
-        early = new or plan.listed or self._masters or in_python or not plan.indices
+        early = step.new or plan.listed or self._masters or in_python or not plan.indices
         return bool(early) or not self._fits(plan)
 
     def _fits(self, plan: Plan) -> bool:
@@ -782,27 +774,13 @@ class ShardedUpdater(Resumable):
                     vars(optimizer)[name][index] = value
         plan.refresh(self.rank)
 
-    def _listed(self, plan: Plan, grads: list[Any]) -> Listed | None:
-        """Send row-sparse gradients to the owners of their rows."""
-        if not plan.listed:
-            return None
-        places = [*plan.listed]
-        return Listed(self._ranks, [plan.placements[k] for k in places], [grads[k] for k in places])
-
-    def _exchange(
-        self,
-        exchange: Exchange,
-        plan: Plan,
-        given: list[Any],
-        new: dict[Index, Placement],
-        rows: Listed | None,
-    ) -> None:
+    def _exchange(self, exchange: Exchange, step: Step, rows: Listed | None) -> None:
         """Sum gradients, update the slices of this rank, and gather the new weights."""
         optimizer, gate, problem = self.optimizer, self.shard.gate, None
-        grads = plan.gradients(given, self._given is not None)
-        if rows:
-            for k, grad in zip(plan.listed, rows.grads, strict=True):
-                grads[k] = grad
+        plan, new = step.plan, step.new
+        grads = plan.gradients(step.grads, step.at is not None)
+        for k, grad in rows.grads.items() if rows else ():
+            grads[k] = grad
         before = None if optimizer.native else self._snapshot()
         self.shard.exchange = exchange
         with self._updating(lambda: gate.launched):
@@ -823,7 +801,9 @@ class ShardedUpdater(Resumable):
                 del self.uncut[index]
             if problem or self.info.stepped:
                 exchange.finish()
-                self._spread(plan, rows)
+                if rows:
+                    rows.spread([k for k in rows.grads if self._touches_all(plan.indices[k])])
+                self._follow(plan)
         if before is not None and self.ranks > 1:
             try:
                 agree(self._ranks, (), problem)
@@ -844,15 +824,6 @@ class ShardedUpdater(Resumable):
         if self.optimizer.native or is_agreed(error) or self._ranks.broken:
             return False
         return self.shard.gate.added or not self.shard.planner.measures
-
-    def _spread(self, plan: Plan, rows: Listed | None) -> None:
-        """Send the rows that row-sparse gradients changed to all ranks, and update the copies."""
-        if rows:
-            weights, slices = (
-                [each[k] for k in plan.listed] for each in (plan.weights, plan.slices)
-            )
-            rows.spread(weights, slices, [self._touches_all(plan.indices[k]) for k in plan.listed])
-        self._follow(plan)
 
     def _touches_all(self, index: Index) -> bool:
         """Whether an update has changed rows that its gradient does not index."""
@@ -888,28 +859,24 @@ class ShardedUpdater(Resumable):
 
     # Plans of calls, and what ranks compare
 
-    def _planned(
-        self, index: Any, grad: Any, weight: Any
-    ) -> tuple[Plan, list[Any], dict[Index, Placement]]:
-        """Return the plan, gradients, and placements of new indices.
+    def _planned(self, index: Any, grad: Any, weight: Any) -> Step:
+        """Return the arguments of a call, checked, with its plan."""
+        indices, given, weights = self._lists(index, grad, weight)
+        step = self._step(indices, self._begun.complete(indices, given, weights), weights)
+        self._begun.check(step.plan, given)
+        return step
 
-        Gradients are flat unless they fit the plan.
-        """
-        new = dict[Index, Placement]()
-        if isinstance(index, (list, tuple)):
-            index, grads, weights = as_lists(index, grad, weight)
-        else:
-            index, grads, weights = [index], [grad], [weight]
-        plan = self._plan
-        if plan is None or not plan.has(index):
-            index = [check_index(each) for each in index]
-            plan = self._plans.get(tuple(index))
-        indices = index if plan is None else plan.indices
-        self._given = None
+    def _step(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> Step:
+        """See :meth:`_planned`."""
+        new, plan = dict[Index, Placement](), self._plan
+        if plan is None or not plan.has(indices):
+            indices = [check_index(each) for each in indices]
+            plan = self._plans.get(tuple(indices))
+        indices = indices if plan is None else plan.indices
         if plan is not None and not self._copies:
-            self._given = plan.fit(indices, grads, weights)
-            if self._given is not None:
-                return plan, grads, new
+            at = plan.fit(indices, grads, weights)
+            if at is not None:
+                return Step(plan, grads, new, at)
         known = plan is not None and plan.is_for(indices, weights)
         quick = known and not self._copies
         grads = [
@@ -927,14 +894,10 @@ class ShardedUpdater(Resumable):
             for index in new.keys() & self.uncut.keys():
                 self._cut(index, new[index])  # raises if it does not match
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
-        self._check_not_shared(plan, values)
-        return plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new
-
-    def _check_not_shared(self, plan: Plan, values: Sequence[Array]) -> None:
-        """Raise ValueError if a gradient shares memory with a weight."""
         if shared := plan.shared(values):
-            one, other = (label(plan.indices[k], self.optimizer.idx2name) for k in shared)
+            one, other = (label(indices[k], self.optimizer.idx2name) for k in shared)
             raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
+        return Step(plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new)
 
     def _check(self, index: Index, grad: Any, weight: Any) -> Any:
         """Return the checked gradient; raise TypeError or ValueError for an invalid tensor."""
@@ -978,9 +941,7 @@ class ShardedUpdater(Resumable):
 
     def _form(self, index: Index, shape: tuple[int, ...], listed: bool) -> Form:
         coded, clips = self._is_coded(index, shape), self.shard.clip_adaptive is not None
-        if clips and len(shape) < 2:
-            return "whole"
-        if not self.optimizer.native or (coded and len(shape) < 2):
+        if not self.optimizer.native or (len(shape) < 2 and (coded or clips)):
             return "whole"
         rule = self.shard.of(index).rule_for(index)
         return "rows" if listed or coded or clips or (rule and rule.row) else "flat"
@@ -988,22 +949,14 @@ class ShardedUpdater(Resumable):
     def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
         """Facts about a call that all ranks must have in common, besides the optimizer."""
         if plan.facts is None:
-            names = self.optimizer.idx2name
-            wire = None if self.wire is None else self.wire.name
-            compared = {
-                "tensors": str(len(plan.indices)),
-                "bucket_bytes": str(self.bucket_bytes),
-                "wire": str(wire),
-                "overlap": str(self.overlap),
-            }
+            names, wire = self.optimizer.idx2name, self.wire and self.wire.name
+            plan.facts = Facts(tensors=str(len(plan.indices)), bucket_bytes=str(self.bucket_bytes))
+            plan.facts |= {"wire": str(wire), "overlap": str(self.overlap)}
             for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
-                description = (
-                    f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
-                )
                 listed = plan.listed.get(k)
                 rows = f", with a row-sparse gradient of {listed}" if listed else ""
-                compared[f"tensor {k}"] = description + rows
-            plan.facts = Facts(compared)
+                tensor = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
+                plan.facts[f"tensor {k}"] = tensor + rows
         facts: list[Fact] = [plan.facts, self._values(plan, new)]
         if self._unchecked:
             facts.append(Facts(self._unchecked))
@@ -1447,6 +1400,12 @@ class ShardedUpdater(Resumable):
         self._copies[index] = array
 
 
+def compile_common() -> None:
+    """Compile what the calls of all updaters need."""
+    addresses([]), copier(), copier(False), comparer(), summer()
+    compile_stages()
+
+
 def by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:
     """Arrays by checked index."""
     return {check_index(index): array for index, array in (weights or {}).items()}
@@ -1486,13 +1445,6 @@ def check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[
     for k, other in Ranges(*bounds(weights)).overlapping():
         if np.shares_memory(weights[k], weights[other]):
             raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")
-
-
-def _times(grad: Any, factor: float) -> Any:
-    """A gradient times a factor."""
-    if isinstance(grad, RowSparse):
-        return RowSparse(grad.values * grad.dtype.type(factor), grad.indices, grad.shape)
-    return grad * grad.dtype.type(factor)
 
 
 def _half(name: str) -> np.dtype[Any]:

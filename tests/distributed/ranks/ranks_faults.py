@@ -140,13 +140,13 @@ def check_an_error_of_one_rank_in_a_lookup_or_pull_is_reported_to_the_others():
             own = EmbeddingTable(2, optimizer.SGD(lazy_update=True), init="ones")
             call = ShardedEmbeddingTable(own, other, timeout=30).lookup
         call([1, 2])
-        routes = module.Routes
-        module.Routes = Failing if LAST else routes
+        routes = module.RowExchange
+        module.RowExchange = Failing if LAST else routes
         try:
             with raised((MemoryError, RuntimeError), "MemoryError: " * (not LAST), "no memory for"):
                 call([1, 2])
         finally:
-            module.Routes = routes
+            module.RowExchange = routes
         comm.Barrier()
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from fastopt._engine.averaging import Averages
 from fastopt._engine.planner import Planner
-from fastopt._engine.validate import label
 from fastopt.arguments import brief
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike, write_atomically, write_part
@@ -303,7 +302,7 @@ class Resumable(Sharded):
 
     def _cut(self, index: Index, placement: Placement) -> dict[str, Any]:
         """Slices of the loaded state of a whole weight, and of attributes that contain arrays."""
-        context = label(index, self.optimizer.idx2name)
+        context = self._label(index)
         return {
             name: cut_state(value, placement, self.rank, context, name in BY_ROW)
             for name, value in self.uncut[index].items()

@@ -197,7 +197,7 @@ class ShardedEmbeddingTable(Sharded):
             self._push_together(
                 "update",
                 lambda: self._summed(ids, grads),
-                lambda given: Facts({"dtype of grads": given[1].dtype.name}),
+                lambda given: {"dtype of grads": given[1].dtype.name},
                 lambda given: _to_owners(self._ranks, given),
                 lambda sent: self.table._update(sent[0], self.table.id_dtype, sent[1]),
                 lambda: self._typed(ids),

@@ -239,7 +239,7 @@ class Exchange:
             self._unpack()
 
 
-class Begun:
+class EarlyGradients:
     """Gradients passed to :meth:`ShardedUpdater.begin` since the last call.
 
     Parameters

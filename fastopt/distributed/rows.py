@@ -262,7 +262,7 @@ class RowExchange:
         return np.concatenate([one if same else other for same, one, other in chosen])
 
 
-class Listed:
+class SparseGradients:
     """Row-sparse gradients from all ranks for this rank's slices, concatenated in rank order.
 
     The constructor is collective. Repeated rows of a rank are summed before they are sent, unless

@@ -48,7 +48,7 @@ class Stages:
         self.shard, self.records = shard, records
         self.words, self.indices = records.words, list[Any]()
         self._check = front_of(records)
-        self._stage: Callable[..., None] = stages.stage()
+        self._stage: Callable[..., int] = stages.stage()
 
     def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
         """Update the tensors of a call; return a status, see :mod:`fastopt._kernels.front`."""
@@ -61,7 +61,8 @@ class Stages:
         if status < 0:
             return status
         self.indices = [*index] if type(index) in (list, tuple) else [index]
-        asks, measures = words[w.ASKING] and not self._is_asked(), bool(words[w.MEASURE])
+        asks = words[w.ASKING] and not self._do(stages.IS_ASKED)
+        measures = bool(words[w.MEASURE])
         if asks and not measures:
             return w.ASKS
         self._use_threads()
@@ -79,13 +80,6 @@ class Stages:
         self._commit(self.shard.exchange)
         return status
 
-    def _is_asked(self) -> bool:
-        """Whether the hyper-parameters of the admitted call have been computed."""
-        words = self.words
-        number, expected = words[w.UPDATE_NUMBER], words[w.EXPECTED]
-        foreseen = expected and expected == number and words[w.EXPECTED_TIME] == words[w.TIME]
-        return bool(words[w.ASKED] or (foreseen and not words[w.UNEVEN]))
-
     def _use_threads(self) -> None:
         """Enter how many threads share the work of the call."""
         threads = thread_count() if self.words[w.LARGE] and may_run_parallel() else 1
@@ -94,11 +88,12 @@ class Stages:
 
     def _do(
         self, stage: int, step: int = 0, at: Array | None = None, width: int = 0, slices: int = 0
-    ) -> None:
+    ) -> int:
         """See :func:`fastopt._kernels.stages.stage_call`."""
         place = 0 if at is None else address_of(at)
+        given = self.records.context, stage, len(self.indices), step, place, width, slices
         with turn() if self.words[w.THREADS] > 1 else nullcontext():
-            self._stage(self.records.context, stage, len(self.indices), step, place, width, slices)
+            return self._stage(*given)
 
     def _measure(self) -> None:
         """Compute the norm of all gradients of all ranks, and the factor of the gradients."""

@@ -11,6 +11,7 @@ import numpy as np
 import fastopt
 from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
 from fastopt._engine.extras import refuse_extra
+from fastopt._engine.validate import label
 from fastopt._kernels.blocks import CODE_BLOCK
 from fastopt._kernels.codes import is_worth_codes
 from fastopt._kernels.layout import real_of
@@ -112,6 +113,10 @@ class Sharded(Checked):
         """State of this rank's slice of each parameter."""
         return self.shard.states
 
+    def _label(self, index: Index) -> str:
+        """Name of a parameter in messages."""
+        return label(index, self.optimizer.idx2name)
+
     def _slice(self, index: Index, placement: Placement) -> None:
         """Inform the shard about the position of this rank's slice, and the shape of the tensor."""
         self.shard.planner.offsets[index] = placement.cut(self.rank)
@@ -143,11 +148,7 @@ class Sharded(Checked):
 
     def _agree(self, facts: Facts, error: Exception | None) -> None:
         """Raise on all ranks if one has an error, or if calls or facts of the ranks differ."""
-        if self.ranks == 1:
-            agree(self._ranks, (), error)
-            return
-        common, problem = attempt(self._common)
-        agree(self._ranks, [*(common or ()), facts], error or problem)
+        self._gate(lambda: [facts]).enter(error)
 
     def _together(
         self,
@@ -173,19 +174,14 @@ class Sharded(Checked):
         around : callable
             Function that returns a context for all of these.
         """
-        self._begin(call)
-        with around():
-            found, error = attempt(check)
-            common, problem = attempt(lambda: Facts(facts(found) if error is None else {}))
-            self._agree(common or Facts(), error or problem)
-            with self._updating(lambda: True):
-                return work(found)
+        with self._agreed(call, check, facts, around) as found, self._updating(lambda: True):
+            return work(found)
 
     def _push_together(
         self,
         call: str,
         check: Callable[[], Any],
-        facts: Callable[[Any], Facts],
+        facts: Callable[[Any], Mapping[str, str]],
         send: Callable[[Any], Any],
         update: Callable[[Any], None],
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -202,16 +198,28 @@ class Sharded(Checked):
         update : callable
             Function that updates this rank's rows with them.
         """
-        self._begin(call)
         self.shard.exchange = None
-        with around():
-            given, error = attempt(check)
-            gate = self._gate(lambda: [facts(given)])
-            gate.enter(error)
+        with self._agreed(call, check, facts, around) as given:
+            gate = self.shard.gate
             with self._updating(lambda: gate.passed):
                 sent = send(given)
             with self._updating(lambda: gate.launched):
                 update(sent)
+
+    @contextmanager
+    def _agreed(
+        self,
+        call: str,
+        check: Callable[[], Any],
+        facts: Callable[[Any], Mapping[str, str]],
+        around: Callable[[], AbstractContextManager[Any]],
+    ) -> Iterator[Any]:
+        """Context of a call on whose checked arguments the ranks have agreed, see above."""
+        self._begin(call)
+        with around():
+            found, error = attempt(check)
+            self._gate(lambda: [Facts(facts(found))]).enter(error)
+            yield found
 
     def any(self, flag: bool) -> bool:
         """Return whether a flag is true on any rank; all ranks must call it.

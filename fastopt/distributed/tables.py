@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastopt._engine.validate import check_index, converted, is_half, label, listed
+from fastopt._engine.validate import check_index, converted, is_half, listed
 from fastopt._kernels.layout import kind_of
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
@@ -118,7 +118,7 @@ class Owned(Resumable):
             raise ValueError("expected one table or more, got none")
         items = {check_index(index): item for index, item in given.items()}
         for index in items.keys() - self._rows.keys():
-            raise ValueError(f"{label(index, self.optimizer.idx2name)}: there is no such table")
+            raise ValueError(f"{self._label(index)}: there is no such table")
         return {index: items[index] for index in self._rows if index in items}
 
     def _pull(self, row_ids: Callable[[], Any]) -> dict[Index, Array]:
@@ -144,8 +144,7 @@ class Owned(Resumable):
 
     def _shapes(self, given: Mapping[Index, Any]) -> dict[str, str]:
         """Shapes of the tables of a call, for comparison between ranks."""
-        names = self.optimizer.idx2name
-        return {f"shape of {label(i, names)}": str(self._rows[i].shape) for i in given}
+        return {f"shape of {self._label(i)}": str(self._rows[i].shape) for i in given}
 
     def _ids(self, row_ids: Callable[[], Any]) -> dict[Index, Array]:
         found = {}
@@ -183,7 +182,7 @@ class Owned(Resumable):
 
     def _listed(self, index: Index, grad: Any) -> RowSparse:
         """Check a gradient, and sum its repeated rows unless the sums would be rounded."""
-        context, table = label(index, self.optimizer.idx2name), self._rows[index]
+        context, table = self._label(index), self._rows[index]
         given = listed(context, grad, table.shape)
         if not isinstance(given.values, np.ndarray):
             raise TypeError(
@@ -195,10 +194,9 @@ class Owned(Resumable):
             given = converted(f"{context}: gradient", given, given.dtype, table.weight, takes)
         return given if given.values.itemsize == 2 else given.coalesce()
 
-    def _facts(self, given: Mapping[Index, RowSparse]) -> Facts:
-        names = self.optimizer.idx2name
-        kinds = {f"the gradient of {label(i, names)}": g.dtype.name for i, g in given.items()}
-        return Facts({**kinds, **self._shapes(given)})
+    def _facts(self, given: Mapping[Index, RowSparse]) -> dict[str, str]:
+        kinds = {f"the gradient of {self._label(i)}": g.dtype.name for i, g in given.items()}
+        return kinds | self._shapes(given)
 
     def _weights(self) -> dict[Index, Array]:
         return {index: rows.weight for index, rows in self._rows.items()}

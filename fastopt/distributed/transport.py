@@ -23,7 +23,7 @@ ALIGNED = 4096
 """Divisor of the bytes of a slot."""
 
 
-class Spare:
+class BufferPool:
     """Memory of buckets, which the plans of an updater share."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Transport:
     def __init__(self, ranks: Ranks, comm: Communicator | None = None) -> None:
         self.ranks, self.rank, self.comm = ranks, ranks.rank, ranks.comm
         self.gradient_comm = self.comm if comm is None else comm
-        self.spare = Spare()
+        self.spare = BufferPool()
 
     def fits(self, plan: Plan) -> bool:
         """Whether :meth:`reserve` has nothing to do together with other ranks."""

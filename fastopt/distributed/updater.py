@@ -38,12 +38,12 @@ from fastopt.distributed.agreement import (
 )
 from fastopt.distributed.checkpoint import NOTHING, Resumable, listing_of
 from fastopt.distributed.collectives import gathered_together
-from fastopt.distributed.exchange import Begun, Exchange
+from fastopt.distributed.exchange import EarlyGradients, Exchange
 from fastopt.distributed.job import Lease, Node, leader_first, private
 from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, comparer, flat
 from fastopt.distributed.ranks import Ranks, refuse_forked
-from fastopt.distributed.rows import Listed
+from fastopt.distributed.rows import SparseGradients
 from fastopt.distributed.shard import Shard, compile_stages
 from fastopt.distributed.transport import Direct, Layered, Transport
 from fastopt.optimizer import Optimizer
@@ -301,7 +301,7 @@ class ShardedUpdater(Resumable):
         self._copies: dict[Index, Array] = {}
         leader_first(self._node, compile_common)
         self.seconds: dict[str, float] = {}
-        self._begun = Begun(self.optimizer.idx2name)
+        self._begun = EarlyGradients(self.optimizer.idx2name)
         self._last: Plan | None = None
         self._latest: dict[Index, Array] = {}
         """Weight of the last update of each parameter."""
@@ -537,11 +537,8 @@ class ShardedUpdater(Resumable):
         calls = [windows.calls.get(each, 0) if windows else 0 for each in indices]
 
         def in_words() -> dict[str, str]:
-            names = self.optimizer.idx2name
-            return {
-                f"tensor {k}": f"{label(index, names)} after {count} calls"
-                for k, (index, count) in enumerate(zip(indices, calls, strict=True))
-            }
+            pairs = enumerate(zip(indices, calls, strict=True))
+            return {f"tensor {k}": f"{self._label(i)} after {n} calls" for k, (i, n) in pairs}
 
         return Numbers([np.frombuffer(f"{indices}{calls}".encode(), np.uint8)], in_words)
 
@@ -612,7 +609,7 @@ class ShardedUpdater(Resumable):
             if plan is None:
                 begun.add(index, grad)
                 return
-            context, place = label(index, self.optimizer.idx2name), plan.places.get(index)
+            context, place = self._label(index), plan.places.get(index)
             if place is None:
                 raise ValueError(f"{context}: begin() accepts only parameters of the previous call")
             checked = self._check(index, grad, plan.weights[place])
@@ -628,7 +625,7 @@ class ShardedUpdater(Resumable):
         """Complete the buckets that any rank has started to send for a call that has failed."""
         if self._ranks.broken:  # pending operations still use their memory
             return
-        exchange, self._begun = self._begun.exchange, Begun(self.optimizer.idx2name)
+        exchange, self._begun = self._begun.exchange, EarlyGradients(self.optimizer.idx2name)
         if not self.overlap or self.ranks == 1:
             return
         begun = np.array([exchange.begun if exchange else 0])
@@ -720,7 +717,7 @@ class ShardedUpdater(Resumable):
                 exchange = self._begun.exchange or Exchange(self._ranks, plan, self._choose)
                 exchange.enter(step.grads, step.at)
                 self._begun.exchange = exchange
-                rows = Listed(self._ranks, plan, step.grads) if plan.listed else None
+                rows = SparseGradients(self._ranks, plan, step.grads) if plan.listed else None
             self._exchange(exchange, step, rows)
             gate.enter()
         except Idle:
@@ -774,7 +771,7 @@ class ShardedUpdater(Resumable):
                     vars(optimizer)[name][index] = value
         plan.refresh(self.rank)
 
-    def _exchange(self, exchange: Exchange, step: Step, rows: Listed | None) -> None:
+    def _exchange(self, exchange: Exchange, step: Step, rows: SparseGradients | None) -> None:
         """Sum gradients, update the slices of this rank, and gather the new weights."""
         optimizer, gate, problem = self.optimizer, self.shard.gate, None
         plan, new = step.plan, step.new
@@ -794,7 +791,7 @@ class ShardedUpdater(Resumable):
                 problem = error  # raised by user code, on the rank that owns the tensor
             gate.launched = True
             exchange.receive()
-            self._begun = Begun(self.optimizer.idx2name)
+            self._begun = EarlyGradients(self.optimizer.idx2name)
             self._expect(False)
             self.placements.update(new)
             for index in new.keys() & self.uncut.keys():
@@ -895,13 +892,13 @@ class ShardedUpdater(Resumable):
                 self._cut(index, new[index])  # raises if it does not match
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
         if shared := plan.shared(values):
-            one, other = (label(indices[k], self.optimizer.idx2name) for k in shared)
+            one, other = (self._label(indices[k]) for k in shared)
             raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
         return Step(plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new)
 
     def _check(self, index: Index, grad: Any, weight: Any) -> Any:
         """Return the checked gradient; raise TypeError or ValueError for an invalid tensor."""
-        context, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
+        context, copy = self._label(index), self._copies.get(index)
         check_numpy(context, "weight", weight)
         grad = check(context, weight, grad, copy)
         check_numpy(context, "gradient", grad.values if isinstance(grad, RowSparse) else grad)
@@ -949,13 +946,13 @@ class ShardedUpdater(Resumable):
     def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
         """Facts about a call that all ranks must have in common, besides the optimizer."""
         if plan.facts is None:
-            names, wire = self.optimizer.idx2name, self.wire and self.wire.name
+            wire = self.wire and self.wire.name
             plan.facts = Facts(tensors=str(len(plan.indices)), bucket_bytes=str(self.bucket_bytes))
             plan.facts |= {"wire": str(wire), "overlap": str(self.overlap)}
             for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
                 listed = plan.listed.get(k)
                 rows = f", with a row-sparse gradient of {listed}" if listed else ""
-                tensor = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
+                tensor = f"{self._label(index)} of shape {placement.shape} and {placement.dtype}"
                 plan.facts[f"tensor {k}"] = tensor + rows
         facts: list[Fact] = [plan.facts, self._values(plan, new)]
         if self._unchecked:
@@ -976,12 +973,9 @@ class ShardedUpdater(Resumable):
         sums = plan.checksums(spans)
 
         def in_words() -> dict[str, str]:
-            names, pairs = self.optimizer.idx2name, zip(spans.tolist(), sums.tolist(), strict=True)
             return {
-                f"checksum of values {first} to {last} of {label(plan.indices[k], names)}": hex(
-                    found
-                )
-                for (k, first, last), found in pairs
+                f"checksum of values {first} to {last} of {self._label(plan.indices[k])}": hex(each)
+                for (k, first, last), each in zip(spans.tolist(), sums.tolist(), strict=True)
             }
 
         return Numbers([sums], in_words)
@@ -1060,9 +1054,9 @@ class ShardedUpdater(Resumable):
             return Slices(self, chosen, placements=frozen).own
 
         def compared() -> dict[str, str]:
-            names, own = self.optimizer.idx2name, by_index(weights)
+            own = by_index(weights)
             return {
-                f"frozen weight of {label(i, names)}": f"{place.dtype} of shape {place.shape} with "
+                f"frozen weight of {self._label(i)}": f"{place.dtype} of shape {place.shape} with "
                 f"checksum {checksum(own[i]):#x}"
                 for i, place in frozen.items()
             }
@@ -1078,7 +1072,7 @@ class ShardedUpdater(Resumable):
         new = []
         for index in sorted(weights.keys() - self.placements.keys(), key=repr):
             if self.shard._is_frozen(index):
-                array, context = weights[index], label(index, self.optimizer.idx2name)
+                array, context = weights[index], self._label(index)
                 check_numpy(context, "weight", array)
                 kind, shape = array.dtype, array.shape
                 check_like(context, "weight", array, (kind.name,), shape, written=False)
@@ -1130,7 +1124,7 @@ class ShardedUpdater(Resumable):
         def check(saved: Saved) -> None:
             own.update((i, part) for i, part in saved.weights.items() if i in chosen)
             for index, array in chosen.items():
-                context = label(index, self.optimizer.idx2name)
+                context = self._label(index)
                 placement = saved.frozen.get(index) or saved.placements.get(index)
                 if index not in saved.weights or placement is None:
                     raise CheckpointError(f"{os.fspath(path)}: it has no weight of {context}")
@@ -1184,11 +1178,12 @@ class ShardedUpdater(Resumable):
     def _known(self, index: Any, weight: Array | None) -> tuple[Index, Slices]:
         """Index and this rank's slice of a parameter that has been updated."""
         index = check_index(index)
-        context = label(index, self.optimizer.idx2name)
         self._check_free()
         weight = self._latest.get(index) if weight is None else weight
         if weight is None or index not in self.placements:
-            raise ValueError(f"{context}: flush needs the weight, and an update before it")
+            raise ValueError(
+                f"{self._label(index)}: flush needs the weight, and an update before it"
+            )
         self._check(index, np.zeros_like(weight), weight)
         return index, Slices(self, {index: weight})
 
@@ -1249,7 +1244,7 @@ class ShardedUpdater(Resumable):
 
     def _evaluated(self, weights: Any) -> Slices:
         """Return this rank's slices of the weights that :meth:`averaged` replaces."""
-        shard, names = self.shard, self.optimizer.idx2name
+        shard = self.shard
         if not evaluates(shard):
             averages_of(shard)
         self._check_free()
@@ -1257,12 +1252,12 @@ class ShardedUpdater(Resumable):
         chosen = {**latest, **by_index(weights)}
         for index in chosen.keys() - self.placements.keys():
             if not shard._is_frozen(index):
-                raise ValueError(f"{label(index, names)}: the updater has no average of it")
+                raise ValueError(f"{self._label(index)}: the updater has no average of it")
         needed = [index for index in self.placements if not shard._is_frozen(index)]
         for index in needed:
             if index not in chosen:
                 raise ValueError(
-                    f"{label(index, names)}: its weight was not updated yet by this updater; pass "
+                    f"{self._label(index)}: its weight was not updated yet by this updater; pass "
                     "it in weights={index: array}"
                 )
             self._check_like(index, chosen[index])
@@ -1289,8 +1284,9 @@ class ShardedUpdater(Resumable):
         def check() -> Slices:
             original, chosen = held(self.shard), by_index(weights)
             for index in original.keys() - chosen.keys():
-                context = label(index, self.optimizer.idx2name)
-                raise ValueError(f"{context}: pass its weight in weights={{index: array}}")
+                raise ValueError(
+                    f"{self._label(index)}: pass its weight in weights={{index: array}}"
+                )
             for index in self._placed_frozen(chosen):
                 del chosen[index]
             for index, weight in chosen.items():
@@ -1316,7 +1312,7 @@ class ShardedUpdater(Resumable):
 
     def _check_like(self, index: Index, array: Any, written: bool = True) -> None:
         """Raise an error unless a weight was updated and still has its shape and dtype."""
-        context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
+        context, placement = self._label(index), self.placements.get(index)
         if placement is None:
             raise ValueError(
                 f"{context}: its weight was not updated yet; call the updater with it before"
@@ -1357,7 +1353,7 @@ class ShardedUpdater(Resumable):
         array([0.1, 0.1], dtype=float32)
         """
         index = check_index(index)
-        context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
+        context, placement = self._label(index), self.placements.get(index)
         check_like(context, "master", array, ("float32",), np.shape(array), written=False)
         if placement is None or index not in self.states:
             if not self.shard.of(index).multi_precision:
@@ -1395,8 +1391,7 @@ class ShardedUpdater(Resumable):
         if array is None:
             self._copies.pop(index, None)
             return
-        context = label(index, self.optimizer.idx2name)
-        check_like(context, "copy", array, HALVES, np.shape(array))
+        check_like(self._label(index), "copy", array, HALVES, np.shape(array))
         self._copies[index] = array
 
 

@@ -237,7 +237,7 @@ class Resumable(Sharded):
             try:
                 self._agree(facts, error)
             except BaseException:
-                self._put_back(*before)
+                self._roll_back(*before)
                 restored(schedules, copies)
                 raise
             known = self.placements.keys() | saved.placements.keys()
@@ -253,7 +253,7 @@ class Resumable(Sharded):
                         self.uncut[index][name] = table.pop(index)
             for name, value in vars(trial).items():
                 setattr(self.shard, name, value)
-            self._take_up(saved)
+            self._restore_rest(saved)
             result: Skipped = skipped
             return result
 
@@ -322,7 +322,7 @@ class Resumable(Sharded):
         """Weights that only this rank has."""
         return {}
 
-    def _take_up(self, saved: Saved) -> None:
+    def _restore_rest(self, saved: Saved) -> None:
         """Restore the parts of a checkpoint other than the states."""
         self.placements.update(saved.placements)
         self._masters = saved.masters
@@ -334,7 +334,7 @@ class Resumable(Sharded):
         optimizers = {each: each.snapshot() for each in self.shard.planner.optimizers()}
         return optimizers, scaler.state_dict() if scaler else None
 
-    def _put_back(self, optimizers: Mapping[Any, Any], scale: Any) -> None:
+    def _roll_back(self, optimizers: Mapping[Any, Any], scale: Any) -> None:
         for optimizer, saved in optimizers.items():
             optimizer.put_back(saved)
         if self.loss_scaler:

@@ -59,7 +59,7 @@ class Exchange:
     @property
     def transport(self) -> Transport:
         """What moves the buckets between the ranks."""
-        if self._chosen is None:
+        if self._chosen is None:  # a cached_property has one lock for all ranks that are threads
             self._chosen = self._choose(self.plan)
         return self._chosen
 
@@ -71,9 +71,11 @@ class Exchange:
 
     # Gradients
 
-    def _reduce(self, bucket: Bucket) -> None:
+    def _begin(self) -> None:
         """Start to sum a bucket, packed unless it is contiguous in memory and may be sent so."""
-        group, transport = bucket.group, self.transport
+        self.begun += 1
+        bucket, transport = self.plan.buckets[self.begun - 1], self.transport
+        group = bucket.group
         packed, at = None, bucket.at
         whole = bucket.even is None and not transport.copies
         source = self._in_memory(group) if whole and at is not None else None
@@ -133,10 +135,6 @@ class Exchange:
         """Whether the next of these buckets can be sent, in the same order on all ranks."""
         waits = any(bucket.even is not None for bucket, *_ in self._reducing)
         return self.begun < len(buckets) and len(self._reducing) < DEPTH and not waits
-
-    def _begin(self) -> None:
-        self.begun += 1
-        self._reduce(self.plan.buckets[self.begun - 1])
 
     def arrivals(self, count: int | None = None) -> Iterator[Bucket]:
         """Yield each bucket, or the first `count`, once the sums of this rank are complete."""

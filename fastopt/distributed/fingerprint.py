@@ -153,15 +153,11 @@ def described(value: Any, depth: int = DEPTH) -> str | None:
         return "{" + ", ".join(sorted(str(described(part, depth - 1)) for part in value)) + "}"
     if depth > 0 and isinstance(value, (list, tuple)):
         return "[" + ", ".join(str(described(part, depth - 1)) for part in value) + "]"
-    own = vars(value) if hasattr(value, "__dict__") and not _has_name(value) else {}
-    plain = {name: part for name, part in own.items() if _is_plain(part)}
-    name = getattr(value, "__qualname__", type(value).__name__)
-    return f"{name} {described(plain)}" if plain else str(name)
-
-
-def _has_name(value: Any) -> bool:
-    """Whether a value is a function or class, which is described by its name."""
-    return hasattr(value, "__qualname__")
+    name = getattr(value, "__qualname__", None)
+    if name is not None or not hasattr(value, "__dict__"):  # functions and classes have names
+        return str(name or type(value).__name__)
+    plain = {name: part for name, part in vars(value).items() if _is_plain(part)}
+    return f"{type(value).__name__} {described(plain)}" if plain else type(value).__name__
 
 
 def holds_array(value: Any) -> bool:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -204,11 +205,11 @@ class RowExchange:
         ranks: Ranks,
         owners: Sequence[OwnerMap],
         ids: Sequence[Ids],
-        pulled: Sequence[Pulled | None] | None = None,
+        pulled: Sequence[Pulled | None] = (),
     ) -> None:
-        self.ranks, self.pulled = ranks, pulled or [None] * len(ids)
+        self.ranks, self.pulled = ranks, pulled
         self.orders, self.local, sent, told = [], [], [], []
-        for before, rows, own in zip(self.pulled, ids, owners, strict=True):
+        for before, rows, own in zip(pulled or repeat(None), ids, owners, strict=False):
             if before is not None and np.array_equal(before.wanted, rows):
                 self.orders.append(before.order)
                 self.local.append(rows[:0])
@@ -220,10 +221,15 @@ class RowExchange:
             self.local.append(own.local(rows)[self.orders[-1]])
             sent.append(np.bincount(targets, minlength=ranks.size))
             told.append(sent[-1])
-        self.sent, self.told = np.array(sent), np.array(told)
-        self.came = transposed(ranks, self.told.T).T
-        kept = [np.zeros(ranks.size, int) if p is None else p.received for p in self.pulled]
-        self.received = np.where(self.came == KNOWN, kept, self.came)
+        self.sent, numbers = np.array(sent), np.array(told)
+        self.received = self.came = transposed(ranks, numbers.T).T
+        self._counts = (numbers, self.sent), (self.came, self.received)
+        """Of rows whose numbers are sent, and of all; then of those that are received."""
+        if pulled:
+            kept = [np.zeros(ranks.size, int) if p is None else p.received for p in pulled]
+            self.received = np.where(self.came == KNOWN, kept, self.came)
+            there, here = np.maximum(numbers, 0), np.maximum(self.came, 0)
+            self._counts = (there, self.sent), (here, self.received)
 
     def there(self, *items: Sequence[Array]) -> list[list[Array]]:
         """Send items to the owners of their rows, and return the rows and items for this rank.
@@ -233,13 +239,13 @@ class RowExchange:
         """
         ordered = [a[order] for each in items for a, order in zip(each, self.orders, strict=True)]
         sent, received = (
-            np.concatenate([np.maximum(rows, 0), *[counts] * len(items)])
-            for rows, counts in ((self.told, self.sent), (self.came, self.received))
+            np.concatenate([rows, *[counts] * len(items)]) for rows, counts in self._counts
         )
         came = exchanged(self.ranks, [*self.local, *ordered], sent, received)
         each = len(self.orders)
-        rows = [self._rows(k, came[k]) for k in range(each)]
-        return [rows, *(came[k : k + each] for k in range(each, len(came), each))]
+        if self.pulled:
+            came[:each] = [self._rows(k, came[k]) for k in range(each)]
+        return [came[k : k + each] for k in range(0, len(came), each)]
 
     def back(self, answers: Sequence[Array]) -> list[Array]:
         """Send answers back, and return the answers to this rank's items, in their order."""

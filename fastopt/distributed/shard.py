@@ -217,9 +217,10 @@ class Shard(Updater):
                     f"a rule: use a separate ShardedUpdater for the weights of {kind}"
                 )
 
-    def of(self, index: Index) -> Any:
+    def optimizer_of(self, index: Index) -> Optimizer:
         """Optimizer of a parameter."""
-        return self.planner.of(index).optimizer
+        optimizer: Optimizer = self.planner.of(index).optimizer
+        return optimizer
 
     def _squares(self, grads: Sequence[Any], down: float) -> Array:
         self.receive()

@@ -294,7 +294,7 @@ class Sharded(Checked):
         trials: dict[tuple[Any, ...], Index] = {}
         for index, placement, dtype, sparse in kinds:
             coded = self._is_coded(index, placement.shape)
-            optimizer = self.shard.of(index)
+            optimizer = self.shard.optimizer_of(index)
             kind = dtype, placement.form, sparse, coded
             trials.setdefault((id(optimizer), optimizer.rule_for(index), *kind), index)
 
@@ -308,14 +308,14 @@ class Sharded(Checked):
 
     def _is_coded(self, index: Index, shape: tuple[int, ...]) -> bool:
         """Whether the state of a weight of this shape is stored in 8 bits, in blocks of rows."""
-        optimizer = self.shard.of(index)
+        optimizer = self.shard.optimizer_of(index)
         return optimizer.state_dtype == "int8" and is_worth_codes(shape, optimizer.state_min_size)
 
     def _try_out(self, index: Index, dtype: Any, form: Form, sparse: bool, coded: bool) -> None:
         """Compile by updating small tensors; ignore errors, which the update itself will raise."""
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            opt = copy.deepcopy(self.shard.of(index))
+            opt = copy.deepcopy(self.shard.optimizer_of(index))
             opt._index_update_count.clear()
             opt.masters_given.clear()
             opt.state_min_size = 1 if coded else None

@@ -65,7 +65,7 @@ class Owned(Resumable):
         kind, self._rows = np.dtype(dtype), dict[Index, Rows]()
         rows_by_index, error = attempt(
             lambda: {
-                check_index(index): self._made(shape, values.get(index), kind, owners)
+                check_index(index): self._create_rows(shape, values.get(index), kind, owners)
                 for index, shape in shapes.items()
             }
         )
@@ -84,7 +84,7 @@ class Owned(Resumable):
             self._slice(index, place)
         self._compile((index, self.placements[index], kind, True) for index in rows_by_index)
 
-    def _made(self, shape: Any, values: Any, dtype: Any, owners: Any) -> Rows:
+    def _create_rows(self, shape: Any, values: Any, dtype: Any, owners: Any) -> Rows:
         """Create this rank's rows of a table."""
         if not isinstance(shape, tuple) or not shape:
             raise TypeError(f"shape must be a tuple of one length or more, got {shape!r}")
@@ -158,12 +158,14 @@ class Owned(Resumable):
         """Update rows of tables with gradients by index; collective."""
         with self.optimizer.call_lock:
             self._push_together(
-                "push", lambda: self._given(grads), self._facts, self._sent, self._update_rows
+                "push",
+                lambda: {i: self._listed(i, grad) for i, grad in self._known(grads()).items()},
+                self._facts,
+                self._sent,
+                lambda sent: self.shard(
+                    [*sent], [*sent.values()], [self._rows[index].weight for index in sent]
+                ),
             )
-
-    def _update_rows(self, sent: Mapping[Index, RowSparse]) -> None:
-        """Update this rank's rows with the gradients of all ranks."""
-        self.shard([*sent], [*sent.values()], [self._rows[index].weight for index in sent])
 
     def _sent(self, given: Mapping[Index, RowSparse]) -> dict[Index, RowSparse]:
         """Send gradients to the owners; return those of all ranks for the rows of this rank."""
@@ -176,9 +178,6 @@ class Owned(Resumable):
             index: RowSparse(came, where, table.weight.shape)
             for index, came, where, table in zip(given, values, rows, tables, strict=True)
         }
-
-    def _given(self, grads: Callable[[], Any]) -> dict[Index, RowSparse]:
-        return {index: self._listed(index, grad) for index, grad in self._known(grads()).items()}
 
     def _listed(self, index: Index, grad: Any) -> RowSparse:
         """Check a gradient, and sum its repeated rows unless the sums would be rounded."""
@@ -206,8 +205,8 @@ class Owned(Resumable):
         kinds = {rows.owners.kind for rows in self._rows.values()}
         return " by ".join([super()._kind, *sorted(kinds)])
 
-    def _take_up(self, saved: Saved) -> None:
-        super()._take_up(saved)
+    def _restore_rest(self, saved: Saved) -> None:
+        super()._restore_rest(saved)
         for index, rows in self._rows.items():
             if index in saved.weights:
                 rows.weight[...] = saved.weights[index].reshape(rows.weight.shape)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import UNCHANGED, times
+from fastopt._engine.clip import UNCHANGED
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, check_like, label
@@ -462,7 +462,7 @@ class ShardedUpdater(Resumable):
                 _, error = attempt(windows.add, entries, self.optimizer.idx2name, single)
             gate.enter(error)
             if indices and indices[0] not in after:
-                sums = [times(windows.sums[each], 1 / windows.every) for each in indices]
+                sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
                 self._update(indices, sums, [each[1] for each in entries])
             else:
                 vars(self.shard)["_info"] = UNCHANGED  # a loss scaler counts updates alone
@@ -528,7 +528,7 @@ class ShardedUpdater(Resumable):
         windows, entries = self._windows, []
         for each, given in incomplete(windows, index, weight).items():
             if windows is not None and not self.shard._is_frozen(each):
-                mean = times(windows.sums[each], 1 / windows.calls[each])
+                mean = _times(windows.sums[each], 1 / windows.calls[each])
                 entries.append((each, self._latest[each] if given is None else given, mean))
         return entries
 
@@ -805,7 +805,7 @@ class ShardedUpdater(Resumable):
             try:
                 agree(self._ranks, (), problem)
             except BaseException:
-                self._put_back(*before)
+                self._roll_back(*before)
                 raise
         elif problem is not None:
             raise problem
@@ -824,7 +824,7 @@ class ShardedUpdater(Resumable):
 
     def _touches_all(self, index: Index) -> bool:
         """Whether an update has changed rows that its gradient does not index."""
-        optimizer, average = self.shard.of(index), self.shard.average
+        optimizer, average = self.shard.optimizer_of(index), self.shard.average
         rule = optimizer.rule_for(index)
         if isinstance(average, Lookahead):  # it resets all rows in some steps
             updates = optimizer._index_update_count[index] - optimizer.begin_num_update
@@ -940,7 +940,7 @@ class ShardedUpdater(Resumable):
         coded, clips = self._is_coded(index, shape), self.shard.clip_adaptive is not None
         if not self.optimizer.native or (len(shape) < 2 and (coded or clips)):
             return "whole"
-        rule = self.shard.of(index).rule_for(index)
+        rule = self.shard.optimizer_of(index).rule_for(index)
         return "rows" if listed or coded or clips or (rule and rule.row) else "flat"
 
     def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
@@ -1136,8 +1136,8 @@ class ShardedUpdater(Resumable):
                 Slices(self, {index: chosen[index] for index in own}, own).gather()
         return skipped
 
-    def _take_up(self, saved: Saved) -> None:
-        super()._take_up(saved)
+    def _restore_rest(self, saved: Saved) -> None:
+        super()._restore_rest(saved)
         if self._windows is not None:
             self._windows.clear()
         self._plan = None
@@ -1356,7 +1356,7 @@ class ShardedUpdater(Resumable):
         context, placement = self._label(index), self.placements.get(index)
         check_like(context, "master", array, ("float32",), np.shape(array), written=False)
         if placement is None or index not in self.states:
-            if not self.shard.of(index).multi_precision:
+            if not self.shard.optimizer_of(index).multi_precision:
                 raise ValueError(
                     f"{context}: a master needs an optimizer with multi_precision=True"
                 )
@@ -1440,6 +1440,13 @@ def check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[
     for k, other in Ranges(*bounds(weights)).overlapping():
         if np.shares_memory(weights[k], weights[other]):
             raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")
+
+
+def _times(grad: Any, factor: float) -> Any:
+    """A gradient times a factor."""
+    if isinstance(grad, RowSparse):
+        return RowSparse(grad.values * grad.dtype.type(factor), grad.indices, grad.shape)
+    return grad * grad.dtype.type(factor)
 
 
 def _half(name: str) -> np.dtype[Any]:

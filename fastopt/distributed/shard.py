@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.planner import Call
-from fastopt._engine.records import Records, front_of
+from fastopt._engine.parameters import Call
+from fastopt._engine.reader import front_of
+from fastopt._engine.records import Records
 from fastopt._engine.validate import label
 from fastopt._kernels import front, stages
 from fastopt._kernels import record_words as w
@@ -140,9 +141,7 @@ class Stages:
 
     def _is_elementwise(self) -> bool:
         """Whether elements can be updated in any portions; the same on all ranks."""
-        kept = self.records.kept
-        layouts = {id(each): each for each in [kept[index].layout for index in self.indices]}
-        own = ((each.rule, each.coded) for each in layouts.values())
+        own = ((each.rule, each.coded) for each in self.records.layouts(self.indices))
         return not (self.records.defers or any(r.passes or r.row or coded for r, coded in own))
 
     def _start(self) -> None:
@@ -153,7 +152,7 @@ class Stages:
 
     def _reduce(self) -> None:
         """Complete the reductions of all tensors, with the sums of all slices."""
-        rules = {self.records.kept[index].layout.rule for index in self.indices}
+        rules = {each.rule for each in self.records.layouts(self.indices)}
         width = max((sum for rule in rules for sum in rule.sums), default=0)
         for step in range(max((len(rule.passes) for rule in rules), default=0)):
             own = np.zeros((len(self.indices), width))
@@ -219,7 +218,7 @@ class Shard(Updater):
 
     def optimizer_of(self, index: Index) -> Optimizer:
         """Optimizer of a parameter."""
-        optimizer: Optimizer = self.planner.of(index).optimizer
+        optimizer: Optimizer = self.parameters.optimizer_of(index)
         return optimizer
 
     def _squares(self, grads: Sequence[Any], down: float) -> Array:

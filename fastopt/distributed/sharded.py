@@ -52,7 +52,7 @@ class Sharded(Checked):
     argument_advice: ClassVar[Mapping[str, str]] = RANKS_ARGUMENTS
 
     def __init__(self, shard: Shard, comm: Any, timeout: float | None, **arguments: Any) -> None:
-        refuse_extra(shard.planner.optimizers(), type(self).__name__)
+        refuse_extra(shard.parameters.optimizers(), type(self).__name__)
         self.timeout = time_limit(timeout)
         self.shard = shard
         node = private(comm, self.timeout)
@@ -119,7 +119,7 @@ class Sharded(Checked):
 
     def _slice(self, index: Index, placement: Placement) -> None:
         """Inform the shard about the position of this rank's slice, and the shape of the tensor."""
-        self.shard.planner.offsets[index] = placement.cut(self.rank)
+        self.shard.parameters.of(index).offset = placement.cut(self.rank)
         self.optimizer.whole_shapes[index] = placement.shape
 
     def _begin(self, call: str) -> None:
@@ -135,13 +135,13 @@ class Sharded(Checked):
         scale = {} if scaler is None else {f"loss scaler's {k}": v for k, v in vars(scaler).items()}
         limits = {"call": self._call, **scale, "clip_global_norm": clip}
         limits["average"] = self.shard.average
-        planner, groups = self.shard.planner, self.shard.groups
+        parameters, groups = self.shard.parameters, self.shard.groups
         if self._grouped[0] is not groups:
             self._grouped = groups, described(groups)
-        if planner.groups is not None:
-            planner.groups.sync()
-        if [each.optimizer for each in self._fingerprints] != planner.optimizers():
-            self._fingerprints = fingerprints(planner)
+        if parameters.groups is not None:
+            parameters.groups.sync()
+        if [each.optimizer for each in self._fingerprints] != parameters.optimizers():
+            self._fingerprints = fingerprints(self.shard.optimizer, parameters.groups)
         facts = Facts({name: str(described(value)) for name, value in limits.items()})
         facts["groups"] = str(self._grouped[1])
         return [facts, *(fact for each in self._fingerprints for fact in each.facts())]

@@ -441,7 +441,7 @@ class ShardedUpdater(Resumable):
             index, grad, weight = self.shard._leaves(*index)
         single = not isinstance(index, (list, tuple))
         lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
-        groups = self.shard.planner.groups
+        groups = self.shard.parameters.groups
         if groups is not None and groups.freezes:
             taken = groups.select([check_index(each) for each in lists[0]])
             lists = lists if taken is None else tuple(map(taken, lists))
@@ -603,7 +603,7 @@ class ShardedUpdater(Resumable):
         with self.optimizer.call_lock:
             self._ranks.begin(f"begin() of updater {self._number}", self.timeout)
             index, plan, begun = check_index(index), self._plan, self._begun
-            groups = self.shard.planner.groups
+            groups = self.shard.parameters.groups
             if groups is not None and groups.is_frozen(index):
                 return
             if plan is None:
@@ -820,7 +820,7 @@ class ShardedUpdater(Resumable):
         """Whether an error comes from an ``update()`` in NumPy, after all sums over the ranks."""
         if self.optimizer.native or is_agreed(error) or self._ranks.broken:
             return False
-        return self.shard.gate.added or not self.shard.planner.measures
+        return self.shard.gate.added or not self.shard.settings.measures
 
     def _touches_all(self, index: Index) -> bool:
         """Whether an update has changed rows that its gradient does not index."""

@@ -5,7 +5,7 @@ from fastopt._engine.reader import Reader
 
 def read_in_python(updater):
     """Let Python write what compiled code reads of the arrays of an updater; return it."""
-    records = updater._records
+    records = updater.records
     vars(updater)["_entry"], records.enter = Reader, None
     records.forget()
     return updater

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import renew
 from fastopt._notices import warn_user
@@ -140,7 +139,7 @@ def checked(
         average = rebuilt_average(saved["averages"]["average"])
     if groups:
         with refusing(""):
-            found = Groups(groups, Planner(optimizer))
+            found = Groups(groups, optimizer)
             if average is not None:
                 found.check_average(average)
     check_states(optimizer, states, found)

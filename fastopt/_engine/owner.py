@@ -3,12 +3,13 @@
 Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import Index
+from fastopt._engine.reader import front_of
 from fastopt._engine.settings import Settings
 from fastopt._engine.validate import Array
 
@@ -39,6 +40,9 @@ class Owner(Protocol):
     @property
     def optimizer(self) -> OptimizerLike: ...
 
+    def _entry(self, records: Any) -> Callable[..., int]:
+        """Return the function that enters calls on records."""
+
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """Return the state of an index in the present call."""
 
@@ -58,6 +62,10 @@ class Unmeasured:
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     runs_updates: bool = False
+
+    def _entry(self, records: Any) -> Callable[..., int]:
+        """See :class:`Owner`."""
+        return front_of(records)
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """See :class:`Owner`."""

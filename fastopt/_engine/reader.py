@@ -7,7 +7,7 @@ same words are written here from what the arrays report, and the same code reads
 Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/engine/test_records_rows.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fastopt._kernels import front
 from fastopt._kernels import record_words as w
-from fastopt._kernels.numpy_abi import Written
+from fastopt._kernels.numpy_abi import Written, readable
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
 Array = np.ndarray[Any, Any]
@@ -94,3 +94,9 @@ class Reader:
         words[w.TYPE], words[w.LENGTH] = self.records.words[kind], len(items)
         words[w.ITEMS] = words.ctypes.data + 8 * (w.ITEMS + 1)
         return int(words.ctypes.data)
+
+
+def front_of(records: Any) -> Callable[..., int]:
+    """Return the function that enters calls: the front, or one in Python if it reads no headers."""
+    enter: Callable[..., int] = front.enter() if readable() else Reader(records)
+    return enter

@@ -30,7 +30,6 @@ from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import StepRates, multipliers
-from fastopt._engine.reader import Reader
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
 from fastopt._engine.validate import leaves
 from fastopt._interrupts import uninterrupted
@@ -39,7 +38,7 @@ from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.lanes import DOWN
 from fastopt._kernels.layout import Layout
-from fastopt._kernels.numpy_abi import address_of, kind_word, readable
+from fastopt._kernels.numpy_abi import address_of, kind_word
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
@@ -139,8 +138,6 @@ class Records:
         Whether gradients are clipped unit by unit.
     measures : bool
         Whether gradients are measured, clipped or accumulated before an update.
-    entry : callable
-        Function that returns `enter`, the function that enters a call.
     stepped : StepInfo
         The outcome of a call that measures nothing.
     factors : bool
@@ -180,7 +177,6 @@ class Records:
         """Learning rates of a step that may be tried repeatedly, by optimizer and update."""
         self.incomplete: list[bool] = []
         """Of each tensor of a call, whether its sum is incomplete, so that it is only counted."""
-        self.entry: Callable[[], Any] = front.enter if readable() else lambda: Reader(self)
         self.enter: Any = None
 
     def _make_memory(self) -> None:
@@ -278,7 +274,7 @@ class Records:
         self.mode, self.averages = mode, parameters.averages
         self.usable = parameters.native or not updater.runs_updates
         if self.usable and self.enter is None:
-            self.enter = self.entry()
+            self.enter = updater._entry(self)
         extra = any(shared.layout.rule.extra for shared in self.shared.values())
         self.prepared = batches or extra
         self.live = self.usable and any(each.param_dict for each in optimizers)

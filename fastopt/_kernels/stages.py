@@ -2,7 +2,7 @@
 
 :mod:`fastopt._kernels.front` goes through a call without a break. Where tensors are slices of
 larger ones, sums of all slices are combined before a reduction ends, and elements are updated as
-their gradients arrive (:mod:`fastopt.distributed.stages`).
+their gradients arrive (:mod:`fastopt.distributed.shard`).
 
 Tests: ``tests/kernels/test_slices.py``.
 """
@@ -23,6 +23,7 @@ from fastopt._kernels.front import (
     UPDATES,
     advance,
     begin,
+    is_asked,
     order_all,
     pass_of,
     share_call,
@@ -33,10 +34,10 @@ from fastopt._kernels.objects import call, doubles, words
 from fastopt._kernels.record_words import context_at, loops_at, record_at
 from fastopt.kernels.rule import scalar
 
-CLIP, MEASURE, START, REDUCE, COMPLETE, PARTS, UPDATE = range(7)
-"""Stages: clip units; sum the squares of each gradient; count, and enter all addresses; sum the
-terms of a reduction; merge the sums of all slices; update parts of tensors; update all, and copy
-back."""
+IS_ASKED, CLIP, MEASURE, START, REDUCE, COMPLETE, PARTS, UPDATE = range(8)
+"""Stages: return whether the hyper-parameters have been computed; clip units; sum the squares of
+each gradient; count, and enter all addresses; sum the terms of a reduction; merge the sums of all
+slices; update parts of tensors; update all, and copy back."""
 
 share_of_call = scalar(share_call)
 
@@ -118,12 +119,14 @@ def merge_slices(tensor, step, sums, width, apart, slices):
 
 
 def stage_call(at, name, n, step, place, width, slices):
-    """Do a stage of the admitted call of `n` tensors.
+    """Do a stage of the admitted call of `n` tensors; return 0, or the answer of IS_ASKED.
 
     Sums are at `place`, `width` of them for each tensor and reduction `step`, one after the other
     for each of the `slices`; so are the rows of PARTS, whose number is `step`.
     """
     context = context_at(at)
+    if name == IS_ASKED:
+        return 1 if is_asked(context) else 0
     if name == CLIP:
         order_all(context, n)
         if context.clip:
@@ -154,6 +157,7 @@ def stage_call(at, name, n, step, place, width, slices):
                     merge_chunks(tensor, step, doubles(sums))
                 else:
                     merge_slices(tensor, step, sums, width, width * n, slices)
+    return 0
 
 
 @cache

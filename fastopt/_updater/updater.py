@@ -23,6 +23,7 @@ from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
 from fastopt._engine.parameters import Call, Parameters
+from fastopt._engine.reader import front_of
 from fastopt._engine.records import Records
 from fastopt._engine.settings import Settings
 from fastopt._engine.slow_calls import SlowCallCounter
@@ -1361,6 +1362,10 @@ class Updater(Resumable):
                 if index not in states:
                     states[index] = self._state(index, weight, isinstance(grad, RowSparse))
         return [(index, weight, grad, states[index]) for index, weight, grad in checked]
+
+    def _entry(self, records: Records) -> Callable[..., int]:
+        """Return the function that enters calls on records."""
+        return front_of(records)
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """Return the state of `index` on its weight's device, creating it for a new index."""

@@ -3,11 +3,14 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fastopt._kernels import checksum as kernels
+from fastopt._kernels.compiling import bind
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.ranks import Ranks, listing
@@ -175,3 +178,107 @@ def _difference(every: list[dict[str, str]]) -> str:
             ]
             return f"for {name} {', '.join(found)}"
     raise AssertionError("digests of equal facts differ")
+
+
+class Idle(Exception):
+    """Raised at the agreement on a call in which no rank has work of its own."""
+
+
+class Gate:
+    """Agreement on one call, made once, before its first collective operation or kernel launch.
+
+    At an update, the hyper-parameters are compared as the kernels read them. If another operation
+    comes first, such as sums of norms, a second agreement at the launch compares them. So an error
+    on one rank before the launch always meets an agreement on the others, and all ranks raise it.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The ranks.
+    facts : callable
+        Function that returns the facts to compare.
+    active : bool
+        Whether this rank has work of its own.
+    apart : bool
+        Whether arrays of this rank are apart in memory; once agreed, whether those of any rank are.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        facts: Callable[[], Sequence[Fact]],
+        active: bool = True,
+        apart: bool = False,
+    ) -> None:
+        self.ranks, self.facts, self.active, self.apart = ranks, facts, active, apart
+        self.passed = self.added = self.launched = False
+
+    def enter(self, error: Exception | None = None) -> None:
+        """Agree, unless already done; an error on this rank is raised on all ranks."""
+        if not self.passed or error is not None:
+            self._agree((), error)
+
+    def add(self) -> None:
+        """Agree before sums over all ranks, even if already done: a rank may have failed since."""
+        self.added = True
+        self.again()
+
+    def again(self, error: Exception | None = None) -> None:
+        """Agree, even if already done, on whether a rank has failed since."""
+        self._agree((), error)
+
+    def launch(self, hyper: Callable[[], Fact]) -> None:
+        """Agree on the hyper-parameters of an update."""
+        self.launched = True
+        self._agree([hyper()], None)
+
+    def _agree(self, more: Sequence[Fact], error: Exception | None) -> None:
+        facts: Sequence[Fact] = ()
+        if not self.passed and self.ranks.size > 1 and error is None:
+            found, error = attempt(self.facts)
+            facts = found or ()
+        agreed = agree(self.ranks, [*facts, *more], error, self.active, self.apart)
+        if not agreed.active:
+            raise Idle
+        self.apart = agreed.apart
+        self.passed = True
+
+
+Segments = NDArray[np.int64]
+"""Segments of memory, a row for each: address and number of bytes."""
+
+
+@cache
+def summer() -> Any:
+    """Compiled :func:`fastopt._kernels.checksum.checksums`."""
+    return bind(kernels.checksums(), np.empty((0, 2), np.int64), np.empty(0, np.uint64))
+
+
+def checksum(elements: Any) -> int:
+    """64-bit checksum of the bytes of an array.
+
+    It changes with any element, with the order of elements and with signs.
+
+    Parameters
+    ----------
+    elements : numpy.ndarray
+        Any array; other layouts than C are copied.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt.distributed.agreement import checksum
+    >>> one, other = np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0])
+    >>> checksum(one) == checksum(one.copy()), checksum(one) == checksum(other)
+    (True, False)
+    """
+    data = np.ascontiguousarray(elements)
+    return int(checksums(np.array([[data.ctypes.data, data.nbytes]]))[0])
+
+
+def checksums(segments: Segments) -> NDArray[np.uint64]:
+    """Checksum of each segment, see :func:`checksum`."""
+    sums = np.empty(len(segments), np.uint64)
+    with np.errstate(over="ignore"):  # without a compiler
+        summer()(segments, sums)
+    return sums

@@ -1,28 +1,352 @@
-"""Writing of sharded checkpoints: a shard for each rank, then an index file that lists them."""
+"""Files of sharded updaters and tables: a shard for each rank, and an index that lists them."""
 
+import copy
+import json
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
+from fastopt._engine.averaging import Averages
+from fastopt.arguments import brief
+from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike, write_atomically, write_part
+from fastopt.checkpoint.format.objects import is_registered
 from fastopt.checkpoint.format.tree import chunks
-from fastopt.checkpoint.restore.describe import describe
-from fastopt.checkpoint.restore.parameters import keys_of, names_of
+from fastopt.checkpoint.restore.describe import Stateful, describe
+from fastopt.checkpoint.restore.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.restore.placement import Placement
-from fastopt.checkpoint.restore.progress import under_keys
-from fastopt.checkpoint.restore.shards import RUN, shard_path
-from fastopt.distributed.agreement import Facts, attempt
+from fastopt.checkpoint.restore.progress import check_outside, under_keys
+from fastopt.checkpoint.restore.restore import restore
+from fastopt.checkpoint.restore.shards import (
+    BY_ROW,
+    RUN,
+    Saved,
+    cut_state,
+    read_saved,
+    shard_path,
+    tables_of,
+)
+from fastopt.distributed.agreement import Facts, agree, attempt, is_agreed
 from fastopt.distributed.collectives import share_texts
-from fastopt.distributed.ranks import listing
+from fastopt.distributed.fingerprint import holds_array
+from fastopt.distributed.job import private
+from fastopt.distributed.ranks import Ranks, listing, time_limit
+from fastopt.distributed.sharded import Sharded
+from fastopt.lr_scheduler.base import restored
+from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
+
+Tree = dict[str, Any]
+"""Contents of a file."""
+
+NOTHING: Mapping[Index, Placement] = MappingProxyType({})
+
+
+class Trial(Stateful):
+    """Temporary updater, with this rank's parameters, into which a checkpoint is restored first."""
+
+    def __init__(self, sharded: Sharded) -> None:
+        self.optimizer = sharded.optimizer
+        self.loss_scaler, self.clip_global_norm = sharded.loss_scaler, sharded.clip_global_norm
+        self.states_synced = {}  # set first in the updater, which forgets parameters without state
+        self.states = {index: sharded.states.get(index) for index in sharded.placements}
+        self.groups, self.average = sharded.shard.groups, sharded.shard.average
+        self._averages = None if self.average is None else Averages(self.average)
+
+
+class Resumable(Sharded):
+    """Abstract base of sharded updaters and tables that saves and loads their states."""
+
+    def save(self, path: PathLike) -> None:
+        """Write a checkpoint from which a later run can continue; all ranks must call it.
+
+        Each rank writes its own shard next to `path`. The index file `path`, which lists the
+        shards, is written last and replaces an older one, whose shards are then removed. A crash at
+        any moment leaves either the old checkpoint or the new one. See :meth:`load`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A safetensors file in a directory that all ranks can write to, the same on all ranks.
+
+        Raises
+        ------
+        TypeError
+            See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
+        OSError
+            A file cannot be written on some rank. All ranks raise the error; the old checkpoint is
+            unchanged.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> old, new = (ShardedUpdater(optimizer.Adam(), MPI.COMM_WORLD) for _ in range(2))
+        >>> old(0, np.ones(2), np.ones(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     old.save(f"{folder}/adam.safetensors")
+        ...     new.load(f"{folder}/adam.safetensors")
+        Skipped(missing=[], extra=[])
+        >>> new.states[0]
+        (array([0.1, 0.1]), array([0.001, 0.001]))
+        """
+        self._save(path, self._weights)
+
+    def _save(
+        self,
+        path: PathLike,
+        weights: Callable[[], Mapping[Index, Array]],
+        frozen: Mapping[Index, Placement] = NOTHING,
+        compared: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """Save, together with the slices of weights that the function `weights` returns.
+
+        `frozen` has the placements of those without a state, and the function `compared` returns
+        what must be equal on all ranks.
+        """
+
+        def write(slices: Mapping[Index, Array]) -> None:
+            self._unchecked.clear()
+            write_together(self, path, lambda: self._contents(slices, frozen))
+
+        with self.optimizer.call_lock:
+            self._together(
+                "save",
+                write,
+                weights,
+                lambda slices: {
+                    "path": os.fspath(path),
+                    "weights": listing_of(slices),
+                    **self._unchecked,
+                    **compared(),
+                },
+            )
+
+    def _contents(
+        self, slices: Mapping[Index, Array], frozen: Mapping[Index, Placement]
+    ) -> tuple[Tree, Tree]:
+        """Return the data that only this rank has, and those common to all ranks."""
+        whole, keys = describe(self.shard), self._keys()
+        without_state = {k: i for k, i in self._keys(frozen).items() if i in frozen}
+        cut, averages = arrays_by_index(whole["attributes"]), whole.get("averages", {})
+        shard = {
+            "states": under_keys(self.states, keys),
+            "attributes": cut,
+            "weights": under_keys(slices, keys | without_state),
+            "averages": {name: averages.get(name, {}) for name in ("arrays", "weights")},
+        }
+        common = {name: value for name, value in whole["attributes"].items() if name not in cut}
+        uncut: dict[str, dict[Index, Any]] = {"states": {}, "averages": {}}
+        for index, parts in self.uncut.items():
+            for name, value in parts.items():
+                uncut.setdefault(name, {})[index] = value
+        states, means = (under_keys(uncut.pop(name), keys) for name in ("states", "averages"))
+        for name, values in uncut.items():
+            common[name] = {**common.get(name, {}), **values}
+        updater = {**whole, "attributes": common, "parameters": keys, "states": states}
+        if averages:
+            updater["averages"] = {**averages, "arrays": means, "weights": {}}
+        places = self.placements
+        contents: Tree = {
+            "kind": self._kind,
+            "updater": updater,
+            "placements": {k: asdict(places[i]) for k, i in keys.items() if i in places},
+            "masters": under_keys(self._masters, keys),
+        }
+        if frozen:
+            of = {key: {"index": i, **asdict(frozen[i])} for key, i in without_state.items()}
+            contents["frozen"] = of
+        return shard, contents
+
+    def _keys(self, more: Iterable[Index] = ()) -> dict[Index, Index]:
+        """Map from the key of each parameter to its index."""
+        counts = self.optimizer._index_update_count
+        known = [*self.placements, *counts, *self._masters, *self.uncut, *more]
+        return keys_of(names_of(self.optimizer), known)
+
+    def load(self, path: PathLike, strict: bool = True) -> Skipped:
+        """Restore a checkpoint written on any number of ranks; all ranks must call it.
+
+        A :class:`ShardedUpdater` also loads checkpoints of :meth:`fastopt.optimizer.Updater.save`;
+        each rank then keeps the whole state of a weight until its first update.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            File written by :meth:`save`.
+        strict : bool
+            Raise an error if the checkpoint lacks parameters of this updater or has additional
+            ones. Otherwise missing parameters start from scratch, and additional ones are ignored.
+            Default True.
+
+        Returns
+        -------
+        fastopt.checkpoint.Skipped
+            Names or indices of the parameters ``missing`` in the checkpoint, and of the ``extra``
+            ones.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError, OSError
+            On some rank, a file is missing, damaged, of another run, or cannot be read. All ranks
+            raise the error, and nothing changes.
+        """
+        return self._load(path, strict, _nothing_more)
+
+    def _load(
+        self,
+        path: PathLike,
+        strict: bool,
+        check: Callable[[Saved], None],
+        weights: Iterable[Index] = (),
+        error: Exception | None = None,
+    ) -> Skipped:
+        """Load a checkpoint for which the function `check` does not raise an error.
+
+        `weights` are the indices of the weights to load, or there is an `error` in them.
+        """
+        facts = Facts(path=os.fspath(path), strict=str(strict), weights=listing_of(weights))
+        with self.optimizer.call_lock:
+            self._begin("load")
+            found: Any = None
+            if error is None:
+                found, error = attempt(self._read, path)
+            self._agree(Facts({**facts, "run": found[0] if found else ""}), error)
+            saved: Saved = found[1]
+            before, trial = self._snapshot(), Trial(self)
+            schedules = [  # which are restored in place
+                each.lr_scheduler for each in before[0] if is_registered(each.lr_scheduler)
+            ]
+            copies = copy.deepcopy(schedules)
+            skipped, error = attempt(self._restored, trial, saved, strict)
+            _, problem = attempt(check, saved)
+            error = error or problem
+            try:
+                self._agree(facts, error)
+            except BaseException:
+                self._roll_back(*before)
+                restored(schedules, copies)
+                raise
+            known = self.placements.keys() | saved.placements.keys()
+            self.uncut = {}
+            tables = arrays_by_index(vars(self.optimizer))
+            if trial._averages is not None:
+                tables["averages"] = trial._averages.arrays
+            for index in [index for index in trial.states if index not in known]:
+                self.uncut[index] = {"states": trial.states.pop(index)}
+                del trial.states_synced[index]
+                for name, table in tables.items():
+                    if index in table:
+                        self.uncut[index][name] = table.pop(index)
+            for name, value in vars(trial).items():
+                setattr(self.shard, name, value)
+            self._restore_rest(saved)
+            result: Skipped = skipped
+            return result
+
+    def _read(self, path: PathLike) -> tuple[str, Saved]:
+        """Read the part of a checkpoint that this rank loads."""
+        check_outside(self.shard)
+        return read_saved(self, path, self._kind)
+
+    def _restored(self, trial: Trial, saved: Saved, strict: bool) -> Skipped:
+        """Restore a checkpoint into `trial`, slicing whole states if their placement is known."""
+        optimizer, tree = self.optimizer, saved.updater
+        if isinstance(tree, dict) and isinstance(tree.get("parameters"), dict):
+            keys = tree["parameters"]
+            found = match(keys, keys_of(names_of(optimizer), self.placements)).index
+            for key, index in keys.items():
+                placement = self.placements.get(found.get(index, index))
+                if placement is None or key in saved.cut:
+                    continue
+                context = f"parameter {key!r}"
+                states, *averages = tables_of(tree)
+                attributes = arrays_by_index(tree["attributes"])
+                for kind, table, name in [
+                    ("states", states, key),
+                    *(("averages", each, key) for each in averages),
+                    *((kind, each, index) for kind, each in attributes.items()),
+                ]:
+                    if isinstance(table, dict) and name in table:
+                        value = table.pop(name)
+                        if self._takes(kind, placement):
+                            by_row = kind in BY_ROW
+                            table[name] = cut_state(value, placement, self.rank, context, by_row)
+            saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
+        skipped = restore(trial, tree, strict)
+        if trial.groups is not None:
+            try:
+                self.shard.check_rules(Groups(trial.groups, trial.optimizer))
+            except TypeError as error:
+                raise CheckpointError(str(error)) from error
+        held = trial._averages and trial._averages.held
+        if held and not held.keys() <= self.placements.keys() | saved.placements.keys():
+            raise CheckpointError(
+                "it was saved by one process inside of averaged(), so weights must be restored "
+                "before ranks load it: use Updater.restore_weights() and save again"
+            )
+        return skipped
+
+    def _cut(self, index: Index, placement: Placement) -> dict[str, Any]:
+        """Slices of the loaded state of a whole weight, and of attributes that contain arrays."""
+        context = self._label(index)
+        return {
+            name: cut_state(value, placement, self.rank, context, name in BY_ROW)
+            for name, value in self.uncut[index].items()
+            if self._takes(name, placement)
+        }
+
+    def _takes(self, name: str, placement: Placement) -> bool:
+        """Whether this rank has a slice of what is loaded; every rank has one of an average."""
+        return name == "averages" or placement.has_state(self.rank)
+
+    @property
+    def _kind(self) -> str:
+        """Kind of object that is saved, as recorded in the index file."""
+        return type(self).__name__
+
+    def _weights(self) -> dict[Index, Array]:
+        """Weights that only this rank has."""
+        return {}
+
+    def _restore_rest(self, saved: Saved) -> None:
+        """Restore the parts of a checkpoint other than the states."""
+        self.placements.update(saved.placements)
+        self._masters = saved.masters
+        self._unchecked.clear()
+
+    def _snapshot(self) -> tuple[Any, ...]:
+        """Snapshot of what :meth:`load` changes before the ranks have agreed."""
+        scaler = self.loss_scaler
+        optimizers = {each: each.snapshot() for each in self.shard.parameters.optimizers()}
+        return optimizers, scaler.state_dict() if scaler else None
+
+    def _roll_back(self, optimizers: Mapping[Any, Any], scale: Any) -> None:
+        for optimizer, saved in optimizers.items():
+            optimizer.put_back(saved)
+        if self.loss_scaler:
+            self.loss_scaler.load_state_dict(scale)
+
+
+def listing_of(indices: Iterable[Index]) -> str:
+    """Indices in an order that does not depend on that of a dictionary, for comparison."""
+    return ", ".join(sorted(map(repr, indices))) or "none"
+
+
+def _nothing_more(saved: Saved) -> None:
+    """Accept every checkpoint."""
 
 
 def new_run() -> str:
@@ -31,7 +355,7 @@ def new_run() -> str:
 
 
 def write_together(
-    sharded: Any, path: PathLike, shard: Callable[[str], None], index: Callable[[str], None]
+    sharded: Sharded, path: PathLike, contents: Callable[[], tuple[Tree, Tree]]
 ) -> None:
     """Write a checkpoint; collective.
 
@@ -40,105 +364,49 @@ def write_together(
     sharded : Sharded
         The ranks.
     path : str or os.PathLike
-        The index file.
-    shard, index : callable
-        Functions that write the shard of this rank and the index, given the name of the run. Rank 0
-        writes the index if all ranks have written their shards.
+        The index file, which rank 0 writes if all ranks have written their shards.
+    contents : callable
+        Function that returns the contents of the shard of this rank, and of the index.
     """
-    facts = Facts(path=os.fspath(path))
-    run = share_texts(sharded._ranks, new_run())[0]
+    ranks, rank, size = sharded._ranks, sharded.rank, sharded.ranks
+    run = share_texts(ranks, new_run())[0]
+    own = shard_path(path, run, rank, size)
+
+    def write_shard() -> Tree:
+        shard, index = contents()
+        write_part(own, path, chunks({"run": run, "rank": rank, **shard}))
+        return index
+
+    def write_index() -> None:
+        if rank == 0:
+            _check_shards(path, run, size)
+            write_atomically(path, chunks({"run": run, "ranks": size, **index}))
+
     try:
-        _, error = attempt(shard, run)
-        sharded._agree(facts, error)
-        if sharded.rank == 0:
-            _, error = attempt(_write_listed, sharded, path, run, index)
-        sharded._agree(facts, error)
+        index = _agreed(ranks, write_shard)
+        _agreed(ranks, write_index)
     except Exception:
-        if not sharded._ranks.broken and not _is_listed(sharded, path, run):
+        if not ranks.broken and not _is_listed(ranks, path, run):
             with suppress(OSError):
-                shard_path(path, run, sharded.rank, sharded.ranks).unlink()
+                own.unlink()
         raise
-    if sharded.rank == 0:
+    if rank == 0:
         with suppress(OSError):  # the next save tries again
             remove_others(path, run)
-    sharded._agree(facts, None)
+    agree(ranks)
 
 
-def _write_listed(sharded: Any, path: PathLike, run: str, index: Callable[[str], None]) -> None:
-    """Write the index, after checking that all shards exist."""
-    _check_shards(path, run, sharded.ranks)
-    index(run)
-
-
-def _is_listed(sharded: Any, path: PathLike, run: str) -> bool:
+def _is_listed(ranks: Ranks, path: PathLike, run: str) -> bool:
     """Whether the index may list the shards of a run that failed; collective.
 
     Writing the index can fail after it has replaced the old one. Rank 0 reads it for all ranks,
     because a network file system may still show the old one to others.
     """
     listed = True
-    if sharded.rank == 0:
+    if ranks.rank == 0:
         with suppress(OSError):
             listed = Path(path).exists() and run.encode() in Path(path).read_bytes()
-    return share_texts(sharded._ranks, str(listed))[0] == "True"
-
-
-def write_shard(
-    sharded: Any,
-    path: PathLike,
-    run: str,
-    weights: Mapping[Index, Array],
-    frozen: Mapping[Index, Placement],
-) -> None:
-    """Write the shard of this rank: the data that only this rank has."""
-    keys, whole = _keys(sharded), describe(sharded.shard)
-    averages = whole.get("averages", {})
-    shard = {
-        "run": run,
-        "rank": sharded.rank,
-        "states": under_keys(sharded.states, keys),
-        "attributes": arrays_by_index(whole["attributes"]),
-        "weights": under_keys(weights, keys | _frozen_keys(sharded, frozen)),
-        "averages": {name: averages.get(name, {}) for name in ("arrays", "weights")},
-    }
-    write_part(shard_path(path, run, sharded.rank, sharded.ranks), path, chunks(shard))
-
-
-def write_index(
-    sharded: Any,
-    path: PathLike,
-    run: str,
-    kind: str,
-    masters: Mapping[Index, Array],
-    frozen: Mapping[Index, Placement],
-) -> None:
-    """Write the index: the data common to all ranks."""
-    whole, keys = describe(sharded.shard), _keys(sharded)
-    cut = arrays_by_index(whole["attributes"])
-    common = {name: value for name, value in whole["attributes"].items() if name not in cut}
-    placements = sharded.placements
-    uncut: dict[str, dict[Index, Any]] = {}
-    for index, parts in sharded.uncut.items():
-        for name, value in parts.items():
-            uncut.setdefault(name, {})[index] = value
-    states, averages = (under_keys(uncut.pop(name, {}), keys) for name in ("states", "averages"))
-    for name, values in uncut.items():
-        common[name] = {**common.get(name, {}), **values}
-    updater = {**whole, "attributes": common, "parameters": keys, "states": states}
-    if "averages" in whole:
-        updater["averages"] = {**whole["averages"], "arrays": averages, "weights": {}}
-    index = {
-        "run": run,
-        "ranks": sharded.ranks,
-        "kind": kind,
-        "updater": updater,
-        "placements": {k: asdict(placements[i]) for k, i in keys.items() if i in placements},
-        "masters": under_keys(masters, keys),
-    }
-    if frozen:
-        without_state = _frozen_keys(sharded, frozen).items()
-        index["frozen"] = {k: {"index": i, **asdict(frozen[i])} for k, i in without_state}
-    write_atomically(path, chunks(index))
+    return share_texts(ranks, str(listed))[0] == "True"
 
 
 def _check_shards(path: PathLike, run: str, ranks: int) -> None:
@@ -159,19 +427,6 @@ def _check_shards(path: PathLike, run: str, ranks: int) -> None:
     )
 
 
-def _frozen_keys(sharded: Any, frozen: Mapping[Index, Placement]) -> dict[Index, Index]:
-    """Map from the key of each frozen weight without a state to its index."""
-    return {key: index for key, index in _keys(sharded, frozen).items() if index in frozen}
-
-
-def _keys(sharded: Any, more: Iterable[Index] = ()) -> dict[Index, Index]:
-    """Map from the key of each parameter to its index."""
-    optimizer = sharded.optimizer
-    known = [*sharded.placements, *optimizer._index_update_count, *sharded._masters]
-    known += [*sharded.uncut, *more]
-    return keys_of(names_of(optimizer), known)
-
-
 def remove_others(path: PathLike, run: str) -> None:
     """Remove the shards of earlier checkpoints, which the index no longer lists."""
     target = Path(path)
@@ -187,13 +442,145 @@ def arrays_by_index(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in attributes.items()
-        if isinstance(value, Mapping) and any(map(_has_array, value.values()))
+        if isinstance(value, Mapping) and any(map(holds_array, value.values()))
     }
 
 
-def _has_array(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_array, value.values()))
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_array, value))
-    return isinstance(value, np.ndarray)
+LATEST = "latest.json"
+CALL = "save_checkpoint"
+
+Save = Callable[[Path], Any]
+
+
+def save_checkpoint(
+    folder: PathLike, parts: Mapping[str, Save], comm: Any, timeout: float | None = None
+) -> None:
+    """Save several updaters and tables as one checkpoint; all ranks must call it.
+
+    The parts are saved in a new directory in `folder`. Then the file ``latest.json``, which names
+    it, is replaced, and older checkpoints are removed. A crash at any moment leaves either all
+    parts of the old checkpoint or all of the new one. The parts can be loaded on any number of
+    ranks, see :func:`latest_checkpoint`.
+
+    Parameters
+    ----------
+    folder : str or os.PathLike
+        Directory that all ranks share, created if necessary, the same on all ranks.
+    parts : mapping of str to callable
+        Functions that save a part to a path, by file name, such as ``table.save``. They are called
+        in order, on all ranks.
+    comm : mpi4py.MPI.Comm, torch.distributed.ProcessGroup or Communicator
+        Communicator.
+    timeout : float, optional
+        See :class:`ShardedUpdater`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `parts` are no functions by file name, or ranks disagree.
+    OSError
+        A file cannot be written on some rank.
+    Exception
+        Any error of a part. All ranks raise the error; the old checkpoint is unchanged.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from fastopt import Adam, EmbeddingTable
+    >>> from mpi4py import MPI
+    >>> from fastopt.distributed import ShardedEmbeddingTable, ShardedUpdater
+    >>> from fastopt.distributed import latest_checkpoint, save_checkpoint
+    >>> comm, weights = MPI.COMM_WORLD, {"w": np.zeros(3)}
+    >>> updater = ShardedUpdater(Adam(), comm)
+    >>> updater("w", np.ones(3), weights["w"])
+    >>> table = ShardedEmbeddingTable(EmbeddingTable(4, "adam"), comm)
+    >>> def save_model(path):
+    ...     updater.save(path, weights)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     folder = comm.bcast(folder)
+    ...     save_checkpoint(folder, {"model": save_model, "words": table.save}, comm)
+    ...     found = latest_checkpoint(folder)
+    ...     updater.load(found["model"], weights=weights)
+    ...     table = ShardedEmbeddingTable.load(found["words"], comm)
+    Skipped(missing=[], extra=[])
+    """
+    limit = time_limit(timeout)
+    ranks = private(comm, limit).ranks
+    ranks.begin(CALL, limit)
+    run = share_texts(ranks, new_run())[0]
+    target, latest = Path(folder, run), Path(folder, LATEST)
+
+    def check() -> Facts:
+        for name, save in parts.items():
+            if not (_is_file_name(name) and callable(save)):
+                raise TypeError(f"parts must be functions by file name, got {brief(name)}")
+        return Facts(folder=str(folder), parts=", ".join(parts))
+
+    def finish() -> None:
+        if ranks.rank == 0:
+            write_atomically(latest, [json.dumps({"run": run, "parts": [*parts]}).encode()])
+
+    facts, error = attempt(check)
+    agree(ranks, [facts or Facts()], error)
+    try:
+        _agreed(ranks, lambda: target.mkdir(parents=True, exist_ok=True))
+        for name, save in parts.items():
+            _agreed(ranks, partial(save, target / name))
+            ranks.begin(CALL, limit)
+        _agreed(ranks, finish)
+    except Exception:
+        if ranks.rank == 0 and not (latest.exists() and run in latest.read_text("utf-8")):
+            shutil.rmtree(target, ignore_errors=True)
+        raise
+    if ranks.rank == 0:
+        for other in Path(folder).iterdir():
+            if re.fullmatch(RUN, other.name) and other.name != run:
+                shutil.rmtree(other, ignore_errors=True)
+    agree(ranks)
+
+
+def latest_checkpoint(folder: PathLike) -> dict[str, Path]:
+    """Return the paths of the parts of the latest complete checkpoint, by name.
+
+    Parameters
+    ----------
+    folder : str or os.PathLike
+        Directory of :func:`save_checkpoint`.
+
+    Returns
+    -------
+    dict of str to pathlib.Path
+        Arguments of the ``load`` methods; empty if there is no checkpoint yet.
+
+    Raises
+    ------
+    fastopt.checkpoint.CheckpointError
+        ``latest.json`` is damaged.
+    """
+    path = Path(folder, LATEST)
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    match found:
+        case {"run": str(run), "parts": [*names]} if re.fullmatch(RUN, run):
+            if all(map(_is_file_name, names)):
+                return {name: Path(folder, run, name) for name in names}
+    raise CheckpointError(f"{path}: not a file of save_checkpoint()")
+
+
+def _is_file_name(name: Any) -> bool:
+    """Whether a name is that of a file in the folder."""
+    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
+
+
+def _agreed(ranks: Ranks, work: Callable[[], Any]) -> Any:
+    """Do the work of this rank, and return its result; an error is raised on all ranks."""
+    result, error = attempt(work)
+    if error is not None and is_agreed(error):
+        raise error
+    agree(ranks, (), error)
+    return result

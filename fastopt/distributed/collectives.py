@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fastopt.distributed.communicator import Parts
 from fastopt.distributed.packing import copier
 from fastopt.distributed.ranks import Ranks
+from fastopt.optimizer.optimizer import Array
 
-Array = np.ndarray[Any, Any]
 Counts = NDArray[np.int64]
 """Numbers of items: a row for each array, a column for each rank."""
 
@@ -26,19 +26,17 @@ APART_FROM = 1 << 20
 """Bytes of the arrays of all ranks from which no rank receives all of them to sum them."""
 
 
-def gathered(ranks: Ranks, items: Array) -> tuple[Array, Counts]:
-    """Concatenate the items of all ranks, in rank order; also return their number for each rank."""
-    (result,), counts = gathered_together(ranks, [items])
-    return result, counts[0]
-
-
 def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array], Counts]:
-    """Gather several arrays from all ranks in two operations, or more beyond :data:`MOST` units."""
+    """Concatenate the items of all ranks, in rank order, for each of several arrays.
+
+    Also return their number for each rank. This takes two operations, or more beyond :data:`MOST`
+    units.
+    """
     counts = of_all(ranks, np.array([len(array) for array in arrays], np.int64)).T
     rounds = -(-_units(arrays, counts, _size(arrays)).sum() // MOST)
     if rounds <= 1:
         return _gather(ranks, arrays, counts), counts
-    results = _made(arrays, counts)
+    results = _allocated(arrays, counts)
     starts = np.cumsum(counts, axis=1) - counts
     for k in range(rounds):
         first, last = counts * k // rounds, counts * (k + 1) // rounds
@@ -53,10 +51,10 @@ def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array
 
 def _gather(ranks: Ranks, arrays: Sequence[Array], counts: Counts) -> list[Array]:
     """Gather several arrays from all ranks in one operation."""
-    results, size = _made(arrays, counts), _size(arrays)
+    results, size = _allocated(arrays, counts), _size(arrays)
     if size:
         parts = _parts(_units(arrays, counts, size) * size)
-        target = _room(results, sum(parts[0]))
+        target = _buffer(results, sum(parts[0]))
         count, start = parts[0][ranks.rank], parts[1][ranks.rank]
         target[start : start + count] = _packed(arrays, counts[:, [ranks.rank]], size)
         ranks.wait(ranks.comm.all_gather(target, parts))
@@ -69,10 +67,10 @@ def exchanged(ranks: Ranks, arrays: Sequence[Array], sent: Counts, received: Cou
 
     The items of an array are ordered by the target rank; received items by the source rank.
     """
-    results, size = _made(arrays, received), _size(arrays)
+    results, size = _allocated(arrays, received), _size(arrays)
     if size:
         there, here = (_parts(_units(arrays, each, size) * size) for each in (sent, received))
-        source, target = _packed(arrays, sent, size), _room(results, sum(here[0]))
+        source, target = _packed(arrays, sent, size), _buffer(results, sum(here[0]))
         ranks.wait(ranks.comm.all_to_all(source, there, target, here))
         _unpack(target, results, received, size)
     return results
@@ -121,7 +119,7 @@ def transposed(ranks: Ranks, sent: Array) -> Array:
 
 def share_texts(ranks: Ranks, text: str) -> list[str]:
     """Gather a string from each rank."""
-    data, sizes = gathered(ranks, np.frombuffer(text.encode(), np.uint8))
+    (data,), (sizes,) = gathered_together(ranks, [np.frombuffer(text.encode(), np.uint8)])
     return [part.tobytes().decode() for part in np.split(data, np.cumsum(sizes)[:-1])]
 
 
@@ -147,7 +145,7 @@ def _units(arrays: Sequence[Array], counts: Counts, size: int) -> NDArray[np.int
     return -(-(items @ counts) // max(size, 1))
 
 
-def _made(arrays: Sequence[Array], counts: Counts) -> list[Array]:
+def _allocated(arrays: Sequence[Array], counts: Counts) -> list[Array]:
     """Empty arrays for the items from all ranks, with the item shapes and dtypes of `arrays`."""
     totals = counts.sum(axis=1).tolist()
     return [np.empty((n, *a.shape[1:]), a.dtype) for a, n in zip(arrays, totals, strict=True)]
@@ -178,7 +176,7 @@ def _packed(arrays: Sequence[Array], counts: Counts, size: int) -> Array:
     return data
 
 
-def _room(results: Sequence[Array], nbytes: int) -> Array:
+def _buffer(results: Sequence[Array], nbytes: int) -> Array:
     """Receive buffer; the memory of the result itself if there is only one."""
     return _bytes(results[0]) if len(results) == 1 else np.empty(nbytes, np.uint8)
 

@@ -1,7 +1,8 @@
 """Embedding table for arbitrary ids, whose rows are distributed over ranks."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
@@ -9,59 +10,32 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastopt._advice import RANKS_TABLE_ATTRIBUTES
+from fastopt._kernels.hashing import FREE
 from fastopt.arguments import brief, flag
-from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
+from fastopt.checkpoint.format.tree import read
 from fastopt.checkpoint.restore.placement import Placement
+from fastopt.checkpoint.restore.shards import RUN, read_shard
 from fastopt.distributed.agreement import Facts, agree, attempt
 from fastopt.distributed.checkpoint import write_together
 from fastopt.distributed.collectives import of_all
 from fastopt.distributed.job import private
-from fastopt.distributed.ranks import time_limit
-from fastopt.distributed.row_shards import (
-    read_rows,
-    share_rows,
-    write_rows,
-    write_rows_index,
-)
-from fastopt.distributed.rows import Routes
-from fastopt.distributed.sharded import Shard, Sharded
+from fastopt.distributed.ranks import Ranks, time_limit
+from fastopt.distributed.rows import HashedIds, RowExchange, owners_of
+from fastopt.distributed.shard import Shard
+from fastopt.distributed.sharded import Sharded
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array
 from fastopt.sparse import RowSparse
 from fastopt.table import EmbeddingTable
 from fastopt.table.index import Ids
+from fastopt.table.saved import checked
 
 Numbers = NDArray[np.int64]
 
 KEYS = None, np.dtype(np.int64), np.dtype(np.uint64)
 """Dtypes of ids; None if a rank has no ids."""
-
-
-def owners_of(bits: Ids, ranks: int) -> Numbers:
-    r"""Rank that owns each id, a multiplicative hash of all 64 bits.
-
-    .. math:: \lfloor p \, \lfloor (2^{64} / \phi) \, i \bmod 2^{64} \rfloor / 2^{64} \rfloor
-
-    (Knuth, "The Art of Computer Programming", volume 3, 6.4). Ids at any regular distance are
-    spread over the ranks.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fastopt.distributed.embedding import owners_of
-    >>> owners_of(np.arange(8), 2)
-    array([0, 1, 0, 1, 0, 0, 1, 0])
-    """
-    half = np.uint64(32)
-    high = (bits.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> half
-    return ((high * np.uint64(ranks)) >> half).astype(np.int64)
-
-
-class TableShard(Shard):
-    """Updater of a rank's table for the agreement of ranks; the table's own updates it."""
-
-    _claims = False
 
 
 class ShardedEmbeddingTable(Sharded):
@@ -119,7 +93,7 @@ class ShardedEmbeddingTable(Sharded):
     def __init__(self, table: EmbeddingTable, comm: Any, timeout: float | None = None) -> None:
         if not isinstance(table, EmbeddingTable):
             raise TypeError(f"table must be an EmbeddingTable, got {brief(table)}")
-        super().__init__(TableShard(table.optimizer), comm, timeout)
+        super().__init__(Shard(table.optimizer, claims=False), comm, timeout)
         self.table = table
         self._begin("make a table")
         used = bool(table.step or len(table) or (table._waiting and len(table._waiting)))
@@ -131,22 +105,10 @@ class ShardedEmbeddingTable(Sharded):
         if table._keys is None:
             table._keys = KEYS[every[:, 2].max()]
         _, error = attempt(self._check_owned)
-        self._agree(
-            Facts(
-                {
-                    "dim": str(table.dim),
-                    "dtype": table.dtype.name,
-                    "init": str(start.text),
-                    "seed of init": str(start.seed),
-                    "min_count": str(table.min_count),
-                    "half_life": str(table.half_life),
-                    "name": repr(table.name),
-                    "dtype of ids": str(table._keys),
-                    "step": str(table.step),
-                }
-            ),
-            error,
-        )
+        names = "dim", "dtype", "min_count", "half_life", "step"
+        facts = Facts({name: str(getattr(table, name)) for name in names}, name=repr(table.name))
+        facts |= {"init": str(start.text), "seed of init": str(start.seed)}
+        self._agree(Facts({**facts, "dtype of ids": str(table._keys)}), error)
         table._updater = self.shard
         elements = table.capacity * table.dim
         self.shard.parameters.of(table.name).offset = self.rank * elements  # other random numbers
@@ -196,20 +158,19 @@ class ShardedEmbeddingTable(Sharded):
             the error, and no row changes. If the capacity was exceeded, other ranks may have
             counted the ids and created rows with initial values.
         """
-        values: Array = self._together(
+        return self._together(
             "lookup",
             lambda given: self._fetched(given, create),
             lambda: self._wanted(ids, create),
             lambda given: {"create": str(create)},
             lambda: self._typed(ids, keep=create is True),
         )
-        return values
 
     def _fetched(self, given: Any, create: bool) -> Array:
         """Rows of checked ids from their owners."""
         wanted, times, inverse, shape = given
-        routes = Routes(self._ranks, [owners_of(wanted, self.ranks)])
-        (came,), (counted,) = routes.there([wanted], [times])
+        routes = RowExchange(self._ranks, [HashedIds(self.ranks)], [wanted])
+        (came,), (counted,) = routes.there([times])
         rows, error = attempt(self._taken, came, counted, create)
         self._agree(Facts(), error)
         (values,) = routes.back([rows])
@@ -236,17 +197,11 @@ class ShardedEmbeddingTable(Sharded):
             self._push_together(
                 "update",
                 lambda: self._summed(ids, grads),
-                lambda given: Facts({"dtype of grads": given[1].dtype.name}),
-                self._sent,
+                lambda given: {"dtype of grads": given[1].dtype.name},
+                lambda given: _to_owners(self._ranks, given),
                 lambda sent: self.table._update(sent[0], self.table.id_dtype, sent[1]),
                 lambda: self._typed(ids),
             )
-
-    def _sent(self, given: tuple[Ids, Array]) -> tuple[Ids, Array]:
-        """Send gradients to the owners of their ids; return those for the ids of this rank."""
-        routes = Routes(self._ranks, [owners_of(given[0], self.ranks)])
-        (came,), (grads,) = routes.there([given[0]], [given[1]])
-        return came, grads
 
     def evict(
         self,
@@ -280,8 +235,7 @@ class ShardedEmbeddingTable(Sharded):
             self._agree(Facts(), error)
             return np.asarray(gone)
 
-        result: Array = self._together("evict", evicted, facts=lambda _: chosen)
-        return result
+        return self._together("evict", evicted, facts=lambda _: chosen)
 
     def flush(self, decay: bool = True) -> None:
         """Apply deferred decay, and write the changes of tables in files, on this rank alone.
@@ -313,10 +267,7 @@ class ShardedEmbeddingTable(Sharded):
             self._together(
                 "save",
                 lambda _: write_together(
-                    self,
-                    path,
-                    lambda run: write_rows(path, run, self.rank, self.ranks, self.table),
-                    lambda run: write_rows_index(path, run, self.ranks),
+                    self, path, lambda: ({"table": self.table._described()}, {"kind": KIND})
                 ),
                 facts=lambda _: {"path": os.fspath(path)},
             )
@@ -372,16 +323,12 @@ class ShardedEmbeddingTable(Sharded):
         ranks = private(comm, limit).ranks
         ranks.begin("load of a ShardedEmbeddingTable", limit)
 
-        def owners(bits: Ids) -> Numbers:
-            return owners_of(bits, ranks.size)
-
-        arguments = ranks.rank, ranks.size, owners, optimizer, init
-        found, error = attempt(read_rows, path, *arguments)
+        found, error = attempt(read_rows, path, ranks.rank, ranks.size, optimizer, init)
         run, fields, rows = found or ("", {}, "")
         agree(ranks, [Facts(path=os.fspath(path), run=run, rows=rows)], error)
         if rows:
             try:
-                fields = share_rows(ranks, fields, owners)
+                fields = share_rows(ranks, fields)
             except BaseException as problem:
                 ranks.fail(f"failed: {type(problem).__name__}: {problem}")
                 raise
@@ -458,3 +405,133 @@ def _distinct(bits: Ids) -> tuple[Ids, Numbers, Numbers]:
     unique, first, inverse, times = found
     order = np.argsort(first)
     return unique[order], times[order], np.argsort(order)[inverse]
+
+
+Choice = Callable[[tuple[Array, ...]], Numbers]
+KIND = "ShardedEmbeddingTable"
+
+
+def read_rows(
+    path: PathLike, rank: int, ranks: int, optimizer: Optimizer | None, init: Any
+) -> tuple[str, dict[str, Any], str]:
+    """Return the name of a run, fields of a table, and a description of their arrays.
+
+    If the description is empty, the fields have the rows that `rank` owns. Otherwise it must be
+    equal on all ranks, and the rows are those of some shards, for :func:`share_rows`: each shard is
+    read by one rank, one at a time. For a file of :meth:`EmbeddingTable.save`, the name is empty.
+
+    Raises
+    ------
+    CheckpointError, OSError
+        A file is missing, damaged, of another run or kind, or cannot be read.
+    """
+    with read_from(path), open(path, "rb") as file:
+        index = read(file, optimizer)
+    with refusing(f"{path}: not a checkpoint of a table: "):
+        if isinstance(index, dict) and "embedding_table" in index:
+
+            def own(records: tuple[Array, ...]) -> Numbers:
+                used = _used(records)
+                chosen: Numbers = used[owners_of(records[0][used], ranks) == rank]
+                return chosen
+
+            return "", index if ranks == 1 else _merged(iter([index]), own), ""
+        run, before = _checked(index)
+        if before == ranks:
+            return run, read_shard(path, run, rank, before, optimizer)["table"], ""
+        first, last = (before * k // ranks for k in (rank, rank + 1))
+        numbers = range(first, last) or [first]  # without rows, for the other fields
+        shards = (read_shard(path, run, k, before, optimizer)["table"] for k in numbers)
+        fields = _merged(shards, _used if first < last else _none)
+        checked(fields, optimizer, init)
+        return run, fields, _described(fields)
+
+
+def _rows(fields: dict[str, Any], decays: bool) -> list[Array]:
+    """Arrays with a row for each id: ids, weight and state, and pending decay if any `decays`."""
+    rows = [*fields["ids"], fields["weight"], *fields["state"]]
+    if decays:
+        rows.append(np.zeros(len(rows[0])) if fields["decay"] is None else fields["decay"][0])
+    return rows
+
+
+def _replaced(
+    fields: dict[str, Any], rows: Sequence[Array], waiting: Any, total: float | None
+) -> dict[str, Any]:
+    """Fields with other :func:`_rows` and waiting ids; `total` is the decay of all steps."""
+    return {
+        **fields,
+        "ids": tuple(rows[:3]),
+        "weight": rows[3],
+        "state": list(rows[4 : 4 + len(fields["state"])]),
+        "waiting": None if waiting is None else tuple(waiting),
+        "decay": None if total is None else (rows[-1], total),
+    }
+
+
+def _described(fields: dict[str, Any]) -> str:
+    """Dtypes of the arrays of checked fields, and shapes of their rows."""
+    arrays, rows = [*_rows(fields, False), *(fields["waiting"] or ())], len(fields["weight"])
+    if any(len(array) != rows for array in fields["state"]):
+        raise CheckpointError(f"state must have {rows} rows")
+    return str([(array.dtype.name, array.shape[1:]) for array in arrays])
+
+
+def share_rows(ranks: Ranks, fields: dict[str, Any]) -> dict[str, Any]:
+    """Send all rows to the ranks that own them; return the fields of those of this rank."""
+    waiting, decay = fields["waiting"], fields["decay"]
+    totals = of_all(ranks, np.array([np.nan if decay is None else decay[1]]))
+    known = totals[~np.isnan(totals)].tolist()
+    rows = _to_owners(ranks, _rows(fields, bool(known)))
+    waiting = None if waiting is None else _to_owners(ranks, waiting)
+    return _replaced(fields, rows, waiting, known[0] if known else None)
+
+
+def _to_owners(ranks: Ranks, arrays: Sequence[Array]) -> list[Array]:
+    """Send the rows of arrays, the first of which has their ids; they come in rank order."""
+    routes = RowExchange(ranks, [HashedIds(ranks.size)], [arrays[0]])
+    return [came for (came,) in routes.there(*([array] for array in arrays[1:]))]
+
+
+def _checked(index: Any) -> tuple[str, int]:
+    """Name of the run and number of ranks, from an index file."""
+    if not isinstance(index, dict) or index.get("kind") != KIND:
+        raise CheckpointError(f"not a checkpoint of a table, which {KIND}.save() makes")
+    run, ranks = index["run"], index["ranks"]
+    if not isinstance(ranks, int) or ranks < 1 or not re.fullmatch(RUN, run):
+        raise CheckpointError(f"a run cannot be named {run!r} with {ranks!r} ranks")
+    return run, ranks
+
+
+def _merged(shards: Iterator[dict[str, Any]], choose: Choice) -> dict[str, Any]:
+    """Fields of a table with the chosen rows of all shards, in order."""
+
+    def chosen(fields: dict[str, Any]) -> dict[str, Any]:
+        rows, waiting, decay = choose(fields["ids"]), fields["waiting"], fields["decay"]
+        own = None if waiting is None else choose(waiting)
+        return _replaced(
+            fields,
+            [array[rows] for array in _rows(fields, decay is not None)],
+            None if waiting is None else [array[own] for array in waiting],
+            None if decay is None else decay[1],
+        )
+
+    parts = [*map(chosen, shards)]
+    totals = [part["decay"][1] for part in parts if part["decay"] is not None]
+    rows = [_rows(part, bool(totals)) for part in parts]
+    waiting = None if parts[0]["waiting"] is None else [part["waiting"] for part in parts]
+    return _replaced(
+        parts[0],
+        [*map(np.concatenate, zip(*rows, strict=True))],
+        waiting and map(np.concatenate, zip(*waiting, strict=True)),
+        totals[0] if totals else None,
+    )
+
+
+def _used(records: tuple[Array, ...]) -> Numbers:
+    """Positions of the records in use."""
+    return np.flatnonzero(records[2] != FREE)
+
+
+def _none(records: tuple[Array, ...]) -> Numbers:
+    return np.empty(0, np.int64)

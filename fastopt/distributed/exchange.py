@@ -8,16 +8,15 @@ from typing import Any, cast
 import numpy as np
 
 from fastopt._engine.overlap import Addresses
+from fastopt._engine.validate import check_index, label
 from fastopt.distributed.packing import pack, unpack
-from fastopt.distributed.plan import DEPTH, Bucket, Group, Plan
+from fastopt.distributed.plan import DEPTH, Bucket, Group, Parts, Plan
 from fastopt.distributed.ranks import Ranks
-from fastopt.distributed.stages import Local, Stages
 from fastopt.distributed.transport import Collecting, Summing, Transport
+from fastopt.optimizer.optimizer import Array, Index
 
-Array = np.ndarray[Any, Any]
 
-
-class Exchange(Local):
+class Exchange:
     """Sums gradients over the ranks, updates slices as sums arrive, and gathers the new weights.
 
     All ranks start and complete the same operations in the same order.
@@ -60,7 +59,7 @@ class Exchange(Local):
     @property
     def transport(self) -> Transport:
         """What moves the buckets between the ranks."""
-        if self._chosen is None:
+        if self._chosen is None:  # a cached_property has one lock for all ranks that are threads
             self._chosen = self._choose(self.plan)
         return self._chosen
 
@@ -72,9 +71,11 @@ class Exchange(Local):
 
     # Gradients
 
-    def _reduce(self, bucket: Bucket) -> None:
+    def _begin(self) -> None:
         """Start to sum a bucket, packed unless it is contiguous in memory and may be sent so."""
-        group, transport = bucket.group, self.transport
+        self.begun += 1
+        bucket, transport = self.plan.buckets[self.begun - 1], self.transport
+        group = bucket.group
         packed, at = None, bucket.at
         whole = bucket.even is None and not transport.copies
         source = self._in_memory(group) if whole and at is not None else None
@@ -135,10 +136,6 @@ class Exchange(Local):
         waits = any(bucket.even is not None for bucket, *_ in self._reducing)
         return self.begun < len(buckets) and len(self._reducing) < DEPTH and not waits
 
-    def _begin(self) -> None:
-        self.begun += 1
-        self._reduce(self.plan.buckets[self.begun - 1])
-
     def arrivals(self, count: int | None = None) -> Iterator[Bucket]:
         """Yield each bucket, or the first `count`, once the sums of this rank are complete."""
         buckets = self.plan.buckets[:count]
@@ -180,18 +177,22 @@ class Exchange(Local):
 
     # Updates
 
-    def update(self, stages: Stages) -> None:
-        """Update slices, bucket by bucket if elements do not depend on each other."""
-        self._since = perf_counter()  # exclude the time of the agreement
-        waiting = self._arrived == 0 and self.plan.buckets and not self.plan.listed
-        if not (waiting and stages.is_elementwise):
-            self.receive()
-            super().update(stages)
-            self._lap("update")
-            return
-        stages.start()
+    def resume(self) -> None:
+        """Exclude the time since the last operation, that of an agreement, from `seconds`."""
+        self._since = perf_counter()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether all gradients are in buckets, none of which has been waited for."""
+        return self._arrived == 0 and bool(self.plan.buckets) and not self.plan.listed
+
+    def parts(self) -> Iterator[Parts]:
+        """Yield the parts of this rank's slices that each bucket completes, to be updated.
+
+        The new weights are sent before the next ones.
+        """
         for bucket in self.arrivals():
-            stages.update_parts(bucket.updated)
+            yield bucket.updated
             self._lap("update")
             self._gather(bucket)
 
@@ -206,11 +207,7 @@ class Exchange(Local):
         if weights is None or at is None or transport.copies:
             weights = packed = transport.for_weights(bucket)
             at = bucket.starts[:-1]
-            if self.plan.at is not None:
-                pack(self.plan.flats, bucket.mine, packed, self.plan.at, transport.used)
-            elif bucket.slices:
-                first, last = bucket.starts[self.rank : self.rank + 2]
-                np.concatenate(bucket.slices, out=packed[first:last])
+            pack(self.plan.own, bucket.mine, packed, self.plan.own_at, transport.used)
         self._lap("packing")
         request = transport.gather(bucket, weights, at)
         self._gathering.append((bucket, request, packed))
@@ -238,3 +235,73 @@ class Exchange(Local):
             self._gather(bucket)
         while self._gathering:
             self._unpack()
+
+
+class EarlyGradients:
+    """Gradients passed to :meth:`ShardedUpdater.begin` since the last call.
+
+    Parameters
+    ----------
+    names : dict
+        Names of the parameters, for messages.
+
+    Attributes
+    ----------
+    exchange : Exchange or None
+        The exchange to which gradients were passed on.
+    """
+
+    def __init__(self, names: dict[Any, str]) -> None:
+        self.names = names
+        self.exchange: Exchange | None = None
+        self._grads: dict[Index, tuple[Any, bool]] = {}
+        """Gradients, None for those that were released, and whether they were sent."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there are gradients."""
+        return bool(self._grads)
+
+    def add(self, index: Index, grad: Any, sent: bool = False) -> None:
+        """Enter a gradient."""
+        if index in self._grads:
+            raise ValueError(f"{label(index, self.names)}: begin() was called twice in a step")
+        self._grads[index] = grad, sent
+
+    def complete(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> list[Any]:
+        """Return the gradients of a call, also of parameters for which it has None.
+
+        Those that were released are zeros without memory of their own.
+        """
+        return [*map(self._completed, indices, grads, weights)] if self._grads else grads
+
+    def _completed(self, index: Any, grad: Any, weight: Any) -> Any:
+        if grad is not None or (index := check_index(index)) not in self._grads:
+            return grad
+        own, _ = self._grads[index]
+        return np.broadcast_to(np.float32(0), np.shape(weight)) if own is None else own
+
+    def check(self, plan: Plan, grads: list[Any]) -> None:
+        """Raise ValueError unless a call has the gradients that were sent, or None."""
+        if self.exchange is None:
+            return
+        if self.exchange.plan is not plan:
+            raise ValueError(
+                "begin() was called for the parameters of the previous call, not for these"
+            )
+        for index, (own, sent) in self._grads.items():
+            grad = grads[plan.places[index]]
+            if sent and grad is not None and (own is None or not _is_same(own, grad)):
+                problem = "the gradient is not the one passed to begin()"
+                cure = ", which was released: pass None" if own is None else ""
+                raise ValueError(f"{label(index, self.names)}: {problem}{cure}")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two gradients are the same array or views of the same elements."""
+    if one is other:
+        return True
+    one, other = np.asarray(one), np.asarray(other)
+    places = [each.__array_interface__["data"] for each in (one, other)]
+    header = (one.shape, one.dtype, one.strides) == (other.shape, other.dtype, other.strides)
+    return header and places[0] == places[1]

@@ -1,6 +1,17 @@
-"""Fingerprint of an optimizer, which ranks compare before each call."""
+"""Fingerprint of an optimizer, which ranks compare before each call, with digests of a user's code.
 
-from collections.abc import Mapping, Sequence, Set
+The code of fastopt itself is compared by its version.
+
+Tests: ``tests/distributed/test_versions.py``.
+"""
+
+import hashlib
+import inspect
+import platform
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import cached_property, partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -9,7 +20,7 @@ from fastopt._engine.per_index import PerIndex
 from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import label
 from fastopt.distributed.agreement import Fact, Facts, Numbers
-from fastopt.distributed.code import codes
+from fastopt.kernels.rule import Rule, code_of, frozen_text
 from fastopt.lr_scheduler.base import LRScheduler
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
@@ -134,7 +145,7 @@ def described(value: Any, depth: int = DEPTH) -> str | None:
     if isinstance(value, LRScheduler):
         return f"{type(value).__name__} {described(vars(value), depth - 1)}"
     if depth > 0 and isinstance(value, Mapping):
-        if not value or any(map(_holds_array, value.values())):
+        if not value or any(map(holds_array, value.values())):
             return None
         items = sorted((str(key), described(part, depth - 1)) for key, part in value.items())
         return "{" + ", ".join(f"{key}: {text}" for key, text in items) + "}"
@@ -142,20 +153,91 @@ def described(value: Any, depth: int = DEPTH) -> str | None:
         return "{" + ", ".join(sorted(str(described(part, depth - 1)) for part in value)) + "}"
     if depth > 0 and isinstance(value, (list, tuple)):
         return "[" + ", ".join(str(described(part, depth - 1)) for part in value) + "]"
-    own = vars(value) if hasattr(value, "__dict__") and not _has_name(value) else {}
-    plain = {name: part for name, part in own.items() if _is_plain(part)}
-    name = getattr(value, "__qualname__", type(value).__name__)
-    return f"{name} {described(plain)}" if plain else str(name)
+    name = getattr(value, "__qualname__", None)
+    if name is not None or not hasattr(value, "__dict__"):  # functions and classes have names
+        return str(name or type(value).__name__)
+    plain = {name: part for name, part in vars(value).items() if _is_plain(part)}
+    return f"{type(value).__name__} {described(plain)}" if plain else type(value).__name__
 
 
-def _has_name(value: Any) -> bool:
-    """Whether a value is a function or class, which is described by its name."""
-    return hasattr(value, "__qualname__")
-
-
-def _holds_array(value: Any) -> bool:
+def holds_array(value: Any) -> bool:
+    """Whether a value is an array, or contains one."""
     if isinstance(value, Mapping):
-        return any(map(_holds_array, value.values()))
+        return any(map(holds_array, value.values()))
     if isinstance(value, (tuple, list)):
-        return any(map(_holds_array, value))
+        return any(map(holds_array, value))
     return isinstance(value, np.ndarray)
+
+
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+"""Folders of packages, whose functions are not compared."""
+
+
+def codes(optimizer: Optimizer) -> dict[str, str]:
+    """Return digests of what a class outside of fastopt defines, and of its rule, by name.
+
+    A digest is that of the bytecode, with the functions that it calls. It depends on no file, since
+    classes may be sent to ranks on other machines, but on the version of Python.
+    """
+    found: dict[str, Any] = {}
+    for kind in type(optimizer).__mro__:
+        if not _is_ours(kind):
+            found |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items()}
+    rule = optimizer.rule
+    if rule is not None and not _is_ours(rule.fn):
+        found[f"rule {rule.name}"] = rule
+    return {f"code of {name}": text for name, each in found.items() if (text := _digest(each))}
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a class or function is one of fastopt, or the base of all classes."""
+    module = value.__module__ or ""
+    return value is object or module.partition(".")[0] == "fastopt"
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """Yield the functions of an attribute of a class, or of a global variable."""
+    if isinstance(value, Rule):
+        parts: Any = value.functions
+    elif isinstance(value, property):
+        parts = value.fget, value.fset
+    else:
+        value = value.func if isinstance(value, (cached_property, partial)) else value
+        value = inspect.unwrap(value) if callable(value) else value
+        parts = (getattr(value, "py_func", getattr(value, "__func__", value)),)
+    for part in parts:
+        if isinstance(part, FunctionType):
+            yield part
+
+
+def _digest(value: Any) -> str:
+    """Return the digest of an attribute; empty if it is no function."""
+    seen, is_rule = set[FunctionType](), isinstance(value, Rule)
+    text = [part for each in _functions(value) for part in _codes(each, seen, is_rule)]
+    if not text:
+        return ""
+    digest = hashlib.blake2b("\0".join(text).encode(errors="replace"), digest_size=6).hexdigest()
+    return f"{digest} (Python {'.'.join(platform.python_version_tuple()[:2])})"
+
+
+def _codes(fn: FunctionType, seen: set[FunctionType], is_rule: bool) -> Iterator[str]:
+    """Yield the code of a function, and of those that it refers to.
+
+    Only a rule has the numbers that it refers to compiled in: others may be a rank's own.
+    """
+    if fn in seen:
+        return
+    seen.add(fn)
+    yield repr(code_of(fn.__code__)) + "".join(map(frozen_text, fn.__defaults__ or ()))
+    try:
+        names = inspect.getclosurevars(fn)
+    except ValueError:  # a variable has no value yet
+        return
+    for name, value in sorted({**names.globals, **names.nonlocals}.items()):
+        if is_rule:
+            yield f"{name}={frozen_text(value)}"
+        for each in _functions(value):
+            package = (each.__module__ or "").partition(".")[0]
+            same = package == (fn.__module__ or "").partition(".")[0]
+            if same or not (_is_ours(each) or each.__code__.co_filename.startswith(INSTALLED)):
+                yield from _codes(each, seen, is_rule)

@@ -1,10 +1,12 @@
-"""Processes of a job: private communicators, threads per rank, and order of compilation."""
+"""Processes of a job: private communicators, shared memory, threads, and order of compilation."""
 
 import importlib
+import json
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import numpy as np
@@ -14,7 +16,7 @@ from fastopt.distributed.agreement import attempt
 from fastopt.distributed.collectives import of_all, share_texts
 from fastopt.distributed.communicator import Communicator, attached
 from fastopt.distributed.ranks import LIMIT, Ranks, refuse_forked, time_limit
-from fastopt.distributed.shared_memory import shared_zeros
+from fastopt.optimizer.optimizer import Array
 
 numba: Any = importlib.import_module("numba")
 
@@ -201,3 +203,66 @@ def leader_first(node: Ranks, work: Callable[[], Any]) -> None:
     node.wait(node.comm.barrier(), sleep=0.001)
     if node.rank != 0:
         work()
+
+
+def shared_zeros(node: Ranks, nbytes: int) -> Array:
+    """Bytes that all ranks of a node read and write; all of them must make this call.
+
+    The memory has no name that a crash could leave behind: it is freed with the last process that
+    has an array of it.
+
+    Parameters
+    ----------
+    node : Ranks
+        The ranks on this node.
+    nbytes : int
+        Number of bytes, the same on all ranks.
+
+    Raises
+    ------
+    OSError
+        Some rank cannot share memory: the system has too little or is not Linux, or the ranks run
+        in separate containers. All ranks raise the error.
+    """
+    file, error = attempt(_created, nbytes) if node.rank == 0 else (None, None)
+    try:
+        own = None if file is None else [os.getpid(), file, _identity(file)]
+        found = json.loads(share_texts(node, json.dumps(own))[0])
+        memory, problem = attempt(_attached, *found, nbytes) if found else (None, None)
+        error = error or problem
+        reasons = share_texts(node, str(error or ""))  # then all have opened the file
+    finally:
+        if file is not None:
+            os.close(file)
+    for reason in filter(None, reasons):
+        raise OSError(reason) from error
+    return np.frombuffer(cast(mmap.mmap, memory), np.uint8)
+
+
+def _created(nbytes: int) -> int:
+    """Descriptor of new memory."""
+    if not hasattr(os, "memfd_create"):
+        raise OSError("ranks share memory on Linux only")
+    file = os.memfd_create("fastopt")
+    try:
+        os.posix_fallocate(file, 0, nbytes)  # otherwise a write could end the process
+    except OSError as error:
+        os.close(file)
+        raise OSError(f"{nbytes} bytes for the ranks of a node: {error.strerror}") from error
+    return file
+
+
+def _attached(process: int, number: int, identity: list[int], nbytes: int) -> mmap.mmap:
+    """Memory of a descriptor of another process."""
+    file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+    try:
+        if _identity(file) != identity:  # the process of that number in another container
+            raise OSError(f"process {process} is not the one of the first rank of the node")
+        return mmap.mmap(file, nbytes)
+    finally:
+        os.close(file)
+
+
+def _identity(file: int) -> list[int]:
+    found = os.fstat(file)
+    return [found.st_dev, found.st_ino]

@@ -15,8 +15,7 @@ from fastopt._kernels import copying
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.layout import kind_of
 from fastopt._kernels.threads import may_run_parallel, turn
-
-Array = np.ndarray[Any, Any]
+from fastopt.optimizer.optimizer import Array
 
 Runs = NDArray[np.int64]
 """Runs of elements, a row for each: position of the tensor in the call, start and stop of its
@@ -135,3 +134,45 @@ def _copied(
     with turn():
         copier()(np.stack([source, target, size * (last - first)], axis=1), used)
     return True
+
+
+def flat_like(arrays: Sequence[Array], dtype: Any = None) -> list[Array]:
+    """Return zeros in the shapes of some arrays, consecutive in memory for each dtype.
+
+    :class:`ShardedUpdater` sends gradients from such arrays, and receives weights into them,
+    without intermediate copies. Allocate the arrays of a list call with one call of this function,
+    in the order of the list.
+
+    Parameters
+    ----------
+    arrays : sequence of numpy.ndarray
+        The arrays, such as the weights of a list call.
+    dtype : dtype, optional
+        Dtype of all results. Default: the dtype of each array.
+
+    Returns
+    -------
+    list of numpy.ndarray
+        Views in C order. Each of them keeps the memory of all alive.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt.mpi import flat_like
+    >>> first, second = flat_like([np.ones((2, 2)), np.ones(3)])
+    >>> first.shape, second
+    ((2, 2), array([0., 0., 0.]))
+    >>> first.base is second.base
+    True
+    """
+    kinds = [np.dtype(array.dtype if dtype is None else dtype) for array in arrays]
+    sizes: dict[np.dtype[Any], int] = {}
+    starts = []
+    for array, kind in zip(arrays, kinds, strict=True):
+        starts.append(sizes.get(kind, 0))
+        sizes[kind] = starts[-1] + array.size
+    memory = {kind: np.zeros(size, kind) for kind, size in sizes.items()}
+    return [
+        memory[kind][start : start + array.size].reshape(array.shape)
+        for array, kind, start in zip(arrays, kinds, starts, strict=True)
+    ]

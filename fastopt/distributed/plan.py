@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
+from functools import cache
 from itertools import accumulate
 from operator import is_
 from typing import Any
@@ -11,16 +12,71 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
+from fastopt._kernels import cpu_calls
 from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt._kernels.compiling import bind
 from fastopt._kernels.layout import real_of
-from fastopt._kernels.numpy_abi import readable
+from fastopt._kernels.numpy_abi import guard, readable
 from fastopt.checkpoint.restore.placement import Placement
-from fastopt.distributed.agreement import Facts
-from fastopt.distributed.checksum import checksum, checksums
+from fastopt.distributed.agreement import Facts, checksum, checksums
 from fastopt.distributed.collectives import MOST
-from fastopt.distributed.guards import Guards
 from fastopt.distributed.packing import Runs, adder, rounder
 from fastopt.optimizer.optimizer import Array, Index
+
+
+@cache
+def comparer() -> Any:
+    """Compiled :func:`fastopt._kernels.cpu_calls.fit`."""
+    return bind(cpu_calls.fit(), 0, 0, np.empty((2, 0, 0), np.uint64), np.empty((2, 0), np.int64))
+
+
+class Guards:
+    """Expected properties of the arrays of a list call, which one compiled function compares.
+
+    Weights are C-contiguous. Gradients fit if they are NumPy arrays with the shapes and dtypes of
+    their weights, aligned and C-contiguous, and share no memory with any weight.
+
+    Parameters
+    ----------
+    weights : sequence of numpy.ndarray
+        Weights of the call.
+    written : Ranges
+        Memory of the weights.
+    """
+
+    def __init__(self, weights: Sequence[Any], written: Ranges) -> None:
+        self._count, self._written = len(weights), written
+        self._at = np.array([weight.ctypes.data for weight in weights], np.int64).tobytes()
+        self._bytes = np.array([weight.nbytes for weight in weights], np.int64)
+        forms = [[guard((weight,), 1)[0] for weight in weights]]
+        forms += [[guard((np.asarray(weight),), 0)[0] for weight in weights]]
+        self._guards = np.zeros((2, len(weights), max(map(len, forms[0]))), np.uint64)
+        for guards, rows in zip(self._guards, forms, strict=True):
+            for own, row in zip(guards, rows, strict=True):
+                own[: len(row)] = row
+        self._clear = b""
+
+    def fit(self, grads: list[Any], weights: list[Any]) -> Addresses | None:
+        """Addresses of the gradients if they match the weights, which are those of the plan.
+
+        Otherwise None. Weights must also be in the same memory.
+        """
+        if not (type(grads) is type(weights) is list):
+            grads, weights = [*grads], [*weights]
+        if not len(grads) == len(weights) == self._count:
+            return None
+        found = np.empty((2, self._count), np.int64)
+        if not comparer()(id(weights), id(grads), self._guards, found):
+            return None
+        first, at = found[0].tobytes(), found[1].tobytes()
+        if first != self._at:
+            return None
+        grads_at: Addresses = found[1]
+        if at != self._clear and self._written.meeting(grads_at, grads_at + self._bytes):
+            return None
+        self._clear = at
+        return grads_at
+
 
 DEPTH = 2
 """Number of buckets in flight: one is packed while another is being sent."""
@@ -84,17 +140,12 @@ class Bucket:
             self.even = copy(self)
             self.even._divide(np.diff(np.arange(len(counts) + 1) * total // len(counts)))
         mine = parts[:, 0] == rank
-        self.own: list[Part] = [(place, *ends) for place, *ends in parts[mine, 1:4].tolist()]
-        self.slices: list[Array] = []
-        """Views of this rank's slices that are in the bucket."""
-        self.updated = np.empty((0, 3), np.int64)
-        """Parts of this rank's slices, see :data:`fastopt.distributed.stages.Parts`."""
         sizes = parts[:, 3] - parts[:, 2]
         runs = np.column_stack([parts[:, 1:4], np.cumsum(sizes) - sizes])
         self.sent = _merged(runs)
         """Parts of all ranks, in order."""
         self.mine = _merged(runs[mine])
-        """Parts of this rank."""
+        """Parts of this rank, in its slices once :meth:`enter` has been called."""
         self.received = _merged(runs[~mine | np.isin(runs[:, 0], [*keep])])
         """Parts to copy to the weights: those of other ranks, and of the tensors `keep`."""
         self.at = self._in_memory(parts)
@@ -121,6 +172,13 @@ class Bucket:
         found[ranks[begins]] = base[begins]
         offsets: list[int] = found.tolist()
         return offsets if max(offsets) + max(self.counts) <= MOST else None
+
+    def enter(self, begins: Parts) -> None:
+        """Describe the parts of this rank in its slices, which start at these elements."""
+        self.mine[:, 1:3] -= begins[self.mine[:, 0], np.newaxis]
+        place, first, last, _ = self.mine.T
+        self.updated = np.stack([place, first, last - first], axis=1)
+        """A row for each of them: position in the call, first element, number of elements."""
 
     def share(self, rank: int) -> tuple[int, int]:
         """Start and stop of the bucket in a rank's share."""
@@ -316,15 +374,23 @@ class Plan:
         self.at = None if self.copied else self._addresses
         """Addresses of the weights, if all are in place."""
         self.slices = [self._slice(place, rank) for place in range(len(weights))]
+        self.own = [each.reshape(-1) for each in self.slices]
+        self.own_at = addresses(self.own)
+        """Flat slices of this rank, and their addresses."""
         self.alone = ranks == 1
         """Whether this is the only rank: gradients are not sent but used in place."""
         self._flat = all(own.ndim == 1 for own in self.slices)
         self.groups = [] if self.alone else [*self._grouped(ranks, limit, wire)]
         self.grads: list[Any] = [None] * len(weights)
+        begins = np.array([placement.cut(rank) for placement in self.placements], np.int64)
         for group in self.groups:
             group.cut(self.placements, rank, ranks, limit, self.copied)
             group.weights = group.joined(self.flats, group.dtype)
-            self._enter(group, rank)
+            ends = np.cumsum([self.slices[place].size for place in group.places])[:-1]
+            for place, own in zip(group.places, np.split(group.grads, ends), strict=True):
+                self.grads[place] = own.reshape(self.slices[place].shape)
+            for bucket in group.buckets:
+                bucket.enter(begins)
         self._scattered = any(
             group.weights is None or any(b.at is None or b.even for b in group.buckets)
             for group in self.groups
@@ -357,23 +423,6 @@ class Plan:
     def _slice(self, place: int, rank: int) -> Array:
         """Return this rank's slice of a tensor."""
         return self.placements[place].slice_of(self.flats[place], rank)
-
-    def _enter(self, group: Group, rank: int) -> None:
-        """Create views of a group's gradients and buckets for the slices of this rank."""
-        position = 0
-        for place in group.places:
-            own = self.slices[place]
-            end = position + own.size
-            self.grads[place] = group.grads[position:end].reshape(own.shape)
-            position = end
-        for bucket in group.buckets:
-            parts = []
-            for place, first, last in bucket.own:
-                begin = self.placements[place].cut(rank)
-                elements = self.slices[place].reshape(-1)
-                bucket.slices.append(elements[first - begin : last - begin])
-                parts.append((place, first - begin, last - first))
-            bucket.updated = np.array(parts, np.int64).reshape(-1, 3)
 
     def compile(self, wire: Any = None) -> None:
         """Compile the kernels that sum gradients, also those of nodes in the dtype `wire`."""

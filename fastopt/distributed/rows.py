@@ -1,18 +1,22 @@
 """Routing of rows between the ranks that use them and the ranks that own them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from itertools import repeat
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.distributed.collectives import exchanged, transposed
+from fastopt.checkpoint.restore.placement import Placement
+from fastopt.distributed.collectives import exchanged, gathered_together, transposed
+from fastopt.distributed.plan import Plan
 from fastopt.distributed.ranks import Ranks
+from fastopt.optimizer.optimizer import Array
+from fastopt.sparse import HALVES, RowSparse
 
-Array = np.ndarray[Any, Any]
 Ids = NDArray[np.int64]
 
 MOST_ROWS = 3_000_000_000
@@ -77,44 +81,86 @@ class Owners:
         return pow(self.factor, -1, self.rows) if self.rows > 1 else 1
 
 
-class Routes:
-    """Routes for items of several arrays from this rank to others, and back.
+def owners_of(bits: NDArray[Any], ranks: int) -> Ids:
+    r"""Rank that owns each id, a multiplicative hash of all 64 bits.
 
-    The constructor is collective.
+    .. math:: \lfloor p \, \lfloor (2^{64} / \phi) \, i \bmod 2^{64} \rfloor / 2^{64} \rfloor
+
+    (Knuth, "The Art of Computer Programming", volume 3, 6.4). Ids at any regular distance are
+    spread over the ranks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt.distributed.rows import owners_of
+    >>> owners_of(np.arange(8), 2)
+    array([0, 1, 0, 1, 0, 0, 1, 0])
+    """
+    half = np.uint64(32)
+    high = (bits.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> half
+    return ((high * np.uint64(ranks)) >> half).astype(np.int64)
+
+
+class HashedIds:
+    """Assignment of arbitrary 64-bit ids to ranks, see :func:`owners_of`.
 
     Parameters
     ----------
-    ranks : Ranks
-        The ranks.
-    targets : sequence of numpy.ndarray
-        Target rank of each item, for each array.
+    ranks : int
+        Number of ranks.
     """
 
-    def __init__(self, ranks: Ranks, targets: Sequence[Ids]) -> None:
+    def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.orders = [np.argsort(each, kind="stable") for each in targets]
-        sent = np.array([np.bincount(each, minlength=ranks.size) for each in targets]).T
-        self.sent, self.received = sent.T, transposed(ranks, sent).T
 
-    def there(self, *items: Sequence[Array]) -> list[list[Array]]:
-        """Send items to their targets, and return the items for this rank, in rank order.
+    def of(self, ids: Ids) -> Ids:
+        """Rank that owns each id."""
+        return owners_of(ids, self.ranks)
 
-        There may be several kinds of items for each array, which are sent together.
-        """
-        kinds = len(items)
-        ordered = [a[order] for each in items for a, order in zip(each, self.orders, strict=True)]
-        sent, received = (np.tile(counts, (kinds, 1)) for counts in (self.sent, self.received))
-        came = exchanged(self.ranks, ordered, sent, received)
-        each = len(self.orders)
-        return [came[k * each : (k + 1) * each] for k in range(kinds)]
+    def local(self, ids: Ids) -> Ids:
+        """The ids, which their owner looks up."""
+        return ids
 
-    def back(self, answers: Sequence[Array]) -> list[Array]:
-        """Send answers back, and return the answers to this rank's items, in their order."""
-        results = exchanged(self.ranks, answers, self.received, self.sent)
-        ordered = [np.empty_like(came) for came in results]
-        for target, order, came in zip(ordered, self.orders, results, strict=True):
-            target[order] = came
-        return ordered
+
+class Blocks:
+    """Assignment of the rows of a weight that is split between rows.
+
+    Parameters
+    ----------
+    placement : Placement
+        Placement of the weight.
+    ranks : int
+        Number of ranks.
+
+    Attributes
+    ----------
+    cuts : numpy.ndarray
+        First row of each rank, and the number of rows.
+    """
+
+    def __init__(self, placement: Placement, ranks: int) -> None:
+        self.cuts: Ids = (
+            np.array([placement.cut(rank) for rank in range(ranks + 1)]) // placement.unit
+        )
+
+    def of(self, ids: Ids) -> Ids:
+        """Rank that owns each row."""
+        owners: Ids = np.searchsorted(self.cuts, ids, side="right") - 1
+        return owners
+
+    def local(self, ids: Ids) -> Ids:
+        """Number of each row in the slice of its owner."""
+        return ids - self.cuts[self.of(ids)]
+
+
+class OwnerMap(Protocol):
+    """Assignment of rows to ranks."""
+
+    def of(self, ids: Ids) -> Ids:
+        """Rank that owns each row."""
+
+    def local(self, ids: Ids) -> Ids:
+        """Number of each row on its owner."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +183,8 @@ KNOWN = -1
 """Sent instead of a count if the rows are those of the last pull."""
 
 
-class Ways:
-    """Routes for gradients from this rank to the owners of their rows.
+class RowExchange:
+    """Routes from this rank to the owners of some rows, and back.
 
     The routes of the last pull are reused if the rows are the same. The constructor is collective.
 
@@ -146,55 +192,68 @@ class Ways:
     ----------
     ranks : Ranks
         The ranks.
-    pulled : sequence of Pulled or None
-        Last pull of each table.
-    ids : sequence of numpy.ndarray
-        Rows whose gradients this rank has, for each table.
-    owners : sequence of Owners
+    owners : sequence of OwnerMap
         Owners of the rows, for each table.
+    ids : sequence of numpy.ndarray
+        Rows that this rank uses, for each table.
+    pulled : sequence of Pulled or None, optional
+        Last pull of each table.
     """
 
     def __init__(
         self,
         ranks: Ranks,
-        pulled: Sequence[Pulled | None],
+        owners: Sequence[OwnerMap],
         ids: Sequence[Ids],
-        owners: Sequence[Owners],
+        pulled: Sequence[Pulled | None] = (),
     ) -> None:
         self.ranks, self.pulled = ranks, pulled
-        self.orders, self.local, sent, known = [], [], [], []
-        for before, rows, own in zip(pulled, ids, owners, strict=True):
-            same = before is not None and np.array_equal(before.wanted, rows)
-            known.append(same)
-            if same and before is not None:
+        self.orders, self.local, sent, told = [], [], [], []
+        for before, rows, own in zip(pulled or repeat(None), ids, owners, strict=False):
+            if before is not None and np.array_equal(before.wanted, rows):
                 self.orders.append(before.order)
                 self.local.append(rows[:0])
                 sent.append(before.sent)
+                told.append(np.full(ranks.size, KNOWN))
                 continue
             targets = own.of(rows)
             self.orders.append(np.argsort(targets, kind="stable"))
             self.local.append(own.local(rows)[self.orders[-1]])
             sent.append(np.bincount(targets, minlength=ranks.size))
-        shape = len(pulled), ranks.size
-        self.sent = np.array(sent, np.int64).reshape(shape)
-        reports = np.where(np.array(known, bool)[:, np.newaxis], KNOWN, self.sent)
-        self.reported, self.came = np.maximum(reports, 0), transposed(ranks, reports.T).T
-        kept = [np.zeros(ranks.size, np.int64) if p is None else p.received for p in pulled]
-        self.received = np.where(self.came == KNOWN, np.array(kept).reshape(shape), self.came)
+            told.append(sent[-1])
+        self.sent, numbers = np.array(sent), np.array(told)
+        self.received = self.came = transposed(ranks, numbers.T).T
+        self._counts = (numbers, self.sent), (self.came, self.received)
+        """Of rows whose numbers are sent, and of all; then of those that are received."""
+        if pulled:
+            kept = [np.zeros(ranks.size, int) if p is None else p.received for p in pulled]
+            self.received = np.where(self.came == KNOWN, kept, self.came)
+            there, here = np.maximum(numbers, 0), np.maximum(self.came, 0)
+            self._counts = (there, self.sent), (here, self.received)
 
-    def there(self, values: Sequence[Array]) -> tuple[list[Array], list[Ids]]:
-        """Send gradients to the owners, and return gradients and rows for this rank, in rank order.
+    def there(self, *items: Sequence[Array]) -> list[list[Array]]:
+        """Send items to the owners of their rows, and return the rows and items for this rank.
 
-        Everything is sent in one operation.
+        They are in rank order, and rows have their local numbers. There may be several kinds of
+        items for each table; everything is sent in one operation.
         """
-        ordered = [each[order] for each, order in zip(values, self.orders, strict=True)]
+        ordered = [a[order] for each in items for a, order in zip(each, self.orders, strict=True)]
         sent, received = (
-            np.concatenate(pair)
-            for pair in ((self.sent, self.reported), (self.received, np.maximum(self.came, 0)))
+            np.concatenate([rows, *[counts] * len(items)]) for rows, counts in self._counts
         )
-        came = exchanged(self.ranks, [*ordered, *self.local], sent, received)
-        number = len(self.pulled)
-        return came[:number], [self._rows(k, came[number + k]) for k in range(number)]
+        came = exchanged(self.ranks, [*self.local, *ordered], sent, received)
+        each = len(self.orders)
+        if self.pulled:
+            came[:each] = [self._rows(k, came[k]) for k in range(each)]
+        return [came[k : k + each] for k in range(0, len(came), each)]
+
+    def back(self, answers: Sequence[Array]) -> list[Array]:
+        """Send answers back, and return the answers to this rank's items, in their order."""
+        results = exchanged(self.ranks, answers, self.received, self.sent)
+        ordered = [np.empty_like(came) for came in results]
+        for target, order, came in zip(ordered, self.orders, results, strict=True):
+            target[order] = came
+        return ordered
 
     def _rows(self, table: int, sent: Ids) -> Ids:
         """Rows of a table: those of the last pull for ranks that sent `KNOWN`, else `sent`."""
@@ -207,3 +266,58 @@ class Ways:
         listed = np.split(sent, np.cumsum(np.maximum(self.came[table], 0))[:-1])
         chosen = zip(known, pulled, listed, strict=True)
         return np.concatenate([one if same else other for same, one, other in chosen])
+
+
+class SparseGradients:
+    """Row-sparse gradients from all ranks for this rank's slices, concatenated in rank order.
+
+    The constructor is collective. Repeated rows of a rank are summed before they are sent, unless
+    the sums would be rounded to half precision.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The ranks.
+    plan : Plan
+        Plan of a call; weights with row-sparse gradients are split between rows.
+    grads : sequence
+        Gradients of this rank, by position in the call.
+
+    Attributes
+    ----------
+    grads : dict of int to RowSparse
+        Gradients of all ranks, for the rows of this rank's slices, by position in the call.
+    """
+
+    def __init__(self, ranks: Ranks, plan: Plan, grads: Sequence[Any]) -> None:
+        self.ranks, self.plan = ranks, plan
+        blocks, indices, values = [], [], []
+        for k in plan.listed:
+            grad, placement = grads[k], plan.placements[k]
+            grad = grad if grad.dtype.name in HALVES else grad.coalesce()
+            some = slice(None if placement.size else 0)  # rows without elements have no owner
+            blocks.append(Blocks(placement, ranks.size))
+            indices.append(grad.indices[some].astype(np.int64))
+            values.append(grad.values[some])
+        self.firsts = [each.cuts[ranks.rank] for each in blocks]
+        there = RowExchange(ranks, blocks, indices).there(values)
+        self.grads = {
+            k: RowSparse(came, rows, plan.placements[k].slice_shape(ranks.rank))
+            for k, rows, came in zip(plan.listed, *there, strict=True)
+        }
+
+    def spread(self, whole: Collection[int]) -> None:
+        """Send the changed rows of this rank's slices to all ranks: the indexed ones, or all.
+
+        All rows of the tensors at the positions `whole` have changed.
+        """
+        slices = [self.plan.slices[k] for k in self.grads]
+        changed = [
+            np.arange(len(own)) if k in whole else np.unique(grad.indices).astype(np.int64)
+            for own, (k, grad) in zip(slices, self.grads.items(), strict=True)
+        ]
+        values = [own[rows] for own, rows in zip(slices, changed, strict=True)]
+        rows = [own + first for own, first in zip(changed, self.firsts, strict=True)]
+        results, _ = gathered_together(self.ranks, [*values, *rows])
+        for k, came, at in zip(self.grads, results, results[len(values) :], strict=False):
+            self.plan.weights[k][at] = came

@@ -4,14 +4,14 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 import fastopt
 from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
 from fastopt._engine.extras import refuse_extra
-from fastopt._engine.parameters import Call
+from fastopt._engine.validate import label
 from fastopt._kernels.blocks import CODE_BLOCK
 from fastopt._kernels.codes import is_worth_codes
 from fastopt._kernels.layout import real_of
@@ -20,84 +20,16 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Checked
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.restore.placement import Form, Placement
-from fastopt.distributed.agreement import Fact, Facts, agree, attempt, is_agreed
-from fastopt.distributed.collectives import added
+from fastopt.distributed.agreement import Fact, Facts, Gate, Idle, agree, attempt, is_agreed
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
-from fastopt.distributed.gate import Gate, Stopped
 from fastopt.distributed.job import leader_first, private
-from fastopt.distributed.ranks import LIMIT, Ranks, time_limit
-from fastopt.distributed.stages import LOCAL, Local, Stages
+from fastopt.distributed.ranks import LIMIT, time_limit
+from fastopt.distributed.shard import Shard
 from fastopt.optimizer import Optimizer
-from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
 
-
-class Shard(Updater):
-    """Updater of the slices of one rank.
-
-    Attributes
-    ----------
-    ranks : Ranks
-        The ranks.
-    gate : Gate
-        Agreement of the ranks on the current call.
-    exchange : Local
-        The gradients of the current call.
-    """
-
-    ranks: Ranks
-    gate: Gate
-    exchange: Local = LOCAL
-
-    def _plan_with(self, optimizer: Optimizer) -> None:
-        super()._plan_with(optimizer)
-        entry = self.records.entry
-        self.records.entry = lambda: Stages(self) if self.ranks.size > 1 else entry()
-
-    def _check_groups(self, groups: Groups) -> None:
-        """See :class:`Updater`."""
-        super()._check_groups(groups)
-        self.check_rules(groups)
-
-    @staticmethod
-    def check_rules(groups: Groups) -> None:
-        """Raise TypeError if an optimizer computes with whole weights, as groups have slices."""
-        for optimizer in (groups.main, *groups.optimizers()):
-            if not optimizer.native:
-                kind = type(optimizer).__name__
-                raise TypeError(
-                    f"groups: {kind} overrides update(), and groups on ranks need optimizers with "
-                    f"a rule: use a separate ShardedUpdater for the weights of {kind}"
-                )
-
-    def of(self, index: Index) -> Any:
-        """Optimizer of a parameter."""
-        return self.parameters.optimizer_of(index)
-
-    def _squares(self, grads: Sequence[Any], down: float) -> Array:
-        self.gate.add()
-        self.exchange.receive()
-        return added(self.ranks, super()._squares(grads, down))
-
-    def _clipped_units(
-        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
-    ) -> list[Any]:
-        """See :class:`Updater`; placements keep each unit on one rank."""
-        self.gate.add()
-        self.exchange.receive()
-        return super()._clipped_units(indices, weights, grads, share)
-
-    def _update_in_python(self, calls: Sequence[Call]) -> None:
-        """See :class:`Updater`; user code sees whole tensors, each on the rank that owns it."""
-        optimizer = self.optimizer
-        if self.ranks.size > 1:  # ranks compare counts, which have the order of the call on each
-            counts, indices = optimizer._index_update_count, [call[0] for call in calls]
-            counts.slots(indices, optimizer.begin_num_update)
-        for index, weight, *_ in calls:
-            if not weight.size:
-                optimizer._update_count(index)
-        super()._update_in_python([call for call in calls if call[1].size])
+Result = TypeVar("Result")
 
 
 class Sharded(Checked):
@@ -181,6 +113,10 @@ class Sharded(Checked):
         """State of this rank's slice of each parameter."""
         return self.shard.states
 
+    def _label(self, index: Index) -> str:
+        """Name of a parameter in messages."""
+        return label(index, self.optimizer.idx2name)
+
     def _slice(self, index: Index, placement: Placement) -> None:
         """Inform the shard about the position of this rank's slice, and the shape of the tensor."""
         self.shard.parameters.of(index).offset = placement.cut(self.rank)
@@ -212,20 +148,16 @@ class Sharded(Checked):
 
     def _agree(self, facts: Facts, error: Exception | None) -> None:
         """Raise on all ranks if one has an error, or if calls or facts of the ranks differ."""
-        if self.ranks == 1:
-            agree(self._ranks, (), error)
-            return
-        common, problem = attempt(self._common)
-        agree(self._ranks, [*(common or ()), facts], error or problem)
+        self._gate(lambda: [facts]).enter(error)
 
     def _together(
         self,
         call: str,
-        work: Callable[[Any], Any],
+        work: Callable[[Any], Result],
         check: Callable[[], Any] = lambda: None,
         facts: Callable[[Any], Mapping[str, str]] = lambda found: {},
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> Any:
+    ) -> Result:
         """Make a collective call that changes no weight before the ranks have agreed.
 
         Parameters
@@ -242,19 +174,14 @@ class Sharded(Checked):
         around : callable
             Function that returns a context for all of these.
         """
-        self._begin(call)
-        with around():
-            found, error = attempt(check)
-            common, problem = attempt(lambda: Facts(facts(found) if error is None else {}))
-            self._agree(common or Facts(), error or problem)
-            with self._updating(lambda: True):
-                return work(found)
+        with self._agreed(call, check, facts, around) as found, self._updating(lambda: True):
+            return work(found)
 
     def _push_together(
         self,
         call: str,
         check: Callable[[], Any],
-        facts: Callable[[Any], Facts],
+        facts: Callable[[Any], Mapping[str, str]],
         send: Callable[[Any], Any],
         update: Callable[[Any], None],
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -271,21 +198,28 @@ class Sharded(Checked):
         update : callable
             Function that updates this rank's rows with them.
         """
+        self.shard.exchange = None
+        with self._agreed(call, check, facts, around) as given:
+            gate = self.shard.gate
+            with self._updating(lambda: gate.passed):
+                sent = send(given)
+            with self._updating(lambda: gate.launched):
+                update(sent)
+
+    @contextmanager
+    def _agreed(
+        self,
+        call: str,
+        check: Callable[[], Any],
+        facts: Callable[[Any], Mapping[str, str]],
+        around: Callable[[], AbstractContextManager[Any]],
+    ) -> Iterator[Any]:
+        """Context of a call on whose checked arguments the ranks have agreed, see above."""
         self._begin(call)
-        self.shard.exchange = LOCAL
         with around():
-            given, error = attempt(check)
-            gate = self._gate(lambda: [facts(given)])
-            try:
-                gate.enter(error)
-                with self._updating(lambda: gate.passed):
-                    sent = send(given)
-                with self._updating(lambda: gate.launched):
-                    update(sent)
-            except Stopped as stopped:
-                error = stopped.error
-            if error is not None:
-                raise error
+            found, error = attempt(check)
+            self._gate(lambda: [Facts(facts(found))]).enter(error)
+            yield found
 
     def any(self, flag: bool) -> bool:
         """Return whether a flag is true on any rank; all ranks must call it.
@@ -318,8 +252,7 @@ class Sharded(Checked):
             self._ranks.wait(self._ranks.comm.all_reduce_max(value))
             return bool(value[0])
 
-        found: bool = self._together("any", largest, lambda: boolean("flag", flag))
-        return found
+        return self._together("any", largest, lambda: boolean("flag", flag))
 
     def _gate(
         self, facts: Callable[[], Sequence[Fact]], active: bool = True, apart: bool = False
@@ -338,10 +271,8 @@ class Sharded(Checked):
         """Context that raises errors of one rank on all ranks, or reports them if `too_late()`."""
         try:
             yield
-        except Stopped:
-            raise
         except Exception as error:
-            if is_agreed(error):
+            if isinstance(error, Idle) or is_agreed(error):
                 raise
             if too_late() or self._ranks.broken:
                 self._ranks.fail(f"failed: {type(error).__name__}: {error}")
@@ -363,7 +294,7 @@ class Sharded(Checked):
         trials: dict[tuple[Any, ...], Index] = {}
         for index, placement, dtype, sparse in kinds:
             coded = self._is_coded(index, placement.shape)
-            optimizer = self.shard.of(index)
+            optimizer = self.shard.optimizer_of(index)
             kind = dtype, placement.form, sparse, coded
             trials.setdefault((id(optimizer), optimizer.rule_for(index), *kind), index)
 
@@ -377,14 +308,14 @@ class Sharded(Checked):
 
     def _is_coded(self, index: Index, shape: tuple[int, ...]) -> bool:
         """Whether the state of a weight of this shape is stored in 8 bits, in blocks of rows."""
-        optimizer = self.shard.of(index)
+        optimizer = self.shard.optimizer_of(index)
         return optimizer.state_dtype == "int8" and is_worth_codes(shape, optimizer.state_min_size)
 
     def _try_out(self, index: Index, dtype: Any, form: Form, sparse: bool, coded: bool) -> None:
         """Compile by updating small tensors; ignore errors, which the update itself will raise."""
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            opt = copy.deepcopy(self.shard.of(index))
+            opt = copy.deepcopy(self.shard.optimizer_of(index))
             opt._index_update_count.clear()
             opt.masters_given.clear()
             opt.state_min_size = 1 if coded else None

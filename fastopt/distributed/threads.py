@@ -34,7 +34,7 @@ class Board:
         self.mail = [deque() for _ in range(self.size)]
 
 
-class Posted:
+class ThreadRequest:
     """An operation, which reads the data of all ranks once they have been posted."""
 
     def __init__(self, board: Board, number: int, rank: int, data: Any, read: Any) -> None:
@@ -72,7 +72,7 @@ class ThreadRank:
 
     def _post(self, data: Any, read: Callable[[list[Any]], None]) -> Request:
         self._number += 1
-        return Posted(self._board, self._number, self.rank, data, read)
+        return ThreadRequest(self._board, self._number, self.rank, data, read)
 
     def all_reduce_max(self, values: Array) -> Request:
         """See :class:`Communicator`."""

@@ -2,17 +2,17 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 
 from fastopt._engine.overlap import Addresses
 from fastopt.distributed.communicator import Communicator, Parts, Request
-from fastopt.distributed.job import Layers
+from fastopt.distributed.job import Layers, shared_zeros
 from fastopt.distributed.packing import add_up, pack
 from fastopt.distributed.plan import DEPTH, Bucket, Plan
 from fastopt.distributed.ranks import Ranks
-from fastopt.distributed.shared_memory import shared_zeros
 from fastopt.optimizer.optimizer import Array
 
 SLOTS = 2 * DEPTH
@@ -23,7 +23,7 @@ ALIGNED = 4096
 """Divisor of the bytes of a slot."""
 
 
-class Spare:
+class BufferPool:
     """Memory of buckets, which the plans of an updater share."""
 
     def __init__(self) -> None:
@@ -48,19 +48,14 @@ class Spare:
             self._memory.append(base)
 
 
-class Summing:
+class Summing(Request, Protocol):
     """A bucket of gradients in flight; :meth:`Test` tells whether it can be added up."""
-
-    def Test(self) -> bool:
-        """See :class:`~fastopt.distributed.communicator.Request`."""
-        raise NotImplementedError
 
     def add(self, total: Array) -> None:
         """Enter the sums of this rank's part in `total`."""
-        raise NotImplementedError
 
 
-class Collecting(Summing):
+class Collecting:
     """A bucket that is summed in equal shares, whose sums are then sent to their owners.
 
     Parameters
@@ -90,19 +85,10 @@ class Collecting(Summing):
             if not self.summing.Test():
                 return False
             self.summing.add(self.own)
-            self.sent = self._send()
+            there = _overlaps(self.owned, self.shared[self.rank : self.rank + 2])
+            here = _overlaps(self.shared, self.owned[self.rank : self.rank + 2])
+            self.sent = _all_to_all(self.comm, self.own, there, self.total, here)
         return self.sent.Test()
-
-    def _send(self) -> Request:
-        size = self.own.itemsize
-        there = _overlaps(self.owned, self.shared[self.rank : self.rank + 2])
-        here = _overlaps(self.shared, self.owned[self.rank : self.rank + 2])
-        return self.comm.all_to_all(
-            self.own.view(np.uint8),
-            _in_bytes(*there, size),
-            self.total.view(np.uint8),
-            _in_bytes(*here, size),
-        )
 
     def add(self, total: Array) -> None:
         """See :class:`Summing`."""
@@ -128,7 +114,7 @@ class Transport:
     def __init__(self, ranks: Ranks, comm: Communicator | None = None) -> None:
         self.ranks, self.rank, self.comm = ranks, ranks.rank, ranks.comm
         self.gradient_comm = self.comm if comm is None else comm
-        self.spare = Spare()
+        self.spare = BufferPool()
 
     def fits(self, plan: Plan) -> bool:
         """Whether :meth:`reserve` has nothing to do together with other ranks."""
@@ -187,7 +173,7 @@ class Direct(Transport):
 
     def sum(self, bucket: Bucket, source: Array, at: Sequence[int]) -> Summing:
         """See :class:`Transport`."""
-        return _Sent(self, bucket, source, at)
+        return _Sent(self, bucket, source, at, range(self.ranks.size))
 
     def gather(self, bucket: Bucket, weights: Array, at: Sequence[int]) -> Request:
         """See :class:`Transport`."""
@@ -195,30 +181,59 @@ class Direct(Transport):
         return self.comm.all_gather(weights.view(np.uint8), parts)
 
 
-class _Sent(Summing):
-    """A bucket of which each rank receives the parts that it owns."""
+class _Sent:
+    """An array in flight, each part to the rank that owns it, which sums what it receives in order.
 
-    def __init__(self, transport: Direct, bucket: Bucket, source: Array, at: Sequence[int]) -> None:
-        self.transport, self.bucket = transport, bucket
-        rank, size = transport.rank, transport.ranks.size
-        own = bucket.counts[rank]
-        self.mine = source[at[rank] :][:own]
-        self.received = transport.spare.borrow(own * size, source.dtype)
-        sent, taken = [*bucket.counts], [own] * size
-        sent[rank] = taken[rank] = 0  # own part stays in place
-        self.request = transport.gradient_comm.all_to_all(
-            source.view(np.uint8),
-            _in_bytes(sent, at, source.itemsize),
-            self.received.view(np.uint8),
-            _in_bytes(taken, [own * k for k in range(size)], source.itemsize),
+    Parameters
+    ----------
+    transport : Transport
+        The transport.
+    bucket : Bucket
+        The bucket.
+    source : numpy.ndarray
+        The array.
+    at : sequence of int
+        Offset of the part of each peer.
+    peers : sequence of int
+        The ranks that send and own parts, this one among them.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        bucket: Bucket,
+        source: Array,
+        at: Sequence[int],
+        peers: Sequence[int],
+    ) -> None:
+        counts, rank = bucket.counts, transport.rank
+        self.spare, self.bucket, self.place = transport.spare, bucket, peers.index(rank)
+        own, size = counts[rank], len(counts)
+        self.mine = source[at[self.place] :][:own]
+        self.received = self.spare.borrow(own * len(peers), source.dtype)
+        sent, starts, taken, places = ([0] * size for _ in range(4))
+        for k, peer in enumerate(peers):
+            if peer != rank:  # own part stays in place
+                sent[peer], starts[peer], taken[peer], places[peer] = (
+                    counts[peer],
+                    at[k],
+                    own,
+                    own * k,
+                )
+        self.request = _all_to_all(
+            transport.gradient_comm, source, (sent, starts), self.received, (taken, places)
         )
 
     def Test(self) -> bool:
         return self.request.Test()
 
     def add(self, total: Array) -> None:
-        _add_rows(self.received, self.transport.rank, self.mine, total, self.bucket)
-        self.transport.spare.release(self.received)
+        if len(total):
+            count = len(self.received) // len(total)
+            parts = self.received.ctypes.data + np.arange(count) * self.mine.nbytes
+            parts[self.place] = self.mine.ctypes.data
+            add_up(parts[None], [len(total)], self.received.dtype, total, self.bucket.large)
+        self.spare.release(self.received)
 
 
 class Layered(Transport):
@@ -328,74 +343,57 @@ class Layered(Transport):
         return _Returning(self, bucket, weights)
 
 
-class _Shared(Summing):
+class _Shared:
     """A bucket in the memory of the node, whose sums are sent to the owners."""
 
     def __init__(self, transport: Layered, bucket: Bucket, slots: Array) -> None:
         self.transport, self.bucket, self.slots = transport, bucket, slots
         self.packed = transport.node_gradient_comm.barrier()
-        self.sent: Request | None = None
-        self.wire = bucket.group.real if transport.wire is None else transport.wire
-        self.sums = self.received = self.mine = np.empty(0, self.wire)
+        self.is_packed = False
+        self.sent: _Sent | None = None
+        """The sums of this node, if there are several."""
 
     def Test(self) -> bool:
         for each in self.transport.flying:  # in order, as on all ranks
             if not each._send():
                 break
-        return self.sent is not None and self.sent.Test()
+        return self.is_packed and (self.sent is None or self.sent.Test())
 
     def _send(self) -> bool:
         """Send the sums of this node once all ranks have packed; return whether this is done."""
-        if self.sent is None and self.packed.Test():
-            layers = self.transport.layers
-            self.sent = self.packed if layers.count == 1 else self._sum_and_send()
-        return self.sent is not None
+        if not self.is_packed and self.packed.Test():
+            if self.transport.layers.count > 1:
+                self.sent = self._sum_and_send()
+            self.is_packed = True
+        return self.is_packed
 
-    def _parts(self, owners: Sequence[int]) -> Addresses:
-        """Address of what each rank of the node has packed for each of some owners."""
+    def _add(self, owners: Sequence[int], counts: Sequence[int], total: Array) -> None:
+        """Sum what the ranks of the node have packed for some owners."""
         size, starts = self.bucket.group.real.itemsize, self.bucket.starts
         at = self.slots.ctypes.data + self.slots.strides[0] * np.arange(len(self.slots))
         parts: Addresses = at + np.array([[size * starts[k]] for k in owners])
-        return parts
+        add_up(parts, counts, self.bucket.group.real, total, self.bucket.large)
 
-    def _sum_and_send(self) -> Request:
-        transport, group, counts = self.transport, self.bucket.group, self.bucket.counts
-        peers, number = transport.layers.peers, transport.layers.number
-        sizes = [counts[k] for k in peers]
-        count, own = sum(sizes), counts[transport.rank]
-        sums = self.sums = transport.spare.borrow(count, group.real)
-        add_up(self._parts(peers), sizes, group.real, sums, self.bucket.large)
-        if self.wire != group.real:
-            self.sums = transport.spare.borrow(count, self.wire)
-            pack([sums], np.array([[0, 0, count, 0]]), self.sums)
+    def _sum_and_send(self) -> _Sent:
+        transport, real = self.transport, self.bucket.group.real
+        peers, wire = transport.layers.peers, transport.wire
+        sizes = [self.bucket.counts[k] for k in peers]
+        self.sums = sums = transport.spare.borrow(sum(sizes), real)
+        self._add(peers, sizes, sums)
+        if wire is not None and wire != real:
+            self.sums = transport.spare.borrow(len(sums), wire)
+            pack([sums], np.array([[0, 0, len(sums), 0]]), self.sums)
             transport.spare.release(sums)
-        self.received = transport.spare.borrow(own * len(peers), self.wire)
-        starts = np.cumsum([0, *sizes]).tolist()
-        self.mine = self.sums[starts[number] :][:own]
-        there, here = [0] * len(counts), [0] * len(counts)
-        begins, places = [0] * len(counts), [0] * len(counts)
-        for k, peer in enumerate(peers):
-            if peer != transport.rank:
-                there[peer], here[peer] = sizes[k], own
-                begins[peer], places[peer] = starts[k], own * k
-        return transport.gradient_comm.all_to_all(
-            self.sums.view(np.uint8),
-            _in_bytes(there, begins, self.wire.itemsize),
-            self.received.view(np.uint8),
-            _in_bytes(here, places, self.wire.itemsize),
-        )
+        starts = [0, *accumulate(sizes)]
+        return _Sent(transport, self.bucket, self.sums, starts, peers)
 
     def add(self, total: Array) -> None:
-        transport, bucket = self.transport, self.bucket
-        transport.flying.popleft()
-        if transport.layers.count == 1:
-            add_up(
-                self._parts([transport.rank]), [len(total)], bucket.group.real, total, bucket.large
-            )
+        self.transport.flying.popleft()
+        if self.sent is None:
+            self._add([self.transport.rank], [len(total)], total)
             return
-        _add_rows(self.received, transport.layers.number, self.mine, total, bucket)
-        transport.spare.release(self.received)
-        transport.spare.release(self.sums)
+        self.sent.add(total)
+        self.transport.spare.release(self.sums)
 
 
 class _Returning:
@@ -411,10 +409,9 @@ class _Returning:
         others = {*transport.layers.peers} - {rank}
         there = [counts[rank] if k in others else 0 for k in range(len(counts))]
         here = [count if k in others else 0 for k, count in enumerate(counts)]
-        data, size = weights.view(np.uint8), weights.itemsize
         begins = [bucket.starts[rank]] * len(counts)
-        self.sent = transport.comm.all_to_all(
-            data, _in_bytes(there, begins, size), data, _in_bytes(here, bucket.starts[:-1], size)
+        self.sent = _all_to_all(
+            transport.comm, weights, (there, begins), weights, (here, bucket.starts[:-1])
         )
 
     def Test(self) -> bool:
@@ -437,12 +434,12 @@ def _overlaps(ends: Array, window: Array) -> Parts:
     return np.diff(found).tolist(), (found[:-1] - window[0]).tolist()
 
 
-def _add_rows(received: Array, row: int, mine: Array, total: Array, bucket: Bucket) -> None:
-    """Sum equal parts in order; `mine` is in place of the part `row`."""
-    if len(total):
-        parts = received.ctypes.data + np.arange(len(received) // len(total)) * mine.nbytes
-        parts[row] = mine.ctypes.data
-        add_up(parts[None], [len(total)], received.dtype, total, bucket.large)
+def _all_to_all(
+    comm: Communicator, source: Array, sent: Parts, target: Array, received: Parts
+) -> Request:
+    """Send elements, see :meth:`Communicator.all_to_all`; the parts are in elements too."""
+    there, here = (_in_bytes(*parts, source.itemsize) for parts in (sent, received))
+    return comm.all_to_all(source.view(np.uint8), there, target.view(np.uint8), here)
 
 
 def _in_bytes(counts: Sequence[int], starts: Sequence[int], size: int) -> Parts:

@@ -1,7 +1,8 @@
 """Sharded updater: data-parallel training with one copy of the state, split over all ranks."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, cast
 
@@ -9,36 +10,58 @@ import numpy as np
 
 from fastopt._engine.averaging import Averages
 from fastopt._engine.clip import UNCHANGED
-from fastopt._engine.mixed_precision import round_into
-from fastopt._engine.overlap import Addresses, addresses
-from fastopt._engine.validate import as_lists, check_index, label
+from fastopt._engine.mixed_precision import check_copy, round_into
+from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
+from fastopt._engine.validate import as_lists, check, check_index, check_like, label
+from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.layout import bfloat16
+from fastopt._updater.averaged import averages_of, evaluates, held, leading
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count, flag
 from fastopt.averages import Average, Lookahead
-from fastopt.checkpoint.restore.placement import Placement, line_bytes
-from fastopt.distributed.agreement import Numbers, agree, attempt, is_agreed
-from fastopt.distributed.begun import Begun
-from fastopt.distributed.checksum import summer
-from fastopt.distributed.exchange import Exchange
-from fastopt.distributed.gate import Stopped
-from fastopt.distributed.guards import comparer
+from fastopt.checkpoint.format.container import can_hold
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.files import PathLike
+from fastopt.checkpoint.restore.parameters import Skipped
+from fastopt.checkpoint.restore.placement import Form, Placement, line_bytes, placed
+from fastopt.checkpoint.restore.shards import Saved
+from fastopt.distributed.agreement import (
+    Fact,
+    Facts,
+    Idle,
+    Numbers,
+    agree,
+    attempt,
+    checksum,
+    is_agreed,
+    summer,
+)
+from fastopt.distributed.checkpoint import NOTHING, Resumable, listing_of
+from fastopt.distributed.collectives import gathered_together
+from fastopt.distributed.exchange import EarlyGradients, Exchange
 from fastopt.distributed.job import Lease, Node, leader_first, private
-from fastopt.distributed.listed import Listed
 from fastopt.distributed.packing import copier
-from fastopt.distributed.plan import Plan, flat
-from fastopt.distributed.planning import check_apart
-from fastopt.distributed.ranks import refuse_forked
-from fastopt.distributed.sharded import Shard
-from fastopt.distributed.stages import LOCAL, compile_stages
+from fastopt.distributed.plan import Plan, comparer, flat
+from fastopt.distributed.ranks import Ranks, refuse_forked
+from fastopt.distributed.rows import SparseGradients
+from fastopt.distributed.shard import Shard, compile_stages
 from fastopt.distributed.transport import Direct, Layered, Transport
-from fastopt.distributed.weights import WeightKeeper
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import HALVES, RowSparse
 
-Found = tuple[Plan, list[Any], dict[Index, Placement]]
+
+class Step(NamedTuple):
+    """A checked call: its plan, gradients, placements of new indices, and where gradients are.
+
+    Gradients are flat, unless they fit the plan as they are: then `at` has their addresses.
+    """
+
+    plan: Plan
+    grads: list[Any]
+    new: dict[Index, Placement]
+    at: Addresses | None = None
 
 
 class Nested(NamedTuple):
@@ -49,11 +72,77 @@ class Nested(NamedTuple):
     missing: str
 
 
+NONE = object()
+"""In place of the arguments of a call that this rank does not make itself."""
+
 CHECK_EVERY = 100
 """Default of `check_every`."""
 
+LISTS = 16
+"""Maximum number of lists of several indices whose plans are kept."""
 
-class ShardedUpdater(WeightKeeper):
+
+class Slices:
+    """Slices of some weights on this rank, from which the whole weights are gathered.
+
+    Parameters
+    ----------
+    sharded : ShardedUpdater
+        The updater.
+    weights : mapping of index to numpy.ndarray
+        The weights, with the same indices on all ranks.
+    own : mapping of index to numpy.ndarray, optional
+        Slices of this rank. Default: those of the weights.
+    placements : mapping of index to Placement, optional
+        Placements of weights that the updater has not updated.
+    """
+
+    def __init__(
+        self,
+        sharded: "ShardedUpdater",
+        weights: Mapping[Index, Array],
+        own: Mapping[Index, Array] | None = None,
+        placements: Mapping[Index, Placement] = NOTHING,
+    ) -> None:
+        self.ranks: Ranks = sharded._ranks
+        self.limit: int = sharded.bucket_bytes
+        self.weights = dict(weights)
+        self.copies = {i: sharded._copies[i] for i in weights if i in sharded._copies}
+        if own is None:
+            known = {**sharded.placements, **placements}
+            cuts = ((i, known[i], flat(weight)) for i, weight in weights.items())
+            own = {i: place.slice_of(each, sharded.rank) for i, place, each in cuts}
+        self.own = {index: np.asarray(each, order="C") for index, each in own.items()}
+
+    def gather(self) -> None:
+        """Write the slices of all ranks to the weights and their copies; collective."""
+        for group in _batches(self.weights, self.limit):
+            flats = [self.own[index].reshape(-1) for index in group]
+            elements, _ = gathered_together(self.ranks, flats)
+            for index, each in zip(group, elements, strict=True):
+                weight = self.weights[index]
+                weight[...] = each.reshape(weight.shape)
+        for index, copy in self.copies.items():
+            round_into(copy, self.weights[index])
+
+    @contextmanager
+    def averaged(self, shard: Shard) -> Iterator[None]:
+        """Context in which the weights hold their averages; they are restored without messages."""
+        arrays = [*self.weights.values(), *self.copies.values()]
+        known = shard._averages.arrays if shard._averages is not None else leading(shard)
+        given = {index: own for index, own in self.own.items() if index in known}
+        with shard.averaged(given):
+            before = [array.copy() for array in arrays]
+            try:
+                self.gather()
+                yield
+            finally:
+                with uninterrupted:
+                    for array, values in zip(arrays, before, strict=True):
+                        array[...] = values
+
+
+class ShardedUpdater(Resumable):
     r"""Updater for data-parallel training over MPI, with optimizer state sharded over the ranks.
 
     All ranks have all weights, and gradients of their own part of a batch. In a call
@@ -207,14 +296,12 @@ class ShardedUpdater(WeightKeeper):
         self.check_every = every
         self._plans: dict[tuple[Index, ...], Plan] = {}
         self._plan: Plan | None = None
-        self._given: Addresses | None = None
-        """Addresses of the gradients of the current call, if they fit the plan as they are."""
         self._turns: dict[Index, int] = {}
         self._unsure: set[Index] = set()
         self._copies: dict[Index, Array] = {}
-        leader_first(self._node, self._compile_common)
+        leader_first(self._node, compile_common)
         self.seconds: dict[str, float] = {}
-        self._begun = Begun(self.optimizer.idx2name)
+        self._begun = EarlyGradients(self.optimizer.idx2name)
         self._last: Plan | None = None
         self._latest: dict[Index, Array] = {}
         """Weight of the last update of each parameter."""
@@ -345,26 +432,28 @@ class ShardedUpdater(WeightKeeper):
             return self._update(index, grad, weight, active)
         return self._accumulate(self._windows, index, grad, weight, active)
 
-    def _unfrozen(self, index: Any, grad: Any, weight: Any) -> tuple[Any, Any, Any]:
-        """Return the arguments of a call without the parameters of frozen groups."""
+    def _lists(self, index: Any, grad: Any, weight: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return the arguments of a call as lists, without the parameters of frozen groups."""
+        if index is NONE:
+            raise ValueError("join() ends here, before the first update")
         self._check_free()
         if isinstance(index, Nested):
             index, grad, weight = self.shard._leaves(*index)
-        groups = self.shard.parameters.groups
-        if groups is None or not groups.freezes:
-            return index, grad, weight
         single = not isinstance(index, (list, tuple))
         lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
-        taken = groups.select([check_index(each) for each in lists[0]])
-        return (index, grad, weight) if taken is None else tuple(map(taken, lists))
+        groups = self.shard.parameters.groups
+        if groups is not None and groups.freezes:
+            taken = groups.select([check_index(each) for each in lists[0]])
+            lists = lists if taken is None else tuple(map(taken, lists))
+        return lists
 
     def _accumulate(
         self, windows: Windows, index: Any, grad: Any, weight: Any, active: bool
     ) -> bool:
         """Add the gradients of this rank to its sums, and update with them in the last call."""
         self._begin("accumulate")
-        found, error = attempt(self._entries, windows, index, grad, weight, active)
-        entries, single = cast(tuple[list[Entry], bool], found or ([], False))
+        found, error = attempt(self._entries, windows, index, grad, weight)
+        entries, single = cast(list[Entry], found or []), not isinstance(index, (list, tuple))
         indices = [each[0] for each in entries]
         before, after = windows.before(indices), windows.after(indices)
         gate = self._gate(lambda: [self._window_facts(windows, indices)], active)
@@ -379,11 +468,9 @@ class ShardedUpdater(WeightKeeper):
                 vars(self.shard)["_info"] = UNCHANGED  # a loss scaler counts updates alone
         except BaseException as problem:
             windows.put_back(before)
-            if not isinstance(problem, Stopped):
-                raise
-            if problem.error is None:
+            if isinstance(problem, Idle):
                 return False
-            raise problem.error from None
+            raise
         windows.finish(indices, after)
         self._latest.update((each[0], each[1]) for each in entries)
         return True
@@ -428,13 +515,7 @@ class ShardedUpdater(WeightKeeper):
             found, error = attempt(self._incomplete, index, weight)
             entries: list[Entry] = found or []
             indices, windows = [each[0] for each in entries], self._windows
-            gate = self._gate(lambda: [self._window_facts(windows, indices)])
-            try:
-                gate.enter(error)
-            except Stopped as stopped:
-                error = stopped.error
-            if error is not None:
-                raise error
+            self._gate(lambda: [self._window_facts(windows, indices)]).enter(error)
             if windows is None or not entries:
                 vars(self.shard)["_info"] = UNCHANGED
                 return
@@ -456,29 +537,20 @@ class ShardedUpdater(WeightKeeper):
         calls = [windows.calls.get(each, 0) if windows else 0 for each in indices]
 
         def in_words() -> dict[str, str]:
-            names = self.optimizer.idx2name
-            return {
-                f"tensor {k}": f"{label(index, names)} after {count} calls"
-                for k, (index, count) in enumerate(zip(indices, calls, strict=True))
-            }
+            pairs = enumerate(zip(indices, calls, strict=True))
+            return {f"tensor {k}": f"{self._label(i)} after {n} calls" for k, (i, n) in pairs}
 
         return Numbers([np.frombuffer(f"{indices}{calls}".encode(), np.uint8)], in_words)
 
-    def _entries(
-        self, windows: Windows, index: Any, grad: Any, weight: Any, active: bool
-    ) -> tuple[list[Entry], bool]:
-        """Return the checked tensors of a call that accumulates, and whether it is one tensor."""
-        if index is None and not active:
-            raise ValueError("join() ends here, before the first update")
-        index, grad, weight = self._unfrozen(index, grad, weight)
-        single = not isinstance(index, (list, tuple))
-        lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
-        indices, weights = [check_index(each) for each in lists[0]], lists[2]
-        grads = [self._check(i, g, w) for i, g, w in zip(indices, lists[1], weights, strict=True)]
+    def _entries(self, windows: Windows, index: Any, grad: Any, weight: Any) -> list[Entry]:
+        """Return the checked tensors of a call that accumulates."""
+        given, grads, weights = self._lists(index, grad, weight)
+        indices = [check_index(each) for each in given]
+        grads = [self._check(*each) for each in zip(indices, grads, weights, strict=True)]
         check_apart(indices, weights, self.optimizer.idx2name)
         if len({windows.is_last(each) for each in indices}) > 1:
             raise ValueError("accumulate takes lists of parameters that had equal numbers of calls")
-        return list(zip(indices, weights, grads, strict=True)), single
+        return list(zip(indices, weights, grads, strict=True))
 
     def begin(self, index: Any, grad: Any, release: bool = False) -> None:
         """Start sending the gradient of a parameter while other gradients are still computed.
@@ -537,7 +609,7 @@ class ShardedUpdater(WeightKeeper):
             if plan is None:
                 begun.add(index, grad)
                 return
-            context, place = label(index, self.optimizer.idx2name), plan.places.get(index)
+            context, place = self._label(index), plan.places.get(index)
             if place is None:
                 raise ValueError(f"{context}: begin() accepts only parameters of the previous call")
             checked = self._check(index, grad, plan.weights[place])
@@ -553,7 +625,7 @@ class ShardedUpdater(WeightKeeper):
         """Complete the buckets that any rank has started to send for a call that has failed."""
         if self._ranks.broken:  # pending operations still use their memory
             return
-        exchange, self._begun = self._begun.exchange, Begun(self.optimizer.idx2name)
+        exchange, self._begun = self._begun.exchange, EarlyGradients(self.optimizer.idx2name)
         if not self.overlap or self.ranks == 1:
             return
         begun = np.array([exchange.begun if exchange else 0])
@@ -615,7 +687,7 @@ class ShardedUpdater(WeightKeeper):
         """Take part in a call of other ranks; return False if no rank makes one."""
         plan = self._plan
         if plan is None:
-            return self._call_all(None, None, None, active=False)
+            return self._call_all(NONE, NONE, NONE, active=False)
         grads: list[Any] = [
             RowSparse(
                 np.zeros((0, *weight.shape[1:]), plan.listed[k]),
@@ -631,52 +703,36 @@ class ShardedUpdater(WeightKeeper):
     def _update(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
         """Update like :meth:`__call__`; return False if no rank has work of its own."""
         self._begin("update")
-        if index is None and not active:
-            error: Exception | None = ValueError("join() ends here, before the first update")
-            found = None
-        else:
-            found, error = attempt(self._checked, index, grad, weight)
-        plan, grads, new = cast(Found, found or (None, [], {}))
-        apart = self._layered is not None and (plan is None or plan.is_apart(grads, self._given))
-        gate = self._gate(lambda: self._facts(plan, new), active, apart)
+        found, error = attempt(self._planned, index, grad, weight)
+        step, plan = cast(Step, found), cast(Plan, found and found.plan)
+        layered = self._layered is not None
+        apart = layered and (error is not None or plan.is_apart(step.grads, step.at))
+        new = dict[Index, Placement]() if found is None else step.new
+        gate = self._gate(lambda: self._facts(plan, new), active, apart)  # it keeps no gradients
         try:
-            if error is not None or self._needs_early(plan, new):
+            if error is not None or self._needs_early(step):
                 gate.enter(error)
             with self._updating(lambda: gate.passed):
                 self._prepare(plan, new)
                 exchange = self._begun.exchange or Exchange(self._ranks, plan, self._choose)
-                exchange.enter(grads, self._given)
+                exchange.enter(step.grads, step.at)
                 self._begun.exchange = exchange
-                rows = self._listed(plan, grads)
-            self._exchange(exchange, plan, grads, new, rows)
+                rows = SparseGradients(self._ranks, plan, step.grads) if plan.listed else None
+            self._exchange(exchange, step, rows)
             gate.enter()
-        except Stopped as stopped:
-            if stopped.error is None:
-                return False
-            error = stopped.error
-        if error is not None:
-            self._discard()
-            raise error
+        except Idle:
+            return False
+        except Exception as problem:
+            if is_agreed(problem):
+                self._discard()
+            raise
         return True
 
-    def _checked(self, index: Any, grad: Any, weight: Any) -> Found:
-        """Plan of a call, with gradients and new placements, after all of it has been checked."""
-        index, grad, weight = self._unfrozen(index, grad, weight)
-        found = self._planned(index, self._begun.complete(index, grad, weight), weight)
-        self._begun.check(found[0], grad)
-        return found
-
-    @staticmethod
-    def _compile_common() -> None:
-        """Compile what the calls of all updaters need."""
-        addresses([]), copier(), copier(False), comparer(), summer()
-        compile_stages()
-
-    def _needs_early(self, plan: Plan, new: dict[Index, Placement]) -> bool:
+    def _needs_early(self, step: Step) -> bool:
         """Whether the ranks must agree before the update starts, not at its first operation."""
-        optimizer = self.optimizer
+        optimizer, plan = self.optimizer, step.plan
         in_python = optimizer.batches is not None or not optimizer.native
-        early = new or plan.listed or self._masters or in_python or not plan.indices
+        early = step.new or plan.listed or self._masters or in_python or not plan.indices
         return bool(early) or not self._fits(plan)
 
     def _fits(self, plan: Plan) -> bool:
@@ -715,27 +771,13 @@ class ShardedUpdater(WeightKeeper):
                     vars(optimizer)[name][index] = value
         plan.refresh(self.rank)
 
-    def _listed(self, plan: Plan, grads: list[Any]) -> Listed | None:
-        """Send row-sparse gradients to the owners of their rows."""
-        if not plan.listed:
-            return None
-        places = [*plan.listed]
-        return Listed(self._ranks, [plan.placements[k] for k in places], [grads[k] for k in places])
-
-    def _exchange(
-        self,
-        exchange: Exchange,
-        plan: Plan,
-        given: list[Any],
-        new: dict[Index, Placement],
-        rows: Listed | None,
-    ) -> None:
+    def _exchange(self, exchange: Exchange, step: Step, rows: SparseGradients | None) -> None:
         """Sum gradients, update the slices of this rank, and gather the new weights."""
         optimizer, gate, problem = self.optimizer, self.shard.gate, None
-        grads = plan.gradients(given, self._given is not None)
-        if rows:
-            for k, grad in zip(plan.listed, rows.grads, strict=True):
-                grads[k] = grad
+        plan, new = step.plan, step.new
+        grads = plan.gradients(step.grads, step.at is not None)
+        for k, grad in rows.grads.items() if rows else ():
+            grads[k] = grad
         before = None if optimizer.native else self._snapshot()
         self.shard.exchange = exchange
         with self._updating(lambda: gate.launched):
@@ -749,19 +791,21 @@ class ShardedUpdater(WeightKeeper):
                 problem = error  # raised by user code, on the rank that owns the tensor
             gate.launched = True
             exchange.receive()
-            self._begun = Begun(self.optimizer.idx2name)
+            self._begun = EarlyGradients(self.optimizer.idx2name)
             self._expect(False)
             self.placements.update(new)
             for index in new.keys() & self.uncut.keys():
                 del self.uncut[index]
             if problem or self.info.stepped:
                 exchange.finish()
-                self._spread(plan, rows)
+                if rows:
+                    rows.spread([k for k in rows.grads if self._touches_all(plan.indices[k])])
+                self._follow(plan)
         if before is not None and self.ranks > 1:
             try:
                 agree(self._ranks, (), problem)
             except BaseException:
-                self._put_back(*before)
+                self._roll_back(*before)
                 raise
         elif problem is not None:
             raise problem
@@ -769,27 +813,18 @@ class ShardedUpdater(WeightKeeper):
             self._turns[index] = self._turns.get(index, 0) + 1
         self._unsure.difference_update(plan.indices)
         self._unchecked.clear()
-        self.seconds, self.shard.exchange = exchange.seconds, LOCAL  # frees the gradients
+        self.seconds, self.shard.exchange = exchange.seconds, None  # frees the gradients
         self._keep(plan)
 
     def _is_in_python(self, error: Exception) -> bool:
         """Whether an error comes from an ``update()`` in NumPy, after all sums over the ranks."""
-        if self.optimizer.native or isinstance(error, Stopped) or self._ranks.broken:
+        if self.optimizer.native or is_agreed(error) or self._ranks.broken:
             return False
         return self.shard.gate.added or not self.shard.settings.measures
 
-    def _spread(self, plan: Plan, rows: Listed | None) -> None:
-        """Send the rows that row-sparse gradients changed to all ranks, and update the copies."""
-        if rows:
-            weights, slices = (
-                [each[k] for k in plan.listed] for each in (plan.weights, plan.slices)
-            )
-            rows.spread(weights, slices, [self._touches_all(plan.indices[k]) for k in plan.listed])
-        self._follow(plan)
-
     def _touches_all(self, index: Index) -> bool:
         """Whether an update has changed rows that its gradient does not index."""
-        optimizer, average = self.shard.of(index), self.shard.average
+        optimizer, average = self.shard.optimizer_of(index), self.shard.average
         rule = optimizer.rule_for(index)
         if isinstance(average, Lookahead):  # it resets all rows in some steps
             updates = optimizer._index_update_count[index] - optimizer.begin_num_update
@@ -818,6 +853,593 @@ class ShardedUpdater(WeightKeeper):
     def average(self) -> Average | None:
         """How weights are averaged."""
         return self.shard.average
+
+    # Plans of calls, and what ranks compare
+
+    def _planned(self, index: Any, grad: Any, weight: Any) -> Step:
+        """Return the arguments of a call, checked, with its plan."""
+        indices, given, weights = self._lists(index, grad, weight)
+        step = self._step(indices, self._begun.complete(indices, given, weights), weights)
+        self._begun.check(step.plan, given)
+        return step
+
+    def _step(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> Step:
+        """See :meth:`_planned`."""
+        new, plan = dict[Index, Placement](), self._plan
+        if plan is None or not plan.has(indices):
+            indices = [check_index(each) for each in indices]
+            plan = self._plans.get(tuple(indices))
+        indices = indices if plan is None else plan.indices
+        if plan is not None and not self._copies:
+            at = plan.fit(indices, grads, weights)
+            if at is not None:
+                return Step(plan, grads, new, at)
+        known = plan is not None and plan.is_for(indices, weights)
+        quick = known and not self._copies
+        grads = [
+            grad if quick and _fits(grad, weight) else self._check(index, grad, weight)
+            for index, grad, weight in zip(indices, grads, weights, strict=True)
+        ]
+        listed = {k: g.dtype.name for k, g in enumerate(grads) if isinstance(g, RowSparse)}
+        if plan is None or not known or plan.listed != listed:
+            check_apart(indices, weights, self.optimizer.idx2name)
+            new = self._placed(indices, weights, listed)
+            places, limit = self.placements | new, self.bucket_bytes
+            shape = self.rank, self.ranks, limit
+            wire = None if self.hierarchical else self.wire
+            plan = Plan(indices, weights, places, *shape, listed, wire, self.overlap)
+            for index in new.keys() & self.uncut.keys():
+                self._cut(index, new[index])  # raises if it does not match
+        values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
+        if shared := plan.shared(values):
+            one, other = (self._label(indices[k]) for k in shared)
+            raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
+        return Step(plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new)
+
+    def _check(self, index: Index, grad: Any, weight: Any) -> Any:
+        """Return the checked gradient; raise TypeError or ValueError for an invalid tensor."""
+        context, copy = self._label(index), self._copies.get(index)
+        check_numpy(context, "weight", weight)
+        grad = check(context, weight, grad, copy)
+        check_numpy(context, "gradient", grad.values if isinstance(grad, RowSparse) else grad)
+        if isinstance(grad, RowSparse) and not self.optimizer.native:
+            grad = self.optimizer.dense_gradient(index, weight, grad)
+            grad = grad.to_dense() if isinstance(grad, RowSparse) else grad
+        if copy is not None:
+            check_copy(context, weight, copy)
+        placement = self.placements.get(index)
+        if placement and (placement.shape, placement.dtype) != (weight.shape, weight.dtype.name):
+            raise ValueError(
+                f"{context}: state is kept for shape {placement.shape} and {placement.dtype}, got "
+                f"a weight of shape {weight.shape} and {weight.dtype}"
+            )
+        if isinstance(grad, RowSparse) and weight.ndim < 2 and self.shard.clip_adaptive is not None:
+            raise TypeError(
+                f"{context}: clip_adaptive needs a dense gradient of a weight of one dimension, "
+                "which is one unit"
+            )
+        if placement and placement.form == "flat" and isinstance(grad, RowSparse):
+            raise TypeError(
+                f"{context}: the state was sharded by element, as the first gradient was dense; "
+                "pass a row-sparse gradient first if later ones can be row-sparse"
+            )
+        return grad
+
+    def _placed(
+        self, indices: Sequence[Index], weights: Sequence[Array], listed: dict[int, str]
+    ) -> dict[Index, Placement]:
+        """Placements of the indices that do not have one yet."""
+        new = (
+            (index, weight.shape, weight.dtype.name, self._form(index, weight.shape, k in listed))
+            for k, (index, weight) in enumerate(zip(indices, weights, strict=True))
+            if index not in self.placements
+        )
+        return placed(new, self.ranks)
+
+    def _form(self, index: Index, shape: tuple[int, ...], listed: bool) -> Form:
+        coded, clips = self._is_coded(index, shape), self.shard.clip_adaptive is not None
+        if not self.optimizer.native or (len(shape) < 2 and (coded or clips)):
+            return "whole"
+        rule = self.shard.optimizer_of(index).rule_for(index)
+        return "rows" if listed or coded or clips or (rule and rule.row) else "flat"
+
+    def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
+        """Facts about a call that all ranks must have in common, besides the optimizer."""
+        if plan.facts is None:
+            wire = self.wire and self.wire.name
+            plan.facts = Facts(tensors=str(len(plan.indices)), bucket_bytes=str(self.bucket_bytes))
+            plan.facts |= {"wire": str(wire), "overlap": str(self.overlap)}
+            for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
+                listed = plan.listed.get(k)
+                rows = f", with a row-sparse gradient of {listed}" if listed else ""
+                tensor = f"{self._label(index)} of shape {placement.shape} and {placement.dtype}"
+                plan.facts[f"tensor {k}"] = tensor + rows
+        facts: list[Fact] = [plan.facts, self._values(plan, new)]
+        if self._unchecked:
+            facts.append(Facts(self._unchecked))
+        if not self.optimizer.native:
+            facts.append(self._fingerprints[0].rates(plan.indices))
+        return facts
+
+    def _values(self, plan: Plan, new: dict[Index, Placement]) -> Numbers:
+        """Checksums of new and loaded weights, and of a fraction of the other weights."""
+        unsure = new.keys() | self._unsure
+        indices = enumerate(plan.indices if unsure else ())
+        spans = plan.whole([k for k, index in indices if index in unsure])
+        windows = plan.windows(self.check_every) if self.check_every else []
+        if windows:
+            turn = self._turns.get(plan.indices[0], 0)
+            spans = np.concatenate([spans, windows[turn % len(windows)]])
+        sums = plan.checksums(spans)
+
+        def in_words() -> dict[str, str]:
+            return {
+                f"checksum of values {first} to {last} of {self._label(plan.indices[k])}": hex(each)
+                for (k, first, last), each in zip(spans.tolist(), sums.tolist(), strict=True)
+            }
+
+        return Numbers([sums], in_words)
+
+    def _keep(self, plan: Plan) -> None:
+        """Keep the plan of a call; drop the plan of the oldest list if there are too many."""
+        if self._plans.get(plan.key) is not plan:
+            lists = [key for key in self._plans if len(key) > 1 and key != plan.key]
+            if len(lists) >= LISTS:
+                del self._plans[lists[0]]
+            self._plans[plan.key] = plan
+        if plan is not self._plan:
+            self._latest.update(zip(plan.indices, plan.weights, strict=True))
+        self._plan = self._last = plan
+
+    # Weights between updates: files, averages, masters and copies
+
+    def save(self, path: PathLike, weights: Mapping[Any, Array] | None = None) -> None:
+        """Write a checkpoint from which a later run can continue; all ranks must call it.
+
+        Each rank writes its own shard next to `path`. The index file `path`, which lists the
+        shards, is written last and replaces an older one, whose shards are then removed. A crash at
+        any moment leaves either the old checkpoint or the new one; a failed save leaves the old
+        one. See :meth:`load`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A safetensors file in a directory that all ranks share, the same on all ranks.
+        weights : mapping of index to numpy.ndarray, optional
+            Weights to save together with the states, so that they belong to the same step. They
+            must have been updated by this updater, or belong to a frozen group. Each rank writes
+            its slices; all ranks must pass the same indices, and equal frozen weights.
+
+        Raises
+        ------
+        TypeError
+            See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
+        ValueError
+            A weight was not updated yet and is not frozen, or has another shape or dtype, or ranks
+            disagree.
+        OSError
+            A file cannot be written on some rank, or rank 0 does not see the files of other ranks.
+            All ranks raise the error; the old checkpoint is unchanged, unless only the directory
+            could not be synced: then `path` is the new one, and the files of both are kept.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> old, new = (ShardedUpdater(optimizer.Adam(), MPI.COMM_WORLD) for _ in range(2))
+        >>> weight, other = np.ones(2), np.zeros(2)
+        >>> old(0, np.ones(2), weight)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     old.save(f"{folder}/adam.safetensors", {0: weight})
+        ...     new.load(f"{folder}/adam.safetensors", weights={0: other})
+        Skipped(missing=[], extra=[])
+        >>> other
+        array([0.999, 0.999])
+        """
+        frozen = dict[Index, Placement]()
+
+        def slices() -> dict[Index, Array]:
+            if self._windows is not None and self._windows.calls:
+                raise ValueError(
+                    f"gradients of {len(self._windows.calls)} parameters wait for their update; "
+                    "save after the last call of accumulate, or after finish()"
+                )
+            chosen = by_index(weights)
+            frozen.update(self._placed_frozen(chosen))
+            for index in chosen.keys() - frozen.keys():
+                self._check_like(index, chosen[index], written=False)
+            return Slices(self, chosen, placements=frozen).own
+
+        def compared() -> dict[str, str]:
+            own = by_index(weights)
+            return {
+                f"frozen weight of {self._label(i)}": f"{place.dtype} of shape {place.shape} with "
+                f"checksum {checksum(own[i]):#x}"
+                for i, place in frozen.items()
+            }
+
+        self._save(path, slices, frozen, compared)
+
+    def _placed_frozen(self, weights: Mapping[Index, Array]) -> dict[Index, Placement]:
+        """Return placements of frozen weights that have none, as no update has sharded them.
+
+        They are those of one file: a later update may need another form.
+        """
+        flat_form: Form = "flat"
+        new = []
+        for index in sorted(weights.keys() - self.placements.keys(), key=repr):
+            if self.shard._is_frozen(index):
+                array, context = weights[index], self._label(index)
+                check_numpy(context, "weight", array)
+                kind, shape = array.dtype, array.shape
+                check_like(context, "weight", array, (kind.name,), shape, written=False)
+                if not can_hold(kind):
+                    raise TypeError(f"{context}: weight cannot be saved with dtype {kind}")
+                new.append((index, shape, kind.name, flat_form))
+        return placed(new, self.ranks)
+
+    def load(
+        self, path: PathLike, strict: bool = True, weights: Mapping[Any, Array] | None = None
+    ) -> Skipped:
+        """Restore a checkpoint written on any number of ranks; all ranks must call it.
+
+        Checkpoints of :meth:`fastopt.optimizer.Updater.save` can be loaded too; each rank then
+        keeps the whole state of a weight until its first update. Conversely,
+        :meth:`fastopt.optimizer.Updater.load` reads sharded checkpoints. The first update after a
+        load compares the weights between ranks.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            File written by :meth:`save`.
+        strict : bool
+            Raise an error if the checkpoint lacks parameters of this updater or has additional
+            ones. Otherwise missing parameters start from scratch, and additional ones are ignored.
+            Default True.
+        weights : mapping of index to numpy.ndarray, optional
+            Arrays to which the weights of the checkpoint are written, with the same indices on all
+            ranks.
+
+        Returns
+        -------
+        fastopt.checkpoint.Skipped
+            Names or indices of the parameters ``missing`` in the checkpoint, and of the ``extra``
+            ones.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError, OSError
+            On some rank, a file is missing, damaged, of another run, or cannot be read, or lacks
+            one of `weights`. All ranks raise the error, and nothing changes.
+        ValueError
+            Ranks disagree, such as on the indices of `weights`.
+        """
+        found, error = attempt(by_index, weights)
+        chosen: dict[Index, Array] = found or {}
+        own: dict[Index, Array] = {}
+
+        def check(saved: Saved) -> None:
+            own.update((i, part) for i, part in saved.weights.items() if i in chosen)
+            for index, array in chosen.items():
+                context = self._label(index)
+                placement = saved.frozen.get(index) or saved.placements.get(index)
+                if index not in saved.weights or placement is None:
+                    raise CheckpointError(f"{os.fspath(path)}: it has no weight of {context}")
+                check_like(context, "weight", array, (placement.dtype,), placement.shape)
+
+        with self.optimizer.call_lock:
+            skipped = self._load(path, strict, check, chosen, error)
+            with self._updating(lambda: True):
+                Slices(self, {index: chosen[index] for index in own}, own).gather()
+        return skipped
+
+    def _restore_rest(self, saved: Saved) -> None:
+        super()._restore_rest(saved)
+        if self._windows is not None:
+            self._windows.clear()
+        self._plan = None
+        self._plans.clear()
+        self._unsure.update(self.placements)
+
+    def flush(self, index: Any, weight: Array | None = None) -> None:
+        """Apply deferred weight decay to all rows of a weight; all ranks must call it.
+
+        See :meth:`fastopt.optimizer.Updater.flush`.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            Index of the parameter.
+        weight : numpy.ndarray, optional
+            Its weight. Default: the weight in the last call.
+
+        Raises
+        ------
+        ValueError
+            The parameter was never updated, or `weight` is missing and was not in the last call.
+        """
+        with self.optimizer.call_lock:
+            self._together(
+                "flush",
+                self._flush,
+                lambda: self._known(index, weight),
+                lambda found: {"index": repr(found[0])},
+            )
+
+    def _flush(self, found: tuple[Index, Slices]) -> None:
+        """Apply deferred decay to this rank's slice of a weight, and gather the weight."""
+        index, slices = found
+        self.shard._flush(index, slices.own[index])
+        slices.gather()
+
+    def _known(self, index: Any, weight: Array | None) -> tuple[Index, Slices]:
+        """Index and this rank's slice of a parameter that has been updated."""
+        index = check_index(index)
+        self._check_free()
+        weight = self._latest.get(index) if weight is None else weight
+        if weight is None or index not in self.placements:
+            raise ValueError(
+                f"{self._label(index)}: flush needs the weight, and an update before it"
+            )
+        self._check(index, np.zeros_like(weight), weight)
+        return index, Slices(self, {index: weight})
+
+    # Averages of the weights
+
+    @property
+    def averages(self) -> dict[Index, Array]:
+        """Average of this rank's slice of each parameter; see :attr:`Updater.averages`."""
+        return self.shard.averages
+
+    @contextmanager
+    def averaged(self, weights: Mapping[Any, Array] | None = None) -> Iterator[None]:
+        """Context in which all ranks have the averages in their weights; all ranks must enter it.
+
+        See :meth:`fastopt.optimizer.Updater.averaged`. Each rank restores its weights on exit
+        without waiting for others. :meth:`save` inside the context writes the averages as weights,
+        and also the replaced values; after loading such a file call :meth:`restore_weights`.
+
+        Parameters
+        ----------
+        weights : mapping of index to numpy.ndarray, optional
+            Weights that this updater has not updated yet, for example after a load. Default: the
+            last updated weight of each index.
+
+        Raises
+        ------
+        RuntimeError
+            Neither the updater nor the optimizer has averages, or the weights already hold them.
+        TypeError, ValueError
+            An index has no known weight, a weight does not match, or ranks disagree.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fastopt
+        >>> from mpi4py import MPI
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> sgd, ema = fastopt.SGD(learning_rate=1.0), fastopt.EMA(decay=0.5)
+        >>> updater = ShardedUpdater(sgd, MPI.COMM_WORLD, average=ema)
+        >>> weight = np.zeros(1)
+        >>> updater(0, np.array([-1.0]) / MPI.COMM_WORLD.size, weight)
+        >>> with updater.averaged():
+        ...     print(weight)
+        [0.5]
+        >>> weight
+        array([1.])
+        """
+        with between_updates(self.optimizer.call_lock, "averaged()"):
+            pass
+        with ExitStack() as stack:
+            self._together(
+                "averaged",
+                lambda slices: stack.enter_context(slices.averaged(self.shard)),
+                lambda: self._evaluated(weights),
+                lambda slices: {"weights": listing_of(slices.weights)},
+            )
+            yield
+
+    def _evaluated(self, weights: Any) -> Slices:
+        """Return this rank's slices of the weights that :meth:`averaged` replaces."""
+        shard = self.shard
+        if not evaluates(shard):
+            averages_of(shard)
+        self._check_free()
+        latest = {i: array for i, array in self._latest.items() if i in self.placements}
+        chosen = {**latest, **by_index(weights)}
+        for index in chosen.keys() - self.placements.keys():
+            if not shard._is_frozen(index):
+                raise ValueError(f"{self._label(index)}: the updater has no average of it")
+        needed = [index for index in self.placements if not shard._is_frozen(index)]
+        for index in needed:
+            if index not in chosen:
+                raise ValueError(
+                    f"{self._label(index)}: its weight was not updated yet by this updater; pass "
+                    "it in weights={index: array}"
+                )
+            self._check_like(index, chosen[index])
+        return Slices(self, {index: chosen[index] for index in needed})
+
+    def restore_weights(self, weights: Mapping[Any, Array]) -> None:
+        """Restore weights after loading a checkpoint that was saved inside :meth:`averaged`.
+
+        All ranks must call it. See :meth:`fastopt.optimizer.Updater.restore_weights`.
+
+        Parameters
+        ----------
+        weights : mapping of index to numpy.ndarray
+            The weights, which are overwritten, with the same indices on all ranks.
+
+        Raises
+        ------
+        RuntimeError
+            No state that was saved inside :meth:`averaged` has been loaded.
+        TypeError, ValueError
+            A weight is missing or does not match, or ranks disagree. Nothing changes.
+        """
+
+        def check() -> Slices:
+            original, chosen = held(self.shard), by_index(weights)
+            for index in original.keys() - chosen.keys():
+                raise ValueError(
+                    f"{self._label(index)}: pass its weight in weights={{index: array}}"
+                )
+            for index in self._placed_frozen(chosen):
+                del chosen[index]
+            for index, weight in chosen.items():
+                self._check_like(index, weight)
+            return Slices(self, chosen)
+
+        def restore(slices: Slices) -> None:
+            self.shard.restore_weights(slices.own)
+            slices.gather()
+
+        with self.optimizer.call_lock:
+            self._together(
+                "restore_weights",
+                restore,
+                check,
+                lambda slices: {"weights": listing_of(slices.weights)},
+            )
+
+    def _check_free(self) -> None:
+        """Raise RuntimeError while the weights hold their averages."""
+        if self.shard._averages is not None:
+            self.shard._averages.check_free()
+
+    def _check_like(self, index: Index, array: Any, written: bool = True) -> None:
+        """Raise an error unless a weight was updated and still has its shape and dtype."""
+        context, placement = self._label(index), self.placements.get(index)
+        if placement is None:
+            raise ValueError(
+                f"{context}: its weight was not updated yet; call the updater with it before"
+            )
+        check_like(context, "weight", array, (placement.dtype,), placement.shape, written=written)
+
+    # Masters and copies
+
+    def set_master(self, index: Any, array: Array) -> None:
+        """Set the float32 master of a half-precision weight; call it on all ranks.
+
+        See :meth:`fastopt.optimizer.Updater.set_master`.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            Index of the parameter. The optimizer must have ``multi_precision=True``.
+        array : numpy.ndarray
+            Exact values of the whole weight, float32, equal on all ranks; they are copied. The next
+            update or save compares them between ranks.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The optimizer keeps no masters, or the array does not match. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> sgd = optimizer.SGD(learning_rate=1.0, multi_precision=True)
+        >>> updater, exact = ShardedUpdater(sgd, MPI.COMM_WORLD), np.full(2, 0.1, np.float32)
+        >>> updater.set_master(0, exact)
+        >>> updater(0, np.zeros(2, np.float16), exact.astype(np.float16))
+        >>> updater.states[0][1]
+        array([0.1, 0.1], dtype=float32)
+        """
+        index = check_index(index)
+        context, placement = self._label(index), self.placements.get(index)
+        check_like(context, "master", array, ("float32",), np.shape(array), written=False)
+        if placement is None or index not in self.states:
+            if not self.shard.optimizer_of(index).multi_precision:
+                raise ValueError(
+                    f"{context}: a master needs an optimizer with multi_precision=True"
+                )
+            self._masters[index] = array.copy()
+        elif array.shape != placement.shape:
+            raise ValueError(
+                f"{context}: master must have shape {placement.shape}, got {array.shape}"
+            )
+        else:
+            self.shard.set_master(index, placement.slice_of(flat(array), self.rank))
+        self._unchecked[f"checksum of the master of {context}"] = f"{checksum(array):#x}"
+
+    def set_copy(self, index: Any, array: Array | None) -> None:
+        """Set a half-precision copy of a float32 weight that each update on this rank writes too.
+
+        See :meth:`fastopt.optimizer.Updater.set_copy`.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            Index of the parameter.
+        array : numpy.ndarray or None
+            The copy, float16 or bfloat16, in the weight's shape. None removes it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `array` has another type or dtype, or is read-only; or, at the next update, its shape is
+            not that of the weight.
+        """
+        index = check_index(index)
+        if array is None:
+            self._copies.pop(index, None)
+            return
+        check_like(self._label(index), "copy", array, HALVES, np.shape(array))
+        self._copies[index] = array
+
+
+def compile_common() -> None:
+    """Compile what the calls of all updaters need."""
+    addresses([]), copier(), copier(False), comparer(), summer()
+    compile_stages()
+
+
+def by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:
+    """Arrays by checked index."""
+    return {check_index(index): array for index, array in (weights or {}).items()}
+
+
+def _batches(arrays: Mapping[Index, Array], limit: int) -> Iterator[list[Index]]:
+    """Indices of arrays in order, in groups of at least `limit` bytes."""
+    group: list[Index] = []
+    for index in arrays:
+        group.append(index)
+        if sum(arrays[each].nbytes for each in group) >= limit:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def check_numpy(context: str, role: str, array: Any) -> None:
+    """Raise TypeError for arrays of other libraries, such as those on CUDA devices."""
+    if not isinstance(array, (np.ndarray, np.generic)):
+        kind = type(array).__name__
+        raise TypeError(f"{context}: {role} must be a NumPy array in a sharded updater, got {kind}")
+
+
+def _fits(grad: Any, weight: Array) -> bool:
+    """Whether a gradient certainly matches a known weight."""
+    return type(grad) is np.ndarray and grad.dtype is weight.dtype and grad.shape == weight.shape
+
+
+def check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[Any, str]) -> None:
+    """Raise ValueError if an index is repeated or two weights share memory."""
+    seen: set[Index] = set()
+    for index in indices:
+        if index in seen:
+            raise ValueError(f"{label(index, names)} is in the list twice")
+        seen.add(index)
+    for k, other in Ranges(*bounds(weights)).overlapping():
+        if np.shares_memory(weights[k], weights[other]):
+            raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")
 
 
 def _times(grad: Any, factor: float) -> Any:

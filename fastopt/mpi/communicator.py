@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from fastopt._kernels.threads import thread_count
 from fastopt.distributed.communicator import Parts, wait_for_all
-from fastopt.distributed.job import private
+from fastopt.distributed.job import Node, private
 from fastopt.distributed.ranks import is_forked
 from fastopt.optimizer.optimizer import Array
 
@@ -103,7 +103,7 @@ def _unit(size: int) -> Any:
 class Attached:
     """What is attached to a communicator of the user, and a communicator for the farewell."""
 
-    def __init__(self, node: Any, farewell: Any) -> None:
+    def __init__(self, node: Node, farewell: Any) -> None:
         self.node, self.farewell = node, farewell
 
     def free(self) -> None:
@@ -122,8 +122,8 @@ _keyval: int = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, found: foun
 
 
 def attached(
-    comm: Any, make: Callable[[Any], Any], usable: Callable[[Any], bool], timeout: float
-) -> Any:
+    comm: Any, make: Callable[[Any], Node], usable: Callable[[Node], bool], timeout: float
+) -> Node:
     """See :func:`fastopt.distributed.communicator.attached`.
 
     Raises
@@ -133,7 +133,7 @@ def attached(
     """
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be a communicator of mpi4py, got {type(comm).__name__}")
-    found: Any = comm.Get_attr(_keyval)
+    found: Attached | None = comm.Get_attr(_keyval)
     if found is None or not usable(found.node):
         if MPI.COMM_WORLD.size > 1:
             _end_all_with_one()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastopt import EmbeddingTable, optimizer
-from fastopt.distributed import ShardedEmbeddingTable, ShardedUpdater, row_shards, run_threads
+from fastopt.distributed import ShardedEmbeddingTable, ShardedUpdater, embedding, run_threads
 from helpers.cases import exhaustive, further, variants
 from helpers.ranks import THREADS_CANNOT, NodeWorld, names_of, run_checks
 
@@ -141,13 +141,13 @@ def test_each_shard_of_a_table_is_read_by_one_rank(ranks, tmp_path, monkeypatch)
         return table.lookup(ids, create=False)
 
     rows = run_threads(4, save)[0]
-    read_shard = row_shards.read_shard
+    read_shard = embedding.read_shard
 
     def read_one(*arguments):
         read.append(arguments[2])
         return read_shard(*arguments)
 
-    monkeypatch.setattr(row_shards, "read_shard", read_one)
+    monkeypatch.setattr(embedding, "read_shard", read_one)
 
     def load(comm):
         table = ShardedEmbeddingTable.load(path, comm)

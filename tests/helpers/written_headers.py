@@ -6,6 +6,6 @@ from fastopt._engine.reader import Reader
 def read_in_python(updater):
     """Let Python write what compiled code reads of the arrays of an updater; return it."""
     records = updater.records
-    records.enter, records.entry = None, lambda: Reader(records)
+    vars(updater)["_entry"], records.enter = Reader, None
     records.forget()
     return updater

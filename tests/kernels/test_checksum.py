@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fastopt._kernels.layout import bfloat16
-from fastopt.distributed.checksum import checksum
+from fastopt.distributed.agreement import checksum
 
 RNG = np.random.default_rng(0)
 

@@ -15,7 +15,7 @@ from fastopt.distributed import (
     ShardedTable,
     ShardedUpdater,
     embedding,
-    owned,
+    tables,
 )
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.mpi.communicator import _say_farewell, await_reader
@@ -132,21 +132,21 @@ def check_an_error_of_one_rank_in_a_lookup_or_pull_is_reported_to_the_others():
         def __init__(self, *arguments):
             raise MemoryError("no memory for the routes")
 
-    for module in (owned, embedding):
+    for module in (tables, embedding):
         other = comm.Dup()
-        if module is owned:
+        if module is tables:
             call = ShardedTable((9, 2), optimizer.SGD(), other, timeout=30).pull
         else:
             own = EmbeddingTable(2, optimizer.SGD(lazy_update=True), init="ones")
             call = ShardedEmbeddingTable(own, other, timeout=30).lookup
         call([1, 2])
-        routes = module.Routes
-        module.Routes = Failing if LAST else routes
+        routes = module.RowExchange
+        module.RowExchange = Failing if LAST else routes
         try:
             with raised((MemoryError, RuntimeError), "MemoryError: " * (not LAST), "no memory for"):
                 call([1, 2])
         finally:
-            module.Routes = routes
+            module.RowExchange = routes
         comm.Barrier()
 
 

@@ -1,0 +1,244 @@
+"""The updater of a rank's slices: calls stage by stage, with what the ranks do together."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.parameters import Call
+from fastopt._engine.reader import front_of
+from fastopt._engine.records import Records
+from fastopt._engine.validate import label
+from fastopt._kernels import front, stages
+from fastopt._kernels import record_words as w
+from fastopt._kernels.cpu_calls import limit_norm
+from fastopt._kernels.numpy_abi import address_of
+from fastopt._kernels.threads import may_run_parallel, thread_count, turn
+from fastopt._updater.updater import Updater
+from fastopt.distributed.agreement import Gate, Numbers
+from fastopt.distributed.collectives import added, of_all
+from fastopt.distributed.exchange import Exchange
+from fastopt.distributed.ranks import Ranks
+from fastopt.optimizer import Optimizer
+from fastopt.optimizer.groups import Groups
+from fastopt.optimizer.optimizer import Array, Index
+
+
+def compile_stages() -> None:
+    """Compile what every call of slices needs."""
+    front.enter(), front.spread(), stages.stage(), stages.share()
+
+
+class Stages:
+    """Function that enters a call on the records of a rank's slices, like the front.
+
+    Between the stages of the call the ranks agree, and combine norms and sums of whole tensors.
+
+    Parameters
+    ----------
+    shard : Shard
+        The updater of the slices.
+    records : Records
+        Its records.
+    """
+
+    def __init__(self, shard: "Shard", records: Records) -> None:
+        self.shard, self.records = shard, records
+        self.words, self.indices = records.words, list[Any]()
+        self._check = front_of(records)
+        self._stage: Callable[..., int] = stages.stage()
+
+    def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
+        """Update the tensors of a call; return a status, see :mod:`fastopt._kernels.front`."""
+        words, records, gate = self.words, self.records, self.shard.gate
+        words[w.CHECKS] = 1
+        try:
+            status = self._check(context, index, grad, weight)
+        finally:
+            words[w.CHECKS] = 0
+        if status < 0:
+            return status
+        self.indices = [*index] if type(index) in (list, tuple) else [index]
+        asks = words[w.ASKING] and not self._do(stages.IS_ASKED)
+        measures = bool(words[w.MEASURE])
+        if asks and not measures:
+            return w.ASKS
+        self._use_threads()
+        if (measures or records.clips) and not gate.added:
+            self.shard.receive()
+        if records.clips or words[w.LISTED]:
+            self._do(stages.CLIP)
+        if measures and not words[w.ASKED]:
+            self._measure()
+            if not np.isfinite(records.norm[w.GLOBAL_NORM]):
+                return w.SKIPPED
+        if asks:
+            return w.ASKS
+        gate.launch(self._hyper)
+        self._commit(self.shard.exchange)
+        return status
+
+    def _use_threads(self) -> None:
+        """Enter how many threads share the work of the call."""
+        threads = thread_count() if self.words[w.LARGE] and may_run_parallel() else 1
+        self.records.spread(threads > 1, lambda: (0, 0))
+        self.words[w.THREADS], self.words[w.UPDATE_SHARE] = threads, stages.share()
+
+    def _do(
+        self, stage: int, step: int = 0, at: Array | None = None, width: int = 0, slices: int = 0
+    ) -> int:
+        """See :func:`fastopt._kernels.stages.stage_call`."""
+        place = 0 if at is None else address_of(at)
+        given = self.records.context, stage, len(self.indices), step, place, width, slices
+        with turn() if self.words[w.THREADS] > 1 else nullcontext():
+            return self._stage(*given)
+
+    def _measure(self) -> None:
+        """Compute the norm of all gradients of all ranks, and the factor of the gradients."""
+        sums, norm = np.zeros(len(self.indices)), self.records.norm
+        self._do(stages.MEASURE, 0, sums)
+        limit_norm(reduce(add, added(self.shard.ranks, sums).tolist(), 0.0), norm)
+        norm[w.FACTOR] *= norm[w.SHARE]
+
+    def _hyper(self) -> Numbers:
+        """Hyper-parameters of each tensor, for comparison between ranks."""
+        records, count = self.records, len(self.indices)
+        rows = records.tensors[: count * w.TENSOR].reshape(count, w.TENSOR)[:, w.T_HYPER].tolist()
+        known = {each.address: each for each in (*records.shared.values(), *records.rows.values())}
+        used = list(dict.fromkeys(rows))
+        values = [known[each].values[1 : 1 + len(known[each].names)] for each in used]
+        numbers = {each: number for number, each in enumerate(used)}
+
+        def describe() -> dict[str, str]:
+            names = self.shard.optimizer.idx2name
+            return {
+                f"{name} of {label(index, names)}": str(value)
+                for index, row in zip(self.indices, rows, strict=True)
+                for name, value in zip(known[row].names, values[numbers[row]].tolist(), strict=True)
+            }
+
+        return Numbers([np.array([numbers[row] for row in rows]), *values], describe)
+
+    # Stages of the update
+
+    def _commit(self, exchange: Exchange | None) -> None:
+        """Update the tensors, bucket by bucket if elements do not depend on each other."""
+        if exchange is not None:
+            exchange.resume()
+            if exchange.is_waiting and self._is_elementwise():
+                self._start()
+                for parts in exchange.parts():
+                    if len(parts):
+                        self._do(stages.PARTS, len(parts), parts)
+                return
+            exchange.receive()
+        self._start()
+        self._reduce()
+        self._do(stages.UPDATE)
+
+    def _is_elementwise(self) -> bool:
+        """Whether elements can be updated in any portions; the same on all ranks."""
+        own = ((each.rule, each.coded) for each in self.records.layouts(self.indices))
+        return not (self.records.defers or any(r.passes or r.row or coded for r, coded in own))
+
+    def _start(self) -> None:
+        """Count the step of each tensor."""
+        self.words[w.DONE] = 1
+        self._do(stages.START)
+        self.words[w.ASKED] = self.words[w.EACH] = self.words[w.EXPECTED] = 0
+
+    def _reduce(self) -> None:
+        """Complete the reductions of all tensors, with the sums of all slices."""
+        rules = {each.rule for each in self.records.layouts(self.indices)}
+        width = max((sum for rule in rules for sum in rule.sums), default=0)
+        for step in range(max((len(rule.passes) for rule in rules), default=0)):
+            own = np.zeros((len(self.indices), width))
+            self._do(stages.REDUCE, step, own, width)
+            largest = any(step < len(r.passes) and r.passes[step].largest for r in rules)
+            every = of_all(self.shard.ranks, own) if largest else added(self.shard.ranks, own)[None]
+            self._do(stages.COMPLETE, step, every, width, len(every))
+
+
+class Shard(Updater):
+    """Updater of the slices of one rank.
+
+    Parameters
+    ----------
+    optimizer, *settings
+        See :class:`~fastopt.optimizer.Updater`.
+    claims : bool
+        Whether the optimizer belongs to this updater; otherwise it is that of a table.
+
+    Attributes
+    ----------
+    ranks : Ranks
+        The ranks.
+    gate : Gate
+        Agreement of the ranks on the current call.
+    exchange : Exchange or None
+        The gradients of the current call, if they may be on their way.
+    """
+
+    ranks: Ranks
+    gate: Gate
+    exchange: Exchange | None = None
+
+    def __init__(self, optimizer: Optimizer, *settings: Any, claims: bool = True) -> None:
+        self._claims = claims
+        super().__init__(optimizer, *settings)
+
+    def _entry(self, records: Records) -> Callable[..., int]:
+        """See :class:`Updater`."""
+        return Stages(self, records) if self.ranks.size > 1 else front_of(records)
+
+    def receive(self) -> None:
+        """Agree, before sums over all ranks, and wait for the sums of the gradients."""
+        self.gate.add()
+        if self.exchange is not None:
+            self.exchange.receive()
+
+    def _check_groups(self, groups: Groups) -> None:
+        """See :class:`Updater`."""
+        super()._check_groups(groups)
+        self.check_rules(groups)
+
+    @staticmethod
+    def check_rules(groups: Groups) -> None:
+        """Raise TypeError if an optimizer computes with whole weights, as groups have slices."""
+        for optimizer in (groups.main, *groups.optimizers()):
+            if not optimizer.native:
+                kind = type(optimizer).__name__
+                raise TypeError(
+                    f"groups: {kind} overrides update(), and groups on ranks need optimizers with "
+                    f"a rule: use a separate ShardedUpdater for the weights of {kind}"
+                )
+
+    def optimizer_of(self, index: Index) -> Optimizer:
+        """Optimizer of a parameter."""
+        optimizer: Optimizer = self.parameters.optimizer_of(index)
+        return optimizer
+
+    def _squares(self, grads: Sequence[Any], down: float) -> Array:
+        self.receive()
+        return added(self.ranks, super()._squares(grads, down))
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """See :class:`Updater`; placements keep each unit on one rank."""
+        self.receive()
+        return super()._clipped_units(indices, weights, grads, share)
+
+    def _update_in_python(self, calls: Sequence[Call]) -> None:
+        """See :class:`Updater`; user code sees whole tensors, each on the rank that owns it."""
+        optimizer = self.optimizer
+        if self.ranks.size > 1:  # ranks compare counts, which have the order of the call on each
+            counts, indices = optimizer._index_update_count, [call[0] for call in calls]
+            counts.slots(indices, optimizer.begin_num_update)
+        for index, weight, *_ in calls:
+            if not weight.size:
+                optimizer._update_count(index)
+        super()._update_in_python([call for call in calls if call[1].size])

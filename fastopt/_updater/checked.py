@@ -29,8 +29,7 @@ from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import DONE
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.arguments import as_float
-from fastopt.checkpoint.resumable import Resumable
+from fastopt.arguments import Checked, as_float
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, unused
 from fastopt.sparse import REALS, RowSparse
@@ -39,13 +38,15 @@ CREATE = "create_state", "create_state_multi_precision"
 """Methods that create states."""
 
 
-class CheckedUpdates(Resumable):
+class CheckedUpdates(Checked):
     """Abstract base of :class:`Updater`: how it updates when records do not serve a call.
 
     Arrays are checked one by one, states created, and gradients accumulated, measured and clipped;
     then records are tried again, which the first call of a parameter creates.
     """
 
+    optimizer: Optimizer
+    lock: Any
     loss_scaler: LossScaler | None
     clip_global_norm: float | None
     accumulate: int

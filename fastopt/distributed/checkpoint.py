@@ -14,10 +14,9 @@ import numpy as np
 
 from fastopt.checkpoint.format.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.format.tree import chunks
-from fastopt.checkpoint.restore.describe import describe
+from fastopt.checkpoint.restore.describe import describe, under_keys
 from fastopt.checkpoint.restore.parameters import keys_of, names_of
 from fastopt.checkpoint.restore.placement import Placement
-from fastopt.checkpoint.restore.progress import under_keys
 from fastopt.checkpoint.restore.shards import RUN, shard_path
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.collectives import share_texts

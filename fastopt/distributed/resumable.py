@@ -11,23 +11,33 @@ from fastopt._engine.validate import label
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.objects import is_registered
-from fastopt.checkpoint.restore.describe import Stateful
+from fastopt.checkpoint.restore.describe import check_outside
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.restore.placement import Placement
-from fastopt.checkpoint.restore.progress import check_outside
 from fastopt.checkpoint.restore.restore import restore
-from fastopt.checkpoint.restore.shards import BY_ROW, Saved, cut_state, read_saved, tables_of
+from fastopt.checkpoint.restore.shards import (
+    BY_ROW,
+    Reading,
+    Saved,
+    cut_state,
+    read_saved,
+    tables_of,
+)
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checkpoint import arrays_by_index, write_index, write_shard, write_together
 from fastopt.distributed.sharded import Sharded
 from fastopt.distributed.slices import NOTHING
 from fastopt.lr_scheduler.base import restored
+from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 
 
-class Trial(Stateful):
+class Trial:
     """Temporary updater, with this rank's parameters, into which a checkpoint is restored first."""
+
+    states_synced: dict[Index, bool]
+    _windows: Windows | None = None
 
     def __init__(self, sharded: Sharded) -> None:
         self.optimizer = sharded.optimizer
@@ -197,7 +207,8 @@ class Resumable(Sharded):
     def _read(self, path: PathLike) -> tuple[str, Saved]:
         """Read the part of a checkpoint that this rank loads."""
         check_outside(self.shard)
-        return read_saved(self, path, self._kind)
+        reading = Reading(self.optimizer, self.rank, self.ranks, self.placements)
+        return read_saved(reading, path, self._kind)
 
     def _restored(self, trial: Trial, saved: Saved, strict: bool) -> Skipped:
         """Restore a checkpoint into `trial`, slicing whole states if their placement is known."""

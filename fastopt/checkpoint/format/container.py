@@ -26,19 +26,11 @@ METADATA = "__metadata__"
 """Key of a header that is not the name of a tensor."""
 
 CODES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
     "bfloat16": "BF16",
     "complex64": "C64",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
     "bool": "BOOL",
 }
 """Code of each dtype in the header."""
@@ -128,21 +120,20 @@ def decode(file: BufferedIOBase) -> tuple[Any, dict[str, Array]]:
     if entries.keys() != records.keys():
         odd = sorted(entries.keys() ^ records.keys())
         raise CheckpointError(f"header and metadata do not list the same tensors: {odd}")
+    arrays = {}
     for name, entry in entries.items():
-        dtype, shape = records[name]["dtype"], records[name]["shape"]
+        record = records[name]
+        dtype, shape = record["dtype"], record["shape"]
         dtype_of(dtype)
         if (entry.dtype, entry.shape) != (BITS.get(dtype, dtype), shape):
             raise CheckpointError(
                 f"tensor {name}: the header says {entry.dtype} of shape {entry.shape}, the "
                 f"metadata {dtype} of shape {shape}"
             )
-    arrays = {}
-    for name, entry in entries.items():
-        record = records[name]
         bits, crc = read_bits(file, entry, record["order"])
         if crc != record["crc32"]:
             raise CheckpointError(f"tensor {name} is damaged: its CRC32 differs")
-        arrays[name] = from_bits(bits, record["dtype"])
+        arrays[name] = from_bits(bits, dtype)
     return document["tree"], arrays
 
 

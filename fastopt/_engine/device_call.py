@@ -347,7 +347,7 @@ def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
             updater._check_names(call.indices)
             call.step()
             devices.note(call, (weight,) if call.single else weight)
-        info = planner.stepped(STEPPED, ()) if optimizer.may_skip else STEPPED
+        info = STEPPED._replace(stepped=False) if planner.skips else STEPPED
         if updater._info is not info:
             updater._info = info
     return True

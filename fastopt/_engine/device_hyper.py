@@ -193,7 +193,7 @@ class Counting:
             and not optimizer.param_dict
             and not optimizer.per_index
             and not optimizer.unchecked
-            and not (optimizer.may_skip and optimizer.skips())
+            and not optimizer.skips()
         )
 
     # One step
@@ -249,7 +249,7 @@ class Counting:
         """Count a step with gradients times `factor`."""
         optimizer = self.optimizer
         if self.static != (optimizer.version, factor):
-            if optimizer.may_skip and self.filled[:1] != (optimizer.version,):
+            if self.filled[:1] != (optimizer.version,):
                 self.skips = optimizer.skips()
             self.advance(factor)
             static = self.settled and self.scales and not self.defers

@@ -22,8 +22,10 @@ from weakref import proxy, ref
 import numpy as np
 
 from fastopt._engine.averaging import AveragingStep
+from fastopt._engine.batches import sums_batches
 from fastopt._engine.device_call import DeviceCall, Part, disjoint
 from fastopt._engine.device_tables import table_of_parameter
+from fastopt._engine.hyper import hyper_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import check, is_fixed, label
 from fastopt._interrupts import uninterrupted
@@ -264,7 +266,7 @@ class DeviceRecords:
 
         `between` is called when everything has been counted, before anything is launched.
         """
-        if self.planner.optimizer.is_accumulating:
+        if sums_batches(self.planner.optimizer):
             self._accumulate_all(calls, between)
             return
         indices, weights, grads, states = ([call[k] for call in calls] for k in range(4))
@@ -289,10 +291,11 @@ class DeviceRecords:
                 for index, weight, grad, state in calls:
                     context, copy = label(index, optimizer.idx2name), planner.copies.get(index)
                     grad = check(context, weight, grad, copy)
-                    total, adding = optimizer.accumulate(context, index, grad, weight)
+                    total, adding = optimizer.batches.add(context, index, grad, weight)
                     tables += adding
                     if total is None:
-                        optimizer.count_only(index)
+                        optimizer._get_lr(index), optimizer._get_wd(index)  # as an update checks
+                        optimizer._update_count(index)
                     else:
                         one = self.prepare([(index, weight, total, state)], keep=False)
                         tables += one.count()
@@ -384,7 +387,7 @@ def form_of(grad: Any, averages: bool) -> Any:
 
 def _in_order(optimizers: Sequence[Any], indices: Sequence[Index]) -> bool:
     """Whether the tensors of several optimizers must be updated one after the other."""
-    if any(each.in_list_order for each in optimizers):
+    if any(hyper_of(each).shares for each in optimizers):
         return True
     if not any(each.lr_scheduler is not None for each in optimizers):
         return False
@@ -397,13 +400,13 @@ def _parts(planners: Sequence[Any], tables: Sequence[CudaTable]) -> list[Part]:
     parts: list[Part] = []
     for planner in dict.fromkeys(planners):
         places = [k for k, each in enumerate(planners) if each is planner]
-        in_list_order = planner.optimizer.in_list_order
+        shares = hyper_of(planner.optimizer).shares
         kinds: dict[Any, list[int]] = {}
         run, last = 0, None
         for within, k in enumerate(places):
             table = tables[k]
             kind: Any = k if table.alone else (table.device, table.stream, table.layout)
-            if in_list_order and kind != last:
+            if shares and kind != last:
                 run, last = run + 1, kind
             kinds.setdefault((run, kind), []).append(within)
         groups = []

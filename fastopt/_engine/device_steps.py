@@ -182,7 +182,7 @@ class DeviceSteps:
                     counts.settle()
                     break
                 self.apart.add(other)
-        if optimizer.may_skip and optimizer.skips():
+        if optimizer.skips():
             return False  # the host counts without an update
         if optimizer.lr_scheduler is not None:
             counts.settle()

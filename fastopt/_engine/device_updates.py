@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.batches import sums_batches
 from fastopt._engine.clip import squares, times
 from fastopt._engine.device_call import DeviceCall
 from fastopt._engine.per_index import Index
@@ -33,7 +34,7 @@ def update(
     planner = updater.planner
     here = [entry for entry in entries if not is_cuda(entry[1])]
     calls = updater._with_states([entry for entry in entries if is_cuda(entry[1])])
-    accumulates = updater.optimizer.is_accumulating
+    accumulates = sums_batches(updater.optimizer)
     call = planner.devices.prepare(calls, single) if planner.folds and not accumulates else None
     indices = [index for index, *_ in entries]
     sums = partial(_squares, call, calls, entries)

@@ -39,6 +39,8 @@ class Hyper(NamedTuple):
     """Fields of `h` that the rule does not have."""
     carries: bool = False
     """Whether `correct` uses a number that each parameter carries from step to step."""
+    shares: bool = False
+    """Whether all parameters carry the same number, and so are counted in the order of a list."""
 
 
 def constant(hyper: Method) -> Method:
@@ -69,7 +71,8 @@ def corrected(
     correct: Callable[..., None],
     *extra: str,
     carries: bool = False,
-    when: Callable[[Any], bool] | None = None,
+    when: Callable[[Any], bool] = lambda optimizer: True,
+    shares: Callable[[Any], bool] = lambda optimizer: False,
 ) -> Callable[[Method], Method]:
     """Mark a ``hyper`` method whose result depends on `t` only through `correct`.
 
@@ -89,6 +92,9 @@ def corrected(
         fields uncorrected.
     when : callable, optional
         Whether an optimizer needs the correction. Default: always.
+    shares : callable, optional
+        Whether the number is the same one for all parameters, each of which changes it in turn.
+        Default: never.
 
     Examples
     --------
@@ -108,12 +114,12 @@ def corrected(
         @wraps(given)
         def hyper(self: Any, t: int, lr: float, wd: float) -> Mapping[str, float]:
             fields = completed(self, extra, given(self, t, lr, wd))
-            if carries or (when is not None and not when(self)):
+            if carries or not when(self):
                 return fields
             return step(t, {"lr": lr, "wd": wd, **fields}, correct, ())
 
         hyper.marked = Hyper(given, True, correct, extra, carries)  # type: ignore[attr-defined]
-        hyper.when = when  # type: ignore[attr-defined]
+        hyper.when, hyper.shares = when, shares  # type: ignore[attr-defined]
         return hyper  # type: ignore[return-value]
 
     return mark
@@ -164,14 +170,17 @@ def hyper_of(optimizer: Any) -> Hyper:
     marked: Hyper | None = getattr(method, "marked", None)
     if marked is None:
         for base in type(optimizer).__mro__:  # an overridden hyper() still carries numbers
-            inherited = getattr(vars(base).get("hyper"), "marked", None)
-            if inherited is not None and inherited.carries:
-                return Hyper(method, False, *inherited[2:])
+            inherited: Any = vars(base).get("hyper")
+            found: Hyper | None = getattr(inherited, "marked", None)
+            if found is not None and found.carries:
+                own = found._replace(given=method, constant=False)
+                return own._replace(shares=inherited.shares(optimizer))
         return Hyper(method, False)
-    when = getattr(method, "when", None)
-    if when is not None and not when(optimizer):
+    if marked.correct is None:
+        return marked
+    if not method.when(optimizer):
         return Hyper(marked.given, marked.constant)
-    return marked
+    return marked._replace(shares=method.shares(optimizer))
 
 
 class _Unread:

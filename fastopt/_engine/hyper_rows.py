@@ -89,7 +89,7 @@ class Shared:
 
     def find_skips(self) -> None:
         """Enter whether updates are only counted."""
-        self.words[w.SKIPS] = self.optimizer.may_skip and self.optimizer.skips()
+        self.words[w.SKIPS] = self.optimizer.skips()
 
     def for_tensor(self) -> "Shared":
         """Return hyper-parameters of one tensor of a call, which may have another count or rate."""

@@ -9,6 +9,7 @@ import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from fastopt._engine.averaging import Averages
+from fastopt._engine.batches import sums_batches
 from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.per_index import Index
@@ -90,8 +91,7 @@ class Planner:
             optimizer.lazy_update,
             optimizer.sparse_decay,
             optimizer.seed,
-            optimizer.in_list_order,
-            optimizer.is_accumulating,
+            sums_batches(optimizer),
             optimizer.rates_before_count and optimizer.lr_scheduler is not None,
             None if self.groups is None else self.groups.generation(),
         )
@@ -143,8 +143,9 @@ class Planner:
 
     def stepped(self, info: StepInfo, indices: Sequence[Index]) -> StepInfo:
         """Return the outcome of a call of parameters whose updates may only have been counted."""
-        if self.optimizer.is_accumulating:
-            updated = any(map(self.optimizer.completes, indices))
+        batches = self.optimizer.batches
+        if batches is not None and batches.active:
+            updated = any(map(batches.completes, indices))
         else:
             updated = not self.skips
         return info if updated else info._replace(stepped=False)
@@ -152,7 +153,7 @@ class Planner:
     @property
     def skips(self) -> bool:
         """Whether updates are only counted now."""
-        return all(each.may_skip and each.skips() for each in self.optimizers())
+        return all(each.skips() for each in self.optimizers())
 
     def by_row(self, grad: Any) -> Any:
         """Return the gradient; if decay is deferred per row, row-sparse with all rows indexed."""

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
+from fastopt._engine.batches import sums_batches
 from fastopt._engine.clip import STEPPED, scale_of
 from fastopt._engine.enrolment import Enrolment, Kept
 from fastopt._engine.hyper import hyper_of
@@ -226,8 +227,8 @@ class Records:
                 elif not (only_rates and shared.follow(optimizer.lr)):
                     shared.fill(shared.optimizer.lr, again=only_rates)
         self.words[w.EXPECTED] = 0
-        self.stepped = STEPPED if optimizer.is_accumulating else planner.stepped(STEPPED, ())
-        changes = self.asks or planner.groups is not None or optimizer.may_skip
+        self.stepped = STEPPED if sums_batches(optimizer) else planner.stepped(STEPPED, ())
+        changes = self.asks or planner.groups is not None
         self.steady = self.usable and not changes
         self.admit(optimizer)
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
@@ -245,7 +246,8 @@ class Records:
         planner, words, optimizers = updater.planner, self.words, updater.planner.optimizers()
         self.prepares, self.clips = updater._windows is not None, updater._units is not None
         self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
-        if updater.optimizer.is_accumulating:  # Python clips what is added to its sums
+        batches = sums_batches(updater.optimizer)
+        if batches:  # Python clips what is added to its sums
             self.clips = self.norms = False
         self.factors = self.norms or self.prepares
         self.passes = self.norms, self.clips, self.factors
@@ -257,12 +259,12 @@ class Records:
         if self.usable and self.enter is None:
             self.enter = self.entry()
         extra = any(kept.layout.rule.extra for kept in self.kept.values())
-        self.prepared = updater.optimizer.is_accumulating or extra
+        self.prepared = batches or extra
         self.live = self.usable and any(each.param_dict for each in optimizers)
         scheduled = any(each.lr_scheduler is not None for each in optimizers)
         timed = not all(hyper_of(each).constant for each in optimizers)
         timed |= self.averages is not None and not self.averages.average.constant
-        self.by_tensor = any(each.per_index or each.is_accumulating for each in optimizers)
+        self.by_tensor = batches or any(each.per_index for each in optimizers)
         self.sums = [each for each in optimizers if each.step_sums is not None]
         self.defers = any(each.sparse_decay != "touched" for each in optimizers)
         self.begins = self.by_tensor or bool(self.sums) or self.defers
@@ -550,7 +552,7 @@ class Records:
             return self._take_in_turn(updater, indices, grads, weights, share, factor)
         self.scheduled = {}
         try:
-            if optimizer.is_accumulating:
+            if sums_batches(optimizer):
                 before = optimizer.snapshot()
                 grads = self._sum(updater, indices, grads, weights)
             given = indices, grads, weights, single
@@ -672,7 +674,7 @@ class Records:
         for index, grad, weight in zip(indices, grads, weights, strict=True):
             context = label(index, planner.optimizer.idx2name)
             grad = planner.check(context, weight, grad, planner.copies.get(index))
-            total, _ = planner.optimizer.accumulate(context, index, grad, weight)
+            total, _ = planner.optimizer.batches.add(context, index, grad, weight)
             self.incomplete.append(total is None)
             found.append(grad if total is None else total)
         return found

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fastopt._engine import device_updates
 from fastopt._engine.averaging import Averages
+from fastopt._engine.batches import sums_batches
 from fastopt._engine.clip import STEPPED, UNCHANGED, measured, scale_of, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.extras import check_given
@@ -380,7 +381,7 @@ class CheckedUpdates(Checked):
             device_updates.update(self, entries, single, share, finish)
             return
         try:
-            if native and not self.optimizer.is_accumulating:
+            if native and not sums_batches(self.optimizer):
                 info = records.take(self, indices, grads, weights, single, share)
             else:
                 info = self._apply_in_python(indices, grads, weights, single, share)

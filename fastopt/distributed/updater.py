@@ -675,7 +675,7 @@ class ShardedUpdater(WeightKeeper):
     def _needs_early(self, plan: Plan, new: dict[Index, Placement]) -> bool:
         """Whether the ranks must agree before the update starts, not at its first operation."""
         optimizer = self.optimizer
-        in_python = optimizer.accumulates or not optimizer.native
+        in_python = optimizer.batches is not None or not optimizer.native
         early = new or plan.listed or self._masters or in_python or not plan.indices
         return bool(early) or not self._fits(plan)
 
@@ -739,7 +739,7 @@ class ShardedUpdater(WeightKeeper):
         before = None if optimizer.native else self._snapshot()
         self.shard.exchange = exchange
         with self._updating(lambda: gate.launched):
-            if optimizer.accumulates or not optimizer.native:
+            if optimizer.batches is not None or not optimizer.native:
                 exchange.receive()  # it may launch kernels with other gradients
             try:
                 self.shard(plan.indices, grads, plan.slices)

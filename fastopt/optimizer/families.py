@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from fastopt.arguments import FLAG, Choice, OrNone, Real, alias, arg
+from fastopt.arguments import Choice, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, moments, peak_moments
 from fastopt.kernels.variants import (
     Variant,
 )
-from fastopt.optimizer.optimizer import Optimizer, RateAttribute, bound, corrected
+from fastopt.optimizer.optimizer import Optimizer, RateAttribute
 
 Formula = Literal["mxnet", "torch"]
 
@@ -18,9 +18,6 @@ FORMULA = Choice("mxnet", "torch")
 
 MOMENTS = (*COMMON, "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "epsilon")
 """Hyper-parameters set by :meth:`AdamFamily.hyper` and the base class."""
-
-TRUST = (*MOMENTS, "mean_scale", "var_scale", "lower_bound", "upper_bound")
-"""Hyper-parameters set by :meth:`TrustRatioFamily.hyper` and the base class."""
 
 
 def mean_and_var(t: Scalar, h: Hyper, carried: Any) -> None:
@@ -148,37 +145,3 @@ class MomentumFamily(Optimizer):
     def rule_variant(self) -> Variant:
         """The selected variant; without momentum, steps have the sign of the gradient anyway."""
         return super().rule_variant if self.momentum else Variant()
-
-
-class TrustRatioFamily(AdamFamily):
-    """Abstract base of optimizers with a trust ratio: norm of the weight over norm of the step.
-
-    Parameters
-    ----------
-    learning_rate, beta1, beta2, epsilon
-        See :class:`AdamFamily`; the default of `epsilon` is 1e-6.
-    lower_bound, upper_bound : float, optional
-        Bounds of the weight norm. Default None; None and 0 mean no bound.
-    bias_correction : bool
-        Correct the bias of the moving averages. Default True.
-    **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`.
-
-    Raises
-    ------
-    ValueError
-        An argument is NaN or out of range.
-    """
-
-    epsilon: float = arg(default=1e-06)
-    lower_bound: float | None = arg(default=None, check=OrNone(Real(least=0, infinite=True)))
-    upper_bound: float | None = arg(default=None, check=OrNone(Real(least=0, infinite=True)))
-    bias_correction: bool = arg(default=True, check=FLAG)
-
-    @corrected(mean_and_var, when=lambda self: self.bias_correction)
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {
-            "lower_bound": self.lower_bound or 0.0,
-            "upper_bound": bound("upper_bound", self.upper_bound),
-        }

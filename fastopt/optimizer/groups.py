@@ -370,7 +370,7 @@ def _check_optimizer(label: str, optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{label}: optimizer must be an Optimizer, got {brief(optimizer)}")
     kind = type(optimizer).__name__
-    if optimizer.accumulates:
+    if optimizer.batches is not None:
         raise TypeError(
             f"{label}: {kind} accumulates gradients, which groups do not support: use a separate "
             f"updater for the weights of {kind}"
@@ -395,7 +395,7 @@ def check_averaged(optimizer: Optimizer, average: Average, context: str = "") ->
             f"{context}average is computed in the pass of a rule, and {name} overrides update(): "
             "average its weights in your own code"
         )
-    if optimizer.accumulates:
+    if optimizer.batches is not None:
         raise TypeError(
             f"{context}{name} counts calls that update nothing, so its steps cannot be averaged; "
             "use Updater(optimizer, accumulate=n) with another optimizer"

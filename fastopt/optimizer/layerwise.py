@@ -3,11 +3,19 @@
 import math
 from typing import Any
 
-from fastopt.arguments import FLAG, Real, TableOf, alias, arg, kept
+from fastopt.arguments import FLAG, OrNone, Real, TableOf, alias, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.families import TRUST, MomentumFamily, TrustRatioFamily
-from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, endings, register
+from fastopt.optimizer.families import MOMENTS, AdamFamily, MomentumFamily, mean_and_var
+from fastopt.optimizer.optimizer import (
+    Index,
+    Optimizer,
+    PerIndex,
+    bound,
+    corrected,
+    endings,
+    register,
+)
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 
 
@@ -109,6 +117,11 @@ class LARS(MomentumFamily):
     )
 
 
+TRUST = (*MOMENTS, "mean_scale", "var_scale", "lower_bound", "upper_bound")
+
+BOUND = OrNone(Real(least=0, infinite=True))
+
+
 @scalar
 def trust_ratio(square_weight: Scalar, square_step: Scalar, h: Hyper) -> Scalar:
     """Return the bounded weight norm over the step norm, or 1 if either is 0."""
@@ -119,6 +132,15 @@ def trust_ratio(square_weight: Scalar, square_step: Scalar, h: Hyper) -> Scalar:
         norm = h.lower_bound * 1.0
     step = math.sqrt(square_step)
     return 1.0 if norm == 0 or step == 0 else norm / step
+
+
+@corrected(mean_and_var, when=lambda made: made.bias_correction)
+def bounds(self: "LAMB | LANS", t: int, lr: float, wd: float) -> dict[str, float]:
+    """Return the bounds of the weight norm, see :meth:`Optimizer.hyper`."""
+    return {
+        "lower_bound": self.lower_bound or 0.0,
+        "upper_bound": bound("upper_bound", self.upper_bound),
+    }
 
 
 @scalar
@@ -156,7 +178,7 @@ def lamb(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class LAMB(TrustRatioFamily):
+class LAMB(AdamFamily):
     r"""LAMB: Adam with a layer-wise learning rate, for large batches.
 
     .. math::
@@ -207,6 +229,11 @@ class LAMB(TrustRatioFamily):
     array([0.9, 1.1])
     """
 
+    epsilon: float = arg(default=1e-06)
+    lower_bound: float | None = arg(default=None, check=BOUND)
+    upper_bound: float | None = arg(default=None, check=BOUND)
+    bias_correction: bool = arg(default=True, check=FLAG)
+    hyper = bounds
     rule = lamb
 
 
@@ -259,7 +286,7 @@ def lans(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class LANS(TrustRatioFamily):
+class LANS(AdamFamily):
     r"""LANS: LAMB with normalized gradients and Nesterov momentum.
 
     .. math::
@@ -311,4 +338,9 @@ class LANS(TrustRatioFamily):
     array([0.9, 1.1])
     """
 
+    epsilon: float = arg(default=1e-06)
+    lower_bound: float | None = arg(default=None, check=BOUND)
+    upper_bound: float | None = arg(default=None, check=BOUND)
+    bias_correction: bool = arg(default=True, check=FLAG)
+    hyper = bounds
     rule = lans

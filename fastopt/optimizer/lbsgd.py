@@ -58,6 +58,53 @@ def _check_sum(name: str, value: Any) -> dict[str, Any]:
     return {"cum_grad": total, "num_cums": calls}
 
 
+class LargeBatches:
+    """The sums of gradients of an optimizer, see :class:`fastopt._engine.batches.Batches`."""
+
+    def __init__(self, optimizer: "LBSGD") -> None:
+        self.of, self.every, self.sums = optimizer, optimizer.batch_scale, optimizer.cumgrads
+
+    @property
+    def active(self) -> bool:
+        """Whether an update takes several calls, or a sum of gradients is left from such calls."""
+        return self.every > 1 or bool(self.sums)
+
+    def completes(self, index: Index) -> bool:
+        """Whether the last call of :meth:`add` for a parameter has returned a gradient."""
+        kept = self.sums.get(index)
+        return kept is None or kept["num_cums"] % self.every == 0
+
+    def add(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Any]]:
+        """Return the gradient to update with, or None for no update, and the kernels to launch."""
+        if self.every <= 1:
+            self.sums.pop(index, None)
+            return grad, []
+        before, first = self.sums.get(index), self.of.begin_num_update
+        count = self.of._index_update_count.get(index, first) - first
+        calls = (before["num_cums"] if before else self.of.init_updates + count) + 1
+        total, tables = self._total(context, index, grad, weight)
+        kept = (total.values, total.indices) if isinstance(total, RowSparse) else total
+        self.sums[index] = {"cum_grad": kept, "num_cums": calls}
+        return (total if calls % self.every == 0 else None), tables
+
+    def _total(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Any]]:
+        """Return the sum of gradients since the last update, and the kernels that complete it."""
+        before, of = self.sums.get(index), header(weight)
+        keep = before is not None and before["num_cums"] % self.every != 0
+        total: Any = before["cum_grad"] if before is not None else None
+        if isinstance(total, tuple):
+            total = listed(context, total, of.shape) if keep else None
+            if total is not None:
+                check_like(
+                    context,
+                    "the sum of gradients",
+                    header(total.values),
+                    (np.dtype(real_of(of.dtype)).name,),
+                    (len(total.indices), *of.shape[1:]),
+                )
+        return add(context, total, grad, weight, keep)
+
+
 @register
 class LBSGD(MomentumFamily):
     r"""LBSGD: gradient descent that accumulates gradients over `batch_scale` calls.
@@ -129,7 +176,6 @@ class LBSGD(MomentumFamily):
 
     lazy_by_default = True
     rates_before_count = True
-    accumulates = True  # `batch_scale` can be changed
     warmup_strategy: str = arg(default="linear", check=Instance(str, "a string"))
     warmup_epochs: int = arg(default=5, check=Integer(least=0))
     batch_scale: int = arg(default=1, check=Integer())
@@ -179,51 +225,9 @@ class LBSGD(MomentumFamily):
         return state, False
 
     @property
-    def is_accumulating(self) -> bool:  # type: ignore[override]
-        """Whether an update takes several calls, or a sum of gradients is left from such calls."""
-        return self.batch_scale > 1 or bool(self.cumgrads)
-
-    def completes(self, index: Index) -> bool:
-        """Whether the last call of :meth:`accumulate` for a parameter has returned a gradient."""
-        kept = self.cumgrads.get(index)
-        return kept is None or kept["num_cums"] % self.batch_scale == 0
-
-    def count_only(self, index: Index) -> None:
-        """Count a call that updates nothing, with the checks of an update."""
-        self._get_lr(index), self._get_wd(index)
-        self._update_count(index)
-
-    def accumulate(
-        self, context: str, index: Index, grad: Any, weight: Array
-    ) -> tuple[Any, list[Any]]:
-        """Return the gradient to update with, or None for no update, and the kernels to launch."""
-        if self.batch_scale <= 1:
-            self.cumgrads.pop(index, None)
-            return grad, []
-        before = self.cumgrads.get(index)
-        count = self._index_update_count.get(index, self.begin_num_update) - self.begin_num_update
-        calls = (before["num_cums"] if before else self.init_updates + count) + 1
-        total, tables = self._sum(context, index, grad, weight)
-        kept = (total.values, total.indices) if isinstance(total, RowSparse) else total
-        self.cumgrads[index] = {"cum_grad": kept, "num_cums": calls}
-        return (total if calls % self.batch_scale == 0 else None), tables
-
-    def _sum(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Any]]:
-        """Return the sum of gradients since the last update, and the kernels that complete it."""
-        before, of = self.cumgrads.get(index), header(weight)
-        keep = before is not None and before["num_cums"] % self.batch_scale != 0
-        total: Any = before["cum_grad"] if before is not None else None
-        if isinstance(total, tuple):
-            total = listed(context, total, of.shape) if keep else None
-            if total is not None:
-                check_like(
-                    context,
-                    "the sum of gradients",
-                    header(total.values),
-                    (np.dtype(real_of(of.dtype)).name,),
-                    (len(total.indices), *of.shape[1:]),
-                )
-        return add(context, total, grad, weight, keep)
+    def batches(self) -> LargeBatches:
+        """The sums of gradients, which exist even if `batch_scale` is 1: it can be changed."""
+        return LargeBatches(self)
 
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

@@ -361,7 +361,7 @@ def _check_fallback(name: str, value: Any) -> Any:
     kind = type(made).__name__
     if not made.native:
         raise TypeError(f"{name} must be an optimizer with a rule, got {kind}")
-    if made.accumulates:
+    if made.batches is not None:
         raise TypeError(f"{name} cannot be {kind}, which adds up gradients of several calls")
     if made.sparse_decay != "touched":
         raise ValueError(f"{name} must have sparse_decay='touched', got {made.sparse_decay!r}")

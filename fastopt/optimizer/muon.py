@@ -94,8 +94,81 @@ def _check_parts(name: str, parts: Any) -> int | tuple[int, ...]:
     return whole(name, parts)
 
 
+class MuonFamily(MatrixOptimizer):
+    """Abstract base of optimizers whose directions are orthogonalized averages of gradients.
+
+    Parameters
+    ----------
+    learning_rate, momentum, nesterov, coefficients, steps, eps, adjust, split
+        See :class:`Muon`, whose defaults these are.
+    **common
+        Arguments of :class:`~fastopt.optimizer.MatrixOptimizer`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Like :class:`Muon`.
+    """
+
+    rule = muon_momentum
+    momentum: float = arg(default=0.95, check=Real(least=0, below=1))
+    nesterov: bool = arg(default=True, check=FLAG)
+    coefficients: Literal["polar", "polar_express", "quintic"] = arg(
+        default="polar", check=Choice(*COEFFICIENTS)
+    )
+    steps: int = arg(default=5, check=Integer(least=1, most=100))
+    eps: float = arg(default=1e-07, check=Real(least=1e-30))
+    adjust: Literal["rms", "original", "spectral"] = arg(
+        default="rms", check=Choice("rms", "original", "spectral")
+    )
+    split: Stored[Any, Mapping[str, int | Sequence[int]] | None] = arg(
+        default=None, check=ByPattern("parts", _check_parts)
+    )
+    epsilon: float = alias("eps", default=1e-8, kw_only=True)
+
+    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+        """See :meth:`MatrixOptimizer.slots`."""
+        return {"mom": shape}
+
+    def check_shape(self, index: Index, shape: Shape) -> None:
+        """See :meth:`MatrixOptimizer.check_shape`."""
+        self._sizes(index, shape)
+
+    def _sizes(self, index: Index, shape: tuple[int, ...]) -> Sequence[int]:
+        """Return the numbers of rows of the matrices in a weight."""
+        if self.split is None:
+            return shape[:1]
+        rows, parts = shape[0], self.selected(self.split, index, 1)
+        sizes = (rows // parts,) * parts if isinstance(parts, int) else parts
+        if sum(sizes) != rows:
+            raise ValueError(
+                f"{label(index, self.idx2name)}: {rows} rows of shape {shape} cannot be split "
+                f"into {parts}"
+            )
+        return sizes
+
+    def matrices(self, index: Index, array: Array) -> list[Array]:
+        """Return views of the matrices in an array that are orthogonalized separately.
+
+        Equal parts are returned as one three-dimensional view.
+        """
+        flat = array if array.ndim == 2 else array.reshape(len(array), math.prod(array.shape[1:]))
+        sizes = self._sizes(index, array.shape)
+        if len({*sizes}) == 1 and len(sizes) > 1:
+            return [flat.reshape(len(sizes), sizes[0], flat.shape[1])]
+        ends = accumulate(sizes)
+        return [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+    def scale(self, rows: int, columns: int) -> float:
+        """Return the factor of the orthogonalized step of a matrix of this shape."""
+        if self.adjust == "rms":
+            return 0.2 * math.sqrt(max(rows, columns))
+        ratio = rows / columns if columns else 1.0
+        return math.sqrt(ratio if self.adjust == "spectral" else max(1.0, ratio))
+
+
 @register
-class Muon(MatrixOptimizer):
+class Muon(MuonFamily):
     r"""Muon: momentum with orthogonalized steps, for weight matrices.
 
     .. math::
@@ -221,64 +294,8 @@ class Muon(MatrixOptimizer):
            [0., 0.]])
     """
 
-    rule = muon_momentum
     rounds_state = True
-    momentum: float = arg(default=0.95, check=Real(least=0, below=1))
-    nesterov: bool = arg(default=True, check=FLAG)
-    coefficients: Literal["polar", "polar_express", "quintic"] = arg(
-        default="polar", check=Choice(*COEFFICIENTS)
-    )
-    steps: int = arg(default=5, check=Integer(least=1, most=100))
-    eps: float = arg(default=1e-07, check=Real(least=1e-30))
-    adjust: Literal["rms", "original", "spectral"] = arg(
-        default="rms", check=Choice("rms", "original", "spectral")
-    )
-    split: Stored[Any, Mapping[str, int | Sequence[int]] | None] = arg(
-        default=None, check=ByPattern("parts", _check_parts)
-    )
-    epsilon: float = alias("eps", default=1e-8, kw_only=True)
-
     directions = Orthogonal
-
-    def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """See :meth:`MatrixOptimizer.slots`."""
-        return {"mom": shape}
-
-    def check_shape(self, index: Index, shape: Shape) -> None:
-        """See :meth:`MatrixOptimizer.check_shape`."""
-        self._sizes(index, shape)
-
-    def _sizes(self, index: Index, shape: tuple[int, ...]) -> Sequence[int]:
-        """Return the numbers of rows of the matrices in a weight."""
-        if self.split is None:
-            return shape[:1]
-        rows, parts = shape[0], self.selected(self.split, index, 1)
-        sizes = (rows // parts,) * parts if isinstance(parts, int) else parts
-        if sum(sizes) != rows:
-            raise ValueError(
-                f"{label(index, self.idx2name)}: {rows} rows of shape {shape} cannot be split "
-                f"into {parts}"
-            )
-        return sizes
-
-    def matrices(self, index: Index, array: Array) -> list[Array]:
-        """Return views of the matrices in an array that are orthogonalized separately.
-
-        Equal parts are returned as one three-dimensional view.
-        """
-        flat = array if array.ndim == 2 else array.reshape(len(array), math.prod(array.shape[1:]))
-        sizes = self._sizes(index, array.shape)
-        if len({*sizes}) == 1 and len(sizes) > 1:
-            return [flat.reshape(len(sizes), sizes[0], flat.shape[1])]
-        ends = accumulate(sizes)
-        return [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-
-    def scale(self, rows: int, columns: int) -> float:
-        """Return the factor of the orthogonalized step of a matrix of this shape."""
-        if self.adjust == "rms":
-            return 0.2 * math.sqrt(max(rows, columns))
-        ratio = rows / columns if columns else 1.0
-        return math.sqrt(ratio if self.adjust == "spectral" else max(1.0, ratio))
 
 
 def clip_attention(
@@ -354,7 +371,11 @@ FLOOR = 1e-10
 
 
 class Normalized(Orthogonal):
-    """Directions: the orthogonalized momentum, divided by the root of its second moment."""
+    """Directions: the orthogonalized momentum, divided by the root of its second moment.
+
+    The optimizer has the functions `prepare`, which changes a matrix in place before it is
+    orthogonalized, and `squares`, which returns what the second moment averages.
+    """
 
     def write(
         self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
@@ -373,7 +394,8 @@ class Normalized(Orthogonal):
                 average *= main.beta2
                 average += (1 - main.beta2) * main.squares(matrix)
                 matrix /= np.sqrt(average) + FLOOR
-                matrix *= main.length(*matrix.shape[-2:], before) / (norm(matrix) + FLOOR)
+                rows, columns = matrix.shape[-2:]
+                matrix *= step_norm(main, rows, columns, before) / (norm(matrix) + FLOOR)
         return True
 
 
@@ -383,8 +405,30 @@ def norm(matrix: Array) -> Array:
     return np.asarray(np.sqrt(squares))[..., np.newaxis, np.newaxis]
 
 
+def step_norm(main: MuonFamily, rows: int, columns: int, before: Array) -> Any:
+    """Return the norm of the step of a matrix, whose norm was `before` when orthogonalized."""
+    if main.adjust == "rms":
+        return 0.2 * math.sqrt(rows * columns)
+    return before * main.scale(rows, columns)
+
+
+def unchanged(matrix: Array) -> None:
+    """Orthogonalize a direction as it is."""
+
+
+def to_signs(matrix: Array) -> None:
+    """Replace a direction by its signs."""
+    np.sign(matrix, out=matrix)
+
+
+def squares_of_rows(matrix: Array) -> Array:
+    """Return the mean square of each row."""
+    sums = np.einsum("...ij,...ij->...i", matrix, matrix)
+    return np.asarray(sums / matrix.shape[-1])[..., np.newaxis]
+
+
 @register
-class NorMuon(Muon):
+class NorMuon(MuonFamily):
     r"""NorMuon: Muon whose rows have steps of equal size.
 
     .. math::
@@ -437,33 +481,19 @@ class NorMuon(Muon):
            [ 0.   , -0.028]])
     """
 
-    rounds_state = False
     beta2: float = arg(default=0.95, check=Real(least=0, below=1))
     positional = ("learning_rate", "momentum", "beta2")
-
     directions = Normalized
+    prepare = staticmethod(unchanged)
+    squares = staticmethod(squares_of_rows)
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixOptimizer.slots`."""
         return {"mom": shape, "var": (shape[0], 1)}
 
-    def prepare(self, matrix: Array) -> None:
-        """Change a direction in place before it is orthogonalized."""
-
-    def squares(self, matrix: Array) -> Array:
-        """Return the squares that the second moments of an orthogonalized matrix average."""
-        sums = np.einsum("...ij,...ij->...i", matrix, matrix)
-        return np.asarray(sums / matrix.shape[-1])[..., np.newaxis]
-
-    def length(self, rows: int, columns: int, before: Array) -> Any:
-        """Return the norm of the step of a matrix, whose norm was `before` when orthogonalized."""
-        if self.adjust == "rms":
-            return 0.2 * math.sqrt(rows * columns)
-        return before * self.scale(rows, columns)
-
 
 @register
-class AdaMuon(NorMuon):
+class AdaMuon(MuonFamily):
     r"""AdaMuon: Muon of signs, with a second moment for each element.
 
     .. math::
@@ -512,17 +542,15 @@ class AdaMuon(NorMuon):
            [-0.02,  0.02]])
     """
 
+    beta2: float = arg(default=0.95, check=Real(least=0, below=1))
+    positional = ("learning_rate", "momentum", "beta2")
+    directions = Normalized
+    prepare = staticmethod(to_signs)
+    squares = staticmethod(np.square)
+
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixOptimizer.slots`."""
         return {"mom": shape, "var": (shape[0], math.prod(shape[1:]))}
-
-    def prepare(self, matrix: Array) -> None:
-        """See :meth:`NorMuon.prepare`."""
-        np.sign(matrix, out=matrix)
-
-    def squares(self, matrix: Array) -> Array:
-        """See :meth:`NorMuon.squares`."""
-        return np.asarray(np.square(matrix))
 
 
 LEAST = 1e-8
@@ -569,7 +597,7 @@ def _check_ball(name: str, value: Any) -> tuple[str, float]:
 
 
 @register
-class Scion(Muon):
+class Scion(MuonFamily):
     r"""Scion: steps of fixed size in a norm of each layer.
 
     .. math::
@@ -647,7 +675,7 @@ class Scion(Muon):
            [-0.1, -0.1]])
     """
 
-    takes_vectors = True
+    takes_vectors = rounds_state = True
     learning_rate: RateAttribute = arg(default=0.0002)
     momentum: float = arg(default=0.9)
     radius: float = arg(default=50.0, check=Real(least=0))

@@ -1,11 +1,8 @@
 """Nadam and NAdamW: Adam with Nesterov momentum."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fastopt.arguments import FLAG, Choice, Descriptions, Real, TableOf, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, scalar
@@ -78,6 +75,11 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
     h.grad_scale = (1 - now) / (1 - product)
     h.mean_scale = ahead / (1 - product * ahead)
     h.var_scale = 1 / (1 - h.beta2**t)
+
+
+def shares_product(made: "Nadam") -> bool:
+    """Whether all parameters share one product."""
+    return not made.per_parameter and made.formula == "mxnet"
 
 
 @register
@@ -205,24 +207,15 @@ class Nadam(AdamFamily):
     def m_schedule(self, value: float) -> None:
         self._m_schedules.array[0] = value
 
-    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """See :meth:`Optimizer.carried_slots`."""
-        if self.in_list_order:
-            return np.zeros(len(indices), np.int64)
-        return super().carried_slots(indices)
-
     def restart(self, indices: Collection[Index]) -> None:
         """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""
         super().restart(indices)
         if self.num_update == self.begin_num_update:
             self.m_schedule = 1.0
 
-    @property
-    def in_list_order(self) -> bool:  # type: ignore[override]
-        """Whether all parameters share one product."""
-        return not self.per_parameter and self.formula == "mxnet"
-
-    hyper = corrected(corrected_scales, "schedule_decay", carries=True)(Optimizer.hyper)
+    hyper = corrected(corrected_scales, "schedule_decay", carries=True, shares=shares_product)(
+        Optimizer.hyper
+    )
 
     in_arrays = (*AdamFamily.in_arrays, "m_schedule")
 

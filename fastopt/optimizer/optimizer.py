@@ -21,8 +21,9 @@ from fastopt._advice import (
     OPTIMIZER_NAMES,
     STEPS,
 )
+from fastopt._engine.batches import Batches
 from fastopt._engine.direct import Direct
-from fastopt._engine.hyper import bound, constant, corrected
+from fastopt._engine.hyper import bound, constant, corrected, hyper_of
 from fastopt._engine.mixed_precision import (
     check_copy,
     has_master,
@@ -373,23 +374,11 @@ class Optimizer(Checked, metaclass=Declaring):
     evaluates: ClassVar[bool] = False
     """Whether the class overrides :meth:`evaluated`."""
 
-    may_skip: ClassVar[bool] = False
-    """Whether the class overrides :meth:`skips`, so that it may return True."""
-
     carried_in: ClassVar[str] = ""
     """Attribute with the numbers that parameters keep between steps, if they keep one."""
 
     first_carried: ClassVar[float] = 0.0
     """This number before the first update of a parameter."""
-
-    in_list_order: ClassVar[bool] = False
-    """Whether the tensors of a list must be counted in order."""
-
-    accumulates: ClassVar[bool] = False
-    """Whether the class adds up the gradients of several calls."""
-
-    is_accumulating: ClassVar[bool] = False
-    """Whether an optimizer with :attr:`accumulates` does so now."""
 
     copied: ClassVar[tuple[str, ...]] = ()
     """Slots of the rule that start as copies of the weight."""
@@ -445,12 +434,11 @@ class Optimizer(Checked, metaclass=Declaring):
     argument_advice: ClassVar[Mapping[str, str]] = OPTIMIZER_ARGUMENTS
     elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
     unlisted = Checked.unlisted | {
-        *("accumulate", "accumulates", "add_follower", "averaged_gradient", "base_rule"),
-        *("by_index", "call_lock", "carried_in", "carried_slots", "check_multipliers"),
-        *("check_rates", "claimed", "codes_of", "completes", "copied", "corrects_decay"),
-        *("count_only", "decay_term", "direct_state", "evaluates", "first_carried", "folds"),
-        *("forget_updates", "in_arrays", "in_list_order", "is_accumulating", "keep_updates", "key"),
-        *("masters_given", "may_skip", "multiplier", "native", "per_index", "put_back", "rates_at"),
+        *("add_follower", "averaged_gradient", "base_rule", "batches", "by_index", "call_lock"),
+        *("carried_in", "carried_slots", "check_multipliers", "check_rates", "claimed"),
+        *("codes_of", "copied", "corrects_decay", "decay_term", "direct_state", "evaluates"),
+        *("first_carried", "folds", "forget_updates", "in_arrays", "keep_updates", "key"),
+        *("masters_given", "multiplier", "native", "per_index", "put_back", "rates_at"),
         *("rates_before_count", "restore", "restore_from", "row_decay", "rule_by_index"),
         *("rule_traits", "rule_variant", "scheduled", "snapshot", "stable_ratio"),
         *("stable_ratio_fields", "starts_at_zero", "step_sums", "sym_info", "update_in_python"),
@@ -547,7 +535,7 @@ class Optimizer(Checked, metaclass=Declaring):
             return all(getattr(cls, name) is getattr(Optimizer, name) for name in names)
 
         cls.native = same("update", "update_multi_precision")
-        cls.evaluates, cls.may_skip = not same("evaluated"), not same("skips")
+        cls.evaluates = not same("evaluated")
         cls.rule_by_index, cls.per_index = not same("rule_for"), not same(*COUNTED)
         cls._plain = same("__setattr__", "set_lr_mult", "set_wd_mult") and not any(
             hasattr(getattr_static(cls, name, None), "__set__") for name in cls._arguments
@@ -1410,7 +1398,7 @@ class Optimizer(Checked, metaclass=Declaring):
 
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
         """Return the positions of the parameters' numbers in :attr:`carried`."""
-        if self.carried is None:
+        if self.carried is None or hyper_of(self).shares:
             return np.zeros(len(indices), np.int64)
         return self.carried.slots(indices, self.first_carried)
 
@@ -1420,9 +1408,14 @@ class Optimizer(Checked, metaclass=Declaring):
         return None
 
     @property
+    def batches(self) -> Batches | None:
+        """Object that sums the gradients of several calls for each update, or None."""
+        return None
+
+    @property
     def folds(self) -> bool:
         """Whether a common factor of the gradients may be folded into `rescale_grad`."""
-        rule = self.rule if self.native and not self.accumulates else None
+        rule = self.rule if self.native and self.batches is None else None
         return rule is not None and "rescale_grad" in rule.hyper
 
     def create_state(self, index: Index, weight: Array) -> Any:

@@ -44,7 +44,7 @@ def check_optimizer(optimizer: Optimizer, in_files: bool = False) -> None:
             "sparse_decay='dense' writes to all rows in each update, which a table in files does "
             "not allow; pass 'catch_up'"
         )
-    if optimizer.accumulates:
+    if optimizer.batches is not None:
         raise TypeError(
             f"optimizer must update in each call, and {name} sums the gradients of several: a row "
             "may be evicted in between"

@@ -125,7 +125,7 @@ def test_calls_continue_a_plan_and_batch_scale_may_change():
     for _ in range(3):
         made(0, np.ones(3), weight)
     assert made.optimizer.cumgrads == {}
-    assert not made.optimizer.is_accumulating
+    assert not made.optimizer.batches.active
     made.optimizer.batch_scale = 2
     before = weight.copy()
     made(0, np.ones(3), weight)  # the fourth call

@@ -1,9 +1,13 @@
 """Arrays and a JSON document in a safetensors file, written and read in chunks.
 
-The format is written and read here, since the library holds more than one copy of the arrays. For
-400 MB, reading bytes takes it 760 MB instead of 380 MB, and writing arrays in Fortran order, or any
-arrays before its version 0.8, 380 MB instead of 1 MB, in the same time. Here only pieces of 1 MiB
-are copied, and no memory is allocated for what a file turns out not to contain.
+The format is written and read here, not by the library safetensors (0.8), which tests compare with.
+The library takes half the CPU time: 10 ms to load 1,000 arrays of 20 x 50 instead of 19 ms, 0.8 s
+to save 1 GB instead of 1.3 s, 0.5 s of which are checksums. But it writes the elements of arrays in
+Fortran order in another order than their shape says, unless they are copied before; it takes 1.9 GB
+to read 1 GB of bytes instead of 1 GB; it writes to a path, not to an open temporary file; and it
+parses headers of up to 100 MB, in 0.8 GB of memory, of which :func:`_check_header` refuses most.
+Here only pieces of 1 MiB are copied, and no memory is allocated for what a file turns out not to
+contain.
 """
 
 import json

@@ -157,6 +157,7 @@ class Records:
         self.words[w.SLOTS] = id(self.slots)
         self.freezes = False
         self.aliases: dict[Any, str] = {}
+        self.loaded: dict[Index, bool] = {}
         self.translates = False
         """Whether calls have had indices that are neither an int nor a str."""
         self.scheduled: dict[tuple[Any, int], float] | None = None
@@ -453,6 +454,17 @@ class Records:
             own = kept.get(each)
             if own is not None:  # a signal handler may have changed the states
                 own.words[WEIGHT_ID] = id(array)
+        if self.loaded:
+            for each in self.loaded.keys() & dict(moved):
+                dict.__setitem__(self.loaded, each, True)
+            if all(self.loaded.values()):
+                self.loaded = {}
+
+    def follow_load(self, synced: dict[Index, bool]) -> None:
+        """Enter in `synced`, which is all False, the parameters whose loaded states are used."""
+        self.loaded = synced
+        for index in synced.keys() & self.kept.keys():
+            self.kept[index].words[WEIGHT_ID] = 0  # so that the front reports another weight
 
     def enter_measured(
         self,

@@ -372,6 +372,31 @@ class Updater(CheckedUpdates):
                 self._records.drop(index)
                 self.planner.devices.drop(index)
 
+    def _has_records(self) -> bool:
+        """Whether updates have checked all states, so that others of their form need no check."""
+        planner, records = self.planner, self._records
+        plain = planner.groups is None and self._windows is None and self._averages is None
+        plain = plain and type(self).sync_state_context is Updater.sync_state_context
+        known = plain and records.mode_version == self.optimizer.mode_version
+        return (
+            known
+            and not planner.devices.known
+            and all(records.key_of(index) in records.slots for index in self.states)
+        )
+
+    def _put_states(self, states: dict[Index, Any], alike: bool) -> None:
+        """Replace all states by those of a checkpoint, with `alike` by others of their form."""
+        if not alike:
+            self.states_synced = dict.fromkeys(states, False)
+            self.states = states
+            return
+        synced = Tracked(dict.fromkeys(states, False), weakly(self._forget_records))
+        with self.lock, uninterrupted:
+            own = Tracked(states, weakly(self._follow_states))
+            vars(self).update(states=own, states_synced=synced)
+            self._follow_states(*states)
+            self._records.follow_load(synced)
+
     def _follow_states(self, *indices: Index) -> None:
         """Follow other states of some parameters, or of all.
 
@@ -1222,7 +1247,7 @@ class Updater(CheckedUpdates):
         strict : bool
             See :meth:`load`, also for the result and errors.
         """
-        return restore(self, copied(states), strict)
+        return restore(self, states, strict, copies=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the contents of a checkpoint; alias of :meth:`states_dict` with torch's name."""

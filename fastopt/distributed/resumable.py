@@ -11,10 +11,9 @@ from fastopt._engine.validate import label
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.objects import is_registered
-from fastopt.checkpoint.restore.describe import check_outside
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.restore.placement import Placement
-from fastopt.checkpoint.restore.restore import restore
+from fastopt.checkpoint.restore.restore import check_outside, restore
 from fastopt.checkpoint.restore.shards import (
     BY_ROW,
     Reading,
@@ -46,6 +45,12 @@ class Trial:
         self.states = {index: sharded.states.get(index) for index in sharded.placements}
         self.groups, self.average = sharded.shard.groups, sharded.shard.average
         self._averages = None if self.average is None else Averages(self.average)
+
+    def _has_records(self) -> bool:
+        return False
+
+    def _put_states(self, states: dict[Index, Any], alike: bool) -> None:
+        self.states_synced, self.states = dict.fromkeys(states, False), states
 
 
 class Resumable(Sharded):

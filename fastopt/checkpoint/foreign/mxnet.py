@@ -88,24 +88,20 @@ def described_by_mxnet(
     """Convert an MXNet file to the argument of :func:`~.restore.restore.restore`."""
     imported = load_mxnet_states(source, max_bytes)
     with refusing("not a file of MXNet's get_states: "):
-        return _described(updater, imported)
-
-
-def _described(updater: Stateful, imported: MXNetStates) -> dict[str, Any]:
-    attributes = dict(updater.optimizer.__getstate__())
-    taken = {k: v for k, v in imported.attributes.items() if k in attributes and k not in STAYING}
-    if "cumgrads" in taken:
-        taken["cumgrads"] = dict(_sums(taken, imported))
-    if imported.optimizer and "lr_scheduler" not in imported.attributes:
-        taken["lr_scheduler"] = KEEP  # a schedule is an object that cannot be converted
-    keys = keys_of(taken.get("idx2name", {}), imported)
-    return {
-        **describe(updater),
-        "optimizer": imported.optimizer or type(updater.optimizer).__name__,
-        "attributes": attributes | taken,
-        "parameters": keys,
-        "states": under_keys(imported, keys),
-    }
+        own, given = updater.optimizer.__getstate__(), imported.attributes
+        taken = {k: v for k, v in given.items() if k in own and k not in STAYING}
+        if "cumgrads" in taken:
+            taken["cumgrads"] = dict(_sums(taken, imported))
+        if imported.optimizer and "lr_scheduler" not in given:
+            taken["lr_scheduler"] = KEEP  # a schedule is an object that cannot be converted
+        keys = keys_of(taken.get("idx2name", {}), imported)
+        return {
+            **describe(updater),
+            "optimizer": imported.optimizer or type(updater.optimizer).__name__,
+            "attributes": own | taken,
+            "parameters": keys,
+            "states": under_keys(imported, keys),
+        }
 
 
 def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index, Any]]:

@@ -194,7 +194,7 @@ class _Reader:
                 return self._optimizer(of, self.unpack(value["of"]))
         raise CheckpointError(f"unknown kind of value: {kind!r}")
 
-    def _optimizer(self, name: str, attributes: dict[str, Any]) -> Any:
+    def _optimizer(self, name: str, attributes: dict[str, Any]) -> Optimizer:
         present, schedule = self.present, self.schedule
         inner = getattr(present, "fallback", None)
         if isinstance(inner, Optimizer) and type(inner).__name__ == name:

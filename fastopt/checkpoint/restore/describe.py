@@ -37,6 +37,12 @@ class Stateful(Protocol):
     _windows: Windows | None
     _averages: Averages | None
 
+    def _has_records(self) -> bool:
+        """Whether updates have checked all states, so that others of their form need no check."""
+
+    def _put_states(self, states: dict[Index, Any], alike: bool) -> None:
+        """Replace all states, with `alike` by others of their form."""
+
 
 def check_updater(updater: Any) -> None:
     """Raise TypeError unless `updater` has the attributes `optimizer` and `states`."""
@@ -107,13 +113,6 @@ def foreign_part(state: Any) -> str | None:
     plain = state is None or isinstance(state, (int, float)) or is_array(state) or is_cuda(state)
     plain = plain or (isinstance(state, np.generic) and not isinstance(state, np.flexible))
     return None if plain else type(state).__name__
-
-
-def check_outside(updater: Stateful) -> None:
-    """Raise RuntimeError inside ``averaged()``."""
-    averages = updater._averages
-    if averages is not None and averages.inside:
-        averages.check_free()
 
 
 def under_keys(table: Mapping[Index, Any], keys: Keys) -> dict[Index, Any]:

@@ -19,13 +19,7 @@ from fastopt.averages import rebuilt as rebuilt_average
 from fastopt.checkpoint.format import objects
 from fastopt.checkpoint.format.container import Array
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
-from fastopt.checkpoint.restore.describe import (
-    PROGRESS,
-    SETTINGS,
-    Stateful,
-    check_outside,
-    foreign_part,
-)
+from fastopt.checkpoint.restore.describe import PROGRESS, SETTINGS, Stateful, copied, foreign_part
 from fastopt.checkpoint.restore.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer.accumulation import Windows
@@ -44,8 +38,17 @@ Current = Callable[[Index], Index | None]
 """Function that returns the updater's index for a key of a checkpoint, or None."""
 
 
-def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
+def check_outside(updater: Stateful) -> None:
+    """Raise RuntimeError inside ``averaged()``."""
+    averages = updater._averages
+    if averages is not None and averages.inside:
+        averages.check_free()
+
+
+def restore(updater: Stateful, saved: Any, strict: bool, copies: bool = False) -> Skipped:
     """Restore `updater` from the result of :func:`~fastopt.checkpoint.restore.describe.describe`.
+
+    The updater has the arrays of `saved` afterwards, or with `copies` its own.
 
     Raises
     ------
@@ -67,20 +70,33 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
                     f"the parameters differ: the checkpoint lacks {missing} and has {extra} in "
                     "addition; strict=False loads what both have"
                 )
-            states = dict(_states(saved, matching, updater))
-            made, attributes = optimizer, saved["attributes"]
-            counts = objects.new_counts(optimizer, attributes) if matching.is_identity else None
-            if counts is None:
-                attributes = _attributes(attributes, matching, optimizer)
-                made = objects.rebuilt(type(optimizer), attributes, optimizer)
+            own = copied if copies else lambda part: part
             index = {key: matching.index.get(i) for key, i in saved["parameters"].items()}
-            put = _checked(updater, made, states, saved, index.__getitem__, matching.attribute)
+            given = saved["states"]
+            states = {i: own(given[k]) for k, i in index.items() if i is not None and k in given}
+            rest = {
+                name: own(saved[name])
+                for name in ("parameters", "groups", *PROGRESS)
+                if name in saved
+            }
+            alike = "groups" not in rest and _are_alike(updater, states)
+            if not alike:
+                _check_like_present(updater, states)
+            made, attributes = optimizer, saved["attributes"]
+            same = not any(matching.skipped) and all(i == now for i, now in matching.index.items())
+            counts = objects.new_counts(optimizer, attributes) if same else None
+            if counts is None:
+                attributes = _attributes(own(attributes), matching, optimizer)
+                made, alike = objects.rebuilt(type(optimizer), attributes, optimizer), False
+            put = _checked(
+                updater, made, states, rest, index.__getitem__, matching.attribute, alike
+            )
         if objects.is_kept(saved["attributes"]["lr_scheduler"]):
             warn_user(objects.KEPT)
         _restore_scaler(updater.loss_scaler, saved["loss_scaler"])
         put()
         if counts:
-            optimizer.restore(counts)
+            _put_counts(optimizer, counts)
         for name, value in saved["updater"].items():
             if value != getattr(updater, name, ...):
                 setattr(updater, name, value)
@@ -121,6 +137,7 @@ def _checked(
     saved: Mapping[str, Any],
     index: Current,
     attribute: Callable[[Any], Any],
+    alike: bool = False,
 ) -> Callable[[], None]:
     """Check what an updater shall have, and return a function that gives it that.
 
@@ -137,6 +154,8 @@ def _checked(
     index, attribute : callable
         Return the updater's index for a key of the checkpoint, None if it has none, and an
         attribute of an optimizer with the updater's indices.
+    alike : bool
+        Whether the states have the form of the present ones, which updates have checked.
 
     Raises
     ------
@@ -154,14 +173,14 @@ def _checked(
             found = Groups(groups, Planner(optimizer))
             if average is not None:
                 found.check_average(average)
-    _check_states(optimizer, states, found)
+    if not alike:
+        _check_states(optimizer, states, found)
     restore_progress = _checked_progress(updater, saved, index)
 
     def put() -> None:
-        for state in states.values():
+        for state in () if alike else states.values():
             renew(leaves(state))
-        updater.states_synced = dict.fromkeys(states, False)
-        updater.states = states
+        updater._put_states(states, alike)
         present = updater.groups
         if "groups" in saved:
             updater.groups = None  # the present groups need not match the new optimizer
@@ -207,22 +226,16 @@ def _check_fields(saved: Any, optimizer: str) -> None:
             number(name, value, least=0)
 
 
-def _states(
-    saved: Mapping[str, Any], matching: Matching, updater: Stateful
-) -> Iterator[tuple[Index, Any]]:
-    """Current index and saved state of each parameter that both sides have."""
-    for key, state in saved["states"].items():
-        index = matching.index.get(saved["parameters"][key])
-        if index is None:
-            continue
-        message = f"state of {label(index, updater.optimizer.idx2name)}"
+def _check_like_present(updater: Stateful, states: Mapping[Index, Any]) -> None:
+    """Compare arrays with those at the same positions of the present states."""
+    for index, state in states.items():
         for one, other in _pairs(state, updater.states.get(index)):
             if (one.shape, one.dtype) != (other.shape, other.dtype):
                 raise CheckpointError(
-                    f"{message} has an array of shape {one.shape} and dtype {one.dtype}, "
-                    f"where the updater has {other.shape} and {other.dtype}"
+                    f"state of {label(index, updater.optimizer.idx2name)} has an array of shape "
+                    f"{one.shape} and dtype {one.dtype}, where the updater has {other.shape} and "
+                    f"{other.dtype}"
                 )
-        yield index, state
 
 
 def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
@@ -263,6 +276,35 @@ def _restore_scaler(scaler: LossScaler | None, saved: dict[str, Any] | None) -> 
 
 
 # States
+
+
+def _are_alike(updater: Stateful, states: Mapping[Index, Any]) -> bool:
+    """Whether an updater has states of the same form, and updates have checked them."""
+    present = updater.states
+    alike = states.keys() == present.keys() and updater._has_records()
+    return alike and all(_is_like(state, present[index]) for index, state in states.items())
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    """Whether two states are nested alike, of numbers with the same dtypes and shapes."""
+    if type(one) is not type(other):
+        return False
+    if type(one) is np.ndarray:
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.dtype.kind == "f"
+    return one is None or (
+        type(one) is tuple and len(one) == len(other) and all(map(_is_like, one, other))
+    )
+
+
+def _put_counts(optimizer: Optimizer, counts: Mapping[str, Any]) -> None:
+    """Restore update counts, those of the same parameters where records know them."""
+    present, found = optimizer._index_update_count, counts["_index_update_count"]
+    if len(found) != len(present) or not all(index in present for index in found):
+        optimizer.restore(counts)
+        return
+    present.array[present.positions(list(found))] = list(found.values())
+    for name in optimizer.in_arrays:
+        object.__setattr__(optimizer, name, counts[name])  # no other attribute has changed
 
 
 def _check_states(
@@ -309,9 +351,7 @@ def _check_arrays(context: str, rule: Rule, state: Any, optimizer: Optimizer) ->
         raise CheckpointError(
             f"{context} must have {count} arrays for rule {rule.name}, got {len(arrays)}"
         )
-    master = None
-    if paired:
-        master = arrays.pop(-1 if optimizer.master_last else 0)
+    master = arrays.pop(-1 if optimizer.master_last else 0) if paired else None
     for kept in arrays[len(rule.state) :]:
         SLOTS(context, kept)
         if kept.shape:

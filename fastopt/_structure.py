@@ -362,6 +362,8 @@ def _fixed(path: str, got: str) -> TypeError:
 
 ARRAYS_ALONE, COPY = {np.ndarray}, np.ndarray.__copy__  # copy("K") takes twice as long
 
+SCALARS = (float, np.floating)
+
 ARRAYS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__")
 """Attributes of arrays, any of which is enough."""
 
@@ -453,17 +455,40 @@ def copied(leaf: Any) -> Any:
         raise TypeError(f"updated() copies arrays on the host, got {type(leaf).__name__}")
     if isinstance(leaf, np.ndarray) or is_foreign(leaf):
         return np.array(as_gradient(leaf))
-    return leaf
+    return np.array(leaf) if isinstance(leaf, SCALARS) else leaf
 
 
 def copies(value: Any) -> Any:
-    """Return copies of the arrays of a structure, in new containers of the same types."""
+    """Return copies of the arrays of a structure, in new containers of the same types.
+
+    Scalars, to which arrays without dimensions decay in arithmetic, become arrays, see
+    :func:`as_given`.
+    """
     kind = type(value)
     if kind is dict and {*map(type, value.values())} == ARRAYS_ALONE:
         return dict(zip(value, map(COPY, value.values()), strict=True))
     if kind is dict:
         return {key: copies(item) for key, item in value.items()}
     return mapped(copied, value)
+
+
+def as_given(value: Any, before: Any) -> Any:
+    """Return :func:`copies` of a structure, in which what was a scalar before is one again."""
+    kind = type(before)
+    if kind is np.ndarray or (kind is dict and {*map(type, before.values())} == ARRAYS_ALONE):
+        return value
+    if isinstance(before, SCALARS):
+        return kind(value)
+    below, beside = items("", value), items("", before)
+    if not below or beside is None or not any(map(_has_scalars, beside.values())):
+        return value
+    again = zip(below.values(), beside.values(), strict=True)
+    return rebuilt(value, {key: as_given(item, old) for (key, item), (_, old) in again})
+
+
+def _has_scalars(item: tuple[Any, Any]) -> bool:
+    """Whether the value of an item is a scalar or contains one."""
+    return any(isinstance(leaf, SCALARS) for _, leaf in named("", item[1]))
 
 
 def rebuilt(container: Any, values: dict[Any, Any]) -> Any:

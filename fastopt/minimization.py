@@ -164,7 +164,7 @@ def minimize(
     if not any(_is_array(leaf) for _, leaf in named("", x)):
         raise TypeError(f"x0 must hold real numbers, got {brief(x0)}")
     updater = _updater(optimizer, average, options)
-    for each in updater.planner.optimizers():
+    for each in updater.parameters.optimizers():
         if each.maximize:
             raise ValueError(
                 f"minimize cannot use {type(each).__name__}(maximize=True), which ascends: return "

@@ -86,7 +86,7 @@ class _Pair:
     def init(self, params: Any) -> dict[str, Any]:
         """Return the state before the first update."""
         updater, new = self._new(), copies(params)
-        paths, _, arrays, _ = updater.planner.structures.flatten(new, new)
+        paths, _, arrays, _ = updater.structures.flatten(new, new)
         trained = [
             (path, array)
             for path, array in zip(paths, arrays, strict=True)

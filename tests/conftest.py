@@ -35,7 +35,7 @@ def rng():
 
 @pytest.fixture
 def unrecorded(monkeypatch):
-    """Indices of each call whose records served it alone; the planner of such a call is marked."""
+    """Indices of each call whose records served it alone; the updater's parameters are marked."""
     from fastopt._engine.enrolment import Enrolment
 
     found, drop = [], Enrolment.drop_single
@@ -43,7 +43,7 @@ def unrecorded(monkeypatch):
     def noting(self):
         if self._single:
             found.append(list(self.indices))
-            self.planner.unrecorded = True
+            self.parameters.unrecorded = True
         drop(self)
 
     monkeypatch.setattr(Enrolment, "drop_single", noting)

@@ -119,10 +119,10 @@ def test_nothing_is_prepared_again_for_the_arrays_of_others(make, unrecorded):
     updater, weight, grad = adam(), make([1.0, 2.0]), make([1.0, 1.0])
     updater(0, grad, weight)
     updater(0, grad, weight)  # when all names are known
-    record = updater._records.kept[0]
+    record = updater.records.record_of(0)
     for _ in range(3):
         updater(0, make([1.0, 1.0]), weight)
-    assert updater._records.kept[0] is record
+    assert updater.records.record_of(0) is record
     assert not unrecorded
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastopt import EMA, optimizer
+from fastopt import EMA, functional, optimizer
 from fastopt._structure import KEPT, Structures, named
 from fastopt.sparse import RowSparse
 
@@ -437,6 +437,27 @@ def test_updated_weights_of_a_read_only_mapping_are_a_dict():
     updated = adam().updated({"a": ones()}, weights)
     assert type(updated) is dict
     assert updated["a"].tolist() != weights["a"].tolist() == [1, 1]
+
+
+SCALARS = {"a": 2.0, "b": [np.float64(3), np.float32(4)], "c": (np.ones(2), {"d": 1.0})}
+
+
+def test_updated_scalars_are_scalars_again():
+    """Arrays without dimensions decay to scalars in the arithmetic of a program."""
+    grads = {"a": 1.0, "b": [np.float64(1), np.float32(1)], "c": (np.ones(2), {"d": None})}
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=0.5))
+    after = updater.updated(grads, SCALARS)
+    np.testing.assert_equal(
+        after, {"a": 1.5, "b": [2.5, np.float32(3.5)], "c": (np.full(2, 0.5), {"d": 1.0})}
+    )
+    assert [type(after["a"]), *map(type, after["b"])] == [float, np.float64, np.float32]
+    assert type(after["c"][1]["d"]) is float
+    assert updater.updated(1.0, 2.0) == 1.5
+    init, update = functional(optimizer.Adam(learning_rate=0.5))
+    params, state = update({"a": 1.0}, init({"a": 2.0}), {"a": 2.0})
+    assert params == {"a": pytest.approx(1.5)}
+    assert type(params["a"]) is float
+    update({"a": 1.0}, state, params)
 
 
 def test_updated_takes_immutable_arrays():

@@ -667,7 +667,15 @@ def test_completion_of_an_updater_lists_what_users_call():
     updater = optimizer.Updater("adam")
     listed = {name for name in dir(updater) if not name.startswith("_")}
     assert {"step", "save", "load", "info", "optimizer", "states", "averaged"} <= listed
-    inner = {"planner", "elsewhere", "argument_advice", "argument_names", "first_attributes"}
+    inner = {
+        "parameters",
+        "records",
+        "devices",
+        "elsewhere",
+        "argument_advice",
+        "argument_names",
+        "first_attributes",
+    }
     assert listed & inner == set()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper import Hyper
 from fastopt._engine.mixed_precision import round_into
 from fastopt._engine.per_index import Index
@@ -65,7 +66,7 @@ class Averages:
 
     # Steps
 
-    def step(self, optimizer: Any, indices: Sequence[Index]) -> "AveragingStep | None":
+    def step(self, optimizer: OptimizerLike, indices: Sequence[Index]) -> "AveragingStep | None":
         """Return the averaging of a step of these indices; None if no average changes.
 
         An average is created in the first update, even if its rate is 0 there.
@@ -77,7 +78,7 @@ class Averages:
             return AveragingStep(self, optimizer)
         return None
 
-    def rest(self, optimizer: Any, counts: Iterable[int]) -> bool:
+    def rest(self, optimizer: OptimizerLike, counts: Iterable[int]) -> bool:
         """Whether no average changes in the updates that follow these update counts."""
         rate, first = self.average.rate, optimizer.begin_num_update
         return self.average.alternates and not any(rate(count + 1 - first) for count in counts)
@@ -86,7 +87,7 @@ class Averages:
         """Return the hyper-parameters of the derived rule."""
         rate, constant = self.average.rate, self.average.constant
 
-        def given(optimizer: Any, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        def given(optimizer: OptimizerLike, t: int, lr: float, wd: float) -> Mapping[str, float]:
             fields = of.given(optimizer, t, lr, wd)
             if "average_rate" in fields:
                 raise ValueError(
@@ -149,7 +150,7 @@ class AveragingStep:
         Update count after the tensors so far, by index.
     """
 
-    def __init__(self, averages: Averages, optimizer: Any) -> None:
+    def __init__(self, averages: Averages, optimizer: OptimizerLike) -> None:
         self.averages, self.average = averages, averages.average
         self.optimizer, self.names = optimizer, optimizer.idx2name
         self.new: dict[Index, Any] = {}

@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.clip import STEPPED, UNCHANGED, overflow, scale_of
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_hyper import Counting
 from fastopt._engine.device_steps import DeviceSteps, Finish, Norm
 from fastopt._engine.overlap import Ranges
+from fastopt._engine.parameters import Parameters, compiling
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import check, label
+from fastopt._engine.validate import check
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.cuda_table import CudaTable, launch
 from fastopt._kernels.devices import header
@@ -30,7 +32,7 @@ from fastopt.amp import StepInfo
 from fastopt.sparse import RowSparse
 
 Part = tuple[Any, Sequence[int], Sequence[tuple[CudaTable, Sequence[int]]]]
-"""A planner, the positions of its tensors in a call, and their tables with positions in these."""
+"""An optimizer, the positions of its tensors in a call, their tables with positions in these."""
 
 
 class DeviceCall:
@@ -38,8 +40,8 @@ class DeviceCall:
 
     Parameters
     ----------
-    planner : Planner
-        The planner of the updater.
+    parameters : Parameters
+        The parameters of the updater.
     indices, states : sequence
         Indices of the call, and the states of the tensors.
     parts : sequence of Part
@@ -63,7 +65,7 @@ class DeviceCall:
 
     def __init__(
         self,
-        planner: Any,
+        parameters: Parameters,
         indices: Sequence[Index],
         states: Sequence[Any],
         parts: Sequence[Part],
@@ -73,7 +75,8 @@ class DeviceCall:
     ) -> None:
         self.indices, self.single, self.averaging = list(indices), single, averaging
         self.length = len(indices)
-        self.counted = planner.optimizer._index_update_count
+        self.parameters = parameters
+        self.counted = parameters.optimizer._index_update_count
         self.again = again
         self.records: dict[Index, Any] = {}
         self.parts, self.tables = [], list[CudaTable]()
@@ -166,18 +169,16 @@ class DeviceCall:
 
     def _list_rows(self, table: CudaTable, place: int, grad: Any, weight: Any) -> bool:
         """Enter the row-sparse gradient of a tensor; return False if it needs another kernel."""
-        part = next(each for each in self.parts if table in each.tables)
-        index, planner = self.indices[place], part.planner
-        context = label(index, part.optimizer.idx2name)
+        of = self.parameters.of(self.indices[place])
         if type(grad) is not RowSparse or grad.shape != header(weight).shape:
             try:
-                grad = check(context, weight, grad, planner.copies.get(index))
+                grad = check(of.context, weight, grad, of.copy)
             except TypeError:  # another array library, or an error that the full checks report
                 return False
-            grad = planner.by_row(grad)
+            grad = of.by_row(grad)
         if not (isinstance(grad, RowSparse) and table.serves(grad)):
             return False
-        table.list_rows(context, grad)
+        table.list_rows(of.context, grad)
         first, last = table.read()
         return not Ranges(*self.written).meeting(first, last)
 
@@ -237,7 +238,7 @@ class DeviceCall:
         sums: list[Any] = []
         try:
             for part in self.parts:
-                if part.sums:
+                if part.sums is not None:
                     sums.append((part, part.begin_sums(self.indices)))
             if any(part.version != part.optimizer.version for part in self.parts):
                 for part in (*self.parts, *self.parts):  # a new index moves the counts of all
@@ -264,20 +265,20 @@ class DeviceCall:
 
     def _launch(self, between: Callable[[], None] | None) -> None:
         """Launch the tables of all parts whose step is not only counted."""
-        tables, planner, index = self.tables, self.parts[0].planner, self.indices[0]
+        tables, explained = self.tables, partial(compiling, self.parts[0].optimizer)
         if any(part.skips for part in self.parts):
             tables = [table for part in self.parts if not part.skips for table in part.tables]
             for table in self.tables if not tables else ():
                 table.release()
         if between is not None:
-            with planner.compiling(index):
+            with explained(self.indices[0]):
                 for table in tables:
                     table.compile()
             between()
         try:
             launch(tables)
         except Exception:
-            with planner.compiling(index):
+            with explained(self.indices[0]):
                 raise
         self.done = True
 
@@ -328,14 +329,13 @@ def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
 
     The caller holds the lock of the optimizer.
     """
-    planner, optimizer = updater.planner, updater.optimizer
-    devices = planner.devices
-    if optimizer.updating.locked() or updater._units is not None:
+    devices, optimizer = updater.devices, updater.optimizer
+    if optimizer.updating.locked() or updater.settings.clip_adaptive is not None:
         return False
     if type(grad) is list and type(weight) is list:
         grad, weight = tuple(grad), tuple(weight)  # another thread may change the lists
     with optimizer.updating:
-        if planner.measures:
+        if updater.settings.measures:
             devices.follow()
             with uninterrupted:
                 return devices.folds and _measured_again(updater, index, grad, weight)
@@ -347,7 +347,7 @@ def again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
             updater._check_names(call.indices)
             call.step()
             devices.note(call, (weight,) if call.single else weight)
-        info = STEPPED._replace(stepped=False) if planner.skips else STEPPED
+        info = STEPPED._replace(stepped=False) if updater.parameters.skips else STEPPED
         if updater._info is not info:
             updater._info = info
     return True
@@ -359,7 +359,7 @@ class Refused(Exception):
 
 def _mixed_again(updater: Any, *arguments: Any) -> bool:
     """Like :func:`again`, for lists with some of the parameters on the host, without a measure."""
-    devices, records, index = updater.planner.devices, updater._records, arguments[0]
+    devices, records, index = updater.devices, updater.records, arguments[0]
     if not records.quick or records.live or records.version != updater.optimizer.version:
         return False
     if not all(type(each) in (list, tuple) and len(each) == len(index) for each in arguments):
@@ -393,7 +393,7 @@ def _mixed_again(updater: Any, *arguments: Any) -> bool:
 
 def _measured_again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
     """Like :func:`again`, with gradients that are measured or accumulated."""
-    devices, windows = updater.planner.devices, updater._windows
+    devices, windows = updater.devices, updater._windows
     listed = type(index) in (list, tuple)
     indices = index if listed else [index]
     adding, phase, target = None, 0, grad
@@ -404,7 +404,7 @@ def _measured_again(updater: Any, index: Any, grad: Any, weight: Any) -> bool:
         if phase < 0:
             return False
         target = sums if listed else sums[0]
-        adding = windows.adders[phase > 0].planner.devices.call_of(index, grad, target)
+        adding = windows.adders[phase > 0].devices.call_of(index, grad, target)
         if adding is None:
             return False
     call = devices.call_of(index, target, weight)
@@ -449,7 +449,8 @@ def _step(updater: Any, call: DeviceCall, share: float = 1.0) -> None:
     """Update with the arrays that have been entered, and gradients times `share`."""
     if _deferred(updater, call, share):
         return
-    info, factor = updater._measured(call.indices, lambda down: call.squares(), share)
+    sums = lambda down: call.squares()  # noqa: E731
+    info, factor = updater.settings.measured(updater.optimizer, call.indices, sums, share)
     if info.stepped:
         call.step(factor * share)
     else:
@@ -462,7 +463,8 @@ def _deferred(updater: Any, call: DeviceCall, share: float) -> bool:
 
     Returns False, with nothing changed, if the host must know the norm first.
     """
-    scaler, limit, optimizer = updater.loss_scaler, updater.clip_global_norm, updater.optimizer
+    settings, optimizer = updater.settings, updater.optimizer
+    scaler, limit = settings.loss_scaler, settings.clip_global_norm
     if scaler is None and limit is None:
         return False
     if scaler is not None and call.captured:
@@ -495,7 +497,7 @@ def _deferred(updater: Any, call: DeviceCall, share: float) -> bool:
     return True
 
 
-def settle(optimizer: Any) -> None:
+def settle(optimizer: OptimizerLike) -> None:
     """Wait for the outcomes of steps that a device has counted."""
     counts = optimizer._index_update_count
     if counts.ahead:

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from operator import attrgetter
 from typing import Any
-from weakref import proxy
 
 import numpy as np
 
+from fastopt._engine.contract import OptimizerLike, check_once
 from fastopt._engine.hyper import hyper_of, values_of
 from fastopt._engine.hyper_rows import RATES, names_of
 from fastopt._engine.lazy_decay import add_decay
+from fastopt._engine.parameters import compiling
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import StepRates, counted_fields, multipliers
-from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.advance import (
     CARRIED,
@@ -85,7 +85,7 @@ class HyperRows:
     def fill(
         self,
         row: int,
-        optimizer: Any,
+        optimizer: OptimizerLike,
         rates: Mapping[str, float],
         given: Mapping[str, float],
         again: bool = False,
@@ -112,7 +112,7 @@ class HyperRows:
             layout = table.layout
             kernel = advance_kernel(layout.rule.rescale, layout.keyed, *self.corrected)
             index = counting.indices[0]
-            with counting.planner.compiling(index):
+            with compiling(counting.optimizer, index):
                 self.entry = bind(kernel, *arrays, counting.carried)
         self.entry(*arrays, counting.carried)
 
@@ -126,8 +126,8 @@ class Counting:
 
     Parameters
     ----------
-    planner : Planner
-        The planner of the optimizer.
+    optimizer : Optimizer
+        The optimizer.
     indices : sequence of int or str
         Indices of the tensors.
     states : sequence
@@ -153,19 +153,18 @@ class Counting:
 
     def __init__(
         self,
-        planner: Any,
+        optimizer: OptimizerLike,
         indices: Sequence[Index],
         states: Sequence[Any],
         tables: Sequence[tuple[Any, Sequence[int]]],
         averaging: Any = None,
     ) -> None:
-        self.planner = proxy(planner)  # the planner keeps the call: avoid a cycle
-        optimizer = self.optimizer = planner.optimizer
+        self.optimizer = optimizer
         self.indices, self.states, self.averaging = list(indices), list(states), averaging
         self.hyper = hyper_of(optimizer)
         if averaging is not None:
             self.hyper = averaging.averages.hyper(self.hyper)
-        self.folds, self.sums = bool(optimizer.folds), optimizer.step_sums is not None
+        self.folds, self.sums = bool(optimizer.folds), optimizer.step_sums
         self.scales = self.hyper.constant and not optimizer.per_index
         self.tables = [table for table, _ in tables]
         self.rows = [HyperRows(table, places, self) for table, places in tables]
@@ -188,7 +187,7 @@ class Counting:
         optimizer = self.optimizer
         return (
             self.hyper.constant
-            and not self.sums
+            and self.sums is None
             and optimizer.lr_scheduler is None
             and not optimizer.param_dict
             and not optimizer.per_index
@@ -236,14 +235,16 @@ class Counting:
         """
         check_once(self.optimizer, indices)
         self.filled = self.static = ()
-        return self.optimizer.step_sums.begin(indices)
+        return None if self.sums is None else self.sums.begin(indices)
 
     def collect_sums(self) -> None:
         """Add the numbers that the tensors have kept in the completed step."""
+        if self.sums is None:
+            return
         count = len(self.tables[0].layout.rule.kept)
         own = [leaves(state)[-count:] for state in self.states]
         numbers = [[float(host(header(array))) for array in each] for each in own]
-        self.optimizer.step_sums.add(self.indices, numbers)
+        self.sums.add(self.indices, numbers)
 
     def begin(self, factor: float = 1.0) -> None:
         """Count a step with gradients times `factor`."""

@@ -17,26 +17,23 @@ Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``
 from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any, NamedTuple
-from weakref import proxy, ref
 
 import numpy as np
 
 from fastopt._engine.averaging import AveragingStep
-from fastopt._engine.batches import sums_batches
+from fastopt._engine.contract import Batches, OptimizerLike, batches_of
 from fastopt._engine.device_call import DeviceCall, Part, disjoint
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.hyper import hyper_of
+from fastopt._engine.parameters import Call, Parameter, Parameters, compiling
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import check, is_fixed, label
+from fastopt._engine.validate import check, is_fixed
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.cuda_table import launch as launch_tables
 from fastopt._kernels.devices import header, readings
 from fastopt._kernels.layout import kind_of
 from fastopt.sparse import RowSparse
-
-Call = tuple[Index, Any, Any, Any]
-"""Index, weight, gradient and state."""
 
 CALLS = 64
 """Number of lists whose tables are kept together."""
@@ -54,8 +51,7 @@ FORMS = 4
 class Record(NamedTuple):
     """A parameter on a device."""
 
-    planner: ref[Any]
-    """Planner of the parameter, which keeps the record: another reference would be a cycle."""
+    optimizer: OptimizerLike
     state: Any
     tables: dict[Any, CudaTable]
     """Tables by form of the gradient."""
@@ -66,8 +62,8 @@ class DeviceRecords:
 
     Parameters
     ----------
-    planner : Planner
-        The planner of the updater.
+    parameters : Parameters
+        The parameters of the updater.
 
     Attributes
     ----------
@@ -76,13 +72,13 @@ class DeviceRecords:
     known : dict
         Records by index, of parameters whose states have been stored.
     folds : bool
-        :attr:`Planner.folds`, after :meth:`follow`.
+        :attr:`Parameters.folds`, after :meth:`follow`.
     captured : list of DeviceCall
         Calls that are part of graphs, which may be replayed at any time.
     """
 
-    def __init__(self, planner: Any) -> None:
-        self.planner = proxy(planner)
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
         self.calls: dict[Any, DeviceCall] = {}
         self.known: dict[Index, Record] = {}
         self.captured: list[DeviceCall] = []
@@ -97,18 +93,17 @@ class DeviceRecords:
 
     def follow(self) -> None:
         """Follow the changes of the attributes of optimizers."""
-        planner = self.planner
-        optimizer = planner.optimizer
+        parameters, optimizer = self.parameters, self.parameters.optimizer
         if self.version == optimizer.version:
             return
-        if planner.groups is not None:
-            planner.groups.sync()
+        if parameters.groups is not None:
+            parameters.groups.sync()
         if self.mode_version != optimizer.mode_version:
-            mode = planner.modes()
-            if mode != self.mode or any(each.rule_by_index for each in planner.optimizers()):
+            mode = parameters.modes()
+            if mode != self.mode or any(each.rule_by_index for each in parameters.optimizers()):
                 self.forget()
             self.mode, self.mode_version = mode, optimizer.mode_version
-        self.folds = planner.folds
+        self.folds = parameters.folds
         self.version = optimizer.version
 
     def drop(self, index: Index) -> None:
@@ -131,7 +126,7 @@ class DeviceRecords:
 
         If the result is None, nothing has changed, and the arguments must be checked.
         """
-        if self.version != self.planner.optimizer.version:
+        if self.version != self.parameters.optimizer.version:
             self.follow()
         single = type(index) not in (list, tuple)
         key = index if single else tuple(index)
@@ -152,7 +147,7 @@ class DeviceRecords:
         if not (lists and 0 < len(indices) == len(grads) == len(weights)):
             return None
         known = [self.known[index] for index in indices if index in self.known]
-        averages = self.planner.averages
+        averages = self.parameters.averages
         if len(known) < len(indices) or (averages is not None and averages.average.alternates):
             return None
         calls = [
@@ -184,11 +179,11 @@ class DeviceRecords:
             The arrays do not match.
         """
         self.follow()
-        planner, indices = self.planner, [index for index, *_ in calls]
-        averages = planner.averages
-        averaging = averages.step(planner.optimizer, indices) if averages else None
-        planners = self._planners(indices)
-        optimizers = [each.optimizer for each in dict.fromkeys(planners)]
+        parameters, indices = self.parameters, [index for index, *_ in calls]
+        averages = parameters.averages
+        averaging = averages.step(parameters.optimizer, indices) if averages else None
+        own = self._parameters_of(indices)
+        optimizers = [*dict.fromkeys(of.optimizer for of in own)]
         several = len(optimizers) > 1
         again = keep and len(set(indices)) == len(indices)
         ordered = not again or (several and _in_order(optimizers, indices))
@@ -196,39 +191,41 @@ class DeviceRecords:
             each.rates_before_count and each.lr_scheduler is not None for each in optimizers
         )
         states = [state for *_, state in calls]
-        listed = list(zip(planners, calls, strict=True))
+        listed = list(zip(own, calls, strict=True))
         records: dict[Index, Record] | None = {} if again else None
         if not (tables and again):
             tables = [self._table(of, call, averaging, records) for of, call in listed]
         if again and not disjoint(tables):  # an error is reported in words, or the list is ordered
             ordered, averaging = (
                 True,
-                averages.step(planner.optimizer, indices) if averages else None,
+                averages.step(parameters.optimizer, indices) if averages else None,
             )
             tables = [self._table(of, call, averaging, None) for of, call in listed]
         again = again and not ordered and all(map(is_fixed, states))
         again = again and all(table.direct and table.after is None for table in tables)
         if ordered:
-            parts: list[Part] = [(of, [k], [(tables[k], [0])]) for k, of in enumerate(planners)]
+            parts: list[Part] = [
+                (of.optimizer, [k], [(tables[k], [0])]) for k, of in enumerate(own)
+            ]
         else:
-            parts = _parts(planners, tables)
-        call = DeviceCall(planner, indices, states, parts, single, averaging, again)
+            parts = _parts([of.optimizer for of in own], tables)
+        call = DeviceCall(parameters, indices, states, parts, single, averaging, again)
         call.records = records or {}
         return call
 
-    def _planners(self, indices: Sequence[Index]) -> list[Any]:
-        """Return the planner of each parameter."""
-        planner, groups = self.planner, self.planner.groups
-        for each in groups.planners() if groups is not None else ():
-            vars(each.optimizer)["unchecked"] = False  # multipliers are checked by the updater's
-        planners = [planner.of(index) for index in indices]
+    def _parameters_of(self, indices: Sequence[Index]) -> list[Parameter]:
+        """Return the parameters of a call."""
+        groups = self.parameters.groups
+        for each in groups.optimizers() if groups is not None else ():
+            vars(each)["unchecked"] = False  # multipliers are checked by the updater's
+        found = [self.parameters.of(index) for index in indices]
         if groups is not None:
             groups.sync()  # new indices may have changed multipliers
-        return planners
+        return found
 
     def keep(self, call: DeviceCall) -> None:
         """Keep a call for later ones; drop the oldest one if there are too many."""
-        averages = self.planner.averages
+        averages = self.parameters.averages
         alternates = averages is not None and averages.average.alternates
         if not call.again or alternates:  # the next step may need other tables
             return
@@ -253,7 +250,7 @@ class DeviceRecords:
         """Keep the weights of a call in place of those of earlier calls, and a captured call."""
         if call.captured and call not in self.captured:
             self.captured.append(call)
-        self.planner.updated.update(zip(call.indices, weights, strict=True))
+        self.parameters.note(call.indices, weights)
 
     def update_all(
         self,
@@ -266,8 +263,8 @@ class DeviceRecords:
 
         `between` is called when everything has been counted, before anything is launched.
         """
-        if sums_batches(self.planner.optimizer):
-            self._accumulate_all(calls, between)
+        if (batches := batches_of(self.parameters.optimizer)) is not None:
+            self._accumulate_all(batches, calls, between)
             return
         indices, weights, grads, states = ([call[k] for call in calls] for k in range(4))
         call = None
@@ -282,16 +279,18 @@ class DeviceRecords:
         call.step(factor, between)
         self.remember(call, weights)
 
-    def _accumulate_all(self, calls: Sequence[Call], between: Callable[[], None] | None) -> None:
+    def _accumulate_all(
+        self, batches: Batches, calls: Sequence[Call], between: Callable[[], None] | None
+    ) -> None:
         """Update with an optimizer that sums the gradients of several calls."""
-        planner, optimizer = self.planner, self.planner.optimizer
+        parameters, optimizer = self.parameters, self.parameters.optimizer
         before, tables = optimizer.snapshot(), list[CudaTable]()
         with uninterrupted:
             try:
                 for index, weight, grad, state in calls:
-                    context, copy = label(index, optimizer.idx2name), planner.copies.get(index)
-                    grad = check(context, weight, grad, copy)
-                    total, adding = optimizer.batches.add(context, index, grad, weight)
+                    of = parameters.of(index)
+                    grad = check(of.context, weight, grad, of.copy)
+                    total, adding = batches.add(of.context, index, grad, weight)
                     tables += adding
                     if total is None:
                         optimizer._get_lr(index), optimizer._get_wd(index)  # as an update checks
@@ -301,9 +300,9 @@ class DeviceRecords:
                         tables += one.count()
                 if between is not None:
                     between()
-                with planner.compiling(calls[0][0]):
+                with compiling(optimizer, calls[0][0]):
                     launch_tables(tables)
-                planner.updated.update((index, weight) for index, weight, *_ in calls)
+                parameters.note([call[0] for call in calls], [call[1] for call in calls])
             except BaseException:
                 if not (tables and tables[-1].done):
                     optimizer.put_back(before)
@@ -318,7 +317,7 @@ class DeviceRecords:
 
     def _table(
         self,
-        planner: Any,
+        of: Parameter,
         call: Call,
         averaging: AveragingStep | None,
         records: dict[Index, Record] | None,
@@ -330,20 +329,22 @@ class DeviceRecords:
         index, weight, grad, state = call
         averages = averaging is not None
         record = self.known.get(index)
-        if record is not None and not (record.planner() is planner and keeps(record.state, state)):
+        same = record is not None and record.optimizer is of.optimizer
+        if record is not None and not (same and keeps(record.state, state)):
             self.drop(index)
             record = None
         if record is not None and records is not None:
             found: CudaTable | None = self._known_table(call, averages)
             if found is not None:
                 return found
-        made: CudaTable = table_of_parameter(planner, index, weight, grad, state, averaging)
+        check = self.parameters.check
+        made: CudaTable = table_of_parameter(of, check, weight, grad, state, averaging)
         if records is not None and made.direct and made.after is None and is_fixed(state):
             if record is None:  # kept with the state, once the call has succeeded
-                record = records[index] = Record(ref(planner), state, {})
+                record = records[index] = Record(of.optimizer, state, {})
             if len(record.tables) >= FORMS:
                 record.tables.clear()
-            record.tables[form_of(planner.by_row(grad), averages)] = made
+            record.tables[form_of(of.by_row(grad), averages)] = made
         return made
 
     def _known_table(self, call: Call, averages: bool) -> Any:
@@ -352,10 +353,9 @@ class DeviceRecords:
         Whether the arrays overlap is not checked.
         """
         index, weight, grad, _ = call
-        record = self.known[index]
-        planner: Any = record.planner()
+        record, of = self.known[index], self.parameters.of(index)
         try:
-            grad = planner.by_row(grad)
+            grad = of.by_row(grad)
             table = record.tables.get(form_of(grad, averages))
         except (AttributeError, KeyError, TypeError, ValueError):  # the checks report it
             return None
@@ -366,7 +366,7 @@ class DeviceRecords:
         if not table.given.take_grads([grad], table.table, NOTHING, True):
             return None
         if table.rows is not None:
-            table.list_rows(label(index, planner.optimizer.idx2name), grad)
+            table.list_rows(of.context, grad)
         return table
 
 
@@ -395,12 +395,12 @@ def _in_order(optimizers: Sequence[Any], indices: Sequence[Index]) -> bool:
     return len({counts.get(index, start) for index in indices}) > 1
 
 
-def _parts(planners: Sequence[Any], tables: Sequence[CudaTable]) -> list[Part]:
+def _parts(optimizers: Sequence[Any], tables: Sequence[CudaTable]) -> list[Part]:
     """Return the tables of each optimizer; tables of equal layouts are joined."""
     parts: list[Part] = []
-    for planner in dict.fromkeys(planners):
-        places = [k for k, each in enumerate(planners) if each is planner]
-        shares = hyper_of(planner.optimizer).shares
+    for optimizer in dict.fromkeys(optimizers):
+        places = [k for k, each in enumerate(optimizers) if each is optimizer]
+        shares = hyper_of(optimizer).shares
         kinds: dict[Any, list[int]] = {}
         run, last = 0, None
         for within, k in enumerate(places):
@@ -413,5 +413,5 @@ def _parts(planners: Sequence[Any], tables: Sequence[CudaTable]) -> list[Part]:
         for own in kinds.values():
             of = [tables[places[within]] for within in own]
             groups.append((CudaTable.joined(of) if len(of) > 1 else of[0], own))
-        parts.append((planner, places, groups))
+        parts.append((optimizer, places, groups))
     return parts

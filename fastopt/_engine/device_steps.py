@@ -13,6 +13,7 @@ from weakref import WeakSet, proxy, ref
 import numpy as np
 
 from fastopt._engine.device_hyper import HyperRows
+from fastopt._engine.parameters import compiling
 from fastopt._kernels.advance import CARRIED, COUNT
 from fastopt._kernels.cpu_calls import LENGTH
 
@@ -274,7 +275,7 @@ class DeviceSteps:
         try:
             table.run_counted(row.begin, row.hyper, arguments)
         except Exception:
-            with self.part.planner.compiling(self.part.indices[0]):
+            with compiling(self.part.optimizer, self.part.indices[0]):
                 raise
         if table.stream != lead:
             self.driver.order(table.stream, lead)

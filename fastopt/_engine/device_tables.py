@@ -3,14 +3,16 @@
 Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.parameters import Parameter
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import check_apart, check_together, is_half, label, roles_of
+from fastopt._engine.validate import check_apart, check_together, is_half, roles_of
 from fastopt._kernels.device_memory import arranged, contiguous, lie_alike, like
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
@@ -19,19 +21,19 @@ from fastopt.sparse import RowSparse
 
 
 def table_of_parameter(
-    planner: Any,
-    index: Index,
+    of: Parameter,
+    check: Callable[..., Any],
     weight: Any,
     grad: Any,
     state: Any,
     averaging: AveragingStep | None = None,
 ) -> Any:
-    """Check the arrays of one tensor and create its table."""
-    optimizer, copy = planner.optimizer, planner.copies.get(index)
-    context, rule = label(index, optimizer.idx2name), planner.rule_of(index)
-    grad = planner.by_row(planner.check(context, weight, grad, copy))
+    """Check the arrays of one tensor, the gradient with `check`, and create its table."""
+    optimizer, index, copy = of.optimizer, of.index, of.copy
+    context, rule = of.context, of.rule
+    grad = of.by_row(check(context, weight, grad, copy))
     lead = header(weight)
-    exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, planner.masters)
+    exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, of.masters)
     lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
     after = None
     if averaging is not None:
@@ -52,7 +54,7 @@ def table_of_parameter(
         rounded_sums=rule.rounded and len(exact) == 2 and copy is None,
         dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
     )
-    table.after, table.table[0, OFFSET] = after, planner.offsets.get(index, 0)
+    table.after, table.table[0, OFFSET] = after, of.offset
     if isinstance(grad, RowSparse):
         table.list_rows(context, grad)
     return table

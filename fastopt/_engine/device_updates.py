@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.batches import sums_batches
 from fastopt._engine.clip import squares, times
+from fastopt._engine.contract import batches_of
 from fastopt._engine.device_call import DeviceCall
+from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import Index
 from fastopt._kernels.devices import is_cuda
 
@@ -31,31 +32,31 @@ def update(
     Weights on the host are updated when those on devices have been counted, before these are
     launched.
     """
-    planner = updater.planner
+    parameters, devices = updater.parameters, updater.devices
     here = [entry for entry in entries if not is_cuda(entry[1])]
     calls = updater._with_states([entry for entry in entries if is_cuda(entry[1])])
-    accumulates = sums_batches(updater.optimizer)
-    call = planner.devices.prepare(calls, single) if planner.folds and not accumulates else None
+    accumulates = batches_of(updater.optimizer) is not None
+    call = devices.prepare(calls, single) if parameters.folds and not accumulates else None
     indices = [index for index, *_ in entries]
     sums = partial(_squares, call, calls, entries)
-    info, factor = updater._measured(indices, sums, share)
+    info, factor = updater.settings.measured(updater.optimizer, indices, sums, share)
     if info.stepped:
         between = partial(_update_here, updater, here, factor, share) if here else None
         if call is None and not accumulates:
-            call = planner.devices.prepare(_scaled(planner, calls, factor * share), single)
+            call = devices.prepare(_scaled(parameters, calls, factor * share), single)
         if call is not None:
             step = partial(call.step, factor * share, between)
-            remember = partial(planner.devices.remember, call, [weight for _, weight, *_ in calls])
+            remember = partial(devices.remember, call, [weight for _, weight, *_ in calls])
             updater._commit(call, calls, step, remember, finish)
         else:
             calls = [(*each[:2], times(each[2], factor * share), each[3]) for each in calls]
-            planner.devices.update_all(calls, single, between=between)
+            devices.update_all(calls, single, between=between)
             updater._keep(calls)
     elif call is not None:
         call.release()
     if finish is not None:
         finish()
-    updater._report(planner.stepped(info, indices))
+    updater._report(parameters.stepped(info, indices))
 
 
 def _squares(
@@ -69,10 +70,10 @@ def _squares(
     return np.array([next(there) if is_cuda(of) else squares([grad])[0] for of, grad in own])
 
 
-def _scaled(planner: Any, calls: Sequence[Any], factor: float) -> list[Any]:
+def _scaled(parameters: Parameters, calls: Sequence[Any], factor: float) -> list[Any]:
     """Return calls whose gradients are multiplied, where the rule does not do it."""
     return [
-        (i, w, grad if planner.of(i).optimizer.folds else times(grad, factor), state)
+        (i, w, grad if parameters.optimizer_of(i).folds else times(grad, factor), state)
         for i, w, grad, state in calls
     ]
 
@@ -80,4 +81,4 @@ def _scaled(planner: Any, calls: Sequence[Any], factor: float) -> list[Any]:
 def _update_here(updater: Any, entries: Sequence[Entry], factor: float, share: float) -> None:
     """Update the weights of a call that are on the host, with measured gradients."""
     indices, weights, grads = ([entry[k] for entry in entries] for k in range(3))
-    updater._records.take(updater, indices, grads, weights, False, share, factor)
+    updater.records.take(updater, indices, grads, weights, False, share, factor)

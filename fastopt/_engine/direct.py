@@ -8,10 +8,13 @@ from functools import partial
 from operator import is_
 from typing import Any
 
+from fastopt._engine.contract import OptimizerLike
+from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.device_tables import table_of_parameter
-from fastopt._engine.owner import Owner
+from fastopt._engine.owner import Unmeasured
+from fastopt._engine.parameters import Call, Parameters
 from fastopt._engine.per_index import Index
-from fastopt._engine.planner import Call, Planner
+from fastopt._engine.records import Records
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.record_words import OK
@@ -20,7 +23,7 @@ NOTHING = object()
 """The state of an index that has not been updated."""
 
 
-class Direct(Owner):
+class Direct(Unmeasured):
     """Records of the parameters that an optimizer updates without an updater.
 
     Parameters
@@ -36,8 +39,10 @@ class Direct(Owner):
         State of each index in its last call, whose arrays its record has the addresses of.
     """
 
-    def __init__(self, optimizer: Any, masters: bool) -> None:
-        super().__init__(Planner(optimizer, masters))
+    def __init__(self, optimizer: OptimizerLike, masters: bool) -> None:
+        self.optimizer, self.parameters = optimizer, Parameters(optimizer, masters)
+        self.records, self.devices = Records(self.parameters), DeviceRecords(self.parameters)
+        self.states, self.states_synced = {}, {}
 
     def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
         """Update one tensor; see :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
@@ -66,7 +71,8 @@ class Direct(Owner):
             self.optimizer._get_lr(call[0]), self.optimizer._get_wd(call[0])
             index, weight, grad, state = call
             if is_cuda(weight):
-                table_of_parameter(self.planner, index, weight, grad, state)
+                of, check = self.parameters.of(index), self.parameters.check
+                table_of_parameter(of, check, weight, grad, state)
             else:
                 self.records.check(self, index, grad, weight)
 
@@ -98,7 +104,7 @@ class Direct(Owner):
         known = records.usable and not records.prepared
         if not (known and all(map(self._keeps, indices, states))):
             return False
-        if records.live and not records.ask(self.planner, index):
+        if records.live and not records.ask(index):
             return False
         if records.version != self.optimizer.version:
             return False  # the multipliers of the user's objects have changed attributes
@@ -120,7 +126,7 @@ class Direct(Owner):
         here = [call for call in calls if not is_cuda(call[1])]
         between = partial(self._update, here) if here and there else None
         if there:
-            self.planner.devices.update_all(there, single, between=between)
+            self.devices.update_all(there, single, between=between)
         else:
             self._follow(calls)
             indices, weights, grads, _ = map(list, zip(*calls, strict=True))

@@ -6,16 +6,18 @@ Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import AveragingStep
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.parameters import Parameter, Record
 from fastopt._engine.per_index import Index
-from fastopt._engine.record_rows import Deferred, as_rows, is_by_row, row_layout, updates_rows
+from fastopt._engine.record_rows import Deferred, as_rows, row_layout, updates_rows
 from fastopt._engine.templates import (
     ALONE_FROM,
     TEMPLATES,
@@ -33,7 +35,6 @@ from fastopt._engine.validate import (
     is_fixed,
     is_fortran,
     is_half,
-    label,
     leaves,
     listed,
     roles_of,
@@ -43,7 +44,7 @@ from fastopt._kernels import row_admission
 from fastopt._kernels.codes import is_earlier
 from fastopt._kernels.layout import ADDRESS, OFFSET, SPLIT, Layout, kind_of, real_of, state_kind
 from fastopt._kernels.noise import index_number
-from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities, readable
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
 
@@ -51,73 +52,16 @@ Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 
 
-class Kept(NamedTuple):
-    """A record, and what its addresses point to, so that it stays alive."""
-
-    record: Words
-    words: memoryview
-    """The record, of which Python reads and writes single words faster."""
-    layout: Layout
-    template: Template
-    shared: Shared
-    alive: tuple[Any, ...]
-    resting: tuple[Words, Layout] | None = None
-    """The record for steps that do not average the weight, with its layout."""
-    deferred: Deferred | None = None
-    """Deferred decay of the rows, if the optimizer has it."""
-
-    def relinked(self, state: Any) -> "Kept | None":
-        """Enter the arrays of another state of the same form; return None if it has another."""
-        arrays, places = leaves(state), self.template.leaves
-        if self.resting is not None or not len(arrays) == len(places) == len(self.template.columns):
-            return None
-        arrays = tuple(arrays[k] for k in places)
-        pairs = zip(arrays, self.alive, strict=False)
-        if not (is_fixed(state) and readable() and all(starmap(is_alike, pairs))):
-            return None
-        if any(starmap(np.may_share_memory, combinations(arrays, 2))):
-            return None
-        words, template = self.words, self.template
-        for place, guard, array in zip(template.columns, template.guards, arrays, strict=True):
-            words[place], words[guard] = address_of(array), id(array)
-        words[w.CLEAR_WEIGHT] = words[w.CLEAR_GRAD] = 0
-        return self._replace(alive=(*arrays, *self.alive[len(arrays) :]))
-
-
-def is_alike(array: Any, other: Any) -> bool:
-    """Whether an array may stand for another one in a record."""
-    return (
-        type(array) is np.ndarray
-        and array.dtype == other.dtype
-        and array.dtype.kind == "f"  # scales belong to codes, and are checked with them
-        and array.shape == other.shape
-        and array.strides == other.strides
-        and array.flags.aligned
-        and array.flags.writeable
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class NewParameter:
+class FirstCall:
     """A parameter whose record is created, with the arrays of its first call."""
 
-    planner: Any
-    index: Index
+    parameter: Parameter
     grad: Any
     weight: Array
     state: Any
     copies: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     """By id, arrays that kernels cannot read where they lie, and what the record has instead."""
-
-    @property
-    def context(self) -> str:
-        """Label of the parameter in errors."""
-        return label(self.index, self.planner.optimizer.idx2name)
-
-    @property
-    def copy(self) -> Any:
-        """The half-precision copy of the weight, or None."""
-        return self.planner.copies.get(self.index)
 
     @property
     def same(self) -> bool:
@@ -128,7 +72,7 @@ class NewParameter:
     def has_template(self) -> bool:
         """Whether the record may be that of another parameter of the same form, with addresses."""
         flags = self.weight.flags
-        if self.copy is not None or (self.by_row and not flags.forc):
+        if self.parameter.copy is not None or (self.by_row and not flags.forc):
             return False
         own = leaves(self.state)
         as_created = all(type(array) is np.ndarray and array.flags.forc for array in own)
@@ -137,7 +81,7 @@ class NewParameter:
     @property
     def by_row(self) -> bool:
         """Whether the gradient indexes rows, or all of them."""
-        return is_by_row(self.planner, self.index, self.grad, self.weight)
+        return self.parameter.is_by_row(self.grad, self.weight)
 
     def readable(self, array: Array, order: int) -> Array:
         """Return an array that kernels can read: itself, a view of it, or a copy."""
@@ -154,7 +98,8 @@ class NewParameter:
         They are those of the state and of the average, `arrays`, and the half-precision copy.
         """
         own = [arrays[k] for k in template.leaves]
-        own = own if self.copy is None else [self.copy, *own]
+        copy = self.parameter.copy
+        own = own if copy is None else [copy, *own]
         return tuple(self.copies.get(id(array), (array, array))[1] for array in own)
 
     def check(
@@ -169,21 +114,21 @@ class NewParameter:
         TypeError, ValueError
             An array does not match the rule, or two arrays share memory.
         """
-        planner, own = self.planner, self.planner.rule_of(self.index)
-        given = self.weight, self.state, self.copy, planner.masters
-        exact, arrays = arrays_of(planner.optimizer, self.context, own, *given)
+        of, own = self.parameter, self.parameter.rule
+        given = self.weight, self.state, of.copy, of.masters
+        exact, arrays = arrays_of(of.optimizer, of.context, own, *given)
         arrays = (*arrays[: len(own.state)], *average, *arrays[len(own.state) :])
         named = dict(roles_of(rule or own, exact, arrays))
         if isinstance(self.grad, np.ndarray):  # values of rows are read before a state is written
             named = {"weight": named.pop("weight"), "gradient": self.grad, **named}
-        check_apart(self.context, named)
+        check_apart(of.context, named)
         return exact, arrays
 
     def key(self, rule: Rule, passes: Any) -> Any:
         """Return what the form of the record depends on."""
-        optimizer, weight = self.planner.optimizer, self.weight
+        of, optimizer, weight = self.parameter, self.parameter.optimizer, self.weight
         order = F_ORDER if is_fortran(weight) else C_ORDER
-        kind = type(optimizer), optimizer.multi_precision, self.planner.masters, optimizer.rounding
+        kind = type(optimizer), optimizer.multi_precision, of.masters, optimizer.rounding
         arrays = weight.dtype, weight.shape, order, self.same, nesting(self.state), self.by_row
         return rule, passes, *kind, *arrays
 
@@ -213,7 +158,7 @@ class Enrolment:
     def __init__(
         self, records: Any, updater: Any, indices: list[Index], weights: list[Any]
     ) -> None:
-        self.records, self.updater, self.planner = records, updater, updater.planner
+        self.records, self.updater, self.parameters = records, updater, records.parameters
         self.indices, self.weights = indices, weights
         self._common: dict[Any, Any] = {}
         self._alike: dict[Any, Shared] = {}
@@ -224,10 +169,10 @@ class Enrolment:
         self._copied: list[tuple[Array, Array]] = []
         self._single: list[Index] = []
         tables = [updater.states, updater.states_synced]
-        if self.planner.averages is not None:
-            tables.append(self.planner.averages.arrays)
+        if self.parameters.averages is not None:
+            tables.append(self.parameters.averages.arrays)
         self._tables = [(each, {i: each[i] for i in indices if i in each}) for each in tables]
-        kept = [(each._index_update_count, each.carried) for each in self.planner.optimizers()]
+        kept = [(each._index_update_count, each.carried) for each in self.parameters.optimizers()]
         self._numbers = [(each, len(each)) for own in kept for each in own if each is not None]
 
     def as_they_come(self, grads: list[Any]) -> list[Any]:
@@ -240,16 +185,15 @@ class Enrolment:
 
     def checked(self, grads: list[Any]) -> list[Any]:
         """Return the gradients, checked, as plain arrays."""
-        names, states, found = self.updater.optimizer.idx2name, self.updater.states, []
+        check, states, found = self.parameters.check, self.updater.states, []
         for k, (index, grad, weight) in enumerate(
             zip(self.indices, grads, self.weights, strict=True)
         ):
-            context, copy = label(index, names), self.planner.copies.get(index)
-            found.append(plain(context, self.planner.check(context, weight, grad, copy)))
+            own = self.parameters.of(index)
+            found.append(plain(own.context, check(own.context, weight, grad, own.copy)))
             self.weights[k] = np.asarray(weight)
             if index in states:
-                own = self.planner.of(index)
-                NewParameter(own, index, found[k], self.weights[k], states[index]).check()
+                FirstCall(own, found[k], self.weights[k], states[index]).check()
         return found
 
     def provide(self, grads: Sequence[Any], dense: bool) -> bool:
@@ -265,23 +209,22 @@ class Enrolment:
     def _provide(self, index: Index, grad: Any, weight: Any, dense: bool) -> bool:
         """Enter the missing loops of a parameter; return whether records support them."""
         records = self.records
-        own, kept = self.planner.of(index), records.kept.get(index)
-        sparse = is_by_row(own, index, grad, weight)
+        own = self.parameters.of(index)
+        kept, sparse = own.record, own.is_by_row(grad, weight)
         place = w.ROW_KERNELS if sparse else w.KERNELS
         if kept is None or not (sparse or dense) or kept.words[place]:
             return True
         resting: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []
         if kept.layout.pitched and not sparse:
             return False
-        for record, layout in (*resting, (kept.record, kept.layout)):
-            context = label(index, own.optimizer.idx2name)
-            found = row_layout(context, own.optimizer, layout, record) if sparse else layout
+        for record, layout in (*resting, (kept.block, kept.layout)):
+            found = row_layout(own.context, own.optimizer, layout, record) if sparse else layout
             if found is None:
                 return False
             alone = None  # the rule that averages all rows, after the update of some
             if sparse and kept.resting and updates_rows(own.optimizer, layout):
                 alone = None if layout is kept.resting[1] else records.averages.average.alone
-            with own.compiling(index):
+            with own.compiling():
                 numbers = sparse and kept.words[w.NDIMS] == 1
                 flushed = found.catch_up and own.optimizer.sparse_decay == "dense"
                 passes = records.norms, records.clips, numbers, flushed, alone
@@ -289,7 +232,7 @@ class Enrolment:
                 if sparse and not records.words[w.ADMIT_ROWS]:
                     records.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
             if found.catch_up and kept.deferred is None:
-                kept = records.kept[index] = kept._replace(deferred=Deferred(record))
+                kept = own.record = kept._replace(deferred=Deferred(record))
             record[place] = kernels.ctypes.data
         return True
 
@@ -298,30 +241,30 @@ class Enrolment:
 
         Returns whether records support all of them. See :meth:`_create` for `known`.
         """
-        indices, slots, groups = self.indices, self.records.slots, self.planner.groups
+        indices, slots, groups = self.indices, self.records.slots, self.parameters.groups
         if groups is not None:
             for k in self.new:
-                groups.planner_of(indices[k])
+                groups.of(indices[k])
             groups.sync()  # new indices may have changed multipliers
         made: dict[Index, Any] = {}
-        ready: dict[Index, tuple[Any, Template]] = {}
+        ready: dict[Index, tuple[Parameter, Template]] = {}
         for k in self.new:
             index, weight = indices[k], self.weights[k]
             if index in ready or self.records.key_of(index) in slots:
                 continue
             if type(weight) is not np.ndarray:
                 return False
-            planner = self.planner if groups is None else groups.planner_of(index)
-            key = self._key(planner, index, grads[k], weight)
+            own = self.parameters.of(index)
+            key = self._key(own, grads[k], weight)
             template = TEMPLATES.get(key) if known else None
             if template is not None:
-                ready[index] = planner, template
+                ready[index] = own, template
                 continue
-            found = self._enroll_one(planner, k, grads[k], known)
+            found = self._enroll_one(own, k, grads[k], known)
             if found is None:
                 return False
             made[index], template = found
-            blank = key and blank_of(planner.optimizer, weight, made[index])
+            blank = key and blank_of(own.optimizer, weight, made[index])
             if blank:
                 remember(key, template._replace(blank=blank))
         if ready:
@@ -333,16 +276,16 @@ class Enrolment:
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))
         return True
 
-    def _begin(self, ready: Mapping[Index, tuple[Any, Template]]) -> dict[Index, Any]:
+    def _begin(self, ready: Mapping[Index, tuple[Parameter, Template]]) -> dict[Index, Any]:
         """Create states of zeros, and records, of parameters with templates; return the states."""
         made, end = dict[Index, Any](), 0
         blanks = [template.blank for _, template in ready.values() if template.blank is not None]
         memory = zeros(sum(each.spacing for each in blanks if each.spacing < ALONE_FROM))
         first = address_of(memory)
-        for optimizer in dict.fromkeys(planner.optimizer for planner, _ in ready.values()):
-            own = [i for i, (planner, _) in ready.items() if planner.optimizer is optimizer]
+        for optimizer in dict.fromkeys(of.optimizer for of, _ in ready.values()):
+            own = [i for i, (of, _) in ready.items() if of.optimizer is optimizer]
             optimizer._index_update_count.slots(own, optimizer.begin_num_update)
-        for (index, (planner, template)), blank in zip(ready.items(), blanks, strict=True):
+        for (index, (of, template)), blank in zip(ready.items(), blanks, strict=True):
             if blank.spacing < ALONE_FROM:
                 arrays, start, end = blank.arrays(memory, end), first + end, end + blank.spacing
             else:  # memory that is freed with the state
@@ -351,23 +294,24 @@ class Enrolment:
             made[index] = blank.state(arrays)
             others = [arrays[k] for k in template.leaves]
             addresses = [start + blank.slots[k].offset for k in template.leaves]
-            self._write(planner, index, template, others, addresses)
+            self._write(of, template, others, addresses)
         return made
 
-    def _key(self, planner: Any, index: Index, grad: Any, weight: Array) -> Any:
+    def _key(self, of: Parameter, grad: Any, weight: Array) -> Any:
         """Return what state and record of a new tensor depend on; None if it is like no other."""
-        if planner not in self._common:
-            plain = self.planner.averages is None and not self.planner.offsets
-            self._common[planner] = plain and self._settings(planner.optimizer)
-        common, known = self._common[planner], self.updater.states
-        if not common or index in self.planner.copies or index in known:
+        index, optimizer = of.index, of.optimizer
+        if optimizer not in self._common:
+            plain = self.parameters.averages is None
+            self._common[optimizer] = plain and self._settings(optimizer)
+        common, known = self._common[optimizer], self.updater.states
+        if not common or of.copy is not None or of.offset or index in known:
             return None
-        if isinstance(grad, RowSparse) or index in planner.optimizer.whole_shapes:
+        if isinstance(grad, RowSparse) or index in optimizer.whole_shapes:
             return None
         same = getattr(grad, "dtype", None) == weight.dtype
         return common, weight.dtype, weight.shape, is_fortran(weight), same
 
-    def _settings(self, optimizer: Any) -> Any:
+    def _settings(self, optimizer: OptimizerLike) -> Any:
         """Return what the records of an optimizer depend on; False if each one differs."""
         if not optimizer.starts_at_zero or optimizer.rule_by_index or self.records.defers:
             return False
@@ -376,13 +320,13 @@ class Enrolment:
         return optimizer.rule, self.records.passes, kind, stored
 
     def _enroll_one(
-        self, planner: Any, k: int, grad: Any, known: bool
+        self, of: Parameter, k: int, grad: Any, known: bool
     ) -> tuple[Any, Template] | None:
         """Create state and record of tensor `k`; return them, or None if it is not supported."""
-        averages, index, weight = self.planner.averages, self.indices[k], self.weights[k]
-        state = self.updater._state(index, weight, isinstance(grad, RowSparse))
-        averaging = averages and AveragingStep(averages, planner.optimizer)
-        template = self._create(NewParameter(planner, index, grad, weight, state), averaging, known)
+        averages, weight = self.parameters.averages, self.weights[k]
+        state = self.updater._state(of.index, weight, isinstance(grad, RowSparse))
+        averaging = averages and AveragingStep(averages, of.optimizer)
+        template = self._create(FirstCall(of, grad, weight, state), averaging, known)
         if template is None:
             return None
         if averaging:
@@ -390,37 +334,37 @@ class Enrolment:
         return state, template
 
     def _create(
-        self, new: NewParameter, averaging: AveragingStep | None, known: bool
+        self, new: FirstCall, averaging: AveragingStep | None, known: bool
     ) -> Template | None:
         """Create the record of a parameter; return its template, None if the checks refuse it.
 
         With `known`, a record of another parameter of the same form may be the template; the front
         refuses the arrays if they have another form.
         """
-        planner, index, weight, state = new.planner, new.index, new.weight, new.state
-        own, arrays = planner.rule_of(index), [*leaves(state)]
+        of, weight, state = new.parameter, new.weight, new.state
+        own, arrays = of.rule, [*leaves(state)]
         if kind_of(weight.dtype) is None:
             return None  # the checks report it
         rule, average = own, tuple[Array, ...]()
         if averaging is not None:
-            rule, average = averaging.derived(index, own, new.check()[0], ())
+            rule, average = averaging.derived(of.index, own, new.check()[0], ())
             arrays = [*arrays, *average]
         known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
         template = self._template(new, rule, average, known)
         others = new.others(template, arrays)
-        self._write(planner, index, template, others, list(map(address_of, others)))
+        self._write(of, template, others, list(map(address_of, others)))
         if averaging is not None and averaging.average.alternates:
             rests = self._template(new, own, (), False)  # the front checks the other record alone
             self._write_resting(new, rests, arrays)
         if own.extra:
             self.records.prepared, self.records.quick, self.records.direct = True, False, False
         if new.copies or not is_fixed(state):
-            self._single.append(index)
+            self._single.append(of.index)
             self._copied += new.copies.values()
         return template
 
     def _template(
-        self, new: NewParameter, rule: Rule, average: tuple[Array, ...], known: bool
+        self, new: FirstCall, rule: Rule, average: tuple[Array, ...], known: bool
     ) -> Template:
         """Return the template of a record, that of another one if `known`.
 
@@ -434,13 +378,13 @@ class Enrolment:
                 remember(key, template)
         return template
 
-    def _new_template(self, new: NewParameter, rule: Rule, average: tuple[Array, ...]) -> Template:
+    def _new_template(self, new: FirstCall, rule: Rule, average: tuple[Array, ...]) -> Template:
         """Check the arrays of a parameter and return the template of its record."""
-        planner, index, weight, state = new.planner, new.index, new.weight, new.state
+        of, weight, state = new.parameter, new.weight, new.state
         exact, arrays = new.check(rule, average)
         others = tuple(array for array in (*exact, *arrays) if array is not weight)
         records = self.records
-        scaled = records.factors and not planner.optimizer.folds
+        scaled = records.factors and not of.optimizer.folds
         layout = self._layout(new, rule, exact, arrays, scaled)
         order, in_place = C_ORDER, not (new.by_row or layout.keyed or layout.coded)
         if rule.elementwise and in_place and is_fortran(weight):
@@ -453,7 +397,7 @@ class Enrolment:
             others = tuple(new.readable(array, order) for array in others)
         kernels = None
         if not new.by_row:
-            with planner.compiling(index):
+            with of.compiling():
                 kind = kind_of(weight.dtype)
                 kernels = kernels_of(layout, kind, records.norms, records.clips)
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
@@ -463,23 +407,23 @@ class Enrolment:
             template.block[w.CLEAR_WEIGHT] = address_of(weight)
         return template
 
-    def _is_pitched(self, new: NewParameter, layout: Layout, arrays: Sequence[Array]) -> bool:
+    def _is_pitched(self, new: FirstCall, layout: Layout, arrays: Sequence[Array]) -> bool:
         """Whether indexed rows are updated where they lie, in rows with a common stride."""
         records, rule = self.records, layout.rule
         plain = new.by_row and records.averages is None and not (records.clips or rule.passes)
-        rows = rule.row is not None or updates_rows(new.planner.optimizer, layout)
+        rows = rule.row is not None or updates_rows(new.parameter.optimizer, layout)
         return plain and rows and is_pitched(arrays)
 
     def _layout(
         self,
-        new: NewParameter,
+        new: FirstCall,
         rule: Rule,
         exact: tuple[Array, ...],
         arrays: tuple[Array, ...],
         scaled: bool,
     ) -> Layout:
         """Return the layout of a parameter's arrays; `scaled`: gradients are multiplied."""
-        optimizer, weight, parts = new.planner.optimizer, new.weight, len(exact)
+        of, weight, parts = new.parameter, new.weight, len(exact)
         kinds = [state_kind(array.dtype) for array in (*exact, *arrays)]
         real = real_of(exact[0].dtype)
         wide = scaled or self.records.clips  # gradients are changed before the update
@@ -489,66 +433,61 @@ class Enrolment:
             tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
             real if wide or (is_half(weight) and not new.same) else kind_of(weight.dtype),
             tuple(kinds[parts : parts + len(rule.state)]),
-            rounded_sums=rule.rounded and parts == 2 and new.copy is None,
-            dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
+            rounded_sums=rule.rounded and parts == 2 and of.copy is None,
+            dither=of.optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
         )
 
     def _write(
         self,
-        planner: Any,
-        index: Index,
+        of: Parameter,
         template: Template,
         others: Sequence[Array],
         addresses: Sequence[int],
     ) -> None:
         """Write the record of a parameter whose arrays besides the weight are `others`."""
-        records, optimizer, key = self.records, planner.optimizer, self.records.key_of(index)
+        records, index, optimizer = self.records, of.index, of.optimizer
+        key = records.key_of(index)
         headers, written = identities(others)
         block, words, base = template.filled(addresses, headers)
-        self._place(planner, index, template, words)
+        words[template.row + OFFSET] = of.offset
         if template.layout.keyed:
             words[w.NUMBER], words[w.SEED] = index_number(index), index_number(optimizer.seed)
         counts = optimizer._index_update_count
         words[w.COUNT] = counts.slot(index, optimizer.begin_num_update)
         if optimizer.carried is not None:
             words[w.CARRIED] = int(optimizer.carried_slots([index])[0])
-        shared = self._shared_by(planner, index, template.layout)
+        shared = self._shared_by(of, template.layout)
         words[w.HYPER], words[w.INDEX_ID] = shared.address, id(key)
         if len(others) > records.widest:
             records.widest, records.words[w.CAPACITY] = len(others), 0
-        alive, kept = (*others, *written, template.kernels, key), records.kept
-        kept[index] = Kept(block, words, template.layout, template, shared, alive)
+        alive = *others, *written, template.kernels, key
+        of.record = Record(block, words, template.layout, template, shared, alive)
         records.slots[key] = base
-        if records.kept is not kept:  # a signal handler has dropped all records
+        if of.record is None:  # a signal handler has dropped all records
             records.slots.pop(key, None)
 
-    def _place(self, planner: Any, index: Index, template: Template, words: Any) -> None:
-        """Enter the offset of a weight that is a slice of a larger tensor."""
-        if planner.offsets:
-            words[template.row + OFFSET] = planner.offsets.get(index, 0)
-
-    def _shared_by(self, planner: Any, index: Index, layout: Layout) -> Shared:
+    def _shared_by(self, of: Parameter, layout: Layout) -> Shared:
         """Return the hyper-parameters of a parameter, which those without multipliers share."""
-        optimizer, key = planner.optimizer, (planner, layout.rule, layout.real)
+        optimizer, key = of.optimizer, (of.optimizer, layout.rule, layout.real)
         own = optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict
-        shared = None if own or optimizer.fields_of(index) else self._alike.get(key)
+        shared = None if own or optimizer.fields_of(of.index) else self._alike.get(key)
         if shared is None:
-            shared = self._alike[key] = self.records.shared_by(planner, index, layout)
+            shared = self._alike[key] = self.records.shared_by(of, layout)
         return shared
 
-    def _write_resting(
-        self, new: NewParameter, template: Template, arrays: Sequence[Array]
-    ) -> None:
+    def _write_resting(self, new: FirstCall, template: Template, arrays: Sequence[Array]) -> None:
         """Write the record of a parameter for steps that do not average its weight."""
-        kept, others = self.records.kept[new.index], new.others(template, arrays)
+        of, others = new.parameter, new.others(template, arrays)
+        kept = of.record
+        assert kept is not None
         headers, written = identities(others)
         block, words, base = template.filled(list(map(address_of, others)), headers)
-        self._place(new.planner, new.index, template, words)
+        words[template.row + OFFSET] = of.offset
         words[w.FIELDS] = kept.words[w.FIELDS]
         kept.words[w.RESTING] = base
         alive = (*kept.alive, *others, *written, template.kernels)
         resting = block, template.layout
-        self.records.kept[new.index] = kept._replace(alive=alive, resting=resting)
+        of.record = kept._replace(alive=alive, resting=resting)
 
     def copy_back(self) -> None:
         """Copy what a completed call has changed to the arrays that kernels cannot read."""

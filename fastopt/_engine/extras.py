@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.parameters import Call
 from fastopt._engine.per_index import Index
-from fastopt._engine.planner import Call
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label
 from fastopt._foreign import as_gradient, as_weight
 from fastopt._interrupts import uninterrupted
@@ -86,7 +86,7 @@ def _update(
     extras: Sequence[Any],
 ) -> None:
     """Set the slots and update; if that does not happen, states are as before."""
-    optimizer, groups = updater.optimizer, updater.planner.groups
+    optimizer, groups = updater.optimizer, updater.parameters.groups
     taken = [k for k, each in enumerate(indices) if groups is None or not groups.is_frozen(each)]
     own = [[given[k] for k in taken] for given in (indices, grads, weights, extras)]
     _check_call(updater, *own)
@@ -129,7 +129,7 @@ def _check_call(
         if index in seen:
             raise ValueError(f"{context}: a call with extras takes an index once")
         seen.add(index)
-        own = updater.planner.of(index).optimizer
+        own = updater.parameters.optimizer_of(index)
         rule = own.rule_for(index) if own.native else None
         if extra is not None and not (rule and rule.extra):
             takes = f"rule {rule.name}" if rule else f"an update() in Python ({type(own).__name__})"
@@ -150,9 +150,9 @@ def _checked(updater: Any, call: Call, extra: Any) -> tuple[_Slot, Any] | None:
     if extra is None:
         return None
     index, weight, grad, state = call
-    optimizer = updater.planner.of(index).optimizer
+    optimizer = updater.parameters.optimizer_of(index)
     context, rule = label(index, optimizer.idx2name), optimizer.rule_for(index)
-    copy = updater.planner.copies.get(index)
+    copy = updater.parameters.copy_of(index)
     extra = check(context, weight, extra, copy, "extra")
     arrays = arrays_of(optimizer, context, rule, weight, state, copy, True)[1]
     slot = arrays[rule.slots.index(rule.extra)]
@@ -178,7 +178,7 @@ def check_given(updater: Any, indices: Sequence[Index]) -> None:
         return
     checked = set()
     for index in indices:
-        optimizer = updater.planner.of(index).optimizer
+        optimizer = updater.parameters.optimizer_of(index)
         if optimizer in checked:
             continue
         rule = optimizer.rule_for(index) if optimizer.native else None

@@ -11,9 +11,10 @@ import numpy as np
 from fastopt._engine.device_tables import no_rows, table_of_parameter
 from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.lazy_decay import decay_of
+from fastopt._engine.parameters import Parameter
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import row_layout
-from fastopt._engine.validate import check_like, label
+from fastopt._engine.validate import check_like
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu
 from fastopt._kernels import record_words as w
@@ -27,27 +28,27 @@ from fastopt.sparse import REALS
 
 def flush(updater: Any, index: Index, weight: Any, state: Any) -> bool:
     """Apply the deferred decay of all rows of `weight`; return whether there is any."""
-    planner = updater.planner.of(index)
-    optimizer, of = planner.optimizer, header(weight)
+    own = updater.parameters.of(index)
+    optimizer, of = own.optimizer, header(weight)
     if index not in optimizer.row_decay or optimizer.rule_for(index) is None:
         return False
-    check_like(label(index, optimizer.idx2name), "weight", of, REALS, np.shape(of))
+    check_like(own.context, "weight", of, REALS, np.shape(of))
     with uninterrupted:  # between marking rows as decayed and copying the weight back
         if isinstance(of, Header):
-            table = table_of_parameter(planner, index, weight, no_rows(of), state)
+            table = table_of_parameter(own, updater.parameters.check, weight, no_rows(of), state)
             rows, total = decay_of(optimizer, index, of)
             table.apply_decay(rows, total, total, at_once=False)
             table.flush_decay()
             table.copy_back()
             optimizer.row_decay[index] = rows, total  # moved to the weight's device if needed
         else:
-            _flush(updater, planner, index, of)
+            _flush(updater, own, of)
     return True
 
 
-def _flush(updater: Any, planner: Any, index: Index, weight: Any) -> None:
+def _flush(updater: Any, of: Parameter, weight: Any) -> None:
     """Flush a weight on the host, with the row of its record."""
-    records, optimizer = updater.planner.records, planner.optimizer
+    records, optimizer, index = updater.records, of.optimizer, of.index
     if records.version != optimizer.version:
         records.refresh(updater)
     records.drop(index)
@@ -55,14 +56,14 @@ def _flush(updater: Any, planner: Any, index: Index, weight: Any) -> None:
     grads = enrolment.checked([no_rows(weight)])
     enrolment.enroll(grads, known=False)
     enrolment.provide(grads, dense=False)
-    kept, (rows, total) = records.kept[index], decay_of(optimizer, index, weight)
-    context = label(index, optimizer.idx2name)
-    layout = row_layout(context, optimizer, kept.layout, kept.record)
-    assert kept.deferred is not None
+    record, (rows, total) = of.record, decay_of(optimizer, index, weight)
+    assert record is not None
+    layout = row_layout(of.context, optimizer, record.layout, record.block)
+    assert record.deferred is not None
     assert layout is not None
     lies = weight if layout.pitched else np.require(weight, None, ["C", "A"])
-    row = kept.deferred.enter(rows, total, total)
-    row[KEY], row[kept.words[w.WEIGHT_COLUMN]] = 0, address_of(lies)
+    row = record.deferred.enter(rows, total, total)
+    row[KEY], row[record.words[w.WEIGHT_COLUMN]] = 0, address_of(lies)
     chunks, size = chunks_of((len(weight), int(row[WIDTH])))
     parallel = size >= PARALLEL_FROM and may_run_parallel()
     kernel, table = cpu.flush_decay(layout, parallel), row[: layout.first_grad + 1]

@@ -15,6 +15,7 @@ from itertools import filterfalse
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._kernels.advance import step
 from fastopt.arguments import as_float
 from fastopt.kernels.rule import Rule, scalar, written
@@ -125,13 +126,14 @@ def corrected(
     return mark
 
 
-def named(optimizer: Any, rule: Rule, names: Iterable[str]) -> dict[str, float]:
+def named(optimizer: OptimizerLike, rule: Rule, names: Iterable[str]) -> dict[str, float]:
     """Return fields of these names that ``hyper()`` need not return.
 
     These are arguments of the class, 1 minus an argument after ``one_minus_``, and 1 for what the
     reductions of the rule, or a correction, compute.
     """
-    kind, found = type(optimizer), {}
+    kind: Any = type(optimizer)
+    found = {}
     for name in names:
         argument = name.removeprefix("one_minus_")
         declared = kind.declared.get(argument)
@@ -154,7 +156,7 @@ def _corrections(kind: type) -> Iterator[Callable[..., None]]:
 
 
 def completed(
-    optimizer: Any, extra: Sequence[str], fields: Mapping[str, float]
+    optimizer: OptimizerLike, extra: Sequence[str], fields: Mapping[str, float]
 ) -> Mapping[str, float]:
     """Return the fields that ``hyper()`` has returned, and those that it need not return."""
     rule = optimizer.rule
@@ -164,9 +166,9 @@ def completed(
     return {**named(optimizer, rule, names), **fields}
 
 
-def hyper_of(optimizer: Any) -> Hyper:
+def hyper_of(optimizer: OptimizerLike) -> Hyper:
     """Return how the hyper-parameters of `optimizer` are computed."""
-    method = type(optimizer).hyper
+    method: Any = type(optimizer).hyper
     marked: Hyper | None = getattr(method, "marked", None)
     if marked is None:
         for base in type(optimizer).__mro__:  # an overridden hyper() still carries numbers
@@ -198,7 +200,7 @@ class _Unread:
 _UNREAD = _Unread()
 
 
-def reads_no_rates(hyper: Hyper, optimizer: Any, given: Mapping[str, float]) -> bool:
+def reads_no_rates(hyper: Hyper, optimizer: OptimizerLike, given: Mapping[str, float]) -> bool:
     """Whether the fields `given` do not depend on the learning rate and the weight decay.
 
     Only the package's own methods are asked, as those of users may do more than compute.
@@ -213,7 +215,7 @@ def reads_no_rates(hyper: Hyper, optimizer: Any, given: Mapping[str, float]) -> 
 
 
 def values_of(
-    optimizer: Any,
+    optimizer: OptimizerLike,
     rule: Rule,
     names: Sequence[str],
     rates: Mapping[str, float],

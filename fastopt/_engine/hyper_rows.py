@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper import Hyper, reads_no_rates, values_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import Rates, counted_fields
@@ -49,7 +50,7 @@ class Shared:
     """
 
     def __init__(
-        self, optimizer: Any, layout: Layout, hyper: Hyper, multipliers: tuple[Any, ...]
+        self, optimizer: OptimizerLike, layout: Layout, hyper: Hyper, multipliers: tuple[Any, ...]
     ) -> None:
         rule = self.rule = layout.rule
         if optimizer.per_index:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import like, placed
@@ -12,7 +13,9 @@ from fastopt._kernels.device_memory import like, placed
 Array = np.ndarray[Any, Any]
 
 
-def add_decay(optimizer: Any, index: Index, table: Any, t: int, lr: float, wd: float) -> None:
+def add_decay(
+    optimizer: OptimizerLike, index: Index, table: Any, t: int, lr: float, wd: float
+) -> None:
     """Add the decay of step `t` to the accumulated decay of all rows of a table on a device."""
     rows, before = decay_of(optimizer, index, table.arrays[0])
     after = decayed(optimizer, index, before, t, lr, wd)
@@ -20,7 +23,9 @@ def add_decay(optimizer: Any, index: Index, table: Any, t: int, lr: float, wd: f
     optimizer.row_decay[index] = rows, after
 
 
-def decayed(optimizer: Any, index: Index, before: float, t: int, lr: float, wd: float) -> float:
+def decayed(
+    optimizer: OptimizerLike, index: Index, before: float, t: int, lr: float, wd: float
+) -> float:
     """Return the accumulated decay after step `t`.
 
     Raises
@@ -37,7 +42,7 @@ def decayed(optimizer: Any, index: Index, before: float, t: int, lr: float, wd: 
     return before + math.log1p(-amount)
 
 
-def decay_of(optimizer: Any, index: Index, weight: Array) -> tuple[Any, float]:
+def decay_of(optimizer: OptimizerLike, index: Index, weight: Array) -> tuple[Any, float]:
     """Return the decay applied to each row and the accumulated decay, as sums of logarithms.
 
     Raises

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import check_like, check_state, is_half, label, leaves, order_of
 from fastopt._kernels.codes import renew, split_scales
@@ -17,7 +18,7 @@ from fastopt.sparse import HALVES, RowSparse
 Array = np.ndarray[Any, Any]
 
 
-def has_master(optimizer: Any, weight: Array) -> bool:
+def has_master(optimizer: OptimizerLike, weight: Array) -> bool:
     """Whether a weight has a float32 master."""
     return bool(optimizer.multi_precision) and is_half(weight)
 
@@ -29,7 +30,7 @@ def check_copy(context: str, weight: Array, copy: Array) -> None:
     check_like(context, "copy", copy, HALVES, weight.shape)
 
 
-def state_with_master(optimizer: Any, index: Index, weight: Array) -> Any:
+def state_with_master(optimizer: OptimizerLike, index: Index, weight: Array) -> Any:
     """Create the state of a half-precision weight, with its master or the master's low 16 bits."""
     split, context = optimizer.master == "split", label(index, optimizer.idx2name)
     if split and weight.dtype.name != "bfloat16":
@@ -48,7 +49,7 @@ def state_with_master(optimizer: Any, index: Index, weight: Array) -> Any:
 
 
 def split_state(
-    optimizer: Any, context: str, weight: Array, state: Any
+    optimizer: OptimizerLike, context: str, weight: Array, state: Any
 ) -> tuple[tuple[Array, ...], Any]:
     """Return ``((master, weight), inner)``, or ``((weight, low bits), inner)`` if split."""
     if not isinstance(state, (tuple, list)) or len(state) != 2:
@@ -67,7 +68,7 @@ def split_state(
 
 
 def arrays_of(
-    optimizer: Any,
+    optimizer: OptimizerLike,
     context: str,
     rule: Rule,
     weight: Array,
@@ -101,7 +102,7 @@ def holds_master(rule: Rule, state: Any) -> bool:
     return paired and len(split_scales(leaves(state))[0]) == len(rule.slots) + 1
 
 
-def set_master(optimizer: Any, index: Index, array: Array, state: Any) -> None:
+def set_master(optimizer: OptimizerLike, index: Index, array: Array, state: Any) -> None:
     """See :meth:`Updater.set_master <fastopt.optimizer.Updater.set_master>`."""
     context, array = label(index, optimizer.idx2name), host(array)
     if not optimizer.multi_precision:

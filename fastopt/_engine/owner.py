@@ -1,32 +1,74 @@
-"""What has records: the settings that they follow, and the states of the parameters.
+"""What has records, and the states and settings that they follow.
 
 Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+from fastopt._engine.contract import OptimizerLike
+from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import Index
+from fastopt._engine.settings import Settings
+from fastopt._engine.validate import Array
 
 
-class Owner:
-    """Settings and states of what updates without an updater, which has attributes of these names.
+class Owner(Protocol):
+    """What records ask of their owner: an updater, or what updates or adds without one.
 
-    Parameters
+    Attributes
     ----------
-    planner : Planner
-        The planner, with the optimizer and the records.
+    optimizer : Optimizer
+        The optimizer of parameters that are in no group with another one.
+    parameters : Parameters
+        The parameters.
+    settings : Settings
+        What is done with gradients before an update.
+    states, states_synced : dict
+        State of each index, and whether it is on its weight's device.
+    runs_updates : bool
+        Whether updates run the optimizer's ``update()``, which a class may override.
     """
 
-    loss_scaler = clip_global_norm = _windows = _units = _averages = None
-    _runs_updates = False
-    """Whether updates run the optimizer's ``update()``, which a class may override."""
+    parameters: Parameters
+    settings: Settings
+    states: dict[Index, Any]
+    states_synced: dict[Index, bool]
+    runs_updates: bool
 
-    def __init__(self, planner: Any) -> None:
-        self.planner, self.optimizer = planner, planner.optimizer
-        self.records = planner.records
-        self.states: dict[Index, Any] = {}
-        self.states_synced: dict[Index, Any] = {}
+    @property
+    def optimizer(self) -> OptimizerLike: ...
 
-    def _state(self, index: Index, weight: Any, sparse: bool = False) -> Any:
+    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """Return the state of an index in the present call."""
+
+    def _squares(self, grads: Sequence[Any], down: float) -> Array:
+        """Return the sum of squares of each gradient times `down`."""
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """Return gradients with clipped units; the update multiplies them by `share`."""
+
+
+class Unmeasured:
+    """Abstract base of owners that are no updater: they have no settings."""
+
+    settings: Settings = Settings()
+    states: dict[Index, Any]
+    states_synced: dict[Index, bool]
+    runs_updates: bool = False
+
+    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
+        """See :class:`Owner`."""
         return self.states.get(index)
+
+    def _squares(self, grads: Sequence[Any], down: float) -> Array:
+        """See :class:`Owner`."""
+        raise NotImplementedError
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """See :class:`Owner`."""
+        raise NotImplementedError

@@ -6,6 +6,7 @@ Tests: ``tests/engine/test_records_settings.py``, ``tests/engine/test_rare_forms
 from collections.abc import Mapping
 from typing import Any
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper import Hyper, completed, hyper_of
 from fastopt._engine.per_index import Index
 from fastopt._kernels.advance import step as corrected_fields
@@ -32,13 +33,13 @@ class StepRates:
         self.largest = largest
         self._found = {} if found is None else found
 
-    def next(self, optimizer: Any, t: int) -> int:
+    def next(self, optimizer: OptimizerLike, t: int) -> int:
         """Return the largest update count before update `t` of the next parameter."""
         update: int = max(t - optimizer.rates_before_count, self.largest)
         self.largest = max(update, t)
         return update
 
-    def at(self, optimizer: Any, update: int) -> float:
+    def at(self, optimizer: OptimizerLike, update: int) -> float:
         """Return the rate at an update count, which a schedule or ``hyper()`` can ask for."""
         if optimizer.lr_scheduler is not None:
             optimizer._index_update_count.largest = update
@@ -47,7 +48,7 @@ class StepRates:
         return self._found[optimizer, update]
 
 
-def multipliers(optimizer: Any, index: Index) -> tuple[Any, ...]:
+def multipliers(optimizer: OptimizerLike, index: Index) -> tuple[Any, ...]:
     """Return a parameter's multipliers of learning rate and weight decay, and its own fields."""
     return (
         optimizer.multiplier(index, optimizer.lr_mult, "lr_mult"),
@@ -56,7 +57,7 @@ def multipliers(optimizer: Any, index: Index) -> tuple[Any, ...]:
     )
 
 
-def counted(optimizer: Any, index: Index) -> tuple[int, Rates]:
+def counted(optimizer: OptimizerLike, index: Index) -> tuple[int, Rates]:
     """Count an update with an optimizer that overrides how; return its number and rates."""
     optimizer._update_count(index)
     lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
@@ -66,7 +67,7 @@ def counted(optimizer: Any, index: Index) -> tuple[int, Rates]:
 
 
 def counted_fields(
-    optimizer: Any, hyper: Hyper, index: Index, carried: Any
+    optimizer: OptimizerLike, hyper: Hyper, index: Index, carried: Any
 ) -> tuple[int, Rates, Mapping[str, float]]:
     """Count an update with an optimizer that overrides how; return also its hyper-parameters.
 

@@ -51,8 +51,8 @@ class Reader:
             place = records.slots.get(own) if type(own) in (int, str) else 0
             if not place:
                 return w.UNKNOWN if place is None else w.REFUSED
-            kept = records.kept.get(own)
-            for each in () if kept is None else kept.alive:
+            record = records.record_of(own)
+            for each in () if record is None else record.alive:
                 if type(each) is Written:
                     each.follow()
             headers = [self._gradient(given, array, memory), self._header(array, memory)]

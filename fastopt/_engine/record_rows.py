@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.lazy_decay import decay_of, decayed
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label, listed
 from fastopt._kernels import record_words as w
 from fastopt._kernels.layout import APPLIED, DECAY, Layout
 from fastopt._kernels.numpy_abi import C_ORDER, kind_word
-from fastopt.sparse import RowSparse, is_row_sparse
+from fastopt.sparse import is_row_sparse
 
 ATTRIBUTES = "values", "indices", "shape"
 """Attributes of a RowSparse that compiled code reads."""
@@ -45,12 +46,14 @@ def as_rows(
     ]
 
 
-def updates_rows(optimizer: Any, layout: Layout) -> bool:
+def updates_rows(optimizer: OptimizerLike, layout: Layout) -> bool:
     """Whether row-sparse gradients update the indexed rows alone."""
     return bool(optimizer.lazy_update and layout.rule.row is None)
 
 
-def row_layout(context: str, optimizer: Any, layout: Layout, record: Any) -> Layout | None:
+def row_layout(
+    context: str, optimizer: OptimizerLike, layout: Layout, record: Any
+) -> Layout | None:
     """Return the layout of row-sparse gradients of a record; None if it has another order.
 
     `layout` is that of dense gradients.
@@ -65,14 +68,6 @@ def row_layout(context: str, optimizer: Any, layout: Layout, record: Any) -> Lay
         )
     deferred = lazy and optimizer.sparse_decay != "touched"
     return replace(layout, sparse=True, lazy=lazy, catch_up=deferred)
-
-
-def is_by_row(planner: Any, index: Index, grad: Any, weight: Any) -> bool:
-    """Whether a gradient is row-sparse, or dense where decay is deferred, with all rows."""
-    if isinstance(grad, RowSparse):
-        return True
-    deferred = planner.optimizer.sparse_decay != "touched" and np.ndim(weight) > 0
-    return deferred and planner.rule_of(index).row is None
 
 
 class Deferred:
@@ -91,7 +86,7 @@ class Deferred:
         self.row[DECAY] = self.totals.ctypes.data
 
     def begin(
-        self, optimizer: Any, index: Index, weight: Any, t: int, lr: float, wd: float
+        self, optimizer: OptimizerLike, index: Index, weight: Any, t: int, lr: float, wd: float
     ) -> tuple[Any, float]:
         """Enter the decay of step `t`; return the optimizer's ``row_decay`` after it."""
         rows, before = decay_of(optimizer, index, weight)

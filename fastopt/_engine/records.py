@@ -9,7 +9,7 @@ compiled code reads (:mod:`fastopt._engine.reader`).
 Tests: ``tests/engine/test_records.py``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from enum import Enum, auto
 from functools import cache, partial
@@ -21,17 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.batches import sums_batches
-from fastopt._engine.clip import STEPPED, scale_of
-from fastopt._engine.enrolment import Enrolment, Kept
+from fastopt._engine.clip import STEPPED
+from fastopt._engine.contract import Batches, OptimizerLike, batches_of, check_once
+from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.owner import Owner
+from fastopt._engine.parameters import Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
-from fastopt._engine.rates import multipliers
+from fastopt._engine.rates import StepRates, multipliers
 from fastopt._engine.reader import Reader
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
-from fastopt._engine.step_rates import ROOM, update_with_rates
-from fastopt._engine.validate import label, leaves
+from fastopt._engine.validate import leaves
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
@@ -47,6 +48,17 @@ Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 
 WEIGHT_ID = w.WEIGHT_ID
+
+Step = tuple[int, float, float]
+"""Number of the update of a tensor, its learning rate and its weight decay."""
+
+NONE = {"lr": 0.0, "wd": 0.0}
+"""Rates that nothing reads."""
+
+ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
+"""Statuses of calls that are entered again with more memory or on several threads."""
+
+COUNT, EXPECTED, EXPECTED_TIME, TIMED = w.COUNT, w.EXPECTED, w.EXPECTED_TIME, w.TIMED
 
 RELEASED_FROM = 1 << 24
 """Bytes of scratch memory from which it is released after a call."""
@@ -90,6 +102,11 @@ class Plan(Enum):
 class Records:
     """The records of an updater.
 
+    Parameters
+    ----------
+    parameters : Parameters
+        The parameters of the updater.
+
     Attributes
     ----------
     version : int
@@ -130,7 +147,8 @@ class Records:
         Whether gradients are multiplied by a factor, so that rules need ``rescale_grad``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters, self.by_index = parameters, parameters.rows
         self.version = self.mode_version = self.multipliers_version = -1
         self.usable = self.quick = self.direct = self.steady = False
         self.live = self.norms = self.prepares = self.asks = self.foresees = self.begins = False
@@ -144,7 +162,6 @@ class Records:
         self.rescale: Any = None
         self.averages: Averages | None = None
         self.slots: dict[Index, int] = {}
-        self.kept: dict[Index, Kept] = {}
         self.shared: dict[Any, Shared] = {}
         self.rows: dict[Any, Shared] = {}
         self.asked: dict[Index, tuple[Any, Any]] = {}
@@ -201,16 +218,16 @@ class Records:
             return int(float(index))
         return self.aliases.setdefault(index, f"\0{len(self.aliases)}")
 
-    def refresh(self, updater: Any) -> None:
+    def refresh(self, updater: Owner) -> None:
         """Follow the changes of the attributes of optimizers."""
-        planner, optimizer = updater.planner, updater.optimizer
+        parameters, optimizer = self.parameters, updater.optimizer
         if self.steady and self.mode_version == optimizer.mode_version:
             version, same = optimizer.version, self.rescale == optimizer.rescale_grad
             if same and all(shared.follow(optimizer.lr) for shared in self.shared.values()):
                 self.version = version
                 return
-        if planner.groups is not None:
-            planner.groups.sync()
+        if parameters.groups is not None:
+            parameters.groups.sync()
         version, same = optimizer.version, self.mode_version == optimizer.mode_version
         if not same:
             self._follow(updater)
@@ -218,9 +235,10 @@ class Records:
             if self.counts is not EMPTY:
                 self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
-                self._share_all(planner, list(self.kept))
+                self._share_all(list(self.known()))
                 self.multipliers_version = optimizer.multipliers_version
-            only_rates = same and self.rescale == optimizer.rescale_grad and planner.groups is None
+            only_rates = same and self.rescale == optimizer.rescale_grad
+            only_rates = only_rates and parameters.groups is None
             for shared in self.shared.values():
                 shared.find_skips()
                 if self.asks:
@@ -228,38 +246,41 @@ class Records:
                 elif not (only_rates and shared.follow(optimizer.lr)):
                     shared.fill(shared.optimizer.lr, again=only_rates)
         self.words[w.EXPECTED] = 0
-        self.stepped = STEPPED if sums_batches(optimizer) else planner.stepped(STEPPED, ())
-        changes = self.asks or planner.groups is not None
+        self.stepped = (
+            STEPPED if batches_of(optimizer) is not None else parameters.stepped(STEPPED, ())
+        )
+        changes = self.asks or parameters.groups is not None
         self.steady = self.usable and not changes
         self.admit(optimizer)
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
         self.version = version  # last, as an exception may come before
 
-    def admit(self, optimizer: Any) -> None:
+    def admit(self, optimizer: OptimizerLike) -> None:
         """Admit calls before they are checked in Python, if the multipliers have been checked."""
         self.quick = self.usable and not (optimizer.unchecked or self.prepared)
         self.measures = self.norms or self.clips or self.prepares
         python = self.live or self.measures or self.stepped is not STEPPED
         self.direct = self.quick and not python
 
-    def _follow(self, updater: Any) -> None:
+    def _follow(self, updater: Owner) -> None:
         """Follow the changes of attributes besides VALUES."""
-        planner, words, optimizers = updater.planner, self.words, updater.planner.optimizers()
-        self.prepares, self.clips = updater._windows is not None, updater._units is not None
-        self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
-        batches = sums_batches(updater.optimizer)
+        parameters, words, optimizers = self.parameters, self.words, self.parameters.optimizers()
+        settings = updater.settings
+        self.prepares, self.clips = settings.accumulate > 1, settings.clip_adaptive is not None
+        self.norms = settings.norms
+        batches = batches_of(updater.optimizer) is not None
         if batches:  # Python clips what is added to its sums
             self.clips = self.norms = False
         self.factors = self.norms or self.prepares
         self.passes = self.norms, self.clips, self.factors
-        mode = *planner.modes(), self.passes  # the kernels of records depend on all of them
+        mode = *parameters.modes(), self.passes  # the kernels of records depend on all of them
         if mode != self.mode or any(each.rule_by_index for each in optimizers):
             self.forget()
-        self.mode, self.averages = mode, planner.averages
-        self.usable = planner.native or not updater._runs_updates
+        self.mode, self.averages = mode, parameters.averages
+        self.usable = parameters.native or not updater.runs_updates
         if self.usable and self.enter is None:
             self.enter = self.entry()
-        extra = any(kept.layout.rule.extra for kept in self.kept.values())
+        extra = any(record.layout.rule.extra for record in self.known().values())
         self.prepared = batches or extra
         self.live = self.usable and any(each.param_dict for each in optimizers)
         scheduled = any(each.lr_scheduler is not None for each in optimizers)
@@ -270,7 +291,7 @@ class Records:
         self.defers = any(each.sparse_decay != "touched" for each in optimizers)
         self.begins = self.by_tensor or bool(self.sums) or self.defers
         self.asks = scheduled or timed or self.begins
-        alone = planner.groups is None and not updater.optimizer.rates_before_count
+        alone = parameters.groups is None and not updater.optimizer.rates_before_count
         changes = self.begins or self.norms or self.prepares or self.clips
         self.foresees = self.asks and alone and not changes
         words[w.SCHEDULED], words[w.TIMED], words[w.ASKING] = scheduled, timed, self.asks
@@ -280,12 +301,14 @@ class Records:
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
         self.slots.clear()
-        self.kept, self.shared, self.rows, self.asked = {}, {}, {}, {}
+        for each in self.by_index.values():
+            each.record = None
+        self.shared, self.rows, self.asked = {}, {}, {}
         self.version = self.mode_version = -1
         self.quick = self.direct = self.steady = self.freezes = False
         self.tensors[:] = 0
 
-    def _find_slots(self, optimizer: Any) -> None:
+    def _find_slots(self, optimizer: OptimizerLike) -> None:
         """Enter the positions of counts and carried numbers, which may have moved."""
         counts, still = optimizer._index_update_count, True
         for shared in (*self.shared.values(), *self.rows.values()):
@@ -301,45 +324,48 @@ class Records:
 
     def _move_slots(self, counts: Any) -> None:
         """Enter the positions of all records in `counts`; drop those that have none."""
-        for index in [index for index in self.kept if index not in counts]:
+        known = self.known()
+        for index in [index for index in known if index not in counts]:
             self.drop(index)
-        slots = counts.slots(list(self.kept), 0).tolist()
-        for (index, kept), slot in zip(self.kept.items(), slots, strict=True):
-            kept.words[w.COUNT], optimizer = slot, kept.shared.optimizer
+            del known[index]
+        slots = counts.slots(list(known), 0).tolist()
+        for (index, record), slot in zip(known.items(), slots, strict=True):
+            record.words[w.COUNT], optimizer = slot, record.shared.optimizer
             if optimizer.carried is not None:
-                kept.words[w.CARRIED] = optimizer.carried_slots([index])[0]
+                record.words[w.CARRIED] = optimizer.carried_slots([index])[0]
 
-    def _share_all(self, planner: Any, indices: Sequence[Index]) -> None:
+    def _share_all(self, indices: Sequence[Index]) -> None:
         """Enter the hyper-parameters of records; drop those whose multiplier is no number."""
         for index in indices:
-            kept = self.kept.get(index)
-            if kept is None:
+            record = self.record_of(index)
+            if record is None:
                 continue
+            own = self.parameters.of(index)
             try:
-                shared = self.shared_by(planner.of(index), index, kept.layout)
+                shared = self.shared_by(own, record.layout)
             except (TypeError, ValueError):  # reported by the next call with this index
                 self.drop(index)
                 continue
-            if shared is not kept.shared:  # in an order that may be interrupted and repeated
-                kept.record[w.HYPER] = shared.address
-                self.kept[index] = kept._replace(shared=shared)
+            if shared is not record.shared:  # in an order that may be interrupted and repeated
+                record.words[w.HYPER] = shared.address
+                own.record = record._replace(shared=shared)
             if self.live:
-                parameter = planner.optimizer.param_dict.get(index)
-                self.asked[index] = multipliers_of(parameter)
-        if len(self.shared) > len(self.kept):
-            used = {id(kept.shared) for kept in self.kept.values()}
+                self.asked[index] = multipliers_of(self.parameters.optimizer.param_dict.get(index))
+        known = self.known()
+        if len(self.shared) > len(known):
+            used = {id(record.shared) for record in known.values()}
             self.shared = {key: each for key, each in self.shared.items() if id(each) in used}
             self.rows = {}
 
-    def ask(self, planner: Any, index: Any) -> bool:
+    def ask(self, index: Any) -> bool:
         """Follow the multipliers of the user's objects; return False for unusual indices."""
-        asked, parameters = self.asked, planner.optimizer.param_dict
+        asked, objects = self.asked, self.parameters.optimizer.param_dict
         indices = index if type(index) in (list, tuple) else [index]
         if not {*map(type, indices)} <= {int, str}:
             return False
         changed = []
         for each in indices:
-            of = parameters.get(each)
+            of = objects.get(each)
             try:
                 same = asked.get(each) == (of.lr_mult, of.wd_mult)
             except AttributeError:
@@ -347,20 +373,20 @@ class Records:
             if not same:
                 changed.append(each)
         if changed:
-            self._share_all(planner, changed)
+            self._share_all(changed)
         return True
 
-    def shared_by(self, planner: Any, index: Index, layout: Layout) -> Shared:
+    def shared_by(self, of: Parameter, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
-        optimizer = planner.optimizer
-        multiplied = multipliers(optimizer, index)
+        optimizer = of.optimizer
+        multiplied = multipliers(optimizer, of.index)
         key = optimizer, layout.rule, layout.real, multiplied
         shared = self.shared.get(key)
         if shared is None:
             hyper = hyper_of(optimizer)
             if self.averages is not None:
                 hyper = self.averages.hyper(hyper)
-            with planner.compiling(index):
+            with of.compiling():
                 shared = Shared(optimizer, layout, hyper, multiplied)
             shared.find_carried()
             shared.find_skips()
@@ -371,6 +397,27 @@ class Records:
 
     # Calls
 
+    def record_of(self, index: Index) -> Record | None:
+        """Return the record of a parameter, None if it has none."""
+        found = self.by_index.get(index)
+        return None if found is None else found.record
+
+    def __getitem__(self, index: Index) -> Record:
+        record = self.by_index[index].record
+        if record is None:
+            raise KeyError(index)
+        return record
+
+    def layouts(self, indices: Iterable[Index]) -> list[Layout]:
+        """Return the different layouts of parameters, without a function call for each."""
+        known = self.by_index
+        found = [record.layout for index in indices if (record := known[index].record)]
+        return list({id(each): each for each in found}.values())
+
+    def known(self) -> dict[Index, Record]:
+        """Return the records of all parameters that have one."""
+        return {i: each.record for i, each in self.by_index.items() if each.record is not None}
+
     def admits(self, index: Any, grad: Any, weight: Any) -> int:
         """Return the status of a call, with memory for it; nothing is updated."""
         self.words[w.CHECKS] = 1
@@ -379,18 +426,18 @@ class Records:
         finally:
             self.words[w.CHECKS] = 0
 
-    def resolve(self, updater: Any, status: int, index: Any, grad: Any, weight: Any) -> int:
+    def resolve(self, updater: Owner, status: int, index: Any, grad: Any, weight: Any) -> int:
         """Do what a status of a call asks for; return the status in the end."""
         arguments = index, grad, weight
         if status in ROOM:
             status = self.with_room(status, arguments)
         if status == w.ASKS and (self.begins or type(index) in (list, tuple)):
             with uninterrupted:
-                status = update_with_rates(self, updater, arguments)
+                status = self._enter_with_rates(updater, arguments)
         elif status == w.ASKS:
-            status = update_with_rates(self, updater, arguments)
+            status = self._enter_with_rates(updater, arguments)
         if status == w.MOVED:
-            self.note(updater.planner, index, weight)
+            self.note(index, weight)
         if len(self.scratch) >= RELEASED_FROM:
             self._make_room(0)
         return status
@@ -446,29 +493,29 @@ class Records:
         slots, frozen = self.slots, address_of(FROZEN)
         return [each for each in items if slots.get(each[0]) != frozen]
 
-    def note(self, planner: Any, index: Any, weight: Any) -> None:
+    def note(self, index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
-        moved, kept = self.moving(index, weight), self.kept
-        planner.updated.update(moved)
-        for each, array in moved:
-            own = kept.get(each)
-            if own is not None:  # a signal handler may have changed the states
-                own.words[WEIGHT_ID] = id(array)
-        if self.loaded:
-            for each in self.loaded.keys() & dict(moved):
+        known, of = self.by_index, self.parameters.of
+        for each, array in self.moving(index, weight):
+            own = known.get(each) or of(each)
+            own.weight, record = array, own.record
+            if record is not None:  # a signal handler may have changed the states
+                record.words[WEIGHT_ID] = id(array)
+            if each in self.loaded:
                 dict.__setitem__(self.loaded, each, True)
-            if all(self.loaded.values()):
-                self.loaded = {}
+        if self.loaded and all(self.loaded.values()):
+            self.loaded = {}
 
     def follow_load(self, synced: dict[Index, bool]) -> None:
         """Enter in `synced`, which is all False, the parameters whose loaded states are used."""
         self.loaded = synced
-        for index in synced.keys() & self.kept.keys():
-            self.kept[index].words[WEIGHT_ID] = 0  # so that the front reports another weight
+        for record in map(self.record_of, synced):
+            if record is not None:
+                record.words[WEIGHT_ID] = 0  # so that the front reports another weight
 
     def enter_measured(
         self,
-        updater: Any,
+        updater: Owner,
         index: Any,
         grad: Any,
         weight: Any,
@@ -499,28 +546,29 @@ class Records:
         outcome = self.enter_measured(updater, index, grad, weight, share, found)
         return outcome and outcome._replace(global_norm=info.global_norm)
 
-    def _set_norm(self, updater: Any, share: float = 1.0, factor: float | None = None) -> None:
+    def _set_norm(self, updater: Owner, share: float = 1.0, factor: float | None = None) -> None:
         """Enter the numbers that the next call is measured with; `share` multiplies gradients.
 
         With `factor`, that of gradients that have been measured before, none is measured.
         """
-        norm = self.norm
+        norm, settings = self.norm, updater.settings
         norm[w.FACTOR] = norm[w.SHARE] = share
         if factor is not None:
             norm[w.FACTOR], self.words[w.MEASURE] = factor * share, 0
         elif self.norms:
-            limit = updater.clip_global_norm
+            limit = settings.clip_global_norm
             rescale = float(updater.optimizer.rescale_grad)
             norm[w.RESCALE_GRAD] = rescale * share
-            norm[w.SCALE] = scale_of(updater.loss_scaler)
+            norm[w.SCALE] = settings.scale
             norm[w.LIMIT] = inf if limit is None else limit
         if self.clips:
-            units, scale = updater._units, scale_of(updater.loss_scaler)
+            units, scale = settings.clip_adaptive, settings.scale
+            assert units is not None
             norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)
             norm[w.UNIT_LIMIT], norm[w.UNIT_LEAST] = units.limit, units.least
 
     def _skipped(
-        self, updater: Any, index: Any, grad: Any, weight: Any, share: float
+        self, updater: Owner, index: Any, grad: Any, weight: Any, share: float
     ) -> tuple[StepInfo, float]:
         """Return the outcome of a call whose sum of squares is infinite, and a factor.
 
@@ -530,14 +578,12 @@ class Records:
         whole = [_whole(each, array.shape) for each, array in zip(grads, weights, strict=True)]
         if self.clips:
             whole = updater._clipped_units(indices, weights, whole, share)
-        found: tuple[StepInfo, float] = updater._measured(
-            indices, partial(updater._squares, whole), share, DOWN
-        )
-        return found
+        sums = partial(updater._squares, whole)
+        return updater.settings.measured(updater.optimizer, indices, sums, share, DOWN)
 
     def take(
         self,
-        updater: Any,
+        updater: Owner,
         indices: list[Index],
         grads: list[Any],
         weights: list[Any],
@@ -559,14 +605,15 @@ class Records:
         if self.version != optimizer.version:
             self.refresh(updater)
         if self.live:
-            self.ask(updater.planner, indices)
+            self.ask(indices)
         if self.defers and len(set(indices)) < len(indices):
             return self._take_in_turn(updater, indices, grads, weights, share, factor)
         self.scheduled = {}
         try:
-            if sums_batches(optimizer):
+            batches = batches_of(optimizer)
+            if batches is not None:
                 before = optimizer.snapshot()
-                grads = self._sum(updater, indices, grads, weights)
+                grads = self._sum(batches, indices, grads, weights)
             given = indices, grads, weights, single
             for plan in Plan:
                 info = self._follow_plan(updater, plan, given, share, factor)
@@ -583,7 +630,7 @@ class Records:
 
     def _take_in_turn(
         self,
-        updater: Any,
+        updater: Owner,
         indices: list[Index],
         grads: list[Any],
         weights: list[Any],
@@ -595,14 +642,14 @@ class Records:
         What has changed is put back if one of them fails.
         """
         grads = Enrolment(self, updater, indices, list(weights)).checked(grads)
-        info, planner = self.stepped, updater.planner
+        info = self.stepped
         if self.norms and factor is None:
             sums = partial(updater._squares, grads)
-            info, factor = updater._measured(indices, sums, share)
+            info, factor = updater.settings.measured(updater.optimizer, indices, sums, share)
         averages = {} if self.averages is None else self.averages.arrays
         arrays = [*weights, *(averages[index] for index in indices if index in averages)]
         arrays += [array for i in indices for array in leaves(updater.states.get(i))]
-        before = [(each, each.snapshot()) for each in planner.optimizers()]
+        before = [(each, each.snapshot()) for each in self.parameters.optimizers()]
         arrays += [
             each.row_decay[i][0] for each, _ in before for i in indices if i in each.row_decay
         ]
@@ -624,13 +671,13 @@ class Records:
             raise
         return info
 
-    def check(self, updater: Any, index: Index, grad: Any, weight: Any) -> None:
+    def check(self, updater: Owner, index: Index, grad: Any, weight: Any) -> None:
         """Raise unless the arrays of one tensor, with a state, are valid."""
         Enrolment(self, updater, [index], [weight]).checked([grad])
 
     def _follow_plan(
         self,
-        updater: Any,
+        updater: Owner,
         plan: Plan,
         given: tuple[list[Index], list[Any], list[Any], bool],
         share: float,
@@ -661,7 +708,7 @@ class Records:
 
     def _enter_enrolled(
         self,
-        updater: Any,
+        updater: Owner,
         enrolment: Enrolment,
         grads: list[Any],
         single: bool,
@@ -679,14 +726,14 @@ class Records:
         return self.enter_measured(updater, index, grad, weight, share, factor)
 
     def _sum(
-        self, updater: Any, indices: list[Index], grads: list[Any], weights: list[Any]
+        self, batches: Batches, indices: list[Index], grads: list[Any], weights: list[Any]
     ) -> list[Any]:
         """Return the sums of gradients that an optimizer of several calls per update has so far."""
-        planner, found = updater.planner, []
+        parameters, found = self.parameters, []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
-            context = label(index, planner.optimizer.idx2name)
-            grad = planner.check(context, weight, grad, planner.copies.get(index))
-            total, _ = planner.optimizer.batches.add(context, index, grad, weight)
+            of = parameters.of(index)
+            grad = parameters.check(of.context, weight, grad, of.copy)
+            total, _ = batches.add(of.context, index, grad, weight)
             self.incomplete.append(total is None)
             found.append(grad if total is None else total)
         return found
@@ -705,18 +752,218 @@ class Records:
 
     def relink(self, index: Index, state: Any) -> None:
         """Follow another state of a parameter: its record has the new arrays, or is dropped."""
-        kept = self.kept.get(index)
-        made = None if kept is None else kept.relinked(state)
+        record = self.record_of(index)
+        made = None if record is None else record.relinked(state)
         if made is not None:
-            self.kept[index] = made
+            self.by_index[index].record = made
         else:
             self.drop(index)
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
         self.slots.pop(self.key_of(index), None)
-        self.kept.pop(index, None)
+        if index in self.by_index:
+            self.by_index[index].record = None
         self.tensors[:] = 0
+
+    # Hyper-parameters that Python computes. What it changes before a step (counts, sums over
+    # tensors) is undone unless the step succeeds.
+
+    def _enter_with_rates(self, updater: Owner, arguments: tuple[Any, Any, Any]) -> int:
+        """Compute the hyper-parameters of an update, and update."""
+        words, counts, index = self.words, self.counts, arguments[0]
+        tracked = updater.optimizer._index_update_count  # a schedule may replace their array
+        indices = index if type(index) in (list, tuple) else [index]
+        if self.freezes:
+            indices = [each for (each,) in self.moving(indices)]
+        before = counts.item(0)
+        undo: list[Callable[[], None]] = []
+        rates: dict[Any, float] = {}
+        found = {} if self.scheduled is None else self.scheduled
+        own: Sequence[Step] = ()  # that of each tensor, if they differ
+        decays: list[tuple[Record, Index, Any]] = []
+        try:
+            if self.begins:
+                self._begin(indices, undo)
+            if self.by_tensor or words[w.UNEVEN]:
+                own = self._fill_each(updater, indices, found)
+            else:
+                update = words.item(w.UPDATE_NUMBER)
+                alone = self.parameters.groups is None
+                for of in (updater.optimizer,) if alone else self._optimizers(indices):
+                    rates[of] = of.lr
+                    if of.lr_scheduler is not None and (of, update) in found:
+                        rates[of] = found[of, update]
+                    elif of.lr_scheduler is not None:
+                        counts[0] = update
+                        rate = of.lr_scheduler(update)
+                        rates[of] = rate if type(rate) is float else of.scheduled(rate)
+                        found[of, update] = rates[of]
+                if self.version != updater.optimizer.version:
+                    self.refresh(updater)
+                for shared in self.shared.values():
+                    if shared.optimizer in rates:
+                        shared.fill(rates[shared.optimizer], words.item(w.TIME), again=True)
+            if not self.usable:  # the schedule has changed settings
+                return w.REFUSED
+            if self.defers:
+                if words[w.REPEATS] or None in map(self.record_of, indices):
+                    return w.REFUSED  # a schedule may have changed states
+                decays = self._defer(index, arguments[2], own or self._even(indices, rates))
+            words[w.ASKED] = 1
+            status: int = self.enter(self.context, *arguments)
+            if status in ROOM:
+                status = self.with_room(status, arguments)
+        finally:
+            words[w.ASKED] = words[w.EACH] = 0
+            if not words[w.DONE]:
+                tracked.largest = before
+                for each in reversed(undo):
+                    each()
+            else:
+                for record, index, decay in decays:
+                    record.shared.optimizer.row_decay[index] = decay
+                if self.sums:
+                    self._collect(updater.states, indices)
+        return status
+
+    def foresee(self, updater: Owner, index: Any) -> None:
+        """Compute the hyper-parameters of the update that a call with one index should be.
+
+        If it is another one, the front asks for those.
+        """
+        words, counts, optimizer = self.view, self.counts_view, updater.optimizer
+        try:
+            found = self.by_index[index].record
+        except (KeyError, TypeError):  # the front refuses the call
+            return
+        if found is None:
+            return
+        record = found.words
+        before, time = counts[0], counts[record[COUNT]] + 1
+        update = before if before > time else time
+        rate, schedule = optimizer.lr, optimizer.lr_scheduler
+        try:
+            if schedule is not None:
+                counts[0] = update  # for a schedule or hyper() that asks the optimizer
+                rate = schedule(update)
+                if type(rate) is not float:
+                    rate = optimizer.scheduled(rate)
+                if self.version != optimizer.version:  # the schedule has changed settings
+                    self.refresh(updater)
+                    return
+            for shared in self.shared.values():
+                if not shared.follow(rate):
+                    shared.fill(rate, time, again=True)
+        except BaseException:
+            optimizer._index_update_count.largest = before  # the schedule may replace their array
+            raise
+        finally:
+            counts[0] = before
+        words[EXPECTED], words[EXPECTED_TIME] = update, time if words[TIMED] else 0
+
+    def _even(self, indices: Sequence[Index], rates: Mapping[Any, float]) -> list[Step]:
+        """Return the steps of tensors whose update counts are equal, given rates by optimizer."""
+        found = []
+        for index in indices:
+            record = self[index]
+            t, of = self.counts.item(record.words[w.COUNT]) + 1, record.shared.optimizer
+            own = of.rates_at(rates[of], record.shared.multipliers)
+            found.append((t, own["lr"], own["wd"]))
+        return found
+
+    def _defer(
+        self, indices: Any, weights: Any, steps: Sequence[Step]
+    ) -> list[tuple[Record, Index, Any]]:
+        """Enter the deferred decay of a step; return that of each parameter after it."""
+        decays: list[tuple[Record, Index, Any]] = []
+        incomplete = self.incomplete or [False] * len(steps)
+        moving = self.moving(indices, weights)
+        for (index, weight), step, skips in zip(moving, steps, incomplete, strict=True):
+            record = self[index]
+            if record.deferred is not None and not skips:
+                after = record.deferred.begin(record.shared.optimizer, index, weight, *step)
+                decays.append((record, index, after))
+        return decays
+
+    def _begin(self, indices: Sequence[Index], undo: list[Callable[[], None]]) -> None:
+        """Begin the step of optimizers that count themselves or sum over the tensors of a step.
+
+        Functions that undo it are added to `undo`.
+        """
+        for optimizer in self._optimizers(indices):
+            if optimizer.per_index:
+                undo.append(partial(optimizer.put_back, optimizer.snapshot()))
+            sums = optimizer.step_sums
+            if sums is not None:
+                check_once(optimizer, indices)
+                undo.append(partial(sums.put_back, sums.begin(indices)))
+
+    def _collect(self, states: Mapping[Index, Any], indices: Sequence[Index]) -> None:
+        """Add the numbers that the tensors of a completed step have kept to its sums."""
+        for optimizer in self.sums:
+            known = [(index, self[index]) for index in indices]
+            own = {i: r.layout.rule.kept for i, r in known if r.shared.optimizer is optimizer}
+            arrays = (leaves(states[index])[-len(names) :] for index, names in own.items())
+            numbers = [[array.item() for array in each] for each in arrays]
+            optimizer.step_sums.add(list(own), numbers)
+
+    def _fill_each(
+        self, updater: Owner, indices: Sequence[Index], asked: dict[tuple[Any, int], float]
+    ) -> list[Step]:
+        """Compute the hyper-parameters of each tensor of a call, in the order of its list.
+
+        `asked` has what schedules have returned. Returns the steps of the tensors.
+        """
+        words, counts, tensors = self.words, self.counts, self.tensors
+        rates, times = StepRates(counts.item(0), asked), dict[int, int]()
+        steps: list[tuple[int, float, int]] = []
+        for index in indices:
+            record = self[index]
+            optimizer, slot = record.shared.optimizer, record.words[w.COUNT]
+            times[slot] = t = times.get(slot, counts.item(slot)) + 1
+            update = rates.next(optimizer, t)
+            steps.append((update, 0.0 if optimizer.per_index else rates.at(optimizer, update), t))
+        if self.version != updater.optimizer.version:
+            self.refresh(updater)
+        used: dict[Any, Shared] = {}
+        found_steps = list[Step]()
+        for k, (index, (update, rate, t)) in enumerate(zip(indices, steps, strict=True)):
+            found = self.record_of(index)
+            if found is None:  # the schedule has changed states, so that the front refuses the call
+                return []
+            shared, own = found.shared, -1
+            skips = bool(self.incomplete) and self.incomplete[k]
+            if shared.optimizer.per_index:
+                row = used[k] = self._row(shared, len(used))
+                own, of = row.counted(index, found.words[w.CARRIED])
+            else:
+                of = shared.optimizer.rates_at(rate, shared.multipliers) if self.defers else NONE
+                key = shared, rate, t, skips
+                if key not in used:
+                    row = used[key] = self._row(shared, len(used))
+                    if words[w.SCHEDULED]:  # hyper() may read the schedule too
+                        counts[0] = update
+                    row.fill(rate, t, row.version == shared.optimizer.version)
+                    row.version = shared.optimizer.version
+                row = used[key]
+            row.words[w.SKIPS] = shared.words[w.SKIPS] or skips
+            place = k * w.TENSOR
+            tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, own
+            found_steps.append((t, of["lr"], of["wd"]))
+        words[w.EACH] = 1
+        return found_steps
+
+    def _row(self, shared: Shared, number: int) -> Shared:
+        """Return hyper-parameters for one tensor of a call, which are used again by later calls."""
+        row: Shared | None = self.rows.get((shared, number))
+        if row is None:
+            row = self.rows[shared, number] = shared.for_tensor()
+        return row
+
+    def _optimizers(self, indices: Sequence[Index]) -> list[Any]:
+        """Return the optimizers of a call's parameters, in the order of its list."""
+        return list(dict.fromkeys(self[each].shared.optimizer for each in indices))
 
     # Memory
 

@@ -49,14 +49,13 @@ class SlowCallCounter:
         gradients of several calls or take an extra array. `unchecked`: the call has reached Python
         for the check of the multipliers, so that it is slow only if its arrays are.
         """
-        entered = updater._records.words.item(w.CALL_NUMBER)
+        entered = updater.records.words.item(w.CALL_NUMBER)
         if entered - self._entered > ATTEMPTS:  # fast calls have come in between
             self._in_a_row = 0
-        records, known = updater._records, updater.states
+        records, known = updater.records, updater.states
         on_records = records.usable and not records.prepared
         if not (on_records and indices and all(index in known for index in indices)):
             return None
-        kept = updater._records.kept
         for index, grad, weight in zip(indices, grads, weights, strict=True):
             if is_cuda(weight):
                 return None
@@ -64,14 +63,14 @@ class SlowCallCounter:
             if not (why or unchecked) and is_row_sparse(grad):
                 if updater.accumulate > 1:
                     why = "its gradient is row-sparse, which needs Python with accumulate"
-                elif index not in kept and not weight.flags.c_contiguous:
+                elif records.record_of(index) is None and not weight.flags.c_contiguous:
                     why = "its gradient is row-sparse, and its weight is not in C order"
             if why:
                 return index, why
         if unchecked:
             return None
         for index, weight in zip(indices, weights, strict=True):
-            if index not in kept:
+            if records.record_of(index) is None:
                 order = "" if weight.flags.c_contiguous else "its weight is not in C order, "
                 changed = "or a setting or attribute has changed since its last call"
                 return index, f"{order}its state is new or has a form that needs Python, {changed}"
@@ -85,7 +84,7 @@ class SlowCallCounter:
         first = calls.first if len(calls.first) >= KEPT else (*calls.first, (index, reason))
         self.calls = SlowCalls(calls.calls + 1, first)
         self._in_a_row += 1
-        self._entered = updater._records.words.item(w.CALL_NUMBER)
+        self._entered = updater.records.words.item(w.CALL_NUMBER)
         if self._in_a_row >= IN_A_ROW and not self._reported:
             self._reported = True
             log.warning(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.mixed_precision import holds_master
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label, leaves
@@ -17,7 +18,7 @@ Array = np.ndarray[Any, Any]
 Convert = Callable[[str, Mapping[str, Array]], Any]
 
 
-def in_dtype_of(optimizer: Any, index: Index, state: Any, weight: Any) -> Any:
+def in_dtype_of(optimizer: OptimizerLike, index: Index, state: Any, weight: Any) -> Any:
     """Return a state in the precision set by `optimizer`; `weight` is None if it is unknown."""
     reals = [array.dtype for array in leaves(state) if array.dtype.name in ("float32", "float64")]
     real = real_of(weight.dtype if weight is not None else reals[0] if reals else np.dtype("f4"))
@@ -39,7 +40,7 @@ def in_dtype_of(optimizer: Any, index: Index, state: Any, weight: Any) -> Any:
     return mapped_slots(optimizer, index, state, convert)
 
 
-def mapped_slots(optimizer: Any, index: Index, state: Any, convert: Convert) -> Any:
+def mapped_slots(optimizer: OptimizerLike, index: Index, state: Any, convert: Convert) -> Any:
     """Return a state with ``convert(name, decoded arrays)`` for each slot, and a copied master.
 
     Raises

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.validate import is_half, leaves
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
@@ -132,7 +133,7 @@ INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
 
 
-def blank_of(optimizer: Any, weight: Array, state: Any) -> Blank | None:
+def blank_of(optimizer: OptimizerLike, weight: Array, state: Any) -> Blank | None:
     """Return the template of a new state, or None if states of this form are not all zeros."""
     if not optimizer.starts_at_zero or is_half(weight):
         return None

@@ -18,7 +18,7 @@ of a key of the dictionary of records, which keeps the key alive.
 hashes and comparisons are C code. True, 1.0 and subclasses go to Python.
 ``test_indices_of_other_types_are_those_of_python``.
 
-Tests: ``tests/engine/test_records.py``, ``tests/engine/test_planner.py``.
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_parameters.py``.
 """
 
 from fastopt._kernels import record_words as w

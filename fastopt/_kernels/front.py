@@ -69,7 +69,8 @@ lies in arrays of the owner, in arrays that are held, or in copies of row indice
 the same elements. Tensors whose memory meets (:func:`are_apart`) are updated one after the other.
 ``test_tied_and_chained_weights_are_updated_in_order``, ``test_lists_machine.py``.
 
-Tests: ``tests/engine/test_records.py``, ``tests/engine/test_planner.py``, ``tests/test_fuzz.py``.
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_parameters.py``,
+``tests/test_fuzz.py``.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The layout that a kernel is compiled for: a rule and the storage types of its arrays.
 
-Tests: ``tests/engine/test_planner.py``.
+Tests: ``tests/engine/test_parameters.py``.
 """
 
 from dataclasses import dataclass

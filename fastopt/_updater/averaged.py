@@ -5,22 +5,43 @@ Tests: ``tests/test_averages.py``.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.mixed_precision import has_master, split_state
+from fastopt._engine.parameters import Parameters
+from fastopt._engine.records import Records
 from fastopt._engine.validate import Array, check_index, label, leaves
 from fastopt._foreign import owner_of
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
-from fastopt._updater.checked import CheckedUpdates
 from fastopt.arguments import brief
-from fastopt.optimizer.optimizer import Index
+from fastopt.optimizer.optimizer import Index, Optimizer
+
+
+class Averaging(Protocol):
+    """What is asked of the updater."""
+
+    optimizer: Optimizer
+    parameters: Parameters
+    records: Records
+    states: dict[Index, Any]
+    lock: Any
+    _averages: Averages | None
+
+    def forget(self) -> None:
+        """Drop all records."""
+
+    def _is_frozen(self, index: Index) -> bool:
+        """Whether the group of an index is frozen."""
+
+    def _viewed(self, index: Index, weight: Any) -> Any:
+        """Return a weight, or the NumPy view of one of another library."""
 
 
 @contextmanager
-def context(updater: CheckedUpdates, weights: Mapping[Any, Any] | None) -> Iterator[None]:
+def context(updater: Averaging, weights: Mapping[Any, Any] | None) -> Iterator[None]:
     """See :meth:`Updater.averaged`."""
     before, entered = updater._averages, False
     averages = averages_of(updater) if before or not evaluates(updater) else Averages(None)
@@ -36,34 +57,32 @@ def context(updater: CheckedUpdates, weights: Mapping[Any, Any] | None) -> Itera
             entered = True
             vars(updater)["_averages"] = averages
             averages.swap_in(targets)
-            updater.planner.forget()
+            updater.forget()
         yield
     finally:
         if entered:
             with updater.lock, uninterrupted:
                 averages.swap_out()
                 vars(updater)["_averages"] = before
-                updater.planner.records.forget()
+                updater.records.forget()
 
 
-def restore(updater: CheckedUpdates, weights: Mapping[Any, Any]) -> None:
+def restore(updater: Averaging, weights: Mapping[Any, Any]) -> None:
     """See :meth:`Updater.restore_weights`."""
     with updater.lock, uninterrupted:
         averages = averages_of(updater)
         targets = _targets(updater, averages, held(updater), weights)
         averages.restore({index: arrays[0] for index, arrays in targets.items()})
-        updater.planner.records.forget()
+        updater.records.forget()
 
 
-def evaluates(updater: CheckedUpdates) -> bool:
+def evaluates(updater: Averaging) -> bool:
     """Whether an optimizer evaluates with other weights than it updates."""
-    groups = updater.planner.groups
+    groups = updater.parameters.groups
     return updater.optimizer.evaluates or (groups is not None and groups.evaluates)
 
 
-def evaluated(
-    updater: CheckedUpdates, weights: Mapping[Any, Any] | None = None
-) -> dict[Index, Any]:
+def evaluated(updater: Averaging, weights: Mapping[Any, Any] | None = None) -> dict[Index, Any]:
     """Return the weights to evaluate with of each optimizer that averages in its own state.
 
     `weights` are those that this updater has not updated yet. Nothing changes.
@@ -74,14 +93,14 @@ def evaluated(
         return _evaluated(updater, _targets(updater, averages, averages.arrays, weights))
 
 
-def averages_of(updater: CheckedUpdates) -> Averages:
+def averages_of(updater: Averaging) -> Averages:
     """Return the averages of an updater; raise RuntimeError if it has none."""
     if updater._averages is None:
         raise RuntimeError("the updater has no average: Updater(optimizer, average=EMA())")
     return updater._averages
 
 
-def held(updater: CheckedUpdates) -> dict[Index, Array]:
+def held(updater: Averaging) -> dict[Index, Array]:
     """Return the weights of a state that was saved inside :meth:`averaged`."""
     averages = averages_of(updater)
     if averages.held is None or averages.inside:
@@ -89,30 +108,30 @@ def held(updater: CheckedUpdates) -> dict[Index, Array]:
     return averages.held
 
 
-def leading(updater: CheckedUpdates) -> dict[Index, Any]:
+def leading(updater: Averaging) -> dict[Index, Any]:
     """Return an array in the weight's shape for each index whose optimizer has averages."""
     found = {}
     for index, state in updater.states.items():
-        of = updater.planner.of(index).optimizer
+        of = updater.parameters.optimizer_of(index)
         if of.evaluates:
             found[index] = leaves(state)[-1 - len(of.rule_for(index).kept)]
     return found
 
 
-def _evaluated(updater: CheckedUpdates, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
+def _evaluated(updater: Averaging, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
     """Return the weights to evaluate with, by index."""
     found = {}
     for index, (weight, *_) in targets.items():
         exact, state = _inner_state(updater, index, weight)
-        of = updater.planner.of(index).optimizer
+        of = updater.parameters.optimizer_of(index)
         slots = state[: len(of.rule_for(index).state)]
         found[index] = of.evaluated(host(exact_copy(exact)), slots)
     return found
 
 
-def _inner_state(updater: CheckedUpdates, index: Index, weight: Any) -> tuple[Any, list[Any]]:
+def _inner_state(updater: Averaging, index: Index, weight: Any) -> tuple[Any, list[Any]]:
     """Return the weight's exact values (its master if it has one), and its state arrays."""
-    of = updater.planner.of(index).optimizer
+    of = updater.parameters.optimizer_of(index)
     context, weight, state = label(index, of.idx2name), header(weight), updater.states[index]
     if has_master(of, weight):
         exact, state = split_state(of, context, weight, state)
@@ -122,7 +141,7 @@ def _inner_state(updater: CheckedUpdates, index: Index, weight: Any) -> tuple[An
 
 
 def _targets(
-    updater: CheckedUpdates,
+    updater: Averaging,
     averages: Averages,
     needed: Mapping[Index, Any],
     weights: Mapping[Any, Any] | None,
@@ -138,15 +157,15 @@ def _targets(
     targets = {}
     for index in needed:
         context = label(index, names)
-        weight, updated = own.get(index), updater.planner.updated
-        if index not in own and index in updated:
-            weight = updated[index] = updater._viewed(index, owner_of(updated[index]))
+        weight, of = own.get(index), updater.parameters.of(index)
+        if index not in own and of.weight is not None:
+            weight = of.weight = updater._viewed(index, owner_of(of.weight))
         if weight is None:
             raise ValueError(
                 f"{context}: its weight was not updated yet by this updater; pass "
                 "it in weights={index: array}"
             )
         averages.check_target(context, index, header(weight))
-        copy = updater.planner.copies.get(index)
+        copy = updater.parameters.copy_of(index)
         targets[index] = [weight] if copy is None else [weight, copy]
     return targets

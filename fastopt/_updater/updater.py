@@ -2,9 +2,10 @@
 
 import copy
 import inspect
-from collections.abc import KeysView, Mapping, Sequence, ValuesView
-from contextlib import AbstractContextManager
+from collections.abc import Callable, KeysView, Mapping, Sequence, ValuesView
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import groupby
 from operator import is_
 from threading import RLock
 from types import SimpleNamespace
@@ -14,25 +15,36 @@ import numpy as np
 
 from fastopt._advice import UPDATER_ARGUMENTS, UPDATER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._arrays import Gradient, Weight
-from fastopt._engine import device_call
-from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import (
-    STEPPED,
-    UNCHANGED,
-)
+from fastopt._engine import device_call, device_updates
+from fastopt._engine.averaging import Averages, exact_copy
+from fastopt._engine.clip import STEPPED, UNCHANGED, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
-from fastopt._engine.extras import extras_at, update_with
+from fastopt._engine.contract import batches_of
+from fastopt._engine.device_records import DeviceRecords
+from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
-from fastopt._engine.planner import Planner
+from fastopt._engine.parameters import Call, Parameters
+from fastopt._engine.records import Records
+from fastopt._engine.settings import Settings
+from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
-from fastopt._engine.step_rates import foresee
 from fastopt._engine.tracked import Tracked, weakly
-from fastopt._engine.validate import as_lists, check_index, is_listed, label, leaves
+from fastopt._engine.validate import (
+    as_lists,
+    check,
+    check_index,
+    check_like,
+    is_listed,
+    label,
+    leaves,
+)
+from fastopt._foreign import as_gradient, as_weight, owner_of
 from fastopt._interrupts import between_updates, uninterrupted
-from fastopt._kernels.device_memory import host
-from fastopt._kernels.devices import is_cuda
+from fastopt._kernels.device_memory import allocated_together, host, placed
+from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
+from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import (
     BFLOAT16,
     DONE,
@@ -45,14 +57,16 @@ from fastopt._kernels.record_words import (
     WEIGHT_CODE,
 )
 from fastopt._kernels.threads import start_locks
-from fastopt._structure import copies
+from fastopt._structure import Structures, as_given, copies
 from fastopt._updater import averaged
-from fastopt._updater.checked import CheckedUpdates
+from fastopt._updater.resizing import checked_rows, resized
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import (
+    Checked,
     Instance,
     OrNone,
     Real,
+    as_float,
     constructs,
     count,
     flag,
@@ -68,10 +82,13 @@ from fastopt.checkpoint.restore.describe import copied, describe, describe_state
 from fastopt.checkpoint.restore.parameters import Skipped
 from fastopt.checkpoint.restore.restore import restore, restore_states
 from fastopt.checkpoint.restore.shards import read_whole
-from fastopt.optimizer.accumulation import Windows
+from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.groups import Groups, check_averaged
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
-from fastopt.sparse import RowSparse
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
+from fastopt.sparse import HALVES, REALS, RowSparse
+
+CREATE = "create_state", "create_state_multi_precision"
+"""Methods that create states."""
 
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
@@ -96,7 +113,7 @@ DEFAULTS = {
 }
 """Settings that do nothing."""
 
-PARTS = ("_windows", "_averages", "_units")
+PARTS = ("_windows", "_averages")
 """Attributes with the objects that implement the settings."""
 
 OF_OBJECT = ("name", "lr_mult", "wd_mult")
@@ -106,7 +123,7 @@ CHANGING = frozenset({"optimizer", "groups", "states", "states_synced", *LIMITS,
 """Attributes that records depend on."""
 
 
-class Updater(CheckedUpdates):
+class Updater(Checked):
     """Update weights in place with an optimizer, and hold its state for each index.
 
     Parameters
@@ -216,21 +233,43 @@ class Updater(CheckedUpdates):
         if groups is not None:
             self.groups = groups
 
+    optimizer: Optimizer
+    loss_scaler: LossScaler | None
+    clip_global_norm: float | None
+    accumulate: int
     groups: Mapping[str, Mapping[str, Any]] | None = None
     average: Average | None
     clip_adaptive: float | None
     clip_adaptive_eps: float
+    parameters: Parameters
+    settings: Settings
+    states: dict[Index, Any]
+    states_synced: dict[Index, bool]
+    records: Records
+    devices: DeviceRecords
+    takes_extra: bool = False
+    """Whether a call has extra arrays, which are in the states now."""
+    _info: StepInfo
+    _windows: Windows | None = None
+    _averages: Averages | None = None
+    _slow: SlowCallCounter | None = None
     lock: Any
     """Lock that is held during calls and changes of settings, by one thread at a time."""
 
     _claims: bool = True
     """Whether the optimizer belongs to the updater, with its counts."""
-    _runs_updates: bool = True
+    structures: Structures
+    """Paths of the nested structures that have been updated."""
+    runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
     elsewhere = UPDATER_ATTRIBUTES
     argument_names = UPDATER_NAMES
     argument_advice = UPDATER_ARGUMENTS
-    unlisted = CheckedUpdates.unlisted | {"lock", "planner", "takes_extra"}
+    unlisted = Checked.unlisted | {
+        *("devices", "forget", "lock", "parameters", "records", "runs_updates"),
+        *("settings", "structures"),
+        "takes_extra",
+    }
 
     def __repr__(self) -> str:
         own, arguments = vars(self), inspect.signature(type(self).__init__).parameters
@@ -247,7 +286,8 @@ class Updater(CheckedUpdates):
         start_locks(self)
         states = Tracked({}, weakly(self._follow_states))
         synced = Tracked({}, weakly(self._forget_records))
-        vars(self).update(DEFAULTS, states=states, states_synced=synced, _info=UNCHANGED)
+        vars(self).update(DEFAULTS, settings=Settings(), _info=UNCHANGED)
+        vars(self).update(states=states, states_synced=synced)
 
     def _start_locks(self) -> None:
         vars(self)["lock"] = RLock()
@@ -278,12 +318,12 @@ class Updater(CheckedUpdates):
             try:
                 self._change(name, value)
             finally:
-                self.planner.forget()
+                self.forget()
 
     def _change(self, name: str, value: Any) -> None:
         """Set an attribute that records depend on."""
         if name == "groups":
-            self._group(value, self.planner)
+            self._group(value, self.parameters, self.optimizer)
         elif name == "optimizer":
             if value is not vars(self).get(name):
                 self._plan_with(value)
@@ -298,27 +338,31 @@ class Updater(CheckedUpdates):
             elif name in LIMITS:
                 value = LIMITS[name](name, value)
             super().__setattr__(name, value)
-            parts = ("loss_scaler", "clip_global_norm", "_windows", "_units")
-            self.planner.measures = any(vars(self).get(part) is not None for part in parts)
-            self.planner.averages = self._averages
+            self.parameters.averages, ratio = self._averages, self.clip_adaptive
+            units = None if ratio is None else UnitClip(ratio, self.clip_adaptive_eps)
+            made = Settings(self.loss_scaler, self.clip_global_norm, units, self.accumulate)
+            vars(self)["settings"] = made
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         """Switch to another optimizer; nothing changes if the groups do not match it."""
-        planner, before = self._planner_of(optimizer), vars(self).get("planner")
+        parameters, before = Parameters(optimizer), vars(self).get("parameters")
         if before is not None:
-            planner.take_over(before)
-        self._group(vars(self).get("groups"), planner)
-        vars(self).update(optimizer=optimizer, planner=planner, _records=planner.records)
+            parameters.follow(before)
+        self._group(vars(self).get("groups"), parameters, optimizer)
+        vars(self).update(
+            optimizer=optimizer,
+            parameters=parameters,
+            records=Records(parameters),
+            devices=DeviceRecords(parameters),
+            structures=Structures(),
+        )
 
-    def _planner_of(self, optimizer: Optimizer) -> Planner:
-        return Planner(optimizer)
-
-    def _group(self, groups: Any, planner: Planner) -> None:
-        """Set the groups of `planner`."""
-        found = None if groups is None else Groups(groups, planner)
+    def _group(self, groups: Any, parameters: Parameters, main: Optimizer) -> None:
+        """Set the groups of `parameters`."""
+        found = None if groups is None else Groups(groups, main)
         if found is not None:
             self._check_groups(found)
-        planner.groups = found
+        parameters.groups = found
         vars(self)["groups"] = None if found is None else found.given
         if found is not None:
             found.main.unchecked = True  # patterns are checked with the names of multipliers
@@ -345,44 +389,34 @@ class Updater(CheckedUpdates):
             value = check_average(value)
             if value is not None:
                 check_averaged(self.optimizer, value)
-                if self.planner.groups is not None:
-                    self.planner.groups.check_average(value)
+                if self.parameters.groups is not None:
+                    self.parameters.groups.check_average(value)
             now = self._averages
             if value is None or now is None or type(now.average) is not type(value):
                 own["_averages"] = None if value is None else Averages(value)
             else:
                 now.average = value
-        elif name == "clip_adaptive_eps":
+        elif value is not None:
             value = number(name, value, least=0)
-            if self._units is not None:
-                self._units.least = value
-        elif value is None:
-            own["_units"] = None
-        else:
-            value = number(name, value, least=0)
-            own["_units"] = UnitClip(value, self.clip_adaptive_eps)
         return value
 
     def _forget_records(self, *indices: Index) -> None:
         """Discard the records of some parameters, or of all, since their states may be others."""
         with self.lock, uninterrupted:
             if not indices:
-                self.planner.forget()
+                self.forget()
             for index in indices:
-                self._records.drop(index)
-                self.planner.devices.drop(index)
+                self.records.drop(index)
+                self.devices.drop(index)
 
     def _has_records(self) -> bool:
         """Whether updates have checked all states, so that others of their form need no check."""
-        planner, records = self.planner, self._records
-        plain = planner.groups is None and self._windows is None and self._averages is None
+        records = self.records
+        plain = self.parameters.groups is None and self._windows is None and self._averages is None
         plain = plain and type(self).sync_state_context is Updater.sync_state_context
         known = plain and records.mode_version == self.optimizer.mode_version
-        return (
-            known
-            and not planner.devices.known
-            and all(records.key_of(index) in records.slots for index in self.states)
-        )
+        known = known and not self.devices.known
+        return known and all(records.key_of(index) in records.slots for index in self.states)
 
     def _put_states(self, states: dict[Index, Any], alike: bool) -> None:
         """Replace all states by those of a checkpoint, with `alike` by others of their form."""
@@ -395,7 +429,7 @@ class Updater(CheckedUpdates):
             own = Tracked(states, weakly(self._follow_states))
             vars(self).update(states=own, states_synced=synced)
             self._follow_states(*states)
-            self._records.follow_load(synced)
+            self.records.follow_load(synced)
 
     def _follow_states(self, *indices: Index) -> None:
         """Follow other states of some parameters, or of all.
@@ -404,20 +438,20 @@ class Updater(CheckedUpdates):
         """
         with self.lock, uninterrupted:
             for index in indices:
-                self.planner.devices.drop(index)
+                self.devices.drop(index)
                 if index in self.states:
-                    self._records.relink(index, self.states[index])
+                    self.records.relink(index, self.states[index])
                 else:
-                    self._records.drop(index)
+                    self.records.drop(index)
             if not indices:
-                self.planner.forget()
+                self.forget()
             changed = {*indices} & self.states_synced.keys() if indices else self.states_synced
             if removed := {index for index in changed if index not in self.states}:
                 for index in removed:
                     dict.pop(self.states_synced, index)
                     if self._windows:
                         self._windows.drop(index)
-                for optimizer in self.planner.optimizers():
+                for optimizer in self.parameters.optimizers():
                     optimizer.restart(removed)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -427,7 +461,8 @@ class Updater(CheckedUpdates):
 
     def _attributes(self) -> dict[str, Any]:
         self._settle()
-        hidden = {"lock", "planner", "_records", "_units", "_slow"}
+        hidden = {"parameters", "records", "devices", "structures", "settings"}
+        hidden |= {"lock", "_slow"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
@@ -506,7 +541,7 @@ class Updater(CheckedUpdates):
             update_with(self, index, grad, weight, extra)
             return
         with self.lock:
-            optimizer, records = self.optimizer, self._records
+            optimizer, records = self.optimizer, self.records
             if optimizer.updating.locked():
                 pass  # reported by the checks
             elif records.direct and records.version == optimizer.version:
@@ -515,10 +550,10 @@ class Updater(CheckedUpdates):
                         records.view[EXPECTED] = 0
                     else:
                         with optimizer.updating:
-                            foresee(records, self, index)
+                            records.foresee(self, index)
                 status = records.enter(records.context, index, grad, weight)
                 if status == MOVED:
-                    records.note(self.planner, index, weight)
+                    records.note(index, weight)
                 elif status < UNKNOWN:
                     with optimizer.updating:
                         status = records.resolve(self, status, index, grad, weight)
@@ -528,7 +563,7 @@ class Updater(CheckedUpdates):
                     return
             elif self._enter(index, grad, weight):
                 return
-            if self.planner.devices.known and device_call.again(self, index, grad, weight):
+            if self.devices.known and device_call.again(self, index, grad, weight):
                 return
             self._check_call(index, grad, weight)
 
@@ -555,11 +590,11 @@ class Updater(CheckedUpdates):
             if not (lists and all(map(is_, indices, own))):
                 self(indices, grads, weights)  # dictionary views, converted to lists
                 return
-        groups = self.planner.groups
+        groups = self.parameters.groups
         if groups is not None and groups.freezes:
             taken = groups.select(indices)
             if taken is not None:
-                self._records.freeze([index for index in indices if groups.is_frozen(index)])
+                self.records.freeze([index for index in indices if groups.is_frozen(index)])
                 if indices := taken(indices):
                     self(indices, taken(grads), taken(weights))
                 else:
@@ -575,13 +610,13 @@ class Updater(CheckedUpdates):
 
         If the result is False, nothing has changed, and the call must be checked.
         """
-        optimizer, records = self.optimizer, self._records
+        optimizer, records = self.optimizer, self.records
         with optimizer.updating:
             if records.version != optimizer.version:
                 records.refresh(self)
             if not records.quick:
                 return False
-            if records.live and not records.ask(self.planner, index):
+            if records.live and not records.ask(index):
                 return False
             if records.version != optimizer.version:
                 return False  # the multipliers of the user's objects have changed attributes
@@ -592,7 +627,7 @@ class Updater(CheckedUpdates):
                 if status >= 0 and self._info is not records.stepped:
                     self._info = records.stepped
                 return status >= 0
-            if self.planner.devices.has(index):
+            if self.devices.has(index):
                 return False
             with uninterrupted:
                 if self._windows is not None:
@@ -604,11 +639,11 @@ class Updater(CheckedUpdates):
 
     def _enter_window(self, windows: Windows, index: Any, grad: Any, weight: Any) -> bool:
         """Add gradients to their sums; when these are complete, update."""
-        records, listed = self._records, type(index) in (list, tuple)
+        records, listed = self.records, type(index) in (list, tuple)
         indices = index if listed else [index]
         if not indices or not {*map(type, indices)} <= {int, str}:
             return False
-        if records.freezes and not all(each in records.kept for each in indices):
+        if records.freezes and None in map(records.record_of, indices):
             return False  # sums are those of parameters that are not frozen
         phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
         summed = sums if listed else sums[0]
@@ -647,7 +682,7 @@ class Updater(CheckedUpdates):
         else:
             self._info = info
             if status == MOVED:
-                records.note(self.planner, index, weight)
+                records.note(index, weight)
         return True
 
     def step(
@@ -712,8 +747,9 @@ class Updater(CheckedUpdates):
         """
         paths, own, arrays = self._leaves(grads, weights, missing)
         if paths:
-            planner, grad = self.planner, own[0]
-            before, structures = planner.updated.get(paths[0]), planner.structures
+            grad, structures = own[0], self.structures
+            of = self.parameters.rows.get(paths[0])
+            before = None if of is None else of.weight
             again = structures.first_gradient == id(grad) and before is not arrays[0]
             if before is not None and (again or before is grad):
                 structures.check_order(paths[0], grad, arrays[0], before)
@@ -738,7 +774,8 @@ class Updater(CheckedUpdates):
         -------
         dict, list, tuple, named tuple, dataclass instance or array
             The weights, in new containers of the same types. All arrays are copies, as are those
-            without a gradient; arrays of other libraries on the host become NumPy arrays.
+            without a gradient; arrays of other libraries on the host become NumPy arrays. A weight
+            may be a float or a NumPy scalar, and is one again in the result.
 
         Examples
         --------
@@ -752,19 +789,18 @@ class Updater(CheckedUpdates):
         """
         new = copies(weights)
         self(*self._leaves(grads, new, missing))
-        return new
+        return as_given(new, weights)
 
     def _leaves(
         self, grads: Any, weights: Any, missing: str
     ) -> tuple[Sequence[str], Sequence[Any], Sequence[Any]]:
         """Return paths, gradients and weights of the leaves of a step."""
-        planner = self.planner
-        flatten, groups = planner.structures.flatten, planner.groups
+        flatten, groups = self.structures.flatten, self.parameters.groups
         freezes = groups is not None and groups.freezes
         spares = (groups.is_frozen,) if freezes else ()
         paths, own, arrays, left = flatten(grads, weights, missing, *spares)
-        if left and planner.groups is not None:
-            planner.groups.note(left)
+        if left and groups is not None:
+            groups.note(left)
         return paths, own, arrays
 
     def refresh_graphs(self) -> None:
@@ -819,7 +855,7 @@ class Updater(CheckedUpdates):
         array([0.1, 0.1], dtype=float32)
         """
         index = check_index(index)
-        set_master(self.planner.of(index).optimizer, index, array, self.states.get(index))
+        set_master(self.parameters.optimizer_of(index), index, array, self.states.get(index))
 
     def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
         """Return a copy of the state of a parameter in another precision.
@@ -861,7 +897,7 @@ class Updater(CheckedUpdates):
         if not (np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"):
             raise TypeError(f"dtype must be a floating-point type, got {dtype}")
         with self.lock:
-            of = self.planner.of(index).optimizer
+            of = self.parameters.optimizer_of(index)
             convert = lambda slot, numbers: numbers[slot].astype(dtype)  # noqa: E731
             return mapped_slots(of, index, self.states[index], convert)
 
@@ -896,14 +932,14 @@ class Updater(CheckedUpdates):
             optimizer.state_dtype = state_dtype
             try:
                 optimizer.check_together()
-                if self.planner.groups is not None:
-                    self.planner.groups.generation()
+                if self.parameters.groups is not None:
+                    self.parameters.groups.generation()
                 states = {
                     index: in_dtype_of(
-                        self.planner.of(index).optimizer,
+                        self.parameters.optimizer_of(index),
                         index,
                         state,
-                        self.planner.updated.get(index),
+                        self.parameters.weight_of(index),
                     )
                     for index, state in self.states.items()
                 }
@@ -947,13 +983,13 @@ class Updater(CheckedUpdates):
         [-0.3  0.3] 3
         """
         with between_updates(self.lock, "reset()"), uninterrupted:
-            planner, records = self.planner, self._records
+            records = self.records
             if self._averages is not None:
                 self._averages.check_free()
                 self._averages.arrays.clear()
-            known = {*self.states, *records.kept, *self.optimizer._index_update_count}
+            known = {*self.states, *records.known(), *self.optimizer._index_update_count}
             known.update(self._windows.calls if self._windows else ())
-            planner.devices.forget()
+            self.devices.forget()
             for index, state in list(self.states.items()):
                 if self._restarts_at_zero(index):
                     for array in leaves(state):
@@ -964,17 +1000,93 @@ class Updater(CheckedUpdates):
                     records.drop(index)
             if self._windows is not None:
                 self._windows.clear()
-            for optimizer in planner.optimizers():
+            for optimizer in self.parameters.optimizers():
                 optimizer.restart(known)
             self._info = UNCHANGED
 
     def _restarts_at_zero(self, index: Index) -> bool:
         """Whether a new state of a parameter consists of zeros in the memory of the present one."""
-        kept, optimizer = self._records.kept.get(index), self.planner.of(index).optimizer
-        if kept is None or self._averages is not None or not optimizer.starts_at_zero:
+        record = self.records.record_of(index)
+        optimizer = self.parameters.optimizer_of(index)
+        if record is None or self._averages is not None or not optimizer.starts_at_zero:
             return False
-        is_half = kept.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
+        is_half = record.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
         return not (optimizer.multi_precision and is_half) and index not in optimizer.row_decay
+
+    def resize(self, index: Any, weight: Array, rows: Any) -> None:
+        """Go on with a weight of which rows were added or removed, or have another order.
+
+        State, average and deferred decay of a row that stays go with it; those of a new row begin
+        as with a new parameter. Update counts do not change. A parameter without state stays one.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter.
+        weight : numpy.ndarray or CUDA array
+            The new weight, whose rows are slices along the first axis.
+        rows : sequence of int
+            For each row of `weight`, the row of the old one that it was, or -1 for a new row.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The arguments do not match each other or the state; the state is not one by rows, since
+            the optimizer overrides ``update()``; gradients wait for their update (call
+            :meth:`finish` before); or :meth:`set_copy` has set a copy of another shape. Nothing
+            changes.
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler; or the weights
+            hold their averages.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.SGD(learning_rate=0.5, momentum=0.9))
+        >>> weight = np.zeros((3, 1))
+        >>> updater("emb", np.array([[1.0], [2.0], [3.0]]), weight)
+        >>> weight = np.vstack([weight[1:], np.zeros((1, 1))])  # without the first row, with a new
+        >>> updater.resize("emb", weight, [1, 2, -1])
+        >>> updater.states["emb"]
+        array([[-1. ],
+               [-1.5],
+               [ 0. ]])
+        """
+        with between_updates(self.lock, "resize()"), uninterrupted:
+            own = self.parameters.of(check_index(index))
+            index, averages = own.index, self._averages
+            view = self._viewed(index, weight)
+            taken = checked_rows(own.context, rows, header(view))
+            if averages is not None:
+                averages.check_free()
+            if not own.optimizer.native:
+                kind = type(own.optimizer).__name__
+                raise TypeError(f"{own.context}: the state of {kind} is not one by rows")
+            if self._windows is not None and index in self._windows.calls:
+                raise ValueError(f"{own.context}: gradients wait for their update: call finish()")
+            if own.copy is not None and np.shape(header(own.copy)) != header(view).shape:
+                raise ValueError(
+                    f"{own.context}: its copy has another shape than the weight: call "
+                    "set_copy(index, None) before, and set_copy with another one after"
+                )
+            known, tables, decay = index in self.states, [], own.optimizer.row_decay
+            if known:
+                fresh = own.optimizer.create_state_multi_precision(index, view)
+                state = resized(own, self.states[index], placed(fresh, header(view)), taken)
+                tables += [(self.states, state), (self.states_synced, True)]
+            if known and averages is not None and index in averages.arrays:
+                exact = exact_copy((header(view),))
+                mean = resized(own, averages.arrays[index], exact, taken)
+                tables.append((averages.arrays, mean))
+            if known and index in decay:
+                old, total = decay[index]
+                lacking = placed(np.full(len(taken), total), header(view))
+                tables.append((decay, (resized(own, old, lacking, taken), total)))
+            for table, value in tables:
+                dict.__setitem__(table, index, value)
+            own.weight = view
+            self._forget_records(index)
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Set a half-precision copy of a float32 weight, which every update writes too.
@@ -1005,7 +1117,13 @@ class Updater(CheckedUpdates):
         >>> copy
         array([0.9, 0.9], dtype=float16)
         """
-        self.planner.set_copy(check_index(index), array)
+        own = check_index(index)
+        with self.lock:
+            if array is not None:
+                of = header(array)
+                check_like(label(own, self.optimizer.idx2name), "copy", of, HALVES, np.shape(of))
+            self.parameters.of(own).copy = array
+            self.forget()
 
     def finish(self, index: Any = None, weight: Any = None) -> None:
         """Update with the gradients that `accumulate` has added so far, such as those of an epoch.
@@ -1094,7 +1212,7 @@ class Updater(CheckedUpdates):
             last = self._viewed(index, self._given(index, weight, "flush"))
             state = self._state(index, last) if index in self.states else None
             if flush(self, index, last, state):
-                self._records.note(self.planner, index, last)
+                self.records.note(index, last)
             if index in self.states:
                 dict.__setitem__(self.states, index, state)
                 dict.__setitem__(self.states_synced, index, True)
@@ -1371,6 +1489,386 @@ class Updater(CheckedUpdates):
         array([1.])
         """
         averaged.restore(self, weights)
+
+    # Updates whose arguments Python has checked: first calls, and slow ones
+
+    def forget(self) -> None:
+        """Drop all records, between the calls of other threads."""
+        with self.lock:
+            self.records.forget()
+            self.devices.forget()
+
+    # Checks
+
+    def _update_views(
+        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
+    ) -> None:
+        """Update arrays of other libraries through NumPy views."""
+        own, views = list(grads), list(weights)
+        for k, index in enumerate(indices):
+            try:
+                own[k], views[k] = as_gradient(grads[k]), as_weight(weights[k])
+            except (TypeError, ValueError) as error:
+                context = label(index, self.optimizer.idx2name)
+                raise type(error)(f"{context}: {error}") from error
+        if all(map(is_, views, weights)) and all(map(is_, own, grads)):
+            self._update(indices, grads, weights, single)
+            return
+        if single:
+            self(indices[0], own[0], views[0])
+        else:
+            self(indices, own, views)
+        mark_written(weights)
+
+    def _update(
+        self,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        single: bool = False,
+    ) -> None:
+        """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
+        with self.lock, unused(self.optimizer.updating):
+            optimizer = self.optimizer
+            if self._averages is not None:
+                self._averages.check_free()
+            if not indices:
+                vars(self)["_info"] = UNCHANGED
+                return
+            unchecked = optimizer.unchecked
+            self._check_names(indices)
+            check_given(self, indices)
+            if optimizer.inherits:
+                optimizer.keep_updates(self.states)
+            self.records.admit(optimizer)
+            slow = self._slow or SlowCallCounter()
+            why = slow.reason(self, indices, grads, weights, unchecked)
+            with uninterrupted:
+                if self._windows is None:
+                    self._apply(indices, grads, weights, single)
+                else:
+                    entries = self._checked_entries(indices, grads, weights)
+                    self._add(self._windows, entries, single)
+            if why is not None:
+                slow.add(self, *why)
+                vars(self)["_slow"] = slow
+
+    def _check_names(self, indices: Sequence[Index]) -> None:
+        """Warn of names of multipliers and patterns of groups that no parameter has."""
+        optimizer = self.optimizer
+        if not optimizer.unchecked or not indices:
+            return
+        waiting = self._windows.calls if self._windows else ()
+        groups = self.parameters.groups
+        optimizer.check_multipliers(indices, waiting, grouped=groups is not None)
+        if groups is not None and not optimizer.unchecked:
+            groups.warn_of_unused([*indices, *waiting])
+
+    def _checked(
+        self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
+    ) -> list[Call]:
+        """Check all arrays, then return the calls with states, created for new indices."""
+        return self._with_states(self._checked_entries(indices, grads, weights))
+
+    def _checked_entries(
+        self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
+    ) -> list[Entry]:
+        """Check that weights and gradients match; return indices, weights and gradients."""
+        names, native = self.optimizer.idx2name, self.parameters.native
+        checked = []
+        for index, grad, weight in zip(indices, grads, weights, strict=True):
+            context = label(index, names)
+            grad = check(context, weight, grad, self.parameters.copy_of(index))
+            if isinstance(grad, RowSparse) and not native:
+                optimizer = self.parameters.optimizer_of(index)
+                if not optimizer.native:
+                    grad = optimizer.dense_gradient(index, weight, grad)
+            checked.append((index, weight, grad))
+        return checked
+
+    # States
+
+    def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
+        """Return the calls with states, which are created for new indices."""
+        states: dict[Index, Any] = {}
+        kinds = set(map(type, self.parameters.optimizers()))
+        plain = all(  # nothing is done with new arrays
+            getattr(kind, name) is getattr(Optimizer, name) for kind in kinds for name in CREATE
+        )
+        with allocated_together() if plain else nullcontext():
+            for index, weight, grad in checked:
+                if index not in states:
+                    states[index] = self._state(index, weight, isinstance(grad, RowSparse))
+        return [(index, weight, grad, states[index]) for index, weight, grad in checked]
+
+    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
+        """Return the state of `index` on its weight's device, creating it for a new index."""
+        if index not in self.states:
+            optimizer = self.parameters.optimizer_of(index)
+            state = optimizer.create_state_multi_precision(index, weight)
+            if sparse:
+                small_pages(leaves(state))
+            return placed(state, header(weight))
+        if self.states_synced.get(index):
+            return self.states[index]
+        return self.sync_state_context(self.states[index], header(weight))
+
+    def sync_state_context(self, state: Any, context: Any) -> Any:
+        """Move a restored state to its weight's device.
+
+        Parameters
+        ----------
+        state : None, numpy.ndarray, or tuple or list of them
+            The state of one index.
+        context : object
+            The weight. If it is on a CUDA device, NumPy arrays are copied there; if it is on the
+            host, the state is returned unchanged.
+
+        Returns
+        -------
+        None, numpy.ndarray, tuple or list
+            The state with the same nesting.
+        """
+        return placed(state, header(context))
+
+    def _keep(self, calls: Sequence[Call]) -> None:
+        """Store the states of updated weights."""
+        for index, _, _, state in calls:
+            dict.__setitem__(self.states, index, state)
+            dict.__setitem__(self.states_synced, index, True)
+            self.optimizer.masters_given.pop(index, None)
+
+    def _stored(self, calls: Sequence[Call]) -> Callable[[], None]:
+        """Store states; return a function that puts back what was there before."""
+        known = [
+            (own, {index: own[index] for index, *_ in calls if index in own})
+            for own in (self.states, self.states_synced, self.optimizer.masters_given)
+        ]
+
+        def undo() -> None:
+            for own, before in known:
+                for index, *_ in calls:
+                    dict.pop(own, index, None)
+                dict.update(own, before)
+
+        try:
+            self._keep(calls)
+        except BaseException:
+            undo()
+            raise
+        return undo
+
+    def _commit(
+        self,
+        call: Any,
+        calls: Sequence[Call],
+        step: Callable[[], None],
+        finish: Callable[[], None],
+        last: Callable[[], None] | None = None,
+    ) -> None:
+        """Update without records; states are stored, and all else is finished, if it launches.
+
+        States are stored before the launch, and `finish` and `last` are called after it even if an
+        exception from outside, such as that of a signal handler, comes in between.
+        """
+
+        def end() -> None:
+            finish()
+            if last is not None:
+                last()
+
+        undo = self._stored(calls)
+        try:
+            step()
+            end()
+        except BaseException:
+            if call.done:
+                end()
+            else:
+                undo()
+            raise
+
+    def _is_frozen(self, index: Index) -> bool:
+        """Whether the group of an index is frozen."""
+        return self.parameters.groups is not None and self.parameters.groups.is_frozen(index)
+
+    # Updates
+
+    def _update_in_python(self, calls: Sequence[Call]) -> None:
+        """Update with optimizers of which some override ``update()``, in the order of the list."""
+        optimizers = {call[0]: self.parameters.optimizer_of(call[0]) for call in calls}
+        for optimizer in dict.fromkeys(optimizers.values()) if len(calls) > 1 else ():
+            optimizer.check_calls([call for call in calls if optimizers[call[0]] is optimizer])
+        copies = {index: self.parameters.copy_of(index) for index in optimizers}
+        by = lambda call: (optimizers[call[0]], copies[call[0]] is not None)  # noqa: E731
+        for (optimizer, _), run in groupby(calls, by):
+            own = list(run)
+            if optimizer.native and copies[own[0][0]] is None:
+                optimizer.update_all(own)
+                self._keep(own)
+                continue
+            for call in own:
+                index, weight, grad, state = call
+                if type(optimizer).update_multi_precision is not Optimizer.update_multi_precision:
+                    optimizer.update_multi_precision(index, weight, grad, state)
+                else:
+                    optimizer.update_in_python(index, weight, grad, state, copies[index])
+                self._keep([call])  # in case the user's code raises at the next parameter
+        self.parameters.note([call[0] for call in calls], [call[1] for call in calls])
+
+    def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
+        """Accumulate gradients, and update the parameters whose sums are complete."""
+        optimizer, indices = self.optimizer, [index for index, *_ in entries]
+        self._check_summable(indices)
+        last = [entry for entry in entries if windows.is_last(entry[0])]
+        before, after = windows.before(indices), windows.after(indices)
+        finish = partial(windows.finish, indices, after)
+        try:
+            windows.add(entries, optimizer.idx2name, single)
+            if last:
+                own, weights = [i for i, *_ in last], [weight for _, weight, _ in last]
+                sums = [windows.sums[i] for i in own]
+                self._apply(own, sums, weights, single, 1 / windows.every, finish)
+            finish()
+        except BaseException:
+            if windows.calls is not after:
+                windows.put_back(before)
+            raise
+        if not last:
+            self._info = UNCHANGED
+            self.records.note(indices, [weight for _, weight, _ in entries])
+
+    def _finish(self, index: Any, weight: Any) -> None:
+        """Update with the means of incomplete sums, see :meth:`Updater.finish`."""
+        with self.lock, unused(self.optimizer.updating):
+            optimizer = self.optimizer
+            if self._averages is not None:
+                self._averages.check_free()
+            windows, names = self._windows, optimizer.idx2name
+            found = incomplete(windows, index, weight).items()
+            given = {i: self._given(i, of, "finish") for i, of in found if not self._is_frozen(i)}
+            if windows is None or not given:
+                vars(self)["_info"] = UNCHANGED
+                return
+            indices, calls = list(given), [windows.calls[i] for i in given]
+            views = [self._viewed(i, array) for i, array in given.items()]
+            of = [label(i, names) for i in indices]
+            sums = list(map(windows.total, of, indices, views))
+            means = [  # all gradients have one factor
+                times(total, calls[0] / count)
+                for (*_, total), count in zip(
+                    self._checked_entries(indices, sums, views), calls, strict=True
+                )
+            ]
+            finish = partial(windows.finish, indices, windows.without(given))
+            with uninterrupted:
+                self._apply(indices, means, views, False, 1 / calls[0], finish)
+            mark_written(list(given.values()))
+
+    def _given(self, index: Index, weight: Any, call: str) -> Any:
+        """Return the weight that was given to a method, or else that of the last call."""
+        given = owner_of(self.parameters.weight_of(index)) if weight is None else weight
+        if given is None:
+            raise ValueError(
+                f"{label(index, self.optimizer.idx2name)}: {call} needs the weight, which was in "
+                f"no call yet: pass it, {call}(index, weight)"
+            )
+        return given
+
+    def _viewed(self, index: Index, weight: Any) -> Any:
+        """Return a weight, or the NumPy view of one of another library."""
+        context = label(index, self.optimizer.idx2name)
+        try:
+            view = as_weight(weight)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{context}: {error}") from error
+        check_like(context, "weight", of := header(view), REALS, np.shape(of))
+        return view
+
+    def _check_summable(self, indices: Sequence[Index]) -> None:
+        """Raise ValueError if gradients cannot be accumulated, because an index is repeated."""
+        seen = set[Index]()
+        for index in indices:
+            if index in seen:
+                context = label(index, self.optimizer.idx2name)
+                raise ValueError(f"{context}: accumulate={self.accumulate} takes an index once")
+            seen.add(index)
+
+    def _apply(
+        self,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        single: bool,
+        share: float = 1.0,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
+        native, records = self.parameters.native, self.records
+        if self.settings.clip_adaptive is not None:
+            self.settings.clip_adaptive.check(indices, weights, grads, self.optimizer.idx2name)
+        if native and any(map(is_cuda, weights)):
+            entries = self._checked_entries(indices, grads, weights)
+            device_updates.update(self, entries, single, share, finish)
+            return
+        try:
+            if native and batches_of(self.optimizer) is None:
+                info = records.take(self, indices, grads, weights, single, share)
+            else:
+                info = self._apply_in_python(indices, grads, weights, single, share)
+                info = self.parameters.stepped(info, indices) if info.stepped else info
+            if finish is not None:
+                finish()
+        except BaseException:
+            if finish is not None and records.words[DONE]:
+                finish()
+            raise
+        self._report(info)
+
+    def _apply_in_python(
+        self,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        single: bool,
+        share: float,
+    ) -> StepInfo:
+        """Clip the gradients in Python, for a user's ``update()`` or a sum of several calls."""
+        self.records.words[DONE] = 0
+        grads = [grad for *_, grad in self._checked_entries(indices, grads, weights)]
+        if self.settings.clip_adaptive is not None:
+            grads = self._clipped_units(indices, weights, grads, share)
+        sums = partial(self._squares, grads)
+        info, factor = self.settings.measured(self.optimizer, indices, sums, share)
+        if not info.stepped:
+            return info
+        grads = [times(grad, factor * share) for grad in grads]
+        if self.parameters.native:
+            self.records.take(self, indices, grads, weights, single)
+            return info
+        calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
+        self._update_in_python(calls)
+        self._keep(calls)
+        return info
+
+    def _squares(self, grads: Sequence[Any], down: float) -> Array:
+        """Return the sum of squares of each gradient times `down`."""
+        return squares(grads, down)
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """Return gradients with clipped units; the update multiplies them by `share`."""
+        units, names = self.settings.clip_adaptive, self.optimizer.idx2name
+        assert units is not None
+        factor = as_float("rescale_grad", self.optimizer.rescale_grad) * share * self.settings.scale
+        return units.all(indices, weights, grads, factor, names)
+
+    def _report(self, info: StepInfo) -> None:
+        """Record the outcome of a call."""
+        vars(self)["_info"] = info  # skips __setattr__
+        if self.loss_scaler is not None:
+            self.loss_scaler.update(overflow=info.skipped)
 
 
 def _shown(value: Any) -> str:

@@ -149,7 +149,7 @@ class ShardedEmbeddingTable(Sharded):
         )
         table._updater = self.shard
         elements = table.capacity * table.dim
-        self.shard.planner.offsets[table.name] = self.rank * elements  # other random numbers
+        self.shard.parameters.of(table.name).offset = self.rank * elements  # other random numbers
         table._show()
         place = Placement((table.capacity, table.dim), table.dtype.name, "rows", 0, table.dim)
         self._compile([(table.name, place, table.dtype, True)])

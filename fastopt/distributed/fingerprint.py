@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.per_index import PerIndex
-from fastopt._engine.planner import Planner
 from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import label
 from fastopt.distributed.agreement import Fact, Facts, Numbers
 from fastopt.distributed.code import codes
 from fastopt.lr_scheduler.base import LRScheduler
+from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 DEPTH = 8
@@ -90,12 +90,12 @@ class Fingerprint:
         return found
 
 
-def fingerprints(planner: Planner) -> list[Fingerprint]:
+def fingerprints(main: Optimizer, groups: Groups | None) -> list[Fingerprint]:
     """Fingerprints of the optimizers of an updater and its groups."""
-    main, groups = Fingerprint(planner.optimizer), planner.groups
     labels = {id(group.optimizer): group.label for group in (groups.groups if groups else ())}
-    others = planner.optimizers()[1:]
-    return [main, *(Fingerprint(other, f" of {labels[id(other)]}") for other in others)]
+    others = groups.optimizers() if groups else ()
+    own = [Fingerprint(other, f" of {labels[id(other)]}") for other in others]
+    return [Fingerprint(main), *own]
 
 
 def _label(index: Index, optimizer: Optimizer) -> str:

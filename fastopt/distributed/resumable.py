@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
@@ -242,7 +241,7 @@ class Resumable(Sharded):
         skipped = restore(trial, tree, strict)
         if trial.groups is not None:
             try:
-                self.shard.check_rules(Groups(trial.groups, Planner(trial.optimizer)))
+                self.shard.check_rules(Groups(trial.groups, trial.optimizer))
             except TypeError as error:
                 raise CheckpointError(str(error)) from error
         held = trial._averages and trial._averages.held
@@ -284,7 +283,7 @@ class Resumable(Sharded):
     def _snapshot(self) -> tuple[Any, ...]:
         """Snapshot of what :meth:`load` changes before the ranks have agreed."""
         scaler = self.loss_scaler
-        optimizers = {each: each.snapshot() for each in self.shard.planner.optimizers()}
+        optimizers = {each: each.snapshot() for each in self.shard.parameters.optimizers()}
         return optimizers, scaler.state_dict() if scaler else None
 
     def _put_back(self, optimizers: Mapping[Any, Any], scale: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import fastopt
 from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
 from fastopt._engine.extras import refuse_extra
-from fastopt._engine.planner import Call
+from fastopt._engine.parameters import Call
 from fastopt._kernels.blocks import CODE_BLOCK
 from fastopt._kernels.codes import is_worth_codes
 from fastopt._kernels.layout import real_of
@@ -52,8 +52,8 @@ class Shard(Updater):
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         super()._plan_with(optimizer)
-        entry = self._records.entry
-        self._records.entry = lambda: Stages(self) if self.ranks.size > 1 else entry()
+        entry = self.records.entry
+        self.records.entry = lambda: Stages(self) if self.ranks.size > 1 else entry()
 
     def _check_groups(self, groups: Groups) -> None:
         """See :class:`Updater`."""
@@ -73,7 +73,7 @@ class Shard(Updater):
 
     def of(self, index: Index) -> Any:
         """Optimizer of a parameter."""
-        return self.planner.of(index).optimizer
+        return self.parameters.optimizer_of(index)
 
     def _squares(self, grads: Sequence[Any], down: float) -> Array:
         self.gate.add()
@@ -120,7 +120,7 @@ class Sharded(Checked):
     argument_advice: ClassVar[Mapping[str, str]] = RANKS_ARGUMENTS
 
     def __init__(self, shard: Shard, comm: Any, timeout: float | None, **arguments: Any) -> None:
-        refuse_extra(shard.planner.optimizers(), type(self).__name__)
+        refuse_extra(shard.parameters.optimizers(), type(self).__name__)
         self.timeout = time_limit(timeout)
         self.shard = shard
         node = private(comm, self.timeout)
@@ -183,7 +183,7 @@ class Sharded(Checked):
 
     def _slice(self, index: Index, placement: Placement) -> None:
         """Inform the shard about the position of this rank's slice, and the shape of the tensor."""
-        self.shard.planner.offsets[index] = placement.cut(self.rank)
+        self.shard.parameters.of(index).offset = placement.cut(self.rank)
         self.optimizer.whole_shapes[index] = placement.shape
 
     def _begin(self, call: str) -> None:
@@ -199,13 +199,13 @@ class Sharded(Checked):
         scale = {} if scaler is None else {f"loss scaler's {k}": v for k, v in vars(scaler).items()}
         limits = {"call": self._call, **scale, "clip_global_norm": clip}
         limits["average"] = self.shard.average
-        planner, groups = self.shard.planner, self.shard.groups
+        parameters, groups = self.shard.parameters, self.shard.groups
         if self._grouped[0] is not groups:
             self._grouped = groups, described(groups)
-        if planner.groups is not None:
-            planner.groups.sync()
-        if [each.optimizer for each in self._fingerprints] != planner.optimizers():
-            self._fingerprints = fingerprints(planner)
+        if parameters.groups is not None:
+            parameters.groups.sync()
+        if [each.optimizer for each in self._fingerprints] != parameters.optimizers():
+            self._fingerprints = fingerprints(self.shard.optimizer, parameters.groups)
         facts = Facts({name: str(described(value)) for name, value in limits.items()})
         facts["groups"] = str(self._grouped[1])
         return [facts, *(fact for each in self._fingerprints for fact in each.facts())]

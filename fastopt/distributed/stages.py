@@ -57,7 +57,7 @@ class Stages:
     """
 
     def __init__(self, shard: Any) -> None:
-        self.shard, self.records = shard, shard._records
+        self.shard, self.records = shard, shard.records
         self.words, self.indices = self.records.words, list[Any]()
         self._check: Callable[..., int] = front.enter() if readable() else Reader(self.records)
         self._stage: Callable[..., None] = stages.stage()
@@ -144,9 +144,7 @@ class Stages:
     @property
     def is_elementwise(self) -> bool:
         """Whether elements can be updated in any portions; the same on all ranks."""
-        kept = self.records.kept
-        layouts = {id(each): each for each in [kept[index].layout for index in self.indices]}
-        own = ((each.rule, each.coded) for each in layouts.values())
+        own = ((each.rule, each.coded) for each in self.records.layouts(self.indices))
         return not (self.records.defers or any(r.passes or r.row or coded for r, coded in own))
 
     def start(self) -> None:
@@ -157,7 +155,7 @@ class Stages:
 
     def reduce(self) -> None:
         """Complete the reductions of all tensors, with the sums of all slices."""
-        rules = {self.records.kept[index].layout.rule for index in self.indices}
+        rules = {each.rule for each in self.records.layouts(self.indices)}
         width = max((sum for rule in rules for sum in rule.sums), default=0)
         for step in range(max((len(rule.passes) for rule in rules), default=0)):
             own = np.zeros((len(self.indices), width))

@@ -350,7 +350,7 @@ class ShardedUpdater(WeightKeeper):
         self._check_free()
         if isinstance(index, Nested):
             index, grad, weight = self.shard._leaves(*index)
-        groups = self.shard.planner.groups
+        groups = self.shard.parameters.groups
         if groups is None or not groups.freezes:
             return index, grad, weight
         single = not isinstance(index, (list, tuple))
@@ -531,7 +531,7 @@ class ShardedUpdater(WeightKeeper):
         with self.optimizer.call_lock:
             self._ranks.begin(f"begin() of updater {self._number}", self.timeout)
             index, plan, begun = check_index(index), self._plan, self._begun
-            groups = self.shard.planner.groups
+            groups = self.shard.parameters.groups
             if groups is not None and groups.is_frozen(index):
                 return
             if plan is None:
@@ -776,7 +776,7 @@ class ShardedUpdater(WeightKeeper):
         """Whether an error comes from an ``update()`` in NumPy, after all sums over the ranks."""
         if self.optimizer.native or isinstance(error, Stopped) or self._ranks.broken:
             return False
-        return self.shard.gate.added or not self.shard.planner.measures
+        return self.shard.gate.added or not self.shard.settings.measures
 
     def _spread(self, plan: Plan, rows: Listed | None) -> None:
         """Send the rows that row-sparse gradients changed to all ranks, and update the copies."""

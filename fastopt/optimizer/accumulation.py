@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.accumulate import accumulate, placed_rows, room, sum_of_rows
-from fastopt._engine.owner import Owner
-from fastopt._engine.planner import Planner
+from fastopt._engine.device_records import DeviceRecords
+from fastopt._engine.owner import Unmeasured
+from fastopt._engine.parameters import Parameters
+from fastopt._engine.records import Records
 from fastopt._engine.validate import as_lists, check_index, described, is_listed, label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
@@ -45,7 +47,7 @@ def _as_given(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     return grad
 
 
-class Adder(Owner):
+class Adder(Unmeasured):
     """Updater whose weights are sums of gradients.
 
     Parameters
@@ -55,7 +57,10 @@ class Adder(Owner):
     """
 
     def __init__(self, keep: bool) -> None:
-        super().__init__(Planner(Sum(keep=keep), check=_as_given))
+        self.optimizer = Sum(keep=keep)
+        self.parameters = Parameters(self.optimizer, check=_as_given)
+        self.records, self.devices = Records(self.parameters), DeviceRecords(self.parameters)
+        self.states, self.states_synced = {}, {}
 
     def add(self, calls: Sequence[Any], single: bool) -> None:
         """Add gradients to dense sums: ``(index, sum, gradient, None)`` for each."""
@@ -63,7 +68,7 @@ class Adder(Owner):
         here = [call for call in calls if not is_cuda(call[1])]
         between = partial(self.add, here, single=False) if here else None
         if there:
-            self.planner.devices.update_all(there, single, between=between)
+            self.devices.update_all(there, single, between=between)
             return
         indices, sums, grads = [[call[k] for call in calls] for k in range(3)]
         self.records.take(self, indices, grads, sums, single)

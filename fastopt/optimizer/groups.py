@@ -6,13 +6,12 @@ the names and everything that is not overridden.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
 from fastopt._engine.per_index import Index
-from fastopt._engine.planner import Planner
 from fastopt._notices import warn_user
 from fastopt.arguments import Same, brief, flag, number, rename, unknown_arguments
 from fastopt.averages import Average
@@ -188,8 +187,8 @@ class Groups:
     ----------
     groups : mapping of str to mapping
         The user's settings, by pattern.
-    planner : Planner
-        The planner of the updater.
+    main : Optimizer
+        The optimizer of the updater.
 
     Raises
     ------
@@ -197,19 +196,19 @@ class Groups:
         A pattern, the name of a hyper-parameter or its value is invalid; the message names it.
     """
 
-    def __init__(self, groups: Mapping[str, Any], planner: Planner) -> None:
+    def __init__(self, groups: Mapping[str, Any], main: Optimizer) -> None:
         if not isinstance(groups, Mapping):
             raise TypeError(
                 "groups must map patterns to hyper-parameters, such as "
                 f'{{"bias$": {{"wd_mult": 0.0}}}}, got {brief(groups)}'
             )
-        self.main, self.planner = planner.optimizer, planner
+        self.main = main
         _check_optimizer("groups", self.main)
         self.groups = [Group(pattern, given, self.main) for pattern, given in groups.items()]
         self.given = MappingProxyType({group.pattern: group.given for group in self.groups})
         self.freezes = any(group.frozen for group in self.groups)
         self.unchecked = True
-        self._planners: dict[int, Planner] = {}
+        self._others: dict[Optimizer, None] = {}
         self._routes: dict[Index, Group | None] = {}
         self._selectors: dict[tuple[Index, ...], Any] = {}
         self._names: dict[Any, str] = {}
@@ -217,7 +216,7 @@ class Groups:
         self._version = self._tables_version = -1
         for group in self.groups:
             if group.follows:
-                self._planners.setdefault(id(group.optimizer), planner.beside(group.optimizer))
+                self._others[group.optimizer] = None
                 group.optimizer.whole_shapes = self.main.whole_shapes
                 group.optimizer.add_follower(self.main)
 
@@ -235,18 +234,14 @@ class Groups:
         self._routes[index] = group  # last, as an exception may come before
         return group
 
-    def planners(self) -> Collection[Planner]:
-        """Return the planners of the groups that have an optimizer of their own."""
-        return self._planners.values()
+    def optimizers(self) -> list[Optimizer]:
+        """Return the optimizers of the groups that have one of their own."""
+        return list(self._others)
 
-    def optimizers(self) -> list[Any]:
-        """Return the optimizers of these groups."""
-        return [planner.optimizer for planner in self._planners.values()]
-
-    def planner_of(self, index: Index) -> Planner:
-        """Return the planner with the optimizer of a parameter, synchronized with the updater's."""
+    def of(self, index: Index) -> Optimizer:
+        """Return the optimizer of a parameter, synchronized with the updater's."""
         self.sync()
-        return self._planners.get(id(self.optimizer_of(index)), self.planner)
+        return self.optimizer_of(index)
 
     def note(self, indices: Sequence[Index]) -> None:
         """Record parameters without a gradient, so that their patterns cause no warning."""

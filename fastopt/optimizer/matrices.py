@@ -12,7 +12,7 @@ import numpy as np
 
 from fastopt._engine.mixed_precision import has_master, split_state, to_float32
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
-from fastopt._engine.planner import Call
+from fastopt._engine.parameters import Call
 from fastopt._engine.rates import multipliers
 from fastopt._engine.validate import (
     check_key,

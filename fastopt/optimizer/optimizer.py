@@ -21,7 +21,7 @@ from fastopt._advice import (
     OPTIMIZER_NAMES,
     STEPS,
 )
-from fastopt._engine.batches import Batches
+from fastopt._engine.contract import Batches, StepSums
 from fastopt._engine.direct import Direct
 from fastopt._engine.hyper import bound, constant, corrected, hyper_of
 from fastopt._engine.mixed_precision import (
@@ -33,7 +33,6 @@ from fastopt._engine.mixed_precision import (
     to_float32,
 )
 from fastopt._engine.per_index import Counts, Index, PerIndex
-from fastopt._engine.step_sums import StepSums
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import Array, check_key, is_half, label, order_of
 from fastopt._kernels import noise

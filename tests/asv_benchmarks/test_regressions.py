@@ -92,7 +92,7 @@ def test_a_planted_slowdown_is_found_and_nothing_else(tmp_path):
     run("git", "add", ".")
     run("git", "commit", "-q", "-m", "fast")
     updater = repository / "fastopt" / "_updater" / "updater.py"
-    line = " " * 8 + "optimizer, records = self.optimizer, self._records"
+    line = " " * 8 + "optimizer, records = self.optimizer, self.records"
     fast, place, rest = updater.read_text("utf-8").partition(line)
     assert place
     updater.write_text(fast + " " * 8 + "sum(range(20_000))\n" + place + rest, "utf-8")

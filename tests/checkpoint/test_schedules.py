@@ -70,7 +70,7 @@ def in_the_fallback(schedule):
 
 def rate(updater):
     """Learning rate of the weight."""
-    made = updater.planner.of("w").optimizer
+    made = updater.parameters.optimizer_of("w")
     return getattr(made, "fallback", made).learning_rate
 
 

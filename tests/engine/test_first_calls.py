@@ -109,8 +109,8 @@ def test_a_failed_first_call_leaves_nothing():
     assert not updater.states
     assert not updater.states_synced
     assert not updater.optimizer._index_update_count
-    assert not updater._records.slots
-    assert not updater._records.kept
+    assert not updater.records.slots
+    assert not updater.records.known()
     assert all(map(np.array_equal, before, weights))
 
 

@@ -140,7 +140,7 @@ def test_rows_of_a_table_that_is_interleaved_with_its_state_have_records(name, u
         for step in range(5):
             values, rows = normal(1 + step, (3, 4), "float32"), [8 - step, 0, 2]
             updater(0, (values, rows), weight[:])
-        assert updater._records.kept[0].layout.pitched == interleaved
+        assert updater.records.record_of(0).layout.pitched == interleaved
         assert not unrecorded
         updater(0, normal(9, (9, 4), "float32"), weight)
         assert bool(unrecorded) == (interleaved and state is not None)

@@ -82,8 +82,8 @@ def same(first, second):
 
 def served(updater):
     """Assert that records served all calls."""
-    assert not hasattr(updater.planner, "unrecorded")
-    assert updater._records.slots
+    assert not hasattr(updater.parameters, "unrecorded")
+    assert updater.records.slots
 
 
 def make_of(name):
@@ -383,7 +383,7 @@ def test_multipliers_that_change_in_each_step_leave_nothing_behind():
     for step in range(20):
         made.lr_mult[0] = 1.0 + step
         updater([0, 1], [np.ones(3), np.ones(3)], weights)
-    assert len(updater._records.shared) == 2
+    assert len(updater.records.shared) == 2
     served(updater)
 
 

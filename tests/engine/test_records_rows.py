@@ -89,8 +89,8 @@ def outcome(make, shape, form, on_records, steps=4, single=True):
 
 def served(updater):
     """Assert that records served all calls."""
-    assert not hasattr(updater.planner, "unrecorded")
-    assert updater._records.slots
+    assert not hasattr(updater.parameters, "unrecorded")
+    assert updater.records.slots
 
 
 @pytest.mark.further

@@ -106,7 +106,7 @@ def test_no_form_of_a_call_needs_python_twice(name, setting, form, monkeypatch):
     plain, _ = story(make(), SETTINGS[setting]())
     found, updater = story(make(), SETTINGS[setting](), form, watch=watch)
     assert found == plain
-    assert not hasattr(updater.planner, "unrecorded")
+    assert not hasattr(updater.parameters, "unrecorded")
 
 
 @pytest.mark.parametrize("setting", ["clip", "scaler"])
@@ -153,7 +153,7 @@ def test_attributes_of_groups_are_followed():
                 updater.states = updater.states
             updater([0, 1, 2], [np.ones(3)] * 3, weights)
         ends.append(everything(updater, weights))
-        assert not hasattr(updater.planner, "unrecorded")
+        assert not hasattr(updater.parameters, "unrecorded")
     assert ends[0] == ends[1]
 
 
@@ -202,8 +202,8 @@ def test_multipliers_of_parameters_are_read_in_every_call():
         total += 1.0 + step
         updater([0, 1], [np.ones(1), np.ones(1)], weights)
     np.testing.assert_array_equal(weights, [[-total], [-30]])
-    assert not hasattr(updater.planner, "unrecorded")
-    assert len(updater._records.shared) <= 3
+    assert not hasattr(updater.parameters, "unrecorded")
+    assert len(updater.records.shared) <= 3
 
 
 def test_a_multiplier_may_change_attributes_of_the_optimizer():

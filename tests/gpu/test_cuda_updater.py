@@ -302,7 +302,7 @@ def test_a_failed_call_leaves_no_record_and_no_weight_behind(settings):
         for _ in range(calls):
             step(updater, weight)
         assert list(updater.states) == [0]
-        assert updater.planner.updated[0] is weight
+        assert updater.parameters.weight_of(0) is weight
 
 
 def test_new_indices_of_one_optimizer_do_not_lose_the_counts_of_another():

@@ -36,10 +36,10 @@ def corrected():
 
 def fields(updater):
     """Hyper-parameters that the last step was made with, in float64."""
-    (kept,) = updater._records.kept.values()
-    names = kept.layout.rule.hyper
-    first = (kept.record[record_words.FIELDS] - kept.record.ctypes.data) // 8
-    values = kept.record[first : first + len(names)].view(kept.layout.real)
+    (record,) = updater.records.known().values()
+    names = record.layout.rule.hyper
+    first = (record.block[record_words.FIELDS] - record.block.ctypes.data) // 8
+    values = record.block[first : first + len(names)].view(record.layout.real)
     return dict(zip(names, values.tolist(), strict=True))
 
 

@@ -358,7 +358,7 @@ class Twice(Optimizer):
 for made in (fastopt.Adam(lr=0.1), Twice(learning_rate=0.25)):
     weight, updater = np.ones(3, np.float32), fastopt.Updater(made)
     updater([0, 1], [weight * 1, weight[:1] * 1], [weight, np.ones(1, np.float32)])
-    print(weight[0], len(updater._records.kept))
+    print(weight[0], len(updater.records.known()))
 
 @numba.njit
 def tripled(x):

@@ -112,7 +112,7 @@ def test_parallel_and_serial_kernels_agree_bit_for_bit(name, size):
         rng = np.random.default_rng(0)
         weight, gradient = rng.random((2, size), np.float32)
         updater = optimizer.get_updater(optimizer.create(name, learning_rate=0.1, wd=0.1))
-        updater._records.words[LARGE_FROM] = threshold
+        updater.records.words[LARGE_FROM] = threshold
         for _ in range(2):
             updater(0, gradient, weight)
         results.append(weight)

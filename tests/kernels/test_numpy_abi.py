@@ -33,7 +33,7 @@ def train(name, steps=4):
         updater(0, grads[0], weights[0])
         with pytest.raises(ValueError, match="share memory"):
             updater(0, weights[0], weights[0])
-    return everything(updater, weights), updater._records.kept
+    return everything(updater, weights), updater.records.known()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_slices_draw_the_numbers_of_the_whole_tensor(kind, bfloat16):
     whole, weights = normal(0, SHAPE, dtype), normal(0, SHAPE, dtype)
     lower, apart = weights[CUT:], weights[CUT:].copy()
     updaters = [optimizer.get_updater(optimizer.create(name, **arguments)) for _ in range(4)]
-    updaters[2].planner.offsets[0] = CUT * SHAPE[1]
+    updaters[2].parameters.of(0).offset = CUT * SHAPE[1]
     for step in range(3):
         grad = normal(step + 1, SHAPE, dtype)
         updaters[0](0, grad, whole)

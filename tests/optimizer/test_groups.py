@@ -266,7 +266,7 @@ def test_dense_weights_of_groups_have_records(way, unrecorded):
     for step in range(3):
         way(made, grads_of(step), weights)
     assert not unrecorded
-    assert made.planner.records.slots
+    assert made.records.slots
 
 
 @pytest.mark.further

@@ -732,7 +732,7 @@ def test_an_error_in_a_with_statement_keeps_the_last_flush(table):
 
 
 def test_rows_are_written_without_a_copy_of_the_table(table):
-    assert table._updater._records.kept["embedding"].layout.pitched
+    assert table._updater.records.record_of("embedding").layout.pitched
 
 
 def test_pages_that_were_prefetched_count_as_held(table):

@@ -246,7 +246,7 @@ def test_fortran_order_needs_no_copies(name):
     updater(0, gradient, weight)
     state = [array for array in updater.states[0] if array is not None]
     assert all(array.flags.f_contiguous for array in state)
-    assert len(updater._records.scratch) == 0
+    assert len(updater.records.scratch) == 0
 
 
 def test_interleaved_views_of_one_array_are_fine():

@@ -8,7 +8,6 @@ import numpy as np
 
 from fastopt._engine.averaging import Averages
 from fastopt._engine.mixed_precision import holds_master
-from fastopt._engine.planner import Planner
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import is_coded, renew, scales_shape, split_scales
 from fastopt._notices import warn_user
@@ -170,7 +169,7 @@ def _checked(
         average = rebuilt_average(saved["averages"]["average"])
     if groups:
         with refusing(""):
-            found = Groups(groups, Planner(optimizer))
+            found = Groups(groups, optimizer)
             if average is not None:
                 found.check_average(average)
     if not alike:

@@ -379,7 +379,7 @@ def test_a_state_that_is_assigned_replaces_that_of_its_parameter_alone(form):
     for step in range(4):
         for own, arrays in zip((updater, other), weights, strict=True):
             own([0, 1], [np.full(4, 1.0 + step)] * 2, arrays)
-        kept = updater._records.kept.get(1)
+        kept = updater.records.record_of(1)
         mean, var = updater.states[0]
         if form == "copies":
             updater.states[0] = mean.copy(), var.copy()
@@ -387,7 +387,7 @@ def test_a_state_that_is_assigned_replaces_that_of_its_parameter_alone(form):
             updater.states[0] = mean.repeat(2)[::2], var.repeat(2)[::2]
         elif form == "same arrays":
             updater.states[0] = mean, var
-        assert updater._records.kept.get(1) is kept
+        assert updater.records.record_of(1) is kept
     if form == "other dtype":
         updater.states[0] = tuple(array.astype("f4") for array in updater.states[0])
         with pytest.raises(TypeError, match="index 0: state 'mean' must have"):

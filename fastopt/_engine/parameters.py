@@ -1,0 +1,287 @@
+"""What an updater keeps of each parameter besides its state, and the optimizers of all of them.
+
+Tests: ``tests/engine/test_parameters.py``, ``tests/optimizer/test_groups.py``.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations, starmap
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numba.core.errors import NumbaError, UnsupportedBytecodeError
+from numpy.typing import NDArray
+
+from fastopt._engine.averaging import Averages
+from fastopt._engine.contract import OptimizerLike, batches_of
+from fastopt._engine.hyper import hyper_of
+from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.per_index import Index
+from fastopt._engine.record_rows import Deferred
+from fastopt._engine.templates import Template
+from fastopt._engine.validate import check, is_fixed, label, leaves
+from fastopt._kernels import record_words as w
+from fastopt._kernels.layout import Layout
+from fastopt._kernels.numpy_abi import address_of, readable
+from fastopt.amp import StepInfo
+from fastopt.kernels.rule import Rule
+from fastopt.sparse import RowSparse
+
+Call = tuple[Index, Any, Any, Any]
+"""Index, weight, gradient and state."""
+
+Words = NDArray[np.int64]
+
+COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError, AttributeError)
+"""Errors raised by a launch if a rule cannot be compiled, before anything has run."""
+
+
+class Record(NamedTuple):
+    """A record, and what its addresses point to, so that it stays alive."""
+
+    block: Words
+    words: memoryview
+    """The record, of which Python reads and writes single words faster."""
+    layout: Layout
+    template: Template
+    shared: Shared
+    alive: tuple[Any, ...]
+    resting: tuple[Words, Layout] | None = None
+    """The record for steps that do not average the weight, with its layout."""
+    deferred: Deferred | None = None
+    """Deferred decay of the rows, if the optimizer has it."""
+
+    def relinked(self, state: Any) -> Self | None:
+        """Enter the arrays of another state of the same form; return None if it has another."""
+        arrays, places = leaves(state), self.template.leaves
+        if self.resting is not None or not len(arrays) == len(places) == len(self.template.columns):
+            return None
+        arrays = tuple(arrays[k] for k in places)
+        pairs = zip(arrays, self.alive, strict=False)
+        if not (is_fixed(state) and readable() and all(starmap(is_alike, pairs))):
+            return None
+        if any(starmap(np.may_share_memory, combinations(arrays, 2))):
+            return None
+        words, template = self.words, self.template
+        for place, guard, array in zip(template.columns, template.guards, arrays, strict=True):
+            words[place], words[guard] = address_of(array), id(array)
+        words[w.CLEAR_WEIGHT] = words[w.CLEAR_GRAD] = 0
+        return self._replace(alive=(*arrays, *self.alive[len(arrays) :]))
+
+
+def is_alike(array: Any, other: Any) -> bool:
+    """Whether an array may stand for another one in a record."""
+    return (
+        type(array) is np.ndarray
+        and array.dtype == other.dtype
+        and array.dtype.kind == "f"  # scales belong to codes, and are checked with them
+        and array.shape == other.shape
+        and array.strides == other.strides
+        and array.flags.aligned
+        and array.flags.writeable
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Parameter:
+    """A parameter of an updater, besides the arrays of its state.
+
+    Attributes
+    ----------
+    index : int or str
+        Its index.
+    optimizer : Optimizer
+        Its optimizer, which is that of its group.
+    masters : bool
+        Whether its state holds the master of a half-precision weight.
+    copy : numpy.ndarray or None
+        Half-precision copy of the weight, which updates write too.
+    offset : int
+        Position of the weight's first element in a larger tensor that the weight is a slice of.
+    weight : numpy.ndarray or None
+        The weight of the last update.
+    record : Record or None
+        What compiled code knows of it.
+    """
+
+    index: Index
+    optimizer: OptimizerLike
+    masters: bool = True
+    copy: Any = None
+    offset: int = 0
+    weight: Any = None
+    record: Record | None = None
+
+    @property
+    def context(self) -> str:
+        """Label of the parameter in errors."""
+        return label(self.index, self.optimizer.idx2name)
+
+    @property
+    def rule(self) -> Rule:
+        """Rule of the parameter; raises NotImplementedError if it has none."""
+        rule: Rule | None = self.optimizer.rule_for(self.index)
+        if rule is None:
+            name = type(self.optimizer).__name__
+            raise NotImplementedError(f"{name} has neither a rule nor an update()")
+        return rule
+
+    def by_row(self, grad: Any) -> Any:
+        """Return the gradient; if decay is deferred per row, row-sparse with all rows indexed."""
+        keeps = self.optimizer.sparse_decay != "touched"
+        if not keeps or isinstance(grad, RowSparse) or not grad.shape:
+            return grad
+        return RowSparse(grad, np.arange(len(grad)), grad.shape)
+
+    def is_by_row(self, grad: Any, weight: Any) -> bool:
+        """Whether a gradient is row-sparse, or dense where decay is deferred, with all rows."""
+        if isinstance(grad, RowSparse):
+            return True
+        deferred = self.optimizer.sparse_decay != "touched" and np.ndim(weight) > 0
+        return deferred and self.rule.row is None
+
+    def compiling(self) -> Any:
+        """Return a context that raises compilation errors with their reason."""
+        return compiling(self.optimizer, self.index)
+
+
+class Parameters:
+    """The parameters of an updater, and its optimizers.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The optimizer of parameters that are in no group with another one.
+    masters : bool
+        Whether states hold the masters of half-precision weights. Default True.
+    check : callable
+        Function that checks weight and gradient. Default: :func:`fastopt._engine.validate.check`.
+
+    Attributes
+    ----------
+    rows : dict
+        The parameters that have been in a call, or that something was set for, by index.
+    groups : fastopt.optimizer.groups.Groups or None
+        Parameter groups with other optimizers.
+    averages : Averages or None
+        Weight averages that updates maintain.
+    """
+
+    def __init__(
+        self, optimizer: OptimizerLike, masters: bool = True, check: Callable[..., Any] = check
+    ) -> None:
+        self.optimizer, self.masters, self.check = optimizer, masters, check
+        self.rows: dict[Index, Parameter] = {}
+        self.groups: Any = None
+        self.averages: Averages | None = None
+
+    def of(self, index: Index) -> Parameter:
+        """Return a parameter, which may be new, with its optimizer of now."""
+        found, optimizer = self.rows.get(index), self.optimizer_of(index)
+        if found is None:
+            found = self.rows[index] = Parameter(index, optimizer, self.masters)
+        found.optimizer = optimizer
+        return found
+
+    def optimizer_of(self, index: Index) -> Any:
+        """Return the optimizer of a parameter."""
+        return self.optimizer if self.groups is None else self.groups.of(index)
+
+    def copy_of(self, index: Index) -> Any:
+        """Return the half-precision copy of a weight, or None."""
+        found = self.rows.get(index)
+        return None if found is None else found.copy
+
+    def weight_of(self, index: Index) -> Any:
+        """Return the weight of the last update, or None."""
+        found = self.rows.get(index)
+        return None if found is None else found.weight
+
+    def note(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
+        """Keep the weights of a call in place of those of earlier calls."""
+        rows, of = self.rows, self.of
+        for index, weight in zip(indices, weights, strict=True):
+            (rows.get(index) or of(index)).weight = weight
+
+    def follow(self, other: "Parameters") -> None:
+        """Take over what the user has set for the parameters of another optimizer."""
+        self.averages = other.averages
+        for index, found in other.rows.items():
+            if found.copy is not None or found.offset:
+                made = Parameter(index, self.optimizer, self.masters, found.copy, found.offset)
+                self.rows[index] = made
+
+    # Optimizers
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizer, and those of groups."""
+        return [self.optimizer, *(self.groups.optimizers() if self.groups else ())]
+
+    def modes(self) -> tuple[Any, ...]:
+        """Return everything besides the arrays that determines the kernels of all optimizers."""
+        generation = None if self.groups is None else self.groups.generation()
+        return (generation, *map(mode_of, self.optimizers()))
+
+    @property
+    def native(self) -> bool:
+        """Whether all optimizers have rules: none overrides ``update()``."""
+        return all(optimizer.native for optimizer in self.optimizers())
+
+    @property
+    def folds(self) -> bool:
+        """Whether a factor of all gradients may be folded into `rescale_grad`."""
+        return bool(self.optimizer.folds and (self.groups is None or self.groups.folds))
+
+    @property
+    def skips(self) -> bool:
+        """Whether updates are only counted now."""
+        return all(each.skips() for each in self.optimizers())
+
+    def stepped(self, info: StepInfo, indices: Sequence[Index]) -> StepInfo:
+        """Return the outcome of a call of parameters whose updates may only have been counted."""
+        if (batches := batches_of(self.optimizer)) is not None:
+            updated = any(map(batches.completes, indices))
+        else:
+            updated = not self.skips
+        return info if updated else info._replace(stepped=False)
+
+
+def mode_of(optimizer: OptimizerLike) -> tuple[Any, ...]:
+    """Return what of an optimizer determines the kernels of its parameters."""
+    return (
+        () if optimizer.rule_by_index else optimizer.rule,
+        hyper_of(optimizer),
+        optimizer.multi_precision,
+        optimizer.rounding,
+        optimizer.lazy_update,
+        optimizer.sparse_decay,
+        optimizer.seed,
+        batches_of(optimizer) is not None,
+        optimizer.rates_before_count and optimizer.lr_scheduler is not None,
+    )
+
+
+@contextmanager
+def compiling(optimizer: OptimizerLike, index: Index) -> Iterator[None]:
+    """Context that raises compilation errors with the reason why a rule cannot be compiled."""
+    try:
+        yield
+    except COMPILING as error:
+        raise _uncompiled(optimizer, index, error) from error
+
+
+def _uncompiled(optimizer: OptimizerLike, index: Index, error: Exception) -> TypeError:
+    """Return an error with the reason why a rule cannot be compiled."""
+    rule = optimizer.rule_for(index)
+    context = f"{label(index, optimizer.idx2name)}: rule {rule.name if rule else ''}"
+    if isinstance(error, KeyError):
+        return TypeError(f"{context} reads h.{error.args[0]}, which its hyper=(...) lacks")
+    reasons = re.findall(r"Error: (?!Failed in)(.+)", str(error))
+    reasons = reasons or re.findall(r"Failed in .+\n *(?! |No implementation)(.+)", str(error))
+    reasons = reasons or [f"there is no {call}" for call in re.findall(r">>> (.+\))", str(error))]
+    reason = reasons[-1] if reasons else str(error)
+    if rule and "tuple index out of range" in reason:
+        reason = f"{reason}; its state has the slots {rule.state}"
+    return TypeError(f"{context} cannot be compiled: {reason}")

@@ -1,0 +1,139 @@
+"""Updater.resize: rows that are added, pruned or permuted keep what belongs to them."""
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import EMA
+from fastopt._engine.validate import leaves
+
+KINDS = {
+    "sgd": (fastopt.SGD, {"momentum": 0.9}),
+    "adam": (fastopt.Adam, {}),
+    "rows": (fastopt.GroupAdaGrad, {}),
+    "amsgrad": (fastopt.AdamW, {"amsgrad": True, "wd": 0.1}),
+    "noise": (fastopt.Adam, {"state_dtype": "bfloat16"}),
+    "codes": (fastopt.Adam, {"state_dtype": "int8", "state_min_size": 1}),
+}
+
+
+def made(name, **settings):
+    kind, arguments = KINDS[name]
+    return fastopt.Updater(kind(learning_rate=0.1, **arguments), **settings)
+
+
+def trained(updater, weight, rng, steps=3):
+    for _ in range(steps):
+        updater("w", rng.normal(size=weight.shape).astype(weight.dtype), weight)
+    return weight
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "noise"])
+@pytest.mark.parametrize("average", [None, EMA(0.9)], ids=["alone", "averaged"])
+def test_pruned_rows_leave_the_others_as_they_were(name, average, rng):
+    """A weight from which rows were removed has the later steps of its rows."""
+    average = None if name == "rows" else average
+    whole, pruned, keep = made(name, average=average), made(name, average=average), [3, 0, 4]
+    weight = rng.normal(size=(5, 130))
+    grads = rng.normal(size=(6, 5, 130))
+    own = weight.copy()
+    for grad in grads[:3]:
+        whole("w", grad, weight)
+        pruned("w", grad, own)
+    own = np.ascontiguousarray(own[keep])
+    pruned.resize("w", own, keep)
+    for grad in grads[3:]:
+        whole("w", grad, weight)
+        pruned("w", np.ascontiguousarray(grad[keep]), own)
+    np.testing.assert_array_equal(own, weight[keep])
+    if average is not None:
+        np.testing.assert_array_equal(pruned.averages["w"], whole.averages["w"][keep])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_new_rows_begin_with_the_state_of_a_new_parameter(name, rng):
+    updater = made(name, average=None if name == "rows" else EMA(0.9))
+    weight = trained(updater, rng.normal(size=(3, 130)), rng)
+    before, old = leaves(updater.states["w"]), updater.averages.get("w")
+    weight = np.vstack([weight, np.full((2, 130), 7.0)])
+    updater.resize("w", weight, [0, 1, 2, -1, -1])
+    after = leaves(updater.states["w"])
+    fresh = leaves(updater.optimizer.create_state_multi_precision("w", weight))
+    for one, was, new in zip(after, before, fresh, strict=True):
+        np.testing.assert_array_equal(one[:3], was)
+        np.testing.assert_array_equal(one[3:], new[3:])
+    if old is not None:
+        np.testing.assert_array_equal(updater.averages["w"], np.vstack([old, weight[3:]]))
+    trained(updater, weight, rng)
+
+
+def test_masters_of_new_rows_are_the_weight(rng):
+    made = fastopt.Updater(fastopt.SGD(learning_rate=0.1, momentum=0.9, multi_precision=True))
+    weight = trained(made, rng.normal(size=(2, 3)).astype(np.float16), rng)
+    momentum, master = made.states["w"]
+    new = np.vstack([weight[1:], np.full((1, 3), 2, np.float16)])
+    made.resize("w", new, [1, -1])
+    np.testing.assert_array_equal(made.states["w"][0], np.vstack([momentum[1:], np.zeros((1, 3))]))
+    np.testing.assert_array_equal(made.states["w"][1], np.vstack([master[1:], np.full((1, 3), 2)]))
+
+
+def test_decay_that_a_row_lacks_goes_with_it():
+    def updater():
+        return fastopt.Updater(fastopt.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up"))
+
+    whole, resized, weight = updater(), updater(), np.ones((3, 2))
+    own = weight.copy()
+    for of, array in ((whole, weight), (resized, own)):
+        of("w", (np.ones((1, 2)), np.array([0])), array)
+        of("w", (np.ones((1, 2)), np.array([1])), array)
+    own = np.vstack([own[[2, 0]], np.ones((1, 2))])
+    resized.resize("w", own, [2, 0, -1])
+    whole.flush("w")
+    resized.flush("w")
+    np.testing.assert_array_equal(own, np.vstack([weight[[2, 0]], np.ones((1, 2))]))
+
+
+def test_a_parameter_without_state_stays_one():
+    updater = made("adam")
+    updater.resize("w", np.ones((2, 2)), [0, 1])
+    assert "w" not in updater.states
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "match"),
+    [
+        ([0], ValueError, "got 1 for shape"),
+        ([0, 5], ValueError, "rows up to 5"),
+        ([0, -2], ValueError, "at least -1, got -2"),
+        ([0.5, 1.0], TypeError, "list of row numbers"),
+        ([[0, 1]], TypeError, "list of row numbers"),
+    ],
+)
+def test_wrong_rows_change_nothing(rows, error, match, rng):
+    updater = made("adam", average=EMA(0.9))
+    weight = trained(updater, rng.normal(size=(3, 2)), rng)
+    before = [array.copy() for array in leaves(updater.states["w"])]
+    with pytest.raises(error, match=match):
+        updater.resize("w", np.ones((2, 2)), rows)
+    for one, other in zip(leaves(updater.states["w"]), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    trained(updater, weight, rng)
+
+
+def test_what_cannot_be_resized_is_refused(rng):
+    muon = fastopt.Updater(fastopt.Muon())
+    weight = trained(muon, rng.normal(size=(3, 3)), rng)
+    with pytest.raises(TypeError, match="state of Muon is not one by rows"):
+        muon.resize("w", weight, [2, 1, 0])
+    waiting = fastopt.Updater(fastopt.SGD(), accumulate=2)
+    waiting("w", np.ones((2, 2)), np.ones((2, 2)))
+    with pytest.raises(ValueError, match=r"call finish\(\)"):
+        waiting.resize("w", np.ones((1, 2)), [0])
+    copied = made("adam")
+    copied.set_copy("w", np.ones((3, 2), np.float16))
+    with pytest.raises(ValueError, match="its copy has another shape"):
+        copied.resize("w", np.ones((1, 2)), [0])
+    columns = made("adam")
+    trained(columns, rng.normal(size=(3, 2)), rng)
+    with pytest.raises(ValueError, match="cannot be those of one of shape"):
+        columns.resize("w", np.ones((1, 4)), [0])

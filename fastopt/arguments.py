@@ -170,6 +170,8 @@ class Integer:
 
     def __call__(self, name: str, value: Any) -> int:
         """Return the checked value."""
+        if type(value) is int and self.most is not None and self.least <= value <= self.most:
+            return value  # fast path: a checkpoint has a count for each parameter
         return count(name, value, **vars(self))
 
 
@@ -236,7 +238,7 @@ class TableOf:
         if not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a table, got {brief(value)}")
         for key in value:
-            if not isinstance(key, (numbers.Integral, str)):
+            if not isinstance(key, (int, str, numbers.Integral)):
                 raise TypeError(f"{name} must have indices or names as keys, got {brief(key)}")
         return {key: self.of(f"{name}[{key!r}]", part) for key, part in value.items()}
 

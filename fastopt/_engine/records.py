@@ -171,6 +171,7 @@ class Records:
         self.words[w.SLOTS] = id(self.slots)
         self.freezes = False
         self.aliases: dict[Any, str] = {}
+        self.loaded: dict[Index, bool] = {}
         self.translates = False
         """Whether calls have had indices that are neither an int nor a str."""
         self.scheduled: dict[tuple[Any, int], float] | None = None
@@ -496,6 +497,17 @@ class Records:
             own.weight, record = array, own.record
             if record is not None:  # a signal handler may have changed the states
                 record.words[WEIGHT_ID] = id(array)
+            if each in self.loaded:
+                dict.__setitem__(self.loaded, each, True)
+        if self.loaded and all(self.loaded.values()):
+            self.loaded = {}
+
+    def follow_load(self, synced: dict[Index, bool]) -> None:
+        """Enter in `synced`, which is all False, the parameters whose loaded states are used."""
+        self.loaded = synced
+        for record in map(self.record_of, synced):
+            if record is not None:
+                record.words[WEIGHT_ID] = 0  # so that the front reports another weight
 
     def enter_measured(
         self,

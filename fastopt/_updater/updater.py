@@ -1,6 +1,7 @@
 """The updater: holds the state of each parameter and passes calls to records."""
 
 import copy
+import inspect
 from collections.abc import Callable, KeysView, Mapping, Sequence, ValuesView
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
+from fastopt._advice import UPDATER_ARGUMENTS, UPDATER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine import device_updates
 from fastopt._engine.averaging import Averages, exact_copy
@@ -60,9 +62,27 @@ from fastopt._structure import Structures, as_given, copies
 from fastopt._updater import averaged
 from fastopt._updater.resizing import checked_rows, resized
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.arguments import Instance, OrNone, Real, as_float, constructs, count, number
+from fastopt.arguments import (
+    Checked,
+    Instance,
+    OrNone,
+    Real,
+    as_float,
+    constructs,
+    count,
+    flag,
+    number,
+    without_address,
+)
 from fastopt.averages import Average, check_average
-from fastopt.checkpoint.resumable import Resumable
+from fastopt.checkpoint.foreign.mxnet import described_by_mxnet
+from fastopt.checkpoint.format.errors import read_from
+from fastopt.checkpoint.format.files import PathLike, write_atomically
+from fastopt.checkpoint.format.tree import chunks, dumps, loads
+from fastopt.checkpoint.restore.describe import copied, describe, describe_states
+from fastopt.checkpoint.restore.parameters import Skipped
+from fastopt.checkpoint.restore.restore import restore, restore_states
+from fastopt.checkpoint.restore.shards import read_whole
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.groups import Groups, check_averaged
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
@@ -104,7 +124,7 @@ CHANGING = frozenset({"optimizer", "groups", "states", "states_synced", *LIMITS,
 """Attributes that records depend on."""
 
 
-class Updater(Resumable):
+class Updater(Checked):
     """Update weights in place with an optimizer, and hold its state for each index.
 
     Parameters
@@ -218,6 +238,7 @@ class Updater(Resumable):
     loss_scaler: LossScaler | None
     clip_global_norm: float | None
     accumulate: int
+    groups: Mapping[str, Mapping[str, Any]] | None = None
     average: Average | None
     clip_adaptive: float | None
     clip_adaptive_eps: float
@@ -242,11 +263,24 @@ class Updater(Resumable):
     """Paths of the nested structures that have been updated."""
     runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
-    unlisted = Resumable.unlisted | {
+    elsewhere = UPDATER_ATTRIBUTES
+    argument_names = UPDATER_NAMES
+    argument_advice = UPDATER_ARGUMENTS
+    unlisted = Checked.unlisted | {
         *("devices", "forget", "lock", "parameters", "records", "runs_updates"),
         *("settings", "structures"),
         "takes_extra",
     }
+
+    def __repr__(self) -> str:
+        own, arguments = vars(self), inspect.signature(type(self).__init__).parameters
+        settings = ""
+        for name, parameter in list(arguments.items())[2:]:
+            value = own.get(name)
+            if value is not None and value != parameter.default:
+                settings += f"{name}={_shown(value)}, "
+        number = len(own.get("states", ()))
+        return f"{type(self).__name__}({own.get('optimizer')!r}, {settings}states={number})"
 
     def _start(self) -> None:
         """Initialize all attributes but the optimizer."""
@@ -375,6 +409,28 @@ class Updater(Resumable):
             for index in indices:
                 self.records.drop(index)
                 self.devices.drop(index)
+
+    def _has_records(self) -> bool:
+        """Whether updates have checked all states, so that others of their form need no check."""
+        records = self.records
+        plain = self.parameters.groups is None and self._windows is None and self._averages is None
+        plain = plain and type(self).sync_state_context is Updater.sync_state_context
+        known = plain and records.mode_version == self.optimizer.mode_version
+        known = known and not self.devices.known
+        return known and all(records.key_of(index) in records.slots for index in self.states)
+
+    def _put_states(self, states: dict[Index, Any], alike: bool) -> None:
+        """Replace all states by those of a checkpoint, with `alike` by others of their form."""
+        if not alike:
+            self.states_synced = dict.fromkeys(states, False)
+            self.states = states
+            return
+        synced = Tracked(dict.fromkeys(states, False), weakly(self._forget_records))
+        with self.lock, uninterrupted:
+            own = Tracked(states, weakly(self._follow_states))
+            vars(self).update(states=own, states_synced=synced)
+            self._follow_states(*states)
+            self.records.follow_load(synced)
 
     def _follow_states(self, *indices: Index) -> None:
         """Follow other states of some parameters, or of all.
@@ -1162,6 +1218,189 @@ class Updater(Resumable):
                 dict.__setitem__(self.states, index, state)
                 dict.__setitem__(self.states_synced, index, True)
 
+    # Files
+
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
+        """Return the states of all indices as safetensors bytes.
+
+        Parameters
+        ----------
+        dump_optimizer : bool
+            Include the optimizer: hyper-parameters, update counts, schedule, everything except
+            ``param_dict``. Without it, update counts are not saved: an updater that loads the
+            states keeps its own. Default False.
+
+        Returns
+        -------
+        bytes
+            Argument for :meth:`set_states`.
+
+        Raises
+        ------
+        TypeError
+            A state or an attribute of the optimizer contains something other than None, numbers,
+            strings, arrays, tuples, lists and dicts; or `dump_optimizer` is not a bool.
+        RuntimeError
+            See :meth:`save`.
+        """
+        dump_optimizer = flag("dump_optimizer", dump_optimizer)
+        with between_updates(self.lock, "get_states()"):
+            return dumps(describe_states(self, dump_optimizer))
+
+    def set_states(self, states: bytes) -> None:
+        """Replace the states by those from :meth:`get_states`, and restore the optimizer if saved.
+
+        An optimizer of the same class is restored in place, another one is replaced; either has no
+        ``param_dict`` then. A schedule of the same class stays the same object, as in
+        :meth:`load`.
+
+        Parameters
+        ----------
+        states : bytes
+            Result of :meth:`get_states`.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError
+            The bytes are damaged, cannot be read, or do not match the optimizer. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> old, new = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
+        >>> weight = np.ones(2)
+        >>> old(0, np.ones(2), weight)
+        >>> new.set_states(old.get_states())
+        >>> new.states[0]
+        (array([0.1, 0.1]), array([0.001, 0.001]))
+        """
+        restore_states(self, loads(states, self.optimizer))
+
+    def save(self, path: PathLike) -> None:
+        """Write a checkpoint from which a later run can continue; see :meth:`load`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A safetensors file. An existing file is replaced atomically.
+
+        Raises
+        ------
+        TypeError
+            A state or an attribute of the optimizer contains something other than None, numbers,
+            strings, arrays, tuples, lists and dicts.
+        fastopt.checkpoint.CheckpointError
+            The metadata is larger than :meth:`load` accepts.
+        OSError
+            The file cannot be written. An existing file is unchanged.
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> old, new = (optimizer.get_updater(optimizer.Adam(wd=wd)) for wd in (0.1, 0.0))
+        >>> old(0, np.ones(2), np.ones(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     old.save(f"{folder}/adam.safetensors")
+        ...     new.load(f"{folder}/adam.safetensors")
+        Skipped(missing=[], extra=[])
+        >>> new.optimizer.wd, new.optimizer.num_update
+        (0.1, 1)
+        """
+        with between_updates(self.lock, "save()"):
+            write_atomically(path, chunks(describe(self)))
+
+    def load(self, path: PathLike, strict: bool = True) -> Skipped:
+        """Load a checkpoint of :meth:`save`: states, hyper-parameters, update counts, loss scale.
+
+        The optimizer stays the same object and keeps its ``param_dict``. A schedule of the same
+        class, of the optimizer or a group, stays the same object too. Parameters are matched by
+        name where names are known, otherwise by index.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            File written by :meth:`save` of an updater whose optimizer has the same class, or of a
+            :class:`fastopt.distributed.ShardedUpdater`, whose shards are merged.
+        strict : bool
+            Raise an error if the file lacks parameters of this updater or has additional ones.
+            Otherwise missing parameters start from scratch, and additional ones are ignored.
+            Default True.
+
+        Returns
+        -------
+        fastopt.checkpoint.Skipped
+            Names or indices of the parameters ``missing`` in the file, and of the ``extra`` ones.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError, OSError
+            The file is damaged, does not match, or cannot be read. Nothing changes.
+        """
+        with read_from(path):
+            return restore(self, read_whole(self.optimizer, path), strict)
+
+    def states_dict(self) -> dict[str, Any]:
+        """Return the contents of a checkpoint as a dict, with copies of the arrays.
+
+        Raises
+        ------
+        TypeError, RuntimeError
+            See :meth:`save`.
+        """
+        with between_updates(self.lock, "states_dict()"):
+            found: dict[str, Any] = copied(describe(self))
+            return found
+
+    def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
+        """Restore the result of :meth:`states_dict`.
+
+        Parameters
+        ----------
+        states : dict
+            Result of :meth:`states_dict`.
+        strict : bool
+            See :meth:`load`, also for the result and errors.
+        """
+        return restore(self, states, strict, copies=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the contents of a checkpoint; alias of :meth:`states_dict` with torch's name."""
+        return self.states_dict()
+
+    def load_state_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
+        """Restore the result of :meth:`state_dict`; alias of :meth:`load_states_dict`.
+
+        Parameters
+        ----------
+        states, strict
+            See :meth:`load_states_dict`, also for the result and errors.
+        """
+        return self.load_states_dict(states, strict)
+
+    def load_mxnet(
+        self, path: PathLike | bytes, strict: bool = True, max_bytes: int | None = None
+    ) -> Skipped:
+        """Load states that MXNet's ``get_states`` wrote.
+
+        If the file contains the optimizer, those of its attributes that this optimizer also has are
+        loaded, except the schedule. Otherwise hyper-parameters and update counts are unchanged.
+
+        Parameters
+        ----------
+        path : str, os.PathLike or bytes
+            The file or its contents.
+        strict : bool
+            See :meth:`load`, also for the result and errors.
+        max_bytes : int, optional
+            See :func:`~fastopt.checkpoint.load_mxnet_states`.
+        """
+        return restore(self, described_by_mxnet(self, path, max_bytes), strict)
+
     # Averages of the weights
 
     @property
@@ -1635,6 +1874,13 @@ class Updater(Resumable):
         vars(self)["_info"] = info  # skips __setattr__
         if self.loss_scaler is not None:
             self.loss_scaler.update(overflow=info.skipped)
+
+
+def _shown(value: Any) -> str:
+    """Representation of an argument, without addresses."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_shown(part)}' for key, part in value.items())}}}"
+    return without_address(repr(value), value)
 
 
 @constructs(Updater)

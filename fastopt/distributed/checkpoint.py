@@ -21,14 +21,14 @@ from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.format.objects import is_registered
 from fastopt.checkpoint.format.tree import chunks
-from fastopt.checkpoint.restore.describe import Stateful, describe
+from fastopt.checkpoint.restore.describe import describe, under_keys
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.restore.placement import Placement
-from fastopt.checkpoint.restore.progress import check_outside, under_keys
-from fastopt.checkpoint.restore.restore import restore
+from fastopt.checkpoint.restore.restore import check_outside, restore
 from fastopt.checkpoint.restore.shards import (
     BY_ROW,
     RUN,
+    Reading,
     Saved,
     cut_state,
     read_saved,
@@ -42,6 +42,7 @@ from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, listing, time_limit
 from fastopt.distributed.sharded import Sharded
 from fastopt.lr_scheduler.base import restored
+from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index
 
@@ -51,8 +52,11 @@ Tree = dict[str, Any]
 NOTHING: Mapping[Index, Placement] = MappingProxyType({})
 
 
-class Trial(Stateful):
+class Trial:
     """Temporary updater, with this rank's parameters, into which a checkpoint is restored first."""
+
+    states_synced: dict[Index, bool]
+    _windows: Windows | None = None
 
     def __init__(self, sharded: Sharded) -> None:
         self.optimizer = sharded.optimizer
@@ -61,6 +65,12 @@ class Trial(Stateful):
         self.states = {index: sharded.states.get(index) for index in sharded.placements}
         self.groups, self.average = sharded.shard.groups, sharded.shard.average
         self._averages = None if self.average is None else Averages(self.average)
+
+    def _has_records(self) -> bool:
+        return False
+
+    def _put_states(self, states: dict[Index, Any], alike: bool) -> None:
+        self.states_synced, self.states = dict.fromkeys(states, False), states
 
 
 class Resumable(Sharded):
@@ -259,7 +269,8 @@ class Resumable(Sharded):
     def _read(self, path: PathLike) -> tuple[str, Saved]:
         """Read the part of a checkpoint that this rank loads."""
         check_outside(self.shard)
-        return read_saved(self, path, self._kind)
+        reading = Reading(self.optimizer, self.rank, self.ranks, self.placements)
+        return read_saved(reading, path, self._kind)
 
     def _restored(self, trial: Trial, saved: Saved, strict: bool) -> Skipped:
         """Restore a checkpoint into `trial`, slicing whole states if their placement is known."""

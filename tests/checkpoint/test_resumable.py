@@ -6,9 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from fastopt.checkpoint import Skipped
+import fastopt
+from fastopt.checkpoint import CheckpointError, Skipped
 from helpers.cases import CASES, CHOICES, every_choice, kept
-from helpers.resumed_runs import SETTINGS, digits, start, train, updater_of, updater_with
+from helpers.resumed_runs import SETTINGS, SHAPES, digits, start, train, updater_of, updater_with
 
 RESUME = """
 import json, sys
@@ -47,3 +48,53 @@ def test_an_updater_reloads_its_own_checkpoint(case, tmp_path):
         repeated = copy.deepcopy(before)
         train(updater, repeated, range(3, 6))
         assert digits(repeated) == digits(weights)
+
+
+@pytest.mark.parametrize("case", kept(CASES, "adam", "nadam", "sgd"), ids=str)
+def test_a_load_between_updates_is_that_of_a_new_updater(case):
+    updater, weights = updater_of(case, learning_rate=0.01), start()
+    train(updater, weights, range(3))
+    saved, before = updater.states_dict(), copy.deepcopy(weights)
+    train(updater, weights, range(3, 6))
+    present = updater.states
+    past = copy.deepcopy(dict(present))
+    for _ in range(2):
+        updater.load_states_dict(saved)
+        assert updater.states_synced == dict.fromkeys(updater.states, False)
+        repeated = copy.deepcopy(before)
+        train(updater, repeated, range(3, 6))
+        assert digits(repeated) == digits(weights)
+        assert updater.states_synced == dict.fromkeys(updater.states, True)
+    np.testing.assert_equal(dict(present), past)
+
+
+def test_states_of_the_present_form_need_no_new_records():
+    updater, weights = fastopt.Updater(fastopt.Adam()), start()
+    train(updater, weights, range(3))
+    saved = updater.states_dict()
+    for lr in (0.001, 0.001, 0.1):
+        updater.optimizer.learning_rate = lr
+        updater.load_states_dict(saved)
+        assert updater.optimizer.learning_rate == 0.001
+        train(updater, weights, range(1))
+    assert updater.info.slow.calls == len(SHAPES)  # after the load of another learning rate
+
+
+@pytest.mark.parametrize("change", ["shape", "count", "list", "slot"])
+def test_records_do_not_excuse_states_from_checks(change):
+    updater, weights = fastopt.Updater(fastopt.Adam()), start()
+    train(updater, weights, range(3))
+    saved = updater.states_dict()
+    mean, square = saved["states"][0]
+    if change == "count":
+        saved["attributes"]["_index_update_count"][0] = -1
+    else:
+        short = {"shape": (mean[1:], square), "list": [mean, [square, mean]], "slot": (mean,)}
+        saved["states"][0] = short[change]
+    before = copy.deepcopy((updater.states, updater.states_synced, updater.optimizer.num_update))
+    with pytest.raises(CheckpointError, match=r"index 0|index_update_count"):
+        updater.load_states_dict(saved)
+    after = updater.states, updater.states_synced, updater.optimizer.num_update
+    np.testing.assert_equal(after, before)
+    train(updater, weights, range(1))
+    assert updater.info.slow.calls == 0

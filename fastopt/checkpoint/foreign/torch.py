@@ -13,7 +13,7 @@ from fastopt.arguments import brief, flag, number
 from fastopt.checkpoint.foreign.torch_forms import FORMS, VOCABULARY, Form, plain, same
 from fastopt.checkpoint.format.container import Array
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
-from fastopt.checkpoint.restore.describe import Stateful, check_updater, describe
+from fastopt.checkpoint.restore.describe import Stateful, check_updater, describe, under_keys
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore.restore import restore
 from fastopt.optimizer.optimizer import Index, Optimizer
@@ -228,16 +228,13 @@ def _described(
     if form.torch == "NAdam":
         products = {index: float(entry["mu_product"]) for index, entry in entries.items()}
         attributes["_m_schedules"] = products
+    states = {i: _from_torch(form, own, float(group_of[i]["lr"])) for i, own in entries.items()}
     keys = keys_of(names_of(optimizer), group_of)
     return {
         **describe(updater),
         "attributes": attributes,
         "parameters": {key: index for key, index in keys.items() if index in group_of},
-        "states": {
-            key: _from_torch(form, entries[index], float(group_of[index]["lr"]))
-            for key, index in keys.items()
-            if index in entries
-        },
+        "states": under_keys(states, keys),
     }
 
 

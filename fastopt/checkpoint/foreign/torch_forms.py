@@ -11,6 +11,7 @@ from typing import Any
 
 from fastopt._engine.newton_schulz import QUINTIC
 from fastopt.kernels.variants import Variant
+from fastopt.optimizer.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 MOMENTUM = ("momentum_buffer",)
 
 
-def plain(optimizer: Any) -> dict[str, bool]:
+def plain(optimizer: Optimizer) -> dict[str, bool]:
     """Return values that disable the variants of an optimizer that torch does not have."""
     return {name: False for name in Variant._fields if name in vars(optimizer)}
 

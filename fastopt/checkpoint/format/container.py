@@ -1,9 +1,13 @@
 """Arrays and a JSON document in a safetensors file, written and read in chunks.
 
-The format is written and read here, since the library holds more than one copy of the arrays. For
-400 MB, reading bytes takes it 760 MB instead of 380 MB, and writing arrays in Fortran order, or any
-arrays before its version 0.8, 380 MB instead of 1 MB, in the same time. Here only pieces of 1 MiB
-are copied, and no memory is allocated for what a file turns out not to contain.
+The format is written and read here, not by the library safetensors (0.8), which tests compare with.
+The library takes half the CPU time: 10 ms to load 1,000 arrays of 20 x 50 instead of 19 ms, 0.8 s
+to save 1 GB instead of 1.3 s, 0.5 s of which are checksums. But it writes the elements of arrays in
+Fortran order in another order than their shape says, unless they are copied before; it takes 1.9 GB
+to read 1 GB of bytes instead of 1 GB; it writes to a path, not to an open temporary file; and it
+parses headers of up to 100 MB, in 0.8 GB of memory, of which :func:`_check_header` refuses most.
+Here only pieces of 1 MiB are copied, and no memory is allocated for what a file turns out not to
+contain.
 """
 
 import json
@@ -26,19 +30,11 @@ METADATA = "__metadata__"
 """Key of a header that is not the name of a tensor."""
 
 CODES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
     "bfloat16": "BF16",
     "complex64": "C64",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
     "bool": "BOOL",
 }
 """Code of each dtype in the header."""
@@ -128,21 +124,20 @@ def decode(file: BufferedIOBase) -> tuple[Any, dict[str, Array]]:
     if entries.keys() != records.keys():
         odd = sorted(entries.keys() ^ records.keys())
         raise CheckpointError(f"header and metadata do not list the same tensors: {odd}")
+    arrays = {}
     for name, entry in entries.items():
-        dtype, shape = records[name]["dtype"], records[name]["shape"]
+        record = records[name]
+        dtype, shape = record["dtype"], record["shape"]
         dtype_of(dtype)
         if (entry.dtype, entry.shape) != (BITS.get(dtype, dtype), shape):
             raise CheckpointError(
                 f"tensor {name}: the header says {entry.dtype} of shape {entry.shape}, the "
                 f"metadata {dtype} of shape {shape}"
             )
-    arrays = {}
-    for name, entry in entries.items():
-        record = records[name]
         bits, crc = read_bits(file, entry, record["order"])
         if crc != record["crc32"]:
             raise CheckpointError(f"tensor {name} is damaged: its CRC32 differs")
-        arrays[name] = from_bits(bits, record["dtype"])
+        arrays[name] = from_bits(bits, dtype)
     return document["tree"], arrays
 
 

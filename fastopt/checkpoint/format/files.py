@@ -55,25 +55,21 @@ def write_atomically(path: PathLike, chunks: Iterable[bytes | memoryview]) -> No
     """
     if isinstance(chunks, (str, bytes, bytearray, memoryview)):
         raise TypeError(f"chunks must be a list of bytes, got {type(chunks).__name__}")
-    _write(path, chunks, None)
+    write_part(path, None, chunks)
 
 
-def write_part(path: PathLike, of: PathLike, chunks: Iterable[bytes | memoryview]) -> None:
+def write_part(path: PathLike, of: PathLike | None, chunks: Iterable[bytes | memoryview]) -> None:
     """Write a file that belongs to the file `of`, like :func:`write_atomically`.
 
     The next :func:`write_atomically` for `of` removes temporary files that killed processes left.
     """
-    _write(path, chunks, Path(of).name)
-
-
-def _write(path: PathLike, chunks: Iterable[bytes | memoryview], of: str | None) -> None:
     try:
         target = Path(os.path.realpath(path))
         if target.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))  # links in a loop
         if of is None:
             _remove_leftovers(target)
-        _replace(target, target.name if of is None else of, chunks)
+        _replace(target, Path(of or target).name, chunks)
     except OSError as error:
         if error.errno is None:
             raise

@@ -1,12 +1,21 @@
-"""Conversion of optimizers and schedules to class names and attributes, and back."""
+"""Conversion of optimizers, schedules and groups to class names and attributes, and back."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fastopt.arguments import Checked
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.lr_scheduler import LRScheduler, scheduler_registry
+from fastopt.lr_scheduler.base import restored
 from fastopt.optimizer.optimizer import Optimizer
+
+Given = Mapping[str, Mapping[str, Any]]
+"""Groups as the user gives them."""
+
+Kind = TypeVar("Kind", bound=Checked)
+
+TABLES = dict, Mapping
+"""Types of tables; most are dicts, which is checked faster."""
 
 PLAIN = frozenset({type(None), bool, int, float, str})
 
@@ -16,12 +25,12 @@ KEEP = "<keep the present schedule>"
 KEPT = "the saved learning-rate schedule is not of a registered class; the present one is kept"
 
 
-def is_kept(schedule: Any) -> bool:
+def is_kept(schedule: object) -> bool:
     """Whether `schedule` is the placeholder for one that could not be saved."""
     return isinstance(schedule, str) and schedule == KEEP
 
 
-def is_registered(schedule: Any) -> bool:
+def is_registered(schedule: object) -> bool:
     """Whether the class of `schedule` is registered, so that it can be saved by name."""
     return scheduler_registry.get(type(schedule).__name__) is type(schedule)
 
@@ -37,7 +46,7 @@ def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
     return attributes
 
 
-def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -> Any:
+def rebuilt(klass: type[Kind], attributes: Mapping[str, Any], present: object) -> Kind:
     """Create an instance of a class from attributes, without calling ``__init__``.
 
     Classes of this package accept the attributes that they declare, and attributes that the user
@@ -94,7 +103,7 @@ def _same(one: Any, other: Any) -> bool:
     if type(other) in PLAIN:
         same = type(one) is type(other) and one == other
         return same and bool(one or repr(one) == repr(other))  # 0.0 is not -0.0
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
+    if isinstance(one, TABLES) and isinstance(other, TABLES):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     return (
         isinstance(one, LRScheduler)
@@ -133,8 +142,101 @@ def optimizer_class(name: Any, present: Optimizer | None) -> type[Optimizer]:
     raise CheckpointError(f"optimizer class {name} is not registered")
 
 
-def schedule_class(name: Any) -> Any:
+def schedule_class(name: Any) -> type[LRScheduler]:
     """Registered schedule class with a name."""
     if name not in scheduler_registry:
         raise CheckpointError(f"schedule class {name} is not registered")
     return scheduler_registry[name]
+
+
+# Groups
+
+
+def described_groups(groups: Given | None) -> dict[str, dict[str, Any]]:
+    """Return groups in the form of a checkpoint: optimizers as class name and attributes."""
+    described: dict[str, dict[str, Any]] = {}
+    for pattern, given in (groups or {}).items():
+        described[pattern] = own = dict(given)
+        opt = own.pop("optimizer", None)
+        if opt is not None:
+            own["class"], own["attributes"] = type(opt).__name__, attributes_of(opt)
+        schedule = own.get("lr_scheduler")
+        if schedule is not None and not is_registered(schedule):
+            own["lr_scheduler"] = KEEP
+    return described
+
+
+def restored_groups(
+    saved: Any, present: Given | None, index: Callable[[Any], Any]
+) -> dict[str, dict[str, Any]]:
+    """Rebuild groups from the result of :func:`described_groups`; the updater does not change.
+
+    Parameters
+    ----------
+    saved : dict
+        Result of :func:`described_groups`.
+    present : mapping or None
+        Current groups of the updater. They supply what cannot be saved: schedules that are plain
+        functions, and classes that are not registered.
+    index : callable
+        Maps the saved indices in an attribute of an optimizer to the updater's indices.
+
+    Raises
+    ------
+    CheckpointError
+        `saved` is invalid, or a schedule was not saved and `present` does not have it.
+    """
+    if not isinstance(saved, dict) or not all(isinstance(own, dict) for own in saved.values()):
+        raise CheckpointError("its groups must be dicts by pattern")
+    groups: dict[str, dict[str, Any]] = {}
+    for pattern, own in saved.items():
+        label, beside = f"groups[{pattern!r}]", (present or {}).get(pattern, {})
+        groups[pattern] = group = dict(own)
+        _put_schedule(f"{label}: its lr_scheduler was", group, beside)
+        if "class" not in group:
+            continue
+        name, attributes = group.pop("class"), group.pop("attributes", None)
+        if not isinstance(attributes, dict) or "lr_scheduler" not in attributes:
+            raise CheckpointError(f"{label}: it has no attributes of {name}")
+        other = beside.get("optimizer")
+        klass = optimizer_class(name, other)
+        other = other if type(other) is klass else None
+        attributes = {key: index(value) for key, value in attributes.items()}
+        own_schedule = {} if other is None else {"lr_scheduler": other.lr_scheduler}
+        _put_schedule(f"{label}: the lr_scheduler of its {name} was", attributes, own_schedule)
+        group["optimizer"] = rebuilt(klass, attributes, other)
+    return groups
+
+
+def _put_schedule(context: str, own: dict[str, Any], present: Mapping[str, Any]) -> None:
+    """Put the present schedule in the place of one that was not saved."""
+    if is_kept(own.get("lr_scheduler")):
+        if "lr_scheduler" not in present:
+            raise CheckpointError(
+                f"{context} not saved; give the updater a group of that pattern with one"
+            )
+        own["lr_scheduler"] = present["lr_scheduler"]
+
+
+def in_place(present: Optimizer | None, saved: Optimizer) -> Optimizer:
+    """Restore an optimizer, or if its class differs its schedule, in the present one's place."""
+    if present is not None and type(present) is type(saved):
+        if present is not saved:
+            present.restore_from(saved)
+        return present
+    if present is not None:
+        saved.lr_scheduler = restored(present.lr_scheduler, saved.lr_scheduler)
+    return saved
+
+
+def with_present(groups: Given | None, present: Given | None) -> Given:
+    """Replace restored optimizers and schedules by the current ones, which get their attributes."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for pattern, own in (groups or {}).items():
+        now: Mapping[str, Any] = (present or {}).get(pattern, {})
+        found[pattern] = group = dict(own)
+        if isinstance(own.get("optimizer"), Optimizer):
+            group["optimizer"] = in_place(now.get("optimizer"), own["optimizer"])
+        if "lr_scheduler" in own:
+            group["lr_scheduler"] = restored(now.get("lr_scheduler"), own["lr_scheduler"])
+    return found

@@ -11,17 +11,9 @@ from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import is_cuda
 from fastopt._notices import warn_user
 from fastopt.arguments import is_array
+from fastopt.checkpoint.format import objects
 from fastopt.checkpoint.format.container import METADATA, Array, can_hold, decode, dtype_of, encode
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
-from fastopt.checkpoint.format.objects import (
-    KEPT,
-    attributes_of,
-    is_kept,
-    is_registered,
-    optimizer_class,
-    rebuilt,
-    schedule_class,
-)
 from fastopt.optimizer.optimizer import Optimizer
 from fastopt.sparse import RowSparse
 
@@ -107,7 +99,7 @@ def read(file: io.BufferedIOBase, present: Optimizer | None = None) -> Any:
     if arrays:
         raise CheckpointError(f"tensors that belong nowhere: {sorted(arrays)}")
     if reader.kept:
-        warn_user(KEPT)
+        warn_user(objects.KEPT)
     return tree
 
 
@@ -135,9 +127,9 @@ def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:
     if isinstance(value, RowSparse):
         return {"row_sparse": _pack((value.values, value.indices, value.shape), where, arrays)}
     if isinstance(value, Optimizer):
-        attributes = attributes_of(value)
+        attributes = objects.attributes_of(value)
         return {"optimizer": type(value).__name__, "of": _pack(attributes, where, arrays)}
-    if is_registered(value):
+    if objects.is_registered(value):
         return {"schedule": type(value).__name__, "of": _pack(vars(value), where, arrays)}
     raise TypeError(
         f"{where or 'the tree'} must be None, a number, a string, an array, or a tuple, list or "
@@ -195,17 +187,19 @@ class _Reader:
             case "row_sparse":
                 return RowSparse(*self.unpack(of))
             case "schedule":
-                return rebuilt(schedule_class(of), self.unpack(value["of"]), self.schedule)
+                return objects.rebuilt(
+                    objects.schedule_class(of), self.unpack(value["of"]), self.schedule
+                )
             case "optimizer":
                 return self._optimizer(of, self.unpack(value["of"]))
         raise CheckpointError(f"unknown kind of value: {kind!r}")
 
-    def _optimizer(self, name: str, attributes: dict[str, Any]) -> Any:
+    def _optimizer(self, name: str, attributes: dict[str, Any]) -> Optimizer:
         present, schedule = self.present, self.schedule
         inner = getattr(present, "fallback", None)
         if isinstance(inner, Optimizer) and type(inner).__name__ == name:
             present, schedule = inner, inner.lr_scheduler
-        if is_kept(attributes["lr_scheduler"]):
+        if objects.is_kept(attributes["lr_scheduler"]):
             self.kept = True
             attributes["lr_scheduler"] = schedule
-        return rebuilt(optimizer_class(name, present), attributes, present)
+        return objects.rebuilt(objects.optimizer_class(name, present), attributes, present)

@@ -48,6 +48,8 @@ def keys_of(names: Mapping[Index, str | None], indices: Iterable[Index]) -> dict
     The parameters are those in `names` and `indices`.
     """
     known = dict.fromkeys([*names, *indices])
+    if not names:
+        return dict(zip(known, known, strict=True))
     often = Counter(names.values())
     keys: dict[Index, Index] = {}
     for index in known:
@@ -76,11 +78,6 @@ class Matching:
     """Keys and indices of parameters of the updater that are not saved."""
 
     skipped: Skipped
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether both sides have the same parameters with the same indices."""
-        return not any(self.skipped) and all(key == index for key, index in self.index.items())
 
     def table(self, table: Mapping[Any, Any]) -> dict[Any, Any]:
         """Map the keys of a table to the current indices, and remove dropped parameters."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from fastopt.optimizer.optimizer import Array, Index
 
@@ -89,7 +89,7 @@ class Placement:
         inner = self.shape[1:]
         return ((last - first) // max(math.prod(inner), 1), *inner)
 
-    def slice_of(self, elements: Any, rank: int) -> Array:
+    def slice_of(self, elements: Array, rank: int) -> Array:
         """A rank's slice, from the flat elements in C order."""
         first, last = self.part(rank)
         cut: Array = elements[first:last].reshape(self._shape_of(first, last))

@@ -6,34 +6,48 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.averaging import Averages
+from fastopt._engine.mixed_precision import holds_master
 from fastopt._engine.validate import label, leaves
-from fastopt._kernels.codes import renew
+from fastopt._kernels.codes import is_coded, renew, scales_shape, split_scales
 from fastopt._notices import warn_user
 from fastopt.amp import LossScaler
-from fastopt.arguments import brief, flag, number
+from fastopt.arguments import ArrayOf, brief, count, flag, number
+from fastopt.averages import Average
 from fastopt.averages import rebuilt as rebuilt_average
+from fastopt.checkpoint.format import objects
+from fastopt.checkpoint.format.container import Array
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
-from fastopt.checkpoint.format.objects import KEPT, is_kept, new_counts, rebuilt
-from fastopt.checkpoint.restore.describe import SETTINGS, Stateful
-from fastopt.checkpoint.restore.fitting import check_states
-from fastopt.checkpoint.restore.groups import in_place, restored_groups, with_present
+from fastopt.checkpoint.restore.describe import PROGRESS, SETTINGS, Stateful, copied, foreign_part
 from fastopt.checkpoint.restore.parameters import Matching, Skipped, keys_of, match, names_of
-from fastopt.checkpoint.restore.progress import PROGRESS, check_outside, checked_progress
+from fastopt.kernels.rule import Rule
+from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
+from fastopt.sparse import RowSparse
 
-FIELDS: dict[str, Any] = {
-    "optimizer": str,
-    "attributes": dict,
-    "parameters": dict,
-    "states": dict,
-    "updater": dict,
-    "loss_scaler": (dict, type(None)),
-}
+FIELDS: dict[str, Any] = {"optimizer": str, "loss_scaler": (dict, type(None))}
+FIELDS |= dict.fromkeys(("attributes", "parameters", "states", "updater"), dict)
+
+REALS = ArrayOf(("float32", "float64"))
+SLOTS = ArrayOf((*REALS.dtypes, "bfloat16"))
+MASTERS = ArrayOf(("float32", "uint16"))
+
+Current = Callable[[Index], Index | None]
+"""Function that returns the updater's index for a key of a checkpoint, or None."""
 
 
-def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
+def check_outside(updater: Stateful) -> None:
+    """Raise RuntimeError inside ``averaged()``."""
+    averages = updater._averages
+    if averages is not None and averages.inside:
+        averages.check_free()
+
+
+def restore(updater: Stateful, saved: Any, strict: bool, copies: bool = False) -> Skipped:
     """Restore `updater` from the result of :func:`~fastopt.checkpoint.restore.describe.describe`.
+
+    The updater has the arrays of `saved` afterwards, or with `copies` its own.
 
     Raises
     ------
@@ -55,20 +69,33 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
                     f"the parameters differ: the checkpoint lacks {missing} and has {extra} in "
                     "addition; strict=False loads what both have"
                 )
-            states = dict(_states(saved, matching, updater))
-            made, attributes = optimizer, saved["attributes"]
-            counts = new_counts(optimizer, attributes) if matching.is_identity else None
-            if counts is None:
-                attributes = _attributes(attributes, matching, optimizer)
-                made = rebuilt(type(optimizer), attributes, optimizer)
+            own = copied if copies else lambda part: part
             index = {key: matching.index.get(i) for key, i in saved["parameters"].items()}
-            put = checked(updater, made, states, saved, index.__getitem__, matching.attribute)
-        if is_kept(saved["attributes"]["lr_scheduler"]):
-            warn_user(KEPT)
-        _restore_scaler(getattr(updater, "loss_scaler", None), saved["loss_scaler"])
+            given = saved["states"]
+            states = {i: own(given[k]) for k, i in index.items() if i is not None and k in given}
+            rest = {
+                name: own(saved[name])
+                for name in ("parameters", "groups", *PROGRESS)
+                if name in saved
+            }
+            alike = "groups" not in rest and _are_alike(updater, states)
+            if not alike:
+                _check_like_present(updater, states)
+            made, attributes = optimizer, saved["attributes"]
+            same = not any(matching.skipped) and all(i == now for i, now in matching.index.items())
+            counts = objects.new_counts(optimizer, attributes) if same else None
+            if counts is None:
+                attributes = _attributes(own(attributes), matching, optimizer)
+                made, alike = objects.rebuilt(type(optimizer), attributes, optimizer), False
+            put = _checked(
+                updater, made, states, rest, index.__getitem__, matching.attribute, alike
+            )
+        if objects.is_kept(saved["attributes"]["lr_scheduler"]):
+            warn_user(objects.KEPT)
+        _restore_scaler(updater.loss_scaler, saved["loss_scaler"])
         put()
         if counts:
-            optimizer.restore(counts)
+            _put_counts(optimizer, counts)
         for name, value in saved["updater"].items():
             if value != getattr(updater, name, ...):
                 setattr(updater, name, value)
@@ -91,7 +118,7 @@ def restore_states(updater: Stateful, tree: Any) -> None:
                     rest.keys() <= {"groups", *PROGRESS}
                 ):
                     own = made or updater.optimizer
-                    put = checked(updater, own, states, tree, lambda key: key, lambda value: value)
+                    put = _checked(updater, own, states, tree, lambda key: key, lambda value: value)
                 case _:
                     raise CheckpointError(
                         "not the states of an updater, which get_states() makes; load() reads "
@@ -102,13 +129,14 @@ def restore_states(updater: Stateful, tree: Any) -> None:
             updater.optimizer.param_dict = {}  # as in MXNet, where it is a new optimizer
 
 
-def checked(
+def _checked(
     updater: Stateful,
     optimizer: Optimizer,
     states: dict[Index, Any],
     saved: Mapping[str, Any],
-    index: Callable[[Index], Index | None],
+    index: Current,
     attribute: Callable[[Any], Any],
+    alike: bool = False,
 ) -> Callable[[], None]:
     """Check what an updater shall have, and return a function that gives it that.
 
@@ -125,6 +153,8 @@ def checked(
     index, attribute : callable
         Return the updater's index for a key of the checkpoint, None if it has none, and an
         attribute of an optimizer with the updater's indices.
+    alike : bool
+        Whether the states have the form of the present ones, which updates have checked.
 
     Raises
     ------
@@ -133,8 +163,8 @@ def checked(
     """
     groups = updater.groups
     if "groups" in saved:
-        groups = restored_groups(saved["groups"], groups, attribute)
-    average, found = getattr(updater, "average", None), None
+        groups = objects.restored_groups(saved["groups"], groups, attribute)
+    average, found = updater.average, None
     if average is not None and saved.get("averages") is not None:
         average = rebuilt_average(saved["averages"]["average"])
     if groups:
@@ -142,22 +172,22 @@ def checked(
             found = Groups(groups, optimizer)
             if average is not None:
                 found.check_average(average)
-    check_states(optimizer, states, found)
-    restore_progress = checked_progress(updater, saved, index)
+    if not alike:
+        _check_states(optimizer, states, found)
+    restore_progress = _checked_progress(updater, saved, index)
 
     def put() -> None:
-        for state in states.values():
+        for state in () if alike else states.values():
             renew(leaves(state))
-        updater.states_synced = dict.fromkeys(states, False)
-        updater.states = states
+        updater._put_states(states, alike)
         present = updater.groups
         if "groups" in saved:
             updater.groups = None  # the present groups need not match the new optimizer
-        own = in_place(updater.optimizer, optimizer)
+        own = objects.in_place(updater.optimizer, optimizer)
         if own is not updater.optimizer:
             updater.optimizer = own
         if "groups" in saved:
-            updater.groups = with_present(groups, present)
+            updater.groups = objects.with_present(groups, present)
         restore_progress()
 
     return put
@@ -195,22 +225,16 @@ def _check_fields(saved: Any, optimizer: str) -> None:
             number(name, value, least=0)
 
 
-def _states(
-    saved: Mapping[str, Any], matching: Matching, updater: Stateful
-) -> Iterator[tuple[Index, Any]]:
-    """Current index and saved state of each parameter that both sides have."""
-    for key, state in saved["states"].items():
-        index = matching.index.get(saved["parameters"][key])
-        if index is None:
-            continue
-        message = f"state of {label(index, updater.optimizer.idx2name)}"
+def _check_like_present(updater: Stateful, states: Mapping[Index, Any]) -> None:
+    """Compare arrays with those at the same positions of the present states."""
+    for index, state in states.items():
         for one, other in _pairs(state, updater.states.get(index)):
             if (one.shape, one.dtype) != (other.shape, other.dtype):
                 raise CheckpointError(
-                    f"{message} has an array of shape {one.shape} and dtype {one.dtype}, "
-                    f"where the updater has {other.shape} and {other.dtype}"
+                    f"state of {label(index, updater.optimizer.idx2name)} has an array of shape "
+                    f"{one.shape} and dtype {one.dtype}, where the updater has {other.shape} and "
+                    f"{other.dtype}"
                 )
-        yield index, state
 
 
 def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
@@ -235,7 +259,7 @@ def _attributes(
         attributes[name] = own | matching.table(saved[name])
     attributes["idx2name"] = matching.table(saved["idx2name"]) | optimizer.idx2name
     attributes["_index_update_count"] = matching.table(saved["_index_update_count"])
-    if is_kept(attributes["lr_scheduler"]):
+    if objects.is_kept(attributes["lr_scheduler"]):
         attributes["lr_scheduler"], attributes["lr"] = optimizer.lr_scheduler, optimizer.lr
     return attributes
 
@@ -248,3 +272,238 @@ def _restore_scaler(scaler: LossScaler | None, saved: dict[str, Any] | None) -> 
         warn_user("the checkpoint has the state of a loss scaler, the updater has none to take it")
     elif scaler is not None:
         warn_user("the checkpoint has no state of a loss scaler, that of the updater is kept")
+
+
+# States
+
+
+def _are_alike(updater: Stateful, states: Mapping[Index, Any]) -> bool:
+    """Whether an updater has states of the same form, and updates have checked them."""
+    present = updater.states
+    alike = states.keys() == present.keys() and updater._has_records()
+    return alike and all(_is_like(state, present[index]) for index, state in states.items())
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    """Whether two states are nested alike, of numbers with the same dtypes and shapes."""
+    if type(one) is not type(other):
+        return False
+    if type(one) is np.ndarray:
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.dtype.kind == "f"
+    return one is None or (
+        type(one) is tuple and len(one) == len(other) and all(map(_is_like, one, other))
+    )
+
+
+def _put_counts(optimizer: Optimizer, counts: Mapping[str, Any]) -> None:
+    """Restore update counts, those of the same parameters where records know them."""
+    present, found = optimizer._index_update_count, counts["_index_update_count"]
+    if len(found) != len(present) or not all(index in present for index in found):
+        optimizer.restore(counts)
+        return
+    present.array[present.positions(list(found))] = list(found.values())
+    for name in optimizer.in_arrays:
+        object.__setattr__(optimizer, name, counts[name])  # no other attribute has changed
+
+
+def _check_states(
+    optimizer: Optimizer,
+    states: Mapping[Index, Any],
+    groups: Groups | None,
+) -> None:
+    """Check restored states before they are used, without knowing the weights.
+
+    States of optimizers without a rule may contain anything that can be saved, except what their
+    ``check_saved`` refuses.
+
+    Raises
+    ------
+    CheckpointError
+        The number of arrays in a state differs from the slots of the rule, or arrays have wrong
+        dtypes or inconsistent shapes.
+    """
+    for index, state in states.items():
+        context = f"state of {label(index, optimizer.idx2name)}"
+        own = optimizer if groups is None else groups.optimizer_of(index)
+        foreign = foreign_part(state)
+        if foreign:
+            raise CheckpointError(f"{context} holds something of type {foreign}")
+        rule = own.rule_for(index) if own.native else None
+        if rule is None:
+            with refusing(f"{context}: "):
+                own.check_saved(index, state)
+            continue
+        with refusing(""):
+            slots = _check_arrays(context, rule, state, own)
+        if slots:
+            _check_kept(context, own, index, slots[0].shape)
+
+
+def _check_arrays(context: str, rule: Rule, state: Any, optimizer: Optimizer) -> list[Array]:
+    """Check the arrays of a state, and return those of the rule's slots, without the master."""
+    arrays, scales = split_scales(leaves(state))
+    if not all(isinstance(array, np.ndarray) for array in arrays):
+        raise CheckpointError(f"{context} must hold arrays, got {state!r:.100}")
+    count = len(rule.slots)
+    paired = optimizer.multi_precision and holds_master(rule, state)
+    if len(arrays) != count and not paired:
+        raise CheckpointError(
+            f"{context} must have {count} arrays for rule {rule.name}, got {len(arrays)}"
+        )
+    master = arrays.pop(-1 if optimizer.master_last else 0) if paired else None
+    for kept in arrays[len(rule.state) :]:
+        SLOTS(context, kept)
+        if kept.shape:
+            raise CheckpointError(f"{context} must have one number for the tensor, got {kept!r}")
+    arrays = arrays[: len(rule.state)]
+    codes = rule.codes
+    whole = arrays[0].shape if arrays else ()
+    for (slot, shape), array in zip(rule.shapes(whole), arrays, strict=True):
+        allowed = ArrayOf((*SLOTS.dtypes, codes[slot])) if slot in codes else SLOTS
+        allowed(context, array)
+        if array.shape != shape:
+            raise CheckpointError(
+                f"{context} has arrays of shapes {whole} and {array.shape}, slot {slot!r} must "
+                f"have {shape}"
+            )
+    of = [array.shape for array in arrays if is_coded(array)]
+    if [array.shape for array in scales] != list(map(scales_shape, of)):
+        raise CheckpointError(f"{context} has codes of shapes {of}, whose scales do not fit")
+    for array in scales:
+        REALS(f"{context}: scales", array)
+    if master is not None:
+        MASTERS(f"{context}: master", master)
+        if arrays and rule.state[0] not in rule.row_state and master.shape != arrays[0].shape:
+            raise CheckpointError(
+                f"{context} has shape {arrays[0].shape}, its master {master.shape}"
+            )
+    return arrays
+
+
+def _check_kept(context: str, optimizer: Optimizer, index: Index, shape: tuple[int, ...]) -> None:
+    """Check a parameter's deferred decay and sum of gradients against the shape of its state."""
+    decay = optimizer.row_decay.get(index)
+    if decay is not None and shape[:1] != decay[0].shape:
+        raise CheckpointError(
+            f"{context} has shape {shape}, the deferred decay of its rows {decay[0].shape}"
+        )
+    total = vars(optimizer).get("cumgrads", {}).get(index, {}).get("cum_grad")
+    if total is None:
+        return
+    if isinstance(total, tuple):
+        values, rows = total
+        fits = shape[1:] == values.shape[1:] and (not len(rows) or rows.max() < (*shape, 0)[0])
+        found = f"rows of shape {values.shape}"
+    else:
+        fits, found = total.shape == shape, f"shape {total.shape}"
+    if not fits:
+        raise CheckpointError(f"{context} has shape {shape}, the sum of its gradients has {found}")
+
+
+# Gradient sums and averages
+
+
+def _checked_progress(
+    updater: Stateful, saved: Mapping[str, Any], index: Current
+) -> Callable[[], None]:
+    """Check the result of :func:`progress_of`, and return a function that restores it.
+
+    Parameters
+    ----------
+    updater : Updater
+        The updater.
+    saved : mapping
+        The checkpoint.
+    index : callable
+        Returns the updater's index for a key, None if it does not have the parameter.
+
+    Raises
+    ------
+    CheckpointError
+        The fields are invalid, or do not match the settings of the updater.
+    """
+    windows, averages = updater._windows, updater._averages
+    sums = _checked_sums(saved.get("accumulation"), windows, index)
+    found = _checked_averages(saved, averages, index)
+
+    def restore() -> None:
+        if windows is not None:
+            windows.restore(*sums)
+        if averages is not None and found is not None:
+            updater.average = found[0]
+            averages.arrays, averages.held = found[1:]
+        elif averages is not None:
+            averages.arrays, averages.held = {}, None
+
+    return restore
+
+
+def _checked_sums(
+    saved: Any, windows: Windows | None, index: Current
+) -> tuple[dict[Index, int], dict[Index, Any]]:
+    if saved is None:
+        return {}, {}
+    if not isinstance(saved, dict) or set(saved) != {"every", "calls", "sums"}:
+        raise CheckpointError("'accumulation' must have every, calls and sums")
+    every = count("every", saved["every"])
+    calls = _of_parameters("calls", saved["calls"], index)
+    sums = _of_parameters("sums", saved["sums"], index)
+    if calls.keys() != sums.keys():
+        raise CheckpointError("'accumulation' must have calls and sums of the same parameters")
+    own = 1 if windows is None else windows.every
+    if own != every and saved["calls"]:
+        raise CheckpointError(
+            f"it was saved between two updates of accumulate={every}, the updater has "
+            f"accumulate={own}"
+        )
+    if own != every:
+        warn_user(
+            f"the checkpoint was saved with accumulate={every}, the updater keeps accumulate={own}"
+        )
+    for key, so_far in calls.items():
+        count(f"calls[{key!r}]", so_far, most=every - 1)
+        total = sums[key]
+        REALS(f"sums[{key!r}]", total.values if isinstance(total, RowSparse) else total)
+    return calls, sums
+
+
+def _checked_averages(
+    checkpoint: Mapping[str, Any], averages: Averages | None, index: Current
+) -> tuple[Average, dict[Index, Any], dict[Index, Any] | None] | None:
+    saved = checkpoint.get("averages")
+    if saved is None:
+        if averages is not None and checkpoint.get("parameters") != {}:
+            warn_user("the checkpoint has no averages of weights, those of the updater start again")
+        return None
+    fields = {"average", "arrays", "weights_hold", "weights"}
+    if not isinstance(saved, dict) or set(saved) != fields:
+        raise CheckpointError(f"'averages' must have {', '.join(sorted(fields))}")
+    average = rebuilt_average(saved["average"])
+    if averages is None:
+        warn_user("the checkpoint has averages of weights, the updater has no average to take them")
+        return None
+    if type(average) is not type(averages.average):
+        raise CheckpointError(
+            f"it has averages of {average}, the updater has average={averages.average}"
+        )
+    arrays = _of_parameters("arrays", saved["arrays"], index)
+    held = _of_parameters("weights", saved["weights"], index)
+    for key, array in arrays.items():
+        REALS(f"arrays[{key!r}]", array)
+    for key, array in held.items():
+        if not isinstance(array, np.ndarray) or key not in arrays:
+            raise CheckpointError(f"weights[{key!r}] must be an array with an average")
+        if array.shape != arrays[key].shape:
+            raise CheckpointError(
+                f"weights[{key!r}] has shape {array.shape}, its average {arrays[key].shape}"
+            )
+    return average, arrays, held if saved["weights_hold"] == "averages" else None
+
+
+def _of_parameters(name: str, table: Any, index: Current) -> dict[Index, Any]:
+    """Map the keys of a table to current indices; drop parameters that the updater lacks."""
+    try:
+        present = {index(key): value for key, value in table.items()}
+    except (AttributeError, KeyError):
+        raise CheckpointError(f"{name!r} must be a table of the saved parameters") from None
+    return {key: value for key, value in present.items() if key is not None}

@@ -18,7 +18,7 @@ import numpy as np
 from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import read
-from fastopt.checkpoint.restore.parameters import keys_of, match, names_of
+from fastopt.checkpoint.restore.parameters import Keys, keys_of, match, names_of
 from fastopt.checkpoint.restore.placement import Placement, placed
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 
@@ -31,15 +31,8 @@ BY_ROW = ("row_decay",)
 FROZEN = "frozen"
 """Field of an index file with weights that have no state, which may be missing."""
 
-FIELDS = {
-    "run": str,
-    "ranks": int,
-    "kind": str,
-    "updater": dict,
-    "placements": dict,
-    "masters": dict,
-    FROZEN: dict,
-}
+FIELDS = {"run": str, "ranks": int, "kind": str}
+FIELDS |= dict.fromkeys(("updater", "placements", "masters", FROZEN), dict)
 """Fields of the index file, which lists the shards."""
 
 TENSOR = ("shape", "dtype", "form")
@@ -98,8 +91,8 @@ def is_of_ranks(tree: Any) -> bool:
 
 
 @dataclass
-class Alone:
-    """Adapter that presents an updater without ranks as the only rank."""
+class Reading:
+    """Who reads a checkpoint: a rank, by default the only one."""
 
     optimizer: Optimizer
     rank: int = 0
@@ -107,19 +100,23 @@ class Alone:
     placements: Mapping[Index, Placement] = field(default_factory=dict)
 
 
-def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
-    """Merge a sharded checkpoint, in the form of :func:`~.restore.describe.describe`.
+def read_whole(optimizer: Optimizer, path: PathLike) -> Any:
+    """Read the checkpoint of an updater, or merge that of ranks to one.
 
     Raises
     ------
     CheckpointError, OSError
         See :func:`read_saved`.
     """
+    with open(path, "rb") as file:
+        index = read(file, optimizer)
+    if not is_of_ranks(index):
+        return index
     _check(index, "ShardedUpdater")
     with refusing("not a checkpoint of ranks: "):
-        reader = _Reader(Alone(optimizer), path, index)
+        reader = _Reader(Reading(optimizer), path, index)
         tree = reader.saved().updater
-    keys: Mapping[Index, Index] = tree["parameters"]
+    keys: Keys = tree["parameters"]
     for key, placement in reader.before.items():
         for table in tables_of(tree):
             if key in table:
@@ -199,7 +196,7 @@ def _mapped(change: Callable[..., Any], *trees: Any) -> Any:
     return first
 
 
-def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
+def read_saved(reading: Reading, path: PathLike, kind: str) -> tuple[str, Saved]:
     """Return the run name of a checkpoint, and the part of it that this rank loads.
 
     For the file of an updater without ranks, states are whole and the name is a digest of the
@@ -212,7 +209,7 @@ def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
     """
     with read_from(path):
         with open(path, "rb") as file:
-            index = read(file, sharded.optimizer)
+            index = read(file, reading.optimizer)
             file.seek(0)
             size = int.from_bytes(file.read(8), "little")
             header = hashlib.blake2b(file.read(size), digest_size=8).hexdigest()
@@ -220,7 +217,7 @@ def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
             return header, _of_one(index)
         _check(index, kind)
         with refusing("not a checkpoint of ranks: "):
-            return index["run"], _Reader(sharded, path, index).saved()
+            return index["run"], _Reader(reading, path, index).saved()
 
 
 def _of_one(tree: Any) -> Saved:
@@ -259,17 +256,17 @@ They are in units of the first axis of a state: elements or rows.
 class _Reader:
     """Merges the slices of one rank from shards that any number of ranks wrote."""
 
-    def __init__(self, sharded: Any, path: PathLike, index: dict[str, Any]) -> None:
-        self.rank: int = sharded.rank
-        self.path, self.run, self.ranks = path, index["run"], index["ranks"]
-        self.index = index
-        self.keys: Mapping[Index, Index] = index["updater"]["parameters"]
-        present = keys_of(names_of(sharded.optimizer), sharded.placements)
+    def __init__(self, reading: Reading, path: PathLike, index: dict[str, Any]) -> None:
+        self.rank, self.now = reading.rank, reading.ranks
+        self.run, self.ranks, self.index = index["run"], index["ranks"], index
+        self.keys: Keys = index["updater"]["parameters"]
+        present = keys_of(names_of(reading.optimizer), reading.placements)
         self.found = match(self.keys, present).index
         self.before = {key: _placement(fields) for key, fields in index["placements"].items()}
-        self.after = self._anew(sharded, self.before)
+        self.after = self._anew(self.before)
         for key, placement in self.after.items():
-            now = sharded.placements.get(self.found.get(self.keys[key]))
+            at = self.found.get(self.keys[key])
+            now = None if at is None else reading.placements.get(at)
             if now is not None:
                 if any(getattr(now, of) != getattr(placement, of) for of in TENSOR):
                     raise CheckpointError(
@@ -284,15 +281,15 @@ class _Reader:
         """Current index of each weight without a state, by its key."""
         without = {key: _placement(frozen[key]) for key in self.frozen}
         self.before_all = self.before | without
-        self.after_all = self.after | self._anew(sharded, without)
+        self.after_all = self.after | self._anew(without)
         self.shard = cache(lambda rank: read_shard(path, self.run, rank, self.ranks))
         self.nearest = min(self.rank, self.ranks - 1)
         """Rank whose shard is read for what every shard has."""
 
-    def _anew(self, sharded: Any, before: Mapping[Index, Placement]) -> dict[Index, Placement]:
+    def _anew(self, before: Mapping[Index, Placement]) -> dict[Index, Placement]:
         """Placements on the current ranks of what the saved ranks had."""
         lines = [(k, p.shape, p.dtype, p.form) for k, p in before.items()]
-        return dict(before) if sharded.ranks == self.ranks else placed(lines, sharded.ranks)
+        return dict(before) if self.now == self.ranks else placed(lines, self.now)
 
     def saved(self) -> Saved:
         """The part of the checkpoint that this rank loads."""

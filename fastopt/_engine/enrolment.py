@@ -164,9 +164,7 @@ class Enrolment:
         self._common: dict[Any, Any] = {}
         self._alike: dict[Any, Shared] = {}
         self._complete: Mapping[Index, Any] = {}
-        self.new = [
-            k for k, key in enumerate(map(records.key_of, indices)) if key not in records.slots
-        ]
+        self.new = self._unknown()
         self._copied: list[tuple[Array, Array]] = []
         self._single: list[Index] = []
         tables = [updater.states, updater.states_synced]
@@ -175,6 +173,11 @@ class Enrolment:
         self._tables = [(each, {i: each[i] for i in indices if i in each}) for each in tables]
         kept = [(each._index_update_count, each.carried) for each in self.parameters.optimizers()]
         self._numbers = [(each, len(each)) for own in kept for each in own if each is not None]
+
+    def _unknown(self) -> list[int]:
+        """Return the positions of parameters without a record."""
+        keys = map(self.records.key_of, self.indices)
+        return [k for k, key in enumerate(keys) if key not in self.records.slots]
 
     def as_they_come(self, grads: list[Any]) -> list[Any]:
         """Return the gradients, row-sparse ones in one form; [] if one cannot be converted."""
@@ -247,6 +250,7 @@ class Enrolment:
             for k in self.new:
                 groups.of(indices[k])
             groups.sync()  # new indices may have changed multipliers
+        self._number()
         made: dict[Index, Any] = {}
         ready: dict[Index, tuple[Parameter, Template]] = {}
         for k in self.new:
@@ -277,15 +281,29 @@ class Enrolment:
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))
         return True
 
+    def _number(self) -> None:
+        """Give new parameters their numbers (counts, carried ones) before records have addresses.
+
+        Otherwise numbers that move would change settings, and with them records, between two.
+        """
+        new: dict[Any, list[Index]] = {}
+        for k in self.new:
+            new.setdefault(self.parameters.of(self.indices[k]).optimizer, []).append(
+                self.indices[k]
+            )
+        for optimizer, indices in new.items():
+            optimizer._index_update_count.slots(indices, optimizer.begin_num_update)
+            optimizer.carried_slots(indices)
+        if self.records.version != self.updater.optimizer.version:
+            self.records.refresh(self.updater)
+            self.new = self._unknown()  # a rule for each index may have changed with the version
+
     def _begin(self, ready: Mapping[Index, tuple[Parameter, Template]]) -> dict[Index, Any]:
         """Create states of zeros, and records, of parameters with templates; return the states."""
         made, end = dict[Index, Any](), 0
         blanks = [template.blank for _, template in ready.values() if template.blank is not None]
         memory = zeros(sum(each.spacing for each in blanks if each.spacing < ALONE_FROM))
         first = address_of(memory)
-        for optimizer in dict.fromkeys(of.optimizer for of, _ in ready.values()):
-            own = [i for i, (of, _) in ready.items() if of.optimizer is optimizer]
-            optimizer._index_update_count.slots(own, optimizer.begin_num_update)
         for (index, (of, template)), blank in zip(ready.items(), blanks, strict=True):
             if blank.spacing < ALONE_FROM:
                 arrays, start, end = blank.arrays(memory, end), first + end, end + blank.spacing

@@ -99,6 +99,28 @@ def test_states_are_apart_and_aligned(shape):
     assert all(begin % LINE == 0 for begin, _ in ranges)
 
 
+class ByIndex(optimizer.LARS):
+    """Rules that differ between parameters, and a number that each one carries."""
+
+    def rule_for(self, index):
+        return super().rule_for("weight" if index % 2 else "bias")
+
+
+@pytest.mark.parametrize("kind", [optimizer.LARS, ByIndex, optimizer.Nadam, optimizer.ASGD])
+def test_many_parameters_may_come_at_once(kind, rng):
+    """Numbers of parameters that move, as there are more of them, drop no record of the call."""
+    together, alone = (fastopt.Updater(kind(learning_rate=0.1)) for _ in range(2))
+    weights = [rng.normal(size=(2, 3)) for _ in range(40)]
+    others = [weight.copy() for weight in weights]
+    for count in (9, 5, 40, 40):
+        indices = list(range(count))
+        together(indices, [weight.copy() for weight in weights[:count]], weights[:count])
+        for index in indices:
+            alone(index, others[index].copy(), others[index])
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_failed_first_call_leaves_nothing():
     updater = optimizer.Updater(optimizer.Adam())
     weights = [np.ones((3, 4), np.float32) for _ in range(5)]

@@ -491,16 +491,22 @@ class Records:
 
     def note(self, index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
-        known, of = self.by_index, self.parameters.of
-        for each, array in self.moving(index, weight):
-            own = known.get(each) or of(each)
-            own.weight, record = array, own.record
-            if record is not None:  # a signal handler may have changed the states
+        known, listed = self.by_index, type(index) in (list, tuple) and not self.freezes
+        pairs = zip(index, weight, strict=True) if listed else self.moving(index, weight)
+        for each, array in pairs:
+            try:
+                own = known[each]
+            except KeyError:
+                own = self.parameters.of(each)
+            own.weight = array
+            if (record := own.record) is not None:  # a signal handler may have changed the states
                 record.words[WEIGHT_ID] = id(array)
-            if each in self.loaded:
-                dict.__setitem__(self.loaded, each, True)
-        if self.loaded and all(self.loaded.values()):
-            self.loaded = {}
+        if self.loaded:
+            for each, _ in self.moving(index, weight):
+                if each in self.loaded:
+                    dict.__setitem__(self.loaded, each, True)
+            if all(self.loaded.values()):
+                self.loaded = {}
 
     def follow_load(self, synced: dict[Index, bool]) -> None:
         """Enter in `synced`, which is all False, the parameters whose loaded states are used."""

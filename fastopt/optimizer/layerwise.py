@@ -7,15 +7,7 @@ from fastopt.arguments import FLAG, OrNone, Real, TableOf, alias, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, AdamFamily, MomentumFamily, mean_and_var
-from fastopt.optimizer.optimizer import (
-    Index,
-    Optimizer,
-    PerIndex,
-    bound,
-    corrected,
-    endings,
-    register,
-)
+from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, endings, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 
 
@@ -137,10 +129,7 @@ def trust_ratio(square_weight: Scalar, square_step: Scalar, h: Hyper) -> Scalar:
 @corrected(mean_and_var, when=lambda made: made.bias_correction)
 def bounds(self: "LAMB | LANS", t: int, lr: float, wd: float) -> dict[str, float]:
     """Return the bounds of the weight norm, see :meth:`Optimizer.hyper`."""
-    return {
-        "lower_bound": self.lower_bound or 0.0,
-        "upper_bound": bound("upper_bound", self.upper_bound),
-    }
+    return {"lower_bound": self.lower_bound or 0.0, "upper_bound": self.upper_bound or math.inf}
 
 
 @scalar

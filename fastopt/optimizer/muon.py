@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -111,6 +111,7 @@ class MuonFamily(MatrixOptimizer):
     """
 
     rule = muon_momentum
+    orthogonalizes_signs: ClassVar[bool] = False
     momentum: float = arg(default=0.95, check=Real(least=0, below=1))
     nesterov: bool = arg(default=True, check=FLAG)
     coefficients: Literal["polar", "polar_express", "quintic"] = arg(
@@ -373,8 +374,7 @@ FLOOR = 1e-10
 class Normalized(Orthogonal):
     """Directions: the orthogonalized momentum, divided by the root of its second moment.
 
-    The optimizer has the functions `prepare`, which changes a matrix in place before it is
-    orthogonalized, and `squares`, which returns what the second moment averages.
+    The optimizer's function `squares` returns what the second moment averages.
     """
 
     def write(
@@ -388,7 +388,8 @@ class Normalized(Orthogonal):
         parts = zip(main.matrices(index, direction), main.matrices(index, var), strict=True)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             for matrix, average in parts:
-                main.prepare(matrix)
+                if main.orthogonalizes_signs:
+                    np.sign(matrix, out=matrix)
                 self.orthogonalize(main, matrix)
                 before = norm(matrix)
                 average *= main.beta2
@@ -410,15 +411,6 @@ def step_norm(main: MuonFamily, rows: int, columns: int, before: Array) -> Any:
     if main.adjust == "rms":
         return 0.2 * math.sqrt(rows * columns)
     return before * main.scale(rows, columns)
-
-
-def unchanged(matrix: Array) -> None:
-    """Orthogonalize a direction as it is."""
-
-
-def to_signs(matrix: Array) -> None:
-    """Replace a direction by its signs."""
-    np.sign(matrix, out=matrix)
 
 
 def squares_of_rows(matrix: Array) -> Array:
@@ -484,7 +476,6 @@ class NorMuon(MuonFamily):
     beta2: float = arg(default=0.95, check=Real(least=0, below=1))
     positional = ("learning_rate", "momentum", "beta2")
     directions = Normalized
-    prepare = staticmethod(unchanged)
     squares = staticmethod(squares_of_rows)
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
@@ -545,7 +536,7 @@ class AdaMuon(MuonFamily):
     beta2: float = arg(default=0.95, check=Real(least=0, below=1))
     positional = ("learning_rate", "momentum", "beta2")
     directions = Normalized
-    prepare = staticmethod(to_signs)
+    orthogonalizes_signs = True
     squares = staticmethod(np.square)
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:

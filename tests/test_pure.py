@@ -86,7 +86,7 @@ def test_params_may_be_read_only():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda init, update, p: init({"a": 1.0}), TypeError, r"'a': .* store np.array\(x\)"),
+        (lambda init, update, p: init({"a": 1}), TypeError, r"'a': .* store np.array\(x\)"),
         (
             lambda init, update, p: update(p, (1, 2), p),
             TypeError,

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
 
 from fastopt._kernels.compiling import compiled
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.layout import DONE, KEY
 from fastopt._kernels.noise import stream_key
 from fastopt.kernels.rule import scalar

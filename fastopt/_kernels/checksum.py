@@ -8,9 +8,10 @@ from functools import cache
 
 import numpy as np
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from fastopt._kernels.compiling import compiled
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.noise import mix
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numba import cuda, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from fastopt._kernels.blocks import (
     CODE_BLOCK,
@@ -35,6 +34,7 @@ from fastopt._kernels.cuda import (
 )
 from fastopt._kernels.cuda_packs import begin_pack, end_pack
 from fastopt._kernels.elements import element_step, keep, pending_decay
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.lanes import LANES, scratch
 from fastopt._kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
 from fastopt._kernels.noise import dither_run, run

@@ -15,8 +15,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.layout import Layout
 
 ALIGNMENT = 16

@@ -15,8 +15,9 @@ import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.core import config
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.noise import _bits_float, _float_bits
 from fastopt.kernels.rule import scalar
 

@@ -17,9 +17,9 @@ import numpy as np
 from llvmlite import ir
 from numba import prange, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from fastopt._kernels.compiling import compiled
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.noise import dither_bits, dither_run, mix, normal, run, stream_key
 from fastopt._kernels.storage import LINE
 from fastopt.kernels.rule import scalar

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt.kernels.rule import scalar
 
 BLOCK = 1024

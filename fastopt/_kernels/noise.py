@@ -14,8 +14,9 @@ import zlib
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt.kernels.rule import scalar
 
 _MASK = (1 << 64) - 1

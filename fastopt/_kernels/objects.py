@@ -20,11 +20,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import (
     NativeValue,
-    intrinsic,
     models,
     register_model,
     unbox,
 )
+
+from fastopt._kernels.intrinsics import intrinsic
 
 WORD, BYTES = ir.IntType(64), ir.IntType(8).as_pointer()
 

@@ -12,9 +12,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from fastopt._kernels.compiling import compiled
+from fastopt._kernels.intrinsics import intrinsic
 
 PAGE = mmap.PAGESIZE
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import from_dtype, types
-from numba.extending import intrinsic
 
 from fastopt._kernels import numpy_abi
+from fastopt._kernels.intrinsics import intrinsic
 
 AXES = 64
 """Maximum number of dimensions, which is that of NumPy."""

@@ -12,9 +12,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.cpu import CPUContext
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from fastopt._kernels import half
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.noise import dither_bits
 from fastopt.kernels.rule import scalar
 

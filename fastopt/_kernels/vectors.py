@@ -7,9 +7,9 @@ import hashlib
 
 from numba import njit, types
 from numba.core.serialize import dumps
-from numba.extending import intrinsic
 
 from fastopt._kernels.compiling import switched_on
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt.kernels.rule import keep_pickle
 
 LITTLE_THROTTLED = "+avx512vbmi2"

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from fastopt._kernels import half
+from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.storage import load, store
 from fastopt.kernels.rule import scalar
 

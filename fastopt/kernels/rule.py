@@ -126,9 +126,10 @@ def keep_pickle(fn: Function) -> None:
     if _module_text(fn.__code__.co_filename) is None:
         # Numba's cache pickles such a function by value; IPython's file names contain a process id.
         fn.__code__ = fn.__code__.replace(co_filename=f"<{fn.__name__}>")
-    elif "<locals>" in fn.__qualname__:
-        # This one is pickled by value too. The pickle depends on which strings are one object, and
-        # that differs between code that was just compiled and code that was read from a .pyc file.
+    elif fn.__globals__.get(fn.__qualname__) is not fn:
+        # This one, which its module does not name, is pickled by value too. The pickle depends on
+        # which strings are one object, and that differs between code that was just compiled and
+        # code that was read from a .pyc file.
         fn.__code__ = _of_file(fn.__code__, fn.__globals__.get("__file__", fn.__code__.co_filename))
 
 

@@ -49,7 +49,7 @@ def result(output):
     return float(value), int(compiled)
 
 
-@pytest.mark.parametrize("name", exhaustive("sgd", "adam", "lamb", "sgld"))
+@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lamb", "sgld")])
 def test_a_second_process_compiles_nothing(name, run_python, install, tmp_path):
     """Whose modules come from bytecode, while those of the first are compiled from their source."""
     environment = {

@@ -102,10 +102,10 @@ NAMES = {
 COMMON = re.compile(r"\*\*common\n    .*\n(?=\n)", re.MULTILINE)
 
 
-def described(kind: type) -> dict[str, list[str]]:
-    """Return the docstring lines of each argument of the bases of an optimizer."""
+def described(kinds: list[type]) -> dict[str, list[str]]:
+    """Return the docstring lines of each argument that the docstrings of classes describe."""
     found = {}
-    for base in reversed(kind.__mro__[1:]):
+    for base in kinds:
         text = inspect.cleandoc(base.__doc__ or "").partition("\nParameters\n----------\n")[2]
         for part in re.split(r"\n(?=[\w*])", text.partition("\n\n")[0]):
             names, is_typed, _ = part.partition(" : ")
@@ -121,7 +121,9 @@ def list_all_arguments(app, what, name, obj, options, lines):
         return
     listed = re.findall(r"^[\w, ]+(?= : |$)", text, re.MULTILINE)
     known = {each for line in listed for each in line.split(", ")}
-    known_text = NAMES | described(obj)
+    named = re.findall(r":class:`~fastopt\.optimizer\.(\w+)`", COMMON.search(text)[0])
+    others = [getattr(fastopt.optimizer, each) for each in named]
+    known_text = NAMES | described([*reversed(obj.__mro__[1:]), *others])
     names = [each for each in inspect.signature(obj).parameters if each not in known]
     added = {each: None for name in names for each in ["\n".join(known_text[name])]}
     lines[:] = COMMON.sub(lambda _: "\n".join(added) + "\n", text).splitlines()

@@ -133,7 +133,8 @@ def attached(
     """
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be a communicator of mpi4py, got {type(comm).__name__}")
-    found: Attached | None = comm.Get_attr(_keyval)
+    known: Any = comm.Get_attr(_keyval)
+    found: Attached | None = known
     if found is None or not usable(found.node):
         if MPI.COMM_WORLD.size > 1:
             _end_all_with_one()

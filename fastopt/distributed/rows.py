@@ -208,20 +208,20 @@ class RowExchange:
         pulled: Sequence[Pulled | None] = (),
     ) -> None:
         self.ranks, self.pulled = ranks, pulled
-        self.orders, self.local, sent, told = [], [], [], []
+        self.orders, self.local, sent, announced = [], [], [], []
         for before, rows, own in zip(pulled or repeat(None), ids, owners, strict=False):
             if before is not None and np.array_equal(before.wanted, rows):
                 self.orders.append(before.order)
                 self.local.append(rows[:0])
                 sent.append(before.sent)
-                told.append(np.full(ranks.size, KNOWN))
+                announced.append(np.full(ranks.size, KNOWN))
                 continue
             targets = own.of(rows)
             self.orders.append(np.argsort(targets, kind="stable"))
             self.local.append(own.local(rows)[self.orders[-1]])
             sent.append(np.bincount(targets, minlength=ranks.size))
-            told.append(sent[-1])
-        self.sent, numbers = np.array(sent), np.array(told)
+            announced.append(sent[-1])
+        self.sent, numbers = np.array(sent), np.array(announced)
         self.received = self.came = transposed(ranks, numbers.T).T
         self._counts = (numbers, self.sent), (self.came, self.received)
         """Of rows whose numbers are sent, and of all; then of those that are received."""

@@ -1,29 +1,71 @@
-"""A call whose arrays are on CUDA devices: its arrays are entered, counted and launched.
+"""A call whose arrays are on CUDA devices: tables that its arrays are entered into, and launched.
 
 Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.device_hyper import Counting
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_steps import DeviceSteps, Finish, Norm
+from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.lazy_decay import decay_of, decayed
 from fastopt._engine.overlap import Ranges
-from fastopt._engine.parameters import Parameters, compiling
+from fastopt._engine.parameters import Parameter, compiling
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import check
-from fastopt._interrupts import uninterrupted
 from fastopt._kernels.cuda_table import CudaTable, launch
+from fastopt._kernels.device_front import TARGET
 from fastopt._kernels.devices import header
+from fastopt._kernels.layout import DONE
+from fastopt._kernels.numpy_abi import address_of
 from fastopt.sparse import RowSparse
 
-Part = tuple[Any, Sequence[int], Sequence[tuple[CudaTable, Sequence[int]]]]
-"""An optimizer, the positions of its tensors in a call, their tables with positions in these."""
+Words = NDArray[np.int64]
+
+
+class DeviceRecord(NamedTuple):
+    """What compiled code knows of a parameter on a device: its counts and hyper-parameters."""
+
+    block: Words
+    words: memoryview
+    """The record, see :data:`fastopt._kernels.record_words.record_at`."""
+    fields: NDArray[Any]
+    """The hyper-parameters of the last step."""
+    shared: Shared
+    deferred: "DeferredDecay | None"
+    tables: dict[Any, CudaTable]
+    """Tables by form of the gradient, with full validation."""
+    alive: tuple[Any, ...]
+    resting = None
+
+    @property
+    def address(self) -> int:
+        """Address of the record."""
+        return address_of(self.block)
+
+    def relinked(self, state: Any) -> None:
+        """Return None: tables are those of one state."""
+
+
+class DeferredDecay:
+    """Deferred decay of a parameter whose gradients are row-sparse."""
+
+    def __init__(self) -> None:
+        self.now: tuple[Any, ...] = ()
+
+    def begin(
+        self, optimizer: OptimizerLike, index: Index, weight: Any, t: int, lr: float, wd: float
+    ) -> tuple[Any, float]:
+        """Note the decay of step `t`; return the optimizer's ``row_decay`` after it."""
+        rows, before = decay_of(optimizer, index, header(weight))
+        after = decayed(optimizer, index, before, t, lr, wd)
+        self.now = rows, before, after, optimizer.sparse_decay == "dense"
+        return rows, after
 
 
 class DeviceCall:
@@ -31,90 +73,85 @@ class DeviceCall:
 
     Parameters
     ----------
-    parameters : Parameters
-        The parameters of the updater.
-    indices, states : sequence
-        Indices of the call, and the states of the tensors.
-    parts : sequence of Part
-        The tables of each optimizer, in the order of the launches.
-    single : bool
-        Whether the call passes one index instead of lists.
-    averaging : AveragingStep, optional
-        Weight averaging of the step.
-    again : bool
-        Whether the tables may serve later calls.
+    parameters : sequence of Parameter
+        The parameters, which have records.
+    tables : sequence of CudaTable
+        The table of each.
+    ordered : bool
+        Whether tensors are updated one after the other, as their arrays overlap or occur twice.
 
     Attributes
     ----------
-    parts : list of Counting
-        Counts and hyper-parameters, by optimizer.
+    indices, keys : tuple
+        Their indices, and what stands for these in compiled code.
     tables : list of CudaTable
-        The tables of all optimizers, in the order of the launches.
-    records : dict
-        New records of parameters, which are kept once the call has succeeded.
+        The tables, those of equal layouts joined, in the order of the launches.
+    places : list
+        Positions in the list of the tensors of each table.
+    targets : numpy.ndarray
+        What compiled code writes to; see :func:`fastopt._kernels.device_front.advance_call`.
+    hypers : numpy.ndarray
+        Addresses of the hyper-parameters of each tensor.
+    rests : tuple of int
+        Whether a step does not average each weight.
+    steps : DeviceSteps or None
+        What counts on the device.
     """
 
     def __init__(
-        self,
-        parameters: Parameters,
-        indices: Sequence[Index],
-        states: Sequence[Any],
-        parts: Sequence[Part],
-        single: bool,
-        averaging: Any = None,
-        again: bool = True,
+        self, parameters: Sequence[Parameter], tables: Sequence[CudaTable], ordered: bool = False
     ) -> None:
-        self.indices, self.single, self.averaging = list(indices), single, averaging
-        self.length = len(indices)
         self.parameters = parameters
-        self.counted = parameters.optimizer._index_update_count
-        self.again = again
-        self.records: dict[Index, Any] = {}
-        self.parts, self.tables = [], list[CudaTable]()
-        places: list[list[int]] = []
-        for of, own, tables in parts:
-            listed = [indices[k] for k in own], [states[k] for k in own]
-            self.parts.append(Counting(of, *listed, tables, averaging))
-            for table, within in tables:
-                self.tables.append(table)
-                places.append([own[k] for k in within])
-        self.places = places
-        everything = list(range(len(indices)))
+        self.indices, self.length = tuple([of.index for of in parameters]), len(parameters)
+        self.keys: tuple[int | str, ...] = self.indices
+        self.optimizers = list(dict.fromkeys(of.optimizer for of in parameters))
+        kinds: dict[Any, list[int]] = {}
+        for k, table in enumerate(tables):
+            kind: Any = table.device, table.stream, table.layout
+            kinds.setdefault(k if ordered or table.alone else kind, []).append(k)
+        self.places = list(kinds.values())
+        self.tables = [
+            CudaTable.joined([tables[k] for k in own]) if len(own) > 1 else tables[own[0]]
+            for own in self.places
+        ]
+        everything = list(range(self.length))
         self.takes = [
             (table, None if own == everything else _taking(own), own[0])
-            for table, own in zip(self.tables, places, strict=True)
+            for table, own in zip(self.tables, self.places, strict=True)
         ]
-        for table in self.tables:
+        self.targets = np.empty((self.length, TARGET), np.int64)
+        for table, own in zip(self.tables, self.places, strict=True):
             table.given.refuse_capture()
+            count, size = table.fields.shape[1], table.fields.itemsize
+            self.targets[own, 0] = table.fields.ctypes.data + np.arange(len(own)) * count * size
+            self.targets[own, 1] = count
+            steps = np.arange(len(own)) * table.table.strides[0]
+            self.targets[own, 2] = table.table.ctypes.data + steps
+            self.targets[own, 3] = table.layout.keyed
+        self.target = address_of(self.targets)
+        self.rests, self.hypers = (0,) * self.length, np.empty(0, np.int64)
+        self.noted: tuple[Any, ...] = ()
+        """What the weights of the last call were noted as."""
         self.follow()
         self.steps: DeviceSteps | None = None
         self.defers = DeviceSteps.supports(self)
         self.capturable = self.defers and not any(table.alone for table in self.tables)
 
     @property
-    def done(self) -> bool:
-        """Whether the step has updated; whoever reads it sets it to False before the step."""
-        return all(table.done for table in self.tables)
-
-    @done.setter
-    def done(self, value: bool) -> None:
-        for table in self.tables:
-            table.done = value
-
-    @property
     def captured(self) -> bool:
         """Whether the present step becomes part of a graph."""
         return self.defers and self.tables[0].given.captured
 
-    @property
-    def settled(self) -> bool:
-        """Whether no step computes hyper-parameters in Python."""
-        return all(part.settled for part in self.parts)
+    def shared(self) -> dict[int, Shared]:
+        """Return the hyper-parameters of the tensors by address."""
+        found = (self.record(place).shared for place in range(self.length))
+        return {each.address: each for each in found}
 
-    @property
-    def filled(self) -> bool:
-        """Whether no optimizer has changed since its hyper-parameters were computed."""
-        return all(part.filled[:1] == (part.optimizer.version,) for part in self.parts)
+    def record(self, place: int) -> DeviceRecord:
+        """Return the record of a tensor."""
+        found = self.parameters[place].record
+        assert isinstance(found, DeviceRecord)
+        return found
 
     # The arrays of a call
 
@@ -128,16 +165,12 @@ class DeviceCall:
         self.versions = versions if apart else []  # last, as Ctrl-C may come before
         return apart
 
-    def enter(self, grad: Any, weight: Any) -> bool:
+    def enter(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
         """Enter the arrays of a call into the tables; return whether they fit.
 
         If not, only caches have changed.
         """
-        if self.single:
-            grad, weight = (grad,), (weight,)
-        elif not (_is_list(grad) and _is_list(weight) and len(grad) == len(weight) == self.length):
-            return False
-        if self._take_weights(weight) and self._take_grads(grad, weight):
+        if self._take_weights(weights) and self._take_grads(grads, weights):
             return True
         self.release()
         return False
@@ -160,7 +193,7 @@ class DeviceCall:
 
     def _list_rows(self, table: CudaTable, place: int, grad: Any, weight: Any) -> bool:
         """Enter the row-sparse gradient of a tensor; return False if it needs another kernel."""
-        of = self.parameters.of(self.indices[place])
+        of = self.parameters[place]
         if type(grad) is not RowSparse or grad.shape != header(weight).shape:
             try:
                 grad = check(of.context, weight, grad, of.copy)
@@ -180,39 +213,17 @@ class DeviceCall:
 
     def squares(self) -> NDArray[np.float64]:
         """Return the sum of squares of each gradient; non-finite elements propagate."""
-        totals = np.zeros(len(self.indices))
+        totals = np.zeros(self.length)
         for table, places in zip(self.tables, self.places, strict=True):
             totals[places] = table.squares()
         return totals
 
     # One step
 
-    def step(self, factor: float = 1.0, between: Callable[[], None] | None = None) -> None:
-        """Update with gradients times `factor`, after :meth:`enter`.
+    def defer(self, norm: Norm | None = None, finish: Finish | None = None) -> bool:
+        """Launch a step that the device counts; see :meth:`DeviceSteps.step`.
 
-        `between` is called when the step has been counted, before it is launched. If it raises an
-        error, nothing has changed.
-        """
-        captured, table = self.captured, self.tables[0]
-        there = captured or (self.steps is not None and self.steps.kept)  # in a graph, or beside
-        if there and factor == 1 and between is None and self.deferred():
-            return
-        if captured:
-            table.driver.refuse_capture(table.stream)
-        with uninterrupted:
-            self._step(factor, between)
-
-    def count(self) -> list[CudaTable]:
-        """Count a step; return the tables that the caller launches."""
-        for part in self.parts:
-            part.find_slots()
-            part.begin()
-        return [table for part in self.parts if not part.skips for table in part.tables]
-
-    def deferred(self, norm: Norm | None = None, finish: Finish | None = None) -> bool:
-        """Launch a step whose norm stays on the device; see :meth:`DeviceSteps.step`.
-
-        Returns False, with nothing changed, if the host must know the norm first.
+        Returns False, with nothing changed, if the host must count it.
         """
         if not self.defers:
             return False
@@ -220,73 +231,39 @@ class DeviceCall:
             self.steps = DeviceSteps(self)
         return self.steps.step(norm, finish)
 
-    def _step(self, factor: float, between: Callable[[], None] | None) -> None:
-        counts = self.counted
-        if counts.ahead or counts.graphs:
-            counts.settle()
-        self.done, largest = False, counts.counted.item(0)
-        before: list[Any] = []
-        sums: list[Any] = []
-        try:
-            for part in self.parts:
-                if part.sums is not None:
-                    sums.append((part, part.begin_sums(self.indices)))
-            if any(part.version != part.optimizer.version for part in self.parts):
-                for part in (*self.parts, *self.parts):  # a new index moves the counts of all
-                    part.find_slots()
-            before.extend([part.before() for part in self.parts])
-            for part in self.parts:
-                part.begin(factor if part.folds else 1.0)
-            self._launch(between)
-        except BaseException:
-            if not self.done:
-                self._roll_back(before, sums, largest)
-            raise
-        finally:
-            if self.done:
-                self._finish(sums)
+    def launch(
+        self,
+        skipped: bool,
+        adding: Sequence[CudaTable] = (),
+        between: Callable[[], None] | None = None,
+    ) -> None:
+        """Launch the tables, but for those whose tensors are only counted, if some are `skipped`.
 
-    def _finish(self, sums: Sequence[Any]) -> None:
-        """Do what follows a step that has been launched."""
-        for part in self.parts:
-            if part.new:
-                part.new = []
-        for part, _ in sums:
-            part.collect_sums()
-
-    def _launch(self, between: Callable[[], None] | None) -> None:
-        """Launch the tables of all parts whose step is not only counted."""
-        tables, explained = self.tables, partial(compiling, self.parts[0].optimizer)
-        if any(part.skips for part in self.parts):
-            tables = [table for part in self.parts if not part.skips for table in part.tables]
-            for table in self.tables if not tables else ():
+        The tables `adding` come before. `between` is called when everything has been compiled; if
+        it raises an error, nothing has been launched.
+        """
+        tables = [*adding]
+        for table, own in zip(self.tables, self.places, strict=True):
+            if skipped and table.table[:, DONE].all():
                 table.release()
+                continue
+            record = self.record(own[0])
+            if table.layout.catch_up and record.deferred is not None:
+                table.apply_decay(*record.deferred.now)
+            tables.append(table)
+            if table.after is not None and not self.rests[own[0]]:
+                table.after.fields[0] = record.fields[-1]
+                tables.append(table.after)
         if between is not None:
-            with explained(self.indices[0]):
+            with compiling(self.optimizers[0], self.indices[0]):
                 for table in tables:
                     table.compile()
             between()
         try:
             launch(tables)
         except Exception:
-            with explained(self.indices[0]):
+            with compiling(self.optimizers[0], self.indices[0]):
                 raise
-        self.done = True
-
-    def _roll_back(self, before: Sequence[Any], sums: Sequence[Any], largest: int) -> None:
-        """Undo a step that has not been launched."""
-        for part, own in reversed(list(zip(self.parts, before, strict=False))):
-            part.roll_back(own)
-        self.counted.largest = largest
-        for part in self.parts:
-            part.forget_new()
-        for part, own in reversed(sums):
-            part.optimizer.step_sums.put_back(own)
-        self.release()
-
-
-def _is_list(values: Any) -> bool:
-    return type(values) is list or type(values) is tuple
 
 
 def _taking(places: Sequence[int]) -> Any:

@@ -12,10 +12,13 @@ from weakref import WeakSet, proxy, ref
 
 import numpy as np
 
-from fastopt._engine.device_hyper import HyperRows
+from fastopt._engine.hyper import hyper_of
+from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.parameters import compiling
-from fastopt._kernels.advance import CARRIED, COUNT
+from fastopt._kernels import record_words as w
+from fastopt._kernels.advance import GROUP, NUMBER, SEED, SLOTS
 from fastopt._kernels.cpu_calls import LENGTH
+from fastopt._kernels.cuda_table import CudaTable
 
 Finish = Callable[[float, Callable[[], Any] | None], None]
 """Called with the norm of a step, and a function that returns the sums of squares if it was the
@@ -29,31 +32,63 @@ AHEAD = 32
 
 
 class Rows:
-    """Device memory with the counts and hyper-parameters of the tensors of a table."""
+    """Device memory with the counts and hyper-parameters of the tensors of a table.
 
-    def __init__(self, own: HyperRows, driver: Any) -> None:
+    Parameters
+    ----------
+    call : DeviceCall
+        The call.
+    table : CudaTable
+        The table.
+    places : list of int
+        Positions of its tensors in the call.
+    driver : module
+        The driver.
+    """
+
+    def __init__(self, call: Any, table: CudaTable, places: list[int], driver: Any) -> None:
         from fastopt._kernels import cuda_steps
 
-        table, count = own.table, len(own.places)
-        layout = table.layout
-        self.own, self.table = own, table
+        layout, count, shared = table.layout, len(places), call.record(places[0]).shared
+        self.table, self.places, self.names = table, places, shared.names
+        self.driver, self.values = driver, list[Any]()  # no Shared: it keeps the optimizer
         self.hyper = driver.Memory((max(count, 1),), layout.record)
         self.fields = self.hyper.part((count, len(layout.rule.hyper)), layout.real)
-        self.slots = driver.Memory(own.tensors.shape, np.int64)
+        self.slots = driver.Memory((count, SLOTS), np.int64)
         self.counts = driver.Memory((count,), np.int64)
         self.carried = driver.Memory((count,), np.float64)
-        self.groups = driver.Memory((2, count, len(own.names) + 1), np.float64)
+        self.groups = driver.Memory((2, count, len(self.names) + 1), np.float64)
         driver.upload(self.hyper, table.hyper, table.stream)  # read in a skipped first step
         self.sent: dict[str, bytes] = {}
-        correct, dtype, _ = own.corrected
-        self.begin = cuda_steps.begin(layout.keyed, layout.rule.rescale, correct, dtype)
+        correct = shared.hyper.correct
+        dtype = np.dtype((np.record, [(name, np.float64) for name in self.names]))
+        given = (None, None) if correct is None else (correct, dtype)
+        self.begin = cuda_steps.begin(layout.keyed, layout.rule.rescale, *given)
 
-    def send(self, name: str, array: Any, driver: Any, again: bool = False) -> None:
+    def follow(self, call: Any, shared: dict[int, Shared]) -> None:
+        """Enter which hyper-parameters the tensors have; equal ones form a group."""
+        addresses = call.hypers[self.places].tolist()
+        groups = {address: k for k, address in enumerate(dict.fromkeys(addresses))}
+        self.values = [shared[address].values for address in groups]
+        slots = np.zeros(self.slots.shape, np.int64)
+        slots[:, GROUP] = [groups[address] for address in addresses]
+        for column, word in ((NUMBER, w.NUMBER), (SEED, w.SEED)):
+            slots[:, column] = [call.record(place).words[word] for place in self.places]
+        self.send("slots", slots)
+
+    def send_hyper(self) -> None:
+        """Upload the hyper-parameters before their correction, if they have changed."""
+        values = np.zeros(self.groups.shape)
+        for row, own in zip(values[0], self.values, strict=False):
+            row[:-1], row[-1] = own[1 : 1 + len(self.names)], 1
+        self.send("groups", values)
+
+    def send(self, name: str, array: Any, again: bool = False) -> None:
         """Upload an array if it has changed, or `again`."""
         content = array.tobytes()
         if again or self.sent.get(name) != content:
             self.sent.pop(name, None)
-            driver.upload(getattr(self, name), array, self.table.stream)
+            self.driver.upload(getattr(self, name), array, self.table.stream)
             self.sent[name] = content
 
 
@@ -76,49 +111,47 @@ class DeviceSteps:
         from fastopt._kernels import cuda_driver, cuda_steps
 
         self._call, self.driver = ref(call), cuda_driver
-        (part,) = call.parts
-        self.all_counts, self.listed = proxy(call.counted), part.indices
-        self.indices = frozenset(part.indices)
+        self.all_counts, self.listed = proxy(call.optimizers[0]._index_update_count), call.indices
+        self.indices = frozenset(call.indices)
         self.apart: WeakSet[Any] = WeakSet()
         self.lead = call.tables[0]
         self.pending: deque[tuple[Any, Any]] = deque()
         self.counts = self.slots = self.base = np.empty(0, np.int64)
-        self.entered: Any = None
-        self.filled: Any = None
         self.given: Norm | None = None
-        self.sent = False
+        self.sent, self.hypers = False, b""
         self.kept: list[Any] = []
         with self._entered(), self._beside():
             self.norm = self.driver.Memory((cuda_steps.NORM_NUMBERS,), np.float64)
-            self.sums = self.driver.Memory((len(part.indices), 1), np.float64)
-            self.order = self.driver.Memory((len(part.indices),), np.int64)
-            self.rows = [Rows(own, cuda_driver) for own in part.rows]
-            places = [place for own in part.rows for place in own.places]
+            self.sums = self.driver.Memory((call.length, 1), np.float64)
+            self.order = self.driver.Memory((call.length,), np.int64)
+            tables = zip(call.tables, call.places, strict=True)
+            self.rows = [Rows(call, table, own, cuda_driver) for table, own in tables]
+            places = [place for row in self.rows for place in row.places]
             order = np.argsort(np.array(places, np.int64))
             self.driver.upload(self.order, order, self.lead.stream)
         self.parts, first = [], 0
-        for own in part.rows:
-            self.parts.append(self.sums.part((len(own.places), 1), first=first))
-            first += len(own.places)
+        for row in self.rows:
+            self.parts.append(self.sums.part((len(row.places), 1), first=first))
+            first += len(row.places)
 
     @property
-    def part(self) -> Any:
-        """Counts and hyper-parameters of the call, while it lives."""
-        call: Any = self._call()
-        return call.parts[0]
+    def call(self) -> Any:
+        """The call, while it lives."""
+        return self._call()
 
     @staticmethod
     def supports(call: Any) -> bool:
         """Whether everything in a step that depends on its count can be computed on the device."""
-        part, tables = call.parts[0], call.tables
+        optimizer, tables = call.optimizers[0], call.tables
+        shared = call.record(0).shared
         return (
-            len(call.parts) == 1
+            len(call.optimizers) == 1
             and all(table.device == tables[0].device for table in tables)
-            and not part.optimizer.per_index
-            and part.hyper.constant
-            and not part.hyper.carries
-            and part.averaging is None
-            and part.optimizer.step_sums is None
+            and not optimizer.per_index
+            and shared.hyper.given is hyper_of(optimizer).given  # there is no average
+            and shared.hyper.constant
+            and not shared.hyper.carries
+            and optimizer.step_sums is None
             and not any(table.layout.catch_up for table in tables)
         )
 
@@ -145,23 +178,18 @@ class DeviceSteps:
         Returns
         -------
         bool
-            False, with nothing changed, if the hyper-parameters depend on unequal counts, or if
-            the step is only counted.
+            False, with nothing changed, if the step is only counted.
         """
-        captured = self.lead.captured
-        try:
-            with self._entered(), self._beside():
-                if not self._renew():
-                    return False
-                self._send(norm, captured)
-                if captured:
-                    self._capture(norm is not None)
-                else:
-                    self._launch(norm is not None)
-        except BaseException:
-            self.part.forget_new()
-            raise
-        self.part.new = []
+        captured, call = self.lead.captured, self.call
+        if call.optimizers[0].skips():
+            return False
+        with self._entered(), self._beside():
+            self._follow_others()
+            self._send(norm)
+            if captured:
+                self._capture(norm is not None)
+            else:
+                self._launch(norm is not None)
         if captured or norm is None:
             return True
         with self._entered():
@@ -173,34 +201,15 @@ class DeviceSteps:
             self.all_counts.ahead.append(self)
         return True
 
-    def _renew(self) -> bool:
-        """Bring counts of the host and hyper-parameters up to date, as far as these need it."""
-        part, counts = self.part, self.all_counts
-        optimizer = part.optimizer
+    def _follow_others(self) -> None:
+        """Settle the steps of other calls that have counted some of the parameters."""
+        counts = self.all_counts
         for other in counts.ahead:
             if other is not self and other not in self.apart:
                 if not self.indices.isdisjoint(other.indices):
                     counts.settle()
                     break
                 self.apart.add(other)
-        if optimizer.skips():
-            return False  # the host counts without an update
-        if optimizer.lr_scheduler is not None:
-            counts.settle()
-        elif part.filled[:1] == (optimizer.version,) and not optimizer.param_dict:
-            return True
-        if part.version != optimizer.version:
-            counts.settle()
-            part.find_slots()
-        own = part.counts[part.slots]
-        if optimizer.lr_scheduler is not None and (own != own[0]).any():
-            return False
-        largest = part.counts.item(0)
-        try:
-            part.advance()
-        finally:
-            part.counts[0] = largest  # a schedule is evaluated ahead of the count
-        return True
 
     def _launch(self, measured: bool) -> None:
         if measured:
@@ -227,30 +236,27 @@ class DeviceSteps:
     def refresh(self) -> None:
         """Upload hyper-parameters that have changed, for the next replays of graphs."""
         with self._entered():
-            self._renew()
-            self._send(self.given, False)
+            self._follow_others()
+            self._send(self.given)
 
-    def _send(self, norm: Norm | None, captured: bool) -> None:
+    def _send(self, norm: Norm | None) -> None:
         """Upload what has changed."""
-        part, counts = self.part, self.all_counts
-        stale = self.counts is not counts.counted or self.entered is not part.slots
+        counts = self.all_counts
+        stale = self.counts is not counts.counted
         if stale or counts.counted[self.slots].tobytes() != self.base.tobytes():
             counts.settle()
-            self.counts, self.slots, self.entered = counts.counted, part.slots, part.slots
+            self.counts, self.slots = counts.counted, counts.positions(self.listed)
             self.base = self.counts[self.slots]
             for row in self.rows:
-                places = row.own.places
-                row.send("counts", self.base[places], self.driver, again=True)
-            self.filled = None
-        if self.filled is not part.filled:
+                row.send("counts", self.base[row.places], again=True)
+        call = self.call
+        if call.hypers.tobytes() != self.hypers:
+            shared = call.shared()
             for row in self.rows:
-                tensors, filled = row.own.tensors.copy(), row.own.values[0]
-                tensors[:, [COUNT, CARRIED]] = 0  # positions on the host
-                row.send("slots", tensors, self.driver)
-                values = np.zeros(row.groups.shape)
-                values[0, : len(filled)] = filled
-                row.send("groups", values, self.driver)
-            self.filled = part.filled
+                row.follow(call, shared)
+            self.hypers = call.hypers.tobytes()
+        for row in self.rows:
+            row.send_hyper()
         if norm != self.given or not self.sent:
             rescale, scale, limit, share = norm or NOT_MEASURED
             numbers = np.array([rescale, scale, limit, scale, 0.0, share])
@@ -275,7 +281,7 @@ class DeviceSteps:
         try:
             table.run_counted(row.begin, row.hyper, arguments)
         except Exception:
-            with compiling(self.part.optimizer, self.part.indices[0]):
+            with compiling(self.call.optimizers[0], self.listed[0]):
                 raise
         if table.stream != lead:
             self.driver.order(table.stream, lead)
@@ -316,7 +322,7 @@ class DeviceSteps:
         with self._entered():
             for row in self.rows:
                 counts = self.driver.download(row.counts, row.table.stream)
-                found[row.own.places] = counts
+                found[row.places] = counts
         self._add(found - self.base)
 
     def _sums(self) -> Any:

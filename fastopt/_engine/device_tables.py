@@ -37,7 +37,6 @@ def table_of_parameter(
     lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
     after = None
     if averaging is not None:
-        averaging.count(index)
         if lazy and averaging.average.alternates:
             after = _whole(averaging, context, index, exact, lead)
         else:
@@ -67,7 +66,6 @@ def _whole(
     nothing, state = no_rows(lead), (header(averaging.array(index, exact)),)
     table = table_of(context, averaging.average.alone, exact, nothing, state, lead)
     table.list_rows(context, nothing)
-    table.fields[0] = averaging.rate(index)
     return table
 
 

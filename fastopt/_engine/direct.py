@@ -4,12 +4,10 @@ Tests: ``tests/engine/test_direct.py``.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from operator import is_
 from typing import Any
 
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Unmeasured
 from fastopt._engine.parameters import Call, Parameters
@@ -41,7 +39,7 @@ class Direct(Unmeasured):
 
     def __init__(self, optimizer: OptimizerLike, masters: bool) -> None:
         self.optimizer, self.parameters = optimizer, Parameters(optimizer, masters)
-        self.records, self.devices = Records(self.parameters), DeviceRecords(self.parameters)
+        self.records = Records(self.parameters)
         self.states, self.states_synced = {}, {}
 
     def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
@@ -122,12 +120,6 @@ class Direct(Unmeasured):
 
     def _update(self, calls: Sequence[Call], single: bool = False) -> None:
         """Update tensors that may have no records yet."""
-        there = [call for call in calls if is_cuda(call[1])]
-        here = [call for call in calls if not is_cuda(call[1])]
-        between = partial(self._update, here) if here and there else None
-        if there:
-            self.devices.update_all(there, single, between=between)
-        else:
-            self._follow(calls)
-            indices, weights, grads, _ = map(list, zip(*calls, strict=True))
-            self.records.take(self, indices, grads, weights, single)
+        self._follow(calls)
+        indices, weights, grads, _ = map(list, zip(*calls, strict=True))
+        self.records.take(self, indices, grads, weights, single)

@@ -4,6 +4,7 @@ Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import combinations, starmap
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.contract import OptimizerLike
+from fastopt._engine.device_call import DeviceRecord
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.owner import Owner
@@ -32,6 +34,7 @@ from fastopt._engine.templates import (
     zeros,
 )
 from fastopt._engine.validate import (
+    check,
     check_apart,
     is_fixed,
     is_fortran,
@@ -43,6 +46,8 @@ from fastopt._engine.validate import (
 from fastopt._kernels import record_words as w
 from fastopt._kernels import row_admission
 from fastopt._kernels.codes import is_earlier
+from fastopt._kernels.device_memory import allocated_together
+from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import ADDRESS, OFFSET, SPLIT, Layout, kind_of, real_of, state_kind
 from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities
@@ -194,7 +199,11 @@ class Enrolment:
             zip(self.indices, grads, self.weights, strict=True)
         ):
             own = self.parameters.of(index)
-            found.append(plain(own.context, check(own.context, weight, grad, own.copy)))
+            grad = check(own.context, weight, grad, own.copy)
+            if is_cuda(weight):  # its tables are created with the other checks
+                found.append(grad)
+                continue
+            found.append(plain(own.context, grad))
             self.weights[k] = np.asarray(weight)
             if index in states:
                 FirstCall(own, found[k], self.weights[k], states[index]).check()
@@ -214,7 +223,10 @@ class Enrolment:
         """Enter the missing loops of a parameter; return whether records support them."""
         records = self.records
         own = self.parameters.of(index)
-        kept, sparse = own.record, own.is_by_row(grad, weight)
+        kept = own.record
+        if isinstance(kept, DeviceRecord):
+            return True
+        sparse = own.is_by_row(grad, weight)
         place = w.ROW_KERNELS if sparse else w.KERNELS
         if kept is None or not (sparse or dense) or kept.words[place]:
             return True
@@ -251,7 +263,7 @@ class Enrolment:
                 groups.of(indices[k])
             groups.sync()  # new indices may have changed multipliers
         self._number()
-        made: dict[Index, Any] = {}
+        made = self._enroll_on_devices(grads)
         ready: dict[Index, tuple[Parameter, Template]] = {}
         for k in self.new:
             index, weight = indices[k], self.weights[k]
@@ -280,6 +292,28 @@ class Enrolment:
         dict.update(self.updater.states, made)
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))
         return True
+
+    def _enroll_on_devices(self, grads: Sequence[Any]) -> dict[Index, Any]:
+        """Create the missing records and states of parameters on devices; return the states."""
+        new = [k for k in self.new if is_cuda(self.weights[k])]
+        if not new:
+            return {}
+        records, updater, made = self.records, self.updater, dict[Index, Any]()
+        plain = all(each.starts_at_zero for each in self.parameters.optimizers())
+        with allocated_together() if plain else nullcontext():
+            for k in new:
+                index, weight, grad = self.indices[k], self.weights[k], grads[k]
+                if index not in made:
+                    own = self.parameters.of(index)
+                    check(own.context, weight, grad, own.copy)
+                    made[index] = updater._state(index, weight, isinstance(grad, RowSparse))
+        for k in new:
+            index = self.indices[k]
+            if records.record_of(index) is None:
+                own = self.parameters.of(index)
+                with own.compiling():
+                    records.on_devices(updater).enroll(own, records.key_of(index), self.weights[k])
+        return made
 
     def _number(self) -> None:
         """Give new parameters their numbers (counts, carried ones) before records have addresses.

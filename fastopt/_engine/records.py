@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fastopt._engine.averaging import Averages
 from fastopt._engine.clip import STEPPED
 from fastopt._engine.contract import Batches, OptimizerLike, batches_of, check_once
+from fastopt._engine.devices import Devices
 from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
@@ -36,6 +37,8 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt._kernels.device_memory import assign, host
+from fastopt._kernels.devices import header, is_cuda
 from fastopt._kernels.lanes import DOWN
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.numpy_abi import address_of, kind_word
@@ -179,6 +182,8 @@ class Records:
         self.incomplete: list[bool] = []
         """Of each tensor of a call, whether its sum is incomplete, so that it is only counted."""
         self.enter: Any = None
+        self.devices: Devices | None = None
+        """What enters calls with weights on devices, once there is one."""
 
     def _make_memory(self) -> None:
         """Allocate the context of calls, rows for the tensors of small ones, and NOTHING."""
@@ -256,6 +261,7 @@ class Records:
         self.quick = self.usable and not (optimizer.unchecked or self.prepared)
         self.measures = self.norms or self.clips or self.prepares
         python = self.live or self.measures or self.stepped is not STEPPED
+        python = python or self.devices is not None
         self.direct = self.quick and not python
 
     def _follow(self, updater: Owner) -> None:
@@ -297,6 +303,8 @@ class Records:
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
         self.slots.clear()
+        if self.devices is not None:
+            self.devices.forget()
         for each in self.by_index.values():
             each.record = None
         self.shared, self.rows, self.asked = {}, {}, {}
@@ -338,7 +346,7 @@ class Records:
                 continue
             own = self.parameters.of(index)
             try:
-                shared = self.shared_by(own, record.layout)
+                shared = self.shared_by(own, record.shared.layout)
             except (TypeError, ValueError):  # reported by the next call with this index
                 self.drop(index)
                 continue
@@ -392,6 +400,13 @@ class Records:
         return shared
 
     # Calls
+
+    def on_devices(self, updater: Owner) -> Devices:
+        """Return what enters calls with weights on devices, from now on all calls."""
+        if self.devices is None:
+            self.devices = self.enter = Devices(self, updater)
+            self.direct = False
+        return self.devices
 
     def record_of(self, index: Index) -> Record | None:
         """Return the record of a parameter, None if it has none."""
@@ -511,6 +526,8 @@ class Records:
     def follow_load(self, synced: dict[Index, bool]) -> None:
         """Enter in `synced`, which is all False, the parameters whose loaded states are used."""
         self.loaded = synced
+        if self.devices is not None:
+            self.devices.noted += 1
         for record in map(self.record_of, synced):
             if record is not None:
                 record.words[WEIGHT_ID] = 0  # so that the front reports another weight
@@ -538,6 +555,9 @@ class Records:
             self.norm[w.FACTOR], self.words[w.MEASURE] = 1.0, self.measure
         if status < 0:
             return None
+        if status == w.AWAITED:
+            assert self.devices is not None
+            return self.devices.awaited
         if not self.norms or factor is not None:
             return self.stepped
         if status != w.SKIPPED:
@@ -577,7 +597,7 @@ class Records:
         If that is because the squares have overflowed, gradients times the factor are applied.
         """
         indices, grads, weights = zip(*self.moving(index, grad, weight), strict=True)
-        whole = [_whole(each, array.shape) for each, array in zip(grads, weights, strict=True)]
+        whole = [_whole(each, header(of).shape) for each, of in zip(grads, weights, strict=True)]
         if self.clips:
             whole = updater._clipped_units(indices, weights, whole, share)
         sums = partial(updater._squares, whole)
@@ -615,7 +635,7 @@ class Records:
             batches = batches_of(optimizer)
             if batches is not None:
                 before = optimizer.snapshot()
-                grads = self._sum(batches, indices, grads, weights)
+                grads = self._sum(updater, batches, indices, grads, weights)
             given = indices, grads, weights, single
             for plan in Plan:
                 info = self._follow_plan(updater, plan, given, share, factor)
@@ -624,6 +644,8 @@ class Records:
             assert info is not None  # the last plan raises
         finally:
             self.incomplete, self.scheduled = [], None
+            if self.devices is not None:
+                self.devices.adding = []
             if before is not None and not self.words[w.DONE]:
                 optimizer.put_back(before)
         for index in indices if not info.skipped else ():
@@ -655,14 +677,15 @@ class Records:
         arrays += [
             each.row_decay[i][0] for each, _ in before for i in indices if i in each.row_decay
         ]
-        values, known = [array.copy() for array in arrays], {*updater.states}
+        arrays = list(map(header, arrays))
+        values, known = [np.array(host(array)) for array in arrays], {*updater.states}
         try:
             for index, grad, weight in zip(indices, grads, weights, strict=True):
                 if info.stepped:
                     self.take(updater, [index], [grad], [weight], True, share, factor)
         except BaseException:
             for array, old in zip(arrays, values, strict=True):
-                array[...] = old
+                assign(array, old)
             for optimizer, saved in before:
                 optimizer.put_back(saved)
             for index in {*indices} - known:
@@ -692,6 +715,8 @@ class Records:
         enrolment = Enrolment(self, updater, indices, list(weights))
         self.words[w.APART] = not trusts
         try:
+            if self.devices is not None or any(map(is_cuda, weights)):
+                self.on_devices(updater).checks = True
             checked = enrolment.as_they_come(grads) if trusts else enrolment.checked(grads)
             info, known = None, plan is not Plan.REBUILD
             served = checked and enrolment.enroll(checked, known)
@@ -702,6 +727,8 @@ class Records:
             return info
         finally:
             self.words[w.APART] = 0
+            if self.devices is not None:
+                self.devices.checks = False
             if self.words[w.DONE]:
                 enrolment.copy_back()
             else:
@@ -728,14 +755,21 @@ class Records:
         return self.enter_measured(updater, index, grad, weight, share, factor)
 
     def _sum(
-        self, batches: Batches, indices: list[Index], grads: list[Any], weights: list[Any]
+        self,
+        updater: Owner,
+        batches: Batches,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
     ) -> list[Any]:
         """Return the sums of gradients that an optimizer of several calls per update has so far."""
         parameters, found = self.parameters, []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
             of = parameters.of(index)
             grad = parameters.check(of.context, weight, grad, of.copy)
-            total, _ = batches.add(of.context, index, grad, weight)
+            total, tables = batches.add(of.context, index, grad, weight)
+            if tables:
+                self.on_devices(updater).adding += tables
             self.incomplete.append(total is None)
             found.append(grad if total is None else total)
         return found
@@ -763,7 +797,10 @@ class Records:
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
-        self.slots.pop(self.key_of(index), None)
+        key = self.key_of(index)
+        self.slots.pop(key, None)
+        if self.devices is not None:
+            self.devices.drop(key)
         if index in self.by_index:
             self.by_index[index].record = None
         self.tensors[:] = 0
@@ -780,32 +817,13 @@ class Records:
             indices = [each for (each,) in self.moving(indices)]
         before = counts.item(0)
         undo: list[Callable[[], None]] = []
-        rates: dict[Any, float] = {}
         found = {} if self.scheduled is None else self.scheduled
-        own: Sequence[Step] = ()  # that of each tensor, if they differ
         decays: list[tuple[Record, Index, Any]] = []
+        status: int = w.REFUSED
         try:
             if self.begins:
                 self._begin(indices, undo)
-            if self.by_tensor or words[w.UNEVEN]:
-                own = self._fill_each(updater, indices, found)
-            else:
-                update = words.item(w.UPDATE_NUMBER)
-                alone = self.parameters.groups is None
-                for of in (updater.optimizer,) if alone else self._optimizers(indices):
-                    rates[of] = of.lr
-                    if of.lr_scheduler is not None and (of, update) in found:
-                        rates[of] = found[of, update]
-                    elif of.lr_scheduler is not None:
-                        counts[0] = update
-                        rate = of.lr_scheduler(update)
-                        rates[of] = rate if type(rate) is float else of.scheduled(rate)
-                        found[of, update] = rates[of]
-                if self.version != updater.optimizer.version:
-                    self.refresh(updater)
-                for shared in self.shared.values():
-                    if shared.optimizer in rates:
-                        shared.fill(rates[shared.optimizer], words.item(w.TIME), again=True)
+            own, rates = self.fill(updater, indices, found)
             if not self.usable:  # the schedule has changed settings
                 return w.REFUSED
             if self.defers:
@@ -813,13 +831,14 @@ class Records:
                     return w.REFUSED  # a schedule may have changed states
                 decays = self._defer(index, arguments[2], own or self._even(indices, rates))
             words[w.ASKED] = 1
-            status: int = self.enter(self.context, *arguments)
+            status = self.enter(self.context, *arguments)
             if status in ROOM:
                 status = self.with_room(status, arguments)
         finally:
             words[w.ASKED] = words[w.EACH] = 0
+            if not words[w.DONE] or status == w.AWAITED:
+                tracked.counted[0] = before
             if not words[w.DONE]:
-                tracked.largest = before
                 for each in reversed(undo):
                     each()
             else:
@@ -828,6 +847,35 @@ class Records:
                 if self.sums:
                     self._collect(updater.states, indices)
         return status
+
+    def fill(
+        self, updater: Owner, indices: Sequence[Index], found: dict[tuple[Any, int], float]
+    ) -> tuple[Sequence[Step], dict[Any, float]]:
+        """Compute the hyper-parameters of the admitted call.
+
+        `found` has what schedules have returned. Returns the steps of the tensors if they differ,
+        and otherwise the learning rates by optimizer.
+        """
+        words, counts, rates = self.words, self.counts, dict[Any, float]()
+        if self.by_tensor or words[w.UNEVEN]:
+            return self._fill_each(updater, indices, found), rates
+        update = words.item(w.UPDATE_NUMBER)
+        alone = self.parameters.groups is None
+        for of in (updater.optimizer,) if alone else self._optimizers(indices):
+            rates[of] = of.lr
+            if of.lr_scheduler is not None and (of, update) in found:
+                rates[of] = found[of, update]
+            elif of.lr_scheduler is not None:
+                counts[0] = update
+                rate = of.lr_scheduler(update)
+                rates[of] = rate if type(rate) is float else of.scheduled(rate)
+                found[of, update] = rates[of]
+        if self.version != updater.optimizer.version:
+            self.refresh(updater)
+        for shared in self.shared.values():
+            if shared.optimizer in rates:
+                shared.fill(rates[shared.optimizer], words.item(w.TIME), again=True)
+        return (), rates
 
     def foresee(self, updater: Owner, index: Any) -> None:
         """Compute the hyper-parameters of the update that a call with one index should be.
@@ -905,9 +953,9 @@ class Records:
         """Add the numbers that the tensors of a completed step have kept to its sums."""
         for optimizer in self.sums:
             known = [(index, self[index]) for index in indices]
-            own = {i: r.layout.rule.kept for i, r in known if r.shared.optimizer is optimizer}
+            own = {i: r.shared.rule.kept for i, r in known if r.shared.optimizer is optimizer}
             arrays = (leaves(states[index])[-len(names) :] for index, names in own.items())
-            numbers = [[array.item() for array in each] for each in arrays]
+            numbers = [[float(host(header(array))) for array in each] for each in arrays]
             optimizer.step_sums.add(list(own), numbers)
 
     def _fill_each(
@@ -1031,4 +1079,6 @@ def bfloat16_or_none() -> Any:
 
 def _whole(grad: Any, shape: tuple[int, ...]) -> Any:
     """Return a gradient as an array or a RowSparse."""
-    return as_row_sparse(grad, shape) if is_row_sparse(grad) else np.asarray(grad)
+    if is_row_sparse(grad):
+        return as_row_sparse(grad, shape)
+    return grad if is_cuda(grad) else np.asarray(grad)

@@ -6,7 +6,6 @@ Tests: ``tests/engine/test_slow_calls.py``, ``tests/kernels/test_cuda_driver.py`
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import Call
 from fastopt._engine.per_index import Index
@@ -19,14 +18,13 @@ class Updating(Owner, Protocol):
 
     Attributes
     ----------
-    records, devices : Records, DeviceRecords
-        Records of the parameters on the host, and on devices.
+    records : Records
+        Records of the parameters.
     takes_extra : bool
         Whether a call has extra arrays, which are in the states now.
     """
 
     records: Records
-    devices: DeviceRecords
     takes_extra: bool
     _info: StepInfo
     _windows: Any
@@ -49,16 +47,6 @@ class Updating(Owner, Protocol):
 
     def _stored(self, calls: Sequence[Call]) -> Callable[[], None]:
         """Store states; return a function that puts back what was there before."""
-
-    def _commit(
-        self,
-        call: Any,
-        calls: Sequence[Call],
-        step: Callable[[], None],
-        finish: Callable[[], None],
-        last: Callable[[], None] | None = None,
-    ) -> None:
-        """Make a step that is stored and finished if it launches."""
 
     def _report(self, info: StepInfo) -> None:
         """Record the outcome of a call."""

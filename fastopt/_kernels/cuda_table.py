@@ -85,8 +85,6 @@ class CudaTable:
         The weights and gradients of a call.
     rows : IndexedRows or None
         The rows of a row-sparse gradient.
-    done : bool
-        Whether the update of the present step has been launched.
     counted : bool
         Whether the last step was counted on the device.
     after : CudaTable or None
@@ -143,7 +141,7 @@ class CudaTable:
         if not layout.rule.passes and 0 < count <= MOST:
             self._by_value = cuda_driver.values(self.fields.dtype, count)
         self.decay: tuple[Any, ...] = ()
-        self.at_once = self.done = self.counted = False
+        self.at_once = self.counted = False
         self.rows: IndexedRows | None = None
 
     def _use(self, given: CallArrays) -> None:
@@ -380,7 +378,6 @@ class CudaTable:
         """Compile the kernels of the next :meth:`run`, so that it does not fail for that reason."""
         with self.on_device(), self.driver.compiling():
             self._update(self._send_entry(), self._send_hyper())
-        self.done = False
 
     def run(self) -> None:
         """Launch the kernels of every reduction and of the update.
@@ -429,7 +426,6 @@ class CudaTable:
             self.launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
             if layout.catch_up:
                 self.launch(kernels.mark_decay(True), len(self.chunks), threads, chunks, entry)
-        self.done = True
 
     def _end(self) -> None:
         """Do what follows the launches of an update."""
@@ -492,6 +488,3 @@ def launch(tables: Sequence[CudaTable]) -> None:
         if table is not tables[0]:
             table.renew()
         table.run()
-        if table.after is not None:
-            table.after.renew()
-            table.after.run()

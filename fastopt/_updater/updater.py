@@ -15,12 +15,12 @@ import numpy as np
 
 from fastopt._advice import UPDATER_ARGUMENTS, UPDATER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._arrays import Gradient, Weight
-from fastopt._engine import device_updates
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.clip import STEPPED, UNCHANGED, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.contract import batches_of
-from fastopt._engine.device_records import DeviceRecords
+from fastopt._engine.device_call import DeviceRecord
+from fastopt._engine.devices import settle
 from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
@@ -87,9 +87,6 @@ from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.groups import Groups, check_averaged
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
 from fastopt.sparse import HALVES, REALS, RowSparse
-
-CREATE = "create_state", "create_state_multi_precision"
-"""Methods that create states."""
 
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
@@ -247,7 +244,6 @@ class Updater(Checked):
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     records: Records
-    devices: DeviceRecords
     takes_extra: bool = False
     """Whether a call has extra arrays, which are in the states now."""
     _info: StepInfo
@@ -267,7 +263,7 @@ class Updater(Checked):
     argument_names = UPDATER_NAMES
     argument_advice = UPDATER_ARGUMENTS
     unlisted = Checked.unlisted | {
-        *("devices", "forget", "lock", "parameters", "records", "runs_updates"),
+        *("forget", "lock", "parameters", "records", "runs_updates"),
         *("settings", "structures"),
         "takes_extra",
     }
@@ -354,7 +350,6 @@ class Updater(Checked):
             optimizer=optimizer,
             parameters=parameters,
             records=Records(parameters),
-            devices=DeviceRecords(parameters),
             structures=Structures(),
         )
 
@@ -408,7 +403,6 @@ class Updater(Checked):
                 self.forget()
             for index in indices:
                 self.records.drop(index)
-                self.devices.drop(index)
 
     def _has_records(self) -> bool:
         """Whether updates have checked all states, so that others of their form need no check."""
@@ -416,7 +410,7 @@ class Updater(Checked):
         plain = self.parameters.groups is None and self._windows is None and self._averages is None
         plain = plain and type(self).sync_state_context is Updater.sync_state_context
         known = plain and records.mode_version == self.optimizer.mode_version
-        known = known and not self.devices.known
+        known = known and records.devices is None
         return known and all(records.key_of(index) in records.slots for index in self.states)
 
     def _put_states(self, states: dict[Index, Any], alike: bool) -> None:
@@ -439,7 +433,6 @@ class Updater(Checked):
         """
         with self.lock, uninterrupted:
             for index in indices:
-                self.devices.drop(index)
                 if index in self.states:
                     self.records.relink(index, self.states[index])
                 else:
@@ -462,7 +455,7 @@ class Updater(Checked):
 
     def _attributes(self) -> dict[str, Any]:
         self._settle()
-        hidden = {"parameters", "records", "devices", "structures", "settings"}
+        hidden = {"parameters", "records", "structures", "settings"}
         hidden |= {"lock", "_slow"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
@@ -564,8 +557,6 @@ class Updater(Checked):
                     return
             elif self._enter(index, grad, weight):
                 return
-            if self.devices.known and device_updates.again(self, index, grad, weight):
-                return
             self._check_call(index, grad, weight)
 
     def _check_call(self, index: Any, grad: Any, weight: Any) -> None:
@@ -628,8 +619,6 @@ class Updater(Checked):
                 if status >= 0 and self._info is not records.stepped:
                     self._info = records.stepped
                 return status >= 0
-            if self.devices.has(index):
-                return False
             with uninterrupted:
                 if self._windows is not None:
                     return self._enter_window(self._windows, index, grad, weight)
@@ -819,12 +808,12 @@ class Updater(Checked):
         >>> updater.refresh_graphs()  # before the next replay
         """
         with self.lock:
-            for steps in self.optimizer._index_update_count.graphs:
-                steps.refresh()
+            if self.records.devices is not None:
+                self.records.devices.refresh_graphs(self)
 
     def _settle(self) -> None:
         """Wait for the outcomes of steps that a device has counted."""
-        device_updates.settle(self.optimizer)
+        settle(self.optimizer)
 
     def set_master(self, index: Any, array: Array) -> None:
         """Set the values of the float32 master of a half-precision weight.
@@ -990,7 +979,6 @@ class Updater(Checked):
                 self._averages.arrays.clear()
             known = {*self.states, *records.known(), *self.optimizer._index_update_count}
             known.update(self._windows.calls if self._windows else ())
-            self.devices.forget()
             for index, state in list(self.states.items()):
                 if self._restarts_at_zero(index):
                     for array in leaves(state):
@@ -1010,6 +998,8 @@ class Updater(Checked):
         record = self.records.record_of(index)
         optimizer = self.parameters.optimizer_of(index)
         if record is None or self._averages is not None or not optimizer.starts_at_zero:
+            return False
+        if isinstance(record, DeviceRecord):
             return False
         is_half = record.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
         return not (optimizer.multi_precision and is_half) and index not in optimizer.row_decay
@@ -1497,7 +1487,6 @@ class Updater(Checked):
         """Drop all records, between the calls of other threads."""
         with self.lock:
             self.records.forget()
-            self.devices.forget()
 
     # Checks
 
@@ -1592,11 +1581,8 @@ class Updater(Checked):
     def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
         """Return the calls with states, which are created for new indices."""
         states: dict[Index, Any] = {}
-        kinds = set(map(type, self.parameters.optimizers()))
-        plain = all(  # nothing is done with new arrays
-            getattr(kind, name) is getattr(Optimizer, name) for kind in kinds for name in CREATE
-        )
-        with allocated_together() if plain else nullcontext():
+        zeros = all(each.starts_at_zero for each in self.parameters.optimizers())
+        with allocated_together() if zeros else nullcontext():
             for index, weight, grad in checked:
                 if index not in states:
                     states[index] = self._state(index, weight, isinstance(grad, RowSparse))
@@ -1662,36 +1648,6 @@ class Updater(Checked):
             undo()
             raise
         return undo
-
-    def _commit(
-        self,
-        call: Any,
-        calls: Sequence[Call],
-        step: Callable[[], None],
-        finish: Callable[[], None],
-        last: Callable[[], None] | None = None,
-    ) -> None:
-        """Update without records; states are stored, and all else is finished, if it launches.
-
-        States are stored before the launch, and `finish` and `last` are called after it even if an
-        exception from outside, such as that of a signal handler, comes in between.
-        """
-
-        def end() -> None:
-            finish()
-            if last is not None:
-                last()
-
-        undo = self._stored(calls)
-        try:
-            step()
-            end()
-        except BaseException:
-            if call.done:
-                end()
-            else:
-                undo()
-            raise
 
     def _is_frozen(self, index: Index) -> bool:
         """Whether the group of an index is frozen."""
@@ -1812,10 +1768,6 @@ class Updater(Checked):
         native, records = self.parameters.native, self.records
         if self.settings.clip_adaptive is not None:
             self.settings.clip_adaptive.check(indices, weights, grads, self.optimizer.idx2name)
-        if native and any(map(is_cuda, weights)):
-            entries = self._checked_entries(indices, grads, weights)
-            device_updates.update(self, entries, single, share, finish)
-            return
         try:
             if native and batches_of(self.optimizer) is None:
                 info = records.take(self, indices, grads, weights, single, share)
@@ -1872,6 +1824,9 @@ class Updater(Checked):
     def _report(self, info: StepInfo) -> None:
         """Record the outcome of a call."""
         vars(self)["_info"] = info  # skips __setattr__
+        devices = self.records.devices
+        if devices is not None and info is devices.awaited:
+            return  # the device tells the scaler
         if self.loss_scaler is not None:
             self.loss_scaler.update(overflow=info.skipped)
 

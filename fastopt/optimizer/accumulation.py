@@ -1,13 +1,11 @@
 """Gradient accumulation: gradients of several calls are summed and applied as their mean."""
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fastopt._engine.accumulate import accumulate, placed_rows, room, sum_of_rows
-from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.owner import Unmeasured
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.records import Records
@@ -59,17 +57,11 @@ class Adder(Unmeasured):
     def __init__(self, keep: bool) -> None:
         self.optimizer = Sum(keep=keep)
         self.parameters = Parameters(self.optimizer, check=_as_given)
-        self.records, self.devices = Records(self.parameters), DeviceRecords(self.parameters)
+        self.records = Records(self.parameters)
         self.states, self.states_synced = {}, {}
 
     def add(self, calls: Sequence[Any], single: bool) -> None:
         """Add gradients to dense sums: ``(index, sum, gradient, None)`` for each."""
-        there = [call for call in calls if is_cuda(call[1])]
-        here = [call for call in calls if not is_cuda(call[1])]
-        between = partial(self.add, here, single=False) if here else None
-        if there:
-            self.devices.update_all(there, single, between=between)
-            return
         indices, sums, grads = [[call[k] for call in calls] for k in range(3)]
         self.records.take(self, indices, grads, sums, single)
 

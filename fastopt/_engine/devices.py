@@ -1,0 +1,534 @@
+"""Calls of an updater whose weights are on CUDA devices, all or some of a list.
+
+A parameter on a device has a record with its counts and hyper-parameters, like one on the host, and
+a table for each form of its gradient, which is created with full validation. A call joins the
+tables of its parameters by device, stream and layout, so that a list of any length is a few
+launches (:mod:`~fastopt._engine.device_call`), and is kept by its indices. Each call reads the
+headers of all weights and gradients, compares them with the form, and enters addresses that have
+changed (:mod:`fastopt._kernels.cuda_arrays`): the objects may be others than before. Overlaps are
+found from the ranges of all written arrays.
+
+:class:`Devices` stands in the place of the front (:mod:`fastopt._kernels.front`), and returns its
+statuses, so that settings, schedules, accumulation and first calls are those of
+:class:`~fastopt._engine.records.Records`, whatever the arrays are.
+
+Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``,
+``tests/gpu/test_cuda_groups.py``.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._engine.averaging import AveragingStep
+from fastopt._engine.clip import overflow, squares, times
+from fastopt._engine.contract import OptimizerLike
+from fastopt._engine.device_call import DeferredDecay, DeviceCall, DeviceRecord, disjoint
+from fastopt._engine.device_tables import table_of_parameter
+from fastopt._engine.owner import Owner
+from fastopt._engine.parameters import Parameter
+from fastopt._engine.validate import check, is_fixed
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels import device_front
+from fastopt._kernels import record_words as w
+from fastopt._kernels.cpu_calls import FACTOR, LENGTH, limit_norm
+from fastopt._kernels.cuda_table import CudaTable
+from fastopt._kernels.devices import header, readings
+from fastopt._kernels.layout import KEY, Layout, kind_of, real_of
+from fastopt._kernels.noise import index_number
+from fastopt._kernels.numpy_abi import address_of
+from fastopt.amp import StepInfo
+from fastopt.sparse import RowSparse
+
+if TYPE_CHECKING:
+    from fastopt._engine.records import Records
+
+CALLS = 64
+"""Number of lists whose tables are kept together."""
+
+KINDS = {int, str}
+"""Types of indices."""
+
+LISTS = (list, tuple)
+
+NOTHING = np.zeros((2, 0), np.uint64)
+"""Memory ranges of no arrays."""
+
+LISTED = 256
+"""Number of lists whose records are looked up once."""
+
+FORMS = 4
+"""Number of forms of a parameter's gradient that are kept."""
+
+
+class Refused(Exception):
+    """The part of a call that is on the host does not fit."""
+
+
+class Devices:
+    """Function that enters a call like the front, for parameters on the host and on devices.
+
+    Parameters
+    ----------
+    records : Records
+        The records of the updater.
+    owner : Owner
+        The updater.
+
+    Attributes
+    ----------
+    known : dict
+        Parameters on devices, by what stands for their index.
+    calls : dict
+        Calls by indices, and by whether each weight is not averaged.
+    listed : dict
+        Where the records of these are, by indices.
+    captured : list of DeviceCall
+        Calls that are part of graphs, which may be replayed at any time.
+    awaited : StepInfo
+        Outcome of the last call whose norm the host does not know yet.
+    checks : bool
+        Whether the present call may make tables, which checks its arrays.
+    adding : list of CudaTable
+        What is launched before an update: sums of gradients of several calls.
+    between : callable or None
+        What updates weights on the host, before the launches.
+    noted : int
+        Number of calls whose weights have been noted.
+    """
+
+    def __init__(self, records: "Records", owner: Owner) -> None:
+        self._records, self._owner, self.front = ref(records), ref(owner), records.enter
+        self.known: dict[int | str, Parameter] = {}
+        self.calls: dict[Any, DeviceCall] = {}
+        self.captured: list[DeviceCall] = []
+        self.awaited: StepInfo | None = None
+        self.checks = False
+        self.adding: list[CudaTable] = []
+        self.listed: dict[tuple[Any, ...], Places] = {}
+        self.between: Callable[[], None] | None = None
+        self.noted = 0
+        self._asked: tuple[DeviceCall | None, bool] = None, False
+        self._admit, self._advance = device_front.admit(), device_front.advance_all()
+
+    @property
+    def records(self) -> "Records":
+        """The records of the updater, which keep this object."""
+        found = self._records()
+        assert found is not None
+        return found
+
+    @property
+    def optimizer(self) -> OptimizerLike:
+        """The optimizer of the updater."""
+        return self.records.parameters.optimizer
+
+    def forget(self) -> None:
+        """Drop all records, since something besides the arguments of calls has changed."""
+        self.known, self.calls, self.listed = {}, {}, {}
+        self._asked = None, False
+
+    def drop(self, key: int | str) -> None:
+        """Drop the record of a parameter, and the calls with it."""
+        if self.known.pop(key, None) is not None:
+            self.calls = {k: call for k, call in self.calls.items() if key not in k[0]}
+            self.listed, self._asked = {}, (None, False)
+
+    def enroll(self, of: Parameter, key: int | str, weight: Any) -> None:
+        """Create the record of a parameter; its tables are created when they are needed."""
+        records, optimizer, index = self.records, of.optimizer, of.index
+        rule = of.rule if records.averages is None else records.averages.average.derive(of.rule)
+        real = real_of(header(weight).dtype)
+        block = np.zeros(w.RECORD + KEY + 1 + len(rule.hyper), np.int64)
+        words, fields = block.data, block[w.RECORD + KEY + 1 :].view(real)[: len(rule.hyper)]
+        words[w.ROW] = address_of(block) + 8 * w.RECORD
+        words[w.FIELDS] = fields.ctypes.data
+        words[w.KEYED] = 1
+        words[w.NUMBER], words[w.SEED] = index_number(index), index_number(optimizer.seed)
+        words[w.COUNT] = optimizer._index_update_count.slot(index, optimizer.begin_num_update)
+        if optimizer.carried is not None:
+            words[w.CARRIED] = int(optimizer.carried_slots([index])[0])
+        shared = records.shared_by(of, Layout(rule, real, (real,), real, ()))
+        words[w.HYPER], words[w.INDEX_ID] = shared.address, id(key)
+        decay = DeferredDecay() if optimizer.sparse_decay != "touched" else None
+        of.record = DeviceRecord(block, words, fields, shared, decay, {}, (key,))
+        self.known[key] = of
+        records.slots[key] = address_of(block)
+
+    # Calls
+
+    def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
+        """Enter a call; return a status, see :mod:`fastopt._kernels.front`."""
+        known = self.known
+        if type(index) not in LISTS:
+            if type(index) in KINDS and index in known:
+                return self._enter((index,), (grad,), (weight,))
+            return self.front(context, index, grad, weight)
+        if not {*map(type, index)} <= KINDS:
+            return self.front(context, index, grad, weight)
+        indices = tuple(index)
+        there = None if indices in self.listed else [each in known for each in indices]
+        if there is not None and True not in there:
+            return self.front(context, index, grad, weight)
+        lists = type(grad) in LISTS and type(weight) in LISTS
+        if not (lists and len(indices) == len(grad) == len(weight)):
+            return w.REFUSED
+        grads, weights = tuple(grad), tuple(weight)  # another thread may change the lists
+        if there is not None and self.records.freezes:
+            moving = self.records.moving(indices, grads, weights)
+            indices, grads, weights = zip(*moving, strict=True)
+            there = [each in known for each in indices]
+        if there is None or all(there):
+            return self._enter(indices, grads, weights)
+        return self._enter_mixed(there, (indices, grads, weights))
+
+    def _enter_mixed(self, there: Sequence[bool], lists: tuple[Any, Any, Any]) -> int:
+        """Enter a list with some of the weights on the host.
+
+        These are updated when those on devices have been counted, before these are launched.
+        """
+        records, words = self.records, self.records.view
+        owner, places = self._owner(), range(len(there))
+        assert owner is not None
+        here = [tuple([each[k] for k in places if not there[k]]) for each in lists]
+        others = [tuple([each[k] for k in places if there[k]]) for each in lists]
+        if words[w.CHECKS]:
+            status = records.with_room(w.NO_ROOM, (here[0], here[1], here[2]))
+            return status if status < 0 else self._enter(*others)
+        if records.admits(*here) < 0:
+            return w.REFUSED
+        if words[w.MEASURE]:
+            call = self._call(*others)
+            if call is None:
+                return w.REFUSED
+            found = iter(call.squares().tolist())
+            call.release()
+            grads = zip(there, lists[1], strict=True)
+            if not self._measured([next(found) if on else squares([g])[0] for on, g in grads]):
+                return w.SKIPPED
+            words[w.MEASURE] = 0
+
+        def between() -> None:
+            asked, each = words[w.ASKED], words[w.EACH]
+            words[w.ASKED] = words[w.EACH] = 0
+            status = self.front(records.context, *here)
+            if status != w.OK:
+                status = records.resolve(owner, status, *here)
+            words[w.ASKED], words[w.EACH] = asked, each
+            if status < 0:
+                raise Refused
+
+        self.between = between
+        try:
+            return records.resolve(owner, self._enter(*others), *others)
+        except Refused:
+            return w.REFUSED
+        finally:
+            self.between = None
+
+    def _enter(
+        self, indices: tuple[Any, ...], grads: tuple[Any, ...], weights: tuple[Any, ...]
+    ) -> int:
+        """Enter a call whose weights are all on devices."""
+        records, places = self.records, self._places(indices)
+        words, counts = records.view, self.optimizer._index_update_count
+        if records.asks and (counts.ahead or counts.graphs):
+            counts.settle()
+        status = self._admit(records.context, places.address, len(indices), places.found)
+        measure, checks = words[w.MEASURE], words[w.CHECKS]
+        if status not in (w.OK, w.ASKS) or (status == w.ASKS and not (checks or measure)):
+            return status
+        call, measured = self._asked if words[w.ASKED] else (None, False)
+        self._asked = None, False
+        if call is None or call.keys != indices:
+            call, measured = self._call(indices, grads, weights), False
+        if call is None:
+            return w.REFUSED
+        if checks:
+            call.release()
+            return w.OK
+        if measure and not measured:
+            defers = call.defers and not (self.between or words[w.EACH])
+            defers = defers and records.parameters.folds
+            if defers and status == w.ASKS:
+                self._asked = call, False
+                return status
+            if defers and self._defer(call):
+                return self._end(call, weights, w.AWAITED)
+            if not self._measured(call.squares().tolist()):
+                call.release()
+                return w.SKIPPED
+        if status == w.ASKS:
+            self._asked = call, True
+            return status
+        factor = records.norm.item(w.FACTOR)
+        if factor != 1 and not records.parameters.folds:
+            grads = tuple(
+                [
+                    grad if self.known[index].optimizer.folds else times(grad, factor)
+                    for index, grad in zip(indices, grads, strict=True)
+                ]
+            )
+            call = self._call(indices, grads, weights)
+            if call is None:
+                return w.REFUSED
+        repeats = call.captured or (call.steps is not None and call.steps.kept)
+        repeats = repeats and factor == 1 and not (self.between or words[w.EACH])
+        if not (repeats and call.defer()):
+            if call.captured:
+                call.tables[0].given.refuse_capture()
+            self._step(call)
+        return self._end(call, weights, w.OK)
+
+    def _end(self, call: DeviceCall, weights: tuple[Any, ...], status: int) -> int:
+        """End a call that has been launched; return its status."""
+        words = self.records.view
+        words[w.DONE], words[w.ASKED], words[w.EACH], words[w.EXPECTED] = 1, 0, 0, 0
+        if call.captured and call not in self.captured:
+            self.captured.append(call)
+        ids = list(map(id, weights))
+        if call.noted == (self.noted, ids):
+            return status
+        self.noted += 1
+        call.noted = self.noted, ids
+        if status == w.AWAITED:
+            self.records.note(call.indices, weights)
+        return max(status, w.MOVED)
+
+    def _step(self, call: DeviceCall) -> None:
+        """Count a step and launch it; if that fails, nothing has changed."""
+        records, counts, launched = self.records, self.optimizer._index_update_count, False
+        with uninterrupted:
+            if counts.ahead or counts.graphs:
+                counts.settle()
+            kept = [of.carried for of in call.optimizers if of.carried is not None]
+            before = [(each, each.copy()) for each in (each.array for each in kept)]
+            count = counts.counted.copy()
+            steps = np.zeros_like(count)
+            try:
+                skipped = self._advance(records.context, call.target, call.length)
+                steps = counts.counted - count
+                call.launch(skipped > 0, self.adding, self.between)
+                launched = True
+            except BaseException:
+                if not launched:
+                    counts.counted[1:] -= steps[1:]  # the host may have counted its part
+                    counts.counted[0] = count[0]
+                    for array, numbers in before:
+                        array[:] = numbers
+                    call.release()
+                raise
+
+    # Norms
+
+    def _measured(self, sums: Sequence[float]) -> bool:
+        """Enter the factor of gradients, given their sums of squares; return whether it is finite.
+
+        The sums are added in the order of the list.
+        """
+        norm = self.records.norm
+        values = [*norm[[w.RESCALE_GRAD, w.SCALE, w.LIMIT]].tolist(), 0.0, 0.0]
+        limit_norm(reduce(add, sums, 0.0), values)
+        norm[w.FACTOR], norm[w.GLOBAL_NORM] = values[FACTOR] * norm[w.SHARE], values[LENGTH]
+        return math.isfinite(values[LENGTH])
+
+    def _defer(self, call: DeviceCall) -> bool:
+        """Update without waiting for the norm, whose outcome is reported later.
+
+        Returns False, with nothing changed, if the host must know the norm first.
+        """
+        owner, optimizer, norm = self._owner(), self.optimizer, self.records.norm
+        assert owner is not None
+        scaler = owner.settings.loss_scaler
+        if scaler is not None and call.captured:
+            raise RuntimeError(
+                "a loss scaler adapts its scale on the host, which a CUDA graph does not reach: "
+                "call the updater outside of the capture, or scale by a fixed rescale_grad"
+            )
+        indices, names = call.indices, optimizer.idx2name
+        awaited = StepInfo(stepped=False, skipped=False)
+        own = ref(scaler) if scaler is not None else lambda: None
+        updater = self._owner  # weakly, like the scaler: both keep the pending step
+
+        def finish(norm: float, sums: Callable[[], Any] | None) -> None:
+            info = StepInfo(stepped=True, skipped=False, global_norm=norm)
+            if not math.isfinite(norm):
+                info = overflow(sums() if sums else np.empty(0), indices, names, norm)
+            found, scaler = updater(), own()
+            if found is not None and vars(found)["_info"] is awaited:
+                vars(found)["_info"] = info
+            if scaler is not None:
+                scaler.update(overflow=info.skipped)
+
+        numbers = norm[[w.RESCALE_GRAD, w.SCALE, w.LIMIT, w.SHARE]].tolist()
+        if not call.defer(tuple(numbers), finish):
+            return False
+        self.awaited = awaited
+        if scaler is not None:
+            scaler._awaited = partial(settle, optimizer)
+        return True
+
+    def refresh_graphs(self, updater: Owner) -> None:
+        """Let graphs use the present hyper-parameters in their next replays."""
+        records = self.records
+        if records.version != self.optimizer.version:
+            records.refresh(updater)
+        for call in self.captured:
+            counts = self.optimizer._index_update_count
+            counts.settle()
+            largest, places = counts.counted.item(0), self._places(call.keys)
+            arguments = places.address, len(call.indices), places.found
+            try:
+                if self._admit(records.context, *arguments) == w.ASKS:
+                    records.fill(updater, call.indices, {})
+            finally:
+                counts.counted[0] = largest
+            if call.steps is not None:
+                call.steps.refresh()
+
+    # Tables
+
+    def _places(self, indices: tuple[Any, ...]) -> "Places":
+        """Return where the records of a call are."""
+        found = self.listed.get(indices)
+        if found is None:
+            if len(self.listed) >= LISTED:
+                self.listed.clear()
+            places = np.array([self.known[index].record.address for index in indices], np.int64)
+            memory = np.zeros((2, len(indices)), np.int64)
+            found = Places(places, memory[0], memory[1], address_of(places), address_of(memory))
+            self.listed[indices] = found
+        return found
+
+    def _call(
+        self, indices: tuple[Any, ...], grads: tuple[Any, ...], weights: tuple[Any, ...]
+    ) -> DeviceCall | None:
+        """Return the call of these parameters with its arrays entered, None if they do not fit."""
+        averages, places = self.records.averages, self._places(indices)
+        rests: tuple[int, ...] = ()
+        if averages is not None and averages.average.alternates:
+            rests = tuple(places.rests.tolist())
+        call = self.calls.get((indices, rests))
+        if call is not None and call.enter(grads, weights):
+            return call
+        call, kept = self._assembled(indices, grads, weights, rests)
+        if call is not None:
+            call.hypers = places.hypers
+        if call is not None and kept:
+            if len(indices) > 1 and len(self.calls) >= CALLS:
+                lists = [key for key in self.calls if len(key[0]) > 1]
+                if len(lists) >= CALLS:
+                    del self.calls[lists[0]]
+            self.calls[indices, rests] = call
+        return call
+
+    def _assembled(
+        self,
+        indices: tuple[Any, ...],
+        grads: tuple[Any, ...],
+        weights: tuple[Any, ...],
+        rests: tuple[int, ...],
+    ) -> tuple[DeviceCall | None, bool]:
+        """Return a new call with its arrays entered, and whether it serves later calls."""
+        parameters = [self.known[index] for index in indices]
+        rest = rests or (0,) * len(indices)
+        lists = list(zip(parameters, grads, weights, rest, strict=True))
+        once = len(set(indices)) == len(indices)
+        tables = [self._known_table(*each) if once else None for each in lists]
+        kept = once and (self.checks or None not in tables)
+        if not self.checks and not kept:
+            return None, False
+        for k, table in enumerate(tables):
+            if table is None:
+                tables[k], reusable = self._new_table(*lists[k])
+                kept = kept and reusable
+        apart = once and disjoint(tables)
+        if not apart:
+            if not self.checks:
+                return None, False
+            tables = [self._new_table(*each, keep=False)[0] for each in lists]
+        call = DeviceCall(parameters, tables, ordered=not apart)
+        call.rests, call.keys = rest, indices
+        return call, kept and apart
+
+    def _known_table(self, of: Parameter, grad: Any, weight: Any, rests: int) -> CudaTable | None:
+        """Return the table of a form with its arrays entered; None if there is none, or none fits.
+
+        Whether the arrays overlap is not checked.
+        """
+        record = of.record
+        assert isinstance(record, DeviceRecord)
+        try:
+            grad = of.by_row(grad)
+            table = record.tables.get(form_of(grad, rests))
+        except (AttributeError, KeyError, TypeError, ValueError):  # the checks report it
+            return None
+        if isinstance(grad, RowSparse) and grad.shape != header(weight).shape:
+            return None
+        if table is None or not table.given.take_weights([weight], table.table):
+            return None
+        if not table.given.take_grads([grad], table.table, NOTHING, True):
+            return None
+        if table.rows is not None:
+            table.list_rows(of.context, grad)
+        return table
+
+    def _new_table(
+        self, of: Parameter, grad: Any, weight: Any, rests: int, keep: bool = True
+    ) -> tuple[CudaTable, bool]:
+        """Check the arrays of a tensor; return their table, and whether it serves later calls.
+
+        With `keep`, it does so if no array had to be copied.
+        """
+        owner, averages, record = self._owner(), self.records.averages, of.record
+        assert owner is not None
+        assert isinstance(record, DeviceRecord)
+        state, averaging = owner.states.get(of.index), None
+        if averages is not None and (not rests or of.index not in averages.arrays):
+            averaging = AveragingStep(averages, of.optimizer)
+        table: CudaTable = table_of_parameter(
+            of, self.records.parameters.check, weight, grad, state, averaging
+        )
+        if averaging is not None:
+            averaging.keep()
+        keep = keep and table.direct and table.after is None and is_fixed(state)
+        if keep:
+            if len(record.tables) >= FORMS:
+                record.tables.clear()
+            checked = check(of.context, weight, grad, of.copy)
+            record.tables[form_of(of.by_row(checked), rests)] = table
+        return table, keep
+
+
+class Places(NamedTuple):
+    """Where the records of a call are, and memory for what compiled code tells of them."""
+
+    places: NDArray[np.int64]
+    hypers: NDArray[np.int64]
+    """Addresses of the hyper-parameters of each tensor."""
+    rests: NDArray[np.int64]
+    """Whether the present step does not average each weight."""
+    address: int
+    found: int
+    """Address of the memory."""
+
+
+def form_of(grad: Any, rests: int) -> Any:
+    """Return what the table of a gradient depends on."""
+    if isinstance(grad, RowSparse):
+        return RowSparse, kind_of(header(grad.values).dtype), rests
+    return readings([grad]).kinds[0], rests
+
+
+def settle(optimizer: OptimizerLike) -> None:
+    """Wait for the outcomes of steps that a device has counted."""
+    counts = optimizer._index_update_count
+    if counts.ahead:
+        with optimizer.call_lock:
+            counts.settle()

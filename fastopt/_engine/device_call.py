@@ -5,18 +5,15 @@ Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_steps import DeviceSteps, Finish, Norm
 from fastopt._engine.hyper_rows import Shared
-from fastopt._engine.lazy_decay import decay_of, decayed
 from fastopt._engine.overlap import Ranges
-from fastopt._engine.parameters import Parameter, compiling
-from fastopt._engine.per_index import Index
+from fastopt._engine.parameters import DeviceRecord, Parameter, compiling
 from fastopt._engine.validate import check
 from fastopt._kernels.cuda_table import CudaTable, launch
 from fastopt._kernels.device_front import TARGET
@@ -26,46 +23,6 @@ from fastopt._kernels.numpy_abi import address_of
 from fastopt.sparse import RowSparse
 
 Words = NDArray[np.int64]
-
-
-class DeviceRecord(NamedTuple):
-    """What compiled code knows of a parameter on a device: its counts and hyper-parameters."""
-
-    block: Words
-    words: memoryview
-    """The record, see :data:`fastopt._kernels.record_words.record_at`."""
-    fields: NDArray[Any]
-    """The hyper-parameters of the last step."""
-    shared: Shared
-    deferred: "DeferredDecay | None"
-    tables: dict[Any, CudaTable]
-    """Tables by form of the gradient, with full validation."""
-    alive: tuple[Any, ...]
-    resting = None
-
-    @property
-    def address(self) -> int:
-        """Address of the record."""
-        return address_of(self.block)
-
-    def relinked(self, state: Any) -> None:
-        """Return None: tables are those of one state."""
-
-
-class DeferredDecay:
-    """Deferred decay of a parameter whose gradients are row-sparse."""
-
-    def __init__(self) -> None:
-        self.now: tuple[Any, ...] = ()
-
-    def begin(
-        self, optimizer: OptimizerLike, index: Index, weight: Any, t: int, lr: float, wd: float
-    ) -> tuple[Any, float]:
-        """Note the decay of step `t`; return the optimizer's ``row_decay`` after it."""
-        rows, before = decay_of(optimizer, index, header(weight))
-        after = decayed(optimizer, index, before, t, lr, wd)
-        self.now = rows, before, after, optimizer.sparse_decay == "dense"
-        return rows, after
 
 
 class DeviceCall:
@@ -130,8 +87,8 @@ class DeviceCall:
             self.targets[own, 3] = table.layout.keyed
         self.target = address_of(self.targets)
         self.rests, self.hypers = (0,) * self.length, np.empty(0, np.int64)
-        self.noted: tuple[Any, ...] = ()
-        """What the weights of the last call were noted as."""
+        self.noted = -1
+        """When the weights of the last call were noted."""
         self.follow()
         self.steps: DeviceSteps | None = None
         self.defers = DeviceSteps.supports(self)

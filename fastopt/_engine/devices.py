@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.clip import overflow, squares, times
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.device_call import DeferredDecay, DeviceCall, DeviceRecord, disjoint
+from fastopt._engine.device_call import DeviceCall, disjoint
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Owner
-from fastopt._engine.parameters import Parameter
+from fastopt._engine.parameters import DeviceRecord, Parameter
+from fastopt._engine.record_rows import DeferredDecay
 from fastopt._engine.validate import check, is_fixed
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import device_front
@@ -49,7 +50,7 @@ from fastopt.sparse import RowSparse
 if TYPE_CHECKING:
     from fastopt._engine.records import Records
 
-CALLS = 64
+LISTS_KEPT = 64
 """Number of lists whose tables are kept together."""
 
 KINDS = {int, str}
@@ -59,9 +60,6 @@ LISTS = (list, tuple)
 
 NOTHING = np.zeros((2, 0), np.uint64)
 """Memory ranges of no arrays."""
-
-LISTED = 256
-"""Number of lists whose records are looked up once."""
 
 FORMS = 4
 """Number of forms of a parameter's gradient that are kept."""
@@ -85,10 +83,8 @@ class Devices:
     ----------
     known : dict
         Parameters on devices, by what stands for their index.
-    calls : dict
-        Calls by indices, and by whether each weight is not averaged.
     listed : dict
-        Where the records of these are, by indices.
+        Where the records of calls are, by their indices.
     captured : list of DeviceCall
         Calls that are part of graphs, which may be replayed at any time.
     awaited : StepInfo
@@ -99,22 +95,24 @@ class Devices:
         What is launched before an update: sums of gradients of several calls.
     between : callable or None
         What updates weights on the host, before the launches.
+    version : int
+        Number of times that records were dropped.
     noted : int
         Number of calls whose weights have been noted.
     """
 
     def __init__(self, records: "Records", owner: Owner) -> None:
-        self._records, self._owner, self.front = ref(records), ref(owner), records.enter
+        self._records, self._owner = ref(records), ref(owner)
+        self.front: Callable[..., int] = records.enter
         self.known: dict[int | str, Parameter] = {}
-        self.calls: dict[Any, DeviceCall] = {}
         self.captured: list[DeviceCall] = []
         self.awaited: StepInfo | None = None
         self.checks = False
         self.adding: list[CudaTable] = []
         self.listed: dict[tuple[Any, ...], Places] = {}
         self.between: Callable[[], None] | None = None
-        self.noted = 0
-        self._asked: tuple[DeviceCall | None, bool] = None, False
+        self.noted = self.version = 0
+        self._asked: tuple[DeviceCall | None, bool] = (None, False)
         self._admit, self._advance = device_front.admit(), device_front.advance_all()
 
     @property
@@ -131,14 +129,16 @@ class Devices:
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
-        self.known, self.calls, self.listed = {}, {}, {}
+        self.known, self.listed = {}, {}
+        self.version += 1
         self._asked = None, False
 
     def drop(self, key: int | str) -> None:
         """Drop the record of a parameter, and the calls with it."""
         if self.known.pop(key, None) is not None:
-            self.calls = {k: call for k, call in self.calls.items() if key not in k[0]}
-            self.listed, self._asked = {}, (None, False)
+            self.version += 1
+            self.listed = {k: each for k, each in self.listed.items() if key not in k}
+            self._asked = None, False
 
     def enroll(self, of: Parameter, key: int | str, weight: Any) -> None:
         """Create the record of a parameter; its tables are created when they are needed."""
@@ -157,7 +157,7 @@ class Devices:
         shared = records.shared_by(of, Layout(rule, real, (real,), real, ()))
         words[w.HYPER], words[w.INDEX_ID] = shared.address, id(key)
         decay = DeferredDecay() if optimizer.sparse_decay != "touched" else None
-        of.record = DeviceRecord(block, words, fields, shared, decay, {}, (key,))
+        of.record = DeviceRecord(block, words, fields, shared, decay, {}, key)
         self.known[key] = of
         records.slots[key] = address_of(block)
 
@@ -204,7 +204,7 @@ class Devices:
         if records.admits(*here) < 0:
             return w.REFUSED
         if words[w.MEASURE]:
-            call = self._call(*others)
+            call = self._call(self._places(others[0]), *others)
             if call is None:
                 return w.REFUSED
             found = iter(call.squares().tolist())
@@ -240,6 +240,7 @@ class Devices:
         words, counts = records.view, self.optimizer._index_update_count
         if records.asks and (counts.ahead or counts.graphs):
             counts.settle()
+        version = self.version
         status = self._admit(records.context, places.address, len(indices), places.found)
         measure, checks = words[w.MEASURE], words[w.CHECKS]
         if status not in (w.OK, w.ASKS) or (status == w.ASKS and not (checks or measure)):
@@ -247,7 +248,7 @@ class Devices:
         call, measured = self._asked if words[w.ASKED] else (None, False)
         self._asked = None, False
         if call is None or call.keys != indices:
-            call, measured = self._call(indices, grads, weights), False
+            call, measured = self._call(places, indices, grads, weights), False
         if call is None:
             return w.REFUSED
         if checks:
@@ -259,7 +260,7 @@ class Devices:
             if defers and status == w.ASKS:
                 self._asked = call, False
                 return status
-            if defers and self._defer(call):
+            if defers and self._defer(call, version):
                 return self._end(call, weights, w.AWAITED)
             if not self._measured(call.squares().tolist()):
                 call.release()
@@ -269,13 +270,10 @@ class Devices:
             return status
         factor = records.norm.item(w.FACTOR)
         if factor != 1 and not records.parameters.folds:
-            grads = tuple(
-                [
-                    grad if self.known[index].optimizer.folds else times(grad, factor)
-                    for index, grad in zip(indices, grads, strict=True)
-                ]
-            )
-            call = self._call(indices, grads, weights)
+            of = [self.known[index].optimizer for index in indices]
+            pairs = zip(of, grads, strict=True)
+            grads = tuple([grad if of.folds else times(grad, factor) for of, grad in pairs])
+            call = self._call(places, indices, grads, weights)
             if call is None:
                 return w.REFUSED
         repeats = call.captured or (call.steps is not None and call.steps.kept)
@@ -283,7 +281,8 @@ class Devices:
         if not (repeats and call.defer()):
             if call.captured:
                 call.tables[0].given.refuse_capture()
-            self._step(call)
+            if not self._step(call, version):
+                return w.REFUSED
         return self._end(call, weights, w.OK)
 
     def _end(self, call: DeviceCall, weights: tuple[Any, ...], status: int) -> int:
@@ -292,19 +291,23 @@ class Devices:
         words[w.DONE], words[w.ASKED], words[w.EACH], words[w.EXPECTED] = 1, 0, 0, 0
         if call.captured and call not in self.captured:
             self.captured.append(call)
-        ids = list(map(id, weights))
-        if call.noted == (self.noted, ids):
+        if call.noted == self.noted and all(table.given.same for table in call.tables):
             return status
         self.noted += 1
-        call.noted = self.noted, ids
+        call.noted = self.noted
         if status == w.AWAITED:
             self.records.note(call.indices, weights)
         return max(status, w.MOVED)
 
-    def _step(self, call: DeviceCall) -> None:
-        """Count a step and launch it; if that fails, nothing has changed."""
+    def _step(self, call: DeviceCall, version: int) -> bool:
+        """Count a step and launch it; if that fails, nothing has changed.
+
+        Returns False if a property or a handler has dropped records since they were of `version`.
+        """
         records, counts, launched = self.records, self.optimizer._index_update_count, False
         with uninterrupted:
+            if self.version != version:
+                return False
             if counts.ahead or counts.graphs:
                 counts.settle()
             kept = [of.carried for of in call.optimizers if of.carried is not None]
@@ -324,6 +327,7 @@ class Devices:
                         array[:] = numbers
                     call.release()
                 raise
+        return True
 
     # Norms
 
@@ -338,7 +342,7 @@ class Devices:
         norm[w.FACTOR], norm[w.GLOBAL_NORM] = values[FACTOR] * norm[w.SHARE], values[LENGTH]
         return math.isfinite(values[LENGTH])
 
-    def _defer(self, call: DeviceCall) -> bool:
+    def _defer(self, call: DeviceCall, version: int) -> bool:
         """Update without waiting for the norm, whose outcome is reported later.
 
         Returns False, with nothing changed, if the host must know the norm first.
@@ -367,8 +371,9 @@ class Devices:
                 scaler.update(overflow=info.skipped)
 
         numbers = norm[[w.RESCALE_GRAD, w.SCALE, w.LIMIT, w.SHARE]].tolist()
-        if not call.defer(tuple(numbers), finish):
-            return False
+        with uninterrupted:
+            if self.version != version or not call.defer(tuple(numbers), finish):
+                return False
         self.awaited = awaited
         if scaler is not None:
             scaler._awaited = partial(settle, optimizer)
@@ -398,34 +403,36 @@ class Devices:
         """Return where the records of a call are."""
         found = self.listed.get(indices)
         if found is None:
-            if len(self.listed) >= LISTED:
-                self.listed.clear()
-            places = np.array([self.known[index].record.address for index in indices], np.int64)
-            memory = np.zeros((2, len(indices)), np.int64)
-            found = Places(places, memory[0], memory[1], address_of(places), address_of(memory))
+            if len(indices) > 1 and len(self.listed) >= LISTS_KEPT:
+                lists = [key for key in self.listed if len(key) > 1]
+                if len(lists) >= LISTS_KEPT:
+                    del self.listed[lists[0]]
+            records = [self.known[index].record for index in indices]
+            places = np.array([each.address for each in records if type(each) is DeviceRecord])
+            hypers, rests = memory = np.zeros((2, len(indices)), np.int64)
+            found = Places(places, hypers, rests, address_of(places), address_of(memory), {})
             self.listed[indices] = found
         return found
 
     def _call(
-        self, indices: tuple[Any, ...], grads: tuple[Any, ...], weights: tuple[Any, ...]
+        self,
+        places: "Places",
+        indices: tuple[Any, ...],
+        grads: tuple[Any, ...],
+        weights: tuple[Any, ...],
     ) -> DeviceCall | None:
         """Return the call of these parameters with its arrays entered, None if they do not fit."""
-        averages, places = self.records.averages, self._places(indices)
-        rests: tuple[int, ...] = ()
+        averages, rests = self.records.averages, ()
         if averages is not None and averages.average.alternates:
             rests = tuple(places.rests.tolist())
-        call = self.calls.get((indices, rests))
+        call = places.calls.get(rests)
         if call is not None and call.enter(grads, weights):
             return call
         call, kept = self._assembled(indices, grads, weights, rests)
         if call is not None:
             call.hypers = places.hypers
-        if call is not None and kept:
-            if len(indices) > 1 and len(self.calls) >= CALLS:
-                lists = [key for key in self.calls if len(key[0]) > 1]
-                if len(lists) >= CALLS:
-                    del self.calls[lists[0]]
-            self.calls[indices, rests] = call
+            if kept:
+                places.calls[rests] = call
         return call
 
     def _assembled(
@@ -440,14 +447,15 @@ class Devices:
         rest = rests or (0,) * len(indices)
         lists = list(zip(parameters, grads, weights, rest, strict=True))
         once = len(set(indices)) == len(indices)
-        tables = [self._known_table(*each) if once else None for each in lists]
-        kept = once and (self.checks or None not in tables)
-        if not self.checks and not kept:
-            return None, False
-        for k, table in enumerate(tables):
+        tables, kept = list[CudaTable](), once
+        for each in lists:
+            table, again = self._known_table(*each) if once else None, True
             if table is None:
-                tables[k], reusable = self._new_table(*lists[k])
-                kept = kept and reusable
+                if not self.checks:
+                    return None, False
+                table, again = self._new_table(*each)
+            tables.append(table)
+            kept = kept and again
         apart = once and disjoint(tables)
         if not apart:
             if not self.checks:
@@ -517,6 +525,8 @@ class Places(NamedTuple):
     address: int
     found: int
     """Address of the memory."""
+    calls: dict[tuple[int, ...], DeviceCall]
+    """Calls, by whether each weight is not averaged."""
 
 
 def form_of(grad: Any, rests: int) -> Any:

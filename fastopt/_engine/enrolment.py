@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.device_call import DeviceRecord
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.owner import Owner
-from fastopt._engine.parameters import Parameter, Record
+from fastopt._engine.parameters import DeviceRecord, Parameter, Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import Deferred, as_rows, row_layout, updates_rows
 from fastopt._engine.templates import (
@@ -532,7 +531,7 @@ class Enrolment:
         """Write the record of a parameter for steps that do not average its weight."""
         of, others = new.parameter, new.others(template, arrays)
         kept = of.record
-        assert kept is not None
+        assert isinstance(kept, Record)
         headers, written = identities(others)
         block, words, base = template.filled(list(map(address_of, others)), headers)
         words[template.row + OFFSET] = of.offset

@@ -11,9 +11,9 @@ import numpy as np
 from fastopt._engine.device_tables import no_rows, table_of_parameter
 from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.lazy_decay import decay_of
-from fastopt._engine.parameters import Parameter
+from fastopt._engine.parameters import Parameter, Record
 from fastopt._engine.per_index import Index
-from fastopt._engine.record_rows import row_layout
+from fastopt._engine.record_rows import Deferred, row_layout
 from fastopt._engine.updating import Updating
 from fastopt._engine.validate import check_like
 from fastopt._interrupts import uninterrupted
@@ -58,9 +58,9 @@ def _flush(updater: Updating, of: Parameter, weight: Any) -> None:
     enrolment.enroll(grads, known=False)
     enrolment.provide(grads, dense=False)
     record, (rows, total) = of.record, decay_of(optimizer, index, weight)
-    assert record is not None
+    assert isinstance(record, Record)
     layout = row_layout(of.context, optimizer, record.layout, record.block)
-    assert record.deferred is not None
+    assert isinstance(record.deferred, Deferred)
     assert layout is not None
     lies = weight if layout.pitched else np.require(weight, None, ["C", "A"])
     row = record.deferred.enter(rows, total, total)

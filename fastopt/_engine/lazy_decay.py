@@ -13,16 +13,6 @@ from fastopt._kernels.device_memory import like, placed
 Array = np.ndarray[Any, Any]
 
 
-def add_decay(
-    optimizer: OptimizerLike, index: Index, table: Any, t: int, lr: float, wd: float
-) -> None:
-    """Add the decay of step `t` to the accumulated decay of all rows of a table on a device."""
-    rows, before = decay_of(optimizer, index, table.arrays[0])
-    after = decayed(optimizer, index, before, t, lr, wd)
-    table.apply_decay(rows, before, after, at_once=optimizer.sparse_decay == "dense")
-    optimizer.row_decay[index] = rows, after
-
-
 def decayed(
     optimizer: OptimizerLike, index: Index, before: float, t: int, lr: float, wd: float
 ) -> float:

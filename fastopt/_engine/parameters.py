@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, starmap
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
@@ -19,7 +19,7 @@ from fastopt._engine.contract import OptimizerLike, batches_of
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
-from fastopt._engine.record_rows import Deferred
+from fastopt._engine.record_rows import Deferred, DeferredDecay
 from fastopt._engine.templates import Template
 from fastopt._engine.validate import check, is_fixed, label, leaves
 from fastopt._kernels import record_words as w
@@ -28,6 +28,9 @@ from fastopt._kernels.numpy_abi import address_of, readable
 from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
+
+if TYPE_CHECKING:
+    from fastopt._kernels.cuda_table import CudaTable
 
 Call = tuple[Index, Any, Any, Any]
 """Index, weight, gradient and state."""
@@ -71,6 +74,36 @@ class Record(NamedTuple):
         return self._replace(alive=(*arrays, *self.alive[len(arrays) :]))
 
 
+class DeviceRecord(NamedTuple):
+    """What compiled code knows of a parameter on a device: its counts and hyper-parameters."""
+
+    block: Words
+    words: memoryview
+    """The record; it has no arrays."""
+    fields: NDArray[Any]
+    """The hyper-parameters of the last step."""
+    shared: Shared
+    deferred: "DeferredDecay | None"
+    """Deferred decay of the rows, if the optimizer has it."""
+    tables: "dict[Any, CudaTable]"
+    """Tables by form of the gradient, whose arrays have been checked."""
+    key: int | str
+    """What stands for the index in compiled code."""
+
+    @property
+    def layout(self) -> Layout:
+        """Layout with the rule, whatever the form of the gradient."""
+        return self.shared.layout
+
+    @property
+    def address(self) -> int:
+        """Address of the record."""
+        return address_of(self.block)
+
+    def relinked(self, state: Any) -> None:
+        """Return None: tables are those of one state."""
+
+
 def is_alike(array: Any, other: Any) -> bool:
     """Whether an array may stand for another one in a record."""
     return (
@@ -102,7 +135,7 @@ class Parameter:
         Position of the weight's first element in a larger tensor that the weight is a slice of.
     weight : numpy.ndarray or None
         The weight of the last update.
-    record : Record or None
+    record : Record, DeviceRecord or None
         What compiled code knows of it.
     """
 
@@ -112,7 +145,7 @@ class Parameter:
     copy: Any = None
     offset: int = 0
     weight: Any = None
-    record: Record | None = None
+    record: Record | DeviceRecord | None = None
 
     @property
     def context(self) -> str:

@@ -14,6 +14,7 @@ from fastopt._engine.lazy_decay import decay_of, decayed
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label, listed
 from fastopt._kernels import record_words as w
+from fastopt._kernels.devices import header
 from fastopt._kernels.layout import APPLIED, DECAY, Layout
 from fastopt._kernels.numpy_abi import C_ORDER, kind_word
 from fastopt.sparse import is_row_sparse
@@ -101,3 +102,20 @@ class Deferred:
             self.row[APPLIED] = rows.ctypes.data
         self.totals[:] = before, after
         return self.row
+
+
+class DeferredDecay:
+    """Deferred decay of a parameter on a device."""
+
+    def __init__(self) -> None:
+        self.now: tuple[Any, float, float, bool] = None, 0.0, 0.0, False
+        """Decay applied to each row, that of all before and after the step, and whether at once."""
+
+    def begin(
+        self, optimizer: OptimizerLike, index: Index, weight: Any, t: int, lr: float, wd: float
+    ) -> tuple[Any, float]:
+        """Note the decay of step `t`; return the optimizer's ``row_decay`` after it."""
+        rows, before = decay_of(optimizer, index, header(weight))
+        after = decayed(optimizer, index, before, t, lr, wd)
+        self.now = rows, before, after, optimizer.sparse_decay == "dense"
+        return rows, after

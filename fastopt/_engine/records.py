@@ -28,7 +28,7 @@ from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.owner import Owner
-from fastopt._engine.parameters import Parameter, Parameters, Record
+from fastopt._engine.parameters import DeviceRecord, Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.rates import StepRates, multipliers
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
@@ -346,7 +346,7 @@ class Records:
                 continue
             own = self.parameters.of(index)
             try:
-                shared = self.shared_by(own, record.shared.layout)
+                shared = self.shared_by(own, record.layout)
             except (TypeError, ValueError):  # reported by the next call with this index
                 self.drop(index)
                 continue
@@ -408,12 +408,12 @@ class Records:
             self.direct = False
         return self.devices
 
-    def record_of(self, index: Index) -> Record | None:
+    def record_of(self, index: Index) -> Record | DeviceRecord | None:
         """Return the record of a parameter, None if it has none."""
         found = self.by_index.get(index)
         return None if found is None else found.record
 
-    def __getitem__(self, index: Index) -> Record:
+    def __getitem__(self, index: Index) -> Record | DeviceRecord:
         record = self.by_index[index].record
         if record is None:
             raise KeyError(index)
@@ -425,7 +425,7 @@ class Records:
         found = [record.layout for index in indices if (record := known[index].record)]
         return list({id(each): each for each in found}.values())
 
-    def known(self) -> dict[Index, Record]:
+    def known(self) -> dict[Index, Record | DeviceRecord]:
         """Return the records of all parameters that have one."""
         return {i: each.record for i, each in self.by_index.items() if each.record is not None}
 
@@ -818,7 +818,7 @@ class Records:
         before = counts.item(0)
         undo: list[Callable[[], None]] = []
         found = {} if self.scheduled is None else self.scheduled
-        decays: list[tuple[Record, Index, Any]] = []
+        decays: list[tuple[Record | DeviceRecord, Index, Any]] = []
         status: int = w.REFUSED
         try:
             if self.begins:
@@ -924,9 +924,9 @@ class Records:
 
     def _defer(
         self, indices: Any, weights: Any, steps: Sequence[Step]
-    ) -> list[tuple[Record, Index, Any]]:
+    ) -> list[tuple[Record | DeviceRecord, Index, Any]]:
         """Enter the deferred decay of a step; return that of each parameter after it."""
-        decays: list[tuple[Record, Index, Any]] = []
+        decays: list[tuple[Record | DeviceRecord, Index, Any]] = []
         incomplete = self.incomplete or [False] * len(steps)
         moving = self.moving(indices, weights)
         for (index, weight), step, skips in zip(moving, steps, incomplete, strict=True):
@@ -953,7 +953,7 @@ class Records:
         """Add the numbers that the tensors of a completed step have kept to its sums."""
         for optimizer in self.sums:
             known = [(index, self[index]) for index in indices]
-            own = {i: r.shared.rule.kept for i, r in known if r.shared.optimizer is optimizer}
+            own = {i: r.layout.rule.kept for i, r in known if r.shared.optimizer is optimizer}
             arrays = (leaves(states[index])[-len(names) :] for index, names in own.items())
             numbers = [[float(host(header(array))) for array in each] for each in arrays]
             optimizer.step_sums.add(list(own), numbers)

@@ -3,7 +3,7 @@
 Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 from weakref import ref
 
@@ -12,7 +12,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._kernels.device_memory import Copy
-from fastopt._kernels.devices import Header, Reading, handles_of, readings, stays
+from fastopt._kernels.devices import Header, Reading, readings, stays
 from fastopt._kernels.layout import Layout
 
 Array = np.ndarray[Any, Any]
@@ -72,6 +72,8 @@ class CallArrays:
         Handles of the streams of the gradients.
     captured : bool
         Whether the stream is being captured for a CUDA graph.
+    same : bool
+        Whether the weights are known to be those of the call before.
     strided : Strided or None
         The copies of a gradient whose elements do not lie like the weight's.
     tensors : sequence
@@ -111,7 +113,7 @@ class CallArrays:
         self.driver, self.layout = cuda_driver, layout
         self.itemsize = np.dtype(layout.grad).itemsize
         self.weights, self.grads = Known(), Known()
-        self.captured, self.version = False, 0
+        self.captured, self.same, self.version = False, False, 0
         self.written: Addresses | None = None
 
     @classmethod
@@ -140,7 +142,8 @@ class CallArrays:
             their streams differ.
         """
         ids = list(map(id, weights))
-        if self.weights.has(ids) and not self.watched:
+        self.same = self.weights.has(ids)
+        if self.same and not self.watched:
             self.tensors = ()
             return True
         try:
@@ -203,7 +206,8 @@ class CallArrays:
             self.written = written
         ids = list(map(id, grads))
         if self.grads.has(ids):
-            self.use(handles_of(grads))
+            if len(self.streams) > 1 or self.stream not in self.streams:
+                self.use(self.streams)
             return True
         try:
             found = readings(grads)
@@ -223,7 +227,7 @@ class CallArrays:
         if self.captured and not capturable:
             self.driver.refuse_capture(self.stream)
 
-    def use(self, streams: Sequence[int]) -> None:
+    def use(self, streams: Iterable[int]) -> None:
         """Note the streams of gradients, none of which is captured, besides that of weights."""
         self.streams = set(streams)
         if self.streams != {self.stream}:

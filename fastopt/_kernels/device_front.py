@@ -60,7 +60,7 @@ def admit_call(at, places, n, found):
 
 def advance_call(at, targets, n):
     """Count the admitted tensors and write their hyper-parameters; return how many only count."""
-    context, skipped = context_at(at), 0
+    context, skipped = context_at(at), np.int64(0)
     for k in range(n):
         tensor, target = tensor_of(context, k), words(targets + 8 * TARGET * k)
         record, wide = record_at(tensor.record), hyper_at(tensor.hyper).wide

@@ -191,8 +191,9 @@ REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS = range(-1, -7, -1)
 
 MOVED: done, and some weight is another object than in the last call. SKIPPED: gradients are not
 finite, and nothing has changed. LEFT_OUT, of a single tensor: it is frozen. AWAITED: launched, and
-a device decides whether it is skipped, which the host learns later. Nothing has changed either if the status is negative: the arguments do not fit (REFUSED), or an index has no record
-(UNKNOWN). With a smaller status the call can be entered again: scratch memory of NEED bytes is
-missing (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), it should run without the GIL (IS_LARGE),
-or hyper-parameters of an update must be computed (ASKS).
+a device decides whether it is skipped, which the host learns later. Nothing has changed either if
+the status is negative: the arguments do not fit (REFUSED), or an index has no record (UNKNOWN).
+With a smaller status the call can be entered again: scratch memory of NEED bytes is missing
+(NO_ROOM) or rows for NEED tensors (NO_CAPACITY), it should run without the GIL (IS_LARGE), or
+hyper-parameters of an update must be computed (ASKS).
 """

@@ -19,12 +19,11 @@ from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.clip import STEPPED, UNCHANGED, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.contract import batches_of
-from fastopt._engine.device_call import DeviceRecord
 from fastopt._engine.devices import settle
 from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
-from fastopt._engine.parameters import Call, Parameters
+from fastopt._engine.parameters import Call, DeviceRecord, Parameters
 from fastopt._engine.reader import front_of
 from fastopt._engine.records import Records
 from fastopt._engine.settings import Settings

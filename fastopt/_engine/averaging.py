@@ -3,8 +3,7 @@
 Tests: ``tests/test_averages.py``.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper import Hyper
 from fastopt._engine.mixed_precision import round_into
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import check_like, label, order_of
+from fastopt._engine.validate import check_like, order_of
 from fastopt._kernels.device_memory import assign, host, like, placed
 from fastopt._kernels.devices import Header, header
 from fastopt._kernels.layout import real_of
@@ -66,23 +65,6 @@ class Averages:
 
     # Steps
 
-    def step(self, optimizer: OptimizerLike, indices: Sequence[Index]) -> "AveragingStep | None":
-        """Return the averaging of a step of these indices; None if no average changes.
-
-        An average is created in the first update, even if its rate is 0 there.
-        """
-        counts, first = optimizer._index_update_count, optimizer.begin_num_update
-        often = Counter(indices)
-        ahead = (counts.get(i, first) + k for i, n in often.items() for k in range(n))
-        if not (self.arrays.keys() >= often.keys() and self.rest(optimizer, ahead)):
-            return AveragingStep(self, optimizer)
-        return None
-
-    def rest(self, optimizer: OptimizerLike, counts: Iterable[int]) -> bool:
-        """Whether no average changes in the updates that follow these update counts."""
-        rate, first = self.average.rate, optimizer.begin_num_update
-        return self.average.alternates and not any(rate(count + 1 - first) for count in counts)
-
     def hyper(self, of: Hyper) -> Hyper:
         """Return the hyper-parameters of the derived rule."""
         rate, constant = self.average.rate, self.average.constant
@@ -97,6 +79,34 @@ class Averages:
             return {**fields, "average_rate": rate(t - optimizer.begin_num_update)}
 
         return of._replace(given=given, constant=of.constant and constant)
+
+    def derived(
+        self, of: str, index: Index, rule: Rule, exact: Exact, arrays: Exact
+    ) -> tuple[Rule, tuple[Array, ...]]:
+        """Return the rule of a parameter that also averages, and the arrays of its state.
+
+        `of` is its label in errors, `exact` its weight.
+        """
+        if rule.row is not None:
+            raise TypeError(
+                f"{of}: rule {rule.name} keeps one state number for each row, an average needs "
+                "one for each element"
+            )
+        slots, average = len(rule.state), header(self.array(of, index, exact, rule))
+        return self.average.derive(rule), (*arrays[:slots], average, *arrays[slots:])
+
+    def array(self, of: str, index: Index, exact: Exact, rule: Rule | None = None) -> Any:
+        """Return the average of a parameter; a new one starts with a copy of its weight."""
+        average = self.arrays.get(index)
+        if average is None:
+            average = exact_copy(exact, rule)
+        else:
+            dtype = np.dtype(real_of(exact[0].dtype)).name
+            check_like(of, "average", header(average), (dtype,), exact[0].shape)
+            if isinstance(average, np.ndarray) and isinstance(exact[0], Header):
+                average = placed(average, exact[0])
+        self.arrays[index] = average
+        return average
 
     # Weight arrays that hold the averages
 
@@ -130,73 +140,6 @@ class Averages:
         for index, values in (self.held or {}).items():
             _write(header(weights[index]), values)
         self.held = None
-
-
-class AveragingStep:
-    """Averaging in one call.
-
-    Parameters
-    ----------
-    averages : Averages
-        The averages of the updater.
-    optimizer : Optimizer
-        The optimizer.
-
-    Attributes
-    ----------
-    new : dict
-        Averages created for this step, by index; they are kept once the step has succeeded.
-    counts : dict
-        Update count after the tensors so far, by index.
-    """
-
-    def __init__(self, averages: Averages, optimizer: OptimizerLike) -> None:
-        self.averages, self.average = averages, averages.average
-        self.optimizer, self.names = optimizer, optimizer.idx2name
-        self.new: dict[Index, Any] = {}
-        self.counts: dict[Index, int] = {}
-
-    def count(self, index: Index) -> None:
-        """Count a tensor of the step."""
-        known, first = self.optimizer._index_update_count, self.optimizer.begin_num_update
-        self.counts[index] = self.counts.get(index, known.get(index, first)) + 1
-
-    def derived(
-        self, index: Index, rule: Rule, exact: Exact, arrays: Exact
-    ) -> tuple[Rule, tuple[Array, ...]]:
-        """Return the rule that also averages, and the arrays of its state."""
-        context = label(index, self.names)
-        if rule.row is not None:
-            raise TypeError(
-                f"{context}: rule {rule.name} keeps one state number for each row, an average "
-                "needs one for each element"
-            )
-        slots, average = len(rule.state), header(self.array(index, exact, rule))
-        return self.average.derive(rule), (*arrays[:slots], average, *arrays[slots:])
-
-    def rate(self, index: Index) -> float:
-        """Return the averaging rate of the tensor of an index that was counted last."""
-        rate: float = self.average.rate(self.counts[index] - self.optimizer.begin_num_update)
-        return rate
-
-    def array(self, index: Index, exact: Exact, rule: Rule | None = None) -> Any:
-        """Return the average of an index; a new index starts with a copy of its weight."""
-        average = self.averages.arrays.get(index)
-        if average is None:
-            average = self.new.get(index)
-        if average is None:
-            average = self.new[index] = exact_copy(exact, rule)
-        else:
-            context, dtype = label(index, self.names), np.dtype(real_of(exact[0].dtype)).name
-            check_like(context, "average", header(average), (dtype,), exact[0].shape)
-            if isinstance(average, np.ndarray) and isinstance(exact[0], Header):
-                average = self.new[index] = placed(average, exact[0])
-        return average
-
-    def keep(self) -> None:
-        """Keep the new averages."""
-        self.averages.arrays.update(self.new)
-        self.new = {}
 
 
 def exact_copy(exact: Exact, rule: Rule | None = None) -> Any:

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.averaging import AveragingStep
+from fastopt._engine.averaging import Averages
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.parameters import Parameter
-from fastopt._engine.per_index import Index
 from fastopt._engine.validate import check_apart, check_together, is_half, roles_of
 from fastopt._kernels.device_memory import arranged, contiguous, lie_alike, like
 from fastopt._kernels.devices import header
@@ -26,21 +25,21 @@ def table_of_parameter(
     weight: Any,
     grad: Any,
     state: Any,
-    averaging: AveragingStep | None = None,
+    averages: Averages | None = None,
 ) -> Any:
     """Check the arrays of one tensor, the gradient with `check`, and create its table."""
-    optimizer, index, copy = of.optimizer, of.index, of.copy
+    optimizer, copy = of.optimizer, of.copy
     context, rule = of.context, of.rule
     grad = of.by_row(check(context, weight, grad, copy))
     lead = header(weight)
     exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, of.masters)
     lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
     after = None
-    if averaging is not None:
-        if lazy and averaging.average.alternates:
-            after = _whole(averaging, context, index, exact, lead)
+    if averages is not None:
+        if lazy and averages.average.alternates:
+            after = _whole(averages, of, exact, lead)
         else:
-            rule, arrays = averaging.derived(index, rule, exact, arrays)
+            rule, arrays = averages.derived(context, of.index, rule, exact, arrays)
     table = table_of(
         context,
         rule,
@@ -59,13 +58,11 @@ def table_of_parameter(
     return table
 
 
-def _whole(
-    averaging: AveragingStep, context: str, index: Index, exact: tuple[Any, ...], lead: Any
-) -> Any:
+def _whole(averages: Averages, of: Parameter, exact: tuple[Any, ...], lead: Any) -> Any:
     """Return a table that averages all rows of a weight after the indexed rows' update."""
-    nothing, state = no_rows(lead), (header(averaging.array(index, exact)),)
-    table = table_of(context, averaging.average.alone, exact, nothing, state, lead)
-    table.list_rows(context, nothing)
+    nothing, state = no_rows(lead), (header(averages.array(of.context, of.index, exact)),)
+    table = table_of(of.context, averages.average.alone, exact, nothing, state, lead)
+    table.list_rows(of.context, nothing)
     return table
 
 

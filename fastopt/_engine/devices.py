@@ -26,7 +26,6 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.clip import overflow, squares, times
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_call import DeviceCall, disjoint
@@ -497,14 +496,12 @@ class Devices:
         owner, averages, record = self._owner(), self.records.averages, of.record
         assert owner is not None
         assert isinstance(record, DeviceRecord)
-        state, averaging = owner.states.get(of.index), None
-        if averages is not None and (not rests or of.index not in averages.arrays):
-            averaging = AveragingStep(averages, of.optimizer)
+        state = owner.states.get(of.index)
+        if rests and averages is not None and of.index in averages.arrays:
+            averages = None
         table: CudaTable = table_of_parameter(
-            of, self.records.parameters.check, weight, grad, state, averaging
+            of, self.records.parameters.check, weight, grad, state, averages
         )
-        if averaging is not None:
-            averaging.keep()
         keep = keep and table.direct and table.after is None and is_fixed(state)
         if keep:
             if len(record.tables) >= FORMS:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.averaging import AveragingStep
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
@@ -375,19 +374,12 @@ class Enrolment:
         self, of: Parameter, k: int, grad: Any, known: bool
     ) -> tuple[Any, Template] | None:
         """Create state and record of tensor `k`; return them, or None if it is not supported."""
-        averages, weight = self.parameters.averages, self.weights[k]
+        weight = self.weights[k]
         state = self.updater._state(of.index, weight, isinstance(grad, RowSparse))
-        averaging = averages and AveragingStep(averages, of.optimizer)
-        template = self._create(FirstCall(of, grad, weight, state), averaging, known)
-        if template is None:
-            return None
-        if averaging:
-            averaging.keep()
-        return state, template
+        template = self._create(FirstCall(of, grad, weight, state), known)
+        return None if template is None else (state, template)
 
-    def _create(
-        self, new: FirstCall, averaging: AveragingStep | None, known: bool
-    ) -> Template | None:
+    def _create(self, new: FirstCall, known: bool) -> Template | None:
         """Create the record of a parameter; return its template, None if the checks refuse it.
 
         With `known`, a record of another parameter of the same form may be the template; the front
@@ -398,14 +390,15 @@ class Enrolment:
         if kind_of(weight.dtype) is None:
             return None  # the checks report it
         rule, average = own, tuple[Array, ...]()
-        if averaging is not None:
-            rule, average = averaging.derived(of.index, own, new.check()[0], ())
+        averages = self.parameters.averages
+        if averages is not None:
+            rule, average = averages.derived(of.context, of.index, own, new.check()[0], ())
             arrays = [*arrays, *average]
         known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
         template = self._template(new, rule, average, known)
         others = new.others(template, arrays)
         self._write(of, template, others, list(map(address_of, others)))
-        if averaging is not None and averaging.average.alternates:
+        if averages is not None and averages.average.alternates:
             rests = self._template(new, own, (), False)  # the front checks the other record alone
             self._write_resting(new, rests, arrays)
         if own.extra:

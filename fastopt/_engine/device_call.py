@@ -5,7 +5,7 @@ Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.overlap import Ranges
 from fastopt._engine.parameters import DeviceRecord, Parameter, compiling
 from fastopt._engine.validate import check
-from fastopt._kernels.cuda_table import CudaTable, launch
+from fastopt._kernels import record_words as w
+from fastopt._kernels.cuda_table import CudaTable, Launch, launch
 from fastopt._kernels.device_front import TARGET
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import DONE
@@ -23,6 +24,21 @@ from fastopt._kernels.numpy_abi import address_of
 from fastopt.sparse import RowSparse
 
 Words = NDArray[np.int64]
+
+
+class Places(NamedTuple):
+    """Where the records of a call are, and memory for what compiled code tells of them."""
+
+    places: NDArray[np.int64]
+    hypers: NDArray[np.int64]
+    """Addresses of the hyper-parameters of each tensor."""
+    rests: NDArray[np.int64]
+    """Whether the present step does not average each weight."""
+    address: int
+    found: int
+    """Address of the memory."""
+    calls: "dict[tuple[int, ...], DeviceCall]"
+    """Calls, by whether each weight is not averaged."""
 
 
 class DeviceCall:
@@ -98,6 +114,12 @@ class DeviceCall:
     def captured(self) -> bool:
         """Whether the present step becomes part of a graph."""
         return self.defers and self.tables[0].given.captured
+
+    @property
+    def arrays_stay(self) -> bool:
+        """Whether weights and gradients are known not to move, as those of the call before."""
+        given = self.tables[0].given
+        return bool(given.weights.alive and given.grads.alive)
 
     def shared(self) -> dict[int, Shared]:
         """Return the hyper-parameters of the tensors by address."""
@@ -221,6 +243,67 @@ class DeviceCall:
         except Exception:
             with compiling(self.optimizers[0], self.indices[0]):
                 raise
+
+
+class Repeat:
+    """A call whose arrays are known not to move, as compiled code makes it again.
+
+    Parameters
+    ----------
+    call : DeviceCall
+        The call.
+    launches : list of Launch
+        Its launches.
+    places : Places
+        Where its records are.
+    listed : bool
+        Whether the arguments are lists.
+    """
+
+    def __init__(
+        self, call: DeviceCall, launches: Sequence[Launch], places: Places, listed: bool
+    ) -> None:
+        table = call.tables[0]
+        given = [table.given for table in call.tables]
+        self.call, self.launches = call, launches
+        n, driver = call.length, table.driver
+        objects, firsts = np.empty((2, n), np.int64), np.empty(n, np.int64)
+        for of, own in zip(given, call.places, strict=True):
+            objects[0, own], objects[1, own] = of.grads.ids, of.weights.ids
+            firsts[own] = own[0]
+        watched = [known.dead for of in given for known in (of.grads, of.weights)]
+        lists, state = np.array(list(map(id, watched)), np.int64), np.zeros(2, np.int64)
+        uploads = np.array([(address_of(of.uploads), of.uploads[0]) for of in call.tables])
+        rows = np.zeros((len(launches), w.LAUNCH), np.int64)
+        self.alive: list[Any] = [objects, firsts, watched, lists, state, rows]
+        for row, own, fields in zip(rows, launches, (t.fields for t in call.tables), strict=True):
+            words = np.array(own.words, np.uint64)
+            pointers = address_of(words) + 8 * np.arange(len(words))
+            numbers = address_of(words) + 8 * (len(words) - own.numbers)
+            row[:] = (
+                *(own.handle, own.blocks, own.across, own.down, address_of(pointers)),
+                *(address_of(fields), numbers, own.numbers, fields.itemsize == 8),
+            )
+            self.alive += [words, pointers]
+        functions = driver.addresses()
+        memory = np.zeros(w.REPEAT, np.int64)
+        folds = all(of.folds for of in call.optimizers)
+        memory[:] = (
+            *(n, places.address, places.found, call.target, address_of(firsts)),
+            *(address_of(objects), listed, address_of(lists), len(lists)),
+            *(address_of(uploads), folds, table.stream),
+            *(driver.context_of(table.device.device_id), address_of(rows), len(rows)),
+            *(*functions, address_of(state)),
+        )
+        self.alive += [memory, places, uploads]
+        self.known = [(known, known.dead) for of in given for known in (of.grads, of.weights)]
+        self.uploads = [(of, of.uploads.item(0)) for of in call.tables]
+        self.address = address_of(memory)
+
+    def holds(self) -> bool:
+        """Whether arrays and tables are those of the call now."""
+        same = all(known.dead is dead for known, dead in self.known)
+        return same and all(of.uploads.item(0) == number for of, number in self.uploads)
 
 
 def _taking(places: Sequence[int]) -> Any:

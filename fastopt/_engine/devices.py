@@ -20,20 +20,19 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastopt._engine.clip import overflow, squares, times
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.device_call import DeviceCall, disjoint
+from fastopt._engine.device_call import DeviceCall, Places, Repeat, disjoint
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import DeviceRecord, Parameter
 from fastopt._engine.record_rows import DeferredDecay
-from fastopt._engine.validate import check, is_fixed
+from fastopt._engine.validate import is_fixed
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import device_front
 from fastopt._kernels import record_words as w
@@ -48,6 +47,9 @@ from fastopt.sparse import RowSparse
 
 if TYPE_CHECKING:
     from fastopt._engine.records import Records
+
+REPEATS = 4096
+"""Number of calls that compiled code makes again, from which they are forgotten."""
 
 LISTS_KEPT = 64
 """Number of lists whose tables are kept together."""
@@ -84,6 +86,8 @@ class Devices:
         Parameters on devices, by what stands for their index.
     listed : dict
         Where the records of calls are, by their indices.
+    repeats : dict
+        Calls whose arrays stay where they are, by first index and length of the list, or -1.
     captured : list of DeviceCall
         Calls that are part of graphs, which may be replayed at any time.
     awaited : StepInfo
@@ -109,10 +113,11 @@ class Devices:
         self.checks = False
         self.adding: list[CudaTable] = []
         self.listed: dict[tuple[Any, ...], Places] = {}
+        self.repeats: dict[tuple[int | str, int], Repeat] = {}
         self.between: Callable[[], None] | None = None
         self.noted = self.version = 0
         self._asked: tuple[DeviceCall | None, bool] = (None, False)
-        self._admit, self._advance = device_front.admit(), device_front.advance_all()
+        self._admit, self._advance, self._repeat = device_front.functions()
 
     @property
     def records(self) -> "Records":
@@ -128,7 +133,7 @@ class Devices:
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
-        self.known, self.listed = {}, {}
+        self.known, self.listed, self.repeats = {}, {}, {}
         self.version += 1
         self._asked = None, False
 
@@ -137,6 +142,7 @@ class Devices:
         if self.known.pop(key, None) is not None:
             self.version += 1
             self.listed = {k: each for k, each in self.listed.items() if key not in k}
+            self.repeats = {}
             self._asked = None, False
 
     def enroll(self, of: Parameter, key: int | str, weight: Any) -> None:
@@ -164,11 +170,21 @@ class Devices:
 
     def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
         """Enter a call; return a status, see :mod:`fastopt._kernels.front`."""
-        known = self.known
-        if type(index) not in LISTS:
-            if type(index) in KINDS and index in known:
-                return self._enter((index,), (grad,), (weight,))
+        known, listed = self.known, type(index) in LISTS
+        first = index[0] if listed and index else index
+        if type(first) not in KINDS or not (listed or first in known):
             return self.front(context, index, grad, weight)
+        repeat = self.repeats.get((first, len(index) if listed else -1))
+        if repeat is not None and self._is_steady():
+            status = self._repeat(context, repeat.address, index, grad, weight)
+            if status == w.OK and repeat.call.noted != self.noted:
+                self.noted += 1
+                repeat.call.noted = self.noted
+                return w.MOVED
+            if status != w.REFUSED:
+                return status
+        if not listed:
+            return self._enter((index,), (grad,), (weight,), -1)
         if not {*map(type, index)} <= KINDS:
             return self.front(context, index, grad, weight)
         indices = tuple(index)
@@ -187,6 +203,12 @@ class Devices:
             return self._enter(indices, grads, weights)
         return self._enter_mixed(there, (indices, grads, weights))
 
+    def _is_steady(self) -> bool:
+        """Whether a call need not wait for earlier ones, and is all that is done."""
+        counts = self.optimizer._index_update_count
+        waits = counts.ahead or counts.graphs or self.adding
+        return not waits and self.between is None
+
     def _enter_mixed(self, there: Sequence[bool], lists: tuple[Any, Any, Any]) -> int:
         """Enter a list with some of the weights on the host.
 
@@ -199,7 +221,7 @@ class Devices:
         others = [tuple([each[k] for k in places if there[k]]) for each in lists]
         if words[w.CHECKS]:
             status = records.with_room(w.NO_ROOM, (here[0], here[1], here[2]))
-            return status if status < 0 else self._enter(*others)
+            return status if status < 0 else self._enter(others[0], others[1], others[2])
         if records.admits(*here) < 0:
             return w.REFUSED
         if words[w.MEASURE]:
@@ -225,16 +247,24 @@ class Devices:
 
         self.between = between
         try:
-            return records.resolve(owner, self._enter(*others), *others)
+            status = self._enter(others[0], others[1], others[2])
+            return records.resolve(owner, status, *others)
         except Refused:
             return w.REFUSED
         finally:
             self.between = None
 
     def _enter(
-        self, indices: tuple[Any, ...], grads: tuple[Any, ...], weights: tuple[Any, ...]
+        self,
+        indices: tuple[Any, ...],
+        grads: tuple[Any, ...],
+        weights: tuple[Any, ...],
+        length: int | None = None,
     ) -> int:
-        """Enter a call whose weights are all on devices."""
+        """Enter a call whose weights are all on devices.
+
+        `length` is that of the list, -1 without one. Default: that of `indices`.
+        """
         records, places = self.records, self._places(indices)
         words, counts = records.view, self.optimizer._index_update_count
         if records.asks and (counts.ahead or counts.graphs):
@@ -255,7 +285,7 @@ class Devices:
             return w.OK
         if measure and not measured:
             defers = call.defers and not (self.between or words[w.EACH])
-            defers = defers and records.parameters.folds
+            defers = defers and records.parameters.folds and not self.checks
             if defers and status == w.ASKS:
                 self._asked = call, False
                 return status
@@ -282,7 +312,23 @@ class Devices:
                 call.tables[0].given.refuse_capture()
             if not self._step(call, version):
                 return w.REFUSED
+            if call.arrays_stay and not call.captured:
+                self._keep(call, places, (indices[0], length or len(indices)))
         return self._end(call, weights, w.OK)
+
+    def _keep(self, call: DeviceCall, places: Places, key: tuple[int | str, int]) -> None:
+        """Keep a call whose arrays stay where they are, so that compiled code makes it again."""
+        kept = self.repeats.get(key)
+        if kept is not None and kept.call is call and kept.holds():
+            return
+        launches = [launch for table in call.tables if (launch := table.prepared()) is not None]
+        if len(launches) < len(call.tables) or not call.tables[0].driver.addresses():
+            return
+        if len({(table.device, table.stream) for table in call.tables}) > 1:
+            return
+        if len(self.repeats) >= REPEATS and key[1] >= 0:
+            self.repeats.clear()
+        self.repeats[key] = Repeat(call, launches, places, key[1] >= 0)
 
     def _end(self, call: DeviceCall, weights: tuple[Any, ...], status: int) -> int:
         """End a call that has been launched; return its status."""
@@ -349,11 +395,6 @@ class Devices:
         owner, optimizer, norm = self._owner(), self.optimizer, self.records.norm
         assert owner is not None
         scaler = owner.settings.loss_scaler
-        if scaler is not None and call.captured:
-            raise RuntimeError(
-                "a loss scaler adapts its scale on the host, which a CUDA graph does not reach: "
-                "call the updater outside of the capture, or scale by a fixed rescale_grad"
-            )
         indices, names = call.indices, optimizer.idx2name
         awaited = StepInfo(stepped=False, skipped=False)
         own = ref(scaler) if scaler is not None else lambda: None
@@ -378,6 +419,22 @@ class Devices:
             scaler._awaited = partial(settle, optimizer)
         return True
 
+    def check_scaler(self, index: Any) -> None:
+        """Raise RuntimeError if a call with a loss scaler would become part of a graph.
+
+        It is called before the scale is read, which waits for earlier steps.
+        """
+        keys = tuple(index) if type(index) in LISTS else (index,)
+        places = self.listed.get(keys) if {*map(type, keys)} <= KINDS else None
+        for call in places.calls.values() if places is not None else ():
+            given = call.tables[0].given
+            if given.driver.is_captured(given.stream):
+                raise RuntimeError(
+                    "a loss scaler adapts its scale on the host, which a CUDA graph does not "
+                    "reach: call the updater outside of the capture, or scale by a fixed "
+                    "rescale_grad"
+                )
+
     def refresh_graphs(self, updater: Owner) -> None:
         """Let graphs use the present hyper-parameters in their next replays."""
         records = self.records
@@ -398,7 +455,7 @@ class Devices:
 
     # Tables
 
-    def _places(self, indices: tuple[Any, ...]) -> "Places":
+    def _places(self, indices: tuple[Any, ...]) -> Places:
         """Return where the records of a call are."""
         found = self.listed.get(indices)
         if found is None:
@@ -415,7 +472,7 @@ class Devices:
 
     def _call(
         self,
-        places: "Places",
+        places: Places,
         indices: tuple[Any, ...],
         grads: tuple[Any, ...],
         weights: tuple[Any, ...],
@@ -506,24 +563,9 @@ class Devices:
         if keep:
             if len(record.tables) >= FORMS:
                 record.tables.clear()
-            checked = check(of.context, weight, grad, of.copy)
+            checked = self.records.parameters.check(of.context, weight, grad, of.copy)
             record.tables[form_of(of.by_row(checked), rests)] = table
         return table, keep
-
-
-class Places(NamedTuple):
-    """Where the records of a call are, and memory for what compiled code tells of them."""
-
-    places: NDArray[np.int64]
-    hypers: NDArray[np.int64]
-    """Addresses of the hyper-parameters of each tensor."""
-    rests: NDArray[np.int64]
-    """Whether the present step does not average each weight."""
-    address: int
-    found: int
-    """Address of the memory."""
-    calls: dict[tuple[int, ...], DeviceCall]
-    """Calls, by whether each weight is not averaged."""
 
 
 def form_of(grad: Any, rests: int) -> Any:

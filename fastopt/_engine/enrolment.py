@@ -32,7 +32,6 @@ from fastopt._engine.templates import (
     zeros,
 )
 from fastopt._engine.validate import (
-    check,
     check_apart,
     is_fixed,
     is_fortran,
@@ -303,7 +302,7 @@ class Enrolment:
                 index, weight, grad = self.indices[k], self.weights[k], grads[k]
                 if index not in made:
                     own = self.parameters.of(index)
-                    check(own.context, weight, grad, own.copy)
+                    self.parameters.check(own.context, weight, grad, own.copy)
                     made[index] = updater._state(index, weight, isinstance(grad, RowSparse))
         for k in new:
             index = self.indices[k]

@@ -546,6 +546,8 @@ class Records:
         With `factor`, that of gradients that have been measured before, none is measured. If the
         result is None, the call is refused, and nothing has changed.
         """
+        if self.devices is not None and updater.settings.loss_scaler is not None:
+            self.devices.check_scaler(index)
         try:
             self._set_norm(updater, share, factor)
             status = self.enter(self.context, index, grad, weight)

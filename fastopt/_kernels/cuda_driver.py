@@ -6,12 +6,14 @@ pinned memory, which is reused once the device has read it. Numbers may be passe
 a step needs no upload.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from ctypes import memmove
+from ctypes import CDLL, c_void_p, cast, memmove
 from functools import cache
 from math import prod
+from os import environ
 from struct import Struct
 from threading import Lock, local
 from typing import Any
@@ -164,6 +166,19 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     *arguments : Memory, Values or int
         Arguments of the kernel; integers are int64.
     """
+    handle, words = prepared(kernel, *arguments)
+    if _beside.compiles:
+        return
+    x, y = threads if isinstance(threads, tuple) else (threads, 1)
+    memory = _arguments
+    memory.pack[len(words)](memory.buffer, 0, *words)
+    result = _driver().cuLaunchKernel(handle, blocks, 1, 1, x, y, 1, 0, stream, memory.address, 0)
+    if result[0]:
+        _checked(result, "cuLaunchKernel")
+
+
+def prepared(kernel: Any, *arguments: Any) -> tuple[int, list[int]]:
+    """Return the handle of a kernel on the current device, and the words of its arguments."""
     words: list[int] = []
     key: tuple[Any, ...] = (kernel, _context())
     for argument in arguments:
@@ -176,14 +191,21 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     handle = _handles.get(key)
     if handle is None:
         handle = _handles[key] = _compile(kernel, arguments)
-    if _beside.compiles:
-        return
-    x, y = threads if isinstance(threads, tuple) else (threads, 1)
-    memory = _arguments
-    memory.pack[len(words)](memory.buffer, 0, *words)
-    result = _driver().cuLaunchKernel(handle, blocks, 1, 1, x, y, 1, 0, stream, memory.address, 0)
-    if result[0]:
-        _checked(result, "cuLaunchKernel")
+    return handle, words
+
+
+@cache
+def addresses() -> tuple[int, ...]:
+    """Return the addresses of functions: the current context, whether captured, a launch.
+
+    Empty if default streams are those of threads, for which there are other functions.
+    """
+    names = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"
+    if any(environ.get(name, "0") not in ("", "0") for name in names):
+        return ()
+    library = CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    found = library.cuCtxGetCurrent, library.cuStreamIsCapturing, library.cuLaunchKernel
+    return tuple(cast(each, c_void_p).value or 0 for each in found)
 
 
 def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
@@ -216,7 +238,7 @@ def _context() -> int:
 
 
 @cache
-def _context_of(device: int) -> int:
+def context_of(device: int) -> int:
     """Return the handle of the primary context of a device."""
     cuda = cuda_target()
     with cuda.gpus[device]:
@@ -225,7 +247,7 @@ def _context_of(device: int) -> int:
 
 def entered(device: int) -> Any:
     """Return a context manager that makes a device the current one."""
-    if _context() == _context_of(device):
+    if _context() == context_of(device):
         return _PRESENT
     return cuda_target().gpus[device]
 

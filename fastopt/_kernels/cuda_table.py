@@ -9,7 +9,7 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -51,6 +51,30 @@ def joined_ranges(
     """Return flattened start and end addresses, with the bounds of `arrays` appended."""
     bounds = np.array([byte_bounds(array) for array in arrays], np.uint64).reshape(-1, 2)
     return np.append(begin, bounds[:, 0]), np.append(end, bounds[:, 1])
+
+
+class Launch(NamedTuple):
+    """A launch that can be repeated.
+
+    Attributes
+    ----------
+    handle : int
+        Handle of the kernel.
+    blocks, across, down : int
+        Number of blocks, and of threads in x and y.
+    words : list of int
+        Words of the arguments, of which the last `numbers` are hyper-parameters.
+    memory : tuple of Memory
+        What the arguments have the addresses of.
+    """
+
+    handle: int
+    blocks: int
+    across: int
+    down: int
+    words: list[int]
+    numbers: int
+    memory: tuple[Any, ...]
 
 
 @final
@@ -136,6 +160,7 @@ class CudaTable:
         self.chunks, self.total = _chunks(self.items, self.rate)
         self.copied, self.direct = copied, not copied
         self.uploaded: bytes | None = None
+        self.uploads = np.zeros(1, np.int64)
         count = self.words.shape[1]
         self._by_value: Any = None
         if not layout.rule.passes and 0 < count <= MOST:
@@ -246,6 +271,7 @@ class CudaTable:
         content = self.table.tobytes()
         if content != self.uploaded:
             self.uploaded = None
+            self.uploads[0] += 1
             self.driver.upload(memory, self.table, self.stream)
             self.uploaded = content
         if self.rows is not None and self.rows.unique is not None:
@@ -396,11 +422,33 @@ class CudaTable:
         The kernel `begin` counts the step; `arguments` are those after the table.
         """
         self.counted = True
+        self.uploads[0] += 1
         with self.on_device():
             entry = self._send_entry()
             self.launch(begin, 1, self.kernels.THREADS, entry, *arguments)
             self._update(entry, hyper)
         self._end()
+
+    def prepared(self) -> "Launch | None":
+        """Return the launch of the last :meth:`run`, if it can be repeated as it is.
+
+        It can if it was the only one, with hyper-parameters by value, and no array moves.
+        """
+        layout, given = self.layout, self.given
+        several = layout.sparse or layout.keyed or layout.rule.passes or layout.catch_up
+        if several or self.copied or given.strided or not self.total or self._by_value is None:
+            return None
+        known = given.weights.alive and given.grads.alive and not given.watched
+        uploaded = not self.counted and self.uploaded == self.table.tobytes()
+        if not (known and uploaded and given.streams == {self.stream}):
+            return None
+        entry = self.memory.space("entry", self.table.shape, self.table.dtype)
+        memory, kernel = (self.memory.send_chunks(self.chunks), entry), self._update_kernel
+        with self.on_device():
+            numbers = self._by_value(self.words[0].tolist())
+            handle, words = self.driver.prepared(kernel, *memory, numbers)
+        across, down = (LANES, self.kernels.WARPS) if layout.coded else self._threads
+        return Launch(handle, len(self.chunks), across, down, words, len(numbers.words), memory)
 
     def renew_entry(self) -> None:
         """Let the next launches have the table in other memory, as a graph keeps the present."""

@@ -14,25 +14,44 @@ import numpy as np
 from numba import types
 
 from fastopt._kernels import record_words as w
-from fastopt._kernels.admission import enter_count, tensor_of
+from fastopt._kernels.admission import enter_count, items_of, record_of, tensor_of
 from fastopt._kernels.compiling import bind_to, compiled
 from fastopt._kernels.front import advance, is_asked
 from fastopt._kernels.layout import DONE, KEY
-from fastopt._kernels.objects import doubles, singles, unsigned, words
-from fastopt._kernels.record_words import context_at, hyper_at, record_at
+from fastopt._kernels.objects import (
+    Object,
+    address,
+    doubles,
+    invoke,
+    release_gil,
+    restore_gil,
+    singles,
+    unsigned,
+    words,
+)
+from fastopt._kernels.record_words import (
+    context_at,
+    header_at,
+    hyper_at,
+    launch_at,
+    norm_at,
+    record_at,
+    repeat_at,
+)
+from fastopt.kernels.rule import scalar
 
 TARGET = 4
 """Words of a target: the address of a tensor's hyper-parameters, their number, the address of its
 row in the table, and whether that has the key of random numbers."""
 
 
-def admit_call(at, places, n, found):
+@scalar
+def enter_places(context, places, n, found):
     """Enter the records at `places` as the tensors of a call; return a status.
 
     At `found` there will be the addresses of their hyper-parameters, and whether the step does not
     average their weights.
     """
-    context = context_at(at)
     context.call_number += 1
     context.repeats = context.uneven = context.done = 0
     if n > context.capacity:
@@ -58,9 +77,10 @@ def admit_call(at, places, n, found):
     return w.ASKS if asks else w.OK
 
 
-def advance_call(at, targets, n):
+@scalar
+def advance_all(context, targets, n):
     """Count the admitted tensors and write their hyper-parameters; return how many only count."""
-    context, skipped = context_at(at), np.int64(0)
+    skipped = np.int64(0)
     for k in range(n):
         tensor, target = tensor_of(context, k), words(targets + 8 * TARGET * k)
         record, wide = record_at(tensor.record), hyper_at(tensor.hyper).wide
@@ -77,15 +97,136 @@ def advance_call(at, targets, n):
     return skipped
 
 
-@cache
-def admit() -> Callable[..., int]:
-    """Return the compiled ``(context, places, n, found)``, see :func:`admit_call`."""
-    kernel = compiled(admit_call, None, parallel=False, nogil=False)
-    return bind_to(kernel, *[types.int64] * 4)
+@scalar
+def is_same(context, repeat, index, grad, weight):
+    """Whether a call has the parameters and the living arrays of the call that is repeated."""
+    n, objects, places = repeat.count, words(repeat.objects), words(repeat.places)
+    if repeat.listed:
+        lists = items_of(context, index), items_of(context, grad), items_of(context, weight)
+        if lists[0] == 0 or lists[1] == 0 or lists[2] == 0:
+            return False
+        for each in (index, grad, weight):
+            if header_at(each).length != n:
+                return False
+        index, grad, weight = lists
+    for k in range(repeat.watched_count):
+        if header_at(words(repeat.watched)[k]).length:
+            return False
+    for k in range(n):
+        own, g, x = index, grad, weight
+        if repeat.listed:
+            own, g, x = words(index)[k], words(grad)[k], words(weight)[k]
+        if g != objects[k] or x != objects[n + k]:
+            return False
+        if record_of(context, own, places[k]) != places[k]:
+            return False
+    same = True
+    for k in range(repeat.launch_count):
+        uploads = words(repeat.uploads + 16 * k)
+        same = same and words(uploads[0])[0] == uploads[1]
+    return same
+
+
+@scalar
+def is_even(context, repeat):
+    """Whether the tensors of each table have the same hyper-parameters, and all are updated."""
+    counts = words(context.counts)
+    for k in range(repeat.count):
+        tensor = tensor_of(context, k)
+        first = tensor_of(context, words(repeat.firsts)[k])
+        hyper = hyper_at(tensor.hyper)
+        if tensor.hyper != first.hyper or hyper.skips or hyper.carries:
+            return False
+        here, there = record_at(tensor.record).count, record_at(first.record).count
+        if counts[here] != counts[there] and hyper.prepare:
+            return False
+    return context.each == 0 and context.repeats == 0
+
+
+@scalar
+def is_ready(repeat):
+    """Whether the device is the current one, and no graph is captured."""
+    state = words(repeat.state)
+    state[0] = state[1] = 0
+    if invoke(repeat.current, (repeat.state,)) or state[0] != repeat.context:
+        return False
+    return not (invoke(repeat.capturing, (repeat.stream, repeat.state + 8)) or state[1])
+
+
+@scalar
+def launch_all(repeat):
+    """Launch the kernels; return the first error of the driver, or 0."""
+    one, error = np.uint32(1), np.int32(0)
+    for k in range(repeat.launch_count):
+        own = launch_at(repeat.launches + 8 * w.LAUNCH * k)
+        for f in range(own.numbers_count):
+            if own.wide:
+                doubles(own.numbers)[f] = doubles(own.fields)[f]
+            else:
+                singles(own.numbers + 8 * f)[0] = singles(own.fields)[f]
+        grid = np.uint32(own.blocks), one, one
+        block = np.uint32(own.across), np.uint32(own.down), one
+        none = np.int64(0)
+        if error == 0:
+            last = np.uint32(0), repeat.stream, own.arguments, none
+            error = invoke(repeat.launching, (own.handle, *grid, *block, *last))
+    return error
+
+
+def repeat_call(at, place, index, grad, weight):
+    """Make a call again whose arrays are known not to have moved; return a status.
+
+    It is refused, with nothing changed, if anything besides counts and hyper-parameters differs.
+    The GIL is released for the launches, as the driver may wait for the device, and with it for
+    functions that other threads run: all that is read then belongs to the call, and the caller
+    holds the updater's lock.
+    """
+    context, repeat = context_at(at), repeat_at(place)
+    if context.checks or context.measure or context.clip:
+        return w.REFUSED
+    if not repeat.folds and norm_at(context.norm).factor != 1:
+        return w.REFUSED
+    if not is_same(context, repeat, address(index), address(grad), address(weight)):
+        return w.REFUSED
+    if not is_ready(repeat):
+        return w.REFUSED
+    status = enter_places(context, repeat.places, repeat.count, repeat.found)
+    if status != w.OK:
+        return status
+    if not is_even(context, repeat):
+        return w.REFUSED
+    counts = words(context.counts)
+    largest = counts[0]
+    advance_all(context, repeat.targets, repeat.count)
+    thread = release_gil()
+    error = launch_all(repeat)
+    restore_gil(thread)
+    if error:
+        counts[0] = largest
+        for k in range(repeat.count):
+            counts[record_at(words(repeat.places)[k]).count] -= 1
+        return w.REFUSED  # the next launch reports it
+    context.done, context.asked, context.each, context.expected = 1, 0, 0, 0
+    return w.OK
+
+
+def admit_call(at, places, n, found):
+    """See :func:`enter_places`."""
+    return enter_places(context_at(at), places, n, found)
+
+
+def advance_call(at, targets, n):
+    """See :func:`advance_all`."""
+    return advance_all(context_at(at), targets, n)
 
 
 @cache
-def advance_all() -> Callable[..., int]:
-    """Return the compiled ``(context, targets, n)``, see :func:`advance_call`."""
-    kernel = compiled(advance_call, None, parallel=False, nogil=False)
-    return bind_to(kernel, *[types.int64] * 3)
+def functions() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
+    """Return the compiled :func:`admit_call`, :func:`advance_call` and :func:`repeat_call`."""
+    numbers, objects = [types.int64] * 4, [Object] * 3
+    signatures = numbers, numbers[:3], [*numbers[:2], *objects]
+    kernels = admit_call, advance_call, repeat_call
+    made = [compiled(kernel, None, parallel=False, nogil=False) for kernel in kernels]
+    pairs = zip(made, signatures, strict=True)
+    admit, advance, repeat = (bind_to(kernel, *signature) for kernel, signature in pairs)
+    return admit, advance, repeat

@@ -123,6 +123,18 @@ def call(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any) 
 
 
 @intrinsic
+def invoke(typingctx: Any, function: Any, arguments: Any) -> Any:
+    """Call the C function at an address with numbers of these types; return an int32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers = cgutils.unpack_tuple(builder, args[1], len(arguments))
+        kind = ir.FunctionType(ir.IntType(32), [number.type for number in numbers])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), numbers)
+
+    return types.int32(types.int64, arguments), codegen
+
+
+@intrinsic
 def prepare_step(typingctx: Any, function: Any, t: Any, fields: Any, carried: Any) -> Any:
     """Call the C function at an address with a number and two words."""
     return types.none(types.int64, types.float64, types.int64, types.int64), _call

@@ -173,6 +173,28 @@ interleaved; such arrays are copied. WRITTEN: Python has written the headers, wh
 INTEGERS has the dtypes of row indices with their sizes, negative for signed ones.
 """
 
+repeat_at, REPEAT = _structure(
+    "count places found targets firsts objects listed watched watched_count uploads folds stream "
+    "context launches launch_count current capturing launching state",
+    "R_",
+)
+"""A call on devices that is made again; see :mod:`fastopt._kernels.device_front`.
+
+It has COUNT records at PLACES; FOUND and TARGETS are those of
+:func:`~fastopt._kernels.device_front.admit_call` and ``advance_call``. FIRSTS has the position of
+the first tensor of each one's table. OBJECTS are the addresses of the gradients, then of the
+weights, all of which live while the WATCHED lists are empty. LISTED says that the arguments are
+lists, FOLDS that the rules have ``rescale_grad``. At UPLOADS is, for each launch, the address of
+the number of uploads of its table, and what that was. CURRENT, CAPTURING and LAUNCHING are
+functions of the driver, STATE is memory for what they return.
+"""
+
+launch_at, LAUNCH = _structure(
+    "handle blocks across down arguments fields numbers numbers_count wide", "L_"
+)
+"""A launch: the kernel, its grid, the addresses of its ARGUMENTS, and the NUMBERS among them, each
+in a word, which are copied from the FIELDS."""
+
 norm_at, NORM_NUMBERS = _structure(
     "rescale_grad scale limit factor global_norm share unit_factor unit_limit unit_least",
     real=np.float64,

@@ -275,14 +275,15 @@ class Repeat:
         lists, state = np.array(list(map(id, watched)), np.int64), np.zeros(2, np.int64)
         uploads = np.array([(address_of(of.uploads), of.uploads[0]) for of in call.tables])
         rows = np.zeros((len(launches), w.LAUNCH), np.int64)
-        self.alive: list[Any] = [objects, firsts, watched, lists, state, rows]
-        for row, own, fields in zip(rows, launches, (t.fields for t in call.tables), strict=True):
-            words = np.array(own.words, np.uint64)
+        self.rows = rows
+        self.alive: list[Any] = [objects, firsts, watched, lists, state]
+        for row, each, fields in zip(rows, launches, [t.fields for t in call.tables], strict=True):
+            words = np.array(each.words, np.uint64)
             pointers = address_of(words) + 8 * np.arange(len(words))
-            numbers = address_of(words) + 8 * (len(words) - own.numbers)
+            numbers = address_of(words) + 8 * (len(words) - each.numbers)
             row[:] = (
-                *(own.handle, own.blocks, own.across, own.down, address_of(pointers)),
-                *(address_of(fields), numbers, own.numbers, fields.itemsize == 8),
+                *(each.handle, each.blocks, each.across, each.down, address_of(pointers)),
+                *(address_of(fields), numbers, each.numbers, fields.itemsize == 8),
             )
             self.alive += [words, pointers]
         functions = driver.addresses()

@@ -567,6 +567,8 @@ Result cuModuleGetGlobal(Handle *address, size_t *size, Handle module, const cha
 Result cuLaunchKernel(Handle kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                       unsigned bz, unsigned shared, Handle stream, void **values, void **extra) {
     LOG("launch %ux%u on %llx in %llx", gx, bx * by * bz, stream, current());
+    if (bx * by * bz > 1024)
+        return INVALID_VALUE;
     for (int k = 0; k < watched; k++)
         memcpy(&words[k], values[k], 8);
     return enqueue((Work){

@@ -1,0 +1,172 @@
+"""Calls with the arrays of the call before are made by compiled code, up to the launches."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt._engine.devices import Devices
+from fastopt._kernels import record_words
+from fastopt.lr_scheduler import CosineScheduler
+from helpers.device_arrays import check_close, on_device
+
+pytestmark = pytest.mark.cuda
+
+SHAPES = [(3, 2), (70,), (5,)]
+CALLS = 4
+"""Calls after which everything that a call repeats is known."""
+
+
+def arrays(rng, dtype=np.float32):
+    return [rng.normal(size=shape).astype(dtype) for shape in SHAPES]
+
+
+class Pair:
+    """The same parameters on the host and on the device."""
+
+    def __init__(self, rng, make=optimizer.Adam, dtype=np.float32, **kwargs):
+        self.here, self.there = (optimizer.Updater(make(wd=0.1, **kwargs)) for _ in range(2))
+        self.weights = arrays(rng, dtype)
+        self.on_device = on_device(self.weights)
+
+    def step(self, grads, moved, indices=(0, 1, 2), single=False):
+        if single:
+            for k in indices:
+                self.here(k, grads[k], self.weights[k])
+                self.there(k, moved[k], self.on_device[k])
+            return
+        own = list(indices)
+        self.here(own, [grads[k] for k in own], [self.weights[k] for k in own])
+        self.there(own, [moved[k] for k in own], [self.on_device[k] for k in own])
+
+    def check(self):
+        check_close(self.on_device, self.weights)
+        assert self.there.optimizer._index_update_count == self.here.optimizer._index_update_count
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """The number of calls that Python has read and launched."""
+    calls, enter = [], Devices._enter
+    monkeypatch.setattr(Devices, "_enter", lambda *args: calls.append(1) or enter(*args))
+    return calls
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["list", "single"])
+@pytest.mark.parametrize(
+    ("make", "kwargs"),
+    [
+        (optimizer.SGD, {}),
+        (optimizer.Adam, {}),
+        (optimizer.Adam, {"lr_scheduler": CosineScheduler(9)}),
+        (optimizer.Lion, {"param_idx2name": {0: "a_weight", 1: "b_weight", 2: "c"}}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
+def test_warm_calls_run_no_python_and_do_the_same(make, kwargs, dtype, single, in_python, rng):
+    pair, grads = Pair(rng, make, dtype, **kwargs), arrays(rng, dtype)
+    moved = on_device(grads)
+    for _ in range(CALLS):
+        pair.step(grads, moved, single=single)
+    in_python.clear()
+    for _ in range(5):
+        pair.step(grads, moved, single=single)
+    assert not in_python
+    pair.check()
+
+
+def test_settings_that_change_between_warm_calls_are_followed(in_python, rng):
+    pair, grads = Pair(rng), arrays(rng)
+    moved = on_device(grads)
+    for rate in (0.1, 0.01, 0.1):
+        for each in (pair.here, pair.there):
+            each.optimizer.lr = rate
+        for _ in range(CALLS):
+            pair.step(grads, moved)
+    in_python.clear()
+    for each in (pair.here, pair.there):
+        each.optimizer.lr, each.optimizer.rescale_grad = 0.2, 0.5
+    pair.step(grads, moved)
+    for each in (pair.here, pair.there):
+        each.clip_global_norm = 0.1
+    pair.step(grads, moved)
+    assert in_python
+    pair.check()
+
+
+def test_other_arrays_lists_and_single_calls_come_in_between(rng):
+    """Tables are entered for others, and uploaded, before the first arrays come again."""
+    pair = Pair(rng)
+    sets = [arrays(rng) for _ in range(3)]
+    moved = on_device(sets)
+    for turn in range(24):
+        k = [0, 0, 0, 1, 0, 2, 0, 0][turn % 8]
+        pair.step(sets[k], moved[k])
+        if turn % 5 == 3:
+            pair.step(sets[k], moved[k], indices=(2, 0))
+        if turn % 3 == 1:
+            pair.step(sets[k], moved[k], indices=(1,), single=True)
+    pair.check()
+
+
+def test_a_weight_that_is_replaced_or_shared_by_updaters_is_read_again(rng):
+    pair, grads = Pair(rng), arrays(rng)
+    moved = on_device(grads)
+    for _ in range(CALLS):
+        pair.step(grads, moved)
+    pair.on_device[1] = on_device(pair.weights[1])
+    for _ in range(CALLS):
+        pair.step(grads, moved)
+    pair.check()
+
+
+def test_a_gradient_that_is_gone_is_not_read(in_python, rng):
+    """Another array may have its id, or its memory."""
+    pair, grads = Pair(rng), arrays(rng)
+    moved = on_device(grads)
+    for _ in range(CALLS):
+        pair.step(grads, moved)
+    for _ in range(20):
+        grads = arrays(rng)
+        moved = on_device(grads)
+        gc.collect()
+        in_python.clear()
+        pair.step(grads, moved)
+        assert in_python
+    pair.check()
+
+
+def test_a_state_that_is_assigned_is_used(rng):
+    pair, grads = Pair(rng), arrays(rng)
+    moved = on_device(grads)
+    for _ in range(CALLS):
+        pair.step(grads, moved)
+    state = tuple(np.zeros(70, np.float32) for _ in range(2))
+    pair.here.states[1], pair.there.states[1] = state, on_device(state)
+    for _ in range(CALLS):
+        pair.step(grads, moved)
+    pair.check()
+
+
+def test_unequal_counts_have_hyper_parameters_of_their_own(rng):
+    pair, grads = Pair(rng), arrays(rng)
+    moved = on_device(grads)
+    pair.step(grads, moved, indices=(1,))
+    for _ in range(CALLS):
+        pair.step(grads, moved)
+    pair.check()
+
+
+def test_a_launch_that_fails_is_made_by_python_which_reports_it(in_python, rng):
+    pair, grads = Pair(rng), arrays(rng)
+    moved = on_device(grads)
+    for _ in range(CALLS):
+        pair.step(grads, moved)
+    (repeat,) = pair.there.records.devices.repeats.values()
+    repeat.rows[:, record_words.L_ACROSS] = 1 << 20  # more threads than a block may have
+    in_python.clear()
+    pair.step(grads, moved)
+    assert in_python
+    pair.check()

@@ -11,7 +11,6 @@ from itertools import islice
 from statistics import fmean, stdev
 from typing import Any
 
-from tqdm import tqdm
 from workloads import Characters, Digits, Factorization, Model, Words, nearest_words
 
 import fastopt
@@ -45,7 +44,7 @@ def held_out(kind: Callable[[int], Model], steps: int, opt: Optimizer, seed: int
 def digits_demo(opt: Optimizer, seed: int) -> float:
     """Return the loss of the last epoch of ``fastopt demo``, for its first network."""
     run = digits.Run(digits.Options(seed=seed), digits.NETWORKS[0], opt)
-    run.train(tqdm(disable=True))
+    run.train()
     return fmean(run.losses[-1])
 
 

@@ -59,7 +59,9 @@ def need(*modules: str, extra: str = "demo") -> list[Any]:
 
 
 def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
-    """Iterate over `tasks` with a progress bar on standard error, if tqdm is installed.
+    """Iterate over `tasks` with a progress bar, if tqdm is installed.
+
+    It is shown if standard error is a terminal, and removed at the end.
 
     Parameters
     ----------
@@ -78,7 +80,7 @@ def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
         from tqdm import tqdm
     except ImportError:
         return tasks
-    bar: Iterable[T] = tqdm(tasks, unit=unit, leave=False)
+    bar: Iterable[T] = tqdm(tasks, unit=unit, leave=False, dynamic_ncols=True, disable=None)
     return bar
 
 

@@ -184,11 +184,10 @@ def test_demo_without_masters_does_not_warn_of_what_was_asked_for():
 
 
 @pytest.mark.further
-@pytest.mark.parametrize("package", ["sklearn", "tqdm"])
-def test_missing_extra_is_one_line_and_exit_code_2(package):
-    program = f"""\
+def test_missing_extra_is_one_line_and_exit_code_2():
+    program = """\
         import sys
-        sys.modules[{package!r}] = None
+        sys.modules["sklearn"] = None
         from fastopt.__main__ import main
         sys.exit(main(["demo"]))
         """
@@ -196,7 +195,7 @@ def test_missing_extra_is_one_line_and_exit_code_2(package):
     assert done.returncode == 2
     assert done.stdout == ""
     line = one_line(done.stderr)
-    assert package in line
+    assert "sklearn" in line
     assert "pip install scikit-learn tqdm matplotlib" in line
 
 

@@ -76,7 +76,7 @@ class _Report:
     ) -> None:
         self.names, self.count, self.seconds = names, count, seconds
         self.start, self.compiling = time.perf_counter(), 0.0
-        self.arrays = {size: draw(_shape(size)) for size in sizes}
+        self.arrays = {size: draw((size // gcd(size, WIDTH), gcd(size, WIDTH))) for size in sizes}
         self.parallel = [size for size in sizes if size >= PARALLEL_FROM]
         self.tasks = len(sizes) * (1 + len(names)) + len(self.parallel)
 
@@ -130,11 +130,10 @@ class _Report:
         """Print the times of Adam by number of threads."""
         if self.count == 1 or not self.parallel or not self.rest:
             return
-        self.prepare("adam", self.parallel)
         counts = sorted({1 << k for k in range(self.count.bit_length())} | {self.count})
         columns = []
         for size in self.parallel:
-            step = Step("adam", _shape(size), self.arrays[size])
+            step = self.step("adam", size)
             times = self.timed([partial(_on_threads, count, step) for count in counts])
             columns.append([f"{duration(each):>18}" for each in np.median(times, axis=0)])
         numba.set_num_threads(self.count)
@@ -152,38 +151,30 @@ class _Report:
                 continue
             if name == self.names[0]:
                 print(f"\n{'optimizer':<20}compile", *heads, sep="")
-            seconds = self.prepare(name, [*self.arrays])
+            before = self.compiling
             cells = [self.standing(name, size) for size in self.arrays]
-            print(f"{name:<20}{seconds:>5.1f} s", *cells, sep="", flush=True)
+            print(f"{name:<20}{self.compiling - before:>5.1f} s", *cells, sep="", flush=True)
         return left
 
-    def prepare(self, name: str, sizes: Sequence[int]) -> float:
-        """Compile the kernels for sizes, or load them from the cache; return the seconds."""
+    def step(self, name: str, size: int) -> Step:
+        """Return an update; count the time to compile its kernels or to load them."""
         start = time.perf_counter()
-        for size in {PARALLEL_FROM if size >= PARALLEL_FROM else WIDTH for size in sizes}:
-            Step(name, _shape(size), **momentum_of(name)).limit()
-        seconds = time.perf_counter() - start
-        self.compiling += seconds
-        return seconds
+        step = Step(name, self.arrays[size][0].shape, self.arrays[size], **momentum_of(name))
+        step.limit()
+        self.compiling += time.perf_counter() - start
+        return step
 
     def standing(self, name: str, size: int) -> str:
         """Return the cells of an optimizer's time, and of the limit and NumPy relative to it."""
-        weight, grad = self.arrays[size]
-        arguments = momentum_of(name)
-        step = Step(name, weight.shape, (weight, grad), **arguments)
+        step = self.step(name, size)
         calls: list[Call] = [step, step.limit]
         if name in PLAIN:
-            update = PLAIN[name](optimizer.create(name, **arguments))
-            calls.append(partial(update, 0, grad, weight.copy()))
+            update = PLAIN[name](step.updater.optimizer)
+            calls.append(partial(update, 0, step.grad, step.weight.copy()))
         times = self.timed(calls)
         _, limit, *plain = np.median(times / times[:, :1], axis=0)
         ratio = f"{plain[0]:.1f}" if plain else "-"
         return f"{duration(float(np.median(times[:, 0]))):>12}{limit:>7.2f}{ratio:>7}"
-
-
-def _shape(size: int) -> tuple[int, int]:
-    width = gcd(size, WIDTH)
-    return size // width, width
 
 
 def _on_threads(count: int, step: Step) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer
-from fastopt._console import Refused, duration, need, table
+from fastopt._console import Refused, duration, need, progress, table
 from fastopt._kernels.threads import use_threads
 from fastopt.bench.steps import PLAIN
 from fastopt.demo import plot
@@ -95,22 +95,19 @@ class Run:
             raise Refused(str(error)) from None
         return perf_counter() - start
 
-    def train(self, bar: Any) -> None:
+    def train(self) -> None:
         """Train for all epochs, show the progress, and compute the test accuracy."""
-        size, epochs = self.options.batch_size, self.options.epochs
-        for epoch in range(1, epochs + 1):
-            bar.set_description_str(f"{self.name}, epoch {epoch}/{epochs}", refresh=epoch == 1)
-            order, losses = self.rng.permutation(TRAIN), list[float]()
-            batches = [order[start : start + size] for start in range(0, TRAIN, size)]
+        size = self.options.batch_size
+        for _ in progress(range(self.options.epochs), "epoch"):
+            batches = np.split(self.rng.permutation(TRAIN), range(size, TRAIN, size))
             drawn = [(self.images[batch], self.digits[batch]) for batch in batches]
-            self.losses.append(losses)
+            losses = []
             start = perf_counter()
             for loss in train(self.model, self.race, drawn, self.comm):
                 self.seconds.append(perf_counter() - start)
                 losses.append(loss)
-                bar.set_postfix_str(f"loss {fmean(losses):.4f}", refresh=False)
-                bar.update()
                 start = perf_counter()
+            self.losses.append(losses)
         self.accuracy = self.model.accuracy(self.images[TRAIN:], self.digits[TRAIN:])
 
     def row(self) -> list[str]:
@@ -150,7 +147,6 @@ def run(options: Options) -> float:
         raise Refused(
             f"--batch-size {options.batch_size} leaves a batch of {least} for {ranks} ranks"
         )
-    (tqdm,) = need("tqdm")
     if options.plot:
         plot.check(options.plot)
     with warnings.catch_warnings(), use_threads(1):
@@ -167,13 +163,8 @@ def run(options: Options) -> float:
             f"first step: {seconds:.2f} s to compile the kernels or load them from the cache",
             flush=True,
         )
-        steps = len(runs) * options.epochs * -(-TRAIN // options.batch_size)
-        # disable=None: shown if standard error is a terminal.
-        with tqdm.tqdm(
-            total=steps, unit="step", leave=False, dynamic_ncols=True, disable=None
-        ) as bar:
-            for each in runs:
-                each.train(bar)
+        for each in runs:
+            each.train()
     _report(options, runs)
     if options.plot and not (comm and comm.rank):
         runs[-1].draw(options.plot)
@@ -226,15 +217,13 @@ def unrivaled(options: Options) -> str:
 
 def _report(options: Options, runs: Sequence[Run]) -> None:
     """Print the results of each network and the comparison of times."""
-    many = f"{len(runs)} networks" if len(runs) > 1 else "a network"
     races = [run.race for run in runs]
-    if reason := unrivaled(options):
-        print(f"\nfastopt trained {many}; plain NumPy: not compared, {reason}")
-    else:
-        print(
-            f"\nfastopt trained {many}; plain NumPy updated copies of the weights with the same "
-            f"gradients\nagreement with plain NumPy: {agreement(races)}"
-        )
+    reason = unrivaled(options)
+    repeated = " updated copies of the weights with the same gradients"
+    what = f": not compared, {reason}" if reason else repeated
+    print(f"\nfastopt trained {len(runs)} networks; plain NumPy{what}")
+    if not reason:
+        print(f"agreement with plain NumPy: {agreement(races)}")
     if not all(math.isfinite(run.losses[-1][-1]) for run in runs):
         print("the loss is no longer a finite number: try a smaller --learning-rate")
     head = ["network", "weights", "loss", "test accuracy", *races[0].runners]

@@ -1,4 +1,4 @@
-"""The plot of the demo, for light and dark backgrounds."""
+"""The plot of the demo."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._console import Refused, need
-
-GRAY, COLORS = "#808080", ("#3b8ed0", "#e07b39")
-"""Colors as bright as the gray of the text, with contrast on both backgrounds."""
 
 
 def check(path: Path) -> None:
@@ -46,26 +43,21 @@ def race(
     Refused
         The file cannot be written.
     """
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     ends = np.cumsum([len(epoch) for epoch in losses]) - 1
     means = [fmean(epoch) for epoch in losses]
-    parts = ("text.", "axes.edge", "axes.label", "xtick.", "ytick.", "grid.")
-    style: dict[Any, Any] = {f"{part}color": GRAY for part in parts}
-    with rc_context(style | {"savefig.transparent": True, "legend.frameon": False}):
-        figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
-        axes: Any = figure.subplots()
-        for color, (name, seconds) in zip(COLORS, times.items(), strict=False):
-            words = f"{name}: {float(seconds[-1]):.2f} s"
-            axes.plot(seconds[ends], means, "o-", color=color, label=words)
-        axes.set(xlabel="seconds of gradients and updates", ylabel="mean loss of an epoch")
-        axes.set(title=title, yscale="log", xlim=(0, None))
-        axes.legend()
-        try:
-            figure.savefig(path)
-        except (OSError, ValueError) as error:
-            raise _refused(path, error) from None
+    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    axes: Any = figure.subplots()
+    for name, seconds in times.items():
+        axes.plot(seconds[ends], means, "o-", label=f"{name}: {float(seconds[-1]):.2f} s")
+    axes.set(xlabel="seconds of gradients and updates", ylabel="mean loss of an epoch")
+    axes.set(title=title, yscale="log", xlim=(0, None))
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise _refused(path, error) from None
 
 
 def _refused(path: Path, reason: object) -> Refused:

@@ -51,21 +51,16 @@ class Race(Trainer):
     def step(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
         """Do the step with both, each of them first in every other step."""
         ours, *others = self.runners.values()
-        given: dict[int, Any] = {id(ours): batch_size}
-        for plain in others:
-            given[id(plain)] = [p.grad() / batch_size for p in self.params.values()]
+        means = [p.grad() / batch_size for p in self.params.values()] if others else []
         for runner in [ours, *others][:: -1 if len(ours.seconds) % 2 else 1]:
-            runner.step(given[id(runner)])
+            runner.step(batch_size if runner is ours else means)
 
     @property
     def words(self) -> str:
         """How the medians of the times compare."""
         ours, plain = (median(runner.seconds) for runner in self.runners.values())
-        return (
-            f"{plain / ours:.1f} times faster"
-            if ours <= plain
-            else f"{ours / plain:.1f} times slower"
-        )
+        faster, slower = f"{plain / ours:.1f} times faster", f"{ours / plain:.1f} times slower"
+        return faster if ours <= plain else slower
 
 
 def agreement(races: Sequence[Race]) -> str:

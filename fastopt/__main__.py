@@ -135,7 +135,8 @@ def _demo_options(add: Callable[..., Any]) -> None:
         type=_rate,
         metavar="RATE",
         help="default 0.1 for sgd, ccsgd, nag, lbsgd and dcasgd, 2 for lars, 0.001 for signum, "
-        "0.0003 for lion, 0.01 for muon, 0.0001 for sgld, else the optimizer's own",
+        "0.0003 for lion, 0.01 for muon, adamuon and normuon, 0.0001 for sgld, "
+        "else the optimizer's own",
     )
     add(
         "--dtype",

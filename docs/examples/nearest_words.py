@@ -86,12 +86,13 @@ def train(optimizer, seed):
 
 
 def main():
-    """Print the words nearest to some, of the 600 commonest ones."""
+    """Print the nearest of the 600 commonest words to some of them."""
     words, losses, vectors = train(fastopt.AdaGrad(lr=0.1), seed=0)
     print("loss of a pair of words by epoch:", *(f"{loss:.2f}" for loss in losses))
-    common = vectors[:600]
-    for word in SHOWN:
-        print(f"{word:11}", *(words[row] for row in nearest(common, words.index(word))[:5]))
+    common = words[:600]
+    for word in filter(common.__contains__, SHOWN):
+        rows = nearest(vectors[:600], common.index(word))[:5]
+        print(f"{word:11}", *(common[row] for row in rows))
 
 
 if __name__ == "__main__":

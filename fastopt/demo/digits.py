@@ -25,13 +25,12 @@ from fastopt.trainer import Trainer
 TRAIN, TEST = 1437, 360
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    **{name: {"learning_rate": 0.1} for name in ("sgd", "ccsgd", "nag", "lbsgd", "dcasgd")},
+    **{n: {"learning_rate": 0.1} for n in ("sgd", "ccsgd", "nag", "lbsgd", "dcasgd")},
     "lars": {"learning_rate": 2.0},
     "signum": {"learning_rate": 0.001},
     "lion": {"learning_rate": 0.0003},
-    "muon": {"learning_rate": 0.01, "fallback": "adamw"},
-    "shampoo": {"fallback": "adamw"},
-    "soap": {"fallback": "adamw"},
+    **{n: {"fallback": "adamw"} for n in ("apollo", "galore", "shampoo", "soap")},
+    **{n: {"learning_rate": 0.01, "fallback": "adamw"} for n in ("adamuon", "muon", "normuon")},
     # SGLD samples a posterior, which needs the gradient of the sum over all images, not the mean.
     "sgld": {"learning_rate": 0.0001, "rescale_grad": TRAIN},
 }

@@ -17,15 +17,11 @@ from fastopt.demo import race
 from fastopt.demo.digits import Options
 from fastopt.demo.perceptron import Perceptron
 from fastopt.demo.race import Race, Runner, agreement
-from helpers.cases import exhaustive
+from helpers.cases import exhaustive, kept
 from helpers.terminals import Terminal
 
 UNTRAINABLE = {"test", "groupadagrad", "rprop"}  # Rprop is for the gradient of all examples
-NAMES = sorted(
-    cls.__name__.lower()
-    for cls in vars(optimizer).values()
-    if isinstance(cls, type) and issubclass(cls, optimizer.Optimizer)
-)
+NAMES = sorted({kind.__name__.lower() for kind in optimizer.opt_registry.values()} - UNTRAINABLE)
 
 
 def last_line(capsys):
@@ -115,12 +111,16 @@ def test_accuracy_does_not_hang_on_the_seed(seed):
 @small
 @pytest.mark.further
 @pytest.mark.filterwarnings("ignore:ccSGD is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(
-    "name",
-    ["adam", "sgd", *exhaustive(*sorted({*NAMES} - {*UNTRAINABLE, "optimizer", "adam", "sgd"}))],
-)
-def test_every_trainable_optimizer_reads_at_least_90_percent(name):
+@pytest.mark.parametrize("name", kept(sorted({"adam", *demo.ARGUMENTS}), "adam", "sgd"))
+def test_optimizers_read_at_least_90_percent_with_their_arguments(name):
     assert demo.run(Options(optimizer=name)) >= 0.9
+
+
+@small
+@pytest.mark.filterwarnings("ignore:ccSGD is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", kept(NAMES, "muon"))
+def test_every_trainable_optimizer_takes_the_weights(name):
+    assert demo.run(Options(optimizer=name, epochs=1, batch_size=demo.TRAIN)) > 0
 
 
 def test_every_argument_of_the_table_belongs_to_a_registered_optimizer():

@@ -60,7 +60,7 @@ def in_python(monkeypatch):
         (optimizer.SGD, {}),
         (optimizer.Adam, {}),
         (optimizer.Adam, {"lr_scheduler": CosineScheduler(9)}),
-        (optimizer.Lion, {"param_idx2name": {0: "a_weight", 1: "b_weight", 2: "c"}}),
+        (optimizer.Lion, {"param_idx2name": {0: "a_weight", 1: "b_weight", 2: "c_weight"}}),
     ],
     ids=str,
 )

@@ -271,12 +271,14 @@ class Repeat:
         for of, own in zip(given, call.places, strict=True):
             objects[0, own], objects[1, own] = of.grads.ids, of.weights.ids
             firsts[own] = own[0]
-        watched = [known.dead for of in given for known in (of.grads, of.weights)]
+        knowns = [known for of in given for known in (of.grads, of.weights)]
+        watched = [known.dead for known in knowns]
         lists, state = np.array(list(map(id, watched)), np.int64), np.zeros(2, np.int64)
         uploads = np.array([(address_of(of.uploads), of.uploads[0]) for of in call.tables])
         rows = np.zeros((len(launches), w.LAUNCH), np.int64)
         self.rows = rows
         self.alive: list[Any] = [objects, firsts, watched, lists, state]
+        self.alive += [known.alive for known in knowns]  # references that tell of a death
         for row, each, fields in zip(rows, launches, [t.fields for t in call.tables], strict=True):
             words = np.array(each.words, np.uint64)
             pointers = address_of(words) + 8 * np.arange(len(words))
@@ -297,7 +299,7 @@ class Repeat:
             *(*functions, address_of(state)),
         )
         self.alive += [memory, places, uploads]
-        self.known = [(known, known.dead) for of in given for known in (of.grads, of.weights)]
+        self.known = list(zip(knowns, watched, strict=True))
         self.uploads = [(of, of.uploads.item(0)) for of in call.tables]
         self.address = address_of(memory)
 

@@ -295,7 +295,14 @@ class CudaTable:
 
     @cached_property
     def _threads(self) -> tuple[int, int]:
-        """Threads of a block: as many in x as a row needs, the rest in y."""
+        """Threads of a block of the update, in x and y."""
+        if self.layout.rule.row or self.layout.coded:
+            return LANES, self.kernels.WARPS
+        return self._row_threads
+
+    @cached_property
+    def _row_threads(self) -> tuple[int, int]:
+        """Threads of a block: as many in x as an indexed row needs, the rest in y."""
         if not self.layout.lazy:
             return self.kernels.THREADS, 1
         across = min(1 << max(self.width - 1, 1).bit_length(), self.kernels.THREADS)
@@ -447,8 +454,8 @@ class CudaTable:
         with self.on_device():
             numbers = self._by_value(self.words[0].tolist())
             handle, words = self.driver.prepared(kernel, *memory, numbers)
-        across, down = (LANES, self.kernels.WARPS) if layout.coded else self._threads
-        return Launch(handle, len(self.chunks), across, down, words, len(numbers.words), memory)
+        count = len(numbers.words)
+        return Launch(handle, len(self.chunks), *self._threads, words, count, memory)
 
     def renew_entry(self) -> None:
         """Let the next launches have the table in other memory, as a graph keeps the present."""
@@ -468,8 +475,7 @@ class CudaTable:
             grid = -(-len(self.sizes) // threads)
             self.launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
         if self.total:
-            by_warp = rule.row or layout.coded
-            threads = (LANES, kernels.WARPS) if by_warp else self._threads
+            threads = self._threads
             chunks, kernel = self.memory.send_chunks(self.chunks), self._update_kernel
             self.launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
             if layout.catch_up:
@@ -511,7 +517,7 @@ class CudaTable:
             last = self.memory.fetch(totals)[1]
             self.driver.upload(totals, np.full(2, last), self.stream)
             entry, sent = self._send_entry(), self.memory.send_chunks(chunks)
-            threads = self._threads
+            threads = self._row_threads
             self.launch(self.kernels.flush_decay(self.layout), len(chunks), threads, sent, entry)
             self.launch(self.kernels.mark_decay(False), len(chunks), threads, sent, entry)
 

@@ -13,7 +13,7 @@ from helpers.device_arrays import check_close, on_device
 
 pytestmark = pytest.mark.cuda
 
-SHAPES = [(3, 2), (70,), (5,)]
+SHAPES = [(3, 2), (7, 10), (5, 1)]
 CALLS = 4
 """Calls after which everything that a call repeats is known."""
 
@@ -26,7 +26,7 @@ class Pair:
     """The same parameters on the host and on the device."""
 
     def __init__(self, rng, make=optimizer.Adam, dtype=np.float32, **kwargs):
-        self.here, self.there = (optimizer.Updater(make(wd=0.1, **kwargs)) for _ in range(2))
+        self.here, self.there = (optimizer.Updater(make(**{"wd": 0.1, **kwargs})) for _ in range(2))
         self.weights = arrays(rng, dtype)
         self.on_device = on_device(self.weights)
 
@@ -60,6 +60,8 @@ def in_python(monkeypatch):
         (optimizer.SGD, {}),
         (optimizer.Adam, {}),
         (optimizer.Adam, {"lr_scheduler": CosineScheduler(9)}),
+        (optimizer.GroupAdaGrad, {"wd": 0.0}),
+        (optimizer.Adam, {"state_dtype": "int8", "state_min_size": 1}),
         (optimizer.Lion, {"param_idx2name": {0: "a_weight", 1: "b_weight", 2: "c_weight"}}),
     ],
     ids=str,
@@ -143,7 +145,7 @@ def test_a_state_that_is_assigned_is_used(rng):
     moved = on_device(grads)
     for _ in range(CALLS):
         pair.step(grads, moved)
-    state = tuple(np.zeros(70, np.float32) for _ in range(2))
+    state = tuple(np.zeros((7, 10), np.float32) for _ in range(2))
     pair.here.states[1], pair.there.states[1] = state, on_device(state)
     for _ in range(CALLS):
         pair.step(grads, moved)

@@ -52,6 +52,7 @@ class Rows:
         layout, count, shared = table.layout, len(places), call.record(places[0]).shared
         self.table, self.places, self.names = table, places, shared.names
         self.driver, self.values = driver, list[Any]()  # no Shared: it keeps the optimizer
+        self.content = b""
         self.hyper = driver.Memory((max(count, 1),), layout.record)
         self.fields = self.hyper.part((count, len(layout.rule.hyper)), layout.real)
         self.slots = driver.Memory((count, SLOTS), np.int64)
@@ -69,7 +70,7 @@ class Rows:
         """Enter which hyper-parameters the tensors have; equal ones form a group."""
         addresses = call.hypers[self.places].tolist()
         groups = {address: k for k, address in enumerate(dict.fromkeys(addresses))}
-        self.values = [shared[address].values for address in groups]
+        self.values = [shared[address].values[1 : 1 + len(self.names)] for address in groups]
         slots = np.zeros(self.slots.shape, np.int64)
         slots[:, GROUP] = [groups[address] for address in addresses]
         for column, word in ((NUMBER, w.NUMBER), (SEED, w.SEED)):
@@ -78,10 +79,15 @@ class Rows:
 
     def send_hyper(self) -> None:
         """Upload the hyper-parameters before their correction, if they have changed."""
+        content = b"".join([each.tobytes() for each in self.values])
+        if content == self.content:
+            return
+        self.content = b""
         values = np.zeros(self.groups.shape)
         for row, own in zip(values[0], self.values, strict=False):
-            row[:-1], row[-1] = own[1 : 1 + len(self.names)], 1
+            row[:-1], row[-1] = own, 1
         self.send("groups", values)
+        self.content = content
 
     def send(self, name: str, array: Any, again: bool = False) -> None:
         """Upload an array if it has changed, or `again`."""

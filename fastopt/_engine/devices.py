@@ -285,7 +285,7 @@ class Devices:
             return w.OK
         if measure and not measured:
             defers = call.defers and not (self.between or words[w.EACH])
-            defers = defers and records.parameters.folds and not self.checks
+            defers = defers and records.folds and not self.checks
             if defers and status == w.ASKS:
                 self._asked = call, False
                 return status
@@ -298,7 +298,7 @@ class Devices:
             self._asked = call, True
             return status
         factor = records.norm.item(w.FACTOR)
-        if factor != 1 and not records.parameters.folds:
+        if factor != 1 and not records.folds:
             of = [self.known[index].optimizer for index in indices]
             pairs = zip(of, grads, strict=True)
             grads = tuple([grad if of.folds else times(grad, factor) for of, grad in pairs])
@@ -392,7 +392,7 @@ class Devices:
 
         Returns False, with nothing changed, if the host must know the norm first.
         """
-        owner, optimizer, norm = self._owner(), self.optimizer, self.records.norm
+        owner, optimizer, norm = self._owner(), self.optimizer, self.records.norm.data
         assert owner is not None
         scaler = owner.settings.loss_scaler
         indices, names = call.indices, optimizer.idx2name
@@ -410,9 +410,9 @@ class Devices:
             if scaler is not None:
                 scaler.update(overflow=info.skipped)
 
-        numbers = norm[[w.RESCALE_GRAD, w.SCALE, w.LIMIT, w.SHARE]].tolist()
+        numbers = norm[w.RESCALE_GRAD], norm[w.SCALE], norm[w.LIMIT], norm[w.SHARE]
         with uninterrupted:
-            if self.version != version or not call.defer(tuple(numbers), finish):
+            if self.version != version or not call.defer(numbers, finish):
                 return False
         self.awaited = awaited
         if scaler is not None:

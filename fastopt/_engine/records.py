@@ -145,6 +145,8 @@ class Records:
         The outcome of a call that measures nothing.
     factors : bool
         Whether gradients are multiplied by a factor, so that rules need ``rescale_grad``.
+    folds : bool
+        Whether all rules have it.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -153,6 +155,7 @@ class Records:
         self.usable = self.quick = self.direct = self.steady = False
         self.live = self.norms = self.prepares = self.asks = self.foresees = self.begins = False
         self.by_tensor = self.clips = self.factors = self.measures = self.defers = False
+        self.folds = False
         self.prepared = False
         """Whether Python prepares each call: it sums gradients, or enters extra arrays."""
         self.measure = 0
@@ -274,7 +277,7 @@ class Records:
         if batches:  # Python clips what is added to its sums
             self.clips = self.norms = False
         self.factors = self.norms or self.prepares
-        self.passes = self.norms, self.clips, self.factors
+        self.passes, self.folds = (self.norms, self.clips, self.factors), parameters.folds
         mode = *parameters.modes(), self.passes  # the kernels of records depend on all of them
         if mode != self.mode or any(each.rule_by_index for each in optimizers):
             self.forget()

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -29,7 +29,7 @@ from fastopt._engine.clip import overflow, squares, times
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_call import DeviceCall, Places, Repeat, disjoint
 from fastopt._engine.device_tables import table_of_parameter
-from fastopt._engine.owner import Owner
+from fastopt._engine.owner import Owner, RecordsLike
 from fastopt._engine.parameters import DeviceRecord, Parameter
 from fastopt._engine.record_rows import DeferredDecay
 from fastopt._engine.validate import is_fixed
@@ -44,9 +44,6 @@ from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import address_of
 from fastopt.amp import StepInfo
 from fastopt.sparse import RowSparse
-
-if TYPE_CHECKING:
-    from fastopt._engine.records import Records
 
 REPEATS = 4096
 """Number of calls that compiled code makes again, from which they are forgotten."""
@@ -104,7 +101,7 @@ class Devices:
         Number of calls whose weights have been noted.
     """
 
-    def __init__(self, records: "Records", owner: Owner) -> None:
+    def __init__(self, records: RecordsLike, owner: Owner) -> None:
         self._records, self._owner = ref(records), ref(owner)
         self.front: Callable[..., int] = records.enter
         self.known: dict[int | str, Parameter] = {}
@@ -120,7 +117,7 @@ class Devices:
         self._admit, self._advance, self._repeat = device_front.functions()
 
     @property
-    def records(self) -> "Records":
+    def records(self) -> RecordsLike:
         """The records of the updater, which keep this object."""
         found = self._records()
         assert found is not None

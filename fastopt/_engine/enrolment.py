@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
-from fastopt._engine.owner import Owner
+from fastopt._engine.owner import Owner, RecordsLike
 from fastopt._engine.parameters import DeviceRecord, Parameter, Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import Deferred, as_rows, row_layout, updates_rows
@@ -159,7 +159,7 @@ class Enrolment:
     """
 
     def __init__(
-        self, records: Any, updater: Owner, indices: list[Index], weights: list[Any]
+        self, records: RecordsLike, updater: Owner, indices: list[Index], weights: list[Any]
     ) -> None:
         self.records, self.updater, self.parameters = records, updater, records.parameters
         self.indices, self.weights = indices, weights
@@ -235,8 +235,9 @@ class Enrolment:
             if found is None:
                 return False
             alone = None  # the rule that averages all rows, after the update of some
-            if sparse and kept.resting and updates_rows(own.optimizer, layout):
-                alone = None if layout is kept.resting[1] else records.averages.average.alone
+            rests, averages = kept.resting, records.averages
+            if sparse and rests and averages and updates_rows(own.optimizer, layout):
+                alone = None if layout is rests[1] else averages.average.alone
             with own.compiling():
                 numbers = sparse and kept.words[w.NDIMS] == 1
                 flushed = found.catch_up and own.optimizer.sparse_decay == "dense"

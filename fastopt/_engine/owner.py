@@ -6,12 +6,18 @@ Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._engine.averaging import Averages
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.parameters import Parameters
+from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.parameters import DeviceRecord, Parameter, Parameters, Record, Words
 from fastopt._engine.per_index import Index
 from fastopt._engine.reader import front_of
 from fastopt._engine.settings import Settings
 from fastopt._engine.validate import Array
+from fastopt._kernels.layout import Layout
 
 
 class Owner(Protocol):
@@ -53,6 +59,70 @@ class Owner(Protocol):
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
     ) -> list[Any]:
         """Return gradients with clipped units; the update multiplies them by `share`."""
+
+
+class RecordsLike(Protocol):
+    """What enters and enrolls calls asks of :class:`~fastopt._engine.records.Records`."""
+
+    parameters: Parameters
+    averages: Averages | None
+    version: int
+    asks: bool
+    clips: bool
+    defers: bool
+    direct: bool
+    factors: bool
+    folds: bool
+    freezes: bool
+    norms: bool
+    passes: Any
+    prepared: bool
+    quick: bool
+    context: int
+    words: Words
+    view: Any
+    norm: NDArray[np.float64]
+    slots: dict[Any, int]
+    widest: int
+    enter: Callable[..., int]
+
+    def admits(self, index: Any, grad: Any, weight: Any) -> int:
+        """Return the status of a call, without an update."""
+
+    def drop(self, index: Index) -> None:
+        """Drop the record of a parameter."""
+
+    def fill(
+        self, updater: Owner, indices: Sequence[Index], found: dict[tuple[Any, int], float]
+    ) -> Any:
+        """Compute the hyper-parameters of the admitted call."""
+
+    def key_of(self, index: Any) -> int | str:
+        """Return what stands for an index in compiled code."""
+
+    def moving(self, index: Any, *lists: Any) -> Sequence[Any]:
+        """Return the items of the arguments of a call without frozen parameters."""
+
+    def note(self, index: Any, weight: Any) -> None:
+        """Keep the weights of a call in place of those of earlier calls."""
+
+    def on_devices(self, updater: Owner) -> Any:
+        """Return what enters calls with weights on devices."""
+
+    def record_of(self, index: Index) -> Record | DeviceRecord | None:
+        """Return the record of a parameter."""
+
+    def refresh(self, updater: Owner) -> None:
+        """Follow the changes of the attributes of optimizers."""
+
+    def resolve(self, updater: Owner, status: int, index: Any, grad: Any, weight: Any) -> int:
+        """Do what a status of a call asks for."""
+
+    def shared_by(self, of: Parameter, layout: Layout) -> Shared:
+        """Return the hyper-parameters that a parameter shares with others."""
+
+    def with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
+        """Enter a call again with more memory."""
 
 
 class Unmeasured:

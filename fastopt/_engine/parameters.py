@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, starmap
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
@@ -23,14 +23,12 @@ from fastopt._engine.record_rows import Deferred, DeferredDecay
 from fastopt._engine.templates import Template
 from fastopt._engine.validate import check, is_fixed, label, leaves
 from fastopt._kernels import record_words as w
+from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.numpy_abi import address_of, readable
 from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
-
-if TYPE_CHECKING:
-    from fastopt._kernels.cuda_table import CudaTable
 
 Call = tuple[Index, Any, Any, Any]
 """Index, weight, gradient and state."""
@@ -83,9 +81,9 @@ class DeviceRecord(NamedTuple):
     fields: NDArray[Any]
     """The hyper-parameters of the last step."""
     shared: Shared
-    deferred: "DeferredDecay | None"
+    deferred: DeferredDecay | None
     """Deferred decay of the rows, if the optimizer has it."""
-    tables: "dict[Any, CudaTable]"
+    tables: dict[Any, CudaTable]
     """Tables by form of the gradient, whose arrays have been checked."""
     key: int | str
     """What stands for the index in compiled code."""

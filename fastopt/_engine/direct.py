@@ -8,6 +8,7 @@ from functools import partial
 from operator import is_
 from typing import Any
 
+from fastopt._arrays import Gradient
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.device_tables import table_of_parameter
@@ -15,6 +16,7 @@ from fastopt._engine.owner import Unmeasured
 from fastopt._engine.parameters import Call, Parameters
 from fastopt._engine.per_index import Index
 from fastopt._engine.records import Records
+from fastopt._engine.validate import Array
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.record_words import OK
@@ -44,7 +46,7 @@ class Direct(Unmeasured):
         self.records, self.devices = Records(self.parameters), DeviceRecords(self.parameters)
         self.states, self.states_synced = {}, {}
 
-    def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
+    def update(self, index: Index, weight: Array, grad: Gradient, state: object) -> None:
         """Update one tensor; see :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
         if self._enter(index, grad, weight, (index,), (state,)):
             return
@@ -97,7 +99,12 @@ class Direct(Unmeasured):
         return pair and all(map(is_, known, state))
 
     def _enter(
-        self, index: Any, grad: Any, weight: Any, indices: Sequence[Index], states: Sequence[Any]
+        self,
+        index: object,
+        grad: object,
+        weight: object,
+        indices: Sequence[Index],
+        states: Sequence[Any],
     ) -> bool:
         """Update tensors that have records; if the result is False, nothing has changed."""
         records = self._refreshed()

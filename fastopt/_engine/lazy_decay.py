@@ -1,20 +1,21 @@
 """Deferred weight decay of rows that recent row-sparse gradients have not indexed."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import label
+from fastopt._engine.validate import Array, label
 from fastopt._kernels.device_memory import like, placed
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from fastopt._kernels.cuda_table import CudaTable
 
 
 def add_decay(
-    optimizer: OptimizerLike, index: Index, table: Any, t: int, lr: float, wd: float
+    optimizer: OptimizerLike, index: Index, table: "CudaTable", t: int, lr: float, wd: float
 ) -> None:
     """Add the decay of step `t` to the accumulated decay of all rows of a table on a device."""
     rows, before = decay_of(optimizer, index, table.arrays[0])

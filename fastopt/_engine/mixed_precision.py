@@ -6,7 +6,16 @@ import numpy as np
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import check_like, check_state, is_half, label, leaves, order_of
+from fastopt._engine.validate import (
+    Array,
+    Checked,
+    check_like,
+    check_state,
+    is_half,
+    label,
+    leaves,
+    order_of,
+)
 from fastopt._kernels.codes import renew, split_scales
 from fastopt._kernels.device_memory import assign, host, placed
 from fastopt._kernels.devices import header, headers
@@ -14,8 +23,6 @@ from fastopt._kernels.layout import real_of
 from fastopt._kernels.weights import parts
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, RowSparse
-
-Array = np.ndarray[Any, Any]
 
 
 def has_master(optimizer: OptimizerLike, weight: Array) -> bool:
@@ -49,7 +56,7 @@ def state_with_master(optimizer: OptimizerLike, index: Index, weight: Array) -> 
 
 
 def split_state(
-    optimizer: OptimizerLike, context: str, weight: Array, state: Any
+    optimizer: OptimizerLike, context: str, weight: Array, state: object
 ) -> tuple[tuple[Array, ...], Any]:
     """Return ``((master, weight), inner)``, or ``((weight, low bits), inner)`` if split."""
     if not isinstance(state, (tuple, list)) or len(state) != 2:
@@ -72,7 +79,7 @@ def arrays_of(
     context: str,
     rule: Rule,
     weight: Array,
-    state: Any,
+    state: object,
     copy: Array | None,
     masters: bool,
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -96,13 +103,15 @@ def arrays_of(
     return exact, (*arrays, *scales)
 
 
-def holds_master(rule: Rule, state: Any) -> bool:
+def holds_master(rule: Rule, state: object) -> bool:
     """Whether a state is a pair of a master and the slots of `rule`."""
     paired = isinstance(state, (tuple, list)) and len(state) == 2
     return paired and len(split_scales(leaves(state))[0]) == len(rule.slots) + 1
 
 
-def set_master(optimizer: OptimizerLike, index: Index, array: Array, state: Any) -> None:
+def set_master(
+    optimizer: OptimizerLike, index: Index, array: Array, state: tuple[Any, ...] | None
+) -> None:
     """See :meth:`Updater.set_master <fastopt.optimizer.Updater.set_master>`."""
     context, array = label(index, optimizer.idx2name), host(array)
     if not optimizer.multi_precision:
@@ -131,6 +140,6 @@ def round_into(target: Array, exact: Array) -> None:
     target[...] = exact
 
 
-def to_float32(grad: Any) -> Any:
+def to_float32(grad: Checked) -> Any:
     """Return the gradient in float32."""
     return grad.astype(np.float32) if isinstance(grad, RowSparse) else np.asarray(grad, np.float32)

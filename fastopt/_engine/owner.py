@@ -4,7 +4,7 @@ Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.parameters import Parameters
@@ -12,6 +12,9 @@ from fastopt._engine.per_index import Index
 from fastopt._engine.reader import front_of
 from fastopt._engine.settings import Settings
 from fastopt._engine.validate import Array
+
+if TYPE_CHECKING:
+    from fastopt._engine.records import Records
 
 
 class Owner(Protocol):
@@ -40,7 +43,7 @@ class Owner(Protocol):
     @property
     def optimizer(self) -> OptimizerLike: ...
 
-    def _entry(self, records: Any) -> Callable[..., int]:
+    def _entry(self, records: "Records") -> Callable[..., int]:
         """Return the function that enters calls on records."""
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
@@ -63,7 +66,7 @@ class Unmeasured:
     states_synced: dict[Index, bool]
     runs_updates: bool = False
 
-    def _entry(self, records: Any) -> Callable[..., int]:
+    def _entry(self, records: "Records") -> Callable[..., int]:
         """See :class:`Owner`."""
         return front_of(records)
 

@@ -52,7 +52,7 @@ class Updating(Owner, Protocol):
 
     def _commit(
         self,
-        call: Any,
+        call: object,
         calls: Sequence[Call],
         step: Callable[[], None],
         finish: Callable[[], None],

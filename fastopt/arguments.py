@@ -27,6 +27,7 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
+    Self,
     TypeGuard,
     TypeVar,
     dataclass_transform,
@@ -730,7 +731,7 @@ class Checked(metaclass=Constructor):
         """Raise or warn if positional arguments look like a mistake."""
 
     @classmethod
-    def _constructed(cls, instance: Any) -> None:
+    def _constructed(cls, instance: Self) -> None:
         """Called when an instance has been constructed."""
 
     @classmethod

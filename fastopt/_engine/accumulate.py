@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.device_tables import table_of
-from fastopt._engine.validate import Array, Checked, check_like, listed, order_of
+from fastopt._engine.validate import Array, Grad, check_like, listed, order_of
 from fastopt._kernels.device_memory import empty, host, like, placed, zero
 from fastopt._kernels.devices import Header, header
 from fastopt._kernels.layout import real_of
@@ -22,9 +22,7 @@ def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return grad, ()
 
 
-def add(
-    context: str, total: Any, grad: Checked, weight: Array, keep: bool
-) -> tuple[Any, list[Any]]:
+def add(context: str, total: Any, grad: Grad, weight: Array, keep: bool) -> tuple[Any, list[Any]]:
     """Add a gradient to a sum; return the new sum, and tables of a device that must be launched.
 
     The sum of row-sparse gradients is a new row-sparse gradient. Adding a row-sparse gradient to
@@ -55,7 +53,7 @@ def add(
 
 
 def sum_of_rows(
-    context: str, total: Any, grad: Checked, weight: Array, keep: bool
+    context: str, total: Any, grad: Grad, weight: Array, keep: bool
 ) -> RowSparse | None:
     """Return the new sum of row-sparse gradients alone; None if the sum is dense.
 
@@ -99,7 +97,7 @@ def _zeros(of: Header, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     return array
 
 
-def room(context: str, total: Checked | None, weight: Array, keep: bool) -> Any:
+def room(context: str, total: Grad | None, weight: Array, keep: bool) -> Any:
     """Return a dense array for a sum; `total` is reused if it fits and preserved if `keep`."""
     of = header(weight)
     if isinstance(total, RowSparse):
@@ -121,7 +119,7 @@ def _dense(context: str, rows: RowSparse, of: Array) -> Any:
     return dense
 
 
-def adding(context: str, total: Array, grad: Checked, keep: bool) -> Any:
+def adding(context: str, total: Array, grad: Grad, keep: bool) -> Any:
     """Return the table whose launch adds `grad` to `total` on a device.
 
     Unless `keep`, it overwrites `total`. A row-sparse gradient changes only the indexed rows.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import Array, Checked, label
+from fastopt._engine.validate import Array, Grad, label
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import kind_of, real_of
@@ -70,7 +70,7 @@ class UnitClip:
             for index, weight, grad in zip(indices, weights, grads, strict=True)
         ]
 
-    def clipped(self, index: Index, weight: Array, grad: Checked, factor: float) -> Any:
+    def clipped(self, index: Index, weight: Array, grad: Grad, factor: float) -> Any:
         """Return the gradient of one parameter with clipped units."""
         real = real_of(weight.dtype)
         if isinstance(grad, RowSparse):

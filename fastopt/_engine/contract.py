@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from numpy.typing import NDArray
 
 from fastopt._engine.per_index import Counts, Index, PerIndex
-from fastopt._engine.validate import Array, Checked, label
+from fastopt._engine.validate import Array, Grad, label
 from fastopt.kernels.rule import Rule
 
 
@@ -38,9 +38,7 @@ class Batches(Protocol):
     def active(self) -> bool:
         """Whether an update takes several calls, or a sum is left from such calls."""
 
-    def add(
-        self, context: str, index: Index, grad: Checked, weight: Array
-    ) -> tuple[Any, list[Any]]:
+    def add(self, context: str, index: Index, grad: Grad, weight: Array) -> tuple[Any, list[Any]]:
         """Return the gradient to update with, or None for no update, and the kernels to launch."""
 
     def completes(self, index: Index) -> bool:
@@ -140,7 +138,7 @@ class OptimizerLike(Protocol):
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
         """Raise ValueError for invalid rates."""
 
-    def scheduled(self, rate: object) -> float:
+    def scheduled(self, rate: float) -> float:
         """Return what a schedule has returned as a float."""
 
     def key(self, index: Index) -> int:

@@ -13,7 +13,7 @@ from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.parameters import Call
 from fastopt._engine.per_index import Index
 from fastopt._engine.updating import Updating
-from fastopt._engine.validate import Checked, as_lists, check, check_index, is_listed, label
+from fastopt._engine.validate import Grad, as_lists, check, check_index, is_listed, label
 from fastopt._foreign import as_gradient, as_weight
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda, mark_written
@@ -30,7 +30,7 @@ class _Slot(NamedTuple):
     rows: NDArray[np.int64] | None
     before: Any
 
-    def put(self, extra: Checked) -> None:
+    def put(self, extra: Grad) -> None:
         """Set the numbers that an update reads; rows that a row-sparse `extra` lacks are 0."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             if not isinstance(extra, RowSparse):

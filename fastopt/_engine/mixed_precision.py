@@ -8,7 +8,7 @@ from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import (
     Array,
-    Checked,
+    Grad,
     check_like,
     check_state,
     is_half,
@@ -140,6 +140,6 @@ def round_into(target: Array, exact: Array) -> None:
     target[...] = exact
 
 
-def to_float32(grad: Checked) -> Any:
+def to_float32(grad: Grad) -> Any:
     """Return the gradient in float32."""
     return grad.astype(np.float32) if isinstance(grad, RowSparse) else np.asarray(grad, np.float32)

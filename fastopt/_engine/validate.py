@@ -22,7 +22,7 @@ from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_spars
 
 Array = np.ndarray[Any, Any]
 
-Checked = Array | RowSparse
+Grad = Array | RowSparse
 """A gradient in a form that updates use, see :func:`check`."""
 
 OF_ONE = "; each index has the state of one weight, another weight needs another index"
@@ -190,7 +190,7 @@ def _refuse_capture(*arrays: Array) -> None:
 
 
 def converted(
-    context: str, grad: Checked, dtype: np.dtype[Any], weight: Array, takes: Sequence[str]
+    context: str, grad: Grad, dtype: np.dtype[Any], weight: Array, takes: Sequence[str]
 ) -> Any:
     """Return a gradient of another real floating `dtype` in the dtype of the arithmetic.
 

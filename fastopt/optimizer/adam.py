@@ -17,7 +17,7 @@ from fastopt.optimizer.families import (
     biased_ratio,
     moment_rules,
 )
-from fastopt.optimizer.optimizer import corrected, register
+from fastopt.optimizer.optimizer import Array, corrected, register
 
 
 @scalar
@@ -41,7 +41,7 @@ CORRECTED = ("corrects_epsilon", "var_bias")
 """Fields of :func:`corrected_rate` that no rule has."""
 
 
-def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_rate(t: Scalar, h: Hyper, carried: Array) -> None:
     """Fold the bias corrections of both moments into the learning rate.
 
     For torch's formula ``sqrt(v / c) + epsilon``, epsilon is multiplied by ``sqrt(c)`` too.

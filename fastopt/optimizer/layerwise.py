@@ -1,8 +1,8 @@
 """Learning rates for each layer: LARS, LAMB and LANS."""
 
 import math
-from typing import Any
 
+from fastopt._engine.validate import Array
 from fastopt.arguments import FLAG, OrNone, Real, TableOf, alias, arg, kept
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
@@ -30,7 +30,7 @@ lars = sgd.with_passes("lars", PASSES, *FIELDS, rounded=True)
 lars_momentum = sgd_momentum.with_passes("lars_momentum", PASSES, *FIELDS, rounded=True)
 
 
-def corrected_momentum(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_momentum(t: Scalar, h: Hyper, carried: Array) -> None:
     """Scale the momentum by the change of the learning rate since the last update."""
     if h.momentum_correction != 0 and carried[0] != 0:
         h.momentum = h.momentum * (h.rate / carried[0])

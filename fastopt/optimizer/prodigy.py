@@ -13,7 +13,7 @@ from fastopt.kernels.scalars import rescaled
 from fastopt.kernels.variants import shrunk_by
 from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.jointsums import ANY, JointSums
-from fastopt.optimizer.optimizer import Index, RateAttribute, corrected, register
+from fastopt.optimizer.optimizer import Array, Index, RateAttribute, corrected, register
 from fastopt.optimizer.schedulefree import (
     FREE,
     FREE_STEP,
@@ -43,7 +43,7 @@ class EstimateOf:
 
     names: tuple[str, ...]
 
-    def __call__(self, name: str, value: Any) -> dict[str, float]:
+    def __call__(self, name: str, value: object) -> dict[str, float]:
         """Return the checked value."""
         found = TableOf(ANY)(name, value)
         if found and (tuple(found) != self.names or not found[self.names[0]] > 0):
@@ -187,7 +187,7 @@ def prodigy(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight, (mean, var, total, start)
 
 
-def corrected_rates(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_rates(t: Scalar, h: Hyper, carried: Array) -> None:
     """Apply the bias correction to the learning rate and to everything proportional to it."""
     if h.lr > 0:
         scale = math.sqrt(1 - h.beta2**t) / (1 - h.beta1**t)

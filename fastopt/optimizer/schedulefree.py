@@ -34,7 +34,7 @@ def interpolated(weight: Scalar, step: Scalar, lead: Scalar, h: Hyper) -> State:
     return moved, h.one_minus_pull * (lead - h.lead_rate * step)
 
 
-def averaged(t: Scalar, h: Hyper, carried: Any) -> None:
+def averaged(t: Scalar, h: Hyper, carried: Array) -> None:
     """Compute the learning rate of this step, and the averaging rate of the fast weight."""
     past = t - h.begin_num_update
     if past < h.warmup_steps:
@@ -177,7 +177,7 @@ def schedulefree_adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> 
     return weight, (var, lead)
 
 
-def averaged_and_corrected(t: Scalar, h: Hyper, carried: Any) -> None:
+def averaged_and_corrected(t: Scalar, h: Hyper, carried: Array) -> None:
     """Compute the factors of `averaged`, and the bias correction of the second moment."""
     averaged(t, h, carried)
     h.var_scale = 1 / (1 - h.beta2**t)

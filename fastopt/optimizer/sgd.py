@@ -64,7 +64,7 @@ FORMS = {
 """Rule with momentum of each formula, with coupled and decoupled decay."""
 
 
-def first_undamped(t: Scalar, h: Hyper, carried: Any) -> None:
+def first_undamped(t: Scalar, h: Hyper, carried: Array) -> None:
     """Start the buffer with the whole gradient."""
     if t == 1:
         h.one_minus_dampening = 1.0
@@ -258,7 +258,7 @@ def asgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight, (weight if h.share == type(weight)(1) else ax,)
 
 
-def falling(t: Scalar, h: Hyper, carried: Any) -> None:
+def falling(t: Scalar, h: Hyper, carried: Array) -> None:
     """Compute the learning rate of this step, and the averaging rate."""
     past, rate = t - 1, carried[0]
     carried[0] = h.lr

@@ -31,7 +31,7 @@ class Functional(NamedTuple):
     update: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
 
 
-def functional(optimizer: str | Optimizer, **settings: Any) -> Functional:
+def functional(optimizer: str | Optimizer, **settings: object) -> Functional:
     """Return an optimizer as a pair of pure functions, like those of optax.
 
     Parameters
@@ -83,7 +83,7 @@ class _Pair:
         """State that the updater is in."""
         self.lock = Lock()
 
-    def init(self, params: Any) -> dict[str, Any]:
+    def init(self, params: object) -> dict[str, Any]:
         """Return the state before the first update."""
         updater, new = self._new(), copies(params)
         paths, _, arrays, _ = updater.structures.flatten(new, new)
@@ -96,7 +96,9 @@ class _Pair:
         updater._keep(updater._checked(paths, list(map(np.zeros_like, arrays)), arrays))
         return _state_of(updater)
 
-    def update(self, grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+    def update(
+        self, grads: object, state: dict[str, Any], params: object
+    ) -> tuple[Any, dict[str, Any]]:
         """Return new params and the new state."""
         with self.lock:
             if state is None or state is not self.state:
@@ -123,7 +125,7 @@ def _state_of(updater: Updater) -> dict[str, Any]:
     return state
 
 
-def _freeze(value: Any) -> None:
+def _freeze(value: object) -> None:
     """Make the arrays of a state read-only."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False

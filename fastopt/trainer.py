@@ -343,7 +343,7 @@ class Trainer(Checked):
         self.updater.load(path)
 
 
-def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
+def _numbered(params: object) -> tuple[list[Parameter], list[str]]:
     """Return the parameters without duplicates, and their names."""
     if isinstance(params, (ParameterDict, Mapping)):
         pairs = [(name, params[name]) for name in sorted(params.keys())]
@@ -364,7 +364,7 @@ def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
     return list(parameters), list(names)
 
 
-def _optimizer(optimizer: Any, arguments: Mapping[str, Any] | None) -> Optimizer:
+def _optimizer(optimizer: "str | Optimizer", arguments: Mapping[str, Any] | None) -> Optimizer:
     if not isinstance(arguments, Mapping | None):
         raise TypeError(f"optimizer_params must be a dict of arguments, got {arguments!r}")
     if arguments and isinstance(optimizer, Optimizer):
@@ -372,7 +372,7 @@ def _optimizer(optimizer: Any, arguments: Mapping[str, Any] | None) -> Optimizer
     return create(optimizer, **(arguments or {}))
 
 
-def _updater(optimizer: Optimizer, comm: Any, options: Mapping[str, Any]) -> Any:
+def _updater(optimizer: Optimizer, comm: object, options: Mapping[str, Any]) -> Any:
     if comm is None:
         return Updater(optimizer, **options)
     if callable(comm) and hasattr(comm, "optimizer"):

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 import fastopt
 from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
@@ -51,7 +52,9 @@ class Sharded(Checked):
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = RANKS_NAMES
     argument_advice: ClassVar[Mapping[str, str]] = RANKS_ARGUMENTS
 
-    def __init__(self, shard: Shard, comm: Any, timeout: float | None, **arguments: Any) -> None:
+    def __init__(
+        self, shard: Shard, comm: object, timeout: float | None, **arguments: object
+    ) -> None:
         refuse_extra(shard.parameters.optimizers(), type(self).__name__)
         self.timeout = time_limit(timeout)
         self.shard = shard
@@ -96,7 +99,7 @@ class Sharded(Checked):
         """Maximum global norm of the gradients of a call."""
         return self.shard.clip_global_norm
 
-    def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
+    def state_as(self, index: Index, dtype: DTypeLike = np.float32) -> Any:
         """Return the state of this rank's slice of a parameter in another dtype.
 
         See :meth:`fastopt.optimizer.Updater.state_as`.
@@ -311,7 +314,9 @@ class Sharded(Checked):
         optimizer = self.shard.optimizer_of(index)
         return optimizer.state_dtype == "int8" and is_worth_codes(shape, optimizer.state_min_size)
 
-    def _try_out(self, index: Index, dtype: Any, form: Form, sparse: bool, coded: bool) -> None:
+    def _try_out(
+        self, index: Index, dtype: np.dtype[Any], form: Form, sparse: bool, coded: bool
+    ) -> None:
         """Compile by updating small tensors; ignore errors, which the update itself will raise."""
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,6 +1,6 @@
 """Optimizers for thinc and spaCy."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
         return self.updater.optimizer.learning_rate
 
     @learn_rate.setter
-    def learn_rate(self, value: Any) -> None:
+    def learn_rate(self, value: float | Callable[[int], float]) -> None:
         self._rate = value if callable(value) else None
         self.updater.optimizer.learning_rate = self._scheduled() if self._rate else value
 

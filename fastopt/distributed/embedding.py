@@ -29,9 +29,9 @@ from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array
 from fastopt.sparse import RowSparse
 from fastopt.table import EmbeddingTable
-from fastopt.table.embedding import Init
 from fastopt.table.index import Ids
 from fastopt.table.saved import checked
+from fastopt.table.start import Init
 
 Numbers = NDArray[np.int64]
 

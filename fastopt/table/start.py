@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fastopt._kernels import hashing
 from fastopt.arguments import brief
@@ -12,6 +12,7 @@ from fastopt.initializer import Constant, Initializer, Normal, One, Uniform, Zer
 from fastopt.table.index import Ids
 
 Array = np.ndarray[Any, Any]
+Init = str | Initializer | Callable[[Array], ArrayLike]
 
 
 class Start:

@@ -21,7 +21,7 @@ IS_NEGATED = torch.Tensor.is_neg
 DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
 
-def check_parameter(name: str, tensor: Any) -> None:
+def check_parameter(name: str, tensor: object) -> None:
     """Raise an error for a parameter that cannot be updated in place by NumPy."""
     if not isinstance(tensor, torch.Tensor):
         return  # torch's own error

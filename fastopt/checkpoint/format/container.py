@@ -15,7 +15,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from io import BufferedIOBase
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def can_hold(dtype: np.dtype[Any]) -> bool:
     return dtype.name in CODES
 
 
-def encode(tree: Any, arrays: Mapping[str, Array]) -> Chunks:
+def encode(tree: object, arrays: Mapping[str, Array]) -> Chunks:
     """Return the bytes of a file with `arrays` as its tensors and `tree` in its metadata.
 
     `tree` is JSON without NaN and infinity. The arrays must not change during iteration.
@@ -169,7 +169,9 @@ def layout(file: BufferedIOBase) -> tuple[dict[str, Any], dict[str, Entry]]:
         return metadata, entries
 
 
-def read_bits(file: BufferedIOBase, entry: Entry, order: Any = "C") -> tuple[Array, int]:
+def read_bits(
+    file: BufferedIOBase, entry: Entry, order: Literal["C", "F"] = "C"
+) -> tuple[Array, int]:
     """Read an array, see :func:`as_bits`, and return it with its checksum."""
     bits = np.empty(entry.shape, _bits_of(entry.dtype), order)
     crc = 0

@@ -316,9 +316,7 @@ class _Walk:
                 raise ValueError(f"gradient {path!r} has no weight, which is None")
             self.leaves.append((path, grad, weight))
 
-    def check_names(
-        self, path: str, below: Mapping[str, tuple[Any, Any]], beside: Mapping[str, object]
-    ) -> None:
+    def check_names(self, path: str, below: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
         """Raise if a gradient is missing or has no weight."""
         for name, (_, weight) in below.items():
             if name in beside or self.skips:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.validate import Array
 from fastopt._foreign import as_gradient
 from fastopt._structure import items, mapped, named, rebuilt
 from fastopt._updater.averaged import evaluates
@@ -22,7 +23,6 @@ from fastopt.sparse import RowSparse
 
 __all__ = ["minimize", "scipy_method"]
 
-Array = np.ndarray[Any, Any]
 
 WINDOW = 20
 """Default number of losses in a mean."""

@@ -96,9 +96,7 @@ class _Pair:
         updater._keep(updater._checked(paths, list(map(np.zeros_like, arrays)), arrays))
         return _state_of(updater)
 
-    def update(
-        self, grads: object, state: dict[str, Any], params: object
-    ) -> tuple[Any, dict[str, Any]]:
+    def update(self, grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         """Return new params and the new state."""
         with self.lock:
             if state is None or state is not self.state:

@@ -4,15 +4,14 @@ from numbers import Integral
 from typing import Any, Self, TypeGuard
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike
 
-from fastopt._entries import listed_rows
+from fastopt._entries import Array, listed_rows
 from fastopt._kernels.devices import device_of, header, is_cuda
 from fastopt.arguments import brief, count, is_masked
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 
-Array = NDArray[Any]
 HALVES = ("float16", "bfloat16")
 REALS = (*HALVES, "float32", "float64")
 

@@ -9,15 +9,16 @@ import numpy as np
 
 from fastopt._advice import TRAINER_ARGUMENTS, TRAINER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._updater.updater import Updater
+from fastopt.amp import LossScaler
 from fastopt.arguments import Checked, brief, number
 from fastopt.optimizer import Optimizer, create
 from fastopt.parameter import Parameter, ParameterDict
+from fastopt.parameter.checks import Array
 from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["StaleGradientError", "Trainer"]
 
-Array = np.ndarray[Any, Any]
 Parameters = ParameterDict | Mapping[str, Parameter] | Iterable[Parameter]
 
 
@@ -100,9 +101,9 @@ class Trainer(Checked):
         optimizer: str | Optimizer = "sgd",
         optimizer_params: Mapping[str, Any] | None = None,
         *,
-        loss_scaler: Any = None,
+        loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
-        comm: Any = None,
+        comm: object = None,
     ) -> None:
         self._parameters, self._names = _numbered(params)
         opt = _optimizer(optimizer, optimizer_params)

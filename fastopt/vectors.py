@@ -4,12 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._foreign import Array
 from fastopt._structure import copied, mapped, named
 from fastopt.arguments import brief
 
 __all__ = ["flat"]
-
-Array = np.ndarray[Any, Any]
 
 
 def flat(params: object) -> tuple[Array, Any]:

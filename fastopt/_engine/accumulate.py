@@ -52,9 +52,7 @@ def add(context: str, total: Any, grad: Grad, weight: Array, keep: bool) -> tupl
     return (room(context, total, weight, keep) + dense if keep else dense), []
 
 
-def sum_of_rows(
-    context: str, total: Any, grad: Grad, weight: Array, keep: bool
-) -> RowSparse | None:
+def sum_of_rows(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> RowSparse | None:
     """Return the new sum of row-sparse gradients alone; None if the sum is dense.
 
     See :func:`add`. On a device, the rows of repeated indices are summed by the update.

@@ -99,12 +99,7 @@ class Direct(Unmeasured):
         return pair and all(map(is_, known, state))
 
     def _enter(
-        self,
-        index: object,
-        grad: object,
-        weight: object,
-        indices: Sequence[Index],
-        states: Sequence[Any],
+        self, index: Any, grad: Any, weight: Any, indices: Sequence[Index], states: Sequence[Any]
     ) -> bool:
         """Update tensors that have records; if the result is False, nothing has changed."""
         records = self._refreshed()

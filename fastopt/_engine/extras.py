@@ -51,7 +51,7 @@ class _Slot(NamedTuple):
         return ... if self.rows is None else self.rows
 
 
-def update_with(updater: Updating, index: Any, grad: Any, weight: Any, extra: Any) -> None:
+def update_with(updater: Updating, index: object, grad: object, weight: object, extra: Any) -> None:
     """Update with an extra array for each gradient, or with one array for a single index."""
     if is_listed(index):
         indices, grads, weights = as_lists(index, grad, weight)

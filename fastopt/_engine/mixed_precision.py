@@ -6,16 +6,7 @@ import numpy as np
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import (
-    Array,
-    Grad,
-    check_like,
-    check_state,
-    is_half,
-    label,
-    leaves,
-    order_of,
-)
+from fastopt._engine.validate import check_like, check_state, is_half, label, leaves, order_of
 from fastopt._kernels.codes import renew, split_scales
 from fastopt._kernels.device_memory import assign, host, placed
 from fastopt._kernels.devices import header, headers
@@ -23,6 +14,8 @@ from fastopt._kernels.layout import real_of
 from fastopt._kernels.weights import parts
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, RowSparse
+
+Array = np.ndarray[Any, Any]
 
 
 def has_master(optimizer: OptimizerLike, weight: Array) -> bool:
@@ -109,9 +102,7 @@ def holds_master(rule: Rule, state: object) -> bool:
     return paired and len(split_scales(leaves(state))[0]) == len(rule.slots) + 1
 
 
-def set_master(
-    optimizer: OptimizerLike, index: Index, array: Array, state: tuple[Any, ...] | None
-) -> None:
+def set_master(optimizer: OptimizerLike, index: Index, array: Array, state: Any) -> None:
     """See :meth:`Updater.set_master <fastopt.optimizer.Updater.set_master>`."""
     context, array = label(index, optimizer.idx2name), host(array)
     if not optimizer.multi_precision:
@@ -140,6 +131,6 @@ def round_into(target: Array, exact: Array) -> None:
     target[...] = exact
 
 
-def to_float32(grad: Grad) -> Any:
+def to_float32(grad: Array | RowSparse) -> Any:
     """Return the gradient in float32."""
     return grad.astype(np.float32) if isinstance(grad, RowSparse) else np.asarray(grad, np.float32)

@@ -85,9 +85,7 @@ def is_listed(value: object) -> bool:
     return isinstance(value, (Sequence, MappingView))
 
 
-def as_lists(
-    indices: Sequence[Any], grads: Sequence[Any], weights: Sequence[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
+def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any], list[Any]]:
     """Copy the arguments to new lists, which keep the arrays alive if the caller's change."""
     for role, given in (("gradients", grads), ("weights", weights)):
         if not is_listed(given) or len(given) != len(indices):
@@ -189,9 +187,7 @@ def _refuse_capture(*arrays: Array) -> None:
         refuse_capture(*streams)
 
 
-def converted(
-    context: str, grad: Grad, dtype: np.dtype[Any], weight: Array, takes: Sequence[str]
-) -> Any:
+def converted(context: str, grad: Grad, dtype: Any, weight: Array, takes: Sequence[str]) -> Any:
     """Return a gradient of another real floating `dtype` in the dtype of the arithmetic.
 
     `takes` are the names of dtypes that need no conversion.
@@ -257,13 +253,7 @@ def listed(context: str, grad: Gradient, shape: tuple[int, ...]) -> RowSparse:
         raise MemoryError(f"{context}: {error}") from None
 
 
-def _check_array(
-    context: str,
-    role: str,
-    array: object,
-    kind: type | tuple[type, ...],
-    shape: tuple[int, ...] = (),
-) -> None:
+def _check_array(context: str, role: str, array: object, kind: Any, shape: Any = ()) -> None:
     """Raise TypeError unless `array` is an instance of `kind` and not masked."""
     if not isinstance(array, kind) or is_masked(array):
         nested = role == "weight" and isinstance(array, (list, tuple, Mapping))

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from fastopt._kernels.blocks import (
     CODE_BLOCK,
@@ -117,7 +116,7 @@ def _roots(codes: Array, scales: Array) -> Array:
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def encoded(numbers: Array, kind: DTypeLike, by: Array | None = None) -> tuple[Array, Array]:
+def encoded(numbers: Array, kind: np.dtype, by: Array | None = None) -> tuple[Array, Array]:
     """Encode float32 or float64 numbers; return codes of type `kind`, int8 or uint8, and scales.
 
     Signed numbers are divided by the roots of `by`, if these are given.

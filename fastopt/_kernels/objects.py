@@ -18,8 +18,6 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.datamodel import DataModelManager
-from numba.core.pythonapi import _UnboxContext
 from numba.extending import (
     NativeValue,
     models,
@@ -44,12 +42,12 @@ Object = _Object()
 
 @register_model(_Object)
 class _ObjectModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: DataModelManager, kind: types.Type) -> None:
+    def __init__(self, manager, kind):
         super().__init__(manager, kind, WORD)
 
 
 @unbox(_Object)
-def _unbox(kind: types.Type, value: ir.Value, c: _UnboxContext) -> Any:
+def _unbox(kind, value, c):
     return NativeValue(c.builder.ptrtoint(value, WORD))
 
 

@@ -55,9 +55,7 @@ class _Fastopt:
     intercepts_: list[Any]
     early_stopping: bool
 
-    def __init__(
-        self, *args: object, optimizer: str | Optimizer | None = None, **rest: object
-    ) -> None:
+    def __init__(self, *args: Any, optimizer: str | Optimizer | None = None, **rest: Any) -> None:
         super().__init__(*args, **rest)
         self.optimizer = optimizer
 

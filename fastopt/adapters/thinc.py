@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import thinc.api
 
+from fastopt._engine.validate import Array
 from fastopt._updater.averaged import evaluated, evaluates
 from fastopt.adapters.common import new_updater
 from fastopt.arguments import number
@@ -14,8 +14,6 @@ from fastopt.optimizer import SGD, Adam, Optimizer
 
 MAX_DECAY = 0.9999
 """Decay of thinc's averages."""
-
-Array = np.ndarray[Any, Any]
 
 
 class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
@@ -340,9 +340,7 @@ class ShardedEmbeddingTable(Sharded):
         return cls(table, comm, timeout)
 
     @staticmethod
-    def _restored(
-        fields: dict[str, Any], optimizer: Optimizer | None, init: Init | None
-    ) -> EmbeddingTable:
+    def _restored(fields: Any, optimizer: Optimizer | None, init: Init | None) -> EmbeddingTable:
         """Create the table of this rank from fields of a checkpoint."""
         table = EmbeddingTable._restored(fields, None, init)
         if optimizer is not None and type(optimizer) is not type(table.optimizer):
@@ -376,7 +374,7 @@ class ShardedEmbeddingTable(Sharded):
                 table._keys = before
 
     def _wanted(
-        self, ids: ArrayLike, create: object
+        self, ids: ArrayLike, create: bool
     ) -> tuple[Ids, Numbers, Numbers, tuple[int, ...]]:
         """Distinct ids, how often each appears, the position of each id in them, and the shape."""
         flag("create", create)
@@ -461,10 +459,7 @@ def _rows(fields: dict[str, Any], decays: bool) -> list[Array]:
 
 
 def _replaced(
-    fields: dict[str, Any],
-    rows: Sequence[Array],
-    waiting: Iterable[Array] | None,
-    total: float | None,
+    fields: dict[str, Any], rows: Sequence[Array], waiting: Any, total: float | None
 ) -> dict[str, Any]:
     """Fields with other :func:`_rows` and waiting ids; `total` is the decay of all steps."""
     return {

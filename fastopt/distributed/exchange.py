@@ -6,7 +6,6 @@ from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fastopt._arrays import Gradient
 from fastopt._engine.overlap import Addresses
@@ -299,7 +298,7 @@ class EarlyGradients:
                 raise ValueError(f"{label(index, self.names)}: {problem}{cure}")
 
 
-def _is_same(one: ArrayLike, other: ArrayLike) -> bool:
+def _is_same(one: object, other: object) -> bool:
     """Whether two gradients are the same array or views of the same elements."""
     if one is other:
         return True

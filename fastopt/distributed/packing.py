@@ -45,9 +45,7 @@ def rounder(wire: np.dtype[Any]) -> Any:
     return bind(kernel, np.empty((0, 2), np.uint64), np.empty(0, np.int64))
 
 
-def add_up(
-    parts: Addresses, counts: Sequence[int], wire: np.dtype[Any], total: Array, large: bool
-) -> None:
+def add_up(parts: Addresses, counts: Sequence[int], wire: Any, total: Array, large: bool) -> None:
     """Sum arrays of the dtype `wire`, in order, in the dtype of `total`.
 
     `parts` has a row for each segment of `total`, with the addresses of the arrays that are summed

@@ -52,9 +52,7 @@ class Sharded(Checked):
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = RANKS_NAMES
     argument_advice: ClassVar[Mapping[str, str]] = RANKS_ARGUMENTS
 
-    def __init__(
-        self, shard: Shard, comm: object, timeout: float | None, **arguments: object
-    ) -> None:
+    def __init__(self, shard: Shard, comm: object, timeout: float | None, **arguments: Any) -> None:
         refuse_extra(shard.parameters.optimizers(), type(self).__name__)
         self.timeout = time_limit(timeout)
         self.shard = shard
@@ -314,9 +312,7 @@ class Sharded(Checked):
         optimizer = self.shard.optimizer_of(index)
         return optimizer.state_dtype == "int8" and is_worth_codes(shape, optimizer.state_min_size)
 
-    def _try_out(
-        self, index: Index, dtype: np.dtype[Any], form: Form, sparse: bool, coded: bool
-    ) -> None:
+    def _try_out(self, index: Index, dtype: Any, form: Form, sparse: bool, coded: bool) -> None:
         """Compile by updating small tensors; ignore errors, which the update itself will raise."""
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")

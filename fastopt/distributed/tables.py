@@ -85,9 +85,7 @@ class Owned(Resumable):
             self._slice(index, place)
         self._compile((index, self.placements[index], kind, True) for index in rows_by_index)
 
-    def _create_rows(
-        self, shape: object, values: Array | Values | None, dtype: np.dtype[Any], owners: object
-    ) -> Rows:
+    def _create_rows(self, shape: object, values: Any, dtype: Any, owners: object) -> Rows:
         """Create this rank's rows of a table."""
         if not isinstance(shape, tuple) or not shape:
             raise TypeError(f"shape must be a tuple of one length or more, got {shape!r}")

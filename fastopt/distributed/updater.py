@@ -394,9 +394,7 @@ class ShardedUpdater(Resumable):
         self.seconds["update"] = perf_counter() - begun
         return True
 
-    def step(
-        self, grads: object, weights: object, missing: Literal["raise", "skip"] = "raise"
-    ) -> None:
+    def step(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> None:
         """Update nested weights, as :meth:`Updater.step <fastopt.Updater.step>` does.
 
         All ranks must call it, with gradients of the same weights.
@@ -545,9 +543,7 @@ class ShardedUpdater(Resumable):
 
         return Numbers([np.frombuffer(f"{indices}{calls}".encode(), np.uint8)], in_words)
 
-    def _entries(
-        self, windows: Windows, index: object, grad: object, weight: object
-    ) -> list[Entry]:
+    def _entries(self, windows: Windows, index: Any, grad: Any, weight: Any) -> list[Entry]:
         """Return the checked tensors of a call that accumulates."""
         given, grads, weights = self._lists(index, grad, weight)
         indices = [check_index(each) for each in given]

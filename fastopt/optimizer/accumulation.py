@@ -95,7 +95,7 @@ class Adder(Unmeasured):
         return bool(status >= 0)
 
 
-def incomplete(windows: "Windows | None", index: Any, weight: Any) -> dict[Index, Any]:
+def incomplete(windows: "Windows | None", index: Any, weight: object) -> dict[Index, Any]:
     """Return the indices with an incomplete sum, all or of the given ones, with given weights.
 
     Raises

@@ -31,7 +31,7 @@ class Measured(NamedTuple):
 class FactoredSteps(RowSteps[Main]):
     """Abstract base of directions with the second moments of rows and columns."""
 
-    def fits(self, main: Main, weight: Array, grad: Array, state: Any) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
         """See :meth:`InPlace.fits <fastopt.optimizer.matrices.InPlace.fits>`."""
         return weight.ndim > 1 and super().fits(main, weight, grad, state)
 

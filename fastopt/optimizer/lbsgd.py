@@ -87,9 +87,7 @@ class LargeBatches:
         self.sums[index] = {"cum_grad": kept, "num_cums": calls}
         return (total if calls % self.every == 0 else None), tables
 
-    def _total(
-        self, context: str, index: Index, grad: Grad, weight: Array
-    ) -> tuple[Any, list[Any]]:
+    def _total(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Any]]:
         """Return the sum of gradients since the last update, and the kernels that complete it."""
         before, of = self.sums.get(index), header(weight)
         keep = before is not None and before["num_cums"] % self.every != 0

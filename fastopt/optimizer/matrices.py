@@ -174,7 +174,7 @@ class Directions(Protocol[Main]):
 class InPlace(Directions[Main]):
     """Abstract base of directions that can also update some weights without an array for them."""
 
-    def fits(self, main: Main, weight: Array, grad: Array, state: Any) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
         """Whether :meth:`step` can update a weight."""
         raise NotImplementedError
 
@@ -184,7 +184,7 @@ class InPlace(Directions[Main]):
         index: Index,
         weight: Array,
         grad: Array,
-        state: Any,
+        state: object,
         rates: tuple[float, float],
     ) -> None:
         """Update a weight, with the factors ``shrink`` and ``lr`` in `rates`."""
@@ -231,7 +231,7 @@ class Part:
         return self.optimizer
 
     def step(
-        self, main: Optimizer, index: Index, count: int, weight: Array, grad: Array, state: Any
+        self, main: Optimizer, index: Index, count: int, weight: Array, grad: Array, state: object
     ) -> None:
         """Update `weight`, which has been updated `count` times before."""
         optimizer = self.follow(main)
@@ -307,7 +307,7 @@ class _Work:
         return direction
 
     def step(
-        self, main: "MatrixOptimizer", index: Index, weight: Array, grad: Any, state: Any
+        self, main: "MatrixOptimizer", index: Index, weight: Array, grad: Array, state: object
     ) -> None:
         """Update a weight; its direction is computed after the step is counted."""
         whole = self._whole
@@ -512,7 +512,7 @@ class _Computed:
         weight: Array,
         direction: Array,
         grad: Array,
-        state: Any,
+        state: object,
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         gradient = self._rescaled(main, index, direction, grad)
@@ -873,7 +873,7 @@ class MatrixOptimizer(Optimizer):
             self._working().step(self, index, weight, grad, state)
 
     def update_in_python(
-        self, index: Index, weight: Array, grad: Grad, state: Any, copy: Array | None
+        self, index: Index, weight: Array, grad: Grad, state: object, copy: Array | None
     ) -> None:
         """See :meth:`Optimizer.update_in_python`; a fallback handles its own masters."""
         if copy is None and self.falls_back(index, weight):

@@ -1305,7 +1305,7 @@ class Optimizer(Checked, metaclass=Declaring):
         """
         return lr * wd
 
-    def check_saved(self, index: Index, state: Any) -> None:
+    def check_saved(self, index: Index, state: object) -> None:
         """Raise ValueError if a state from a checkpoint has impossible numbers.
 
         It is called for classes that override :meth:`update`, without the weight; shapes and dtypes
@@ -1608,7 +1608,7 @@ class Optimizer(Checked, metaclass=Declaring):
         return state, False
 
     def update_in_python(
-        self, index: Index, weight: Array, grad: Grad, state: Any, copy: Array | None
+        self, index: Index, weight: Array, grad: Grad, state: object, copy: Array | None
     ) -> None:
         """Update with an overridden ``update()``, handling masters and half-precision copies."""
         context = label(index, self.idx2name)

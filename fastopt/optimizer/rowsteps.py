@@ -14,15 +14,7 @@ from fastopt._kernels.compiling import bind
 from fastopt._kernels.factored import SCALED, covered, shared
 from fastopt.arguments import Integer, Real, Stored, alias, arg
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.matrices import (
-    ByPattern,
-    InPlace,
-    Main,
-    MatrixOptimizer,
-    Rescaled,
-    Shape,
-    descent,
-)
+from fastopt.optimizer.matrices import ByPattern, InPlace, Main, MatrixOptimizer, Rescaled, descent
 from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
 
 SCALE = SCALED[:2]
@@ -85,7 +77,7 @@ class RowSteps(InPlace[Main]):
 
     # Steps
 
-    def fits(self, main: Main, weight: Array, grad: Array, state: Any) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
         """Whether :meth:`step` can update a weight in place."""
         kind = weight.dtype
         return (
@@ -107,7 +99,7 @@ class RowSteps(InPlace[Main]):
         index: Index,
         weight: Array,
         grad: Array,
-        state: Any,
+        state: object,
         rates: tuple[float, float],
     ) -> None:
         """Update a weight in place, with the factors ``shrink`` and ``lr`` in `rates`."""
@@ -122,7 +114,7 @@ class RowSteps(InPlace[Main]):
         self.rescaled.reserve(direction)
 
     def write(
-        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: object
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         if not direction.size:
@@ -190,7 +182,7 @@ class _Covered(RowSteps["SM3"]):
             for cover, values in zip(covers, np.split(ahead, ends[:-1]), strict=True):
                 cover[...] = values
 
-    def _scratch(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    def _scratch(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return the shape of a weight as rows along the last axis, and scratch memory."""
         known = self._known.get((shape, dtype))
         if known is None:
@@ -280,7 +272,7 @@ class SM3(MatrixOptimizer):
 
     directions = _Covered
 
-    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+    def slots(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """See :meth:`MatrixOptimizer.slots`."""
         if len(shape) < 2:
             covers = {"sums": shape}
@@ -398,15 +390,15 @@ class AdamMini(MatrixOptimizer, AdamFamily):
 
     directions = _Shared
 
-    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+    def slots(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """See :meth:`MatrixOptimizer.slots`."""
         return {"mean": shape, "var": (shape[0], 1) if len(shape) > 1 else ()}
 
-    def check_shape(self, index: Index, shape: Shape) -> None:
+    def check_shape(self, index: Index, shape: tuple[int, ...]) -> None:
         """See :meth:`MatrixOptimizer.check_shape`."""
         self.rows_of(index, shape)
 
-    def rows_of(self, index: Index, shape: Shape) -> int:
+    def rows_of(self, index: Index, shape: tuple[int, ...]) -> int:
         """Return the number of rows that share a second moment."""
         if not self.heads or len(shape) < 2:
             return 1

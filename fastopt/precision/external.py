@@ -3,8 +3,8 @@
 import numpy as np
 
 from fastopt.arguments import is_array
-from fastopt.parameter.checks import as_shape, merged
-from fastopt.precision.info import FLOATS, Array, ParameterInfo, Workspace, entered, full_name
+from fastopt.parameter.checks import Array, as_shape, merged
+from fastopt.precision.info import FLOATS, ParameterInfo, Workspace, entered, full_name
 
 
 class ExternalInitializer:

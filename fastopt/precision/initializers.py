@@ -7,16 +7,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fastopt import initializer
-from fastopt.parameter.checks import Shape, as_dtype, as_shape, is_known
-from fastopt.precision.info import (
-    FLOATS,
-    HALVES,
-    Array,
-    ParameterInfo,
-    Workspace,
-    entered,
-    full_name,
-)
+from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, is_known
+from fastopt.precision.info import FLOATS, HALVES, ParameterInfo, Workspace, entered, full_name
 
 
 class Initializer:

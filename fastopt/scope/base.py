@@ -226,10 +226,7 @@ class Scope:
 
 
 def arguments(
-    initializer: Init | None,
-    regularizer: float | None,
-    dtype: DTypeLike | None,
-    trainable: bool | None,
+    initializer: object, regularizer: object, dtype: object, trainable: object
 ) -> dict[str, Any]:
     """Translate arguments of a scope into arguments of a Parameter."""
     if not isinstance(trainable, bool | None):

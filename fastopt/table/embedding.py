@@ -23,8 +23,8 @@ from fastopt.optimizer import Optimizer, create
 from fastopt.sparse import REALS
 from fastopt.table.directory import Directory
 from fastopt.table.index import MOST_ROWS, RowIndex
-from fastopt.table.records import Rows
-from fastopt.table.rows import Array, TableRows, naming
+from fastopt.table.records import Array, Rows
+from fastopt.table.rows import TableRows, naming
 from fastopt.table.saved import checked, checked_description
 from fastopt.table.start import Init, Start
 from fastopt.table.storage import check_optimizer

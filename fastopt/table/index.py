@@ -1,6 +1,5 @@
 """Index of a table: the row, count and last use of each id."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -191,9 +190,7 @@ class RowIndex:
         if self._file is not None:
             self._file.mark(rows[rows >= 0])
 
-    def _run(
-        self, factory: Callable[..., Any], *arguments: object, of: tuple[bool, ...] = ()
-    ) -> Any:
+    def _run(self, factory: Any, *arguments: object, of: tuple[bool, ...] = ()) -> Any:
         kernel = self._kernels.get((factory, of))
         if kernel is None:
             kernel = self._kernels[factory, of] = bind(factory(*of), *arguments)

@@ -24,12 +24,10 @@ from fastopt.sparse import RowSparse
 from fastopt.table.access import Access
 from fastopt.table.directory import Directory
 from fastopt.table.index import MOST_ROWS, RECORD, Ids, RowIndex
-from fastopt.table.records import RecordFile, Rows
+from fastopt.table.records import Array, RecordFile, Rows
 from fastopt.table.saved import FORMAT
 from fastopt.table.start import Init, Start
 from fastopt.table.storage import Storage
-
-Array = np.ndarray[Any, Any]
 
 FEWEST = 1 << 16
 """Fewest rows to reserve if `capacity` is not given."""

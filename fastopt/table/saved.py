@@ -15,8 +15,6 @@ from fastopt.table.index import MOST_ROWS
 from fastopt.table.start import Init, Start
 from fastopt.table.storage import check_optimizer
 
-Array = np.ndarray[Any, Any]
-
 FORMAT = 1
 
 SETTINGS: dict[str, Any] = {
@@ -90,9 +88,7 @@ def checked(saved: Any, optimizer: Optimizer | None, init: Init | None) -> dict[
     return fields
 
 
-def checked_description(
-    saved: Any, optimizer: Optimizer | None, init: Init | None
-) -> dict[str, Any]:
+def checked_description(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any]:
     """Check the description of a table in files, like :func:`checked`."""
     made_by = "EmbeddingTable(path=...)"
     fields = _checked_settings(saved, DESCRIPTION, made_by, optimizer, init)

@@ -210,7 +210,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     recipe: ClassVar[Recipe]
 
-    def __init__(self, params: Any, *args: Any, **arguments: Any) -> None:
+    def __init__(self, params: object, *args: object, **arguments: Any) -> None:
         if not hasattr(type(self), "recipe"):
             raise TypeError("fastopt.torch.Optimizer is abstract: use a class such as Adam")
         recipe = type(self).recipe

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastopt._foreign import as_gradient, of_tensor
-
-Array = np.ndarray[Any, Any]
+from fastopt._foreign import Array, as_gradient, of_tensor
 
 GRAD = attrgetter("grad")
 ADDRESS, IS_CONTIGUOUS, SIZE = torch.Tensor.data_ptr, torch.Tensor.is_contiguous, torch.Tensor.size

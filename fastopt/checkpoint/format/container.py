@@ -15,7 +15,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from io import BufferedIOBase
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -169,9 +169,7 @@ def layout(file: BufferedIOBase) -> tuple[dict[str, Any], dict[str, Entry]]:
         return metadata, entries
 
 
-def read_bits(
-    file: BufferedIOBase, entry: Entry, order: Literal["C", "F"] = "C"
-) -> tuple[Array, int]:
+def read_bits(file: BufferedIOBase, entry: Entry, order: Any = "C") -> tuple[Array, int]:
     """Read an array, see :func:`as_bits`, and return it with its checksum."""
     bits = np.empty(entry.shape, _bits_of(entry.dtype), order)
     crc = 0

@@ -145,7 +145,7 @@ def _keep(array: object, view: Array, signature: tuple[Any, ...]) -> Array:
     """Cache the view of an array for as long as the view lives."""
     key = id(array)
 
-    def forget(of: ref[Array]) -> None:
+    def forget(of: "ref[Array]") -> None:
         found = _known.get(key)
         if found is not None and found.view is of:
             del _known[key]

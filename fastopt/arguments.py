@@ -511,13 +511,13 @@ def _keyword(name: str, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
-def _declared(cls: Any) -> Iterator[inspect.Parameter]:
+def _declared(cls: "type[Checked]") -> Iterator[inspect.Parameter]:
     """Yield the parameters of declared arguments: by position, then by name, its own first."""
     known = {name: each for name, each in cls.declared.items() if each.init and not each.names}
     for name in cls.positional:
         default = known.pop(name).default
         yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-    bases = [base.declared for base in cls.__mro__[1:] if getattr(base, "declared", ())]
+    bases = [own for base in cls.__mro__[1:] if (own := getattr(base, "declared", ()))]
     common = bases[-1] if bases else {}
     for name in sorted(known, key=lambda name: name in common):
         yield _keyword(name, known[name].default)

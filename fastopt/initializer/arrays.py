@@ -66,7 +66,7 @@ def assign(name: str, arr: Array, values: Array, what: str) -> None:
     arr[...] = values
 
 
-def _within(values: Array, limits: np.iinfo[Any]) -> bool:
+def _within(values: Array, limits: "np.iinfo[Any]") -> bool:
     """Whether `values` are integers within the limits of a dtype."""
     if values.dtype.kind not in "iu":
         return False

@@ -45,8 +45,8 @@ MAKING = threading.Lock()
 class Deferred(NamedTuple):
     """Arguments of a deferred initialization."""
 
-    init: Any
-    default_init: Any
+    init: Init
+    default_init: Init
     devices: tuple[Device, ...]
 
 

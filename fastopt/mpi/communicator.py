@@ -35,7 +35,7 @@ TAG = 77
 class MPICommunicator:
     """A communicator of mpi4py that nothing else uses."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -103,7 +103,7 @@ def _unit(size: int) -> Any:
 class Attached:
     """What is attached to a communicator of the user, and a communicator for the farewell."""
 
-    def __init__(self, node: Node, farewell: MPI.Intracomm) -> None:
+    def __init__(self, node: Node, farewell: MPI.Comm) -> None:
         self.node, self.farewell = node, farewell
 
     def free(self) -> None:

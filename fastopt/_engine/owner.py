@@ -4,17 +4,14 @@ Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.per_index import Index
-from fastopt._engine.reader import front_of
+from fastopt._engine.reader import Recorded, front_of
 from fastopt._engine.settings import Settings
 from fastopt._engine.validate import Array
-
-if TYPE_CHECKING:
-    from fastopt._engine.records import Records
 
 
 class Owner(Protocol):
@@ -43,7 +40,7 @@ class Owner(Protocol):
     @property
     def optimizer(self) -> OptimizerLike: ...
 
-    def _entry(self, records: "Records") -> Callable[..., int]:
+    def _entry(self, records: Any) -> Callable[..., int]:
         """Return the function that enters calls on records."""
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
@@ -66,7 +63,7 @@ class Unmeasured:
     states_synced: dict[Index, bool]
     runs_updates: bool = False
 
-    def _entry(self, records: "Records") -> Callable[..., int]:
+    def _entry(self, records: Recorded) -> Callable[..., int]:
         """See :class:`Owner`."""
         return front_of(records)
 

@@ -8,22 +8,30 @@ Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/engine/test_records_rows.py`
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._arrays import Gradient
+from fastopt._engine.per_index import Index
 from fastopt._engine.validate import Array
 from fastopt._kernels import front
 from fastopt._kernels import record_words as w
 from fastopt._kernels.numpy_abi import Written, readable
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-if TYPE_CHECKING:
-    from fastopt._engine.records import Records
-
 Words = NDArray[np.int64]
+
+
+class Recorded(Protocol):
+    """What the reader asks of :class:`~fastopt._engine.records.Records`."""
+
+    words: Words
+    slots: dict[Index, int]
+
+    def record_of(self, index: Index) -> Any:
+        """Return the record of a parameter."""
 
 
 class Reader:
@@ -35,7 +43,7 @@ class Reader:
         The records.
     """
 
-    def __init__(self, records: "Records") -> None:
+    def __init__(self, records: Recorded) -> None:
         self.records, self._enter = records, front.enter_written()
 
     def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
@@ -100,7 +108,7 @@ class Reader:
         return int(words.ctypes.data)
 
 
-def front_of(records: "Records") -> Callable[..., int]:
+def front_of(records: Recorded) -> Callable[..., int]:
     """Return the function that enters calls: the front, or one in Python if it reads no headers."""
     enter: Callable[..., int] = front.enter() if readable() else Reader(records)
     return enter

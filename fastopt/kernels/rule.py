@@ -33,6 +33,8 @@ Hyper = Any
 """The record ``h`` of hyper-parameters."""
 Sums = Any
 """Totals of a reduction: a float64 array."""
+Carried = np.ndarray[Any, Any]
+"""Numbers that an optimizer carries for a tensor from step to step: a float64 array."""
 Step = tuple[Scalar, State]
 """Result of a rule: the new weight and the new state."""
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import numpy as np
 
 from fastopt.arguments import Choice, Integer, OrNone, Real, arg
-from fastopt.kernels.rule import Scalar
 from fastopt.optimizer.matrices import MatrixOptimizer, Shape
 from fastopt.optimizer.optimizer import Array, register
 
@@ -183,7 +182,9 @@ def along(array: Array, axis: int, factor: Array, solves: bool = False) -> Array
     return np.moveaxis(flat.reshape(moved.shape), 0, axis)
 
 
-def renewal(factors: Sequence[Array], grad: Array, noise: Array, rate: Scalar) -> list[Array]:
+def renewal(
+    factors: Sequence[Array], grad: Array, noise: Array, rate: np.floating[Any]
+) -> list[Array]:
     """Return the next factors, given the gradient to whiten and random numbers."""
     for axis, factor in enumerate(factors):
         grad = along(grad, axis, factor)
@@ -199,7 +200,7 @@ def _unfolded(array: Array, axis: int) -> Array:
     return moved.reshape(len(moved), moved.size // len(moved))
 
 
-def _renewed(factor: Array, grad: Array, noise: Array, rate: Scalar) -> Array:
+def _renewed(factor: Array, grad: Array, noise: Array, rate: np.floating[Any]) -> Array:
     """Return the next factor of an axis, given both terms unfolded along it."""
     tiny = factor.dtype.type(TINY)
     if factor.ndim < 2:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -34,9 +34,6 @@ from fastopt.parameter.deprecated import ctx_is_device, renamed
 from fastopt.parameter.gradient import Gradient
 from fastopt.parameter.on_device import DeviceGradient
 from fastopt.sparse import RowSparse
-
-if TYPE_CHECKING:
-    from fastopt.trainer import Trainer
 
 MAKING = threading.Lock()
 """Held while a gradient is created, as each device may have its own thread."""
@@ -817,7 +814,7 @@ class Parameter(Checked):
 
     # Trainer
 
-    def _set_trainer(self, trainer: "Trainer | None") -> None:
+    def _set_trainer(self, trainer: object) -> None:
         """Attach the parameter to a trainer, or detach it with None.
 
         Raises

@@ -8,7 +8,6 @@ from functools import partial
 from operator import is_
 from typing import Any
 
-from fastopt._arrays import Gradient
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_records import DeviceRecords
 from fastopt._engine.device_tables import table_of_parameter
@@ -16,7 +15,7 @@ from fastopt._engine.owner import Unmeasured
 from fastopt._engine.parameters import Call, Parameters
 from fastopt._engine.per_index import Index
 from fastopt._engine.records import Records
-from fastopt._engine.validate import Array
+from fastopt._engine.validate import Array, Grad
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.record_words import OK
@@ -46,7 +45,7 @@ class Direct(Unmeasured):
         self.records, self.devices = Records(self.parameters), DeviceRecords(self.parameters)
         self.states, self.states_synced = {}, {}
 
-    def update(self, index: Index, weight: Array, grad: Gradient, state: object) -> None:
+    def update(self, index: Index, weight: Array, grad: Grad, state: object) -> None:
         """Update one tensor; see :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
         if self._enter(index, grad, weight, (index,), (state,)):
             return

@@ -88,7 +88,9 @@ def checked(saved: Any, optimizer: Optimizer | None, init: Init | None) -> dict[
     return fields
 
 
-def checked_description(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any]:
+def checked_description(
+    saved: Any, optimizer: Optimizer | None, init: Init | None
+) -> dict[str, Any]:
     """Check the description of a table in files, like :func:`checked`."""
     made_by = "EmbeddingTable(path=...)"
     fields = _checked_settings(saved, DESCRIPTION, made_by, optimizer, init)

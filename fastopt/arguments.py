@@ -786,7 +786,7 @@ Result = TypeVar("Result")
 
 
 def constructs(
-    cls: "type[Checked]",
+    cls: type[Checked],
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Decorate a function with the arguments of a class to report unknown ones like the class."""
 

@@ -365,7 +365,7 @@ def _numbered(params: object) -> tuple[list[Parameter], list[str]]:
     return list(parameters), list(names)
 
 
-def _optimizer(optimizer: "str | Optimizer", arguments: Mapping[str, Any] | None) -> Optimizer:
+def _optimizer(optimizer: str | Optimizer, arguments: Mapping[str, Any] | None) -> Optimizer:
     if not isinstance(arguments, Mapping | None):
         raise TypeError(f"optimizer_params must be a dict of arguments, got {arguments!r}")
     if arguments and isinstance(optimizer, Optimizer):

@@ -356,7 +356,7 @@ def _has(array: Any, shape: Shape, exact: Array) -> bool:
     return usual and array.flags.carray
 
 
-def _check_fallback(name: str, value: "str | Optimizer | None") -> Any:
+def _check_fallback(name: str, value: str | Optimizer | None) -> Any:
     """Check a fallback: None, the name of an optimizer, or an optimizer with a rule."""
     if value is None:
         return None

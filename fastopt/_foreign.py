@@ -7,7 +7,7 @@ is still the same object with the same memory, shape and dtype.
 import ctypes
 import sys
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from weakref import ref
 
 import numpy as np
@@ -45,7 +45,7 @@ def is_foreign(array: Any) -> bool:
     return hasattr(type(array), "__dlpack__") or _is_buffer(array) or is_simulated(array)
 
 
-def is_subclass(array: Any) -> bool:
+def is_subclass(array: object) -> TypeGuard[Array]:
     """Whether `array` is of a subclass of ndarray whose memory is its values, such as memmap."""
     return (
         isinstance(array, np.ndarray)
@@ -54,7 +54,7 @@ def is_subclass(array: Any) -> bool:
     )
 
 
-def as_weight(array: Any) -> Any:
+def as_weight(array: object) -> Any:
     """Return a writable NumPy view of a foreign array, or of a subclass; return others unchanged.
 
     Raises
@@ -120,7 +120,7 @@ def as_gradient(grad: Any) -> Any:
     return _imported("gradient", grad)
 
 
-def owner_of(view: Any) -> Any:
+def owner_of(view: object) -> Any:
     """Return the foreign array that `view` belongs to; return others unchanged."""
     for known in list(_known.values()):
         if known.view() is view:
@@ -128,7 +128,7 @@ def owner_of(view: Any) -> Any:
     return view
 
 
-def _is_tensor(array: Any) -> bool:
+def _is_tensor(array: object) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
@@ -141,11 +141,11 @@ def _is_buffer(array: Any) -> bool:
     return True
 
 
-def _keep(array: Any, view: Array, signature: tuple[Any, ...]) -> Array:
+def _keep(array: object, view: Array, signature: tuple[Any, ...]) -> Array:
     """Cache the view of an array for as long as the view lives."""
     key = id(array)
 
-    def forget(of: Any) -> None:
+    def forget(of: "ref[Array]") -> None:
         found = _known.get(key)
         if found is not None and found.view is of:
             del _known[key]
@@ -220,7 +220,7 @@ def of_tensor(role: str, tensor: Any) -> Array:
 
 
 @cache
-def _dtype(role: str, kind: Any) -> np.dtype[Any]:
+def _dtype(role: str, kind: object) -> np.dtype[Any]:
     """Return the NumPy dtype of a torch dtype."""
     name = str(kind).removeprefix("torch.")
     try:

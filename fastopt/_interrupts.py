@@ -40,7 +40,7 @@ class _Uninterrupted:
         """Whether a Ctrl-C is pending, for code that may block for long."""
         return self._depth > 0 and self._came is not None
 
-    def _wait(self, *came: Any) -> None:
+    def _wait(self, *came: object) -> None:
         self._came = came
 
     def __exit__(

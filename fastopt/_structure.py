@@ -55,8 +55,8 @@ class Structures:
 
     def flatten(
         self,
-        grads: Any,
-        weights: Any,
+        grads: object,
+        weights: object,
         missing: str = "raise",
         spares: Callable[[str], bool] = lambda path: False,
     ) -> Leaves:
@@ -122,7 +122,7 @@ class Structures:
             del self._known[next(iter(self._known))]
         self._known[key] = self._latest[key[1]] = LATEST[key[1]] = known
 
-    def check_order(self, path: str, grad: Any, weight: Any, updated: Any) -> None:
+    def check_order(self, path: str, grad: object, weight: object, updated: object) -> None:
         """Warn once if gradients and weights seem to be swapped.
 
         Parameters
@@ -152,7 +152,7 @@ class Structures:
             )
 
 
-def _of_dict(grads: Any, weights: Any, skips: bool) -> Leaves | None:
+def _of_dict(grads: object, weights: object, skips: bool) -> Leaves | None:
     """Return the leaves of plain dictionaries of arrays; None for others, or if they do not match.
 
     Subsets that differ in each step, such as those of experts, are read in this way.
@@ -244,7 +244,7 @@ class _Walk:
         self.leaves: list[tuple[str, Any, Any]] = []
         self.left: list[str] = []
 
-    def node(self, path: str, grads: Any, weights: Any) -> _Node | None:
+    def node(self, path: str, grads: object, weights: object) -> _Node | None:
         """Collect the leaves below `path`; return the node of a container that can be cached."""
         below = items(path, weights)
         if grads is None:
@@ -289,11 +289,11 @@ class _Walk:
             None if flat else tuple(parts),
         )
 
-    def leave(self, path: str, weights: Any) -> None:
+    def leave(self, path: str, weights: object) -> None:
         """Collect the paths of weights without a gradient."""
         self.left += [each for each, leaf in named(path, weights) if _is_array(leaf)]
 
-    def leaf(self, path: str, grad: Any, weight: Any) -> None:
+    def leaf(self, path: str, grad: object, weight: object) -> None:
         """Collect a gradient and its weight, unless neither of them is an array."""
         cure = ""
         if isinstance(weight, (Iterator, MappingView)):
@@ -316,7 +316,7 @@ class _Walk:
                 raise ValueError(f"gradient {path!r} has no weight, which is None")
             self.leaves.append((path, grad, weight))
 
-    def check_names(self, path: str, below: Any, beside: Any) -> None:
+    def check_names(self, path: str, below: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
         """Raise if a gradient is missing or has no weight."""
         for name, (_, weight) in below.items():
             if name in beside or self.skips:
@@ -333,7 +333,7 @@ class _Walk:
                 raise ValueError(f"gradient {_join(path, name)!r} has no weight")
 
 
-def check_items(path: str, weights: Any, below: Mapping[str, tuple[Any, Any]]) -> None:
+def check_items(path: str, weights: object, below: Mapping[str, tuple[Any, Any]]) -> None:
     """Raise if items of a container of weights cannot be updated in place."""
     if isinstance(weights, (list, tuple)):
         if below and all(_is_number(weight) for _, weight in below.values()):
@@ -348,7 +348,7 @@ def check_items(path: str, weights: Any, below: Mapping[str, tuple[Any, Any]]) -
                 )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (Number, np.generic)) and not isinstance(value, bool)
 
 
@@ -383,7 +383,7 @@ def _is_array(value: Any) -> bool:
     return True
 
 
-def _has_arrays(value: Any) -> bool:
+def _has_arrays(value: object) -> bool:
     """Whether an object that is no array has attributes that are arrays."""
     if _is_array(value) or isinstance(value, type):
         return False
@@ -398,7 +398,7 @@ def _at(path: str) -> str:
     return f" at {path!r}" if path else ""
 
 
-def items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
+def items(path: str, value: object) -> dict[str, tuple[Any, Any]] | None:
     """Return the keys and values of a container's items, by name; None for a leaf."""
     pairs: Iterator[tuple[str, tuple[Any, Any]]]
     if isinstance(value, Mapping):
@@ -420,7 +420,7 @@ def items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
     return items
 
 
-def named(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def named(path: str, value: object) -> Iterator[tuple[str, Any]]:
     """Yield the paths and leaves of a structure, in order."""
     below = items(path, value)
     if below is None:
@@ -447,7 +447,7 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     return rebuilt(value, {key: mapped(change, item) for key, item in below.values()})
 
 
-def copied(leaf: Any) -> Any:
+def copied(leaf: object) -> Any:
     """Return a NumPy copy of an array in its memory order; other leaves are returned."""
     if type(leaf) is np.ndarray:
         return COPY(leaf)
@@ -472,7 +472,7 @@ def copies(value: Any) -> Any:
     return mapped(copied, value)
 
 
-def as_given(value: Any, before: Any) -> Any:
+def as_given(value: object, before: Any) -> Any:
     """Return :func:`copies` of a structure, in which what was a scalar before is one again."""
     kind = type(before)
     if kind is np.ndarray or (kind is dict and {*map(type, before.values())} == ARRAYS_ALONE):
@@ -507,7 +507,7 @@ def rebuilt(container: Any, values: dict[Any, Any]) -> Any:
     return result
 
 
-def _name(path: str, key: Any) -> str:
+def _name(path: str, key: object) -> str:
     if isinstance(key, str):
         return key
     if isinstance(key, Integral) and not isinstance(key, bool):
@@ -520,7 +520,7 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _reader(container: Any, keys: Sequence[Any]) -> Reader | None:
+def _reader(container: object, keys: Sequence[Any]) -> Reader | None:
     """Return a function that reads the items of a container of this type as a tuple.
 
     None for mappings other than dict, since reading them may have side effects.
@@ -542,6 +542,6 @@ def _reader(container: Any, keys: Sequence[Any]) -> Reader | None:
     return lambda value: (get(value),)
 
 
-def _nothing(container: Any) -> tuple[Any, ...]:
+def _nothing(container: object) -> tuple[Any, ...]:
     """Return the items of an empty container."""
     return ()

@@ -27,6 +27,7 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
+    Self,
     TypeGuard,
     TypeVar,
     dataclass_transform,
@@ -49,13 +50,13 @@ LENGTH = 100
 """Maximum number of characters of a value that an error message quotes."""
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """Return the representation of a value for messages: one line, truncated if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= LENGTH else f"{text[:LENGTH]}..."
 
 
-def without_address(text: str, value: Any) -> str:
+def without_address(text: str, value: object) -> str:
     """Return `text`, or the name of the function or class if they contain a memory address."""
     if " at 0x" not in text:
         return text
@@ -75,7 +76,7 @@ def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
 
 def number(
     name: str,
-    value: Any,
+    value: object,
     *,
     least: float = -math.inf,
     most: float = math.inf,
@@ -108,7 +109,7 @@ def number(
     raise ValueError(f"{name} must be {', '.join([kind, *limits])}, got {value}")
 
 
-def count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
+def count(name: str, value: object, *, least: int = 1, most: int | None = None) -> int:
     """Return `value` as an int if it is an integer in [`least`, `most`].
 
     Raises
@@ -128,14 +129,14 @@ def count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> 
     return exact
 
 
-def choice(name: str, value: str, *choices: str) -> str:
+def choice(name: str, value: object, *choices: str) -> str:
     """Return `value` if it is one of `choices`, else raise ValueError."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {brief(value)}")
     return value
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Return `value` as a bool if it is True or False, else raise TypeError."""
     if type(value) is bool:
         return value
@@ -154,7 +155,7 @@ class Real:
     infinite: bool = False
     nan: bool = False
 
-    def __call__(self, name: str, value: Any) -> float:
+    def __call__(self, name: str, value: object) -> float:
         """Return the checked value."""
         if type(value) is float and self.least <= value <= self.most and value < self.below:
             return value  # fast path: floats in range are assigned at every step
@@ -168,7 +169,7 @@ class Integer:
     least: int = 1
     most: int | None = LARGEST_COUNT
 
-    def __call__(self, name: str, value: Any) -> int:
+    def __call__(self, name: str, value: object) -> int:
         """Return the checked value."""
         if type(value) is int and self.most is not None and self.least <= value <= self.most:
             return value  # fast path: a checkpoint has a count for each parameter
@@ -184,7 +185,7 @@ class Choice:
     def __init__(self, *choices: str) -> None:
         self.choices = choices
 
-    def __call__(self, name: str, value: Any) -> str:
+    def __call__(self, name: str, value: object) -> str:
         """Return the checked value."""
         return choice(name, value, *self.choices)
 
@@ -196,7 +197,7 @@ class Instance:
     of: type
     kind: str
 
-    def __call__(self, name: str, value: Any) -> Any:
+    def __call__(self, name: str, value: object) -> Any:
         """Return the checked value."""
         if not isinstance(value, self.of):
             raise TypeError(f"{name} must be {self.kind}, got {brief(value)}")
@@ -209,7 +210,7 @@ class OrNone:
 
     of: Description
 
-    def __call__(self, name: str, value: Any) -> Any:
+    def __call__(self, name: str, value: object) -> Any:
         """Return the checked value."""
         return None if value is None else self.of(name, value)
 
@@ -220,7 +221,7 @@ class ListOf:
 
     of: Description
 
-    def __call__(self, name: str, value: Any) -> list[Any]:
+    def __call__(self, name: str, value: object) -> list[Any]:
         """Return the checked value."""
         if not isinstance(value, list):
             raise TypeError(f"{name} must be a list, got {brief(value)}")
@@ -233,7 +234,7 @@ class TableOf:
 
     of: Description
 
-    def __call__(self, name: str, value: Any) -> dict[Any, Any]:
+    def __call__(self, name: str, value: object) -> dict[Any, Any]:
         """Return the checked value."""
         if not isinstance(value, Mapping):
             raise TypeError(f"{name} must be a table, got {brief(value)}")
@@ -250,7 +251,7 @@ class PairOf:
     first: Description
     second: Description
 
-    def __call__(self, name: str, value: Any) -> tuple[Any, Any]:
+    def __call__(self, name: str, value: object) -> tuple[Any, Any]:
         """Return the checked value."""
         if not isinstance(value, tuple) or len(value) != 2:
             raise TypeError(f"{name} must be a pair, got {brief(value)}")
@@ -265,7 +266,7 @@ class ArrayOf:
     vector: bool = False
     """Whether it must be one-dimensional and finite; it is then returned contiguous."""
 
-    def __call__(self, name: str, value: Any) -> np.ndarray[Any, Any]:
+    def __call__(self, name: str, value: object) -> np.ndarray[Any, Any]:
         """Return the checked value."""
         if not is_array(value):
             raise TypeError(f"{name} must be an array, got {brief(value)}")
@@ -280,7 +281,7 @@ class ArrayOf:
         return np.require(value, None, ["C", "A", "W", "E"])
 
 
-def as_float(name: str, value: Any) -> float:
+def as_float(name: str, value: float) -> float:
     """Convert a validated attribute to float; faster than validating it again."""
     try:
         return float(value)
@@ -331,18 +332,18 @@ class Stored(Generic[Read, Given]):
 
     if TYPE_CHECKING:
 
-        def __get__(self, instance: object, owner: Any) -> Read: ...
+        def __get__(self, instance: object, owner: type) -> Read: ...
 
         def __set__(self, instance: object, value: Given) -> None: ...
 
 
 def arg(
     *,
-    default: Any,
+    default: object,
     check: Description | None = None,
     kw_only: bool = False,
     init: bool = True,
-    torch: Any = ...,
+    torch: object = ...,
     stored: str | None = None,
     last: bool = False,
     new: bool = False,
@@ -394,7 +395,7 @@ def kept(
     return Argument(..., check, init=init, new=new, factory=factory)
 
 
-def local(default: Any = ..., *, init: Literal[False] = False) -> Any:
+def local(default: object = ..., *, init: Literal[False] = False) -> Any:
     """Declare an attribute of the present process, which is neither saved nor copied.
 
     Parameters
@@ -407,7 +408,7 @@ def local(default: Any = ..., *, init: Literal[False] = False) -> Any:
     return Argument(default, None, init=init, local=True)
 
 
-def alias(*names: str, default: Any, kw_only: bool = True, init: bool = True) -> Any:
+def alias(*names: str, default: object, kw_only: bool = True, init: bool = True) -> Any:
     """Declare another name of an argument, or of several, whose values are then a tuple.
 
     Parameters
@@ -452,7 +453,7 @@ class Constructor(ABCMeta):
 
     if not TYPE_CHECKING:  # checkers read __init__
 
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        def __call__(cls, *args: object, **kwargs: object) -> Any:
             """Create an instance, resolving aliases first."""
             parameters = cls.__signature__.parameters
             if args or kwargs or cls._required:
@@ -506,23 +507,23 @@ def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
     yield from rest
 
 
-def _keyword(name: str, default: Any) -> inspect.Parameter:
+def _keyword(name: str, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
-def _declared(cls: Any) -> Iterator[inspect.Parameter]:
+def _declared(cls: "type[Checked]") -> Iterator[inspect.Parameter]:
     """Yield the parameters of declared arguments: by position, then by name, its own first."""
     known = {name: each for name, each in cls.declared.items() if each.init and not each.names}
     for name in cls.positional:
         default = known.pop(name).default
         yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-    bases = [base.declared for base in cls.__mro__[1:] if getattr(base, "declared", ())]
+    bases = [own for base in cls.__mro__[1:] if (own := getattr(base, "declared", ()))]
     common = bases[-1] if bases else {}
     for name in sorted(known, key=lambda name: name in common):
         yield _keyword(name, known[name].default)
 
 
-def rename(cls: Any, kwargs: dict[str, Any], others: Iterable[str] = ()) -> None:
+def rename(cls: "type[Checked]", kwargs: dict[str, Any], others: Iterable[str] = ()) -> None:
     """Replace aliases in `kwargs` by the argument names of the constructor of `cls`.
 
     Parameters
@@ -552,7 +553,7 @@ def rename(cls: Any, kwargs: dict[str, Any], others: Iterable[str] = ()) -> None
             kwargs |= _values(alias, same.names, kwargs.pop(alias))
 
 
-def _values(alias: str, names: tuple[str, ...], value: Any) -> dict[str, Any]:
+def _values(alias: str, names: tuple[str, ...], value: object) -> dict[str, Any]:
     """Return the values of the arguments that an alias stands for."""
     if len(names) == 1:
         return {names[0]: value}
@@ -563,7 +564,7 @@ def _values(alias: str, names: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def unknown_arguments(
-    cls: Any,
+    cls: "type[Checked]",
     unknown: Iterable[str],
     caller: str | None = None,
     taken: Sequence[str] | None = None,
@@ -597,13 +598,13 @@ def unknown_arguments(
     return TypeError(f"{caller} does not take {', '.join(unknown)}; {'; '.join(parts)}")
 
 
-def _meant(cls: Any, name: str, taken: Sequence[str]) -> str | None:
+def _meant(cls: "type[Checked]", name: str, taken: Sequence[str]) -> str | None:
     """Return the argument to suggest for an unknown name, or None."""
     meant = [each for each in cls.argument_names.get(name, ()) if each in taken]
     return meant[0] if meant else closest(name, taken)
 
 
-def check_new(owner: Any, name: str) -> None:
+def check_new(owner: "Checked", name: str) -> None:
     """Raise AttributeError if an attribute to be set is new and looks like a misspelled one.
 
     Classes outside of the package may have any attributes.
@@ -679,7 +680,7 @@ class Checked(metaclass=Constructor):
     _arguments: ClassVar[Descriptions] = {}
     _progress: ClassVar[Descriptions] = {}
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         own = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
         for name, argument in cls.declared.items():  # a plain value is another default
@@ -730,7 +731,7 @@ class Checked(metaclass=Constructor):
         """Raise or warn if positional arguments look like a mistake."""
 
     @classmethod
-    def _constructed(cls, instance: Any) -> None:
+    def _constructed(cls, instance: Self) -> None:
         """Called when an instance has been constructed."""
 
     @classmethod
@@ -760,7 +761,7 @@ class Checked(metaclass=Constructor):
     def check_together(self) -> None:
         """Raise ValueError unless the attributes are consistent; subclasses may extend this."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         described = self._arguments.get(name)
         if described is None and name not in vars(self):
             check_new(self, name)
@@ -785,7 +786,7 @@ Result = TypeVar("Result")
 
 
 def constructs(
-    cls: Any,
+    cls: type[Checked],
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Decorate a function with the arguments of a class to report unknown ones like the class."""
 

@@ -239,11 +239,11 @@ Average = EMA | SWA | Lookahead
 _KINDS: dict[str, Callable[..., Average]] = {"EMA": EMA, "SWA": SWA, "Lookahead": Lookahead}
 
 
-def _set(average: Any, name: str, value: Any) -> None:
+def _set(average: "Average", name: str, value: float) -> None:
     object.__setattr__(average, name, value)
 
 
-def check_average(value: Any) -> Average | None:
+def check_average(value: object) -> Average | None:
     """Return `value` if it is an average or None, else raise TypeError."""
     if value is None or isinstance(value, Average):
         return value

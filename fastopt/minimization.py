@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.validate import Array
 from fastopt._foreign import as_gradient
 from fastopt._structure import items, mapped, named, rebuilt
 from fastopt._updater.averaged import evaluates
@@ -22,7 +23,6 @@ from fastopt.sparse import RowSparse
 
 __all__ = ["minimize", "scipy_method"]
 
-Array = np.ndarray[Any, Any]
 
 WINDOW = 20
 """Default number of losses in a mean."""
@@ -41,8 +41,8 @@ CONVERGED, LIMITED, NOT_FINITE, INTERRUPTED, STOPPED = 0, 1, 2, 3, 99
 
 def minimize(
     fun: Callable[..., Any],
-    x0: Any,
-    args: Any = (),
+    x0: object,
+    args: object = (),
     jac: bool | Callable[..., Any] = True,
     optimizer: str | Optimizer | Updater = "adam",
     steps: int = 1000,
@@ -50,7 +50,7 @@ def minimize(
     callback: Callable[..., Any] | None = None,
     tol: float | None = None,
     average: Average | None = None,
-    bounds: Any = None,
+    bounds: object = None,
     progress: bool | None = None,
     window: int | None = None,
     **options: Any,
@@ -237,7 +237,7 @@ def scipy_method(optimizer: str | Optimizer | Updater = "adam", **options: Any) 
 class _Method:
     """An optimizer with the signature that SciPy calls its methods with."""
 
-    def __init__(self, optimizer: Any, options: dict[str, Any]) -> None:
+    def __init__(self, optimizer: str | Optimizer | Updater, options: dict[str, Any]) -> None:
         self.optimizer, self.options = optimizer, options
 
     def __repr__(self) -> str:
@@ -247,14 +247,14 @@ class _Method:
     def __call__(
         self,
         fun: Callable[..., Any],
-        x0: Any,
-        args: Any = (),
+        x0: object,
+        args: object = (),
         jac: Any = None,
-        hess: Any = None,
-        hessp: Any = None,
-        bounds: Any = None,
-        constraints: Any = (),
-        callback: Any = None,
+        hess: object = None,
+        hessp: object = None,
+        bounds: object = None,
+        constraints: object = (),
+        callback: Callable[..., Any] | None = None,
         maxiter: float | None = None,
         disp: bool = False,
         **options: Any,
@@ -276,7 +276,7 @@ class _Method:
 class _Objective:
     """Evaluates the loss and its gradient."""
 
-    def __init__(self, fun: Any, jac: Any, args: tuple[Any, ...]) -> None:
+    def __init__(self, fun: object, jac: object, args: tuple[Any, ...]) -> None:
         if not callable(fun):
             raise TypeError(f"fun must be a function, got {brief(fun)}")
         if jac is not True and not callable(jac):
@@ -288,7 +288,7 @@ class _Objective:
         self.fun, self.jac, self.args = fun, jac, args
         self.calls = 0
 
-    def __call__(self, x: Any, batch: tuple[Any, ...]) -> tuple[float, Any]:
+    def __call__(self, x: object, batch: tuple[Any, ...]) -> tuple[float, Any]:
         """Return the loss and the gradient at `x`; the functions get copies of it."""
         self.calls += 1
         value = self.fun(_copies(x), *self.args, *batch)
@@ -309,7 +309,7 @@ class _Run:
     def __init__(
         self,
         objective: _Objective,
-        x: Any,
+        x: object,
         updater: Updater,
         limits: list[tuple[int, Array, Array]],
         window: int,
@@ -402,7 +402,7 @@ class _Run:
         recent, earlier = self.history[-m:], self.history[-2 * m : -m]
         return (math.fsum(earlier) - math.fsum(recent)) / m < tol
 
-    def _project(self, x: Any) -> None:
+    def _project(self, x: object) -> None:
         """Clip x to its bounds, in place."""
         leaves = [leaf for _, leaf in named("", x)] if self.limits else []
         for k, low, high in self.limits:
@@ -420,7 +420,9 @@ def _result_class() -> Any:
     return OptimizeResult
 
 
-def _updater(optimizer: Any, average: Any, options: dict[str, Any]) -> Updater:
+def _updater(
+    optimizer: str | Optimizer | Updater, average: Average | None, options: dict[str, Any]
+) -> Updater:
     """Return the updater of an optimizer."""
     if isinstance(optimizer, Updater):
         if options or average is not None:
@@ -438,7 +440,7 @@ def _updater(optimizer: Any, average: Any, options: dict[str, Any]) -> Updater:
     return Updater(opt, average=average)
 
 
-def _batches(batches: Any) -> Iterator[tuple[Any, ...]]:
+def _batches(batches: object) -> Iterator[tuple[Any, ...]]:
     """Yield the further arguments of each step."""
     if batches is None:
         yield from repeat(())
@@ -461,7 +463,7 @@ def _arguments(batch: Any) -> tuple[Any, ...]:
     return tuple(batch) if type(batch) in (tuple, list) else (batch,)
 
 
-def _notifier(callback: Any, result: Any) -> Any:
+def _notifier(callback: object, result: type) -> Any:
     """Return a function of x, loss and step that calls `callback` by SciPy's convention."""
     if callback is None:
         return None
@@ -484,7 +486,7 @@ def _bar(steps: int) -> Any:
     return tqdm(total=steps, unit="step")
 
 
-def _loss(value: Any) -> float:
+def _loss(value: object) -> float:
     try:
         return float(_not_text(np.asarray(value)).item())
     except (TypeError, ValueError):
@@ -504,7 +506,7 @@ def _objects(array: Array) -> Iterable[Any]:
     return array.flat if array.dtype.kind == "O" else ()
 
 
-def _is_finite(grads: Any) -> bool:
+def _is_finite(grads: object) -> bool:
     """Whether all numbers of nested gradients are finite."""
     for _, leaf in named("", grads):
         values = as_gradient(leaf)
@@ -517,16 +519,16 @@ def _is_finite(grads: Any) -> bool:
 # Arrays and bounds
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, np.ndarray)
 
 
-def _copies(x: Any) -> Any:
+def _copies(x: object) -> Any:
     """Return a copy of a structure and its arrays."""
     return mapped(lambda leaf: leaf.copy() if _is_array(leaf) else leaf, x)
 
 
-def _is_numeric(value: Any) -> bool:
+def _is_numeric(value: object) -> bool:
     """Whether a value is a number, an array of integers, or nested lists of numbers."""
     if isinstance(value, (list, tuple)):
         return len(value) > 0 and not hasattr(value, "_fields") and all(map(_is_numeric, value))
@@ -535,7 +537,7 @@ def _is_numeric(value: Any) -> bool:
     return isinstance(value, (int, float, complex, np.number)) and not isinstance(value, bool)
 
 
-def _with_arrays(value: Any) -> Any:
+def _with_arrays(value: object) -> Any:
     """Return a structure with arrays instead of numbers and lists of numbers."""
     if _is_numeric(value):
         return np.asarray(value)
@@ -545,7 +547,7 @@ def _with_arrays(value: Any) -> Any:
     return rebuilt(value, {key: _with_arrays(item) for key, item in below.values()})
 
 
-def _weight(leaf: Any) -> Any:
+def _weight(leaf: object) -> Any:
     """Return a new array of float32 or float64 for the values of a leaf of x0."""
     if leaf is None or isinstance(leaf, (str, bytes, bool)) or callable(leaf):
         return leaf
@@ -561,7 +563,7 @@ def _weight(leaf: Any) -> Any:
         raise TypeError(f"x0 must hold real numbers, got {brief(leaf)}") from None
 
 
-def _limits(bounds: Any, x: Any) -> list[tuple[int, Array, Array]]:
+def _limits(bounds: object, x: object) -> list[tuple[int, Array, Array]]:
     """Return position, lower and upper limits of each leaf of x with bounds."""
     given = dict(_bounds_of("", bounds, x))
     found = []
@@ -589,7 +591,7 @@ def _limits(bounds: Any, x: Any) -> list[tuple[int, Array, Array]]:
     return found
 
 
-def _bounds_of(path: str, bounds: Any, x: Any) -> Iterator[tuple[str, Any]]:
+def _bounds_of(path: str, bounds: object, x: object) -> Iterator[tuple[str, Any]]:
     """Yield the bounds of each leaf of x."""
     below = items(path, x)
     if below is None or bounds is None or hasattr(bounds, "lb"):

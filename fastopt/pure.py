@@ -31,7 +31,7 @@ class Functional(NamedTuple):
     update: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
 
 
-def functional(optimizer: str | Optimizer, **settings: Any) -> Functional:
+def functional(optimizer: str | Optimizer, **settings: object) -> Functional:
     """Return an optimizer as a pair of pure functions, like those of optax.
 
     Parameters
@@ -83,7 +83,7 @@ class _Pair:
         """State that the updater is in."""
         self.lock = Lock()
 
-    def init(self, params: Any) -> dict[str, Any]:
+    def init(self, params: object) -> dict[str, Any]:
         """Return the state before the first update."""
         updater, new = self._new(), copies(params)
         paths, _, arrays, _ = updater.structures.flatten(new, new)
@@ -123,7 +123,7 @@ def _state_of(updater: Updater) -> dict[str, Any]:
     return state
 
 
-def _freeze(value: Any) -> None:
+def _freeze(value: object) -> None:
     """Make the arrays of a state read-only."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False

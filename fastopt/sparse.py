@@ -1,18 +1,17 @@
 """Row-sparse arrays, such as gradients of large tables with few non-zero rows."""
 
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike
 
-from fastopt._entries import listed_rows
+from fastopt._entries import Array, listed_rows
 from fastopt._kernels.devices import device_of, header, is_cuda
 from fastopt.arguments import brief, count, is_masked
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 
-Array = NDArray[Any]
 HALVES = ("float16", "bfloat16")
 REALS = (*HALVES, "float32", "float64")
 
@@ -187,7 +186,7 @@ class RowSparse:
         kept = np.isin(self.indices, _positions("row_ids", row_ids, self.shape[0]))
         return type(self)(self.values[kept], self.indices[kept], self.shape)
 
-    def astype(self, dtype: Any) -> Self:
+    def astype(self, dtype: DTypeLike) -> Self:
         """Return a copy with values of another dtype.
 
         Parameters
@@ -198,7 +197,7 @@ class RowSparse:
         self._require_host()
         return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         raise TypeError("a RowSparse is not converted to an array implicitly; call to_dense()")
 
     def __add__(self, other: object) -> Self:
@@ -250,7 +249,7 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
     return RowSparse(*pair, shape)
 
 
-def is_row_sparse(grad: Any) -> bool:
+def is_row_sparse(grad: object) -> bool:
     """Whether `grad` is a gradient in a form that :func:`as_row_sparse` accepts.
 
     Parameters
@@ -318,7 +317,7 @@ def as_row_sparse(grad: Any, shape: int | tuple[int, ...]) -> RowSparse:
     return RowSparse(*listed_rows(grad, _wide(_reals("gradient", grad.data).dtype)), grad.shape)
 
 
-def _is_pair(grad: object) -> bool:
+def _is_pair(grad: object) -> TypeGuard[tuple[Any, Any]]:
     return isinstance(grad, (tuple, list)) and len(grad) == 2
 
 
@@ -327,7 +326,7 @@ def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.name in HALVES else dtype
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
+def _shape(shape: object) -> tuple[int, ...]:
     if not isinstance(shape, (tuple, list, Integral)):
         raise TypeError(f"shape must be an integer or a tuple of integers, got {brief(shape)}")
     lengths = (shape,) if isinstance(shape, Integral) else shape
@@ -336,7 +335,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return tuple(count("shape", length, least=0) for length in lengths)
 
 
-def _check_order(values: Any, indices: Any) -> None:
+def _check_order(values: object, indices: object) -> None:
     """Raise TypeError if indices and values are swapped."""
     first, second = (getattr(each, "dtype", None) for each in (values, indices))
     if first is not None and second is not None and first.kind in "iu" and second.kind == "f":
@@ -346,7 +345,7 @@ def _check_order(values: Any, indices: Any) -> None:
         )
 
 
-def _reals(name: str, values: Any) -> Array:
+def _reals(name: str, values: object) -> Array:
     """Return `values` as an array in native byte order, after checking its dtype."""
     if values is None:
         raise TypeError(f"{name} must be an array, got None")
@@ -358,7 +357,7 @@ def _reals(name: str, values: Any) -> Array:
     return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
 
-def _positions(name: str, values: Any, rows: int) -> Array:
+def _positions(name: str, values: object, rows: int) -> Array:
     """Return row indices as int32 or int64, after checking that they are in ``range(rows)``."""
     if is_cuda(values):
         raise ValueError(f"{name} are on {device_of(header(values))}, the values on the host")
@@ -387,7 +386,7 @@ def _require_memory(name: str, indices: Array) -> None:
         raise MemoryError(f"{name} do not fit into memory: {indices.size} integers") from None
 
 
-def _device_indices(values: Any, indices: Any, rows: int) -> Any:
+def _device_indices(values: object, indices: object, rows: int) -> Any:
     """Return the row indices of device `values`, on the same device or on the host.
 
     Indices on the device are range-checked on use.
@@ -406,7 +405,7 @@ def _device_indices(values: Any, indices: Any, rows: int) -> Any:
     return indices
 
 
-def _unmasked(name: str, values: Any) -> Array:
+def _unmasked(name: str, values: object) -> Array:
     if is_masked(values):
         raise TypeError(f"{name} must be an array without a mask, got a MaskedArray")
     return np.asarray(values)

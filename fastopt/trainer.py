@@ -9,15 +9,16 @@ import numpy as np
 
 from fastopt._advice import TRAINER_ARGUMENTS, TRAINER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._updater.updater import Updater
+from fastopt.amp import LossScaler
 from fastopt.arguments import Checked, brief, number
 from fastopt.optimizer import Optimizer, create
 from fastopt.parameter import Parameter, ParameterDict
+from fastopt.parameter.checks import Array
 from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["StaleGradientError", "Trainer"]
 
-Array = np.ndarray[Any, Any]
 Parameters = ParameterDict | Mapping[str, Parameter] | Iterable[Parameter]
 
 
@@ -100,9 +101,9 @@ class Trainer(Checked):
         optimizer: str | Optimizer = "sgd",
         optimizer_params: Mapping[str, Any] | None = None,
         *,
-        loss_scaler: Any = None,
+        loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
-        comm: Any = None,
+        comm: object = None,
     ) -> None:
         self._parameters, self._names = _numbered(params)
         opt = _optimizer(optimizer, optimizer_params)
@@ -343,7 +344,7 @@ class Trainer(Checked):
         self.updater.load(path)
 
 
-def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
+def _numbered(params: object) -> tuple[list[Parameter], list[str]]:
     """Return the parameters without duplicates, and their names."""
     if isinstance(params, (ParameterDict, Mapping)):
         pairs = [(name, params[name]) for name in sorted(params.keys())]
@@ -364,7 +365,7 @@ def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
     return list(parameters), list(names)
 
 
-def _optimizer(optimizer: Any, arguments: Mapping[str, Any] | None) -> Optimizer:
+def _optimizer(optimizer: str | Optimizer, arguments: Mapping[str, Any] | None) -> Optimizer:
     if not isinstance(arguments, Mapping | None):
         raise TypeError(f"optimizer_params must be a dict of arguments, got {arguments!r}")
     if arguments and isinstance(optimizer, Optimizer):
@@ -372,7 +373,7 @@ def _optimizer(optimizer: Any, arguments: Mapping[str, Any] | None) -> Optimizer
     return create(optimizer, **(arguments or {}))
 
 
-def _updater(optimizer: Optimizer, comm: Any, options: Mapping[str, Any]) -> Any:
+def _updater(optimizer: Optimizer, comm: object, options: Mapping[str, Any]) -> Any:
     if comm is None:
         return Updater(optimizer, **options)
     if callable(comm) and hasattr(comm, "optimizer"):

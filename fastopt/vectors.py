@@ -4,15 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._foreign import Array
 from fastopt._structure import copied, mapped, named
 from fastopt.arguments import brief
 
 __all__ = ["flat"]
 
-Array = np.ndarray[Any, Any]
 
-
-def flat(params: Any) -> tuple[Array, Any]:
+def flat(params: object) -> tuple[Array, Any]:
     """Copy nested arrays to one vector, and return it with the structure of views of it.
 
     The views are consecutive parts of the vector in C order: what is written to the vector, by an
@@ -73,13 +72,13 @@ def flat(params: Any) -> tuple[Array, Any]:
     return vector, mapped(lambda leaf: next(rest) if _is_number(leaf) else leaf, params)
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> bool:
     """Whether a leaf is an array or a number."""
     numeric = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)
     return numeric or hasattr(leaf, "__array__")
 
 
-def _values(path: str, leaf: Any) -> Array:
+def _values(path: str, leaf: object) -> Array:
     array = np.asarray(copied(leaf))
     if array.dtype.kind not in "biufV" or array.dtype.names is not None:
         at = f" at {path!r}" if path else ""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.device_tables import table_of
-from fastopt._engine.validate import Array, check_like, listed, order_of
+from fastopt._engine.validate import Array, Grad, check_like, listed, order_of
 from fastopt._kernels.device_memory import empty, host, like, placed, zero
 from fastopt._kernels.devices import Header, header
 from fastopt._kernels.layout import real_of
@@ -22,7 +22,7 @@ def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return grad, ()
 
 
-def add(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[Any, list[Any]]:
+def add(context: str, total: Any, grad: Grad, weight: Array, keep: bool) -> tuple[Any, list[Any]]:
     """Add a gradient to a sum; return the new sum, and tables of a device that must be launched.
 
     The sum of row-sparse gradients is a new row-sparse gradient. Adding a row-sparse gradient to
@@ -74,7 +74,7 @@ def placed_rows(rows: RowSparse, of: Header) -> RowSparse:
     return RowSparse(placed(rows.values, of), rows.indices, rows.shape)
 
 
-def joined_rows(context: str, grads: Sequence[RowSparse], dtype: Any) -> RowSparse:
+def joined_rows(context: str, grads: Sequence[RowSparse], dtype: np.dtype[Any]) -> RowSparse:
     """Concatenate row-sparse gradients on a device in new arrays; the indices are on the host."""
     counts = [len(header(grad.indices)) for grad in grads]
     shape = (sum(counts), *grads[0].shape[1:])
@@ -88,14 +88,14 @@ def joined_rows(context: str, grads: Sequence[RowSparse], dtype: Any) -> RowSpar
     return joined
 
 
-def _zeros(of: Header, shape: tuple[int, ...], dtype: Any) -> Any:
+def _zeros(of: Header, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """Return zeros on a device, for work on their own stream."""
     array = empty(of, shape, dtype)
     zero(array, header(array).stream)
     return array
 
 
-def room(context: str, total: Any, weight: Array, keep: bool) -> Any:
+def room(context: str, total: Grad | None, weight: Array, keep: bool) -> Any:
     """Return a dense array for a sum; `total` is reused if it fits and preserved if `keep`."""
     of = header(weight)
     if isinstance(total, RowSparse):
@@ -108,7 +108,7 @@ def room(context: str, total: Any, weight: Array, keep: bool) -> Any:
     return placed(total, of)
 
 
-def _dense(context: str, rows: RowSparse, of: Any) -> Any:
+def _dense(context: str, rows: RowSparse, of: Array) -> Any:
     """Return a sum of row-sparse gradients as a dense array, where the weight is."""
     if not isinstance(of, Header):
         return rows.to_dense()
@@ -117,7 +117,7 @@ def _dense(context: str, rows: RowSparse, of: Any) -> Any:
     return dense
 
 
-def adding(context: str, total: Any, grad: Any, keep: bool) -> Any:
+def adding(context: str, total: Array, grad: Grad, keep: bool) -> Any:
     """Return the table whose launch adds `grad` to `total` on a device.
 
     Unless `keep`, it overwrites `total`. A row-sparse gradient changes only the indexed rows.

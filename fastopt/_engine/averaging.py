@@ -12,7 +12,7 @@ from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper import Hyper
 from fastopt._engine.mixed_precision import round_into
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import check_like, order_of
+from fastopt._engine.validate import Array, check_like, order_of
 from fastopt._kernels.device_memory import assign, host, like, placed
 from fastopt._kernels.devices import Header, header
 from fastopt._kernels.layout import real_of
@@ -21,7 +21,6 @@ from fastopt.averages import Average
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import REALS
 
-Array = np.ndarray[Any, Any]
 Exact = tuple[Array, ...]
 
 
@@ -52,7 +51,7 @@ class Averages:
         """Whether a context that restores the original weights on exit is active."""
         return self._written is not None
 
-    def check_target(self, context: str, index: Index, weight: Any) -> None:
+    def check_target(self, context: str, index: Index, weight: Array) -> None:
         """Raise unless `weight` can hold the average of an index."""
         shape = header(self.arrays[index]).shape
         check_like(context, "weight", weight, REALS, shape)
@@ -156,12 +155,12 @@ def exact_copy(exact: Exact, rule: Rule | None = None) -> Any:
     return average
 
 
-def _copied(weight: Any) -> Array:
+def _copied(weight: Array) -> Array:
     """Copy a weight to the host."""
     return host(weight) if isinstance(weight, Header) else np.array(weight, order="K")
 
 
-def _write(weight: Any, values: Array) -> None:
+def _write(weight: Array, values: Array) -> None:
     """Write values, rounded to the weight's dtype."""
     if isinstance(weight, Header):
         rounded = np.empty(weight.shape, weight.dtype)

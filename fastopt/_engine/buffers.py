@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from fastopt._engine.validate import Array
 
 
 class Buffers:
@@ -27,7 +27,7 @@ class Buffers:
     def __init__(self) -> None:
         self._memory: dict[tuple[str, Any], Array] = {}
 
-    def __call__(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: type | np.dtype[Any]) -> Array:
         """Return a contiguous array of this shape; its contents are unspecified."""
         size = math.prod(shape)
         flat = self._memory.get((name, dtype))

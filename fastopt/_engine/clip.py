@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.validate import Array, check_index
+from fastopt._engine.validate import Array, Grad, check_index
 from fastopt._kernels.cpu_calls import FACTOR, LENGTH, SCALE, limit_norm
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header
@@ -87,21 +87,21 @@ def squares(grads: Sequence[Any], down: float = 1.0) -> Array:
         return np.array([np.square(grad, dtype=np.float64, order="C").sum() for grad in grads])
 
 
-def _in_memory(grad: Any) -> Any:
+def _in_memory(grad: Grad) -> Any:
     """Return the gradient on the host."""
     if isinstance(grad, RowSparse):
         return RowSparse(host(grad.values), host(grad.indices), grad.shape)
     return host(grad)
 
 
-def _summed(grad: Any) -> Any:
+def _summed(grad: Grad) -> Any:
     """Return the values of a gradient, with repeated rows summed."""
     if not isinstance(grad, RowSparse):
         return grad
     return grad.astype(real_of(grad.dtype)).coalesce().values
 
 
-def times(grad: Any, factor: float) -> Any:
+def times(grad: Grad, factor: float) -> Any:
     """Return gradient times `factor`; half precision becomes float32 to avoid underflow."""
     if factor == 1:
         return grad

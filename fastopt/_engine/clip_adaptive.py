@@ -6,15 +6,13 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import label
+from fastopt._engine.validate import Array, Grad, label
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import kind_of, real_of
 from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt._kernels.units import clip_units
 from fastopt.sparse import RowSparse
-
-Array = np.ndarray[Any, Any]
 
 
 class UnitClip:
@@ -72,7 +70,7 @@ class UnitClip:
             for index, weight, grad in zip(indices, weights, grads, strict=True)
         ]
 
-    def clipped(self, index: Index, weight: Any, grad: Any, factor: float) -> Any:
+    def clipped(self, index: Index, weight: Array, grad: Grad, factor: float) -> Any:
         """Return the gradient of one parameter with clipped units."""
         real = real_of(weight.dtype)
         if isinstance(grad, RowSparse):

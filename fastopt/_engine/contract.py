@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from numpy.typing import NDArray
 
 from fastopt._engine.per_index import Counts, Index, PerIndex
-from fastopt._engine.validate import Array, label
+from fastopt._engine.validate import Array, Grad, label
 from fastopt.kernels.rule import Rule
 
 
@@ -24,7 +24,7 @@ class StepSums(Protocol):
     def begin(self, indices: Sequence[Index]) -> Any:
         """Start a new step if the current one has one of the indices; return the old values."""
 
-    def put_back(self, before: Any) -> None:
+    def put_back(self, before: tuple[Any, ...] | None) -> None:
         """Undo :meth:`begin`, given its result."""
 
     def add(self, indices: Sequence[Index], numbers: Sequence[Sequence[float]]) -> None:
@@ -38,7 +38,7 @@ class Batches(Protocol):
     def active(self) -> bool:
         """Whether an update takes several calls, or a sum is left from such calls."""
 
-    def add(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Any]]:
+    def add(self, context: str, index: Index, grad: Grad, weight: Array) -> tuple[Any, list[Any]]:
         """Return the gradient to update with, or None for no update, and the kernels to launch."""
 
     def completes(self, index: Index) -> bool:
@@ -138,7 +138,7 @@ class OptimizerLike(Protocol):
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
         """Raise ValueError for invalid rates."""
 
-    def scheduled(self, rate: Any) -> float:
+    def scheduled(self, rate: float) -> float:
         """Return what a schedule has returned as a float."""
 
     def key(self, index: Index) -> int:
@@ -158,7 +158,7 @@ class OptimizerLike(Protocol):
     def snapshot(self) -> Any:
         """Return what an update changes."""
 
-    def put_back(self, saved: Any) -> None:
+    def put_back(self, saved: dict[str, Any]) -> None:
         """Undo what has changed since a snapshot."""
 
     def _update_count(self, index: Index) -> None: ...

@@ -13,6 +13,7 @@ from fastopt._engine.owner import Unmeasured
 from fastopt._engine.parameters import Call, Parameters
 from fastopt._engine.per_index import Index
 from fastopt._engine.records import Records
+from fastopt._engine.validate import Array, Grad
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.record_words import OK
@@ -42,7 +43,7 @@ class Direct(Unmeasured):
         self.records = Records(self.parameters)
         self.states, self.states_synced = {}, {}
 
-    def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
+    def update(self, index: Index, weight: Array, grad: Grad, state: object) -> None:
         """Update one tensor; see :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
         if self._enter(index, grad, weight, (index,), (state,)):
             return

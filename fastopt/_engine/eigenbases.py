@@ -5,13 +5,11 @@ Tests: ``tests/optimizer/test_soap.py``.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from fastopt._engine.buffers import Buffers
-
-Array = np.ndarray[Any, Any]
+from fastopt._engine.validate import Array
 
 
 def axes(shape: tuple[int, ...], largest: int, merges: bool) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.parameters import Call
 from fastopt._engine.per_index import Index
 from fastopt._engine.updating import Updating
-from fastopt._engine.validate import as_lists, check, check_index, is_listed, label
+from fastopt._engine.validate import Grad, as_lists, check, check_index, is_listed, label
 from fastopt._foreign import as_gradient, as_weight
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda, mark_written
+from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
 
 FORM = "updater(index, grad, weight, extra=array), or updater.step(grads, weights, extra=arrays)"
@@ -29,7 +30,7 @@ class _Slot(NamedTuple):
     rows: NDArray[np.int64] | None
     before: Any
 
-    def put(self, extra: Any) -> None:
+    def put(self, extra: Grad) -> None:
         """Set the numbers that an update reads; rows that a row-sparse `extra` lacks are 0."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             if not isinstance(extra, RowSparse):
@@ -50,7 +51,7 @@ class _Slot(NamedTuple):
         return ... if self.rows is None else self.rows
 
 
-def update_with(updater: Updating, index: Any, grad: Any, weight: Any, extra: Any) -> None:
+def update_with(updater: Updating, index: object, grad: object, weight: object, extra: Any) -> None:
     """Update with an extra array for each gradient, or with one array for a single index."""
     if is_listed(index):
         indices, grads, weights = as_lists(index, grad, weight)
@@ -189,7 +190,7 @@ def check_given(updater: Updating, indices: Sequence[Index]) -> None:
             checked.add(optimizer)
 
 
-def _missing(context: str, rule: Any) -> str:
+def _missing(context: str, rule: Rule) -> str:
     return f"{context}: rule {rule.name} takes an array {rule.extra!r} in each call: {FORM}"
 
 

@@ -4,7 +4,6 @@ Tests: ``tests/engine/test_lazy_decay_flush.py``.
 """
 
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from fastopt._engine.parameters import Parameter, Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import Deferred, row_layout
 from fastopt._engine.updating import Updating
-from fastopt._engine.validate import check_like
+from fastopt._engine.validate import Array, check_like
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu
 from fastopt._kernels import record_words as w
@@ -27,7 +26,7 @@ from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.sparse import REALS
 
 
-def flush(updater: Updating, index: Index, weight: Any, state: Any) -> bool:
+def flush(updater: Updating, index: Index, weight: Array, state: object) -> bool:
     """Apply the deferred decay of all rows of `weight`; return whether there is any."""
     own = updater.parameters.of(index)
     optimizer, of = own.optimizer, header(weight)
@@ -47,7 +46,7 @@ def flush(updater: Updating, index: Index, weight: Any, state: Any) -> bool:
     return True
 
 
-def _flush(updater: Updating, of: Parameter, weight: Any) -> None:
+def _flush(updater: Updating, of: Parameter, weight: Array) -> None:
     """Flush a weight on the host, with the row of its record."""
     records, optimizer, index = updater.records, of.optimizer, of.index
     if records.version != optimizer.version:

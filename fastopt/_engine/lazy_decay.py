@@ -7,10 +7,8 @@ import numpy as np
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import label
+from fastopt._engine.validate import Array, label
 from fastopt._kernels.device_memory import like, placed
-
-Array = np.ndarray[Any, Any]
 
 
 def decayed(

@@ -49,7 +49,7 @@ def state_with_master(optimizer: OptimizerLike, index: Index, weight: Array) -> 
 
 
 def split_state(
-    optimizer: OptimizerLike, context: str, weight: Array, state: Any
+    optimizer: OptimizerLike, context: str, weight: Array, state: object
 ) -> tuple[tuple[Array, ...], Any]:
     """Return ``((master, weight), inner)``, or ``((weight, low bits), inner)`` if split."""
     if not isinstance(state, (tuple, list)) or len(state) != 2:
@@ -72,7 +72,7 @@ def arrays_of(
     context: str,
     rule: Rule,
     weight: Array,
-    state: Any,
+    state: object,
     copy: Array | None,
     masters: bool,
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -96,7 +96,7 @@ def arrays_of(
     return exact, (*arrays, *scales)
 
 
-def holds_master(rule: Rule, state: Any) -> bool:
+def holds_master(rule: Rule, state: object) -> bool:
     """Whether a state is a pair of a master and the slots of `rule`."""
     paired = isinstance(state, (tuple, list)) and len(state) == 2
     return paired and len(split_scales(leaves(state))[0]) == len(rule.slots) + 1
@@ -131,6 +131,6 @@ def round_into(target: Array, exact: Array) -> None:
     target[...] = exact
 
 
-def to_float32(grad: Any) -> Any:
+def to_float32(grad: Array | RowSparse) -> Any:
     """Return the gradient in float32."""
     return grad.astype(np.float32) if isinstance(grad, RowSparse) else np.asarray(grad, np.float32)

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fastopt._engine.buffers import Buffers
+from fastopt._engine.validate import Array
 
-Array = np.ndarray[Any, Any]
 Polynomial = tuple[float, float, float]
 """Coefficients of ``a x + b x**3 + c x**5``, applied to the singular values."""
 

@@ -14,7 +14,7 @@ from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.parameters import DeviceRecord, Parameter, Parameters, Record, Words
 from fastopt._engine.per_index import Index
-from fastopt._engine.reader import front_of
+from fastopt._engine.reader import Recorded, front_of
 from fastopt._engine.settings import Settings
 from fastopt._engine.validate import Array
 from fastopt._kernels.layout import Layout
@@ -133,7 +133,7 @@ class Unmeasured:
     states_synced: dict[Index, bool]
     runs_updates: bool = False
 
-    def _entry(self, records: Any) -> Callable[..., int]:
+    def _entry(self, records: Recorded) -> Callable[..., int]:
         """See :class:`Owner`."""
         return front_of(records)
 

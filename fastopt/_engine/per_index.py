@@ -42,7 +42,7 @@ class PerIndex(MutableMapping[Index, Any]):
         if values:
             self.update(values)
 
-    def add_owner(self, owner: Any) -> None:
+    def add_owner(self, owner: object) -> None:
         """Call ``owner._changed()`` before the array is replaced, while the owner lives."""
         alive = [each for each in self._owners if each() is not None]
         if all(each() is not owner for each in alive):
@@ -68,7 +68,7 @@ class PerIndex(MutableMapping[Index, Any]):
         slots = self._slots
         return np.array([slots[index] for index in indices], np.int64)
 
-    def _add(self, new: Mapping[Index, None], value: Any) -> None:
+    def _add(self, new: Mapping[Index, None], value: float) -> None:
         """Add indices with a value."""
         begin = self.first + len(self._slots)
         end = begin + len(new)
@@ -78,7 +78,7 @@ class PerIndex(MutableMapping[Index, Any]):
         self.array[begin:end] = value
         self._slots.update(zip(new, range(begin, end), strict=True))
 
-    def get(self, index: Index, default: Any = None) -> Any:
+    def get(self, index: Index, default: object = None) -> Any:
         """Return the number of `index`, or `default` if it has none."""
         slot = self._slots.get(index)
         return default if slot is None else self.array.item(slot)
@@ -86,7 +86,7 @@ class PerIndex(MutableMapping[Index, Any]):
     def __getitem__(self, index: Index) -> Any:
         return self.array.item(self._slots[index])
 
-    def __setitem__(self, index: Index, value: Any) -> None:
+    def __setitem__(self, index: Index, value: float) -> None:
         slot = self._slots.get(index)
         if slot is None:
             self._add({index: None}, value)
@@ -127,7 +127,7 @@ class PerIndex(MutableMapping[Index, Any]):
         """Return a copy."""
         return type(self)(self)
 
-    def __deepcopy__(self, memo: Any) -> "PerIndex":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PerIndex":
         return type(self)(self)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -8,18 +8,30 @@ Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/engine/test_records_rows.py`
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._arrays import Gradient
+from fastopt._engine.per_index import Index
+from fastopt._engine.validate import Array
 from fastopt._kernels import front
 from fastopt._kernels import record_words as w
 from fastopt._kernels.numpy_abi import Written, readable
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
+
+
+class Recorded(Protocol):
+    """What the reader asks of :class:`~fastopt._engine.records.Records`."""
+
+    words: Words
+    slots: dict[Index, int]
+
+    def record_of(self, index: Index) -> Any:
+        """Return the record of a parameter."""
 
 
 class Reader:
@@ -31,7 +43,7 @@ class Reader:
         The records.
     """
 
-    def __init__(self, records: Any) -> None:
+    def __init__(self, records: Recorded) -> None:
         self.records, self._enter = records, front.enter_written()
 
     def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
@@ -63,7 +75,7 @@ class Reader:
         status: int = self._enter(context, *(self._list(each, w.LIST, memory) for each in found))
         return status
 
-    def _header(self, array: Any, memory: list[Any]) -> int:
+    def _header(self, array: object, memory: list[Any]) -> int:
         """Return the address of the header of an array, 0 for other objects."""
         if type(array) is not np.ndarray:
             return 0
@@ -71,7 +83,7 @@ class Reader:
         memory.append(written)
         return written.address
 
-    def _gradient(self, grad: Any, weight: Any, memory: list[Any]) -> int:
+    def _gradient(self, grad: Gradient, weight: Array, memory: list[Any]) -> int:
         """Return the address of the header of a gradient, or of the pair of a row-sparse one."""
         if isinstance(grad, (float, np.floating)):
             return self._header(np.asarray(grad), memory)
@@ -96,7 +108,7 @@ class Reader:
         return int(words.ctypes.data)
 
 
-def front_of(records: Any) -> Callable[..., int]:
+def front_of(records: Recorded) -> Callable[..., int]:
     """Return the function that enters calls: the front, or one in Python if it reads no headers."""
     enter: Callable[..., int] = front.enter() if readable() else Reader(records)
     return enter

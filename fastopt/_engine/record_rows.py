@@ -12,7 +12,7 @@ import numpy as np
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.lazy_decay import decay_of, decayed
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import label, listed
+from fastopt._engine.validate import Array, label, listed
 from fastopt._kernels import record_words as w
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import APPLIED, DECAY, Layout
@@ -53,7 +53,7 @@ def updates_rows(optimizer: OptimizerLike, layout: Layout) -> bool:
 
 
 def row_layout(
-    context: str, optimizer: OptimizerLike, layout: Layout, record: Any
+    context: str, optimizer: OptimizerLike, layout: Layout, record: Array
 ) -> Layout | None:
     """Return the layout of row-sparse gradients of a record; None if it has another order.
 
@@ -80,14 +80,14 @@ class Deferred:
         The record.
     """
 
-    def __init__(self, record: Any) -> None:
+    def __init__(self, record: Array) -> None:
         self.totals, self.rows = np.zeros(2), None
         first = (int(record[w.ROW]) - record.ctypes.data) // 8
         self.row = record[first:]
         self.row[DECAY] = self.totals.ctypes.data
 
     def begin(
-        self, optimizer: OptimizerLike, index: Index, weight: Any, t: int, lr: float, wd: float
+        self, optimizer: OptimizerLike, index: Index, weight: Array, t: int, lr: float, wd: float
     ) -> tuple[Any, float]:
         """Enter the decay of step `t`; return the optimizer's ``row_decay`` after it."""
         rows, before = decay_of(optimizer, index, weight)

@@ -11,6 +11,7 @@ import numpy as np
 
 from fastopt._engine.per_index import Index
 from fastopt._engine.updating import Updating
+from fastopt._engine.validate import Array
 from fastopt._kernels import record_words as w
 from fastopt._kernels.devices import is_cuda
 from fastopt.amp import SlowCalls
@@ -97,7 +98,7 @@ class SlowCallCounter:
             )
 
 
-def reason_of(grad: Any, weight: Any) -> str:
+def reason_of(grad: Any, weight: Array) -> str:
     """Return why records do not support two arrays; empty if they may do."""
     arrays = [("gradient", grad), ("weight", weight)]
     if is_row_sparse(grad):

@@ -8,17 +8,16 @@ import numpy as np
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.mixed_precision import holds_master
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import label, leaves
+from fastopt._engine.validate import Array, label, leaves
 from fastopt._kernels.codes import encoded, is_coded, numbers_of
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
 
-Array = np.ndarray[Any, Any]
 Convert = Callable[[str, Mapping[str, Array]], Any]
 
 
-def in_dtype_of(optimizer: OptimizerLike, index: Index, state: Any, weight: Any) -> Any:
+def in_dtype_of(optimizer: OptimizerLike, index: Index, state: object, weight: Array | None) -> Any:
     """Return a state in the precision set by `optimizer`; `weight` is None if it is unknown."""
     reals = [array.dtype for array in leaves(state) if array.dtype.name in ("float32", "float64")]
     real = real_of(weight.dtype if weight is not None else reals[0] if reals else np.dtype("f4"))
@@ -61,12 +60,12 @@ def mapped_slots(optimizer: OptimizerLike, index: Index, state: Any, convert: Co
     return type(state)(pair if place else pair[::-1])
 
 
-def _mapped(rule: Rule, state: Any, convert: Convert) -> Any:
+def _mapped(rule: Rule, state: object, convert: Convert) -> Any:
     numbers = dict(zip(rule.slots, numbers_of(leaves(state)), strict=True))
     return _like(state, iter(rule.slots), lambda slot: convert(slot, numbers))
 
 
-def _like(part: Any, slots: Iterator[str], converted: Callable[[str], Any]) -> Any:
+def _like(part: object, slots: Iterator[str], converted: Callable[[str], Any]) -> Any:
     """Return ``converted(slot)`` in the place of each array, or pair of codes and scales."""
     if part is None:
         return None

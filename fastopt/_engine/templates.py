@@ -15,7 +15,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.validate import is_half, leaves
+from fastopt._engine.validate import Array, is_half, leaves
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import chunks_of
@@ -32,7 +32,6 @@ from fastopt._kernels.layout import (
 from fastopt._kernels.numpy_abi import NBYTES, address_of, guard, kind_word
 from fastopt.kernels.rule import Rule
 
-Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 
 CODES = {np.float32: w.FLOAT32, np.float64: w.FLOAT64, FLOAT16: w.FLOAT16}
@@ -122,7 +121,7 @@ MOST_TEMPLATES = 4096
 """Number of templates from which they are forgotten."""
 
 
-def remember(key: Any, template: Template) -> None:
+def remember(key: tuple[Any, ...], template: Template) -> None:
     """Keep a template for other parameters."""
     if len(TEMPLATES) >= MOST_TEMPLATES:
         TEMPLATES.clear()
@@ -133,7 +132,7 @@ INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
 
 
-def blank_of(optimizer: OptimizerLike, weight: Array, state: Any) -> Blank | None:
+def blank_of(optimizer: OptimizerLike, weight: Array, state: object) -> Blank | None:
     """Return the template of a new state, or None if states of this form are not all zeros."""
     if not optimizer.starts_at_zero or is_half(weight):
         return None
@@ -146,14 +145,14 @@ def blank_of(optimizer: OptimizerLike, weight: Array, state: Any) -> Blank | Non
     return Blank(nested, slots, end, nested == (0,) * len(slots))
 
 
-def nesting(state: Any) -> Any:
+def nesting(state: object) -> Any:
     """Return the nesting of a state: 0 for an array, None, and tuples of them."""
     if isinstance(state, tuple):
         return tuple(map(nesting, state))
     return None if state is None else 0
 
 
-def _filled(nested: Any, arrays: Iterator[Array]) -> Any:
+def _filled(nested: object, arrays: Iterator[Array]) -> Any:
     """Return a nested state with arrays in place of 0."""
     if isinstance(nested, tuple):
         return tuple([_filled(each, arrays) for each in nested])
@@ -178,7 +177,7 @@ LOOPS: dict[Any, Words] = {}
 
 def kernels_of(
     layout: Layout,
-    weight: Any,
+    weight: type,
     measured: bool,
     clipped: bool,
     numbers: bool = False,
@@ -200,7 +199,7 @@ def kernels_of(
 
 def _kernels_of(
     layout: Layout,
-    weight: Any,
+    weight: type,
     measured: bool,
     clipped: bool,
     numbers: bool,

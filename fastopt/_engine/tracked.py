@@ -3,7 +3,7 @@
 Tests: ``tests/engine/test_per_index.py``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
@@ -12,7 +12,7 @@ def weakly(method: Any) -> Callable[..., None]:
     """Return a function that calls a bound method while its object lives, by weak reference."""
     reference, function = ref(method.__self__), method.__func__  # as WeakMethod, but faster
 
-    def call(*keys: Any) -> None:
+    def call(*keys: object) -> None:
         owner = reference()
         if owner is not None:
             function(owner, *keys)
@@ -34,11 +34,11 @@ class Tracked(dict[Any, Any]):
 
     __slots__ = ("changed",)
 
-    def __init__(self, items: Any, changed: Callable[..., None]) -> None:
+    def __init__(self, items: Mapping[Any, Any], changed: Callable[..., None]) -> None:
         super().__init__(items)
         self.changed = changed
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         if self.get(key, self) is not value:
             try:
                 super().__setitem__(key, value)
@@ -59,7 +59,7 @@ class Tracked(dict[Any, Any]):
 def _tracked(name: str) -> Callable[..., Any]:
     method, keys = getattr(dict, name), 0 if name in ("clear", "popitem", "update") else 1
 
-    def write(self: Tracked, *args: Any, **kwargs: Any) -> Any:
+    def write(self: Tracked, *args: object, **kwargs: object) -> Any:
         try:
             return method(self, *args, **kwargs)
         finally:

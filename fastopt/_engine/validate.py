@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fastopt._arrays import Gradient
 from fastopt._kernels.codes import is_coded, scales_shape
 from fastopt._kernels.devices import Header, device_of, header
 from fastopt._kernels.layout import kind_of, real_of
@@ -21,16 +22,19 @@ from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_spars
 
 Array = np.ndarray[Any, Any]
 
+Grad = Array | RowSparse
+"""A gradient in a form that updates use, see :func:`check`."""
+
 OF_ONE = "; each index has the state of one weight, another weight needs another index"
 
 
-def label(index: Any, names: dict[Any, str]) -> str:
+def label(index: int | str, names: dict[Any, str]) -> str:
     """Return the label of a parameter in error messages."""
     name = names.get(index)
     return f"index {index!r}" if name is None else f"index {index!r} ({name})"
 
 
-def check_index(index: Any) -> int | str:
+def check_index(index: object) -> int | str:
     """Return `index` as a dictionary key; bytes are decoded.
 
     Raises
@@ -63,7 +67,7 @@ def check_index(index: Any) -> int | str:
     raise TypeError(message)
 
 
-def check_key(index: Any) -> None:
+def check_key(index: object) -> None:
     """Raise TypeError unless `index`, that of an update without an updater, can be a key."""
     if type(index).__hash__ is None:
         raise TypeError(
@@ -72,7 +76,7 @@ def check_key(index: Any) -> None:
         )
 
 
-def is_listed(value: Any) -> bool:
+def is_listed(value: object) -> bool:
     """Whether `value` is list-like: a list, tuple, range, view of a dict, ..."""
     if isinstance(value, (list, tuple)):
         return True
@@ -97,7 +101,7 @@ def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[An
     return list(indices), list(grads), list(weights)
 
 
-def check(context: str, weight: Any, grad: Any, copy: Any = None, role: str = "gradient") -> Any:
+def check(context: str, weight: Array, grad: Any, copy: Any = None, role: str = "gradient") -> Any:
     """Check the weight and the gradient of one update; return the gradient.
 
     Parameters
@@ -175,7 +179,7 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None, role: str = "g
     return np.asarray(grad) if isinstance(grad, np.generic) else grad
 
 
-def _refuse_capture(*arrays: Any) -> None:
+def _refuse_capture(*arrays: Array) -> None:
     """Raise if the stream of an array on a device is being captured for a CUDA graph."""
     if streams := {array.stream for array in arrays if isinstance(array, Header)}:
         from fastopt._kernels.cuda_driver import refuse_capture
@@ -183,7 +187,7 @@ def _refuse_capture(*arrays: Any) -> None:
         refuse_capture(*streams)
 
 
-def converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequence[str]) -> Any:
+def converted(context: str, grad: Grad, dtype: Any, weight: Array, takes: Sequence[str]) -> Any:
     """Return a gradient of another real floating `dtype` in the dtype of the arithmetic.
 
     `takes` are the names of dtypes that need no conversion.
@@ -219,7 +223,7 @@ def _weight_cure(dtype: np.dtype[Any]) -> str:
     return f"{order}; store x.astype('float32') instead" if real else order
 
 
-def described(context: str, role: str, array: Any) -> Any:
+def described(context: str, role: str, array: object) -> Any:
     """Return the header of a device array, or the NumPy array; errors name the parameter."""
     try:
         return header(array)
@@ -227,7 +231,7 @@ def described(context: str, role: str, array: Any) -> Any:
         raise TypeError(f"{context}: {role}: {error}") from error
 
 
-def _kinds(grad: Any) -> str:
+def _kinds(grad: object) -> str:
     """Return the type of `grad`, for a tuple with the types of its items."""
     kind = type(grad).__name__
     if not isinstance(grad, tuple) or len(grad) > 3:
@@ -239,7 +243,7 @@ def _either(names: Sequence[str]) -> str:
     return " or ".join(names)
 
 
-def listed(context: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
+def listed(context: str, grad: Gradient, shape: tuple[int, ...]) -> RowSparse:
     """Return `grad` as a RowSparse; errors name the parameter."""
     try:
         return as_row_sparse(grad, shape)
@@ -249,7 +253,7 @@ def listed(context: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
         raise MemoryError(f"{context}: {error}") from None
 
 
-def _check_array(context: str, role: str, array: Any, kind: Any, shape: Any = ()) -> None:
+def _check_array(context: str, role: str, array: object, kind: Any, shape: Any = ()) -> None:
     """Raise TypeError unless `array` is an instance of `kind` and not masked."""
     if not isinstance(array, kind) or is_masked(array):
         nested = role == "weight" and isinstance(array, (list, tuple, Mapping))
@@ -309,7 +313,7 @@ def check_apart(context: str, arrays: dict[str, Any]) -> None:
             raise ValueError(f"{context}: {one} and {other} share memory{cure}")
 
 
-def leaves(state: Any) -> tuple[Any, ...]:
+def leaves(state: object) -> tuple[Any, ...]:
     """Return the arrays of a nested state in order; None stands for an unused slot."""
     if state is None:
         return ()
@@ -328,7 +332,7 @@ def check_state(
     context: str,
     rule: Rule,
     like: Array,
-    dtypes: Any,
+    dtypes: Sequence[str],
     arrays: tuple[Any, ...],
     scales: tuple[Any, ...] = (),
 ) -> None:
@@ -374,7 +378,7 @@ def check_state(
 
 
 @cache
-def _name(dtype: Any) -> str:
+def _name(dtype: np.dtype[Any]) -> str:
     """Return ``dtype.name``, cached because NumPy recomputes it on each access."""
     name: str = dtype.name
     return name
@@ -383,8 +387,8 @@ def _name(dtype: Any) -> str:
 def check_like(
     context: str,
     role: str,
-    array: Any,
-    dtypes: Any,
+    array: Array,
+    dtypes: Sequence[str],
     shape: tuple[int, ...],
     written: bool = True,
     hint: str = "",
@@ -403,7 +407,7 @@ def check_like(
         _check_writeable(context, role, array)
 
 
-def is_fixed(state: Any) -> bool:
+def is_fixed(state: object) -> bool:
     """Whether no array of a state can be replaced, as the state contains no lists."""
     return not isinstance(state, list) and (
         not isinstance(state, tuple) or all(map(is_fixed, state))

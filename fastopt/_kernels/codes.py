@@ -60,7 +60,7 @@ def is_worth_codes(shape: tuple[int, ...], least: int | None) -> bool:
     return size >= (LEAST if least is None else least) and size >= NARROW * shape[0]
 
 
-def is_coded(array: Any) -> bool:
+def is_coded(array: object) -> bool:
     """Whether an array holds codes."""
     return getattr(array, "dtype", None) in KINDS
 
@@ -116,7 +116,7 @@ def _roots(codes: Array, scales: Array) -> Array:
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def encoded(numbers: Array, kind: Any, by: Array | None = None) -> tuple[Array, Array]:
+def encoded(numbers: Array, kind: np.dtype, by: Array | None = None) -> tuple[Array, Array]:
     """Encode float32 or float64 numbers; return codes of type `kind`, int8 or uint8, and scales.
 
     Signed numbers are divided by the roots of `by`, if these are given.

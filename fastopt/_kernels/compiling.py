@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit, typeof
+from numba import njit, typeof, types
 from numba.core import config
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.typing.templates import Signature
 
 from fastopt._kernels.signals import undisturbed
 from fastopt._kernels.threads import in_forked_child, start_layer
@@ -69,7 +70,7 @@ class KernelFiles(IndexDataCacheFile):  # type: ignore[misc]
         return pickle.loads(_checked(self._data_path(name)))
 
 
-def _checksum(data: Any) -> bytes:
+def _checksum(data: bytes | memoryview) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little")
 
 
@@ -111,7 +112,7 @@ def compiled(
     parallel: bool,
     nogil: bool = True,
     also: Sequence[Any] = (),
-    **more: Any,
+    **more: object,
 ) -> Callable:
     """Compile `kernel` on first use, or load it from numba's disk cache.
 
@@ -126,7 +127,7 @@ def compiled(
     return created(njit, kernel, **options)
 
 
-def created(jit: Callable[..., Any], kernel: Callable, **options: Any) -> Callable:
+def created(jit: Callable[..., Any], kernel: Callable, **options: object) -> Callable:
     """Return a kernel that is compiled on first use, or loaded from numba's disk cache.
 
     `jit` is numba's decorator of a target.
@@ -147,7 +148,7 @@ def created(jit: Callable[..., Any], kernel: Callable, **options: Any) -> Callab
 def _protected(compile: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel's method that compiles or loads it, with all signals deferred."""
 
-    def protected(*types: Any) -> Any:
+    def protected(*types: object) -> Any:
         with undisturbed(), garbage_left(), switched_on():
             defer_blas()
             return compile(*types)
@@ -172,7 +173,7 @@ def switched_on() -> Iterator[None]:
 
 def address_of(
     function: Callable,
-    signature: Any,
+    signature: Signature,
     rule: Rule | None,
     variant: str = "",
     also: Sequence[Any] = (),
@@ -197,13 +198,13 @@ def _specialized(kernel: Any, signature: tuple[Any, ...]) -> Any:
     return kernel.overloads[signature]
 
 
-def bind_to(kernel: Any, *signature: Any) -> Callable:
+def bind_to(kernel: Callable, *signature: types.Type) -> Callable:
     """Return the compiled function for arguments of these numba types."""
     entry: Callable = _specialized(kernel, signature).entry_point
     return entry
 
 
-def bind(kernel: Any, *arguments: Any) -> Callable:
+def bind(kernel: Callable, *arguments: object) -> Callable:
     """Return the compiled function for these argument types, without numba's type dispatch.
 
     It must only be called with arguments of exactly these types.
@@ -214,7 +215,7 @@ def bind(kernel: Any, *arguments: Any) -> Callable:
 _types: dict[Any, Any] = {}
 
 
-def type_of(argument: Any) -> Any:
+def type_of(argument: object) -> Any:
     """Return numba's type of an argument; that of an array depends on its form alone.
 
     Numba builds the type of an array of records again each time.

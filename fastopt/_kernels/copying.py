@@ -8,7 +8,6 @@ Tests: ``tests/distributed/ranks/ranks_scale.py``.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -115,7 +114,7 @@ def copy(parallel: bool) -> Callable:
 
 
 @cache
-def convert(source: Any, target: Any) -> Callable:
+def convert(source: type, target: type) -> Callable:
     """Kernel ``(addresses, sizes)`` that converts segments from one storage type to another.
 
     `addresses` has a row for each segment, with the addresses of its source and its target, and
@@ -142,7 +141,7 @@ def convert(source: Any, target: Any) -> Callable:
 
 
 @cache
-def add(kind: Any, real: Any, parallel: bool) -> Callable:
+def add(kind: type, real: type, parallel: bool) -> Callable:
     """Kernel ``(parts, ends, total)`` that sums the arrays at the addresses `parts`, in order.
 
     `parts` has a row for each segment of `total`, with the addresses of the arrays of the storage

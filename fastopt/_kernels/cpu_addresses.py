@@ -8,7 +8,6 @@ Tests: ``tests/engine/test_records.py``.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numba import carray, types
@@ -98,7 +97,7 @@ def follow(layout: Layout, alone: Rule) -> int:
 
 
 @cache
-def squares(kind: Any, real: Any) -> int:
+def squares(kind: type, real: type) -> int:
     """Return the address of the function that sums the squares of a gradient in each chunk.
 
     The row is a single word, the gradient's address.
@@ -126,7 +125,7 @@ def row_squares(layout: Layout) -> int:
 
 
 @cache
-def units(weight: Any, real: Any) -> int:
+def units(weight: type, real: type) -> int:
     """Return the address of the function that clips units of gradients in the dtype `real`.
 
     Its arguments are the first unit, the number of units, the addresses of three words, which are

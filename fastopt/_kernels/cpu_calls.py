@@ -6,7 +6,6 @@ Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/kernels/test_segments.py``.
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ global norm, the factor after clipping, and the norm before clipping."""
 
 
 @scalar
-def limit_norm(total: Any, norm: Any) -> Any:
+def limit_norm(total: float, norm: np.ndarray | list[float]) -> None:
     """Write the global norm, from the sum of squares `total`, and the clipping factor."""
     norm[LENGTH] = math.sqrt(total) * abs(norm[RESCALE] * norm[SCALE])
     norm[FACTOR] = norm[SCALE]

@@ -157,7 +157,7 @@ def finish_loop(layout: Layout, step: int) -> Callable:
     return finish
 
 
-def square_loop(kinds: Any, real: Any, column: int, sparse: bool) -> Callable:
+def square_loop(kinds: tuple[type, ...], real: type, column: int, sparse: bool) -> Callable:
     """Return a function ``(chunks, table, partial)`` that sums the squares of gradients per chunk.
 
     The gradients' addresses are in `column`. Chunk starts and sizes are in elements, or in indexed

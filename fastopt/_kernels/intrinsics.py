@@ -20,7 +20,7 @@ class _Named(_Intrinsic):  # type: ignore[misc] # final for numba's own checks
         return self.__qualname__
 
 
-def intrinsic(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+def intrinsic(function: Callable[..., Any] | None = None, **options: bool) -> Any:
     """Decorate a function like :func:`numba.extending.intrinsic`."""
     if function is None:
         return lambda function: intrinsic(function, **options)

@@ -43,12 +43,12 @@ _KINDS = {"float32": np.float32, "float64": np.float64, "float16": FLOAT16, "bfl
 
 
 @cache
-def kind_of(dtype: Any) -> Any:
+def kind_of(dtype: np.dtype) -> Any:
     """Return the storage type of `dtype`; None if kernels do not support it."""
     return _KINDS.get(dtype.name) if dtype.isnative else None
 
 
-def state_kind(dtype: Any) -> Any:
+def state_kind(dtype: np.dtype) -> Any:
     """Return the storage type of `dtype` in a state, which may hold 8-bit codes."""
     return kind_of(dtype) or CODES.get(dtype.name)
 
@@ -68,12 +68,12 @@ def bfloat16() -> Any:
     return np.dtype(ml_dtypes.bfloat16)
 
 
-def real_of(dtype: Any) -> Any:
+def real_of(dtype: np.dtype) -> Any:
     """Return the type of the arithmetic on weights of `dtype`: float32, or float64 for float64."""
     return np.float64 if dtype == np.float64 else np.float32
 
 
-def wide_of(kind: Any) -> tuple[Any]:
+def wide_of(kind: type) -> tuple[Any]:
     """Return the type, in a tuple, that numbers of a storage type have when they are loaded."""
     return (np.float64 if kind == np.float64 else np.float32,)
 

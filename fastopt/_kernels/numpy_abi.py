@@ -80,7 +80,7 @@ _kinds: dict[Any, int] = {}
 """Numbers that stand for dtypes whose headers must not be read."""
 
 
-def kind_word(dtype: Any) -> int:
+def kind_word(dtype: np.dtype) -> int:
     """Return kind, byte order and type number of a dtype as one signed word."""
     if not readable():
         return _kinds.setdefault(dtype, len(_kinds) + 1)
@@ -140,7 +140,7 @@ def at(address: int, offset: int) -> int:
     return ctypes.c_uint64.from_address(address + offset).value
 
 
-def items(sequence: Any, length: int) -> int:
+def items(sequence: object, length: int) -> int:
     """Return the address of the items of a list or tuple of this length, else 0."""
     start = id(sequence)
     kind = at(start, TYPE)

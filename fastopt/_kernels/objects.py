@@ -42,27 +42,27 @@ Object = _Object()
 
 @register_model(_Object)
 class _ObjectModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
+    def __init__(self, manager, kind):
         super().__init__(manager, kind, WORD)
 
 
 @unbox(_Object)
-def _unbox(kind: Any, value: Any, c: Any) -> Any:
+def _unbox(kind, value, c):
     return NativeValue(c.builder.ptrtoint(value, WORD))
 
 
 @intrinsic
-def address(typingctx: Any, value: Any) -> Any:
+def address(typingctx, value):
     """Return the address of an :data:`Object`."""
     return types.int64(value), lambda context, builder, signature, args: args[0]
 
 
-def _pointer_to(kind: Any) -> Any:
+def _pointer_to(kind: types.Type) -> Any:
     """Return a function that makes a typed pointer from an address."""
 
     @intrinsic
-    def pointer(typingctx: Any, place: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def pointer(typingctx, place):
+        def codegen(context, builder, signature, args):
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
         return types.CPointer(kind)(types.int64), codegen
@@ -78,11 +78,11 @@ half_words, unsigned_words = _pointer_to(types.int16), _pointer_to(types.uint32)
 
 
 @intrinsic
-def after(typingctx: Any, pointer: Any, count: Any) -> Any:
+def after(typingctx, pointer, count):
     """Return a pointer to the number that is `count` places after a pointer, or in a structure."""
     numbers = types.CPointer(types.int64) if isinstance(pointer, types.Record) else pointer
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context, builder, signature, args):
         start = builder.bitcast(args[0], context.get_value_type(numbers))
         return builder.gep(start, [args[1]])
 
@@ -90,26 +90,26 @@ def after(typingctx: Any, pointer: Any, count: Any) -> Any:
 
 
 @intrinsic
-def record_pointer(typingctx: Any, place: Any, dtype: Any) -> Any:
+def record_pointer(typingctx, place, dtype):
     """Return a pointer to records at an address."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(dtype.dtype)(types.int64, dtype), codegen
 
 
 @intrinsic
-def record_at(typingctx: Any, place: Any, dtype: Any) -> Any:
+def record_at(typingctx, place, dtype):
     """Return the record at an address."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
     return dtype.dtype(types.int64, dtype), codegen
 
 
-def _call(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _call(context, builder, signature, args):
     kinds = [context.get_value_type(kind) for kind in signature.args[1:]]
     function = ir.FunctionType(ir.VoidType(), kinds).as_pointer()
     builder.call(builder.inttoptr(args[0], function), args[1:])
@@ -117,16 +117,16 @@ def _call(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 @intrinsic
-def call(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+def call(typingctx, function, a, b, c, d, e):
     """Call the C function at an address with five words."""
     return types.none(*[types.int64] * 6), _call
 
 
 @intrinsic
-def invoke(typingctx: Any, function: Any, arguments: Any) -> Any:
+def invoke(typingctx, function, arguments):
     """Call the C function at an address with numbers of these types; return an int32."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context, builder, signature, args):
         numbers = cgutils.unpack_tuple(builder, args[1], len(arguments))
         kind = ir.FunctionType(ir.IntType(32), [number.type for number in numbers])
         return builder.call(builder.inttoptr(args[0], kind.as_pointer()), numbers)
@@ -135,15 +135,15 @@ def invoke(typingctx: Any, function: Any, arguments: Any) -> Any:
 
 
 @intrinsic
-def prepare_step(typingctx: Any, function: Any, t: Any, fields: Any, carried: Any) -> Any:
+def prepare_step(typingctx, function, t, fields, carried):
     """Call the C function at an address with a number and two words."""
     return types.none(types.int64, types.float64, types.int64, types.int64), _call
 
 
-def _python(name: str, result: Any, *arguments: Any) -> Any:
+def _python(name: str, result: ir.Type, *arguments: ir.Type) -> Any:
     """Return the code generator of a call to a function of CPython's C interface."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context, builder, signature, args):
         kind = ir.FunctionType(result, arguments)
         function = cgutils.get_or_insert_function(builder.module, kind, name)
         given = [
@@ -159,7 +159,7 @@ def _python(name: str, result: Any, *arguments: Any) -> Any:
 
 
 @intrinsic
-def dictionary_item(typingctx: Any, mapping: Any, key: Any) -> Any:
+def dictionary_item(typingctx, mapping, key):
     """Return the address of a dictionary's value, 0 if there is none.
 
     It runs no Python code if the key is exactly an int or a str, like the keys of the dictionary.
@@ -168,19 +168,19 @@ def dictionary_item(typingctx: Any, mapping: Any, key: Any) -> Any:
 
 
 @intrinsic
-def long_value(typingctx: Any, number: Any) -> Any:
+def long_value(typingctx, number):
     """Return the value of a Python int."""
     return types.int64(types.int64), _python("PyLong_AsLong", WORD, BYTES)
 
 
 @intrinsic
-def new_int(typingctx: Any, value: Any) -> Any:
+def new_int(typingctx, value):
     """Return a new Python int, which the caller releases."""
     return types.int64(types.int64), _python("PyLong_FromLongLong", BYTES, WORD)
 
 
 @intrinsic
-def attribute(typingctx: Any, value: Any, name: Any) -> Any:
+def attribute(typingctx, value, name):
     """Return a new reference to an attribute of an object, or 0 with an error set.
 
     It runs no Python code if the object's class has no properties and no ``__getattr__``.
@@ -189,30 +189,30 @@ def attribute(typingctx: Any, value: Any, name: Any) -> Any:
 
 
 @intrinsic
-def clear_error(typingctx: Any) -> Any:
+def clear_error(typingctx):
     """Clear the error that a function of CPython has set, if any."""
     return types.none(), _python("PyErr_Clear", ir.VoidType())
 
 
 @intrinsic
-def keep_alive(typingctx: Any, value: Any) -> Any:
+def keep_alive(typingctx, value):
     """Count a reference to an object."""
     return types.none(types.int64), _python("Py_IncRef", ir.VoidType(), BYTES)
 
 
 @intrinsic
-def release(typingctx: Any, value: Any) -> Any:
+def release(typingctx, value):
     """Drop a reference to an object."""
     return types.none(types.int64), _python("Py_DecRef", ir.VoidType(), BYTES)
 
 
 @intrinsic
-def release_gil(typingctx: Any) -> Any:
+def release_gil(typingctx):
     """Let other threads run Python; return what :func:`restore_gil` takes."""
     return types.int64(), _python("PyEval_SaveThread", BYTES)
 
 
 @intrinsic
-def restore_gil(typingctx: Any, state: Any) -> Any:
+def restore_gil(typingctx, state):
     """Wait for the GIL."""
     return types.none(types.int64), _python("PyEval_RestoreThread", ir.VoidType(), BYTES)

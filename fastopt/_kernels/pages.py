@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 LARGE = 1 << 22
 """Size in bytes from which NumPy requests huge pages."""
@@ -38,7 +39,7 @@ STAGGER = 273 * 64
 equal distances, in the worst case powers of two."""
 
 
-def reserved(shape: tuple[int, ...], dtype: Any, number: int = 0) -> np.ndarray[Any, Any]:
+def reserved(shape: tuple[int, ...], dtype: DTypeLike, number: int = 0) -> np.ndarray[Any, Any]:
     """Return zeros in reserved address space; pages take memory when they are written to.
 
     `number` differs between arrays that are used together.

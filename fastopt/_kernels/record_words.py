@@ -41,8 +41,8 @@ def _fields_at(structure: np.dtype[Any]) -> Any:
     kind = from_dtype(structure)
 
     @intrinsic
-    def fields_at(typingctx: Any, place: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def fields_at(typingctx, place):
+        def codegen(context, builder, signature, args):
             return builder.inttoptr(args[0], context.get_value_type(kind))
 
         return kind(types.int64), codegen
@@ -51,7 +51,7 @@ def _fields_at(structure: np.dtype[Any]) -> Any:
 
 
 def _structure(
-    names: str, prefix: str = "", real: Any = np.int64, **arrays: int
+    names: str, prefix: str = "", real: type = np.int64, **arrays: int
 ) -> tuple[Any, int]:
     """Return the function like :func:`_fields_at` of a structure of numbers, and their number.
 

@@ -22,7 +22,7 @@ ASCENDING, MIXED, OUTSIDE = 0, 1, 2
 """Results of :func:`survey`: rows strictly ascend; they do not; a row is out of range."""
 
 
-def survey(rows: Any, height: int, checked: Any) -> Any:
+def survey(rows, height, checked):
     """Check `rows`, indices into a table of `height` rows, and copy them to `checked`.
 
     Kernels read the copy, as another thread may change `rows` after the check. Returns the order
@@ -46,7 +46,7 @@ PLACES = 4
 
 
 @scalar
-def sort_rows(rows: Any, height: Any, step: Any, places: Any, chunks: Any) -> Any:
+def sort_rows(rows, height, step, places, chunks):
     """Sort row indices with a stable least-significant-digit radix sort.
 
     Parameters
@@ -109,15 +109,13 @@ def sort_rows(rows: Any, height: Any, step: Any, places: Any, chunks: Any) -> An
 
 
 @scalar
-def listed(table: Any, tensor: Any, column: Any, k: Any) -> Any:
+def listed(table, tensor, column, k):
     """Return item `k` of the int64 array whose address is in `column`."""
     return load(locate(table, tensor, column, k, INDEX), 0)[0]
 
 
 @scalar
-def collect(
-    table: Any, tensor: Any, values: Any, k: Any, column: Any, count: Any, target: Any, at: Any
-) -> None:
+def collect(table, tensor, values, k, column, count, target, at):
     """Write the gradient of the `k`-th unique row, from `column` on, to element `at` of `target`.
 
     Repeated rows are summed in the order of the list.
@@ -157,7 +155,7 @@ def row_gradient(layout: Layout) -> Callable[..., Any]:
 
 
 @scalar
-def summed(table: Any, tensor: Any, values: Any, k: Any, column: Any, wide: Any) -> Any:
+def summed(table, tensor, values, k, column, wide):
     """Return one element of the gradient of the `k`-th unique row, in a CUDA kernel.
 
     Rows with fewer than ``2 * FOLD`` positions are summed like in :func:`collect`. Of others, whole
@@ -187,7 +185,7 @@ def summed(table: Any, tensor: Any, values: Any, k: Any, column: Any, wide: Any)
 
 
 @scalar
-def scattered(table: Any, tensor: Any, values: Any, element: Any, zero: Any, wide: Any) -> Any:
+def scattered(table, tensor, values, element, zero, wide):
     """Return one element of the dense gradient: `zero` if its row is not indexed."""
     width, segments = np.int64(table[tensor, WIDTH]), np.int64(table[tensor, SEGMENTS])
     row = element // width
@@ -198,7 +196,7 @@ def scattered(table: Any, tensor: Any, values: Any, element: Any, zero: Any, wid
 
 
 @scalar
-def gather(table: Any, tensor: Any, values: Any, first: Any, count: Any, target: Any) -> None:
+def gather(table, tensor, values, first, count, target):
     """Write `count` elements of the dense gradient from element `first` on to `target`.
 
     Rows that are not indexed are zero.
@@ -217,7 +215,7 @@ def gather(table: Any, tensor: Any, values: Any, first: Any, count: Any, target:
 
 
 @scalar
-def _first_from(table: Any, tensor: Any, row: Any, segments: Any) -> Any:
+def _first_from(table, tensor, row, segments):
     """Return the position of the first unique row that is at least `row`."""
     low, high = 0, segments
     while low < high:

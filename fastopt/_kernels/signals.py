@@ -9,9 +9,10 @@ Tests: ``tests/kernels/test_signals.py``.
 import importlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident, main_thread
+from types import FrameType
 from typing import Any, ClassVar
 
 # The public functions are ten times slower, because they convert to enumerations.
@@ -27,10 +28,10 @@ class _Deferred:
     replaced: ClassVar[list[tuple[int, Any]]] = []
     """Signals whose handlers are to be restored, and these handlers."""
 
-    def __init__(self, handler: Any) -> None:
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler
 
-    def __call__(self, number: int, frame: Any) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         if _Deferred.active:
             self.due[number] = self.handler, (number, frame)
         else:  # not all are replaced, or another one has raised before this one was restored

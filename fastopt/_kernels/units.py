@@ -6,7 +6,6 @@ Tests: ``tests/engine/test_clip_adaptive.py``.
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numba import prange
@@ -23,7 +22,7 @@ WEIGHT, GRAD, OUT = range(3)
 """Columns of the table of addresses."""
 
 
-def unit_loop(weight: Any, grad: Any, real: Any) -> Callable:
+def unit_loop(weight: type, grad: type, real: type) -> Callable:
     """Return ``(table, unit, width, factor, limit, least)`` for arrays of these types.
 
     For a unit of `width` consecutive elements, it computes
@@ -80,7 +79,7 @@ def unit_loop(weight: Any, grad: Any, real: Any) -> Callable:
 
 
 @cache
-def clip_units(weight: Any, grad: Any, real: Any, parallel: bool) -> Callable:
+def clip_units(weight: type, grad: type, real: type, parallel: bool) -> Callable:
     """Kernel ``(table, units, width, factor, limit, least)``; see :func:`unit_loop`."""
     loop = unit_loop(weight, grad, real)
 

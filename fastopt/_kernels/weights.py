@@ -19,14 +19,14 @@ SPLIT = (types.CPointer(types.int16), types.CPointer(types.uint16))
 """Pointer types of the bfloat16 and the low 16 bits of a split weight."""
 
 
-def parts(exact: Any) -> Any:
+def parts(exact: np.ndarray) -> Any:
     """Split an array into two uint16 arrays, like :func:`fastopt._kernels.half.split_float32`."""
     bits = exact.view(np.uint32)
     high = np.where(np.isnan(exact), bits | 0x400000, bits + 0x8000) >> 16
     return np.asarray(high, np.uint16), np.asarray(bits & 0xFFFF, np.uint16)
 
 
-def joined(high: Any, low: Any) -> Any:
+def joined(high: np.ndarray, low: np.ndarray) -> Any:
     """Join the arrays from :func:`parts` to float32 numbers."""
     high, low = high.view(np.uint16).astype(np.uint32), low.astype(np.uint32)
     raised = np.where(high & 0x7FFF, low >> 15, 0)

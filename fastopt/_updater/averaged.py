@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from fastopt._arrays import Weight
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.mixed_precision import has_master, split_state
 from fastopt._engine.parameters import Parameters
@@ -36,7 +37,7 @@ class Averaging(Protocol):
     def _is_frozen(self, index: Index) -> bool:
         """Whether the group of an index is frozen."""
 
-    def _viewed(self, index: Index, weight: Any) -> Any:
+    def _viewed(self, index: Index, weight: Weight) -> Any:
         """Return a weight, or the NumPy view of one of another library."""
 
 
@@ -129,7 +130,7 @@ def _evaluated(updater: Averaging, targets: Mapping[Index, Sequence[Any]]) -> di
     return found
 
 
-def _inner_state(updater: Averaging, index: Index, weight: Any) -> tuple[Any, list[Any]]:
+def _inner_state(updater: Averaging, index: Index, weight: Array) -> tuple[Any, list[Any]]:
     """Return the weight's exact values (its master if it has one), and its state arrays."""
     of = updater.parameters.optimizer_of(index)
     context, weight, state = label(index, of.idx2name), header(weight), updater.states[index]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fastopt._engine.parameters import Parameter
 from fastopt._engine.validate import Array, leaves
@@ -18,7 +18,7 @@ from fastopt.arguments import brief
 Rows = NDArray[np.int64]
 
 
-def checked_rows(context: str, rows: Any, weight: Array) -> Rows:
+def checked_rows(context: str, rows: ArrayLike, weight: Array) -> Rows:
     """Return the old row of each row of a weight, -1 for a new one, as an array.
 
     Raises
@@ -39,7 +39,7 @@ def checked_rows(context: str, rows: Any, weight: Array) -> Rows:
     return found.astype(np.int64)
 
 
-def resized(of: Parameter, state: Any, fresh: Any, rows: Rows) -> Any:
+def resized(of: Parameter, state: object, fresh: object, rows: Rows) -> Any:
     """Return a state with the old rows of `state`, and new ones of `fresh`.
 
     Arrays without dimensions, which are numbers of the tensor, are those of `state`.
@@ -69,7 +69,7 @@ def taken_rows(context: str, old: Array, new: Array, rows: Rows) -> Array:
     return new
 
 
-def _taken(context: str, old: Any, new: Any, rows: Rows) -> Any:
+def _taken(context: str, old: Array, new: Array, rows: Rows) -> Any:
     """Return an array of a resized state, where the new one is."""
     of, before = header(new), np.asarray(host(header(old)))
     if not of.shape:
@@ -82,7 +82,7 @@ def _taken(context: str, old: Any, new: Any, rows: Rows) -> Any:
     return placed(taken_rows(context, before, np.array(host(of)), rows), of)
 
 
-def _like(nested: Any, value: Callable[[], Any]) -> Any:
+def _like(nested: object, value: Callable[[], Any]) -> Any:
     """Return a structure like `nested` with other arrays."""
     if isinstance(nested, (tuple, list)):
         parts: Sequence[Any] = [_like(part, value) for part in nested]

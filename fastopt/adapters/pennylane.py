@@ -1,5 +1,6 @@
 """Optimizers for PennyLane."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class PennyLaneOptimizer(qml.GradientDescentOptimizer):  # type: ignore[misc]
         if before is not None:
             self.stepsize = before.optimizer.learning_rate
 
-    def apply_grad(self, grad: Any, args: Any) -> list[Any]:
+    def apply_grad(self, grad: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Return new arguments; those that are trainable are updated.
 
         Parameters

@@ -1,6 +1,7 @@
 """Optimizers for river."""
 
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,7 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
         w.update(dict(zip(names, weights.tolist())))  # noqa: B905 (strict takes twice as long)
         return w
 
-    def averaged(self, w: Any) -> dict[Any, float]:
+    def averaged(self, w: Mapping[Any, float]) -> dict[Any, float]:
         """Return the weights to predict with, of an optimizer that evaluates with averages.
 
         Parameters
@@ -175,7 +176,7 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
         self.n_iterations += 1
         return w
 
-    def _find(self, names: list[Any], weights: Any) -> None:
+    def _find(self, names: list[Any], weights: np.ndarray[Any, Any]) -> None:
         """Look up the rows of features; new ones get rows and state."""
         rows, count = self._rows, len(self._rows)
         new = [k for k, name in enumerate(names) if name not in rows]
@@ -186,7 +187,7 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
         whole = len(at) == len(self._weights) and bool((at == np.arange(len(at))).all())
         self._names, self._at = names, None if whole else at
 
-    def _add(self, new: Any, count: int) -> None:
+    def _add(self, new: np.ndarray[Any, Any], count: int) -> None:
         """Create the state of new weights, whose rows begin at `count`."""
         updater, end = self.updater, count + len(new)
         if end > len(self._weights):  # twice as many, or those of the first example

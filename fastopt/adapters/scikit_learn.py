@@ -80,7 +80,7 @@ class _Fastopt:
             setattr(theirs, name, [])  # its state is not used
         vars(self)["_solver"] = _Solver(theirs, new_updater(made, arguments))
 
-    def _fit_stochastic(self, *args: Any, **options: Any) -> None:
+    def _fit_stochastic(self, *args: object, **options: object) -> None:
         """Train on from the weights, where the coefficients are averages of them."""
         before = self.coefs_, self.intercepts_
         averages, *trained = vars(self).get("_trained", (None,))
@@ -101,7 +101,7 @@ class _Fastopt:
                 self.intercepts_ = [found[len(layers) + k] for k in layers]
             vars(self)["_trained"] = self.coefs_, *trained
 
-    def _update_no_improvement_count(self, *args: Any) -> None:
+    def _update_no_improvement_count(self, *args: object) -> None:
         """Look for an improvement, with the averages in validation."""
         updater = self._optimizer.updater
         averages = self.early_stopping and evaluates(updater)
@@ -152,7 +152,7 @@ class MLPClassifier(_Fastopt, neural_network.MLPClassifier):  # type: ignore[mis
     True
     """
 
-    def __init__(self, *args: Any, **arguments: Any) -> None:
+    def __init__(self, *args: object, **arguments: Any) -> None:
         super().__init__(*args, **arguments)
 
     __init__.__signature__ = _signature(neural_network.MLPClassifier)  # type: ignore[attr-defined]
@@ -178,7 +178,7 @@ class MLPRegressor(_Fastopt, neural_network.MLPRegressor):  # type: ignore[misc]
     True
     """
 
-    def __init__(self, *args: Any, **arguments: Any) -> None:
+    def __init__(self, *args: object, **arguments: Any) -> None:
         super().__init__(*args, **arguments)
 
     __init__.__signature__ = _signature(neural_network.MLPRegressor)  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
 """Optimizers for thinc and spaCy."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import thinc.api
 
+from fastopt._engine.validate import Array
 from fastopt._updater.averaged import evaluated, evaluates
 from fastopt.adapters.common import new_updater
 from fastopt.arguments import number
@@ -14,8 +14,6 @@ from fastopt.optimizer import SGD, Adam, Optimizer
 
 MAX_DECAY = 0.9999
 """Decay of thinc's averages."""
-
-Array = np.ndarray[Any, Any]
 
 
 class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
@@ -94,7 +92,7 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
         return self.updater.optimizer.learning_rate
 
     @learn_rate.setter
-    def learn_rate(self, value: Any) -> None:
+    def learn_rate(self, value: float | Callable[[int], float]) -> None:
         self._rate = value if callable(value) else None
         self.updater.optimizer.learning_rate = self._scheduled() if self._rate else value
 

@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fastopt._kernels import checksum as kernels
 from fastopt._kernels.compiling import bind
@@ -87,7 +87,7 @@ class Agreed(NamedTuple):
     apart: bool
 
 
-def attempt(work: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
+def attempt(work: Callable[..., Any], *arguments: object) -> tuple[Any, Exception | None]:
     """Call a function; return its result and None, or None and the exception that it raised."""
     try:
         return work(*arguments), None
@@ -254,7 +254,7 @@ def summer() -> Any:
     return bind(kernels.checksums(), np.empty((0, 2), np.int64), np.empty(0, np.uint64))
 
 
-def checksum(elements: Any) -> int:
+def checksum(elements: ArrayLike) -> int:
     """64-bit checksum of the bytes of an array.
 
     It changes with any element, with the order of elements and with signs.

@@ -344,7 +344,7 @@ class Resumable(Sharded):
         optimizers = {each: each.snapshot() for each in self.shard.parameters.optimizers()}
         return optimizers, scaler.state_dict() if scaler else None
 
-    def _roll_back(self, optimizers: Mapping[Any, Any], scale: Any) -> None:
+    def _roll_back(self, optimizers: Mapping[Any, Any], scale: Mapping[str, Any]) -> None:
         for optimizer, saved in optimizers.items():
             optimizer.put_back(saved)
         if self.loss_scaler:
@@ -464,7 +464,7 @@ Save = Callable[[Path], Any]
 
 
 def save_checkpoint(
-    folder: PathLike, parts: Mapping[str, Save], comm: Any, timeout: float | None = None
+    folder: PathLike, parts: Mapping[str, Save], comm: object, timeout: float | None = None
 ) -> None:
     """Save several updaters and tables as one checkpoint; all ranks must call it.
 
@@ -583,7 +583,7 @@ def latest_checkpoint(folder: PathLike) -> dict[str, Path]:
     raise CheckpointError(f"{path}: not a file of save_checkpoint()")
 
 
-def _is_file_name(name: Any) -> bool:
+def _is_file_name(name: object) -> bool:
     """Whether a name is that of a file in the folder."""
     return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
 

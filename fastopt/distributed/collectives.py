@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,7 +150,7 @@ def _allocated(arrays: Sequence[Array], counts: Counts) -> list[Array]:
     return [np.empty((n, *a.shape[1:]), a.dtype) for a, n in zip(arrays, totals, strict=True)]
 
 
-def _parts(counts: Any) -> Parts:
+def _parts(counts: Sequence[int] | Counts) -> Parts:
     """Consecutive parts with these numbers of bytes."""
     ends = np.cumsum(counts)
     return [*map(int, counts)], (ends - counts).tolist()

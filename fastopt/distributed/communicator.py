@@ -96,7 +96,7 @@ ADAPTERS = {"mpi4py": "fastopt.mpi.communicator", "torch": "fastopt.torch.commun
 
 
 def attached(
-    comm: Any, make: Callable[[Communicator], Any], usable: Callable[[Any], bool], timeout: float
+    comm: object, make: Callable[[Communicator], Any], usable: Callable[[Any], bool], timeout: float
 ) -> Any:
     """Return the object attached to a user's communicator; collective.
 
@@ -153,6 +153,6 @@ def wait_for_all(request: Request, rank: int, size: int, timeout: float) -> None
         time.sleep(0.0001)
 
 
-def _roots(comm: Any) -> list[str]:
+def _roots(comm: object) -> list[str]:
     """Packages that define the classes of an object."""
     return [kind.__module__.partition(".")[0] for kind in type(comm).__mro__]

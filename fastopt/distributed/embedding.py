@@ -31,6 +31,7 @@ from fastopt.sparse import RowSparse
 from fastopt.table import EmbeddingTable
 from fastopt.table.index import Ids
 from fastopt.table.saved import checked
+from fastopt.table.start import Init
 
 Numbers = NDArray[np.int64]
 
@@ -90,7 +91,7 @@ class ShardedEmbeddingTable(Sharded):
 
     elsewhere: ClassVar[Mapping[str, str]] = RANKS_TABLE_ATTRIBUTES
 
-    def __init__(self, table: EmbeddingTable, comm: Any, timeout: float | None = None) -> None:
+    def __init__(self, table: EmbeddingTable, comm: object, timeout: float | None = None) -> None:
         if not isinstance(table, EmbeddingTable):
             raise TypeError(f"table must be an EmbeddingTable, got {brief(table)}")
         super().__init__(Shard(table.optimizer, claims=False), comm, timeout)
@@ -166,7 +167,7 @@ class ShardedEmbeddingTable(Sharded):
             lambda: self._typed(ids, keep=create is True),
         )
 
-    def _fetched(self, given: Any, create: bool) -> Array:
+    def _fetched(self, given: tuple[Any, ...], create: bool) -> Array:
         """Rows of checked ids from their owners."""
         wanted, times, inverse, shape = given
         routes = RowExchange(self._ranks, [HashedIds(self.ranks)], [wanted])
@@ -230,7 +231,7 @@ class ShardedEmbeddingTable(Sharded):
         """
         chosen = {"unused_for": str(unused_for), "count_below": str(count_below)}
 
-        def evicted(_: Any) -> Array:
+        def evicted(_: object) -> Array:
             gone, error = attempt(self.table.evict, unused_for, count_below, keep)
             self._agree(Facts(), error)
             return np.asarray(gone)
@@ -276,9 +277,9 @@ class ShardedEmbeddingTable(Sharded):
     def load(
         cls,
         path: PathLike,
-        comm: Any,
+        comm: object,
         optimizer: Optimizer | None = None,
-        init: Any = None,
+        init: Init | None = None,
         timeout: float | None = None,
     ) -> Self:
         """Return the table that any number of ranks saved; all ranks must call it.
@@ -339,7 +340,7 @@ class ShardedEmbeddingTable(Sharded):
         return cls(table, comm, timeout)
 
     @staticmethod
-    def _restored(fields: Any, optimizer: Optimizer | None, init: Any) -> EmbeddingTable:
+    def _restored(fields: Any, optimizer: Optimizer | None, init: Init | None) -> EmbeddingTable:
         """Create the table of this rank from fields of a checkpoint."""
         table = EmbeddingTable._restored(fields, None, init)
         if optimizer is not None and type(optimizer) is not type(table.optimizer):
@@ -352,7 +353,7 @@ class ShardedEmbeddingTable(Sharded):
     # Helpers
 
     @contextmanager
-    def _typed(self, ids: Any, keep: bool = True) -> Iterator[None]:
+    def _typed(self, ids: ArrayLike, keep: bool = True) -> Iterator[None]:
         """Context in which the ranks have agreed on the dtype of ids; collective.
 
         The first ids of any rank decide. The dtype is reset if the call fails, or unless `keep`.
@@ -372,7 +373,9 @@ class ShardedEmbeddingTable(Sharded):
             if not done:
                 table._keys = before
 
-    def _wanted(self, ids: Any, create: Any) -> tuple[Ids, Numbers, Numbers, tuple[int, ...]]:
+    def _wanted(
+        self, ids: ArrayLike, create: bool
+    ) -> tuple[Ids, Numbers, Numbers, tuple[int, ...]]:
         """Distinct ids, how often each appears, the position of each id in them, and the shape."""
         flag("create", create)
         bits, shape, _ = self.table._checked_ids(ids)
@@ -389,7 +392,7 @@ class ShardedEmbeddingTable(Sharded):
                 rows = table._rows(ids, table.id_dtype, False)
             return table._storage.taken(rows)
 
-    def _summed(self, ids: Any, grads: Any) -> tuple[Ids, Array]:
+    def _summed(self, ids: ArrayLike, grads: ArrayLike) -> tuple[Ids, Array]:
         """Checked ids and gradients; repeated ids are summed unless the sums would be rounded."""
         bits, _, values = self.table._checked_update(ids, grads)
         if values.itemsize == 2:
@@ -412,7 +415,7 @@ KIND = "ShardedEmbeddingTable"
 
 
 def read_rows(
-    path: PathLike, rank: int, ranks: int, optimizer: Optimizer | None, init: Any
+    path: PathLike, rank: int, ranks: int, optimizer: Optimizer | None, init: Init | None
 ) -> tuple[str, dict[str, Any], str]:
     """Return the name of a run, fields of a table, and a description of their arrays.
 
@@ -493,7 +496,7 @@ def _to_owners(ranks: Ranks, arrays: Sequence[Array]) -> list[Array]:
     return [came for (came,) in routes.there(*([array] for array in arrays[1:]))]
 
 
-def _checked(index: Any) -> tuple[str, int]:
+def _checked(index: object) -> tuple[str, int]:
     """Name of the run and number of ranks, from an index file."""
     if not isinstance(index, dict) or index.get("kind") != KIND:
         raise CheckpointError(f"not a checkpoint of a table, which {KIND}.save() makes")

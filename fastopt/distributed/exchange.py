@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fastopt._arrays import Gradient
 from fastopt._engine.overlap import Addresses
 from fastopt._engine.validate import check_index, label
 from fastopt.distributed.packing import pack, unpack
@@ -113,7 +114,7 @@ class Exchange:
         self.grads = [own if k in self._put else grad for k, (own, grad) in pairs]
         self.at = at
 
-    def put(self, place: int, grad: Any, release: bool = False) -> None:
+    def put(self, place: int, grad: Array, release: bool = False) -> None:
         """Enter a gradient, and send the buckets that it completes, without waiting.
 
         With `release`, it is kept only until it has been packed.
@@ -262,7 +263,7 @@ class EarlyGradients:
         """Whether there are gradients."""
         return bool(self._grads)
 
-    def add(self, index: Index, grad: Any, sent: bool = False) -> None:
+    def add(self, index: Index, grad: Gradient | None, sent: bool = False) -> None:
         """Enter a gradient."""
         if index in self._grads:
             raise ValueError(f"{label(index, self.names)}: begin() was called twice in a step")
@@ -275,7 +276,7 @@ class EarlyGradients:
         """
         return [*map(self._completed, indices, grads, weights)] if self._grads else grads
 
-    def _completed(self, index: Any, grad: Any, weight: Any) -> Any:
+    def _completed(self, index: object, grad: Gradient | None, weight: Array) -> Any:
         if grad is not None or (index := check_index(index)) not in self._grads:
             return grad
         own, _ = self._grads[index]
@@ -297,7 +298,7 @@ class EarlyGradients:
                 raise ValueError(f"{label(index, self.names)}: {problem}{cure}")
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: object, other: object) -> bool:
     """Whether two gradients are the same array or views of the same elements."""
     if one is other:
         return True

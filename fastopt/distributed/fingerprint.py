@@ -113,16 +113,16 @@ def _label(index: Index, optimizer: Optimizer) -> str:
     return label(index, optimizer.idx2name)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether a value cannot change without being assigned."""
     return value is None or isinstance(value, (bool, int, float, str, bytes, np.generic))
 
 
-def _may_change(value: Any) -> bool:
+def _may_change(value: object) -> bool:
     return not (_is_plain(value) or isinstance(value, (Tracked, PerIndex)))
 
 
-def described(value: Any, depth: int = DEPTH) -> str | None:
+def described(value: object, depth: int = DEPTH) -> str | None:
     """Format a value such that equal values give equal strings; None for rank-specific values.
 
     Examples
@@ -160,7 +160,7 @@ def described(value: Any, depth: int = DEPTH) -> str | None:
     return f"{type(value).__name__} {described(plain)}" if plain else type(value).__name__
 
 
-def holds_array(value: Any) -> bool:
+def holds_array(value: object) -> bool:
     """Whether a value is an array, or contains one."""
     if isinstance(value, Mapping):
         return any(map(holds_array, value.values()))
@@ -189,13 +189,13 @@ def codes(optimizer: Optimizer) -> dict[str, str]:
     return {f"code of {name}": text for name, each in found.items() if (text := _digest(each))}
 
 
-def _is_ours(value: Any) -> bool:
+def _is_ours(value: type | FunctionType) -> bool:
     """Whether a class or function is one of fastopt, or the base of all classes."""
     module = value.__module__ or ""
     return value is object or module.partition(".")[0] == "fastopt"
 
 
-def _functions(value: Any) -> Iterator[FunctionType]:
+def _functions(value: object) -> Iterator[FunctionType]:
     """Yield the functions of an attribute of a class, or of a global variable."""
     if isinstance(value, Rule):
         parts: Any = value.functions
@@ -210,7 +210,7 @@ def _functions(value: Any) -> Iterator[FunctionType]:
             yield part
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     """Return the digest of an attribute; empty if it is no function."""
     seen, is_rule = set[FunctionType](), isinstance(value, Rule)
     text = [part for each in _functions(value) for part in _codes(each, seen, is_rule)]

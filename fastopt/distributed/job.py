@@ -108,7 +108,7 @@ class Node:
         number = int(np.flatnonzero(members[:, place] == rank)[0])
         return Layers(self.node, number, members[:, place].tolist())
 
-    def lease(self, owner: Any) -> "Lease":
+    def lease(self, owner: object) -> "Lease":
         """Return communicators that no other object uses while `owner` exists; collective.
 
         Those of earlier owners that exist on no rank are used again.
@@ -142,7 +142,7 @@ class Node:
             lease.node_comm.free()
 
 
-def private(comm: Any, timeout: float | None = None) -> Node:
+def private(comm: object, timeout: float | None = None) -> Node:
     """Return the private communicators of `comm`, created at the first call; collective.
 
     They are freed together with `comm`. If a call failed while other ranks were waiting in it, new

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fastopt._engine.overlap import Addresses, addresses
 from fastopt._kernels import copying
@@ -32,14 +32,14 @@ def copier(parallel: bool = True) -> Any:
 
 
 @cache
-def adder(wire: Any, real: Any, parallel: bool) -> Any:
+def adder(wire: np.dtype[Any], real: Any, parallel: bool) -> Any:
     """Compiled :func:`fastopt.kernels.copying.add`."""
     kernel = copying.add(kind_of(wire), real.type, parallel)
     return bind(kernel, np.empty((0, 1), np.uint64), np.empty(0, np.int64), np.empty(0, real))
 
 
 @cache
-def rounder(wire: Any) -> Any:
+def rounder(wire: np.dtype[Any]) -> Any:
     """Compiled :func:`fastopt._kernels.copying.convert` from float32."""
     kernel = copying.convert(types.float32, kind_of(wire))
     return bind(kernel, np.empty((0, 2), np.uint64), np.empty(0, np.int64))
@@ -101,7 +101,7 @@ def _rounded(arrays: Sequence[Any], runs: Runs, packed: Array) -> bool:
     return True
 
 
-def _in_place(arrays: Sequence[Any], runs: Runs, dtype: Any) -> Addresses | None:
+def _in_place(arrays: Sequence[Any], runs: Runs, dtype: np.dtype[Any]) -> Addresses | None:
     """Addresses of the arrays that runs belong to, or None if one is of another kind or dtype."""
     named = {k: arrays[k] for k in np.unique(runs[:, 0]).tolist()}
     if not named or any(type(a) is not np.ndarray or a.dtype != dtype for a in named.values()):
@@ -136,7 +136,7 @@ def _copied(
     return True
 
 
-def flat_like(arrays: Sequence[Array], dtype: Any = None) -> list[Array]:
+def flat_like(arrays: Sequence[Array], dtype: DTypeLike | None = None) -> list[Array]:
     """Return zeros in the shapes of some arrays, consecutive in memory for each dtype.
 
     :class:`ShardedUpdater` sends gradients from such arrays, and receives weights into them,

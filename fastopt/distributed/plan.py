@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._kernels import cpu_calls
@@ -96,7 +96,7 @@ Spans = NDArray[np.int64]
 """A row for each :data:`Part`."""
 
 
-def flat(array: Any) -> Any:
+def flat(array: ArrayLike) -> Any:
     """Flat elements in C order, to be sliced and assigned to: a view if possible, else `flat`."""
     array = np.asarray(array)
     in_place = array.flags.c_contiguous and array.flags.aligned
@@ -206,7 +206,7 @@ class Group:
         Dtype in which gradients are sent; None for the dtype of the arithmetic.
     """
 
-    def __init__(self, dtype: Any, wire: Any) -> None:
+    def __init__(self, dtype: DTypeLike, wire: DTypeLike | None) -> None:
         self.dtype = np.dtype(dtype)
         self.real = np.dtype(real_of(self.dtype))
         self.wire = self.real if wire is None else np.dtype(wire)
@@ -354,7 +354,7 @@ class Plan:
         ranks: int,
         limit: int,
         listed: dict[int, str],
-        wire: Any = None,
+        wire: DTypeLike | None = None,
         backward: bool = False,
     ) -> None:
         self.key = tuple(indices)
@@ -401,7 +401,7 @@ class Plan:
         self.places = {index: place for place, index in enumerate(indices)}
         self.group_of = {place: group for group in self.groups for place in group.places}
 
-    def _grouped(self, ranks: int, limit: int, wire: Any) -> Iterator[Group]:
+    def _grouped(self, ranks: int, limit: int, wire: DTypeLike | None) -> Iterator[Group]:
         """Group whole lines, with up to `limit` bytes of gradients in a group."""
         groups: list[Group] = []
         last: dict[Any, Group] = {}
@@ -424,7 +424,7 @@ class Plan:
         """Return this rank's slice of a tensor."""
         return self.placements[place].slice_of(self.flats[place], rank)
 
-    def compile(self, wire: Any = None) -> None:
+    def compile(self, wire: DTypeLike | None = None) -> None:
         """Compile the kernels that sum gradients, also those of nodes in the dtype `wire`."""
         for bucket in (each.summed for each in self.buckets):
             real = bucket.group.real
@@ -528,7 +528,7 @@ def _header(weight: Array) -> tuple[Any, ...]:
     return weight.shape, weight.strides, weight.dtype, weight.flags.writeable
 
 
-def _like(grad: Any, weight: Array) -> Array:
+def _like(grad: ArrayLike, weight: Array) -> Array:
     """Flat gradient in the shape of a weight; other dtypes are converted to the arithmetic's."""
     real = np.dtype(real_of(weight.dtype))
     array = np.asarray(grad).reshape(weight.shape)

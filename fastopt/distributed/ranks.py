@@ -204,7 +204,7 @@ class Ranks:
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank and rank not in self._left]
 
-    def _tell(self, ranks: Iterable[int], **message: Any) -> None:
+    def _tell(self, ranks: Iterable[int], **message: object) -> None:
         data = json.dumps({**message, "waits": self.waits}).encode()
         self._sent += [self.comm.send(rank, data) for rank in ranks]
 
@@ -220,7 +220,7 @@ class Ranks:
         if waited > self.timeout:
             self._ask(request)
 
-    def _ask(self, request: Any) -> None:
+    def _ask(self, request: Request) -> None:
         """Query the current call of all ranks; raise unless the operation completes meanwhile."""
         self._here.clear()
         self._tell(self._others(), kind="where", text=self.call)

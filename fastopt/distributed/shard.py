@@ -51,7 +51,7 @@ class Stages:
         self._check = front_of(records)
         self._stage: Callable[..., int] = stages.stage()
 
-    def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
+    def __call__(self, context: int, index: Any, grad: object, weight: object) -> int:
         """Update the tensors of a call; return a status, see :mod:`fastopt._kernels.front`."""
         words, records, gate = self.words, self.records, self.shard.gate
         words[w.CHECKS] = 1

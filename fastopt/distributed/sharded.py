@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 import fastopt
 from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
@@ -51,7 +52,7 @@ class Sharded(Checked):
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = RANKS_NAMES
     argument_advice: ClassVar[Mapping[str, str]] = RANKS_ARGUMENTS
 
-    def __init__(self, shard: Shard, comm: Any, timeout: float | None, **arguments: Any) -> None:
+    def __init__(self, shard: Shard, comm: object, timeout: float | None, **arguments: Any) -> None:
         refuse_extra(shard.parameters.optimizers(), type(self).__name__)
         self.timeout = time_limit(timeout)
         self.shard = shard
@@ -96,7 +97,7 @@ class Sharded(Checked):
         """Maximum global norm of the gradients of a call."""
         return self.shard.clip_global_norm
 
-    def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
+    def state_as(self, index: Index, dtype: DTypeLike = np.float32) -> Any:
         """Return the state of this rank's slice of a parameter in another dtype.
 
         See :meth:`fastopt.optimizer.Updater.state_as`.

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
+from fastopt._arrays import Gradient
 from fastopt._engine.validate import check_index, converted, is_half, listed
 from fastopt._kernels.layout import kind_of
 from fastopt.amp import LossScaler
@@ -52,10 +53,10 @@ class Owned(Resumable):
         self,
         shapes: Mapping[Any, Any],
         optimizer: Optimizer,
-        comm: Any,
+        comm: object,
         values: Mapping[Any, Array | Values],
-        dtype: Any,
-        owners: Any,
+        dtype: DTypeLike,
+        owners: str,
         loss_scaler: LossScaler | None,
         clip_global_norm: float | None,
         timeout: float | None,
@@ -84,7 +85,7 @@ class Owned(Resumable):
             self._slice(index, place)
         self._compile((index, self.placements[index], kind, True) for index in rows_by_index)
 
-    def _create_rows(self, shape: Any, values: Any, dtype: Any, owners: Any) -> Rows:
+    def _create_rows(self, shape: object, values: Any, dtype: Any, owners: object) -> Rows:
         """Create this rank's rows of a table."""
         if not isinstance(shape, tuple) or not shape:
             raise TypeError(f"shape must be a tuple of one length or more, got {shape!r}")
@@ -104,7 +105,7 @@ class Owned(Resumable):
             weight[...] = given if callable(values) else given[rows]
         return Rows(lengths, own, weight)
 
-    def _known(self, given: Any) -> dict[Index, Any]:
+    def _known(self, given: object) -> dict[Index, Any]:
         """Items by the index of a table, in the order of the tables.
 
         Raises
@@ -179,7 +180,7 @@ class Owned(Resumable):
             for index, came, where, table in zip(given, values, rows, tables, strict=True)
         }
 
-    def _listed(self, index: Index, grad: Any) -> RowSparse:
+    def _listed(self, index: Index, grad: Gradient) -> RowSparse:
         """Check a gradient, and sum its repeated rows unless the sums would be rounded."""
         context, table = self._label(index), self._rows[index]
         given = listed(context, grad, table.shape)
@@ -217,7 +218,7 @@ class Owned(Resumable):
             self.shard._flush(index, rows.weight)
 
 
-def _described(values: Any, dtype: np.dtype[Any]) -> str:
+def _described(values: Array | Values, dtype: np.dtype[Any]) -> str:
     """Describe the initial values of a table, for comparison between ranks."""
     if callable(values):
         return "a function"
@@ -287,11 +288,11 @@ class ShardedTable(Owned):
         self,
         shape: tuple[int, ...],
         optimizer: Optimizer,
-        comm: Any,
+        comm: object,
         values: Array | Values | None = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         owners: Literal["block", "hash"] = "block",
-        index: Any = 0,
+        index: Index | bytes = 0,
         loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
         timeout: float | None = None,
@@ -343,7 +344,7 @@ class ShardedTable(Owned):
         """
         return self._pull(lambda: {self.index: row_ids})[self.index]
 
-    def push(self, grad: Any) -> None:
+    def push(self, grad: Gradient) -> None:
         """Update rows with the gradients of all ranks, summed; all ranks must call it.
 
         If the indexed rows are those of the last :meth:`pull`, their numbers are not sent again.
@@ -417,9 +418,9 @@ class ShardedTables(Owned):
         self,
         shapes: Mapping[Any, tuple[int, ...]],
         optimizer: Optimizer,
-        comm: Any,
+        comm: object,
         values: Mapping[Any, Array | Values] | None = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
         owners: Literal["block", "hash"] = "block",
         loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
@@ -433,7 +434,7 @@ class ShardedTables(Owned):
         """Values of the rows that this rank owns, by index."""
         return self._weights()
 
-    def owned(self, index: Any) -> Array:
+    def owned(self, index: Index) -> Array:
         """Return the numbers of the rows of a table that this rank owns, in the order of `weights`.
 
         Parameters

@@ -37,7 +37,7 @@ class Board:
 class ThreadRequest:
     """An operation, which reads the data of all ranks once they have been posted."""
 
-    def __init__(self, board: Board, number: int, rank: int, data: Any, read: Any) -> None:
+    def __init__(self, board: Board, number: int, rank: int, data: object, read: Any) -> None:
         self.board, self.number, self.read = board, number, read
         with board.lock:
             board.posted.setdefault(number, [None] * board.size)[rank] = (data,)
@@ -70,7 +70,7 @@ class ThreadRank:
         self.rank, self.size = rank, board.size
         self._board, self._number = board, 0
 
-    def _post(self, data: Any, read: Callable[[list[Any]], None]) -> Request:
+    def _post(self, data: object, read: Callable[[list[Any]], None]) -> Request:
         self._number += 1
         return ThreadRequest(self._board, self._number, self.rank, data, read)
 

@@ -37,7 +37,7 @@ class BufferPool:
             self._room, self._number = max(room, self._room), max(number, self._number)
             self._memory = [np.empty(self._room, np.uint8) for _ in range(self._number)]
 
-    def borrow(self, size: int, dtype: Any) -> Array:
+    def borrow(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Memory for `size` elements, until it is released."""
         return self._memory.pop()[: size * dtype.itemsize].view(dtype)
 
@@ -271,7 +271,7 @@ class Layered(Transport):
         layers: Layers,
         comm: Communicator | None = None,
         node_comm: Communicator | None = None,
-        wire: Any = None,
+        wire: np.dtype[Any] | None = None,
         begins: bool = False,
     ) -> None:
         super().__init__(ranks, comm)
@@ -423,7 +423,7 @@ class _Returning:
         return self.complete.Test()
 
 
-def _elements(slot: Array, bucket: Bucket, dtype: Any) -> Array:
+def _elements(slot: Array, bucket: Bucket, dtype: np.dtype[Any]) -> Array:
     """Elements of a bucket in shared memory."""
     return slot[: bucket.starts[-1] * dtype.itemsize].view(dtype)
 

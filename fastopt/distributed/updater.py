@@ -8,11 +8,12 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
+from fastopt._arrays import Gradient
 from fastopt._engine.averaging import Averages
 from fastopt._engine.clip import UNCHANGED
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
-from fastopt._engine.validate import as_lists, check, check_index, check_like, label
+from fastopt._engine.validate import Grad, as_lists, check, check_index, check_like, label
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.layout import bfloat16
 from fastopt._updater.averaged import averages_of, evaluates, held, leading
@@ -252,7 +253,7 @@ class ShardedUpdater(Resumable):
     def __init__(
         self,
         optimizer: Optimizer,
-        comm: Any,
+        comm: object,
         loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
         bucket_bytes: int | None = None,
@@ -339,7 +340,7 @@ class ShardedUpdater(Resumable):
         self._direct.reserve(plan)
         return self._direct
 
-    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
+    def __call__(self, index: object, grad: object, weight: object) -> None:
         """Update weights with the gradients of all ranks, summed; all ranks must call it.
 
         Parameters
@@ -426,7 +427,7 @@ class ShardedUpdater(Resumable):
         """
         self(Nested(grads, weights, missing), None, None)
 
-    def _call_all(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
+    def _call_all(self, index: object, grad: object, weight: object, active: bool = True) -> bool:
         """Update or accumulate; return False if no rank has work of its own."""
         if self._windows is None:
             return self._update(index, grad, weight, active)
@@ -448,7 +449,7 @@ class ShardedUpdater(Resumable):
         return lists
 
     def _accumulate(
-        self, windows: Windows, index: Any, grad: Any, weight: Any, active: bool
+        self, windows: Windows, index: object, grad: object, weight: object, active: bool
     ) -> bool:
         """Add the gradients of this rank to its sums, and update with them in the last call."""
         self._begin("accumulate")
@@ -475,7 +476,7 @@ class ShardedUpdater(Resumable):
         self._latest.update((each[0], each[1]) for each in entries)
         return True
 
-    def finish(self, index: Any = None, weight: Any = None) -> None:
+    def finish(self, index: object = None, weight: object = None) -> None:
         """Update with the gradients that `accumulate` has added so far; all ranks must call it.
 
         See :meth:`fastopt.optimizer.Updater.finish`.
@@ -522,7 +523,7 @@ class ShardedUpdater(Resumable):
             self._update(indices, [each[2] for each in entries], [each[1] for each in entries])
             windows.finish(indices, windows.without(indices))
 
-    def _incomplete(self, index: Any, weight: Any) -> list[Entry]:
+    def _incomplete(self, index: object, weight: object) -> list[Entry]:
         """Return the tensors of :meth:`finish`, with the means of their gradients."""
         self._check_free()
         windows, entries = self._windows, []
@@ -552,7 +553,7 @@ class ShardedUpdater(Resumable):
             raise ValueError("accumulate takes lists of parameters that had equal numbers of calls")
         return list(zip(indices, weights, grads, strict=True))
 
-    def begin(self, index: Any, grad: Any, release: bool = False) -> None:
+    def begin(self, index: Index | bytes, grad: Gradient, release: bool = False) -> None:
         """Start sending the gradient of a parameter while other gradients are still computed.
 
         Afterwards, call the updater with the same list of parameters as in the previous call and
@@ -700,7 +701,7 @@ class ShardedUpdater(Resumable):
         ]
         return self._call_all(plan.indices, grads, plan.weights, active=False)
 
-    def _update(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
+    def _update(self, index: object, grad: object, weight: object, active: bool = True) -> bool:
         """Update like :meth:`__call__`; return False if no rank has work of its own."""
         self._begin("update")
         found, error = attempt(self._planned, index, grad, weight)
@@ -856,7 +857,7 @@ class ShardedUpdater(Resumable):
 
     # Plans of calls, and what ranks compare
 
-    def _planned(self, index: Any, grad: Any, weight: Any) -> Step:
+    def _planned(self, index: object, grad: object, weight: object) -> Step:
         """Return the arguments of a call, checked, with its plan."""
         indices, given, weights = self._lists(index, grad, weight)
         step = self._step(indices, self._begun.complete(indices, given, weights), weights)
@@ -896,7 +897,7 @@ class ShardedUpdater(Resumable):
             raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
         return Step(plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new)
 
-    def _check(self, index: Index, grad: Any, weight: Any) -> Any:
+    def _check(self, index: Index, grad: Gradient, weight: Array) -> Any:
         """Return the checked gradient; raise TypeError or ValueError for an invalid tensor."""
         context, copy = self._label(index), self._copies.get(index)
         check_numpy(context, "weight", weight)
@@ -1144,7 +1145,7 @@ class ShardedUpdater(Resumable):
         self._plans.clear()
         self._unsure.update(self.placements)
 
-    def flush(self, index: Any, weight: Array | None = None) -> None:
+    def flush(self, index: Index | bytes, weight: Array | None = None) -> None:
         """Apply deferred weight decay to all rows of a weight; all ranks must call it.
 
         See :meth:`fastopt.optimizer.Updater.flush`.
@@ -1175,7 +1176,7 @@ class ShardedUpdater(Resumable):
         self.shard._flush(index, slices.own[index])
         slices.gather()
 
-    def _known(self, index: Any, weight: Array | None) -> tuple[Index, Slices]:
+    def _known(self, index: Index | bytes, weight: Array | None) -> tuple[Index, Slices]:
         """Index and this rank's slice of a parameter that has been updated."""
         index = check_index(index)
         self._check_free()
@@ -1242,7 +1243,7 @@ class ShardedUpdater(Resumable):
             )
             yield
 
-    def _evaluated(self, weights: Any) -> Slices:
+    def _evaluated(self, weights: Mapping[Any, Any] | None) -> Slices:
         """Return this rank's slices of the weights that :meth:`averaged` replaces."""
         shard = self.shard
         if not evaluates(shard):
@@ -1310,7 +1311,7 @@ class ShardedUpdater(Resumable):
         if self.shard._averages is not None:
             self.shard._averages.check_free()
 
-    def _check_like(self, index: Index, array: Any, written: bool = True) -> None:
+    def _check_like(self, index: Index, array: Array, written: bool = True) -> None:
         """Raise an error unless a weight was updated and still has its shape and dtype."""
         context, placement = self._label(index), self.placements.get(index)
         if placement is None:
@@ -1321,7 +1322,7 @@ class ShardedUpdater(Resumable):
 
     # Masters and copies
 
-    def set_master(self, index: Any, array: Array) -> None:
+    def set_master(self, index: Index | bytes, array: Array) -> None:
         """Set the float32 master of a half-precision weight; call it on all ranks.
 
         See :meth:`fastopt.optimizer.Updater.set_master`.
@@ -1369,7 +1370,7 @@ class ShardedUpdater(Resumable):
             self.shard.set_master(index, placement.slice_of(flat(array), self.rank))
         self._unchecked[f"checksum of the master of {context}"] = f"{checksum(array):#x}"
 
-    def set_copy(self, index: Any, array: Array | None) -> None:
+    def set_copy(self, index: Index | bytes, array: Array | None) -> None:
         """Set a half-precision copy of a float32 weight that each update on this rank writes too.
 
         See :meth:`fastopt.optimizer.Updater.set_copy`.
@@ -1418,14 +1419,14 @@ def _batches(arrays: Mapping[Index, Array], limit: int) -> Iterator[list[Index]]
         yield group
 
 
-def check_numpy(context: str, role: str, array: Any) -> None:
+def check_numpy(context: str, role: str, array: object) -> None:
     """Raise TypeError for arrays of other libraries, such as those on CUDA devices."""
     if not isinstance(array, (np.ndarray, np.generic)):
         kind = type(array).__name__
         raise TypeError(f"{context}: {role} must be a NumPy array in a sharded updater, got {kind}")
 
 
-def _fits(grad: Any, weight: Array) -> bool:
+def _fits(grad: object, weight: Array) -> bool:
     """Whether a gradient certainly matches a known weight."""
     return type(grad) is np.ndarray and grad.dtype is weight.dtype and grad.shape == weight.shape
 
@@ -1442,7 +1443,7 @@ def check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[
             raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")
 
 
-def _times(grad: Any, factor: float) -> Any:
+def _times(grad: Grad, factor: float) -> Any:
     """A gradient times a factor."""
     if isinstance(grad, RowSparse):
         return RowSparse(grad.values * grad.dtype.type(factor), grad.indices, grad.shape)

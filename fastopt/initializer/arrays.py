@@ -16,7 +16,7 @@ def is_real(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "iuf" or dtype.name == "bfloat16"
 
 
-def target(name: str, arr: Any) -> Array:
+def target(name: str, arr: object) -> Array:
     """Validate `arr` and return it as a base-class array that shares its memory.
 
     Raises
@@ -66,7 +66,7 @@ def assign(name: str, arr: Array, values: Array, what: str) -> None:
     arr[...] = values
 
 
-def _within(values: Array, limits: Any) -> bool:
+def _within(values: Array, limits: "np.iinfo[Any]") -> bool:
     """Whether `values` are integers within the limits of a dtype."""
     if values.dtype.kind not in "iu":
         return False

@@ -55,7 +55,7 @@ class Initializer:
 
     _fresh: np.random.Generator | None = None
 
-    def __init__(self, *, rng: draws.Seed = None, **kwargs: Any) -> None:
+    def __init__(self, *, rng: draws.Seed = None, **kwargs: object) -> None:
         self._rng = None if rng is None else draws.generator(rng)
         self._kwargs = kwargs
         self._print_func: Callable[[Array], str] | None = None
@@ -146,7 +146,7 @@ class Initializer:
         if self._print_func:
             log.info("Initialized %s as %s: %s", desc, pattern, self._print_func(arr))
 
-    def _init_own(self, own: Any, desc: InitDesc, arr: Array) -> None:
+    def _init_own(self, own: object, desc: InitDesc, arr: Array) -> None:
         """Fill the array with the parameter's own initializer."""
         if isinstance(own, (str, Initializer)):
             self._created(own)._init_weight(desc, arr)
@@ -200,7 +200,7 @@ class Initializer:
         )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Convert an array or a NumPy scalar to its JSON form."""
     if not isinstance(value, (np.ndarray, np.generic)):
         raise TypeError(f"an argument cannot be written as JSON: {value!r}")

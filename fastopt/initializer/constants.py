@@ -1,8 +1,7 @@
 """Initializers with fixed values."""
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastopt.initializer.arrays import Array, assign, is_real
 from fastopt.initializer.base import Initializer
@@ -86,7 +85,7 @@ class Constant(Initializer):
     array([[3., 4.], [3., 4.]])
     """
 
-    def __init__(self, value: Any, *, rng: Seed = None) -> None:
+    def __init__(self, value: ArrayLike, *, rng: Seed = None) -> None:
         try:
             self.value = np.array(value)
         except ValueError:  # rows of different lengths

@@ -39,7 +39,7 @@ class InitDesc(str):
     global_init: Any
 
     def __new__(
-        cls, name: str, attrs: Mapping[str, Any] | None = None, global_init: Any = None
+        cls, name: str, attrs: Mapping[str, Any] | None = None, global_init: object = None
     ) -> "InitDesc":
         """Create the name with a copy of `attrs`."""
         if not isinstance(name, str):

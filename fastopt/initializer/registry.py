@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastopt.initializer.base import Initializer
-from fastopt.initializer.text import build, initializer_registry
+from fastopt.initializer.text import Filler, build, initializer_registry
 
+Init = str | Initializer | Filler
 Class = TypeVar("Class", bound=type[Initializer])
 
 
@@ -73,7 +74,7 @@ def alias(*names: str) -> Callable[[Class], Class]:
     return enter
 
 
-def _enter(name: str, klass: Any) -> None:
+def _enter(name: str, klass: object) -> None:
     if not (isinstance(klass, type) and issubclass(klass, Initializer)):
         raise TypeError(f"only subclasses of Initializer can be registered, got {klass!r}")
     old = initializer_registry.get(name.lower(), klass)

@@ -57,7 +57,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     return name, kwargs
 
 
-def filler(name: str, value: Any) -> Filler:
+def filler(name: str, value: object) -> Filler:
     """Return `value` if it is a callable, or the initializer whose text or name it is.
 
     Raises

@@ -8,7 +8,7 @@ Tests: ``tests/kernels/test_compiling.py``.
 
 from typing import Any
 
-from llvmlite.binding import Linkage, parse_assembly
+from llvmlite.binding import Linkage, ModuleRef, parse_assembly
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
@@ -16,7 +16,7 @@ from numba.core.compiler import Compiler
 class LinkedCode(JITCodeLibrary):  # type: ignore[misc]
     """Code that is linked into that of its callers, and cannot be entered from elsewhere."""
 
-    def _optimize_functions(self, ll_module: Any) -> None:
+    def _optimize_functions(self, ll_module: ModuleRef) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:

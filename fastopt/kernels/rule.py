@@ -33,6 +33,8 @@ Hyper = Any
 """The record ``h`` of hyper-parameters."""
 Sums = Any
 """Totals of a reduction: a float64 array."""
+Carried = np.ndarray[Any, Any]
+"""Numbers that an optimizer carries for a tensor from step to step: a float64 array."""
 Step = tuple[Scalar, State]
 """Result of a rule: the new weight and the new state."""
 
@@ -246,14 +248,14 @@ class Rule:
         """Whether an element's update depends only on the numbers at its own position."""
         return not (self.noise or self.passes or self.row)
 
-    def __call__(self, *args: Any) -> Any:  # noqa: D102
+    def __call__(self, *args: Scalar) -> Any:  # noqa: D102
         return self.fn(*args)
 
     def __repr__(self) -> str:
         return f"<rule {self.name}: state {self.state}, hyper {self.hyper}>"
 
     @cache  # noqa: B019 - rules live as long as their module
-    def record(self, real: Any) -> np.dtype:
+    def record(self, real: type) -> np.dtype:
         """Return the dtype of the record `h`, with one field for each hyper-parameter.
 
         Parameters
@@ -479,7 +481,7 @@ def rule(
     return declare
 
 
-def _check_row(row: Any, elements: Any, stored: Any) -> None:
+def _check_row(row: object, elements: object, stored: object) -> None:
     """Raise TypeError for options of a rule that one with `row` cannot have."""
     if row and elements:
         raise TypeError("row cannot be combined with noise or passes, which are for each element")
@@ -489,7 +491,7 @@ def _check_row(row: Any, elements: Any, stored: Any) -> None:
         )
 
 
-def _row_state(row: Any, state: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:
+def _row_state(row: object, state: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of slots with one number for each row."""
     if named is None:
         return tuple(state) if row else ()
@@ -502,12 +504,12 @@ def _row_state(row: Any, state: Sequence[str], named: Sequence[str] | None) -> t
     return last
 
 
-def _check_function(fn: Any) -> None:
+def _check_function(fn: object) -> None:
     if not isinstance(fn, FunctionType):
         raise TypeError(f"a rule is made of functions of scalars, got {fn!r}")
 
 
-def _passes(passes: Any) -> tuple[Pass, ...]:
+def _passes(passes: Reductions) -> tuple[Pass, ...]:
     for each in passes:
         whole = isinstance(each, (tuple, list)) and len(each) in (2, 3)
         if not whole or (len(each) == 3 and each[2] not in (sum, max)):
@@ -530,7 +532,7 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
         raise TypeError(f"{kind} repeats a name: {tuple(names)}")
 
 
-def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
+def _sources(fn: object, seen: set[Any]) -> Iterator[str]:
     """Yield the source of the module of `fn`, and of all functions and constants it refers to."""
     if isinstance(fn, ModuleType):
         yield _module_text(getattr(fn, "__file__", None) or "") or ""
@@ -547,7 +549,7 @@ def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
         yield from _sources(value, seen)
 
 
-def frozen_text(value: Any) -> str:
+def frozen_text(value: object) -> str:
     """Return text that identifies a value frozen in compiled code; empty for other objects."""
     if isinstance(value, tuple):
         return f"({', '.join(map(frozen_text, value))})"
@@ -570,7 +572,7 @@ def code_of(code: CodeType) -> tuple[Any, ...]:
     return code.co_code, _constants(code.co_consts), code.co_names, code.co_varnames
 
 
-def _constants(value: Any) -> Any:
+def _constants(value: object) -> Any:
     """Return a constant of bytecode with the same text in every process."""
     if isinstance(value, CodeType):
         return code_of(value)

@@ -228,7 +228,7 @@ def restored(present: Any, saved: Any) -> Any:
     return present
 
 
-def _is_like(present: Any, saved: Any) -> bool:
+def _is_like(present: np.ndarray[Any, Any], saved: np.ndarray[Any, Any]) -> bool:
     """Whether an array can have the values of another one."""
     same = (present.shape, present.dtype) == (saved.shape, saved.dtype)
     return same and bool(present.flags.writeable)
@@ -240,7 +240,7 @@ def _default(klass: type, argument: str) -> Any:
     return None if parameter is None else parameter.default
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and value == value
 
 

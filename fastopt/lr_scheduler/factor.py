@@ -32,7 +32,7 @@ class _Reduced(LRScheduler):
         raise NotImplementedError
 
 
-def _steps(name: str, value: Any) -> list[int]:
+def _steps(name: str, value: Iterable[int]) -> list[int]:
     steps = increasing(name, value)
     if not steps:
         raise ValueError(f"{name} must hold at least one number of updates, got []")
@@ -160,7 +160,7 @@ _PLATEAU: Descriptions = {
 }
 
 
-def _shared(name: str, value: Any) -> dict[str, Any]:
+def _shared(name: str, value: object) -> dict[str, Any]:
     """Check the state of a PlateauScheduler; return the same dict, because copies share it."""
     if not isinstance(value, dict) or value.keys() != _PLATEAU.keys():
         raise ValueError(f"{name} must have {', '.join(_PLATEAU)}, got {brief(value)}")

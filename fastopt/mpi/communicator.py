@@ -35,7 +35,7 @@ TAG = 77
 class MPICommunicator:
     """A communicator of mpi4py that nothing else uses."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -103,7 +103,7 @@ def _unit(size: int) -> Any:
 class Attached:
     """What is attached to a communicator of the user, and a communicator for the farewell."""
 
-    def __init__(self, node: Node, farewell: Any) -> None:
+    def __init__(self, node: Node, farewell: MPI.Comm) -> None:
         self.node, self.farewell = node, farewell
 
     def free(self) -> None:
@@ -122,7 +122,7 @@ _keyval: int = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, found: foun
 
 
 def attached(
-    comm: Any, make: Callable[[Any], Node], usable: Callable[[Node], bool], timeout: float
+    comm: object, make: Callable[[Any], Node], usable: Callable[[Node], bool], timeout: float
 ) -> Node:
     """See :func:`fastopt.distributed.communicator.attached`.
 

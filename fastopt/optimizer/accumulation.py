@@ -9,12 +9,12 @@ from fastopt._engine.accumulate import accumulate, placed_rows, room, sum_of_row
 from fastopt._engine.owner import Unmeasured
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.records import Records
-from fastopt._engine.validate import as_lists, check_index, described, is_listed, label
+from fastopt._engine.validate import Grad, as_lists, check_index, described, is_listed, label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import DONE, OK
 from fastopt.arguments import arg
-from fastopt.optimizer.optimizer import Index, Optimizer
+from fastopt.optimizer.optimizer import Array, Index, Optimizer
 from fastopt.sparse import RowSparse
 
 Entry = tuple[Index, Any, Any]
@@ -40,7 +40,7 @@ class Sum(Optimizer):
         vars(self)["unchecked"] = False
 
 
-def _as_given(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
+def _as_given(context: str, weight: object, grad: Any, copy: object = None) -> Any:
     """Return a gradient that has been checked, whose dtype may differ from that of its sum."""
     return grad
 
@@ -74,7 +74,7 @@ class Adder(Unmeasured):
     def done(self, value: bool) -> None:
         self.records.words[DONE] = value
 
-    def call_again(self, index: Any, grad: Any, sums: Any) -> bool:
+    def call_again(self, index: object, grad: object, sums: object) -> bool:
         """Add gradients to sums that have records; if it returns False, nothing has changed."""
         records = self.records
         if records.version != self.optimizer.version:
@@ -87,7 +87,7 @@ class Adder(Unmeasured):
         return bool(status >= 0)
 
 
-def incomplete(windows: "Windows | None", index: Any, weight: Any) -> dict[Index, Any]:
+def incomplete(windows: "Windows | None", index: Any, weight: object) -> dict[Index, Any]:
     """Return the indices with an incomplete sum, all or of the given ones, with given weights.
 
     Raises
@@ -183,7 +183,7 @@ class Windows:
                 adder.add(some, single)
         self.sums.update(sums)
 
-    def total(self, context: str, index: Index, weight: Any) -> Any:
+    def total(self, context: str, index: Index, weight: Array) -> Any:
         """Return the incomplete sum of an index, where its weight is."""
         total, of = self.sums[index], described(context, "weight", weight)
         if of.shape != total.shape:
@@ -240,7 +240,7 @@ class Windows:
                 total[...] = values
 
 
-def _on_host(total: Any, copy: bool = False) -> Any:
+def _on_host(total: Grad, copy: bool = False) -> Any:
     """Return a sum on the host; with `copy`, a NumPy array is copied. Rows never change."""
     if isinstance(total, RowSparse):
         return total if copy else RowSparse(host(total.values), total.indices, total.shape)

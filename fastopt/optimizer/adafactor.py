@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt._kernels.factored import confident, factored, stepped
 from fastopt.arguments import FLAG, OrNone, Real, alias, arg
-from fastopt.optimizer.matrices import MatrixOptimizer, Shape
+from fastopt.optimizer.matrices import Main, MatrixOptimizer, Shape
 from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
 from fastopt.optimizer.rowsteps import Arrays, RowSteps
 
@@ -28,10 +28,10 @@ class Measured(NamedTuple):
     """Root mean square of the weight."""
 
 
-class FactoredSteps(RowSteps):
+class FactoredSteps(RowSteps[Main]):
     """Abstract base of directions with the second moments of rows and columns."""
 
-    def fits(self, main: Any, weight: Array, grad: Array, state: Any) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
         """See :meth:`InPlace.fits <fastopt.optimizer.matrices.InPlace.fits>`."""
         return weight.ndim > 1 and super().fits(main, weight, grad, state)
 
@@ -53,7 +53,7 @@ class FactoredSteps(RowSteps):
         return Measured(source, scales, sums, *roots)
 
     def write(
-        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         if direction.ndim > 1:
@@ -66,12 +66,14 @@ class FactoredSteps(RowSteps):
         return True
 
     def write_vector(
-        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
     ) -> None:
         """Write direction and state of a weight with fewer than two dimensions."""
         raise NotImplementedError
 
-    def divided(self, main: Any, grad: Array, var: Array, share: float) -> tuple[Array, float]:
+    def divided(
+        self, main: "Adafactor | CAME", grad: Array, var: Array, share: float
+    ) -> tuple[Array, float]:
         """Move `var` towards the squared gradient; return a quotient and its root mean square."""
         var += (grad * grad + grad.dtype.type(main.eps1) - var) * share
         step = np.asarray(grad / np.sqrt(var))
@@ -88,7 +90,7 @@ def clipped_factor(size: float, threshold: float | None) -> float:
     return 1.0 if threshold is None or size <= threshold else threshold / size
 
 
-class _Factored(FactoredSteps):
+class _Factored(FactoredSteps["Adafactor"]):
     """Directions: gradients divided by the root of the factored second moment."""
 
     def run(self, main: "Adafactor", index: Index, arrays: Arrays) -> None:
@@ -237,7 +239,7 @@ class Adafactor(MatrixOptimizer):
         return {"rows": shape[:-1], "columns": (*shape[:-2], shape[-1])}
 
 
-class _Confident(FactoredSteps):
+class _Confident(FactoredSteps["CAME"]):
     """Directions: momentum divided by the root of the factored second moment of its residuals."""
 
     def run(self, main: "CAME", index: Index, arrays: Arrays) -> None:

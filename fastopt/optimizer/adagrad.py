@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fastopt.arguments import Real, alias, arg
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
+from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import FORMULA, Formula
 from fastopt.optimizer.optimizer import Optimizer, constant, corrected, register
@@ -28,7 +28,7 @@ def adagrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> St
     return weight - h.lr * grad / (math.sqrt(history) + h.epsilon), (history,)
 
 
-def falling(t: Scalar, h: Hyper, carried: Any) -> None:
+def falling(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the learning rate of this step."""
     h.lr = h.lr / (1 + (t - 1) * h.lr_decay)
 

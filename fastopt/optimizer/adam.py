@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastopt.arguments import FLAG, OrNone, Real, arg
-from fastopt.kernels.rule import Hyper, Rule, Scalar, scalar
+from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed
 from fastopt.kernels.variants import beside_decay as without_decay
 from fastopt.kernels.variants import rate_times_decay
@@ -41,7 +41,7 @@ CORRECTED = ("corrects_epsilon", "var_bias")
 """Fields of :func:`corrected_rate` that no rule has."""
 
 
-def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_rate(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Fold the bias corrections of both moments into the learning rate.
 
     For torch's formula ``sqrt(v / c) + epsilon``, epsilon is multiplied by ``sqrt(c)`` too.

@@ -1,10 +1,9 @@
 """Adam with other denominators."""
 
 import math
-from typing import Any
 
 from fastopt.arguments import FLAG, Real, alias, arg
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
+from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clip, clipped_decayed, decayed, moments, rescaled, sign
 from fastopt.optimizer.families import (
     MOMENTS,
@@ -35,7 +34,7 @@ def adamax(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * mean / norm, (mean, norm)
 
 
-def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_rate(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Fold the bias correction of the first moment into the learning rate."""
     h.lr = h.lr / (1 - h.beta1**t)
 
@@ -110,7 +109,7 @@ def radam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * (step + h.wd * weight), (mean, var)
 
 
-def rectified(t: Scalar, h: Hyper, carried: Any) -> None:
+def rectified(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the bias correction, and the rectification if it is defined."""
     var = 1 - h.beta2**t
     limit = 2 / (1 - h.beta2) - 1
@@ -439,7 +438,7 @@ def adopt(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * (mean + h.wd * weight), (mean, var)
 
 
-def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
+def scheduled(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the bound of this step; the first step only initializes the second moment."""
     past = t - 1 - h.begin_num_update
     if past < 1:
@@ -560,7 +559,7 @@ def adam_atan2(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * (step + h.wd * weight), (mean, var)
 
 
-def mean_and_angle(t: Scalar, h: Hyper, carried: Any) -> None:
+def mean_and_angle(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the bias corrections of both moments; the second also includes b squared."""
     mean_and_var(t, h, carried)
     h.var_scale = h.var_scale * h.b * h.b

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from fastopt.arguments import Choice, Real, alias, arg
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, moments, peak_moments
 from fastopt.kernels.variants import (
     Variant,
@@ -20,7 +20,7 @@ MOMENTS = (*COMMON, "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "eps
 """Hyper-parameters set by :meth:`AdamFamily.hyper` and the base class."""
 
 
-def mean_and_var(t: Scalar, h: Hyper, carried: Any) -> None:
+def mean_and_var(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the bias corrections of both moving averages."""
     h.mean_scale = 1 / (1 - h.beta1**t)
     h.var_scale = 1 / (1 - h.beta2**t)

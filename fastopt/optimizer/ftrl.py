@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from fastopt.arguments import Real, arg
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, clipped_decayed, rescaled
 from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.optimizer import Optimizer, RateAttribute, constant, corrected, register
@@ -102,7 +101,7 @@ def ftml(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return -z / leader, (leader, v, z)
 
 
-def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_scales(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the scales of this step, including the bias corrections."""
     h.inverse_lr = (1 - h.beta1**t) / h.lr if h.lr != 0 else 0.0
     h.var_scale = 1 / (1 - h.beta2**t)

@@ -353,14 +353,14 @@ class Groups:
         return any(optimizer.evaluates for optimizer in self.optimizers())
 
 
-def _arguments(optimizer: Any) -> list[str]:
+def _arguments(optimizer: Optimizer) -> list[str]:
     """Return the arguments of an optimizer's class that are stored as attributes."""
     kind, own = type(optimizer), vars(optimizer)
     names = dict.fromkeys([*kind.__signature__.parameters, *kind.defaults, *kind._arguments])
     return [name for name in names if name not in SHARED and attribute_of(kind, name) in own]
 
 
-def _check_optimizer(label: str, optimizer: Any) -> None:
+def _check_optimizer(label: str, optimizer: object) -> None:
     """Raise TypeError unless an optimizer can be used with groups."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{label}: optimizer must be an Optimizer, got {brief(optimizer)}")

@@ -9,7 +9,7 @@ from fastopt.optimizer.optimizer import Index, Optimizer
 ANY = Real(infinite=True, nan=True)
 
 
-def _check_share(name: str, value: Any) -> tuple[float, ...]:
+def _check_share(name: str, value: object) -> tuple[float, ...]:
     """Check the terms of a parameter in the sums of the current step."""
     if not isinstance(value, tuple):
         raise TypeError(f"{name} must be a tuple of numbers, got {brief(value)}")

@@ -140,7 +140,7 @@ class Kron(MatrixOptimizer):
             return self.precondition_probability
         return min(max(math.exp(-0.001 * (t - 1 - 500)), 0.03), 1.0)
 
-    def direction(self, t: int, grad: Array, state: Any) -> Array:
+    def direction(self, t: int, grad: Array, state: dict[str, Array]) -> Array:
         """See :meth:`MatrixOptimizer.direction`."""
         if not grad.size:
             return grad
@@ -182,7 +182,9 @@ def along(array: Array, axis: int, factor: Array, solves: bool = False) -> Array
     return np.moveaxis(flat.reshape(moved.shape), 0, axis)
 
 
-def renewal(factors: Sequence[Array], grad: Array, noise: Array, rate: Any) -> list[Array]:
+def renewal(
+    factors: Sequence[Array], grad: Array, noise: Array, rate: np.floating[Any]
+) -> list[Array]:
     """Return the next factors, given the gradient to whiten and random numbers."""
     for axis, factor in enumerate(factors):
         grad = along(grad, axis, factor)
@@ -198,7 +200,7 @@ def _unfolded(array: Array, axis: int) -> Array:
     return moved.reshape(len(moved), moved.size // len(moved))
 
 
-def _renewed(factor: Array, grad: Array, noise: Array, rate: Any) -> Array:
+def _renewed(factor: Array, grad: Array, noise: Array, rate: np.floating[Any]) -> Array:
     """Return the next factor of an axis, given both terms unfolded along it."""
     tiny = factor.dtype.type(TINY)
     if factor.ndim < 2:

@@ -1,10 +1,9 @@
 """Learning rates for each layer: LARS, LAMB and LANS."""
 
 import math
-from typing import Any
 
 from fastopt.arguments import FLAG, OrNone, Real, TableOf, alias, arg, kept
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
+from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, AdamFamily, MomentumFamily, mean_and_var
 from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, endings, register
@@ -30,7 +29,7 @@ lars = sgd.with_passes("lars", PASSES, *FIELDS, rounded=True)
 lars_momentum = sgd_momentum.with_passes("lars_momentum", PASSES, *FIELDS, rounded=True)
 
 
-def corrected_momentum(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_momentum(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Scale the momentum by the change of the learning rate since the last update."""
     if h.momentum_correction != 0 and carried[0] != 0:
         h.momentum = h.momentum * (h.rate / carried[0])

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt._engine.accumulate import add
 from fastopt._engine.mixed_precision import has_master
-from fastopt._engine.validate import check_like, listed
+from fastopt._engine.validate import Grad, check_like, listed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of
 from fastopt.arguments import (
@@ -44,7 +44,7 @@ lbsgd = sgd.with_passes("lbsgd", PASSES, "batch_scale")
 lbsgd_momentum = sgd_momentum.with_passes("lbsgd_momentum", PASSES, "batch_scale")
 
 
-def _check_sum(name: str, value: Any) -> dict[str, Any]:
+def _check_sum(name: str, value: object) -> dict[str, Any]:
     """Check an entry of :attr:`LBSGD.cumgrads`: the sum of gradients and the number of calls."""
     if not isinstance(value, Mapping) or set(value) != {"cum_grad", "num_cums"}:
         raise TypeError(f"{name} must have cum_grad and num_cums, got {brief(value)}")
@@ -74,7 +74,7 @@ class LargeBatches:
         kept = self.sums.get(index)
         return kept is None or kept["num_cums"] % self.every == 0
 
-    def add(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Any]]:
+    def add(self, context: str, index: Index, grad: Grad, weight: Array) -> tuple[Any, list[Any]]:
         """Return the gradient to update with, or None for no update, and the kernels to launch."""
         if self.every <= 1:
             self.sums.pop(index, None)
@@ -218,7 +218,7 @@ class LBSGD(MomentumFamily):
         master, momentum = self.create_state_multi_precision(index, weight)
         return momentum, master
 
-    def direct_state(self, weight: Array, state: Any) -> tuple[Any, bool]:
+    def direct_state(self, weight: Array, state: object) -> tuple[Any, bool]:
         """See :meth:`Optimizer.direct_state`; :meth:`create_state` returns masters too."""
         if isinstance(state, (tuple, list)) and has_master(self, header(weight)):
             return tuple(state)[::-1], True

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class LowRank(MatrixOptimizer):
         """Return a projection in place of `before`, for a matrix like that of `lifted`."""
         raise NotImplementedError
 
-    def lifted(self, matrix: Array, low: Array, step: Array, state: Any) -> Array:
+    def lifted(self, matrix: Array, low: Array, step: Array, state: dict[str, Array]) -> Array:
         """Return the step of a matrix with at least as many rows as columns.
 
         `low` is its projection, and `step` the step of that.
@@ -62,7 +62,7 @@ class LowRank(MatrixOptimizer):
         rank = min(self.rank, columns)
         return {"mean": (rows, rank), "var": (rows, rank), "basis": (columns, rank)}
 
-    def direction(self, t: int, grad: Array, state: Any) -> Array:
+    def direction(self, t: int, grad: Array, state: dict[str, Array]) -> Array:
         """See :meth:`MatrixOptimizer.direction`."""
         if not grad.size:
             return grad
@@ -165,7 +165,7 @@ class GaLore(LowRank):
         turned = np.einsum("ij,ij->j", found, before) < 0
         return np.where(turned, -found, found)
 
-    def lifted(self, matrix: Array, low: Array, step: Array, state: Any) -> Array:
+    def lifted(self, matrix: Array, low: Array, step: Array, state: dict[str, Array]) -> Array:
         """See :meth:`LowRank.lifted`."""
         result: Array = step @ state["basis"].T
         result *= result.dtype.type(self.scale)
@@ -280,7 +280,7 @@ class APOLLO(LowRank):
         drawn /= math.sqrt(before.shape[1])
         return np.asarray(drawn, matrix.dtype)
 
-    def lifted(self, matrix: Array, low: Array, step: Array, state: Any) -> Array:
+    def lifted(self, matrix: Array, low: Array, step: Array, state: dict[str, Array]) -> Array:
         """See :meth:`LowRank.lifted`."""
         axis, real = 1 if self.scale_by == "channel" else None, matrix.dtype.type
         own, other = (np.linalg.norm(each, axis=axis, keepdims=True) for each in (step, low))

@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from operator import index as as_index
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastopt._engine.mixed_precision import has_master, split_state, to_float32
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.parameters import Call
 from fastopt._engine.rates import multipliers
 from fastopt._engine.validate import (
+    Grad,
     check_key,
     check_like,
     is_fortran,
@@ -63,6 +65,7 @@ from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
 
 Shape = tuple[int, ...]
+Main = TypeVar("Main", bound="MatrixOptimizer", contravariant=True)
 
 SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
 """Attributes that :class:`Rescaled` copies from the optimizer."""
@@ -156,32 +159,32 @@ class _Descent(Optimizer):
             self._direct(False).refill()
 
 
-class Directions(Protocol):
+class Directions(Protocol[Main]):
     """Computes the direction of a step, in buffers of this process."""
 
-    def reserve(self, main: Any, index: Index, direction: Array) -> None:
+    def reserve(self, main: Main, index: Index, direction: Array) -> None:
         """Allocate buffers for the step of a weight, before anything changes."""
 
     def write(
-        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
     ) -> bool:
         """Write the direction and the state; return whether to step along the direction."""
 
 
-class InPlace(Directions):
+class InPlace(Directions[Main]):
     """Abstract base of directions that can also update some weights without an array for them."""
 
-    def fits(self, main: Any, weight: Array, grad: Array, state: Any) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
         """Whether :meth:`step` can update a weight."""
         raise NotImplementedError
 
     def step(
         self,
-        main: Any,
+        main: Main,
         index: Index,
         weight: Array,
         grad: Array,
-        state: Any,
+        state: object,
         rates: tuple[float, float],
     ) -> None:
         """Update a weight, with the factors ``shrink`` and ``lr`` in `rates`."""
@@ -208,7 +211,7 @@ class Part:
     _version: tuple[int, int] = (-1, -1)
     _tables: int = -1
 
-    def follow(self, main: Any) -> Any:
+    def follow(self, main: Optimizer) -> Any:
         """Return the optimizer with the current attributes of `main`, and of the source."""
         version = main.version, -1 if self.source is None else self.source.version
         if self._version != version:
@@ -228,14 +231,14 @@ class Part:
         return self.optimizer
 
     def step(
-        self, main: Any, index: Index, count: int, weight: Array, grad: Array, state: Any
+        self, main: Optimizer, index: Index, count: int, weight: Array, grad: Array, state: object
     ) -> None:
         """Update `weight`, which has been updated `count` times before."""
         optimizer = self.follow(main)
         optimizer._index_update_count[index] = count
         optimizer._direct(False).update(index, weight, grad, state)
 
-    def check(self, main: Any, index: Index, weight: Array, grad: Array) -> None:
+    def check(self, main: Optimizer, index: Index, weight: Array, grad: Array) -> None:
         """Raise unless a weight without state can be updated with a gradient."""
         self.follow(main)._direct(False).check([(index, weight, grad, None)])
 
@@ -253,7 +256,7 @@ class Rescaled:
             made = np.empty(direction.shape, direction.dtype)
             self._kept[direction.shape, direction.dtype] = made
 
-    def __call__(self, main: Any, index: Index, direction: Array, grad: Array) -> Array:
+    def __call__(self, main: Optimizer, index: Index, direction: Array, grad: Array) -> Array:
         """Return the gradient, in a buffer that is reused for the next one of this shape."""
         gradient = self._kept[direction.shape, direction.dtype]
         gradient.fill(0)
@@ -304,7 +307,7 @@ class _Work:
         return direction
 
     def step(
-        self, main: "MatrixOptimizer", index: Index, weight: Array, grad: Any, state: Any
+        self, main: "MatrixOptimizer", index: Index, weight: Array, grad: Array, state: object
     ) -> None:
         """Update a weight; its direction is computed after the step is counted."""
         whole = self._whole
@@ -353,7 +356,7 @@ def _has(array: Any, shape: Shape, exact: Array) -> bool:
     return usual and array.flags.carray
 
 
-def _check_fallback(name: str, value: Any) -> Any:
+def _check_fallback(name: str, value: str | Optimizer | None) -> Any:
     """Check a fallback: None, the name of an optimizer, or an optimizer with a rule."""
     if value is None:
         return None
@@ -368,7 +371,7 @@ def _check_fallback(name: str, value: Any) -> Any:
     return value
 
 
-def pattern(name: str, value: Any) -> str:
+def pattern(name: str, value: object) -> str:
     """Check a regular expression."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a regular expression, got {brief(value)}")
@@ -379,7 +382,7 @@ def pattern(name: str, value: Any) -> str:
     return value
 
 
-def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
+def _check_patterns(name: str, value: object) -> tuple[str, ...] | None:
     """Check one regular expression, several, or None."""
     if value is None:
         return None
@@ -397,7 +400,7 @@ class ByPattern:
     kind: str
     check: Description
 
-    def __call__(self, name: str, value: Any) -> tuple[tuple[str, Any], ...] | None:
+    def __call__(self, name: str, value: object) -> tuple[tuple[str, Any], ...] | None:
         """Return the checked value."""
         if value is None:
             return None
@@ -421,7 +424,7 @@ CHECKS: Descriptions = {
 
 
 def orthogonalize(
-    matrix: Any,
+    matrix: ArrayLike,
     coefficients: Literal["polar", "polar_express", "quintic"] = "polar",
     steps: int = 5,
     eps: float = 1e-7,
@@ -480,7 +483,7 @@ def orthogonalize(
     return result
 
 
-def _real(context: str, shape: Shape, value: Any) -> Array:
+def _real(context: str, shape: Shape, value: object) -> Array:
     """Return `value` as an array of real numbers, or raise if it has another shape."""
     if value is None:
         raise TypeError(f"{context} an array of shape {shape}, got None")
@@ -498,12 +501,18 @@ class _Computed:
 
     _rescaled: Rescaled = field(default_factory=Rescaled)
 
-    def reserve(self, main: Any, index: Index, direction: Array) -> None:
+    def reserve(self, main: "MatrixOptimizer", index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
         self._rescaled.reserve(direction)
 
     def write(
-        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+        self,
+        main: "MatrixOptimizer",
+        index: Index,
+        weight: Array,
+        direction: Array,
+        grad: Array,
+        state: object,
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         gradient = self._rescaled(main, index, direction, grad)
@@ -582,7 +591,7 @@ class MatrixOptimizer(Optimizer):
     """Whether the state may be stored in bfloat16."""
     takes_vectors: ClassVar[bool] = False
     """Whether weights with fewer than two dimensions are updated too."""
-    directions: ClassVar[type[Directions]] = _Computed
+    directions: ClassVar[type[Directions[Any]]] = _Computed
     """Class of the objects that compute directions, one for each process."""
     learning_rate: RateAttribute = arg(default=0.001)
     fallback: Optimizer | str | None = arg(default=None, check=_check_fallback, last=True)
@@ -664,7 +673,7 @@ class MatrixOptimizer(Optimizer):
         own = getattr(self.param_dict.get(index), "name", None)
         return self.idx2name.get(index, own if isinstance(own, str) else str(index))
 
-    def selected(self, table: Any, index: Index, usual: Any) -> Any:
+    def selected(self, table: Sequence[tuple[str, Any]] | None, index: Index, usual: object) -> Any:
         """Return the value of the first pattern of a table that is found in a parameter's name."""
         name = self.name_of(index)
         return next((value for each, value in table or () if re.search(each, name)), usual)
@@ -714,7 +723,7 @@ class MatrixOptimizer(Optimizer):
             )
         self.check_shape(index, weight.shape)
 
-    def _check_slots(self, context: str, exact: Array, state: Any) -> None:
+    def _check_slots(self, context: str, exact: Array, state: object) -> None:
         """Raise unless a state matches a weight with the shape and dtype of `exact`."""
         slots, arrays = self.named_slots(exact.shape), leaves(state)
         if len(arrays) == len(slots) and all(map(_has, arrays, slots.values(), repeat(exact))):
@@ -864,7 +873,7 @@ class MatrixOptimizer(Optimizer):
             self._working().step(self, index, weight, grad, state)
 
     def update_in_python(
-        self, index: Index, weight: Array, grad: Any, state: Any, copy: Array | None
+        self, index: Index, weight: Array, grad: Grad, state: object, copy: Array | None
     ) -> None:
         """See :meth:`Optimizer.update_in_python`; a fallback handles its own masters."""
         if copy is None and self.falls_back(index, weight):

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.validate import check_like, label
@@ -40,6 +41,9 @@ def muon_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return h.fresh * grad + h.kept * mom, (mom,)
 
 
+Main = TypeVar("Main", bound="MuonFamily", contravariant=True)
+
+
 class _Momentum(Optimizer):
     """First part of a step: writes the direction to ``weight``; the state is the momentum."""
 
@@ -54,14 +58,14 @@ class _Momentum(Optimizer):
         return {"fresh": 1 - beta, "kept": beta} if self.nesterov else {"fresh": 0.0, "kept": 1.0}
 
 
-class Orthogonal:
+class Orthogonal(Generic[Main]):
     """Directions: the momentum, with each matrix orthogonalized separately."""
 
     def __init__(self) -> None:
         self._momentum = Part(_Momentum(), SCALES)
         self._orthogonalize = NewtonSchulz()
 
-    def reserve(self, main: Any, index: Index, direction: Array) -> None:
+    def reserve(self, main: Main, index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
         if direction.ndim < 2:
             return
@@ -69,7 +73,7 @@ class Orthogonal:
             self._orthogonalize.reserve(matrix)
 
     def write(
-        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         self.average(main, index, direction, grad, state)
@@ -77,17 +81,19 @@ class Orthogonal:
             self.orthogonalize(main, matrix, main.scale(*matrix.shape[-2:]))
         return True
 
-    def average(self, main: Any, index: Index, direction: Array, grad: Array, state: Array) -> None:
+    def average(
+        self, main: Main, index: Index, direction: Array, grad: Array, state: Array
+    ) -> None:
         """Update the momentum, and write the direction before it is orthogonalized."""
         count = main._index_update_count[index] - 1
         self._momentum.step(main, index, count, direction, grad, state)
 
-    def orthogonalize(self, main: Any, matrix: Array, scale: float = 1.0) -> None:
+    def orthogonalize(self, main: Main, matrix: Array, scale: float = 1.0) -> None:
         """Orthogonalize a matrix in place and multiply it by `scale`."""
         self._orthogonalize(matrix, matrix, main.coefficients, main.steps, main.eps, scale)
 
 
-def _check_parts(name: str, parts: Any) -> int | tuple[int, ...]:
+def _check_parts(name: str, parts: object) -> int | tuple[int, ...]:
     whole = Integer(least=1)
     if isinstance(parts, (tuple, list)) and parts:
         return tuple(whole(f"{name}[{k}]", part) for k, part in enumerate(parts))
@@ -300,7 +306,7 @@ class Muon(MuonFamily):
 
 
 def clip_attention(
-    query: Array, key: Array, largest: Any, limit: float = 100.0, share: float = 0.5
+    query: Array, key: Array, largest: ArrayLike, limit: float = 100.0, share: float = 0.5
 ) -> None:
     r"""Scale down projections of attention whose logits are too large, in place: QK-Clip.
 
@@ -371,14 +377,20 @@ FLOOR = 1e-10
 """Number of the authors that is added to roots and norms."""
 
 
-class Normalized(Orthogonal):
+class Normalized(Orthogonal["NorMuon | AdaMuon"]):
     """Directions: the orthogonalized momentum, divided by the root of its second moment.
 
     The optimizer's function `squares` returns what the second moment averages.
     """
 
     def write(
-        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+        self,
+        main: "NorMuon | AdaMuon",
+        index: Index,
+        weight: Array,
+        direction: Array,
+        grad: Array,
+        state: Any,
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         if not direction.size:
@@ -537,7 +549,7 @@ class AdaMuon(MuonFamily):
     positional = ("learning_rate", "momentum", "beta2")
     directions = Normalized
     orthogonalizes_signs = True
-    squares = staticmethod(np.square)
+    squares: ClassVar[Any] = staticmethod(np.square)
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixOptimizer.slots`."""
@@ -552,7 +564,7 @@ NORMS = "spectral", "sign", "rows", "rms"
 BALL = "a norm and a radius, such as {'head': ('sign', 3000)}"
 
 
-class _Extreme(Orthogonal):
+class _Extreme(Orthogonal["Scion"]):
     """Directions: the point of a ball that is farthest along the momentum."""
 
     def write(
@@ -580,7 +592,7 @@ class _Extreme(Orthogonal):
         return True
 
 
-def _check_ball(name: str, value: Any) -> tuple[str, float]:
+def _check_ball(name: str, value: object) -> tuple[str, float]:
     """Check a norm and a radius."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"{name} must be {BALL}, got {brief(value)}")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal
 
 from fastopt.arguments import FLAG, Choice, Descriptions, Real, TableOf, arg, kept
-from fastopt.kernels.rule import Hyper, Rule, Scalar, scalar
+from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed
 from fastopt.kernels.variants import beside_decay
 from fastopt.optimizer.families import (
@@ -67,7 +67,7 @@ def momentum_at(t: Scalar, h: Hyper) -> Scalar:
     return h.beta1 * (1 - 0.5 * math.pow(0.96, t * h.schedule_decay))
 
 
-def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_scales(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the scales of this step from the product of the momenta so far."""
     now, ahead = momentum_at(t, h), momentum_at(t + 1, h)
     carried[0] = carried[0] * now
@@ -230,7 +230,7 @@ DECOUPLED = moment_rules("nadamw", beside_decay, with_decay, FIELDS)
 """Rules without and with AMSGrad."""
 
 
-def corrected_means(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_means(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the scales of the gradient and of both moments, including the bias corrections."""
     h.grad_scale = h.one_minus_beta1 / (1 - h.beta1**t)
     h.mean_scale = h.beta1 / (1 - h.beta1 ** (t + h.ahead))

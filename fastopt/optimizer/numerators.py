@@ -1,10 +1,9 @@
 """Adam with other numerators: means of several gradients or of changed ones."""
 
 import math
-from typing import Any
 
 from fastopt.arguments import FLAG, Integer, Real, alias, arg
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
+from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import (
@@ -50,7 +49,7 @@ def proximal_decay(weight: Scalar, h: Hyper) -> Scalar:
     return (type(weight)(1) - h.shrink * h.shrink_after) * weight
 
 
-def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_scales(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the bias corrections; in the first step the gradient difference is 0."""
     h.mean_scale = 1 / (1 - h.beta1**t)
     h.diff_scale = h.beta2 / (1 - h.beta2**t)
@@ -165,7 +164,7 @@ def mixed_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
     return over(grad * grad, state[2] * h.var_scale, h)
 
 
-def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
+def scheduled(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the bias corrections, and the factor and decay rate of the slow average."""
     h.mean_scale = 1 / (1 - h.beta1**t)
     h.var_scale = 1 / (1 - h.beta2**t)
@@ -288,7 +287,7 @@ def mars(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * (step + h.wd * weight), (mean, var, rescaled(grad, h))
 
 
-def started(t: Scalar, h: Hyper, carried: Any) -> None:
+def started(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the bias corrections; in the first step the change of the gradient is 0."""
     mean_and_var(t, h, carried)
     if t - h.begin_num_update < 2:
@@ -426,7 +425,7 @@ def stable_spam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * (step + h.wd * weight), (mean, var)
 
 
-def restarted(t: Scalar, h: Hyper, carried: Any) -> None:
+def restarted(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute all bias corrections; moments restart every ``reset_interval`` steps."""
     h.peak_scale = 1 / (1 - h.gamma3**t)
     h.length_scale = 1 / (1 - h.gamma1**t)
@@ -554,7 +553,7 @@ def novograd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * mom, (mom,)
 
 
-def started_norm(t: Scalar, h: Hyper, carried: Any) -> None:
+def started_norm(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Initialize the average with the first squared norm."""
     if t - h.begin_num_update < 2:
         h.beta2, h.one_minus_beta2 = 0.0, 1.0

@@ -34,7 +34,7 @@ from fastopt._engine.mixed_precision import (
 )
 from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.tracked import Tracked, weakly
-from fastopt._engine.validate import Array, check_key, is_half, label, order_of
+from fastopt._engine.validate import Array, Grad, check_key, is_half, label, order_of
 from fastopt._kernels import noise
 from fastopt._kernels.codes import encoded, is_worth_codes, scales_shape
 from fastopt._kernels.device_memory import host, lie_alike, like, placed
@@ -110,7 +110,7 @@ RATE = Real(least=0)
 SMALLEST_RATE = float(np.finfo(np.float32).tiny)
 
 
-def check_parameters(param_idx2name: Any, param_dict: Any, sym: Any) -> None:
+def check_parameters(param_idx2name: object, param_dict: object, sym: object) -> None:
     """Raise TypeError unless arguments that describe the parameters have the right types."""
     if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
         raise TypeError(f"param_idx2name must map indices to names, got {param_idx2name!r}")
@@ -123,7 +123,7 @@ def check_parameters(param_idx2name: Any, param_dict: Any, sym: Any) -> None:
         raise TypeError(f"sym must have attr_dict() and list_arguments(), got {sym!r}")
 
 
-def check_schedule(name: str, lr_scheduler: Any) -> Any:
+def check_schedule(name: str, lr_scheduler: object) -> Any:
     """Return a schedule or None; raise TypeError for anything that cannot be called."""
     if lr_scheduler is None or (callable(lr_scheduler) and not isinstance(lr_scheduler, type)):
         return lr_scheduler
@@ -133,7 +133,7 @@ def check_schedule(name: str, lr_scheduler: Any) -> Any:
     raise TypeError(f"{name} must be a function of the number of updates, got {got}")
 
 
-def check_rate(name: str, lr: Any) -> float:
+def check_rate(name: str, lr: object) -> float:
     """Return a learning rate; raise unless it is a finite number, at least 0."""
     if callable(lr):
         raise TypeError(f"{name} must be a number; assign a schedule to lr_scheduler")
@@ -143,7 +143,7 @@ def check_rate(name: str, lr: Any) -> float:
     return RATE(name, lr)
 
 
-def largest_rate(name: str, value: Any) -> float:
+def largest_rate(name: str, value: object) -> float:
     """Check the learning rate that others are divided by."""
     rate = number(name, value)
     if rate < SMALLEST_RATE:
@@ -154,7 +154,7 @@ def largest_rate(name: str, value: Any) -> float:
     return rate
 
 
-def check_sym_info(name: str, value: Any) -> Any:
+def check_sym_info(name: str, value: object) -> Any:
     """Check `sym_info`: an empty tuple, or the attributes and argument names of a symbol."""
     if isinstance(value, tuple) and len(value) in (0, 2):
         attributes, names = value or ({}, [])
@@ -521,7 +521,7 @@ class Optimizer(Checked, metaclass=Declaring):
     """Whether :meth:`check_multipliers` still has to check the multipliers."""
     _warned: bool = local(False)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         rule = vars(cls).get("rule")
         if not (rule is None or isinstance(rule, (Rule, property))):
@@ -585,7 +585,7 @@ class Optimizer(Checked, metaclass=Declaring):
                 fresh[name] = value
         cls._fresh, cls._ready = fresh, ready  # in this order, as other threads look for the last
 
-    def _put(self, name: str, value: Any) -> None:
+    def _put(self, name: str, value: object) -> None:
         """Set a checked attribute in the constructor."""
         if self._plain:
             self.__dict__[name] = value
@@ -636,7 +636,7 @@ class Optimizer(Checked, metaclass=Declaring):
         vars(self).update(lock=threading.RLock(), updating=lock(), stepping=lock())
 
     @classmethod
-    def _constructed(cls, instance: Any) -> None:
+    def _constructed(cls, instance: Self) -> None:
         """Set versions for the first time, once all attributes are set."""
         if "lock" in vars(instance):
             instance._changed_tables()
@@ -677,7 +677,7 @@ class Optimizer(Checked, metaclass=Declaring):
 
     # Attributes
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         own = self.__dict__
         plain = name in RATES and type(value) is float and 0 <= value < inf and self._plain_rate
         if plain and "version" in own and own["lr_scheduler"] is None:
@@ -710,7 +710,7 @@ class Optimizer(Checked, metaclass=Declaring):
         """Whether what a parameter has for itself may depend on an attribute."""
         return name in TABLES or type(self).fields_of is not Optimizer.fields_of
 
-    def _check_assigned(self, name: str, before: Any) -> None:
+    def _check_assigned(self, name: str, before: object) -> None:
         """Set an attribute back to `before` if it contradicts the others."""
         try:
             self.check_together()
@@ -752,7 +752,7 @@ class Optimizer(Checked, metaclass=Declaring):
     def _changed_tables(self) -> None:
         self._set_versions(*CHANGED_TABLES)
 
-    def _edited_tables(self, *keys: Any) -> None:
+    def _edited_tables(self, *keys: object) -> None:
         """Follow a change inside of one of TABLES."""
         for name in MULTIPLIERS:
             self._share(name)
@@ -885,7 +885,7 @@ class Optimizer(Checked, metaclass=Declaring):
 
     # Rates
 
-    def _first_rate(self, learning_rate: Any, lr_scheduler: Any) -> float:
+    def _first_rate(self, learning_rate: object, lr_scheduler: object) -> float:
         """Set the schedule, which may be given as the learning rate, and return the latter."""
         if callable(learning_rate):
             if lr_scheduler is not None:
@@ -912,7 +912,7 @@ class Optimizer(Checked, metaclass=Declaring):
         return self.scheduled(rate)
 
     @staticmethod
-    def scheduled(rate: Any) -> float:
+    def scheduled(rate: float) -> float:
         """Return the result of a schedule as a float."""
         try:
             return float(rate)
@@ -1003,7 +1003,7 @@ class Optimizer(Checked, metaclass=Declaring):
                 f"{context}: {attribute}{of} must be a number, got {brief(value)}"
             ) from None
 
-    def set_lr_scale(self, args_lrscale: Any) -> None:
+    def set_lr_scale(self, args_lrscale: object) -> None:
         """Raise DeprecationWarning; use :meth:`set_lr_mult` instead."""
         raise DeprecationWarning("set_lr_scale is gone, use set_lr_mult")
 
@@ -1305,7 +1305,7 @@ class Optimizer(Checked, metaclass=Declaring):
         """
         return lr * wd
 
-    def check_saved(self, index: Index, state: Any) -> None:
+    def check_saved(self, index: Index, state: object) -> None:
         """Raise ValueError if a state from a checkpoint has impossible numbers.
 
         It is called for classes that override :meth:`update`, without the weight; shapes and dtypes
@@ -1603,12 +1603,12 @@ class Optimizer(Checked, metaclass=Declaring):
         else:
             self.update_in_python(index, weight, grad, state, None)
 
-    def direct_state(self, weight: Array, state: Any) -> tuple[Any, bool]:
+    def direct_state(self, weight: Array, state: object) -> tuple[Any, bool]:
         """Return the state for :meth:`update` without an updater, and whether it has a master."""
         return state, False
 
     def update_in_python(
-        self, index: Index, weight: Array, grad: Any, state: Any, copy: Array | None
+        self, index: Index, weight: Array, grad: Grad, state: object, copy: Array | None
     ) -> None:
         """Update with an overridden ``update()``, handling masters and half-precision copies."""
         context = label(index, self.idx2name)
@@ -1700,7 +1700,7 @@ class Optimizer(Checked, metaclass=Declaring):
                 counts[index] = self.begin_num_update
         counts.largest = max([self.begin_num_update, *counts.values()])
 
-    def claimed(self, owner: Any, assigned: bool = False) -> Self:
+    def claimed(self, owner: object, assigned: bool = False) -> Self:
         """Return the optimizer of an updater that is given this one.
 
         It is this one, unless another updater has it, which counts updates in it. Then it is a copy

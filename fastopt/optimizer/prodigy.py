@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from fastopt._engine.validate import label
 from fastopt.arguments import FLAG, OrNone, Real, TableOf, arg, brief, kept
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
+from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.kernels.variants import shrunk_by
 from fastopt.optimizer.families import AdamFamily
@@ -43,7 +43,7 @@ class EstimateOf:
 
     names: tuple[str, ...]
 
-    def __call__(self, name: str, value: Any) -> dict[str, float]:
+    def __call__(self, name: str, value: object) -> dict[str, float]:
         """Return the checked value."""
         found = TableOf(ANY)(name, value)
         if found and (tuple(found) != self.names or not found[self.names[0]] > 0):
@@ -187,7 +187,7 @@ def prodigy(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight, (mean, var, total, start)
 
 
-def corrected_rates(t: Scalar, h: Hyper, carried: Any) -> None:
+def corrected_rates(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Apply the bias correction to the learning rate and to everything proportional to it."""
     if h.lr > 0:
         scale = math.sqrt(1 - h.beta2**t) / (1 - h.beta1**t)

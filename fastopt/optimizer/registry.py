@@ -69,7 +69,7 @@ class Registry(MutableMapping[str, Any]):
             self.module(name)
         return self.classes[name]
 
-    def __setitem__(self, name: str, klass: Any) -> None:
+    def __setitem__(self, name: str, klass: type) -> None:
         self.classes[name] = klass
 
     def __delitem__(self, name: str) -> None:

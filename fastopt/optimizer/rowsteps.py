@@ -14,7 +14,7 @@ from fastopt._kernels.compiling import bind
 from fastopt._kernels.factored import SCALED, covered, shared
 from fastopt.arguments import Integer, Real, Stored, alias, arg
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.matrices import ByPattern, InPlace, MatrixOptimizer, Rescaled, Shape, descent
+from fastopt.optimizer.matrices import ByPattern, InPlace, Main, MatrixOptimizer, Rescaled, descent
 from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
 
 SCALE = SCALED[:2]
@@ -37,7 +37,7 @@ class Arrays(NamedTuple):
     record: Array
 
 
-class RowSteps(InPlace):
+class RowSteps(InPlace[Main]):
     """Abstract base of directions that kernels compute, which can also step along them.
 
     A step is in place if gradient, weight and state are in C order and the weight's precision, and
@@ -57,7 +57,7 @@ class RowSteps(InPlace):
 
     # Methods for subclasses
 
-    def run(self, main: Any, index: Index, arrays: Arrays) -> None:
+    def run(self, main: Main, index: Index, arrays: Arrays) -> None:
         """Subtract ``lr`` times a step from ``shrink`` times the target, and write the state.
 
         Buffers are allocated before anything changes.
@@ -77,7 +77,7 @@ class RowSteps(InPlace):
 
     # Steps
 
-    def fits(self, main: Any, weight: Array, grad: Any, state: Any) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
         """Whether :meth:`step` can update a weight in place."""
         kind = weight.dtype
         return (
@@ -95,11 +95,11 @@ class RowSteps(InPlace):
 
     def step(
         self,
-        main: Any,
+        main: Main,
         index: Index,
         weight: Array,
         grad: Array,
-        state: Any,
+        state: object,
         rates: tuple[float, float],
     ) -> None:
         """Update a weight in place, with the factors ``shrink`` and ``lr`` in `rates`."""
@@ -109,12 +109,12 @@ class RowSteps(InPlace):
         record = self._record(main, weight.dtype, self._scale, rates)
         self.run(main, index, Arrays(weight, weight, grad, leaves(state), record))
 
-    def reserve(self, main: Any, index: Index, direction: Array) -> None:
+    def reserve(self, main: Main, index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
         self.rescaled.reserve(direction)
 
     def write(
-        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: object
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         if not direction.size:
@@ -136,7 +136,7 @@ class RowSteps(InPlace):
         return True
 
     def _record(
-        self, main: Any, dtype: Any, scale: tuple[float, ...], rates: tuple[float, float]
+        self, main: Main, dtype: np.dtype[Any], scale: tuple[float, ...], rates: tuple[float, float]
     ) -> Array:
         """Return the kernels' record, which is reused."""
         record = self._records.get(dtype)
@@ -146,12 +146,12 @@ class RowSteps(InPlace):
         record[0] = (*scale, *rates, *self.values(main))
         return record
 
-    def values(self, main: Any) -> tuple[float, ...]:
+    def values(self, main: Main) -> tuple[float, ...]:
         """Return the values of :attr:`fields`."""
         return ()
 
 
-class _Covered(RowSteps):
+class _Covered(RowSteps["SM3"]):
     """Directions: momentum of gradients divided by roots of bounds on their sums of squares."""
 
     fields = ("eps", "momentum", "fresh")
@@ -182,7 +182,7 @@ class _Covered(RowSteps):
             for cover, values in zip(covers, np.split(ahead, ends[:-1]), strict=True):
                 cover[...] = values
 
-    def _scratch(self, shape: Shape, dtype: Any) -> Any:
+    def _scratch(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return the shape of a weight as rows along the last axis, and scratch memory."""
         known = self._known.get((shape, dtype))
         if known is None:
@@ -272,7 +272,7 @@ class SM3(MatrixOptimizer):
 
     directions = _Covered
 
-    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+    def slots(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """See :meth:`MatrixOptimizer.slots`."""
         if len(shape) < 2:
             covers = {"sums": shape}
@@ -281,7 +281,7 @@ class SM3(MatrixOptimizer):
         return {**covers, "mom": shape} if self.momentum else covers
 
 
-class _Shared(RowSteps):
+class _Shared(RowSteps["AdamMini"]):
     """Directions: momentum divided by the root of the mean square of each block of rows."""
 
     fields = ("fresh", "mean_scale")
@@ -390,15 +390,15 @@ class AdamMini(MatrixOptimizer, AdamFamily):
 
     directions = _Shared
 
-    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+    def slots(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """See :meth:`MatrixOptimizer.slots`."""
         return {"mean": shape, "var": (shape[0], 1) if len(shape) > 1 else ()}
 
-    def check_shape(self, index: Index, shape: Shape) -> None:
+    def check_shape(self, index: Index, shape: tuple[int, ...]) -> None:
         """See :meth:`MatrixOptimizer.check_shape`."""
         self.rows_of(index, shape)
 
-    def rows_of(self, index: Index, shape: Shape) -> int:
+    def rows_of(self, index: Index, shape: tuple[int, ...]) -> int:
         """Return the number of rows that share a second moment."""
         if not self.heads or len(shape) < 2:
             return 1

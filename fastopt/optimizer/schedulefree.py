@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 from fastopt.arguments import Integer, OrNone, Real, TableOf, arg, kept
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
+from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.optimizer import (
@@ -34,7 +34,7 @@ def interpolated(weight: Scalar, step: Scalar, lead: Scalar, h: Hyper) -> State:
     return moved, h.one_minus_pull * (lead - h.lead_rate * step)
 
 
-def averaged(t: Scalar, h: Hyper, carried: Any) -> None:
+def averaged(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the learning rate of this step, and the averaging rate of the fast weight."""
     past = t - h.begin_num_update
     if past < h.warmup_steps:
@@ -177,7 +177,7 @@ def schedulefree_adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> 
     return weight, (var, lead)
 
 
-def averaged_and_corrected(t: Scalar, h: Hyper, carried: Any) -> None:
+def averaged_and_corrected(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the factors of `averaged`, and the bias correction of the second moment."""
     averaged(t, h, carried)
     h.var_scale = 1 / (1 - h.beta2**t)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastopt.arguments import FLAG, Real, TableOf, arg, kept
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import FORMULA, Formula, MomentumFamily
 from fastopt.optimizer.optimizer import (
@@ -64,7 +64,7 @@ FORMS = {
 """Rule with momentum of each formula, with coupled and decoupled decay."""
 
 
-def first_undamped(t: Scalar, h: Hyper, carried: Any) -> None:
+def first_undamped(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Start the buffer with the whole gradient."""
     if t == 1:
         h.one_minus_dampening = 1.0
@@ -258,7 +258,7 @@ def asgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight, (weight if h.share == type(weight)(1) else ax,)
 
 
-def falling(t: Scalar, h: Hyper, carried: Any) -> None:
+def falling(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the learning rate of this step, and the averaging rate."""
     past, rate = t - 1, carried[0]
     carried[0] = h.lr

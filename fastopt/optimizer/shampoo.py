@@ -41,7 +41,7 @@ class _OfAdam:
         self._rescaled, self._buffers = Rescaled(), Buffers()
         self._adam = Part(Adam(learning_rate=1.0, **self.adam), self.shared)
 
-    def reserve(self, main: Any, index: Index, direction: Array) -> None:
+    def reserve(self, main: MatrixOptimizer, index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
         for name in self.scratch:
             self._buffers(name, direction.shape, direction.dtype)
@@ -107,7 +107,7 @@ class _Preconditioned(_OfAdam):
                 _assign(targets, values)
         return True
 
-    def _renewed(self, main: "Shampoo", given: Any, gradient: Array, count: int) -> Any:
+    def _renewed(self, main: "Shampoo", given: Sequence[Any], gradient: Array, count: int) -> Any:
         """Return the averages and the roots of a block after update `count`."""
         factors, roots = given
         whiteners = None
@@ -116,7 +116,7 @@ class _Preconditioned(_OfAdam):
         averages = averaged(factors, gradient, 1 - main.beta2, self._buffers, whiteners)
         return averages, main.roots(averages, count) if main.renews(count) else roots
 
-    def _precondition(self, step: Array, mean: Array, roots: Any) -> None:
+    def _precondition(self, step: Array, mean: Array, roots: Sequence[Any]) -> None:
         """Turn a step of Adam, which is negative, into a preconditioned one of the same norm."""
         size, turned = _norm(step), self._buffers("turned", step.shape, step.dtype)
         rotated(mean, roots, False, self._buffers, turned)

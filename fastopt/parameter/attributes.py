@@ -22,11 +22,11 @@ def storage_type(role: str, stype: str) -> str:
     return choice(role, stype, "default", "row_sparse")
 
 
-def _itself(value: Any) -> Any:
+def _itself(value: object) -> Any:
     return value
 
 
-def _text(init: Any) -> Any:
+def _text(init: object) -> Any:
     """Return a comparable form of an initializer; a function is equal only to itself."""
     return create(init).dumps() if isinstance(init, (str, Initializer)) else init
 

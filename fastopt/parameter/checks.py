@@ -5,6 +5,7 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import cuda_target, is_cuda
@@ -17,7 +18,7 @@ Shape = tuple[int, ...]
 UNKNOWN = -1
 
 
-def as_shape(shape: Any) -> Shape | None:
+def as_shape(shape: object) -> Shape | None:
     """Return a shape as a tuple, with -1 for lengths of 0, -1 and None; None stays None.
 
     Raises
@@ -52,7 +53,7 @@ def merged(one: Shape | None, other: Shape | None) -> Shape | None:
     return tuple(max(pair) for pair in zip(one, other, strict=True))
 
 
-def as_dtype(dtype: Any) -> np.dtype[Any]:
+def as_dtype(dtype: DTypeLike | None) -> np.dtype[Any]:
     """Return `dtype` as a NumPy dtype of real numbers.
 
     Raises
@@ -76,7 +77,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def as_array(values: Any) -> Array:
+def as_array(values: object) -> Array:
     """Return `values` as an array on the host; TypeError if not numeric, or masked."""
     values = host(values) if is_cuda(values) else values
     if is_masked(values):
@@ -90,7 +91,7 @@ def as_array(values: Any) -> Array:
     return array
 
 
-def as_devices(device: Any) -> tuple[Device, ...]:
+def as_devices(device: object) -> tuple[Device, ...]:
     """Return one or several devices as a tuple; None is the current device.
 
     Raises

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastopt._suggestions import closest
 from fastopt.device import Device
 from fastopt.initializer import Initializer, create
+from fastopt.initializer.registry import Init
 from fastopt.parameter import files
 from fastopt.parameter.constant import Constant
 from fastopt.parameter.deprecated import ctx_is_device
@@ -118,7 +120,7 @@ class ParameterDict:
         self._parameters[full] = found
         return found
 
-    def get_constant(self, name: str, value: Any = None) -> Constant:
+    def get_constant(self, name: str, value: ArrayLike | None = None) -> Constant:
         """Return the constant of this name; create it if neither this dict nor `shared` has it.
 
         Parameters
@@ -234,7 +236,7 @@ class ParameterDict:
     @ctx_is_device
     def initialize(
         self,
-        init: Any = "uniform",
+        init: Init = "uniform",
         device: Device | Sequence[Device] | None = None,
         verbose: bool = False,
         force_reinit: bool = False,
@@ -293,7 +295,7 @@ class ParameterDict:
             for parameter in parameters:
                 parameter.reset_device(device)
 
-    def setattr(self, name: str, value: Any) -> None:
+    def setattr(self, name: str, value: object) -> None:
         """Set an attribute of all parameters, such as ``grad_req`` or ``lr_mult``.
 
         Parameters

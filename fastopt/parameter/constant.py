@@ -1,9 +1,9 @@
 """Constants of a model, which are not trained."""
 
 import warnings
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastopt import initializer
 from fastopt.parameter.checks import as_array
@@ -37,7 +37,7 @@ class Constant(Parameter):
     array([0.5 , 0.25], dtype=float32)
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: ArrayLike) -> None:
         is_array = isinstance(value, (np.ndarray, np.generic))
         given = as_array(value)
         self.value = np.array(given, None if is_array else np.float32)

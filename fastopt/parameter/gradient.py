@@ -46,14 +46,14 @@ class Gradient:
         self.fresh[i], self._summed = True, False
         return self.buffers[i]
 
-    def set(self, i: int, given: Any) -> None:
+    def set(self, i: int, given: object) -> None:
         """Replace buffer `i`."""
         grad = self._admitted(given)
         self.touch(i)
         self._written[i] = True
         self._store(i, grad)
 
-    def add(self, i: int, given: Any, *, always: bool) -> None:
+    def add(self, i: int, given: object, *, always: bool) -> None:
         """Add to buffer `i`; unless `always`, the first gradient of a step replaces it."""
         if not (always or self._written[i]):
             self.set(i, given)
@@ -101,7 +101,7 @@ class Gradient:
         ]
         return converted
 
-    def _cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
+    def _cast(self, array: Array, dtype: np.dtype[Any]) -> Any:
         """Convert an array to another dtype; values out of range become infinite."""
         with np.errstate(over="ignore"):
             return array.astype(dtype)
@@ -112,7 +112,7 @@ class Gradient:
         none = np.zeros((0, *self.shape[1:]), self.dtype)
         return RowSparse(none, np.zeros(0, np.int64), self.shape)
 
-    def _store(self, i: int, grad: Any) -> None:
+    def _store(self, i: int, grad: Array | RowSparse) -> None:
         if self.row_sparse:
             self.buffers[i] = grad
         elif isinstance(grad, RowSparse):
@@ -120,7 +120,7 @@ class Gradient:
         else:
             self.buffers[i][...] = grad
 
-    def _admitted(self, given: Any) -> Any:
+    def _admitted(self, given: object) -> Any:
         """Convert a gradient to the dtype and storage type of the buffers.
 
         Raises

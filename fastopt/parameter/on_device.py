@@ -9,7 +9,7 @@ from fastopt._engine.accumulate import adding, joined_rows
 from fastopt._kernels.device_memory import host, owned, snapshot, zero
 from fastopt._kernels.devices import device_of, header, is_cuda
 from fastopt._kernels.layout import kind_of
-from fastopt.parameter.checks import as_array
+from fastopt.parameter.checks import Array, as_array
 from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
@@ -17,7 +17,7 @@ from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 class DeviceGradient(Gradient):
     """Gradient with one buffer, on the CUDA device of the parameter."""
 
-    def __init__(self, weight: Any, row_sparse: bool) -> None:
+    def __init__(self, weight: Array, row_sparse: bool) -> None:
         of = header(weight)
         self.device: Any = device_of(of)
         super().__init__(tuple(of.shape), of.dtype, 1, row_sparse)
@@ -30,15 +30,15 @@ class DeviceGradient(Gradient):
         self.__dict__.update(state)
         self.buffers = [self._mapped(self._own, each) for each in self.buffers]
 
-    def set(self, i: int, given: Any) -> None:
+    def set(self, i: int, given: object) -> None:
         """See :meth:`Gradient.set`."""
         self._take(given, keep=False)
 
-    def add(self, i: int, given: Any, *, always: bool) -> None:
+    def add(self, i: int, given: object, *, always: bool) -> None:
         """See :meth:`Gradient.add`."""
         self._take(given, keep=always or self._written[i])
 
-    def _take(self, given: Any, keep: bool) -> None:
+    def _take(self, given: object, keep: bool) -> None:
         grad = self._admitted(given)
         buffer, rows = self.buffers[0], isinstance(grad, RowSparse)
         if self.row_sparse:
@@ -60,23 +60,23 @@ class DeviceGradient(Gradient):
         else:
             zero(self.buffers[0], 0)  # on the stream of all its work
 
-    def _cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
+    def _cast(self, array: Array, dtype: np.dtype[Any]) -> Any:
         return self._own(super()._cast(host(array), dtype))
 
-    def _mapped(self, function: Callable[[Any], Any], buffer: Any) -> Any:
+    def _mapped(self, function: Callable[[Any], Any], buffer: Array | RowSparse) -> Any:
         """Apply a function to the arrays of a buffer."""
         if isinstance(buffer, RowSparse):
             return RowSparse(function(buffer.values), function(buffer.indices), buffer.shape)
         return function(buffer)
 
-    def _own(self, array: Any) -> Any:
+    def _own(self, array: Array) -> Any:
         """Copy a NumPy array to the device."""
         return owned(array, self.device)
 
     def _zeros(self) -> Any:
         return self._mapped(self._own, super()._zeros())
 
-    def _admitted(self, given: Any) -> Any:
+    def _admitted(self, given: object) -> Any:
         """Return the gradient on the device; rows are copied, as they are kept until the step."""
         if kind_of(self.dtype) is None:
             raise TypeError(f"{self.dtype} has no gradients on a CUDA device")

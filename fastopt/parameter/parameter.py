@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from fastopt._advice import PARAMETER_ARGUMENTS, PARAMETER_NAMES
 from fastopt._kernels.device_memory import assign, host, owned, placed
@@ -16,6 +17,7 @@ from fastopt._kernels.devices import header, is_cuda
 from fastopt.arguments import Checked, brief, choice, number, unknown_arguments
 from fastopt.device import Device, cpu, current_device
 from fastopt.initializer import FusedRNN, InitDesc, Initializer, create
+from fastopt.initializer.registry import Init
 from fastopt.parameter.attributes import ASSIGNED, COMPARED, storage_type
 from fastopt.parameter.checks import (
     Array,
@@ -40,8 +42,8 @@ MAKING = threading.Lock()
 class Deferred(NamedTuple):
     """Arguments of a deferred initialization."""
 
-    init: Any
-    default_init: Any
+    init: Init
+    default_init: Init
     devices: tuple[Device, ...]
 
 
@@ -117,16 +119,16 @@ class Parameter(Checked):
         self,
         name: str = "weight",
         grad_req: str = "write",
-        shape: Any = None,
-        dtype: Any = "float32",
+        shape: object = None,
+        dtype: DTypeLike = "float32",
         lr_mult: float = 1.0,
         wd_mult: float = 1.0,
-        init: Any = None,
+        init: Init | None = None,
         allow_deferred_init: bool = False,
         differentiable: bool = True,
         stype: str = "default",
         grad_stype: str = "default",
-        **unknown: Any,
+        **unknown: object,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, got {brief(name)}")
@@ -151,7 +153,7 @@ class Parameter(Checked):
         kind, dtype = type(self).__name__, self._dtype.name
         return f"{kind}(name={self._name!r}, shape={self.shape}, dtype={dtype})"
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in ASSIGNED or callable(getattr(type(self), name, None)):
             instead = ASSIGNED.get(name, f"call {name}()")
             raise AttributeError(f"{self._words}: {name} cannot be assigned; {instead}")
@@ -191,10 +193,10 @@ class Parameter(Checked):
         return self._dtype
 
     @dtype.setter
-    def dtype(self, dtype: Any) -> None:
+    def dtype(self, dtype: DTypeLike) -> None:
         self.cast(dtype)
 
-    def cast(self, dtype: Any) -> None:
+    def cast(self, dtype: DTypeLike) -> None:
         """Change the dtype of the parameter and of its gradient.
 
         Parameters
@@ -243,7 +245,7 @@ class Parameter(Checked):
         return self._shape
 
     @shape.setter
-    def shape(self, shape: Any) -> None:
+    def shape(self, shape: object) -> None:
         new = self._merged(shape)
         if new != as_shape(shape):
             raise ValueError(f"{self._words}: shape {new} is known, got {shape}")
@@ -263,7 +265,7 @@ class Parameter(Checked):
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{self._words}: {error}") from error
 
-    def _merged(self, shape: Any) -> Shape | None:
+    def _merged(self, shape: object) -> Shape | None:
         """Return the current shape merged with `shape`."""
         with self._named():
             return merged(self._shape, as_shape(shape))
@@ -294,9 +296,9 @@ class Parameter(Checked):
     @ctx_is_device
     def initialize(
         self,
-        init: Any = None,
+        init: Init | None = None,
         device: Device | Sequence[Device] | None = None,
-        default_init: Any = "uniform",
+        default_init: Init = "uniform",
         force_reinit: bool = False,
     ) -> None:
         """Allocate and initialize the arrays, or defer it until the shape is known.
@@ -477,7 +479,7 @@ class Parameter(Checked):
 
     # Values
 
-    def set_data(self, data: Any) -> None:
+    def set_data(self, data: object) -> None:
         """Write new values into the arrays on all devices.
 
         Parameters
@@ -531,7 +533,7 @@ class Parameter(Checked):
 
     def _load_init(
         self,
-        data: Any,
+        data: object,
         device: Device | Sequence[Device] | None,
         cast_dtype: bool = False,
         dtype_source: str = "current",
@@ -689,7 +691,7 @@ class Parameter(Checked):
         """
         return self._buffers().touch(self._position(device))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         raise TypeError(f"{self._words} is not an array, its data() is one")
 
     def list_grad(self) -> list[Any]:
@@ -697,7 +699,7 @@ class Parameter(Checked):
         gradient = self._buffers()
         return [gradient.touch(i) for i in range(len(gradient.buffers))]
 
-    def add_grad(self, grad: Any, device: Device | None = None) -> None:
+    def add_grad(self, grad: object, device: Device | None = None) -> None:
         """Add to the gradient of this step; nothing happens if ``grad_req`` is ``'null'``.
 
         With ``'write'`` the first gradient after a step replaces the old one and later ones are
@@ -734,7 +736,7 @@ class Parameter(Checked):
                 always = self._grad_req == "add"
                 self._buffers().add(self._position(device), grad, always=always)
 
-    def set_grad(self, grad: Any, device: Device | None = None) -> None:
+    def set_grad(self, grad: object, device: Device | None = None) -> None:
         """Replace the gradient; later calls of :meth:`add_grad` add to it.
 
         Parameters
@@ -798,7 +800,7 @@ class Parameter(Checked):
         self._require("row_sparse", "list_row_sparse_data()", "list_data()")
         return [self._rows(i, row_id) for i in range(len(self._arrays()))]
 
-    def _rows(self, position: int, row_id: Any) -> RowSparse:
+    def _rows(self, position: int, row_id: object) -> RowSparse:
         if not isinstance(row_id, np.ndarray) or row_id.dtype.kind not in "iu":
             raise TypeError(f"{self._words}: row_id must be an array of integers, got {row_id!r}")
         copy = self._arrays()[position]
@@ -812,7 +814,7 @@ class Parameter(Checked):
 
     # Trainer
 
-    def _set_trainer(self, trainer: Any) -> None:
+    def _set_trainer(self, trainer: object) -> None:
         """Attach the parameter to a trainer, or detach it with None.
 
         Raises

@@ -1,12 +1,10 @@
 """Initializer for weights provided by the caller."""
 
-from typing import Any
-
 import numpy as np
 
 from fastopt.arguments import is_array
-from fastopt.parameter.checks import as_shape, merged
-from fastopt.precision.info import FLOATS, Array, ParameterInfo, Workspace, entered, full_name
+from fastopt.parameter.checks import Array, as_shape, merged
+from fastopt.precision.info import FLOATS, ParameterInfo, Workspace, entered, full_name
 
 
 class ExternalInitializer:
@@ -35,7 +33,7 @@ class ExternalInitializer:
         self.array = None if array is None else _of_floats("ExternalInitializer", array)
 
     def create_param(
-        self, param_name: str, init_net: Workspace | None, shape: Any
+        self, param_name: str, init_net: Workspace | None, shape: object
     ) -> ParameterInfo:
         """Check the array and return it as a parameter.
 
@@ -70,7 +68,7 @@ class ExternalInitializer:
         return ParameterInfo(name, _checked(name, init_net[name], shape))
 
 
-def _of_floats(name: str, array: Any) -> Array:
+def _of_floats(name: str, array: object) -> Array:
     """Return `array`; TypeError unless it is a NumPy array of a supported float dtype."""
     if not is_array(array):
         raise TypeError(f"{name}: array must be a NumPy array, got {type(array).__name__}")
@@ -80,7 +78,7 @@ def _of_floats(name: str, array: Any) -> Array:
     return floats
 
 
-def _checked(name: str, given: Any, shape: Any) -> Array:
+def _checked(name: str, given: object, shape: object) -> Array:
     """Return the array if it is a valid weight of this shape."""
     array = _of_floats(name, given)
     if not array.flags.writeable:

@@ -3,16 +3,14 @@
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Self
 
-import numpy as np
-
 from fastopt._engine.mixed_precision import split_state
 from fastopt._engine.validate import check_index
 from fastopt._updater.updater import Updater
 from fastopt.checkpoint.restore.describe import check_updater
 from fastopt.optimizer.unbound import bound, expect_bind
+from fastopt.parameter.checks import Array
 from fastopt.scope import current_scope
 
-Array = np.ndarray[Any, Any]
 Workspace = MutableMapping[str, Array]
 
 SUFFIX = {"float32": "_fp32", "float16": "_fp16", "bfloat16": "_bf16"}

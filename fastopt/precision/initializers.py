@@ -4,18 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from fastopt import initializer
-from fastopt.parameter.checks import Shape, as_dtype, as_shape, is_known
-from fastopt.precision.info import (
-    FLOATS,
-    HALVES,
-    Array,
-    ParameterInfo,
-    Workspace,
-    entered,
-    full_name,
-)
+from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, is_known
+from fastopt.precision.info import FLOATS, HALVES, ParameterInfo, Workspace, entered, full_name
 
 
 class Initializer:
@@ -48,7 +41,7 @@ class Initializer:
     """Supported values of `dtype`, the default first."""
 
     def __init__(
-        self, operator_name: str | None = None, *, dtype: Any = None, **kwargs: Any
+        self, operator_name: str | None = None, *, dtype: DTypeLike | None = None, **kwargs: object
     ) -> None:
         self.dtype = as_dtype(self.dtypes[0] if dtype is None else dtype)
         if self.dtype.name not in self.dtypes:
@@ -87,7 +80,7 @@ class Initializer:
         self.operator_name, self.operator_kwargs = operator_name, dict(kwargs)
 
     def create_param(
-        self, param_name: str, init_net: Workspace | None, shape: Any
+        self, param_name: str, init_net: Workspace | None, shape: object
     ) -> ParameterInfo:
         """Create the arrays of one parameter.
 
@@ -230,7 +223,7 @@ def update_initializer(
     raise TypeError(f"expected an operator name and a dict of its arguments, got {pair!r}")
 
 
-def _filled(name: str, shape: Shape, dtype: Any, fill: initializer.Initializer) -> Array:
+def _filled(name: str, shape: Shape, dtype: DTypeLike, fill: initializer.Initializer) -> Array:
     """Return a new array filled by the initializer, regardless of the ending of its name."""
     array = np.empty(shape, dtype)
     fill(initializer.InitDesc(name, {"__init__": fill}), array)

@@ -5,7 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from numpy.typing import DTypeLike
+
 from fastopt.arguments import number
+from fastopt.initializer.registry import Init
 from fastopt.parameter import Parameter, ParameterDict
 
 Reuse = bool | Literal["auto"]
@@ -151,11 +154,11 @@ class Scope:
     def get_parameter(
         self,
         name: str | None = None,
-        shape: Any = None,
+        shape: object = None,
         *,
-        initializer: Any = None,
+        initializer: Init | None = None,
         regularizer: float | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         trainable: bool | None = None,
         reuse: Reuse | None = None,
         **kw: Any,
@@ -222,7 +225,9 @@ class Scope:
             return self.params.get(name, **(given if exists else {**self.defaults, **given}))
 
 
-def arguments(initializer: Any, regularizer: Any, dtype: Any, trainable: Any) -> dict[str, Any]:
+def arguments(
+    initializer: object, regularizer: object, dtype: object, trainable: object
+) -> dict[str, Any]:
     """Translate arguments of a scope into arguments of a Parameter."""
     if not isinstance(trainable, bool | None):
         raise TypeError(f"trainable must be True or False, got {trainable!r}")

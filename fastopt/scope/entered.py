@@ -3,6 +3,9 @@
 from contextvars import ContextVar
 from typing import Any, Self
 
+from numpy.typing import DTypeLike
+
+from fastopt.initializer.registry import Init
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.scope.base import Reuse, Scope, arguments, checked_reuse, path
 
@@ -55,10 +58,10 @@ class name_scope(Scope):
         self,
         name: str | None = None,
         abs_name: str | None = None,
-        initializer: Any = None,
+        initializer: Init | None = None,
         regularizer: float | None = None,
         reuse: Reuse | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         params: ParameterDict | None = None,
         trainable: bool | None = None,
@@ -107,7 +110,7 @@ def current_scope() -> Scope:
     return (_root, *_entered.get())[-1]
 
 
-def get_parameter(name: str | None = None, shape: Any = None, **kw: Any) -> Parameter:
+def get_parameter(name: str | None = None, shape: object = None, **kw: Any) -> Parameter:
     """Create or return a parameter in the current scope.
 
     Parameters

@@ -193,7 +193,7 @@ class Directory:
         if self._incomplete:
             self._write([self._logged])
 
-    def flush(self, table: Any, logged: Callable[[], None]) -> None:
+    def flush(self, table: Mapping[str, Any], logged: Callable[[], None]) -> None:
         """Write all changes and the table's description; call `logged` once the log is on disk.
 
         Raises
@@ -270,5 +270,5 @@ def _release(descriptor: int, process: int) -> None:
     os.close(descriptor)
 
 
-def _bring(file: RecordFile, pages: Any) -> None:
+def _bring(file: RecordFile, pages: Rows) -> None:
     bring()(file.address, pages)

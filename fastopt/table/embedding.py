@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fastopt._advice import TABLE_ATTRIBUTES
 from fastopt._interrupts import uninterrupted
@@ -19,19 +19,15 @@ from fastopt.arguments import Checked, brief, count, flag, number
 from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike, write_atomically
 from fastopt.checkpoint.format.tree import chunks, read
-from fastopt.initializer import Initializer
 from fastopt.optimizer import Optimizer, create
 from fastopt.sparse import REALS
 from fastopt.table.directory import Directory
 from fastopt.table.index import MOST_ROWS, RowIndex
-from fastopt.table.records import Rows
-from fastopt.table.rows import Array, TableRows, naming
+from fastopt.table.records import Array, Rows
+from fastopt.table.rows import TableRows, naming
 from fastopt.table.saved import checked, checked_description
-from fastopt.table.start import Start
+from fastopt.table.start import Init, Start
 from fastopt.table.storage import check_optimizer
-
-Init = str | Initializer | Callable[[Array], ArrayLike]
-
 
 BUFFER = 1 << 30
 """Default of `buffer_bytes`."""
@@ -147,7 +143,7 @@ class EmbeddingTable(TableRows, Checked):
         dim: int,
         optimizer: Optimizer | str,
         *,
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
         init: Init = "uniform",
         capacity: int | None = None,
         min_count: int = 1,
@@ -649,7 +645,7 @@ class EmbeddingTable(TableRows, Checked):
         with read_from(path), builtins.open(os.fspath(path), "rb") as file:
             return cls._restored(read(file, optimizer), optimizer, init)
 
-    def _described(self, init: Any = None) -> dict[str, Any]:
+    def _described(self, init: Init | None = None) -> dict[str, Any]:
         """Fields of a checkpoint; weight and state are views."""
         high, waiting = self._index.high, self._waiting
         decay = self.optimizer.row_decay.get(self.name)
@@ -663,7 +659,7 @@ class EmbeddingTable(TableRows, Checked):
 
     @classmethod
     def _opened(
-        cls, directory: Directory, optimizer: Optimizer | None, init: Any, verify: bool
+        cls, directory: Directory, optimizer: Optimizer | None, init: Init | None, verify: bool
     ) -> Self:
         """Open the table in the files of a directory; nothing is written before all checks pass."""
         table = cls.__new__(cls)
@@ -704,7 +700,7 @@ class EmbeddingTable(TableRows, Checked):
         return table
 
     @classmethod
-    def _restored(cls, saved: Any, optimizer: Optimizer | None, init: Any) -> Self:
+    def _restored(cls, saved: object, optimizer: Optimizer | None, init: Init | None) -> Self:
         """Check the fields from :meth:`_described`, and create a table from them.
 
         Raises
@@ -799,7 +795,7 @@ def _unpickled(klass: type[EmbeddingTable], described: dict[str, Any]) -> Embedd
     return klass._restored(described, None, init if callable(init) else None)
 
 
-def _dtype(dtype: Any) -> np.dtype[Any]:
+def _dtype(dtype: DTypeLike) -> np.dtype[Any]:
     result: np.dtype[Any] = (
         bfloat16() if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
     )
@@ -812,7 +808,7 @@ def _capacity(capacity: int | None) -> int | None:
     return None if capacity is None else count("capacity", capacity, most=MOST_ROWS)
 
 
-def _positive(name: str, value: Any) -> float:
+def _positive(name: str, value: object) -> float:
     exact = number(name, value, least=0)
     if not exact:
         raise ValueError(f"{name} must be more than 0, got {value}")

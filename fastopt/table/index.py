@@ -190,7 +190,7 @@ class RowIndex:
         if self._file is not None:
             self._file.mark(rows[rows >= 0])
 
-    def _run(self, factory: Any, *arguments: Any, of: tuple[bool, ...] = ()) -> Any:
+    def _run(self, factory: Any, *arguments: object, of: tuple[bool, ...] = ()) -> Any:
         kernel = self._kernels.get((factory, of))
         if kernel is None:
             kernel = self._kernels[factory, of] = bind(factory(*of), *arguments)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastopt._engine.validate import converted, is_half
 from fastopt._interrupts import uninterrupted
@@ -23,12 +24,10 @@ from fastopt.sparse import RowSparse
 from fastopt.table.access import Access
 from fastopt.table.directory import Directory
 from fastopt.table.index import MOST_ROWS, RECORD, Ids, RowIndex
-from fastopt.table.records import RecordFile, Rows
+from fastopt.table.records import Array, RecordFile, Rows
 from fastopt.table.saved import FORMAT
-from fastopt.table.start import Start
+from fastopt.table.start import Init, Start
 from fastopt.table.storage import Storage
-
-Array = np.ndarray[Any, Any]
 
 FEWEST = 1 << 16
 """Fewest rows to reserve if `capacity` is not given."""
@@ -92,7 +91,7 @@ class TableRows:
     # Arguments
 
     def _checked_ids(
-        self, ids: Any, argument: str = "ids"
+        self, ids: ArrayLike, argument: str = "ids"
     ) -> tuple[Ids, tuple[int, ...], np.dtype[Any]]:
         """Check ids; return their bits as a flat int64 array, their shape, and the id dtype."""
         context = f"table {self.name!r}: {argument}"
@@ -116,7 +115,7 @@ class TableRows:
                 raise ValueError(f"{context} must fit into the table's {keys}, got {wrong}")
         return flat.view(np.int64), array.shape, keys
 
-    def _checked_update(self, ids: Any, grads: Any) -> tuple[Ids, np.dtype[Any], Array]:
+    def _checked_update(self, ids: ArrayLike, grads: ArrayLike) -> tuple[Ids, np.dtype[Any], Array]:
         """Check the arguments of :meth:`update`, and return those of :meth:`_update`."""
         bits, shape, keys = self._checked_ids(ids)
         context = f"table {self.name!r}: grads"
@@ -130,7 +129,7 @@ class TableRows:
             raise ValueError(f"{context} must have shape {(*shape, self.dim)}, got {array.shape}")
         return bits, keys, array.reshape(-1, self.dim)
 
-    def _rows_of(self, ids: Any) -> tuple[Rows, tuple[int, ...]]:
+    def _rows_of(self, ids: ArrayLike | None) -> tuple[Rows, tuple[int, ...]]:
         """Row numbers of ids, by default of all ids, and their shape."""
         if ids is None:
             rows = self._index.in_use()
@@ -140,7 +139,7 @@ class TableRows:
 
     # Rows
 
-    def _lookup(self, ids: Any, create: bool) -> Array:
+    def _lookup(self, ids: ArrayLike, create: bool) -> Array:
         bits, shape, keys = self._checked_ids(ids)
         rows = self._rows(bits, keys, create)
         return self._storage.taken(rows).reshape((*shape, self.dim))
@@ -303,7 +302,7 @@ class TableRows:
             "record": [[dtype.name, list(shape)] for dtype, shape in storage.parts],
         }
 
-    def _settings(self, init: Any = None) -> dict[str, Any]:
+    def _settings(self, init: Init | None = None) -> dict[str, Any]:
         """Fields of both kinds of tables: arguments, step and optimizer."""
         return {
             "embedding_table": FORMAT,

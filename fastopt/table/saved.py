@@ -12,10 +12,8 @@ from fastopt.checkpoint.format.container import dtype_of
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer import Optimizer
 from fastopt.table.index import MOST_ROWS
-from fastopt.table.start import Start
+from fastopt.table.start import Init, Start
 from fastopt.table.storage import check_optimizer
-
-Array = np.ndarray[Any, Any]
 
 FORMAT = 1
 
@@ -55,7 +53,7 @@ that were written to; `waiting`: number of rows of the index of waiting ids; `re
 shape of the weight and state arrays of a row."""
 
 
-def checked(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any]:
+def checked(saved: Any, optimizer: Optimizer | None, init: Init | None) -> dict[str, Any]:
     """Check the fields of a saved table, and return them with dtypes and `start` decoded.
 
     Parameters
@@ -90,7 +88,9 @@ def checked(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any
     return fields
 
 
-def checked_description(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any]:
+def checked_description(
+    saved: Any, optimizer: Optimizer | None, init: Init | None
+) -> dict[str, Any]:
     """Check the description of a table in files, like :func:`checked`."""
     made_by = "EmbeddingTable(path=...)"
     fields = _checked_settings(saved, DESCRIPTION, made_by, optimizer, init)
@@ -103,7 +103,7 @@ def checked_description(saved: Any, optimizer: Optimizer | None, init: Any) -> d
 
 
 def _checked_settings(
-    saved: Any, kinds: dict[str, Any], made_by: str, optimizer: Optimizer | None, init: Any
+    saved: Any, kinds: dict[str, Any], made_by: str, optimizer: Optimizer | None, init: Init | None
 ) -> dict[str, Any]:
     """Check the types of all fields, and the values of those in SETTINGS."""
     if not isinstance(saved, Mapping) or saved.keys() != kinds.keys():
@@ -145,7 +145,7 @@ def _checked_settings(
     return fields
 
 
-def _start(saved: Any, seed: int, given: Any) -> Start:
+def _start(saved: object, seed: int, given: Init | None) -> Start:
     if given is not None:
         return Start(given)
     if not isinstance(saved, str):
@@ -172,6 +172,6 @@ def _check_records(name: str, records: tuple[Any, ...], counts: str, step: int) 
     return rows
 
 
-def _check_array(name: str, array: Any, dtype: str, shape: tuple[int, ...]) -> None:
+def _check_array(name: str, array: object, dtype: str, shape: tuple[int, ...]) -> None:
     if not isinstance(array, np.ndarray) or (array.dtype.name, array.shape) != (dtype, shape):
         raise CheckpointError(f"{name} must be an array of {dtype} of shape {shape}")

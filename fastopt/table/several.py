@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from numpy.typing import ArrayLike
 
 from fastopt.arguments import brief, flag
 from fastopt.table.embedding import EmbeddingTable
-from fastopt.table.rows import Array
+from fastopt.table.records import Array
 
 Tables = Mapping[str, EmbeddingTable]
 PerTable = Mapping[str, ArrayLike]
@@ -93,7 +92,7 @@ def update(tables: Tables, ids: PerTable, grads: PerTable) -> None:
             table._update(bits, keys, values)
 
 
-def _check(tables: Any, ids: Any) -> None:
+def _check(tables: Tables, ids: PerTable) -> None:
     for name, given in (("tables", tables), ("ids", ids)):
         if not isinstance(given, Mapping):
             raise TypeError(f"{name} must be a mapping by name, got {brief(given)}")

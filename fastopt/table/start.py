@@ -4,14 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fastopt._kernels import hashing
 from fastopt.arguments import brief
 from fastopt.initializer import Constant, Initializer, Normal, One, Uniform, Zero, create
 from fastopt.table.index import Ids
+from fastopt.table.records import Array
 
-Array = np.ndarray[Any, Any]
+Init = str | Initializer | Callable[[Array], ArrayLike]
 
 
 class Start:
@@ -31,8 +32,8 @@ class Start:
         `init` is not one of these.
     """
 
-    def __init__(self, init: Any, seed: int | None = None) -> None:
-        self.given = init
+    def __init__(self, init: Init, seed: int | None = None) -> None:
+        self.given: Any = init
         self.scale, self.kind = 0.0, "constant"
         self.function: Callable[[Array], Any] | None = None
         if isinstance(init, str):

@@ -14,10 +14,8 @@ from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.arguments import brief
 from fastopt.optimizer.optimizer import Optimizer
 from fastopt.table.index import Ids
-from fastopt.table.records import RecordFile, Rows, fields, size_of
+from fastopt.table.records import Array, RecordFile, Rows, fields, size_of
 from fastopt.table.start import Start
-
-Array = np.ndarray[Any, Any]
 
 BLOCK = 1 << 15
 """Elements that are initialized at a time, few enough to fit into a cache."""

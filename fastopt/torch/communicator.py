@@ -158,7 +158,7 @@ _groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def attached(
-    comm: Any, make: Callable[[Any], Any], usable: Callable[[Any], bool], timeout: float
+    comm: object, make: Callable[[Any], Any], usable: Callable[[Any], bool], timeout: float
 ) -> Any:
     """See :func:`fastopt.distributed.communicator.attached`.
 

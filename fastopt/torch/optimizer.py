@@ -22,6 +22,7 @@ from fastopt._updater.updater import DEFAULTS, Updater
 from fastopt.amp import StepInfo
 from fastopt.arguments import brief, number
 from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.optimizer import Optimizer as Rule
 from fastopt.torch.recipes import COMMON, Made, Recipe, apply, check_arguments, plain
 from fastopt.torch.rules import Buffered, HeavyBall
 from fastopt.torch.views import GRAD, Views, check_parameter
@@ -147,18 +148,18 @@ def _names(group: Mapping[str, Any], numbers: Sequence[int]) -> list[str]:
     return names + [f"parameter {k}" for k in numbers[len(names) :]]
 
 
-def _slots(optimizer: Any) -> Any:
+def _slots(optimizer: Rule) -> Any:
     """Return the names of the state arrays, on which momentum has an effect if it becomes 0."""
     return optimizer.rule.state if optimizer.native else ()
 
 
-def _are_alike(grad: Any, array: Any) -> bool:
+def _are_alike(grad: Any, array: np.ndarray[Any, Any]) -> bool:
     """Whether a gradient needs no further check."""
     plain_array = type(grad) is np.ndarray
     return plain_array and grad.shape == array.shape and grad.dtype == array.dtype
 
 
-def _is_mutable(value: Any) -> bool:
+def _is_mutable(value: object) -> bool:
     of = isinstance(value, tuple) and any(map(_is_mutable, value))
     return of or isinstance(value, (torch.Tensor, np.ndarray, list))
 
@@ -209,7 +210,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     recipe: ClassVar[Recipe]
 
-    def __init__(self, params: Any, *args: Any, **arguments: Any) -> None:
+    def __init__(self, params: object, *args: object, **arguments: Any) -> None:
         if not hasattr(type(self), "recipe"):
             raise TypeError("fastopt.torch.Optimizer is abstract: use a class such as Adam")
         recipe = type(self).recipe
@@ -330,7 +331,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             or torch.autograd._profiler_enabled()
         )
 
-    def _step_with_hooks(self, closure: Any) -> Any:
+    def _step_with_hooks(self, closure: Callable[[], Any] | None) -> Any:
         return _hooked(self, closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
@@ -659,7 +660,7 @@ def _load(
     updater.load_state_dict(described, strict=False)
 
 
-def _steps(context: str, value: Any) -> int:
+def _steps(context: str, value: object) -> int:
     """Return a number of steps; raise CheckpointError if it is not one."""
     steps = plain(value)
     if isinstance(steps, (int, float)) and steps >= 0 and float(steps).is_integer():
@@ -667,21 +668,21 @@ def _steps(context: str, value: Any) -> int:
     raise CheckpointError(f"{context}: step must be a whole number, at least 0, got {brief(value)}")
 
 
-def _tensor(array: Any) -> torch.Tensor:
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """Return a tensor with the memory of an array."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def _array(tensor: Any, role: str = "state") -> Any:
+def _array(tensor: object, role: str = "state") -> Any:
     """Return a copy of a tensor as an array."""
     if not isinstance(tensor, torch.Tensor):
         raise CheckpointError(f"{role} must be a tensor, got {brief(tensor)}")
     return np.array(of_tensor(role, resolved(tensor.detach().cpu())))
 
 
-def copied(value: Any) -> Any:
+def copied(value: np.ndarray[Any, Any] | torch.Tensor) -> Any:
     """Return a copy of a tensor or an array."""
     return value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
 

@@ -57,7 +57,9 @@ class Made(NamedTuple):
     """Torch's names of the state arrays, if torch has the same rule."""
 
 
-def _made(kind: Any, arguments: dict[str, Any], group: Mapping[str, Any], **rest: Any) -> Made:
+def _made(
+    kind: type[Rule], arguments: dict[str, Any], group: Mapping[str, Any], **rest: Any
+) -> Made:
     """Create an optimizer and set the options that may change."""
     reasons = [f"{k}={group[k]}" for k, v in UNSUPPORTED.items() if group.get(k, v) != v]
     if reasons:

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastopt._foreign import as_gradient, of_tensor
-
-Array = np.ndarray[Any, Any]
+from fastopt._foreign import Array, as_gradient, of_tensor
 
 GRAD = attrgetter("grad")
 ADDRESS, IS_CONTIGUOUS, SIZE = torch.Tensor.data_ptr, torch.Tensor.is_contiguous, torch.Tensor.size
@@ -21,7 +19,7 @@ IS_NEGATED = torch.Tensor.is_neg
 DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
 
-def check_parameter(name: str, tensor: Any) -> None:
+def check_parameter(name: str, tensor: object) -> None:
     """Raise an error for a parameter that cannot be updated in place by NumPy."""
     if not isinstance(tensor, torch.Tensor):
         return  # torch's own error

@@ -152,7 +152,7 @@ class Instance:
         if self.name in BYTES:
             self.state = arguments
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         if self.state is not None:
             raise CheckpointError(f"it sets the state of {self.name} twice")
         self.state = expect(dict, state)
@@ -186,7 +186,7 @@ def values(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data), encoding="latin-1").load()
 
 
-def as_bytes(value: Any) -> bytes:
+def as_bytes(value: object) -> bytes:
     """Return bytes, which may be represented by a Latin-1 string and the encoding function."""
     if not isinstance(value, Instance):
         return bytes(expect((bytes, bytearray), value))
@@ -200,7 +200,7 @@ def as_bytes(value: Any) -> bytes:
     return as_bytes(data)
 
 
-def expect(kind: Any, value: Any) -> Any:
+def expect(kind: type | tuple[type, ...], value: object) -> Any:
     """Return `value` if it is an instance of `kind`, else raise CheckpointError."""
     if not isinstance(value, kind):
         raise CheckpointError(f"it has a {type(value).__name__} where {kind} belongs")
@@ -244,7 +244,7 @@ class _Converter:
     def __init__(self, allowance: int, dense: Allowance) -> None:
         self.allowance, self.dense = allowance, dense
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: object) -> Any:
         self.spend(1)
         if isinstance(value, Instance):
             if value.name not in ARRAYS:

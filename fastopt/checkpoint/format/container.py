@@ -71,7 +71,7 @@ def can_hold(dtype: np.dtype[Any]) -> bool:
     return dtype.name in CODES
 
 
-def encode(tree: Any, arrays: Mapping[str, Array]) -> Chunks:
+def encode(tree: object, arrays: Mapping[str, Array]) -> Chunks:
     """Return the bytes of a file with `arrays` as its tensors and `tree` in its metadata.
 
     `tree` is JSON without NaN and infinity. The arrays must not change during iteration.

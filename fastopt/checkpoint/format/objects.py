@@ -98,7 +98,7 @@ def new_counts(optimizer: Optimizer, attributes: Mapping[str, Any]) -> dict[str,
         return {name: optimizer._progress[name](name, attributes[name]) for name in counts}
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     """Whether two values are equal, except arrays and what holds them."""
     if type(other) in PLAIN:
         same = type(one) is type(other) and one == other
@@ -112,7 +112,7 @@ def _same(one: Any, other: Any) -> bool:
     )
 
 
-def _is_attribute(klass: type[Checked], name: Any) -> bool:
+def _is_attribute(klass: type[Checked], name: object) -> bool:
     """Whether an instance attribute may have this name.
 
     It may override a default in a user's class, but no method, and nothing defined in this package.
@@ -133,7 +133,7 @@ def _is_ours(klass: type) -> bool:
     return klass.__module__.partition(".")[0] == "fastopt"
 
 
-def optimizer_class(name: Any, present: Optimizer | None) -> type[Optimizer]:
+def optimizer_class(name: object, present: Optimizer | None) -> type[Optimizer]:
     """Class with a name: the current optimizer's class, or a registered one."""
     registered: type | None = Optimizer.opt_registry.get(str(name).lower())
     for klass in (type(present), registered):
@@ -142,7 +142,7 @@ def optimizer_class(name: Any, present: Optimizer | None) -> type[Optimizer]:
     raise CheckpointError(f"optimizer class {name} is not registered")
 
 
-def schedule_class(name: Any) -> type[LRScheduler]:
+def schedule_class(name: str) -> type[LRScheduler]:
     """Registered schedule class with a name."""
     if name not in scheduler_registry:
         raise CheckpointError(f"schedule class {name} is not registered")
@@ -167,7 +167,7 @@ def described_groups(groups: Given | None) -> dict[str, dict[str, Any]]:
 
 
 def restored_groups(
-    saved: Any, present: Given | None, index: Callable[[Any], Any]
+    saved: object, present: Given | None, index: Callable[[Any], Any]
 ) -> dict[str, dict[str, Any]]:
     """Rebuild groups from the result of :func:`described_groups`; the updater does not change.
 

@@ -18,7 +18,7 @@ from fastopt.optimizer.optimizer import Optimizer
 from fastopt.sparse import RowSparse
 
 
-def dumps(tree: Any) -> bytes:
+def dumps(tree: object) -> bytes:
     """Serialize a tree of states without pickle.
 
     Parameters
@@ -84,7 +84,7 @@ def loads(blob: bytes, present: Optimizer | None = None) -> Any:
     return read(io.BytesIO(blob), present)
 
 
-def chunks(tree: Any) -> Iterator[bytes | memoryview]:
+def chunks(tree: object) -> Iterator[bytes | memoryview]:
     """Chunks of the result of :func:`dumps`; any TypeError is raised before the first chunk."""
     arrays: dict[str, Array] = {}
     return encode(_pack(tree, "", arrays), arrays)
@@ -103,7 +103,7 @@ def read(file: io.BufferedIOBase, present: Optimizer | None = None) -> Any:
     return tree
 
 
-def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:
+def _pack(value: object, where: str, arrays: dict[str, Array]) -> Any:
     """JSON form of `value`; arrays are put into `arrays`, named by their position in the tree."""
     if isinstance(value, (bool, int, str)) or value is None:
         return value
@@ -143,7 +143,7 @@ def _dtype(value: Array | np.generic, where: str) -> str:
     return value.dtype.name
 
 
-def _key(key: Any, where: str) -> int | str:
+def _key(key: object, where: str) -> int | str:
     if isinstance(key, (int, str)):
         return key
     if isinstance(key, np.integer):

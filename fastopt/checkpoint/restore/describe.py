@@ -44,7 +44,7 @@ class Stateful(Protocol):
         """Replace all states, with `alike` by others of their form."""
 
 
-def check_updater(updater: Any) -> None:
+def check_updater(updater: object) -> None:
     """Raise TypeError unless `updater` has the attributes `optimizer` and `states`."""
     if not (hasattr(updater, "optimizer") and hasattr(updater, "states")):
         raise TypeError(f"updater must be an Updater, got {type(updater).__name__}")
@@ -102,7 +102,7 @@ def copied(tree: Any) -> Any:
     return tree if kind in PLAIN else copy.deepcopy(tree)
 
 
-def foreign_part(state: Any) -> str | None:
+def foreign_part(state: object) -> str | None:
     """Type name of a part of a state that cannot be saved, or None if all parts can.
 
     None, numbers, arrays, tuples, lists and dicts can be saved.

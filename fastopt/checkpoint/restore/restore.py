@@ -237,7 +237,7 @@ def _check_like_present(updater: Stateful, states: Mapping[Index, Any]) -> None:
                 )
 
 
-def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
+def _pairs(one: object, other: object) -> Iterator[tuple[Any, Any]]:
     """Pairs of arrays at the same position in two states, where their nesting is the same."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         yield one, other
@@ -339,7 +339,7 @@ def _check_states(
             _check_kept(context, own, index, slots[0].shape)
 
 
-def _check_arrays(context: str, rule: Rule, state: Any, optimizer: Optimizer) -> list[Array]:
+def _check_arrays(context: str, rule: Rule, state: object, optimizer: Optimizer) -> list[Array]:
     """Check the arrays of a state, and return those of the rule's slots, without the master."""
     arrays, scales = split_scales(leaves(state))
     if not all(isinstance(array, np.ndarray) for array in arrays):
@@ -439,7 +439,7 @@ def _checked_progress(
 
 
 def _checked_sums(
-    saved: Any, windows: Windows | None, index: Current
+    saved: object, windows: Windows | None, index: Current
 ) -> tuple[dict[Index, int], dict[Index, Any]]:
     if saved is None:
         return {}, {}
@@ -500,7 +500,7 @@ def _checked_averages(
     return average, arrays, held if saved["weights_hold"] == "averages" else None
 
 
-def _of_parameters(name: str, table: Any, index: Current) -> dict[Index, Any]:
+def _of_parameters(name: str, table: Mapping[Any, Any], index: Current) -> dict[Index, Any]:
     """Map the keys of a table to current indices; drop parameters that the updater lacks."""
     try:
         present = {index(key): value for key, value in table.items()}

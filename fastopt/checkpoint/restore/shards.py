@@ -85,7 +85,7 @@ def read_shard(
     return shard
 
 
-def is_of_ranks(tree: Any) -> bool:
+def is_of_ranks(tree: object) -> bool:
     """Whether the tree is the index file of a sharded checkpoint."""
     return isinstance(tree, dict) and "ranks" in tree
 
@@ -138,7 +138,7 @@ def tables_of(tree: Mapping[str, Any]) -> list[dict[Index, Any]]:
     return [tree["states"], *(averages[name] for name in ("arrays", "weights") if averages)]
 
 
-def _joined_state(tree: Any, placement: Placement, by_row: bool = False) -> Any:
+def _joined_state(tree: object, placement: Placement, by_row: bool = False) -> Any:
     """Inverse of :func:`cut_state` for the only rank: flat arrays get the tensor's shape."""
 
     def shaped(array: Array) -> Array:
@@ -153,7 +153,7 @@ def _joined_state(tree: Any, placement: Placement, by_row: bool = False) -> Any:
 
 
 def cut_state(
-    tree: Any, placement: Placement, rank: int, context: str, by_row: bool = False
+    tree: object, placement: Placement, rank: int, context: str, by_row: bool = False
 ) -> Any:
     """Return a rank's slice of a whole state; `by_row`: its arrays have one number for each row.
 

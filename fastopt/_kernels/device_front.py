@@ -1,10 +1,28 @@
-"""What compiled code does in a call on devices: counts and hyper-parameters, before the launches.
+"""What compiled code does in a call on devices: counts, hyper-parameters and repeated launches.
 
 Python reads the arrays (:mod:`fastopt._kernels.cuda_arrays`), and launches what updates them. Their
 records have no loops and no arrays: a record has the count, the hyper-parameters and the key of a
-parameter, which :func:`advance_call` writes to the rows of the tables that are launched.
+parameter, which :func:`advance_all` writes to the rows of the tables that are launched. A call with
+the arrays of the one before needs nothing but that, and the same launches: :func:`repeat_call`.
 
-Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
+What that relies on:
+
+*Addresses.* Arrays of numba never move. Compiled code compares the ids of the objects with those
+that Python has read last, whose deaths weak references report; other arrays are read in each call.
+``test_a_gradient_that_is_gone_is_not_read``, ``test_a_weight_that_is_replaced_is_read_again``.
+
+*Tables.* The addresses on the device are those of the last upload of a table. The number of uploads
+tells whether another call has sent others, or a step on the device has written to them.
+``test_other_arrays_lists_and_single_calls_come_in_between``.
+
+*Owners.* A :class:`~fastopt._engine.device_call.Repeat` keeps the memory of arguments, tables and
+kernels alive, and records live as long as those of all other calls: settings drop both, under the
+lock of the updater. ``test_settings_that_change_between_warm_calls_are_followed``.
+
+*The GIL* is held up to the launches. They may wait for the device, and with it for functions of
+other threads, so it is released for them, when nothing but the memory of the call is read.
+
+Tests: ``tests/gpu/test_cuda_repeats.py``, ``tests/kernels/test_cuda_driver.py``.
 """
 
 from collections.abc import Callable
@@ -177,9 +195,7 @@ def repeat_call(at, place, index, grad, weight):
     """Make a call again whose arrays are known not to have moved; return a status.
 
     It is refused, with nothing changed, if anything besides counts and hyper-parameters differs.
-    The GIL is released for the launches, as the driver may wait for the device, and with it for
-    functions that other threads run: all that is read then belongs to the call, and the caller
-    holds the updater's lock.
+    The caller holds the updater's lock.
     """
     context, repeat = context_at(at), repeat_at(place)
     if context.checks or context.measure or context.clip:

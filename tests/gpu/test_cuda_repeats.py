@@ -113,7 +113,7 @@ def test_other_arrays_lists_and_single_calls_come_in_between(rng):
     pair.check()
 
 
-def test_a_weight_that_is_replaced_or_shared_by_updaters_is_read_again(rng):
+def test_a_weight_that_is_replaced_is_read_again(rng):
     pair, grads = Pair(rng), arrays(rng)
     moved = on_device(grads)
     for _ in range(CALLS):

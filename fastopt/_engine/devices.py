@@ -232,9 +232,14 @@ class Devices:
                 return w.SKIPPED
             words[w.MEASURE] = 0
 
+        incomplete = records.incomplete
+
         def between() -> None:
             asked, each = words[w.ASKED], words[w.EACH]
             words[w.ASKED] = words[w.EACH] = 0
+            records.incomplete = [
+                each for each, on in zip(incomplete, there, strict=False) if not on
+            ]
             status = self.front(records.context, *here)
             if status != w.OK:
                 status = records.resolve(owner, status, *here)
@@ -243,6 +248,7 @@ class Devices:
                 raise Refused
 
         self.between = between
+        records.incomplete = [each for each, on in zip(incomplete, there, strict=False) if on]
         try:
             status = self._enter(others[0], others[1], others[2])
             return records.resolve(owner, status, *others)

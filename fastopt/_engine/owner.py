@@ -75,6 +75,7 @@ class RecordsLike(Protocol):
     folds: bool
     freezes: bool
     norms: bool
+    incomplete: list[bool]
     passes: Any
     prepared: bool
     quick: bool

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fastopt import optimizer
+from fastopt import Lookahead, optimizer
 from fastopt._kernels.devices import header
 from fastopt.device import cuda as cuda_device
 from helpers.device_arrays import Foreign, check_close, host, leaves, on_device
@@ -313,3 +313,39 @@ def test_new_indices_of_one_optimizer_do_not_lose_the_counts_of_another():
     for calls in (1, 2):
         updater(indices, arrays[: len(indices)], arrays[len(indices) :])
         assert dict(made._index_update_count) == dict.fromkeys(indices, calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "settings"),
+    [
+        ("adam", {}, {}),
+        ("adam", {}, {"clip_global_norm": 0.5}),
+        ("adam", {}, {"accumulate": 2}),
+        ("adam", {}, {"average": Lookahead(k=2)}),
+        ("adam", {"lr_scheduler": lambda update: 0.1 / update}, {}),
+        ("lbsgd", {"batch_scale": 2, "warmup_epochs": 0}, {}),
+        ("prodigy", {}, {}),
+        ("adamw", {"sparse_decay": "catch_up"}, {}),
+    ],
+    ids=str,
+)
+def test_a_list_may_have_weights_on_both_sides(name, kwargs, settings, rng):
+    here, there = (
+        optimizer.Updater(
+            optimizer.create(name, **{"learning_rate": 0.1, "wd": 0.1, **kwargs}), **settings
+        )
+        for _ in range(2)
+    )
+    weights = [rng.normal(size=(3, 2)).astype(np.float32) for _ in range(4)]
+    mixed = [on_device(weight) if k % 2 else weight.copy() for k, weight in enumerate(weights)]
+    lists = [[0, 1, 2, 3], [1, 2], [3], [0, 1, 2, 3], [3, 0, 1], [0, 1, 2, 3], [1, 2]]
+    if "lr_scheduler" in kwargs:  # those on the device count first
+        lists = [[0, 1, 2, 3]] * 5
+    for indices in lists:
+        grads = [rng.normal(size=(3, 2)).astype(np.float32) for _ in indices]
+        here(indices, grads, [weights[k] for k in indices])
+        moved = [on_device(g) if k % 2 else g for k, g in zip(indices, grads, strict=True)]
+        there(indices, moved, [mixed[k] for k in indices])
+    for k, weight in enumerate(weights):
+        np.testing.assert_allclose(host(mixed[k]) if k % 2 else mixed[k], weight, rtol=2e-5)
+    assert there.optimizer._index_update_count == here.optimizer._index_update_count

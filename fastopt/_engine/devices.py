@@ -270,7 +270,7 @@ class Devices:
         """
         records, places = self.records, self._places(indices)
         words, counts = records.view, self.optimizer._index_update_count
-        if records.asks and (counts.ahead or counts.graphs):
+        if records.mode.asks and (counts.ahead or counts.graphs):
             counts.settle()
         version = self.version
         status = self._admit(records.context, places.address, len(indices), places.found)
@@ -288,7 +288,7 @@ class Devices:
             return w.OK
         if measure and not measured:
             defers = call.defers and not (self.between or words[w.EACH])
-            defers = defers and records.folds and not self.checks
+            defers = defers and records.mode.folds and not self.checks
             if defers and status == w.ASKS:
                 self._asked = call, False
                 return status
@@ -301,7 +301,7 @@ class Devices:
             self._asked = call, True
             return status
         factor = records.norm.item(w.FACTOR)
-        if factor != 1 and not records.folds:
+        if factor != 1 and not records.mode.folds:
             of = [self.known[index].optimizer for index in indices]
             pairs = zip(of, grads, strict=True)
             grads = tuple([grad if of.folds else times(grad, factor) for of, grad in pairs])

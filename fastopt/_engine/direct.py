@@ -100,10 +100,10 @@ class Direct(Unmeasured):
     ) -> bool:
         """Update tensors that have records; if the result is False, nothing has changed."""
         records = self._refreshed()
-        known = records.usable and not records.prepared
+        known = records.mode.usable and not records.prepared
         if not (known and all(map(self._keeps, indices, states))):
             return False
-        if records.live and not records.ask(index):
+        if records.mode.live and not records.ask(index):
             return False
         if records.version != self.optimizer.version:
             return False  # the multipliers of the user's objects have changed attributes

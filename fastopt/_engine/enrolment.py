@@ -241,7 +241,7 @@ class Enrolment:
             with own.compiling():
                 numbers = sparse and kept.words[w.NDIMS] == 1
                 flushed = found.catch_up and own.optimizer.sparse_decay == "dense"
-                passes = records.norms, records.clips, numbers, flushed, alone
+                passes = records.mode.norms, records.mode.clips, numbers, flushed, alone
                 kernels = kernels_of(found, kind_of(weight.dtype), *passes)
                 if sparse and not records.words[w.ADMIT_ROWS]:
                     records.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
@@ -364,11 +364,11 @@ class Enrolment:
 
     def _settings(self, optimizer: OptimizerLike) -> Any:
         """Return what the records of an optimizer depend on; False if each one differs."""
-        if not optimizer.starts_at_zero or optimizer.rule_by_index or self.records.defers:
+        if not optimizer.starts_at_zero or optimizer.rule_by_index or self.records.mode.defers:
             return False
         kind = type(optimizer), optimizer.multi_precision, optimizer.rounding
         stored = optimizer.state_dtype, optimizer.state_min_size
-        return optimizer.rule, self.records.passes, kind, stored
+        return optimizer.rule, self.records.mode.passes, kind, stored
 
     def _enroll_one(
         self, of: Parameter, k: int, grad: Any, known: bool
@@ -415,7 +415,7 @@ class Enrolment:
 
         The rule may have one more slot than that of the optimizer, the `average` of the weight.
         """
-        key = new.key(rule, self.records.passes)
+        key = new.key(rule, self.records.mode.passes)
         template = TEMPLATES.get(key) if known and new.has_template else None
         if template is None:
             template = self._new_template(new, rule, average)
@@ -429,7 +429,7 @@ class Enrolment:
         exact, arrays = new.check(rule, average)
         others = tuple(array for array in (*exact, *arrays) if array is not weight)
         records = self.records
-        scaled = records.factors and not of.optimizer.folds
+        scaled = records.mode.factors and not of.optimizer.folds
         layout = self._layout(new, rule, exact, arrays, scaled)
         order, in_place = C_ORDER, not (new.by_row or layout.keyed or layout.coded)
         if rule.elementwise and in_place and is_fortran(weight):
@@ -444,7 +444,7 @@ class Enrolment:
         if not new.by_row:
             with of.compiling():
                 kind = kind_of(weight.dtype)
-                kernels = kernels_of(layout, kind, records.norms, records.clips)
+                kernels = kernels_of(layout, kind, records.mode.norms, records.mode.clips)
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
         template = template_of(layout, kernels, weight, others, order, column, positions)
         template.block[w.SCALED] = scaled
@@ -455,7 +455,7 @@ class Enrolment:
     def _is_pitched(self, new: FirstCall, layout: Layout, arrays: Sequence[Array]) -> bool:
         """Whether indexed rows are updated where they lie, in rows with a common stride."""
         records, rule = self.records, layout.rule
-        plain = new.by_row and records.averages is None and not (records.clips or rule.passes)
+        plain = new.by_row and records.averages is None and not (records.mode.clips or rule.passes)
         rows = rule.row is not None or updates_rows(new.parameter.optimizer, layout)
         return plain and rows and is_pitched(arrays)
 
@@ -471,7 +471,7 @@ class Enrolment:
         of, weight, parts = new.parameter, new.weight, len(exact)
         kinds = [state_kind(array.dtype) for array in (*exact, *arrays)]
         real = real_of(exact[0].dtype)
-        wide = scaled or self.records.clips  # gradients are changed before the update
+        wide = scaled or self.records.mode.clips  # gradients are changed before the update
         return Layout(
             rule,
             real,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fastopt._engine.averaging import Averages
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.mode import Mode
 from fastopt._engine.parameters import DeviceRecord, Parameter, Parameters, Record, Words
 from fastopt._engine.per_index import Index
 from fastopt._engine.reader import Recorded, front_of
@@ -67,16 +68,10 @@ class RecordsLike(Protocol):
     parameters: Parameters
     averages: Averages | None
     version: int
-    asks: bool
-    clips: bool
-    defers: bool
+    mode: Mode
     direct: bool
-    factors: bool
-    folds: bool
     freezes: bool
-    norms: bool
     incomplete: list[bool]
-    passes: Any
     prepared: bool
     quick: bool
     context: int

@@ -27,6 +27,7 @@ from fastopt._engine.devices import Devices
 from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.mode import IDLE, mode_of
 from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import DeviceRecord, Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
@@ -113,55 +114,25 @@ class Records:
     ----------
     version : int
         Version of the optimizer for which hyper-parameters are computed.
-    usable : bool
-        Whether the settings of the updater and its optimizer admit records.
+    mode : Mode
+        What settings and optimizers ask of calls.
     steady : bool
         Whether hyper-parameters change with attributes alone.
     quick : bool
         Whether a call may be entered before it is checked in Python.
     direct : bool
         Whether nothing is done in Python before.
-    prepares : bool
-        Whether gradients are accumulated.
-    live : bool
-        Whether multipliers are those of the user's objects, which are asked in every call.
-    asks : bool
-        Whether hyper-parameters differ from step to step, so that Python computes them.
-    by_tensor : bool
-        Whether an optimizer overrides counts or rates, which are then asked for each tensor.
-    sums : list of Optimizer
-        Optimizers that sum over the tensors of each step.
-    defers : bool
-        Whether an optimizer defers the decay of rows.
-    begins : bool
-        Whether a step begins with what may have to be undone.
-    norms : bool
-        Whether gradients are measured, to undo a loss scale or to clip their global norm.
-    clips : bool
-        Whether gradients are clipped unit by unit.
-    measures : bool
-        Whether gradients are measured, clipped or accumulated before an update.
+    prepared : bool
+        Whether Python prepares each call: it sums gradients, or enters extra arrays.
     stepped : StepInfo
         The outcome of a call that measures nothing.
-    factors : bool
-        Whether gradients are multiplied by a factor, so that rules need ``rescale_grad``.
-    folds : bool
-        Whether all rules have it.
     """
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters, self.by_index = parameters, parameters.rows
         self.version = self.mode_version = self.multipliers_version = -1
-        self.usable = self.quick = self.direct = self.steady = False
-        self.live = self.norms = self.prepares = self.asks = self.foresees = self.begins = False
-        self.by_tensor = self.clips = self.factors = self.measures = self.defers = False
-        self.folds = False
-        self.prepared = False
-        """Whether Python prepares each call: it sums gradients, or enters extra arrays."""
-        self.measure = 0
-        self.sums: list[Any] = []
-        self.stepped = STEPPED
-        self.mode: Any = None
+        self.quick = self.direct = self.steady = self.prepared = False
+        self.measure, self.stepped, self.mode = 0, STEPPED, IDLE
         self.rescale: Any = None
         self.averages: Averages | None = None
         self.slots: dict[Index, int] = {}
@@ -235,7 +206,7 @@ class Records:
         version, same = optimizer.version, self.mode_version == optimizer.mode_version
         if not same:
             self._follow(updater)
-        if self.usable:
+        if self.mode.usable:
             if self.counts is not EMPTY:
                 self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
@@ -245,7 +216,7 @@ class Records:
             only_rates = only_rates and parameters.groups is None
             for shared in self.shared.values():
                 shared.find_skips()
-                if self.asks:
+                if self.mode.asks:
                     shared.given = shared.fixed = None
                 elif not (only_rates and shared.follow(optimizer.lr)):
                     shared.fill(shared.optimizer.lr, again=only_rates)
@@ -253,55 +224,36 @@ class Records:
         self.stepped = (
             STEPPED if batches_of(optimizer) is not None else parameters.stepped(STEPPED, ())
         )
-        changes = self.asks or parameters.groups is not None
-        self.steady = self.usable and not changes
+        changes = self.mode.asks or parameters.groups is not None
+        self.steady = self.mode.usable and not changes
         self.admit(optimizer)
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
         self.version = version  # last, as an exception may come before
 
     def admit(self, optimizer: OptimizerLike) -> None:
         """Admit calls before they are checked in Python, if the multipliers have been checked."""
-        self.quick = self.usable and not (optimizer.unchecked or self.prepared)
-        self.measures = self.norms or self.clips or self.prepares
-        python = self.live or self.measures or self.stepped is not STEPPED
+        mode = self.mode
+        self.quick = mode.usable and not (optimizer.unchecked or self.prepared)
+        python = mode.live or mode.measures or self.stepped is not STEPPED
         python = python or self.devices is not None
         self.direct = self.quick and not python
 
     def _follow(self, updater: Owner) -> None:
         """Follow the changes of attributes besides VALUES."""
-        parameters, words, optimizers = self.parameters, self.words, self.parameters.optimizers()
-        settings = updater.settings
-        self.prepares, self.clips = settings.accumulate > 1, settings.clip_adaptive is not None
-        self.norms = settings.norms
-        batches = batches_of(updater.optimizer) is not None
-        if batches:  # Python clips what is added to its sums
-            self.clips = self.norms = False
-        self.factors = self.norms or self.prepares
-        self.passes, self.folds = (self.norms, self.clips, self.factors), parameters.folds
-        mode = *parameters.modes(), self.passes  # the kernels of records depend on all of them
-        if mode != self.mode or any(each.rule_by_index for each in optimizers):
+        parameters, words = self.parameters, self.words
+        mode = mode_of(updater.settings, parameters, updater.runs_updates)
+        by_index = any(each.rule_by_index for each in parameters.optimizers())
+        if mode.kernels != self.mode.kernels or by_index:
             self.forget()
         self.mode, self.averages = mode, parameters.averages
-        self.usable = parameters.native or not updater.runs_updates
-        if self.usable and self.enter is None:
+        if mode.usable and self.enter is None:
             self.enter = updater._entry(self)
         extra = any(shared.layout.rule.extra for shared in self.shared.values())
-        self.prepared = batches or extra
-        self.live = self.usable and any(each.param_dict for each in optimizers)
-        scheduled = any(each.lr_scheduler is not None for each in optimizers)
-        timed = not all(hyper_of(each).constant for each in optimizers)
-        timed |= self.averages is not None and not self.averages.average.constant
-        self.by_tensor = batches or any(each.per_index for each in optimizers)
-        self.sums = [each for each in optimizers if each.step_sums is not None]
-        self.defers = any(each.sparse_decay != "touched" for each in optimizers)
-        self.begins = self.by_tensor or bool(self.sums) or self.defers
-        self.asks = scheduled or timed or self.begins
-        alone = parameters.groups is None and not updater.optimizer.rates_before_count
-        changes = self.begins or self.norms or self.prepares or self.clips
-        self.foresees = self.asks and alone and not changes
-        words[w.SCHEDULED], words[w.TIMED], words[w.ASKING] = scheduled, timed, self.asks
-        words[w.MEASURE] = self.measure = measuring.measure() if self.usable and self.norms else 0
-        words[w.CLIP] = clipping.clip() if self.usable and self.clips else 0
+        self.prepared = mode.batches or extra
+        words[w.SCHEDULED], words[w.TIMED] = mode.scheduled, mode.timed
+        words[w.ASKING] = mode.asks
+        words[w.MEASURE] = self.measure = measuring.measure() if mode.usable and mode.norms else 0
+        words[w.CLIP] = clipping.clip() if mode.usable and mode.clips else 0
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -356,7 +308,7 @@ class Records:
             if shared is not record.shared:  # in an order that may be interrupted and repeated
                 record.words[w.HYPER] = shared.address
                 own.record = record._replace(shared=shared)
-            if self.live:
+            if self.mode.live:
                 self.asked[index] = multipliers_of(self.parameters.optimizer.param_dict.get(index))
         known = self.known()
         if len(self.shared) > len(known):
@@ -397,7 +349,7 @@ class Records:
                 shared = Shared(optimizer, layout, hyper, multiplied)
             shared.find_carried()
             shared.find_skips()
-            if not self.asks:
+            if not self.mode.asks:
                 shared.fill(optimizer.lr)
             self.shared[key] = shared
         return shared
@@ -445,7 +397,7 @@ class Records:
         arguments = index, grad, weight
         if status in ROOM:
             status = self.with_room(status, arguments)
-        if status == w.ASKS and (self.begins or type(index) in (list, tuple)):
+        if status == w.ASKS and (self.mode.begins or type(index) in (list, tuple)):
             with uninterrupted:
                 status = self._enter_with_rates(updater, arguments)
         elif status == w.ASKS:
@@ -486,14 +438,14 @@ class Records:
         if spreads:
             words[w.SPREAD] = front.spread()
             words[w.RUN], words[w.UPDATE_SHARE] = run()
-            if self.norms:
+            if self.mode.norms:
                 words[w.MEASURE_LARGE], words[w.MEASURE_SHARE] = measuring.run()
-            if self.clips:
+            if self.mode.clips:
                 words[w.CLIP_LARGE], words[w.CLIP_SHARE] = clipping.run()
 
     def freeze(self, indices: Sequence[Index]) -> None:
         """Leave parameters out of all calls, with whatever gradient."""
-        if self.usable and {*map(type, indices)} <= {int, str}:
+        if self.mode.usable and {*map(type, indices)} <= {int, str}:
             self.freezes = True
             self.slots.update(dict.fromkeys(indices, address_of(FROZEN)))
 
@@ -563,7 +515,7 @@ class Records:
         if status == w.AWAITED:
             assert self.devices is not None
             return self.devices.awaited
-        if not self.norms or factor is not None:
+        if not self.mode.norms or factor is not None:
             return self.stepped
         if status != w.SKIPPED:
             return self.stepped._replace(global_norm=self.norm.item(w.GLOBAL_NORM))
@@ -582,13 +534,13 @@ class Records:
         norm[w.FACTOR] = norm[w.SHARE] = share
         if factor is not None:
             norm[w.FACTOR], self.words[w.MEASURE] = factor * share, 0
-        elif self.norms:
+        elif self.mode.norms:
             limit = settings.clip_global_norm
             rescale = float(updater.optimizer.rescale_grad)
             norm[w.RESCALE_GRAD] = rescale * share
             norm[w.SCALE] = settings.scale
             norm[w.LIMIT] = inf if limit is None else limit
-        if self.clips:
+        if self.mode.clips:
             units, scale = settings.clip_adaptive, settings.scale
             assert units is not None
             norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)
@@ -603,7 +555,7 @@ class Records:
         """
         indices, grads, weights = zip(*self.moving(index, grad, weight), strict=True)
         whole = [_whole(each, header(of).shape) for each, of in zip(grads, weights, strict=True)]
-        if self.clips:
+        if self.mode.clips:
             whole = updater._clipped_units(indices, weights, whole, share)
         sums = partial(updater._squares, whole)
         return updater.settings.measured(updater.optimizer, indices, sums, share, DOWN)
@@ -631,9 +583,9 @@ class Records:
         self.words[w.DONE] = self.words[w.EXPECTED] = 0
         if self.version != optimizer.version:
             self.refresh(updater)
-        if self.live:
+        if self.mode.live:
             self.ask(indices)
-        if self.defers and len(set(indices)) < len(indices):
+        if self.mode.defers and len(set(indices)) < len(indices):
             return self._take_in_turn(updater, indices, grads, weights, share, factor)
         self.scheduled = {}
         try:
@@ -672,7 +624,7 @@ class Records:
         """
         grads = Enrolment(self, updater, indices, list(weights)).checked(grads)
         info = self.stepped
-        if self.norms and factor is None:
+        if self.mode.norms and factor is None:
             sums = partial(updater._squares, grads)
             info, factor = updater.settings.measured(updater.optimizer, indices, sums, share)
         averages = {} if self.averages is None else self.averages.arrays
@@ -826,12 +778,12 @@ class Records:
         decays: list[tuple[Record | DeviceRecord, Index, Any]] = []
         status: int = w.REFUSED
         try:
-            if self.begins:
+            if self.mode.begins:
                 self._begin(indices, undo)
             own, rates = self.fill(updater, indices, found)
-            if not self.usable:  # the schedule has changed settings
+            if not self.mode.usable:  # the schedule has changed settings
                 return w.REFUSED
-            if self.defers:
+            if self.mode.defers:
                 if words[w.REPEATS] or None in map(self.record_of, indices):
                     return w.REFUSED  # a schedule may have changed states
                 decays = self._defer(index, arguments[2], own or self._even(indices, rates))
@@ -849,7 +801,7 @@ class Records:
             else:
                 for record, index, decay in decays:
                     record.shared.optimizer.row_decay[index] = decay
-                if self.sums:
+                if self.mode.sums:
                     self._collect(updater.states, indices)
         return status
 
@@ -862,7 +814,7 @@ class Records:
         and otherwise the learning rates by optimizer.
         """
         words, counts, rates = self.words, self.counts, dict[Any, float]()
-        if self.by_tensor or words[w.UNEVEN]:
+        if self.mode.by_tensor or words[w.UNEVEN]:
             return self._fill_each(updater, indices, found), rates
         update = words.item(w.UPDATE_NUMBER)
         alone = self.parameters.groups is None
@@ -956,12 +908,13 @@ class Records:
 
     def _collect(self, states: Mapping[Index, Any], indices: Sequence[Index]) -> None:
         """Add the numbers that the tensors of a completed step have kept to its sums."""
-        for optimizer in self.sums:
+        for optimizer in self.mode.sums:
             known = [(index, self[index]) for index in indices]
             own = {i: r.layout.rule.kept for i, r in known if r.shared.optimizer is optimizer}
             arrays = (leaves(states[index])[-len(names) :] for index, names in own.items())
             numbers = [[float(host(header(array))) for array in each] for each in arrays]
-            optimizer.step_sums.add(list(own), numbers)
+            if optimizer.step_sums is not None:
+                optimizer.step_sums.add(list(own), numbers)
 
     def _fill_each(
         self, updater: Owner, indices: Sequence[Index], asked: dict[tuple[Any, int], float]
@@ -993,7 +946,9 @@ class Records:
                 row = used[k] = self._row(shared, len(used))
                 own, of = row.counted(index, found.words[w.CARRIED])
             else:
-                of = shared.optimizer.rates_at(rate, shared.multipliers) if self.defers else NONE
+                of = NONE
+                if self.mode.defers:
+                    of = shared.optimizer.rates_at(rate, shared.multipliers)
                 key = shared, rate, t, skips
                 if key not in used:
                     row = used[key] = self._row(shared, len(used))

@@ -55,7 +55,7 @@ class SlowCallCounter:
         if entered - self._entered > ATTEMPTS:  # fast calls have come in between
             self._in_a_row = 0
         records, known = updater.records, updater.states
-        on_records = records.usable and not records.prepared
+        on_records = records.mode.usable and not records.prepared
         if not (on_records and indices and all(index in known for index in indices)):
             return None
         for index, grad, weight in zip(indices, grads, weights, strict=True):

@@ -538,7 +538,7 @@ class Updater(Checked):
             if optimizer.updating.locked():
                 pass  # reported by the checks
             elif records.direct and records.version == optimizer.version:
-                if records.foresees:
+                if records.mode.foresees:
                     if type(index) in (list, tuple):  # what a failed call has foreseen may be old
                         records.view[EXPECTED] = 0
                     else:
@@ -607,11 +607,11 @@ class Updater(Checked):
                 records.refresh(self)
             if not records.quick:
                 return False
-            if records.live and not records.ask(index):
+            if records.mode.live and not records.ask(index):
                 return False
             if records.version != optimizer.version:
                 return False  # the multipliers of the user's objects have changed attributes
-            if not records.measures:
+            if not records.mode.measures:
                 status: int = records.enter(records.context, index, grad, weight)
                 if status != OK:
                     status = records.resolve(self, status, index, grad, weight)
@@ -643,7 +643,7 @@ class Updater(Checked):
         if status < 0 or records.words[REPEATS]:
             return False
         finish = partial(windows.finish, indices, windows.after(indices))
-        steady = not last or not records.asks
+        steady = not last or not records.mode.asks
         before = {} if steady else windows.before(indices)
         share, info = 1 / windows.every, UNCHANGED
         records.words[DONE], adder.done = 0, False

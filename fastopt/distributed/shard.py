@@ -67,9 +67,9 @@ class Stages:
         if asks and not measures:
             return w.ASKS
         self._use_threads()
-        if (measures or records.clips) and not gate.added:
+        if (measures or records.mode.clips) and not gate.added:
             self.shard.receive()
-        if records.clips or words[w.LISTED]:
+        if records.mode.clips or words[w.LISTED]:
             self._do(stages.CLIP)
         if measures and not words[w.ASKED]:
             self._measure()
@@ -142,7 +142,7 @@ class Stages:
     def _is_elementwise(self) -> bool:
         """Whether elements can be updated in any portions; the same on all ranks."""
         own = ((each.rule, each.coded) for each in self.records.layouts(self.indices))
-        return not (self.records.defers or any(r.passes or r.row or coded for r, coded in own))
+        return not (self.records.mode.defers or any(r.passes or r.row or coded for r, coded in own))
 
     def _start(self) -> None:
         """Count the step of each tensor."""

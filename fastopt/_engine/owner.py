@@ -3,7 +3,7 @@
 Tests: ``tests/engine/test_direct.py``, ``tests/engine/test_accumulate.py``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mode import Mode
 from fastopt._engine.parameters import DeviceRecord, Parameter, Parameters, Record, Words
 from fastopt._engine.per_index import Index
-from fastopt._engine.reader import Recorded, front_of
+from fastopt._engine.reader import front_of
 from fastopt._engine.settings import Settings
 from fastopt._engine.validate import Array
 from fastopt._kernels.layout import Layout
@@ -47,7 +47,7 @@ class Owner(Protocol):
     @property
     def optimizer(self) -> OptimizerLike: ...
 
-    def _entry(self, records: Any) -> Callable[..., int]:
+    def _entry(self, records: "RecordsLike") -> Callable[..., int]:
         """Return the function that enters calls on records."""
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
@@ -63,7 +63,7 @@ class Owner(Protocol):
 
 
 class RecordsLike(Protocol):
-    """What enters and enrolls calls asks of :class:`~fastopt._engine.records.Records`."""
+    """Records, :class:`~fastopt._engine.records.Records`, for what enters and enrolls calls."""
 
     parameters: Parameters
     averages: Averages | None
@@ -78,6 +78,9 @@ class RecordsLike(Protocol):
     words: Words
     view: Any
     norm: NDArray[np.float64]
+    tensors: Words
+    shared: dict[Any, Shared]
+    rows: dict[Any, Shared]
     slots: dict[Any, int]
     widest: int
     enter: Callable[..., int]
@@ -95,6 +98,9 @@ class RecordsLike(Protocol):
 
     def key_of(self, index: Any) -> int | str:
         """Return what stands for an index in compiled code."""
+
+    def layouts(self, indices: Iterable[Index]) -> list[Layout]:
+        """Return the different layouts of parameters."""
 
     def moving(self, index: Any, *lists: Any) -> Sequence[Any]:
         """Return the items of the arguments of a call without frozen parameters."""
@@ -117,6 +123,9 @@ class RecordsLike(Protocol):
     def shared_by(self, of: Parameter, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
 
+    def spread(self, spreads: bool, run: Callable[[], tuple[int, int]] = ...) -> None:
+        """Enter the functions of calls on several threads, or that there is one."""
+
     def with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
         """Enter a call again with more memory."""
 
@@ -129,7 +138,7 @@ class Unmeasured:
     states_synced: dict[Index, bool]
     runs_updates: bool = False
 
-    def _entry(self, records: Recorded) -> Callable[..., int]:
+    def _entry(self, records: RecordsLike) -> Callable[..., int]:
         """See :class:`Owner`."""
         return front_of(records)
 

@@ -23,6 +23,7 @@ from fastopt._engine.devices import settle
 from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
+from fastopt._engine.owner import RecordsLike
 from fastopt._engine.parameters import Call, DeviceRecord, Parameters
 from fastopt._engine.reader import front_of
 from fastopt._engine.records import Records
@@ -1587,7 +1588,7 @@ class Updater(Checked):
                     states[index] = self._state(index, weight, isinstance(grad, RowSparse))
         return [(index, weight, grad, states[index]) for index, weight, grad in checked]
 
-    def _entry(self, records: Records) -> Callable[..., int]:
+    def _entry(self, records: RecordsLike) -> Callable[..., int]:
         """Return the function that enters calls on records."""
         return front_of(records)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.owner import RecordsLike
 from fastopt._engine.parameters import Call
 from fastopt._engine.reader import front_of
-from fastopt._engine.records import Records
 from fastopt._engine.validate import label
 from fastopt._kernels import front, stages
 from fastopt._kernels import record_words as w
@@ -45,7 +45,7 @@ class Stages:
         Its records.
     """
 
-    def __init__(self, shard: "Shard", records: Records) -> None:
+    def __init__(self, shard: "Shard", records: RecordsLike) -> None:
         self.shard, self.records = shard, records
         self.words, self.indices = records.words, list[Any]()
         self._check = front_of(records)
@@ -190,7 +190,7 @@ class Shard(Updater):
         self._claims = claims
         super().__init__(optimizer, *settings)
 
-    def _entry(self, records: Records) -> Callable[..., int]:
+    def _entry(self, records: RecordsLike) -> Callable[..., int]:
         """See :class:`Updater`."""
         return Stages(self, records) if self.ranks.size > 1 else front_of(records)
 

@@ -1,6 +1,6 @@
-"""What the engine asks of an updater: what it asks of the owner of records, and its steps.
+"""What the engine asks of an updater: what it asks of the owner of records, and checked calls.
 
-Tests: ``tests/engine/test_slow_calls.py``, ``tests/kernels/test_cuda_driver.py``.
+Tests: ``tests/engine/test_slow_calls.py``, ``tests/optimizer/test_extra.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,6 @@ from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import Call
 from fastopt._engine.per_index import Index
 from fastopt._engine.records import Records
-from fastopt.amp import StepInfo
 
 
 class Updating(Owner, Protocol):
@@ -26,27 +25,13 @@ class Updating(Owner, Protocol):
 
     records: Records
     takes_extra: bool
-    _info: StepInfo
-    _windows: Any
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None: ...
-
-    def _check_names(self, indices: Sequence[Index]) -> None:
-        """Warn of names that no parameter has."""
 
     def _checked(
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
     ) -> list[Call]:
         """Return checked calls with states."""
 
-    def _with_states(self, checked: Sequence[tuple[Index, Any, Any]]) -> list[Call]:
-        """Return calls with states, which may be new."""
-
-    def _keep(self, calls: Sequence[Call]) -> None:
-        """Store the states of updated weights."""
-
     def _stored(self, calls: Sequence[Call]) -> Callable[[], None]:
         """Store states; return a function that puts back what was there before."""
-
-    def _report(self, info: StepInfo) -> None:
-        """Record the outcome of a call."""

@@ -272,7 +272,7 @@ class Devices:
         words, counts = records.view, self.optimizer._index_update_count
         if records.mode.asks and (counts.ahead or counts.graphs):
             counts.settle()
-        version = self.version
+        version = self.version  # a property of an array may run code that drops records
         status = self._admit(records.context, places.address, len(indices), places.found)
         measure, checks = words[w.MEASURE], words[w.CHECKS]
         if status not in (w.OK, w.ASKS) or (status == w.ASKS and not (checks or measure)):
@@ -289,7 +289,7 @@ class Devices:
         if measure and not measured:
             defers = call.defers and not (self.between or words[w.EACH])
             defers = defers and records.mode.folds and not self.checks
-            if defers and status == w.ASKS:
+            if defers and status == w.ASKS:  # the device needs the rates before it knows the norm
                 self._asked = call, False
                 return status
             if defers and self._defer(call, version):
@@ -297,7 +297,7 @@ class Devices:
             if not self._measured(call.squares().tolist()):
                 call.release()
                 return w.SKIPPED
-        if status == w.ASKS:
+        if status == w.ASKS:  # of a step that is not skipped
             self._asked = call, True
             return status
         factor = records.norm.item(w.FACTOR)
@@ -308,6 +308,7 @@ class Devices:
             call = self._call(places, indices, grads, weights)
             if call is None:
                 return w.REFUSED
+        # What a graph repeats counts on the device, and so do steps between its replays.
         repeats = call.captured or (call.steps is not None and call.steps.kept)
         repeats = repeats and factor == 1 and not (self.between or words[w.EACH])
         if not (repeats and call.defer()):

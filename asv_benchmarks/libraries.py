@@ -14,9 +14,9 @@ from benchmarks.rows import HEIGHT, LISTED, WIDTH, Loop, RowStep, batches, gradi
 from benchmarks.small import loop_step, numpy_step
 from benchmarks.tables import ARGUMENTS, LR, Shapes, drawn, elements, list_step
 
-from fastopt import optimizer, reference
+from fastopt import optimizer
 from fastopt.bench.clock import Call
-from fastopt.bench.steps import Step
+from fastopt.bench.steps import PLAIN, Step, Update
 
 THREADS = numba.config.NUMBA_NUM_THREADS
 MASTERS, STATE = "masters", "state"
@@ -79,17 +79,30 @@ def plain_step(work: Workload) -> Call:
     if work.rows:
         return numpy_rows(work)
     weights, gradients = work.drawn()
-    update = reference.UPDATES[work.rule](optimizer.create(work.rule, **ARGUMENTS[work.rule]))
+    update = PLAIN[work.rule](optimizer.create(work.rule, **ARGUMENTS[work.rule]))
     if work.half:
         sets = weights, gradients()
         weights, grads = ([a.astype(np.float16) for a in arrays] for arrays in sets)
-        update, gradients = reference.with_masters(update), lambda: grads
+        update, gradients = with_masters(update), lambda: grads
 
     def step() -> None:
         for index, (grad, weight) in enumerate(zip(gradients(), weights, strict=True)):
             update(index, grad, weight)
 
     return step
+
+
+def with_masters(update: Update) -> Update:
+    """Apply an update to float32 masters of half-precision weights, with casts around it."""
+    masters: dict[int, np.ndarray] = {}
+
+    def cast(index: int, grad: np.ndarray, weight: np.ndarray) -> None:
+        if index not in masters:
+            masters[index] = weight.astype(np.float32)
+        update(index, grad.astype(np.float32), masters[index])
+        weight[...] = masters[index]
+
+    return cast
 
 
 def numpy_rows(work: Workload) -> Call:

@@ -11,14 +11,10 @@ from itertools import islice
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
-from sklearn import datasets
-from workloads import Characters, Digits, Factorization, Model, Words
+from workloads import Characters, Digits, Factorization, Model, Words, nearest_words
 
 import fastopt
-from fastopt.demo import common, digits, embeddings
-from fastopt.demo.skipgram import SkipGram
-from fastopt.demo.team import Team
+from fastopt.demo import digits
 from fastopt.optimizer import Adam, Optimizer
 
 STATES = (None, "bfloat16", "int8")
@@ -47,30 +43,20 @@ def held_out(kind: Callable[[int], Model], steps: int, opt: Optimizer, seed: int
 
 def digits_demo(opt: Optimizer, seed: int) -> float:
     """Return the loss of the last epoch of ``fastopt demo``, for its first network."""
-    options = digits.Options(seed=seed)
-    task = digits.Task(options, digits.NETWORKS[0], datasets, {}, Team.of(False))
-    task.race = digits.Race(task.model, opt, {}, None)
-    with common.progress_bar(False) as bar:
-        task.train(bar, 1)
-    return fmean(task.training.losses[-1])
+    run = digits.Run(digits.Options(seed=seed), digits.NETWORKS[0], opt)
+    run.train()
+    return fmean(run.losses[-1])
 
 
-def embeddings_demo(opt: Optimizer, seed: int) -> float:
-    """Return the loss of the last epoch of ``fastopt demo --task embeddings --epochs 3``."""
-    options = embeddings.Options(seed=seed, epochs=3)
-    rng, corpus = np.random.default_rng(seed), embeddings._corpus(None)
-    model = SkipGram(rng, corpus, embeddings.SIZE, "float32")
-    runner = common.Runner.of(fastopt.Updater(opt), model.weights)
-    epoch = partial(embeddings._epoch, corpus, model, rng, options.batch_size)
-    with common.progress_bar(False) as bar:
-        training = common.train(options.epochs, common.updates(epoch, [runner]), bar, "training")
-    return fmean(training.losses[-1])
+def word_vectors(opt: Optimizer, seed: int) -> float:
+    """Return the loss of the last epoch of ``docs/examples/nearest_words.py``."""
+    return nearest_words.train(opt, seed)[1][-1]
 
 
 MODELS: dict[str, tuple[Loss, float, int]] = {
     # words: (loss, learning rate, number of seeds)
     "`fastopt demo`: digits": (digits_demo, 0.001, 12),
-    "`fastopt demo --task embeddings --epochs 3`": (embeddings_demo, embeddings.RATES["adam"], 3),
+    "word vectors, row-sparse gradients": (word_vectors, 0.002, 3),
     "perceptron of two hidden layers, digits": (partial(held_out, Digits, 300), 0.003, 12),
     "characters after eight characters": (partial(held_out, Characters, 2000), 0.003, 12),
     "matrix factorization": (partial(held_out, WideFactorization, 1000), 0.01, 12),

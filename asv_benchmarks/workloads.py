@@ -1,14 +1,19 @@
 """Four small models in NumPy for the comparison of optimizers."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from fastopt.demo.skipgram import Corpus, SkipGram
 from fastopt.sparse import RowSparse
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "examples"))
+
+import nearest_words
 
 __all__ = ["WORKLOADS", "Model", "Workload"]
 
@@ -196,28 +201,23 @@ class Words:
     SIZE, NEGATIVES, BATCH, LEAST = 32, 5, 128, 15
 
     def __init__(self, seed: int) -> None:
-        corpus = Corpus.of(text(), self.LEAST)
-        pairs = corpus.pairs(np.random.default_rng(0), 5, 3e-4)
-        self.train, self.test = pairs[1024:], pairs[:1024]
+        _, counts, tokens = nearest_words.vocabulary(text(), self.LEAST)
+        found = nearest_words.pairs(counts, tokens, np.random.default_rng(0), 5, 3e-4)
+        self.train, self.test = found[1024:], found[:1024]
         self.rng = np.random.default_rng(seed)
-        self.model = SkipGram(self.rng, corpus, self.SIZE, "float32")
+        self.model = nearest_words.SkipGram(self.rng, counts, self.SIZE)
         self.names, self.weights = ["words", "contexts"], self.model.weights
 
     def steps(self) -> Iterator[list[Array]]:
         while True:
             batch = self.train[self.rng.integers(0, len(self.train), self.BATCH)]
-            _, rows = self.model.backward(batch, self.NEGATIVES, self.rng)
-            yield [dense(gradient, self.BATCH) for gradient in rows]
+            _, found = self.model.gradients(batch, self.NEGATIVES, self.rng)
+            sparse = [RowSparse(*g, w.shape) for g, w in zip(found, self.weights, strict=True)]
+            yield [gradient.to_dense() / np.float32(self.BATCH) for gradient in sparse]
 
     def held_out(self) -> float:
-        loss, _ = self.model.backward(self.test, self.NEGATIVES, np.random.default_rng(0))
+        loss, _ = self.model.gradients(self.test, self.NEGATIVES, np.random.default_rng(0))
         return loss
-
-
-def dense(gradient: RowSparse, batch: int) -> Array:
-    """Return the gradient of the mean loss of a batch, as a dense array."""
-    whole: Array = gradient.to_dense() / np.float32(batch)
-    return whole
 
 
 WORKLOADS = {

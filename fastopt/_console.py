@@ -1,5 +1,6 @@
 """Helpers of the commands: one-line errors, optional packages, progress bars and tables."""
 
+import os
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
@@ -14,6 +15,15 @@ EXTRAS = {
     "mpi": ("mpi4py", "mpich"),
 }
 """Optional dependencies, by the extra that installs them."""
+
+STARTERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+"""Environment variables that MPI launchers set to the rank; each launcher sets one of them."""
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0 of an MPI job, or not in an MPI job."""
+    given = [os.environ[name] for name in STARTERS if name in os.environ]
+    return not given or given[0] == "0"
 
 
 class Refused(Exception):
@@ -49,7 +59,9 @@ def need(*modules: str, extra: str = "demo") -> list[Any]:
 
 
 def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
-    """Iterate over `tasks` with a progress bar on standard error, if tqdm is installed.
+    """Iterate over `tasks` with a progress bar, if tqdm is installed.
+
+    It is shown if standard error is a terminal, and removed at the end.
 
     Parameters
     ----------
@@ -68,56 +80,8 @@ def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
         from tqdm import tqdm
     except ImportError:
         return tasks
-    bar: Iterable[T] = tqdm(tasks, unit=unit, leave=False)
+    bar: Iterable[T] = tqdm(tasks, unit=unit, leave=False, dynamic_ncols=True, disable=None)
     return bar
-
-
-def say(line: str) -> None:
-    """Print a line, above the progress bar if one is active."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        print(line, flush=True)
-    else:
-        tqdm.write(line)
-
-
-class Table:
-    """A table that prints each row when it is added, preceded by an empty line and a header.
-
-    Parameters
-    ----------
-    head : sequence of str
-        Column titles.
-    widest : sequence of str
-        A wide example cell for each column; it sets the column width.
-
-    Examples
-    --------
-    >>> from fastopt._console import Table
-    >>> rows = Table(["name", "time"], ["rmsprop", "100.0 us"])
-    >>> rows.add(["adam", "1.5 us"])
-    <BLANKLINE>
-    name         time
-    -------  --------
-    adam       1.5 us
-    """
-
-    def __init__(self, head: Sequence[str], widest: Sequence[str]) -> None:
-        self.head = head
-        self.widths = [max(map(len, column)) for column in zip(head, widest, strict=True)]
-
-    def add(self, cells: Sequence[str]) -> None:
-        """Print a row, and the header before the first row."""
-        if self.head:
-            say("")
-            self._print(self.head)
-            self._print(["-" * width for width in self.widths])
-            self.head = []
-        self._print(cells)
-
-    def _print(self, cells: Sequence[str]) -> None:
-        say("  ".join(_aligned(cells, self.widths)).rstrip())
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:

@@ -18,6 +18,7 @@ from llvmlite import binding
 
 import fastopt
 from fastopt import optimizer
+from fastopt._console import STARTERS
 from fastopt._kernels import cpu
 from fastopt._kernels.compiling import switched_on
 from fastopt._kernels.devices import INSTALLATION, unsuited
@@ -161,16 +162,6 @@ def threads() -> str:
     except ValueError:  # no threading layer
         number = numba.config.NUMBA_NUM_THREADS
     return f"{number}; {limit}"
-
-
-STARTERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-"""Environment variables that MPI launchers set to the rank; each launcher sets one of them."""
-
-
-def is_first() -> bool:
-    """Whether this process is rank 0 of an MPI job, or not in an MPI job."""
-    given = [os.environ[name] for name in STARTERS if name in os.environ]
-    return not given or given[0] == "0"
 
 
 def mpi() -> str:

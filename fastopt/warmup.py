@@ -1,13 +1,13 @@
 """``fastopt warmup``: compiles kernels ahead of time, for container images and clusters."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from fastopt import optimizer
-from fastopt._console import progress
+from fastopt._console import Refused, progress, unknown
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.compiling import compiled_kernels
 from fastopt._kernels.layout import bfloat16
@@ -79,27 +79,33 @@ def counts() -> tuple[int, int]:
     )
 
 
-def tasks(
-    optimizers: Sequence[str], dtypes: Sequence[str], rows: bool
-) -> Iterator[tuple[str, str, bool]]:
-    """Return the arguments of each call of :func:`warm`."""
-    return product(optimizers, dtypes, (False, True) if rows else (False,))
-
-
-def run(optimizers: Sequence[str], dtypes: Sequence[str], rows: bool) -> None:
+def run(
+    optimizers: Sequence[str] = (), dtypes: Sequence[str] = ("float32",), rows: bool = False
+) -> None:
     """Compile the chosen kernels with a progress bar, and print how many were compiled.
 
     Parameters
     ----------
     optimizers : sequence of str
-        Registered names.
+        Registered names. Default: all of :func:`names`.
     dtypes : sequence of str
         Some of :data:`DTYPES`.
     rows : bool
         Whether to compile the kernels for row-sparse gradients too.
+
+    Raises
+    ------
+    Refused
+        There is no such optimizer or dtype.
     """
+    chosen = list(dict.fromkeys(name.lower() for name in optimizers)) or names()
+    for given, known in ((chosen, names()), (dtypes, DTYPES)):
+        for name in given:
+            if name not in known:
+                raise Refused(unknown(name, known))
     before = counts()
-    for task in progress(list(tasks(optimizers, dtypes, rows)), "variant"):
+    tasks = list(product(chosen, dtypes, (False, True) if rows else (False,)))
+    for task in progress(tasks, "variant"):
         warm(*task)
     compiled, loaded = (after - start for after, start in zip(counts(), before, strict=True))
     print(f"{compiled} kernels compiled, {loaded} were in the cache")

@@ -25,7 +25,7 @@ main(["warmup", *sys.argv[1:]])
     ("arguments", "least"),
     [
         pytest.param("Adam", 3, marks=pytest.mark.exhaustive, id="as typed"),
-        pytest.param("--optimizers Adam sgd --rows", 10, marks=pytest.mark.exhaustive, id="rows"),
+        pytest.param("Adam sgd --rows", 10, marks=pytest.mark.exhaustive, id="rows"),
     ],
 )
 def test_after_a_warmup_nothing_is_compiled(arguments, least, run_python, tmp_path):
@@ -45,7 +45,7 @@ def test_all_optimizers_with_rules_can_be_warmed():
     assert "ccsgd" not in warmup.names()
 
 
-@pytest.mark.parametrize("arguments", [["adm"], ["--optimizers", "adm"], ["--dtypes", "float8"]])
+@pytest.mark.parametrize("arguments", [["adm"], ["--dtypes", "float8"]])
 def test_what_cannot_be_warmed_is_refused_in_a_line(arguments, capsys):
     assert main(["warmup", *arguments]) == 2
     assert "he names are" in capsys.readouterr().err
@@ -53,16 +53,13 @@ def test_what_cannot_be_warmed_is_refused_in_a_line(arguments, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "names"),
-    [
-        (["Adam", "sgd"], ["adam", "sgd"]),
-        (["--optimizers", "sgd", "adam"], ["sgd", "adam"]),
-        (["adam", "--rows", "--optimizers", "sgd", "ADAM"], ["adam", "sgd"]),
-        (["--rows"], None),
-    ],
-    ids=["positional", "option", "both", "all"],
+    [(["Adam", "sgd", "adam"], ["adam", "sgd"]), ([], None)],
+    ids=["named", "all"],
 )
-def test_optimizers_are_named_with_and_without_the_option(arguments, names, monkeypatch):
+@pytest.mark.parametrize("rows", [[], ["--rows"]])
+def test_each_optimizer_is_warmed_once(arguments, names, rows, monkeypatch):
     asked = []
-    monkeypatch.setattr(warmup, "run", lambda *options: asked.append(options))
-    assert main(["warmup", *arguments]) == 0
-    assert asked == [(names or warmup.names(), ["float32"], "--rows" in arguments)]
+    monkeypatch.setattr(warmup, "warm", lambda *task: asked.append(task))
+    assert main(["warmup", *arguments, *rows]) == 0
+    kinds = [False, True] if rows else [False]
+    assert asked == [(n, "float32", kind) for n in names or warmup.names() for kind in kinds]

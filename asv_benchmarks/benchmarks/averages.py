@@ -3,10 +3,9 @@
 import numpy as np
 
 from fastopt import EMA, SWA, Lookahead, optimizer
-from fastopt.bench.clock import ratio
 from fastopt.bench.steps import draw
 
-from .common import ns_per_element
+from .common import ns_per_element, ratio
 
 SIZES = (1_000, 1_000_000, 20_000_000)
 DECAY = 0.999

@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks besides :mod:`fastopt.bench`: measurements in new processes."""
+"""Shared code of the benchmarks besides :mod:`fastopt.bench`: ratios, and new processes."""
 
 import os
 import subprocess
@@ -8,13 +8,36 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fastopt.bench.clock import Call, interleaved, microseconds
+from fastopt.bench.clock import Call, interleaved, sampler
+from fastopt.bench.steps import Step
 
 # Without this, GNU OpenMP may keep two threads on one core of a small virtual machine.
 os.environ.setdefault("OMP_PROC_BIND", "true")
 
 TABLE_SHAPE = (312_500, 64)
 """20 million elements, two-dimensional for rules with one state value per row."""
+
+
+def ratio(call: Call, other: Call, rounds: int = 15) -> float:
+    """Return the median over rounds of the time of `call` divided by the time of `other`."""
+    times = interleaved([sampler(call), sampler(other)], rounds)
+    return float(np.median(times[:, 0] / times[:, 1]))
+
+
+def against(limit: Call, step: Call, rounds: int = 15) -> tuple[float, float]:
+    """Return the median seconds of `step`, and the share of the limit's speed that it reaches."""
+    times = interleaved([sampler(step), sampler(limit)], rounds)
+    return float(np.median(times[:, 0])), float(np.median(times[:, 1] / times[:, 0]))
+
+
+def against_limit(step: Step, rounds: int = 15) -> tuple[float, float]:
+    """Return :func:`against` for a step and the limit of its arrays."""
+    return against(step.limit, step, rounds)
+
+
+def microseconds(step: Call, rounds: int = 31) -> float:
+    """Return the median microseconds of `step`."""
+    return 1e6 * float(np.median(interleaved([sampler(step)], rounds)))
 
 
 def fresh(statement: str, setup: str = "", **environ: str) -> float:

@@ -1,9 +1,9 @@
 """Dense float32 steps, against a loop that moves the same memory."""
 
-from fastopt.bench.steps import Step, against_limit
+from fastopt.bench.steps import Step
 from fastopt.warmup import names
 
-from .common import TABLE_SHAPE, ns_per_element
+from .common import TABLE_SHAPE, against_limit, ns_per_element
 
 
 class _Dense:

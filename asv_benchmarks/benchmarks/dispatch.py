@@ -1,7 +1,8 @@
 """Cost of one call of the updater on a small weight."""
 
-from fastopt.bench.clock import microseconds
 from fastopt.bench.steps import Step
+
+from .common import microseconds
 
 
 class Dispatch:

@@ -9,7 +9,9 @@ import numpy as np
 
 import fastopt
 from fastopt.amp import LossScaler
-from fastopt.bench.clock import Call, ratio
+from fastopt.bench.clock import Call
+
+from .common import ratio
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Call, Call]

@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 
 from fastopt import optimizer
-from fastopt.bench.clock import Call, ratio
+from fastopt.bench.clock import Call
 from fastopt.bench.steps import draw
 
-from .common import ns_per_element
+from .common import ns_per_element, ratio
 from .rows import RowStep
 
 SIZE, LARGE = 20_000_000, 50_000_000

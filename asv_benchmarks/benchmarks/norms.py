@@ -1,10 +1,9 @@
 """Reductions over a tensor: optimizers with layerwise learning rates, and global-norm clipping."""
 
 from fastopt import optimizer
-from fastopt.bench.clock import ratio
-from fastopt.bench.steps import Step, against_limit, draw
+from fastopt.bench.steps import Step, draw
 
-from .common import ns_per_element
+from .common import against_limit, ns_per_element, ratio
 
 SIZE = 20_000_000
 

@@ -9,8 +9,10 @@ from numba import njit, prange
 
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
-from fastopt.bench.clock import against, interleaved, microseconds, sampler
+from fastopt.bench.clock import interleaved, sampler
 from fastopt.sparse import RowSparse
+
+from .common import against, microseconds
 
 KINDS = ("sorted", "permuted", "zipf")
 """Row indices of a step: unique and sorted, unique, or with Zipf frequencies like words."""

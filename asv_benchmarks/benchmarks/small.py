@@ -7,10 +7,11 @@ import numpy as np
 from numba import njit, prange
 
 from fastopt.amp import LossScaler
-from fastopt.bench.clock import Call, microseconds, ratio
+from fastopt.bench.clock import Call
 from fastopt.bench.steps import MOMENTUM
 from fastopt.lr_scheduler import CosineScheduler
 
+from .common import microseconds, ratio
 from .tables import LR, Shapes, drawn, list_step
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer
-from fastopt.bench.clock import Call, microseconds, ratio
+from fastopt.bench.clock import Call
 from fastopt.bench.steps import MOMENTUM, Step
+
+from .common import microseconds, ratio
 
 Shapes = list[tuple[int, ...]]
 

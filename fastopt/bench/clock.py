@@ -4,10 +4,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
-
-from fastopt.reference import Array
+from numpy.typing import NDArray
 
 Call = Callable[[], None]
 Sample = Callable[[], float]
@@ -40,7 +40,7 @@ def sampler(call: Call, duration: float = 0.01) -> Sample:
     return partial(seconds, call, max(number, 1), warm=number > 0)
 
 
-def interleaved(samples: Sequence[Sample], rounds: int, budget: float = math.inf) -> Array:
+def interleaved(samples: Sequence[Sample], rounds: int, budget: float = math.inf) -> NDArray[Any]:
     """Return the results of all `samples` by round; every other round runs in reverse order.
 
     Other programs on the machine slow neighbours in a round alike, so that ratios within a
@@ -65,20 +65,3 @@ def interleaved(samples: Sequence[Sample], rounds: int, budget: float = math.inf
         measured = {k: samples[k]() for k in order}
         times.append([measured[k] for k in range(len(samples))])
     return np.array(times, float)
-
-
-def ratio(call: Call, other: Call, rounds: int = 15) -> float:
-    """Return the median over rounds of the time of `call` divided by the time of `other`."""
-    times = interleaved([sampler(call), sampler(other)], rounds)
-    return float(np.median(times[:, 0] / times[:, 1]))
-
-
-def against(limit: Call, step: Call, rounds: int = 15) -> tuple[float, float]:
-    """Return the median seconds of `step`, and the share of the limit's speed that it reaches."""
-    times = interleaved([sampler(step), sampler(limit)], rounds)
-    return float(np.median(times[:, 0])), float(np.median(times[:, 1] / times[:, 0]))
-
-
-def microseconds(step: Call, rounds: int = 31) -> float:
-    """Return the median microseconds of `step`."""
-    return 1e6 * float(np.median(interleaved([sampler(step)], rounds)))

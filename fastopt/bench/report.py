@@ -1,35 +1,30 @@
 """``fastopt bench``: memory bandwidth of this machine, and the share that updates reach."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
+from math import gcd
 from typing import Any
 
+import numpy as np
+
 import fastopt
-from fastopt import info, warmup
-from fastopt._console import Refused, Table, duration, progress, unknown
+from fastopt import info, optimizer, warmup
+from fastopt._console import Refused, duration, unknown
+from fastopt._kernels import traffic
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.threads import thread_count, use_threads
-from fastopt.bench.advice import on_layer, on_threads
-from fastopt.bench.measurements import (
-    STATES,
-    Budget,
-    Standing,
-    arrays_of,
-    bandwidth,
-    by_threads,
-    prepare,
-    standings,
-)
+from fastopt.bench.clock import Call, interleaved, sampler
+from fastopt.bench.steps import PLAIN, Step, draw, momentum_of
 
 numba: Any = import_module("numba")  # its type hints are incomplete
 
 FIRST = ("adam", "sgd", "adamw")
 """The most used optimizers, which are measured first."""
-
-TIME = "100.0 us"
+WIDTH = 64
+"""Columns of a weight, if its size is a multiple of this; two dimensions for rules with rows."""
+ROUNDS = 31
 
 LEGEND = """
 compile: time to compile the kernels or to load them from the cache. limit: time of a loop that
@@ -38,20 +33,15 @@ time of plain NumPy code, divided by the time of the update. Optimizers with a m
 """
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the benchmark; None means all optimizers, and all threads."""
+def run(
+    optimizers: Sequence[str] = (),
+    sizes: Sequence[int] = (1_000, 1_000_000, 10_000_000),
+    threads: int | None = None,
+    seconds: float = 60.0,
+) -> bool:
+    """Run the benchmark, of all optimizers and on all threads by default; print rows as they come.
 
-    sizes: Sequence[int] = (1_000, 1_000_000, 10_000_000)
-    optimizers: Sequence[str] | None = None
-    threads: int | None = None
-    seconds: float = 60.0
-
-
-def run(options: Options) -> bool:
-    """Run the benchmark: print each row when it is measured, and advice at the end.
-
-    After ``options.seconds``, including compilation, no further row is started.
+    After `seconds`, including compilation, no further row is started.
 
     Returns
     -------
@@ -63,13 +53,19 @@ def run(options: Options) -> bool:
     Refused
         An option is not possible on this machine, or there is no such optimizer.
     """
-    names = _names(options.optimizers)
-    sizes = sorted(set(options.sizes))
-    with _threads(options.threads) as count:
+    known = [name for name in warmup.names() if optimizer.opt_registry[name].native]
+    names = list(dict.fromkeys(name.lower() for name in optimizers or (*FIRST, *known)))
+    for name in names:
+        if name not in known:
+            raise Refused(unknown(name, known))
+    most, count = numba.config.NUMBA_NUM_THREADS, threads or thread_count()
+    if count > most:
+        raise Refused(f"--threads is at most {most} here, NUMBA_NUM_THREADS changes that")
+    with use_threads(count):
         try:
-            return _Report(names, sizes, count, options.seconds).run()
+            return _Report(names, sorted(set(sizes)), count, seconds).run()
         except MemoryError:
-            raise Refused(f"no memory for {sizes[-1]:,} elements: give smaller --sizes") from None
+            raise Refused(f"no memory for {max(sizes):,} elements: give smaller --sizes") from None
 
 
 class _Report:
@@ -79,23 +75,21 @@ class _Report:
         self, names: Sequence[str], sizes: Sequence[int], count: int, seconds: float
     ) -> None:
         self.names, self.count, self.seconds = names, count, seconds
-        self.start = time.perf_counter()
-        self.arrays = {size: arrays_of(size) for size in sizes}
+        self.start, self.compiling = time.perf_counter(), 0.0
+        self.arrays = {size: draw((size // gcd(size, WIDTH), gcd(size, WIDTH))) for size in sizes}
         self.parallel = [size for size in sizes if size >= PARALLEL_FROM]
-        self.budget = Budget(seconds, len(STATES) + len(self.parallel) + len(names))
-        self.compiling = 0.0
+        self.tasks = len(sizes) * (1 + len(names)) + len(self.parallel)
 
     def run(self) -> bool:
         """Print everything; return whether any optimizer was measured."""
-        layer = numba.threading_layer()
         print(
             f"fastopt {fastopt.__version__}, {info.processor()}, "
-            f"threads: {self.count} on {layer}; float32"
+            f"threads: {self.count} on {numba.threading_layer()}; float32"
         )
         if busy := info.busy():
             print(busy)
         self.memory()
-        times = self.threads()
+        self.threads()
         left = self.optimizers()
         print(LEGEND)
         print(
@@ -108,80 +102,81 @@ class _Report:
                 f"not measured within {self.seconds:g} s: {', '.join(left)}; give more "
                 f"--seconds{again}"
             )
-        if times or not self.parallel:
-            print(on_threads(times))
-        print(on_layer(layer))
         return len(left) < len(self.names)
 
-    def memory(self) -> None:
-        """Print the bandwidth of the limit loops."""
-        sizes = [f"{size:,} elements" for size in self.arrays]
-        rows = Table(["arrays", *sizes], ["5 read, 4 written", *["100.0 GB/s"] * len(sizes)])
-        for slots in STATES:
-            if self.budget.spent:
-                return
-            share = Budget(self.budget.share(), len(self.arrays))
-            speeds = [bandwidth(slots, size, share.share()) for size in self.arrays]
-            name = f"{2 + slots} read, {1 + slots} written"
-            rows.add([name, *(f"{speed / 1e9:.1f} GB/s" for speed in speeds)])
+    @property
+    def rest(self) -> float:
+        """Seconds that are left."""
+        return max(self.start + self.seconds - time.perf_counter(), 0.0)
 
-    def threads(self) -> dict[int, Mapping[int, float]]:
-        """Print the times of Adam by number of threads, and return them by size."""
-        if not self.parallel or self.budget.spent:
-            return {}
-        self.compiling += prepare("adam", self.parallel)
-        times = {
-            size: by_threads(self.arrays[size], self.count, self.budget.share())
-            for size in self.parallel
-        }
-        sizes = [f"adam, {size:,}" for size in times]
-        rows = Table(["threads", *sizes], ["", *[TIME] * len(sizes)])
-        for number in next(iter(times.values())) if self.count > 1 else ():
-            rows.add([str(number), *(duration(by_count[number]) for by_count in times.values())])
-        return times
+    def timed(self, calls: Sequence[Call]) -> Any:
+        """Return the seconds of calls by round, in an equal part of the remaining time."""
+        share = self.rest / self.tasks
+        self.tasks -= 1
+        with np.errstate(all="ignore"):
+            return interleaved([sampler(call) for call in calls], ROUNDS, share)
+
+    def memory(self) -> None:
+        """Print the bandwidth of a loop that moves the memory of Adam."""
+        speeds = []
+        for size in self.arrays if self.rest else ():
+            arrays = tuple(np.ones(size, np.float32) for _ in range(4))
+            seconds = np.median(self.timed([partial(traffic.write, arrays)]))
+            speeds.append(f"{7 * arrays[0].nbytes / seconds / 1e9:.1f} GB/s at {size:,}")
+        if speeds:
+            print(f"memory, 4 arrays read and 3 written: {', '.join(speeds)} elements")
+
+    def threads(self) -> None:
+        """Print the times of Adam by number of threads."""
+        if self.count == 1 or not self.parallel or not self.rest:
+            return
+        counts = sorted({1 << k for k in range(self.count.bit_length())} | {self.count})
+        columns = []
+        for size in self.parallel:
+            step = self.step("adam", size)
+            times = self.timed([partial(_on_threads, count, step) for count in counts])
+            columns.append([f"{duration(each):>18}" for each in np.median(times, axis=0)])
+        numba.set_num_threads(self.count)
+        print(f"\n{'threads':<20}", *(f"{f'adam, {size:,}':>18}" for size in self.parallel), sep="")
+        for number, *cells in zip(counts, *columns, strict=True):
+            print(f"{number:<20}", *cells, sep="", flush=True)
 
     def optimizers(self) -> list[str]:
         """Print a row for each optimizer; return the names left when the time ran out."""
-        head, widest = ["optimizer", "compile"], [max(self.names, key=len), TIME]
-        for size in self.arrays:
-            head += [f"{size:,}", "limit", "NumPy"]
-            widest += [TIME, "1.00", "100.0"]
-        rows, left = Table(head, widest), []
-        for name in progress(self.names, "optimizer"):
-            if self.budget.spent:
+        left = []
+        heads = [f"{size:>12,}  limit  NumPy" for size in self.arrays]
+        for name in self.names:
+            if not self.rest:
                 left.append(name)
                 continue
-            share = Budget(self.budget.share(), 1)
-            seconds = prepare(name, list(self.arrays))
-            self.compiling += seconds
-            cells = [f"{seconds:.1f} s"]
-            for standing in standings(name, list(self.arrays.values()), share.share()):
-                cells += _cells(standing)
-            rows.add([name, *cells])
+            if name == self.names[0]:
+                print(f"\n{'optimizer':<20}compile", *heads, sep="")
+            before = self.compiling
+            cells = [self.standing(name, size) for size in self.arrays]
+            print(f"{name:<20}{self.compiling - before:>5.1f} s", *cells, sep="", flush=True)
         return left
 
+    def step(self, name: str, size: int) -> Step:
+        """Return an update; count the time to compile its kernels or to load them."""
+        start = time.perf_counter()
+        step = Step(name, self.arrays[size][0].shape, self.arrays[size], **momentum_of(name))
+        step.limit()
+        self.compiling += time.perf_counter() - start
+        return step
 
-def _cells(standing: Standing) -> list[str]:
-    numpy = "-" if standing.numpy is None else f"{standing.numpy:.1f}"
-    return [duration(standing.seconds), f"{standing.limit:.2f}", numpy]
+    def standing(self, name: str, size: int) -> str:
+        """Return the cells of an optimizer's time, and of the limit and NumPy relative to it."""
+        step = self.step(name, size)
+        calls: list[Call] = [step, step.limit]
+        if name in PLAIN:
+            update = PLAIN[name](step.updater.optimizer)
+            calls.append(partial(update, 0, step.grad, step.weight.copy()))
+        times = self.timed(calls)
+        _, limit, *plain = np.median(times / times[:, :1], axis=0)
+        ratio = f"{plain[0]:.1f}" if plain else "-"
+        return f"{duration(float(np.median(times[:, 0]))):>12}{limit:>7.2f}{ratio:>7}"
 
 
-def _names(given: Sequence[str] | None) -> list[str]:
-    registry = fastopt.optimizer.opt_registry
-    known = [name for name in warmup.names() if registry[name].native]
-    every = dict.fromkeys([*FIRST, *known])
-    names = list(dict.fromkeys(name.lower() for name in given or every))
-    for name in names:
-        if name not in known:
-            raise Refused(unknown(name, known))
-    return names
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[int]:
-    """Use `count` threads inside the block."""
-    most, before = numba.config.NUMBA_NUM_THREADS, thread_count()
-    if count is not None and count > most:
-        raise Refused(f"--threads is at most {most} here, NUMBA_NUM_THREADS changes that")
-    with use_threads(count or before):
-        yield count or before
+def _on_threads(count: int, step: Step) -> None:
+    numba.set_num_threads(count)
+    step()

@@ -1,15 +1,19 @@
-"""Updates on warm memory, and the memory-bandwidth limit of each."""
+"""Updates on warm memory, the memory-bandwidth limit of each, and the same in plain NumPy."""
 
+import math
+from collections.abc import Callable
 from itertools import compress
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels import traffic
-from fastopt.bench.clock import against
-from fastopt.reference import Array
+
+Array = NDArray[Any]
+Update = Callable[[int, Array, Array], None]
 
 MOMENTUM = 0.9
 """Momentum for optimizers whose default has none."""
@@ -79,6 +83,46 @@ class Step:
         traffic.write(self._arrays)
 
 
-def against_limit(step: Step, rounds: int = 15) -> tuple[float, float]:
-    """Return :func:`~fastopt.bench.clock.against` for a step and the limit of its arrays."""
-    return against(step.limit, step, rounds)
+def _sgd(opt: optimizer.SGD) -> Update:
+    lr, momentum = opt.learning_rate, opt.momentum
+    moments: dict[int, Array] = {}
+
+    def update(index: int, grad: Array, weight: Array) -> None:
+        if momentum == 0:
+            weight -= lr * grad
+            return
+        if index not in moments:
+            moments[index] = np.zeros_like(weight)
+        mom = moments[index]
+        mom *= momentum
+        mom -= lr * grad
+        weight += mom
+
+    return update
+
+
+def _adam(opt: optimizer.Adam) -> Update:
+    lr, beta1, beta2, epsilon = opt.learning_rate, opt.beta1, opt.beta2, opt.epsilon
+    states: dict[int, tuple[int, Array, Array]] = {}
+
+    def update(index: int, grad: Array, weight: Array) -> None:
+        if index not in states:
+            states[index] = 0, np.zeros_like(weight), np.zeros_like(weight)
+        t, mean, var = states[index]
+        t += 1
+        states[index] = t, mean, var
+        mean *= beta1
+        mean += (1 - beta1) * grad
+        var *= beta2
+        var += (1 - beta2) * grad * grad
+        rate = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+        weight -= rate * mean / (np.sqrt(var) + epsilon)
+
+    return update
+
+
+PLAIN: dict[str, Callable[[Any], Update]] = {"adam": _adam, "sgd": _sgd, "ccsgd": _sgd}
+"""Functions that create an update in plain NumPy from an optimizer, by its name.
+
+Clipping, rescaling and weight decay, which are off by default, are omitted.
+"""

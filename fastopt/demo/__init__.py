@@ -1,1 +1,1 @@
-"""Demos: small models in plain NumPy whose optimizer steps are timed."""
+"""The demo: networks in plain NumPy learn to read digits, and their optimizer is timed."""

@@ -1,37 +1,36 @@
-"""Demo of dense updates: a perceptron learns to classify digits, and its optimizer is timed."""
+"""``fastopt demo``: perceptrons learn to read digits, and their optimizer is timed."""
 
+import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from fastopt import optimizer, reference
-from fastopt._console import duration, table
+from fastopt import optimizer
+from fastopt._console import Refused, duration, need, progress, table
 from fastopt._kernels.threads import use_threads
-from fastopt.demo import common, plot
-from fastopt.demo.common import Refused, Runner
+from fastopt.bench.steps import PLAIN
+from fastopt.demo import plot
 from fastopt.demo.perceptron import Perceptron, train
-from fastopt.demo.rivals import NUMPY, Rival, rivals
-from fastopt.demo.team import Team
-from fastopt.reference import Array
+from fastopt.demo.race import Race, agreement
 from fastopt.sparse import HALVES
 from fastopt.trainer import Trainer
 
 TRAIN, TEST = 1437, 360
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    **{name: {"learning_rate": 0.1} for name in ("sgd", "ccsgd", "nag", "lbsgd", "dcasgd")},
+    **{n: {"learning_rate": 0.1} for n in ("sgd", "ccsgd", "nag", "lbsgd", "dcasgd")},
     "lars": {"learning_rate": 2.0},
     "signum": {"learning_rate": 0.001},
     "lion": {"learning_rate": 0.0003},
-    "muon": {"learning_rate": 0.01, "fallback": "adamw"},
-    "shampoo": {"fallback": "adamw"},
-    "soap": {"fallback": "adamw"},
+    **{n: {"fallback": "adamw"} for n in ("apollo", "galore", "shampoo", "soap")},
+    **{n: {"learning_rate": 0.01, "fallback": "adamw"} for n in ("adamuon", "muon", "normuon")},
     # SGLD samples a posterior, which needs the gradient of the sum over all images, not the mean.
     "sgld": {"learning_rate": 0.0001, "rescale_grad": TRAIN},
 }
@@ -43,15 +42,13 @@ NETWORKS: tuple[tuple[int, ...], ...] = ((128,), (512, 512))
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the demo; None selects values suited to the optimizer, or all networks."""
+    """Options of the demo; None selects a value suited to the optimizer."""
 
     optimizer: str = "adam"
     learning_rate: float | None = None
-    momentum: float | None = None
     dtype: str = "float32"
     no_master: bool = False
     rounding: str = "nearest"
-    hidden: Sequence[int] | None = None
     epochs: int = 20
     batch_size: int = 32
     seed: int = 0
@@ -59,64 +56,77 @@ class Options:
     mpi: bool = False
 
 
-class Race(Trainer):
-    """A trainer whose steps are timed and repeated by rivals on copies of the weights."""
+class Run:
+    """The training of one network, with its results."""
 
     def __init__(
-        self, model: Perceptron, opt: optimizer.Optimizer, rivals: Mapping[str, Rival], comm: Any
+        self, options: Options, hidden: Sequence[int], opt: optimizer.Optimizer, comm: Any = None
     ) -> None:
-        super().__init__(model.params, opt, comm=comm)
-        self.params = model.params
-        self.ours = Runner(super().step, model.weights)
-        self.rivals = {name: rival(opt, model.weights) for name, rival in rivals.items()}
-
-    def step(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
-        """Do the step with fastopt and all rivals."""
-        if not self.rivals:
-            self.ours.step(batch_size)
-            return
-        means = [parameter.grad() / batch_size for parameter in self.params.values()]
-        common.take_turns(
-            [self.ours, *self.rivals.values()], batch_size, *[means] * len(self.rivals)
-        )
-
-
-class Task:
-    """A network to train, with the results."""
-
-    def __init__(
-        self,
-        options: Options,
-        hidden: Sequence[int],
-        datasets: Any,
-        rivals: Mapping[str, Rival],
-        team: Team,
-    ) -> None:
-        self.options, self.team = options, team
+        self.options, self.opt, self.comm = options, opt, comm
         self.rng = np.random.default_rng(options.seed)
-        self.images, self.digits = _images(datasets, self.rng, options.dtype)
+        images, digits = need("sklearn.datasets")[0].load_digits(return_X_y=True)
+        order = self.rng.permutation(len(digits))
+        wide = "float64" if options.dtype == "float64" else "float32"
+        self.images, self.digits = (images[order] / 16).astype(wide), digits[order]
         self.model = Perceptron(options.dtype, self.rng, hidden)
         self.name = "-".join(map(str, self.model.sizes))
-        self.race = Race(self.model, _optimizer(options), rivals, team.comm)
+        self.race = Race(self.model, opt, not unrivaled(options), comm)
+        self.losses: list[list[float]] = []
+        self.seconds: list[float] = []
 
     def first_step(self) -> float:
-        """Do a step on copies and return its seconds."""
+        """Do a step on copies, so that kernels are compiled before steps are timed.
+
+        Returns the seconds that this took.
+
+        Raises
+        ------
+        Refused
+            The optimizer does not accept the weights.
+        """
         trial, size = deepcopy(self.model), self.options.batch_size
         trial.backward(self.images[:size], self.digits[:size])
-        trainer = Trainer(trial.params, _optimizer(self.options), comm=self.team.comm)
-        return common.first_step(Runner(trainer.step, trial.weights), size)
+        trainer = Trainer(trial.params, deepcopy(self.opt), comm=self.comm)
+        start = perf_counter()
+        try:
+            trainer.step(size)
+        except (TypeError, ValueError) as error:
+            raise Refused(str(error)) from None
+        return perf_counter() - start
 
-    def epoch(self) -> tuple[int, Iterator[float]]:
-        """Start an epoch: return the number of steps and an iterator over their losses."""
-        chunks = common.chunks(self.rng.permutation(TRAIN), self.options.batch_size)
-        batches = [(self.images[c], self.digits[c]) for c in chunks]
-        return len(chunks), train(self.model, self.race, batches, self.team)
-
-    def train(self, bar: Any, trainings: int) -> None:
-        """Train for all epochs and compute the test accuracy."""
-        epochs = self.options.epochs
-        self.training = common.train(epochs, self.epoch, bar, self.name, trainings)
+    def train(self) -> None:
+        """Train for all epochs, show the progress, and compute the test accuracy."""
+        size = self.options.batch_size
+        for _ in progress(range(self.options.epochs), "epoch"):
+            batches = np.split(self.rng.permutation(TRAIN), range(size, TRAIN, size))
+            drawn = [(self.images[batch], self.digits[batch]) for batch in batches]
+            losses = []
+            start = perf_counter()
+            for loss in train(self.model, self.race, drawn, self.comm):
+                self.seconds.append(perf_counter() - start)
+                losses.append(loss)
+                start = perf_counter()
+            self.losses.append(losses)
         self.accuracy = self.model.accuracy(self.images[TRAIN:], self.digits[TRAIN:])
+
+    def row(self) -> list[str]:
+        """Return the table cells."""
+        return [
+            self.name,
+            f"{sum(weight.size for weight in self.model.weights):,}",
+            f"{fmean(self.losses[-1]):.6f}",
+            f"{self.accuracy:.3f}",
+            *(duration(median(runner.seconds)) for runner in self.race.runners.values()),
+        ]
+
+    def draw(self, path: Path) -> None:
+        """Plot the loss over the time of gradients and updates, for each implementation."""
+        runners = self.race.runners
+        gradients = np.array(self.seconds) - sum(np.array(r.seconds) for r in runners.values())
+        times = {name: np.cumsum(gradients + runner.seconds) for name, runner in runners.items()}
+        title = f"{self.options.optimizer.lower()} trains a {self.name} network to read digits"
+        plot.race(self.losses, times, title, path)
+        print(f"loss over time with {', '.join(runners)}: {path}")
 
 
 @np.errstate(all="ignore")
@@ -128,37 +138,41 @@ def run(options: Options) -> float:
     Refused
         An option is invalid, or a package is missing.
     """
-    name, team = options.optimizer.lower(), Team.of(options.mpi)
     opt = _optimizer(options)
-    _check_batches(options.batch_size, team.size)
-    (datasets, _) = common.need("sklearn.datasets", "tqdm")
+    comm = need("fastopt.mpi", extra="mpi")[0].MPI.COMM_WORLD if options.mpi else None
+    ranks = comm.size if comm else 1
+    least = TRAIN % options.batch_size or options.batch_size
+    if least < ranks:
+        raise Refused(
+            f"--batch-size {options.batch_size} leaves a batch of {least} for {ranks} ranks"
+        )
     if options.plot:
         plot.check(options.plot)
-    networks = [options.hidden] if options.hidden else NETWORKS
-    others = {} if _unrivaled(options) else rivals(name, torch=options.plot is not None)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), use_threads(1):
         warnings.filterwarnings("ignore", ".* weights without masters")  # --no-master
-        tasks = [Task(options, hidden, datasets, others, team) for hidden in networks]
-        seconds = sum(task.first_step() for task in tasks)
-        print(common.heading(name, opt, options))
+        runs = [Run(options, hidden, deepcopy(opt), comm) for hidden in NETWORKS]
+        seconds = sum(run.first_step() for run in runs)
+        shared = f"; batches and state shared out among {ranks} rank{'s' * (ranks > 1)}"
         print(
+            f"{options.optimizer.lower()}: learning rate {opt.learning_rate:g}, "
+            f"{options.dtype}, epochs {options.epochs}, batch size {options.batch_size}, "
+            f"seed {options.seed}\n"
             f"{TRAIN} images of digits to train and {TEST} to test{_precision(options)}"
-            f"{_shared(team.size) if options.mpi else ''}\n"
+            f"{shared if comm else ''}\n"
             f"first step: {seconds:.2f} s to compile the kernels or load them from the cache",
             flush=True,
         )
-        with common.progress_bar(team.rank == 0) as bar, use_threads(1):
-            for left, task in zip(range(len(tasks), 0, -1), tasks, strict=False):
-                task.train(bar, left)
-    _report(name, options, tasks)
-    if options.plot and team.rank == 0:
-        _draw(tasks[-1], name, options.plot)
-    return tasks[0].accuracy
+        for each in runs:
+            each.train()
+    _report(options, runs)
+    if options.plot and not (comm and comm.rank):
+        runs[-1].draw(options.plot)
+    return runs[0].accuracy
 
 
 def _optimizer(options: Options) -> optimizer.Optimizer:
     """Create the optimizer, after checking that the options are compatible."""
-    name, half = options.optimizer.lower(), options.dtype in HALVES
+    half = options.dtype in HALVES
     if options.batch_size > TRAIN:
         raise Refused(f"--batch-size is at most {TRAIN}, the number of images to train")
     if options.no_master and not half:
@@ -166,18 +180,19 @@ def _optimizer(options: Options) -> optimizer.Optimizer:
     if options.rounding != "nearest" and not options.no_master:
         raise Refused("--rounding is that of weights without masters, give --no-master too")
     if options.dtype == "bfloat16":
-        common.need("ml_dtypes", extra="bfloat16")
-    given = {"learning_rate": options.learning_rate, "momentum": options.momentum}
-    fixed = {"seed": options.seed, "multi_precision": half and not options.no_master}
-    return common.create(name, ARGUMENTS.get(name, {}), given, rounding=options.rounding, **fixed)
-
-
-def _images(datasets: Any, rng: np.random.Generator, dtype: str) -> tuple[Array, Array]:
-    """Return images as rows of values from 0 to 1, and their digits, in random order."""
-    images, digits = datasets.load_digits(return_X_y=True)
-    order = rng.permutation(len(digits))
-    wide = "float64" if dtype == "float64" else "float32"
-    return (images[order] / 16).astype(wide), digits[order]
+        need("ml_dtypes", extra="bfloat16")
+    arguments = {
+        "seed": options.seed,
+        "multi_precision": half and not options.no_master,
+        "rounding": options.rounding,
+        **ARGUMENTS.get(options.optimizer.lower(), {}),
+    }
+    if options.learning_rate is not None:
+        arguments["learning_rate"] = options.learning_rate
+    try:
+        return optimizer.create(options.optimizer, **arguments)
+    except (TypeError, ValueError) as error:
+        raise Refused(str(error)) from None
 
 
 def _precision(options: Options) -> str:
@@ -189,80 +204,30 @@ def _precision(options: Options) -> str:
     return f"; {options.dtype} without masters, rounded {rounding}"
 
 
-def _check_batches(batch_size: int, ranks: int) -> None:
-    least = TRAIN % batch_size or batch_size
-    if least < ranks:
-        raise Refused(f"--batch-size {batch_size} leaves a batch of {least} for {ranks} ranks")
-
-
-def _shared(ranks: int) -> str:
-    return f"; batches and state shared out among {ranks} rank{'s' * (ranks > 1)}"
-
-
-def _unrivaled(options: Options) -> str:
+def unrivaled(options: Options) -> str:
     """Return why fastopt is not compared with NumPy; empty if it is."""
     name = options.optimizer.lower()
     if options.dtype in HALVES:
         return f"NumPy would round every intermediate result to {options.dtype}"
     if options.mpi:
         return "a rank has the gradients of its own images only"
-    return "" if name in reference.UPDATES else f"the demo has no NumPy code for {name}"
+    return "" if name in PLAIN else f"the demo has no NumPy code for {name}"
 
 
-def _report(name: str, options: Options, tasks: Sequence[Task]) -> None:
+def _report(options: Options, runs: Sequence[Run]) -> None:
     """Print the results of each network and the comparison of times."""
-    names = list(tasks[0].race.rivals)
-    many = f"{len(tasks)} networks" if len(tasks) > 1 else "a network"
-    if names:
-        print(
-            f"\nfastopt trained {many}; {' and '.join(names)} updated copies of the weights "
-            "with the same gradients"
-        )
-    else:
-        print(f"\nfastopt trained {many}; plain NumPy: not compared, {_unrivaled(options)}")
-    print(end="".join(sorted({common.diverged(task.training) for task in tasks})))
-    for rival in names:
-        pairs = [(task.race.ours, task.race.rivals[rival]) for task in tasks]
-        print(common.agreement(rival, pairs))
-    head = ["network", "weights", "loss", "test accuracy", "fastopt", *names]
-    print(f"\n{table(head, [_line(task) for task in tasks])}\n")
-    print("loss: mean of the last epoch; times: medians of an update, on one thread")
-    if names:
-        print(_conclusion(tasks), flush=True)
-
-
-def _line(task: Task) -> list[str]:
-    """Return the table cells of a network."""
-    runners = task.race.ours, *task.race.rivals.values()
-    return [
-        task.name,
-        f"{sum(w.size for w in task.model.weights):,}",
-        f"{fmean(task.training.losses[-1]):.6f}",
-        f"{task.accuracy:.3f}",
-        *(duration(median(runner.seconds)) for runner in runners),
-    ]
-
-
-def _conclusion(tasks: Sequence[Task]) -> str:
-    """Summarize the comparison with NumPy."""
-    words = [
-        common.faster(median(task.race.ours.seconds), median(task.race.rivals[NUMPY].seconds))
-        for task in tasks
-    ]
-    parts = [f"{w} ({task.name})" for w, task in zip(words, tasks, strict=True)]
-    hint = ""
-    if any(w.endswith("slower") for w in words):
-        hint = (
-            "on arrays this small the cost of a call counts; fastopt bench measures larger ones\n"
-        )
-    return f"{hint}by the medians, fastopt is {' and '.join(parts)} than {NUMPY}"
-
-
-def _draw(task: Task, name: str, path: Path) -> None:
-    """Plot the loss over the time of gradients and updates, for each implementation."""
-    runners = {"fastopt": task.race.ours, **task.race.rivals}
-    gradients = task.training.others(runners.values())
-    times = {way: np.cumsum(gradients + runner.seconds) for way, runner in runners.items()}
-    title = f"{name} trains a {task.name} network to read digits"
-    plot.race(task.training.losses, times, title, "mean loss of an epoch", path)
-    print(f"loss over time with {', '.join(runners)}: {path}")
+    races = [run.race for run in runs]
+    reason = unrivaled(options)
+    repeated = " updated copies of the weights with the same gradients"
+    what = f": not compared, {reason}" if reason else repeated
+    print(f"\nfastopt trained {len(runs)} networks; plain NumPy{what}")
+    if not reason:
+        print(f"agreement with plain NumPy: {agreement(races)}")
+    if not all(math.isfinite(run.losses[-1][-1]) for run in runs):
+        print("the loss is no longer a finite number: try a smaller --learning-rate")
+    head = ["network", "weights", "loss", "test accuracy", *races[0].runners]
+    print(f"\n{table(head, [run.row() for run in runs])}\n")
+    print("loss: mean of the last epoch; times: medians of an update, on one thread", flush=True)
+    if not reason:
+        words = " and ".join(f"{run.race.words} ({run.name})" for run in runs)
+        print(f"by the medians, fastopt is {words} than plain NumPy", flush=True)

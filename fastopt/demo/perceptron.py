@@ -1,46 +1,25 @@
-"""Network of the digits demo, computed in NumPy and updated by a Trainer."""
+"""Network of the demo, computed in NumPy and updated by a Trainer."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastopt import initializer
-from fastopt.demo.team import Team
-from fastopt.parameter import ParameterDict
-from fastopt.reference import Array
+from fastopt.parameter import Parameter, ParameterDict
 from fastopt.scope import get_parameter, name_scope
 from fastopt.trainer import Trainer
 
-
-class Layer:
-    """A fully connected layer.
-
-    Images are float32 even if weights are half-precision, so that NumPy computes in float32;
-    ``add_grad`` rounds gradients to the weights' dtype.
-    """
-
-    def __init__(self, name: str, inputs: int, outputs: int) -> None:
-        with name_scope(name):
-            self.weight = get_parameter("weight", (outputs, inputs))
-            self.bias = get_parameter("bias", outputs, initializer="zeros")
-
-    def forward(self, x: Array) -> Array:
-        """Return the outputs for each row of `x`."""
-        self.x = x
-        y: Array = x @ self.weight.data().T + self.bias.data()
-        return y
-
-    def backward(self, grad: Array) -> Array:
-        """Accumulate weight gradients from the output gradient; return the input gradient."""
-        self.weight.add_grad(grad.T @ self.x)
-        self.bias.add_grad(grad.sum(axis=0))
-        back: Array = grad @ self.weight.data()
-        return back
+Array = NDArray[Any]
 
 
 class Perceptron:
     """Hidden ReLU layers, then a softmax over the ten digits.
+
+    Images are float32 even if weights are half-precision, so that NumPy computes in float32;
+    ``add_grad`` rounds gradients to the weights' dtype.
 
     Parameters
     ----------
@@ -70,11 +49,13 @@ class Perceptron:
     ) -> None:
         self.sizes = [64, *hidden, 10]
         names = [f"hidden{k}" for k in range(1, len(hidden) + 1)] + ["output"]
+        self.layers: list[tuple[Parameter, Parameter]] = []
         with name_scope("perceptron", params=ParameterDict(), dtype=dtype) as scope:
-            self.layers = [
-                Layer(name, inputs, outputs)
-                for name, (inputs, outputs) in zip(names, pairwise(self.sizes), strict=True)
-            ]
+            for name, (inputs, outputs) in zip(names, pairwise(self.sizes), strict=True):
+                with name_scope(name):
+                    weight = get_parameter("weight", (outputs, inputs))
+                    bias = get_parameter("bias", outputs, initializer="zeros")
+                self.layers.append((weight, bias))
         self.params = scope.params
         self.params.initialize(initializer.HeNormal(rng=rng))
 
@@ -83,44 +64,45 @@ class Perceptron:
         """Arrays of the parameters."""
         return [parameter.data() for parameter in self.params.values()]
 
-    def forward(self, images: Array) -> Array:
-        """Return the scores of the digits."""
-        *hidden, output = self.layers
-        for layer in hidden:
-            images = np.maximum(layer.forward(images), 0)
-        return output.forward(images)
+    def forward(self, images: Array) -> tuple[Array, list[Array]]:
+        """Return the scores of the digits, and the inputs of each layer."""
+        scores, inputs = images, list[Array]()
+        for weight, bias in self.layers:
+            inputs.append(np.maximum(scores, 0))  # images have no negative values
+            scores = inputs[-1] @ weight.data().T + bias.data()
+        return scores, inputs
 
     def backward(self, images: Array, digits: Array) -> float:
-        """Accumulate gradients of the summed cross-entropy of a batch; return its mean."""
-        scores = self.forward(images)
+        """Accumulate gradients of the summed cross-entropy of a batch; return the sum."""
+        scores, inputs = self.forward(images)
         scores -= scores.max(axis=1, keepdims=True)
         log_likelihood = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
         rows = np.arange(len(digits))
         grad = np.exp(log_likelihood)
         grad[rows, digits] -= 1
-        for layer in reversed(self.layers[1:]):
-            grad = layer.backward(grad) * (layer.x > 0)  # derivative of the ReLU before the layer
-        self.layers[0].backward(grad)
-        return -float(log_likelihood[rows, digits].mean())
+        for (weight, bias), x in reversed([*zip(self.layers, inputs, strict=True)]):
+            weight.add_grad(grad.T @ x)
+            bias.add_grad(grad.sum(axis=0))
+            grad = (grad @ weight.data()) * (x > 0)  # derivative of the ReLU before the layer
+        return -float(log_likelihood[rows, digits].sum())
 
     def accuracy(self, images: Array, digits: Array) -> float:
         """Return the share of images whose digit has the highest score."""
-        return float((self.forward(images).argmax(axis=1) == digits).mean())
+        return float((self.forward(images)[0].argmax(axis=1) == digits).mean())
 
 
 def train(
     model: Perceptron,
     trainer: Trainer,
     batches: Iterable[tuple[Array, Array]],
-    team: Team | None = None,
+    comm: Any = None,
 ) -> Iterator[float]:
-    """Do a step with each batch of images and digits, and yield its loss.
+    """Do a step with each batch of images and digits, and yield its mean loss.
 
-    Each batch is split among the ranks of a team.
+    Each rank of `comm`, a communicator of mpi4py, takes a part of every batch.
     """
-    team = team or Team()
+    mine = slice(comm.rank, None, comm.size) if comm else slice(None)
     for images, digits in batches:
-        mine = digits[team.part]
-        loss = model.backward(images[team.part], mine)
+        loss = model.backward(images[mine], digits[mine])
         trainer.step(batch_size=len(digits))
-        yield team.mean(loss, len(mine), len(digits))
+        yield (comm.allreduce(loss) if comm else loss) / len(digits)

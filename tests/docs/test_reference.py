@@ -13,7 +13,7 @@ from helpers.paths import DOCS
 
 PAGES = DOCS / "api"
 MODULES = sorted(page.stem for page in PAGES.glob("fastopt*.rst"))
-INTERNAL = {"arguments", "bench", "demo", "info", "kernels", "reference", "warmup"}
+INTERNAL = {"arguments", "bench", "demo", "info", "kernels", "warmup"}
 """What the command line and the public modules are made of."""
 
 modules = pytest.mark.parametrize("module", MODULES)

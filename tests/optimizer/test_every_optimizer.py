@@ -5,7 +5,7 @@ import pytest
 from numba.core import event
 
 from fastopt import optimizer
-from fastopt.reference import FORMULAS
+from fastopt.bench.steps import momentum_of
 from helpers.cases import (
     CASES,
     CHOICES,
@@ -18,6 +18,7 @@ from helpers.cases import (
     kept,
     sampled,
 )
+from helpers.formulas import FORMULAS
 
 every_case = pytest.mark.parametrize("case", by_default(CASES), ids=str)
 
@@ -141,6 +142,21 @@ def test_agrees_with_the_formula_of_the_paper(name, wd, rng):
         updater(0, gradient, weight)
         formula(0, gradient, expected)
         np.testing.assert_allclose(weight, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", kept(sorted(FORMULAS), "adam", "sgd"))
+def test_agrees_with_the_formula_in_float32(name, rng):
+    before = rng.standard_normal((6, 7), np.float32)
+    weight, expected = before.copy(), before.copy()
+    made = optimizer.create(name, **momentum_of(name))
+    updater, formula = optimizer.get_updater(made), FORMULAS[name](made)
+    for gradient in rng.standard_normal((12, 6, 7), np.float32):
+        updater(0, gradient, weight)
+        formula(0, gradient, expected)
+    assert weight.dtype == expected.dtype == np.float32
+    moved = abs(weight - before).max()
+    assert moved > 1e-4
+    np.testing.assert_allclose(weight, expected, rtol=0, atol=2e-5 * max(moved, 1))
 
 
 def test_the_threshold_of_radam_is_the_length_above_which_it_rectifies(rng):

@@ -1,113 +1,39 @@
-"""Formulas of optimizers in plain NumPy: the baseline of benchmarks and demos, the oracle of tests.
+"""Formulas of optimizers in plain NumPy, as the docstrings of :mod:`fastopt.optimizer` give them.
 
 Decoupled weight decay is included; clipping, rescaling and coupled decay are omitted, as they are
-off by default. The formulas are given in the docstrings of :mod:`fastopt.optimizer`.
+off by default.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastopt import optimizer
+__all__ = ["FORMULAS"]
 
-Array = NDArray[Any]
-Update = Callable[[int, Array, Array], None]
-Make = Callable[[Array], tuple[Array, ...]]
-Formula = Callable[..., None]
+FORMULAS = {}
+"""Functions that create ``update(index, grad, weight)`` from an optimizer, by its name."""
 
 
-def numpy_sgd(opt: optimizer.SGD) -> Update:
-    """Return an SGD update in plain NumPy, with or without momentum."""
-    lr, momentum = opt.learning_rate, opt.momentum
-    moments: dict[int, Array] = {}
-
-    def update(index: int, grad: Array, weight: Array) -> None:
-        if momentum == 0:
-            weight -= lr * grad
-            return
-        if index not in moments:
-            moments[index] = np.zeros_like(weight)
-        mom = moments[index]
-        mom *= momentum
-        mom -= lr * grad
-        weight += mom
-
-    return update
-
-
-def numpy_adam(opt: optimizer.Adam) -> Update:
-    """Return an Adam update in plain NumPy."""
-    lr, beta1, beta2, epsilon = opt.learning_rate, opt.beta1, opt.beta2, opt.epsilon
-    moments: dict[int, tuple[Array, Array]] = {}
-    counts: dict[int, int] = {}
-
-    def update(index: int, grad: Array, weight: Array) -> None:
-        if index not in moments:
-            moments[index] = np.zeros_like(weight), np.zeros_like(weight)
-        t = counts[index] = counts.get(index, 0) + 1
-        mean, var = moments[index]
-        mean *= beta1
-        mean += (1 - beta1) * grad
-        var *= beta2
-        var += (1 - beta2) * grad * grad
-        rate = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
-        weight -= rate * mean / (np.sqrt(var) + epsilon)
-
-    return update
-
-
-def with_masters(update: Update) -> Update:
-    """Apply an update to float32 masters of half-precision weights, with casts around it."""
-    masters: dict[int, Array] = {}
-
-    def cast(index: int, grad: Array, weight: Array) -> None:
-        if index not in masters:
-            masters[index] = weight.astype(np.float32)
-        update(index, grad.astype(np.float32), masters[index])
-        weight[...] = masters[index]
-
-    return cast
-
-
-FORMULAS: dict[str, Callable[[Any], Update]] = {
-    "adam": numpy_adam,
-    "sgd": numpy_sgd,
-    "lbsgd": numpy_sgd,  # batch_scale=1: no accumulation and no warm-up
-}
-"""Functions that create an update from an optimizer, by the optimizer's name."""
-
-UPDATES: dict[str, Callable[[Any], Update]] = {
-    "sgd": numpy_sgd,
-    "ccsgd": numpy_sgd,
-    "adam": numpy_adam,
-}
-"""Those that the demos compare with."""
-
-
-def zeros(slots: int) -> Make:
+def zeros(slots):
     """Return a function that creates `slots` state arrays of the weight's shape."""
     return lambda weight: tuple(np.zeros_like(weight) for _ in range(slots))
 
 
-def formula(name: str, state: Make) -> Callable[[Formula], Formula]:
+def formula(name, state):
     """Register ``step(opt, t, grad, weight, *state)`` under an optimizer's name."""
 
-    def enter(step: Formula) -> Formula:
+    def enter(step):
         FORMULAS[name] = partial(_update, step, state)
         return step
 
     return enter
 
 
-def _update(step: Formula, state: Make, opt: Any) -> Update:
-    kept: dict[int, tuple[Array, ...]] = {}
-    counts: dict[int, int] = {}
+def _update(step, state, opt):
+    kept, counts = {}, {}
 
-    def update(index: int, grad: Array, weight: Array) -> None:
+    def update(index, grad, weight):
         if index not in kept:
             kept[index] = state(weight)
         t = counts[index] = counts.get(index, 0) + 1
@@ -116,46 +42,54 @@ def _update(step: Formula, state: Make, opt: Any) -> Update:
     return update
 
 
-def average(old: Array, beta: float, new: Array) -> None:
+def average(old, beta, new):
     """Update a moving average in place."""
     old *= beta
     old += (1 - beta) * new
 
 
-def decayed(opt: Any, step: Array, weight: Array) -> Array:
+def decayed(opt, step, weight):
     """Add decoupled weight decay to a step."""
     return step + opt.wd * weight if opt.wd else step
 
 
-def _averages(opt: Any, t: int, grad: Array, mean: Array, var: Array) -> tuple[Array, Array]:
+def _averages(opt, t, grad, mean, var):
     """Return bias-corrected moving averages of the gradient and of its square."""
     average(mean, opt.beta1, grad)
     average(var, opt.beta2, grad * grad)
     return mean / (1 - opt.beta1**t), var / (1 - opt.beta2**t)
 
 
+@formula("sgd", zeros(1))
+@formula("lbsgd", zeros(1))  # batch_scale=1: no accumulation and no warm-up
+def _sgd(opt, t, grad, weight, mom):
+    mom *= opt.momentum
+    mom -= opt.learning_rate * grad
+    weight += mom
+
+
 @formula("nag", zeros(1))
-def _nag(opt: Any, t: int, grad: Array, weight: Array, mom: Array) -> None:
+def _nag(opt, t, grad, weight, mom):
     mom *= opt.momentum
     mom += grad
     weight -= opt.learning_rate * (grad + opt.momentum * mom)
 
 
 @formula("signum", zeros(1))
-def _signum(opt: Any, t: int, grad: Array, weight: Array, mom: Array) -> None:
+def _signum(opt, t, grad, weight, mom):
     average(mom, opt.momentum, grad)
     weight -= opt.learning_rate * np.sign(mom)
 
 
 @formula("lion", zeros(1))
-def _lion(opt: Any, t: int, grad: Array, weight: Array, mom: Array) -> None:
+def _lion(opt, t, grad, weight, mom):
     step = np.sign(opt.beta1 * mom + (1 - opt.beta1) * grad)
     weight -= opt.learning_rate * decayed(opt, step, weight)
     average(mom, opt.beta2, grad)
 
 
 @formula("dcasgd", lambda weight: (np.zeros_like(weight), weight.copy()))
-def _dcasgd(opt: Any, t: int, grad: Array, weight: Array, mom: Array, previous: Array) -> None:
+def _dcasgd(opt, t, grad, weight, mom, previous):
     mom *= opt.momentum
     mom -= opt.learning_rate * (grad + opt.lamda * grad * grad * (weight - previous))
     previous[...] = weight
@@ -163,7 +97,7 @@ def _dcasgd(opt: Any, t: int, grad: Array, weight: Array, mom: Array, previous: 
 
 
 @formula("lars", zeros(1))
-def _lars(opt: Any, t: int, grad: Array, weight: Array, mom: Array) -> None:
+def _lars(opt, t, grad, weight, mom):
     trust = opt.eta * np.linalg.norm(weight) / (np.linalg.norm(grad) + opt.eps)
     mom *= opt.momentum
     mom -= opt.learning_rate * trust * grad
@@ -171,21 +105,19 @@ def _lars(opt: Any, t: int, grad: Array, weight: Array, mom: Array) -> None:
 
 
 @formula("adagrad", zeros(1))
-def _adagrad(opt: Any, t: int, grad: Array, weight: Array, history: Array) -> None:
+def _adagrad(opt, t, grad, weight, history):
     history += grad * grad
     weight -= opt.learning_rate * grad / np.sqrt(history + opt.float_stable_eps)
 
 
 @formula("groupadagrad", lambda weight: (np.zeros_like(weight[:, :1]),))
-def _groupadagrad(opt: Any, t: int, grad: Array, weight: Array, history: Array) -> None:
+def _groupadagrad(opt, t, grad, weight, history):
     history += (grad * grad).mean(axis=1, keepdims=True)
     weight -= opt.learning_rate * grad / np.sqrt(history + opt.float_stable_eps)
 
 
 @formula("adadelta", zeros(2))
-def _adadelta(
-    opt: Any, t: int, grad: Array, weight: Array, acc_grad: Array, acc_delta: Array
-) -> None:
+def _adadelta(opt, t, grad, weight, acc_grad, acc_delta):
     average(acc_grad, opt.rho, grad * grad)
     delta = np.sqrt((acc_delta + opt.epsilon) / (acc_grad + opt.epsilon)) * grad
     average(acc_delta, opt.rho, delta * delta)
@@ -193,7 +125,7 @@ def _adadelta(
 
 
 @formula("rmsprop", zeros(2))
-def _rmsprop(opt: Any, t: int, grad: Array, weight: Array, square: Array, delta: Array) -> None:
+def _rmsprop(opt, t, grad, weight, square, delta):
     average(square, opt.gamma1, grad * grad)
     delta *= opt.momentum
     delta -= opt.learning_rate * grad / np.sqrt(square + opt.epsilon)
@@ -201,7 +133,7 @@ def _rmsprop(opt: Any, t: int, grad: Array, weight: Array, square: Array, delta:
 
 
 @formula("ftrl", zeros(2))
-def _ftrl(opt: Any, t: int, grad: Array, weight: Array, z: Array, n: Array) -> None:
+def _ftrl(opt, t, grad, weight, z, n):
     root = np.sqrt(n)
     n += grad * grad
     new_root = np.sqrt(n)
@@ -211,7 +143,7 @@ def _ftrl(opt: Any, t: int, grad: Array, weight: Array, z: Array, n: Array) -> N
 
 
 @formula("ftml", zeros(3))
-def _ftml(opt: Any, t: int, grad: Array, weight: Array, d: Array, var: Array, z: Array) -> None:
+def _ftml(opt, t, grad, weight, d, var, z):
     average(var, opt.beta2, grad * grad)
     leader = np.sqrt(var / (1 - opt.beta2**t)) + opt.epsilon
     leader *= (1 - opt.beta1**t) / opt.learning_rate
@@ -222,7 +154,7 @@ def _ftml(opt: Any, t: int, grad: Array, weight: Array, d: Array, var: Array, z:
 
 
 @formula("adamax", zeros(2))
-def _adamax(opt: Any, t: int, grad: Array, weight: Array, mean: Array, norm: Array) -> None:
+def _adamax(opt, t, grad, weight, mean, norm):
     average(mean, opt.beta1, grad)
     norm *= opt.beta2
     np.maximum(norm, abs(grad), out=norm)
@@ -230,9 +162,7 @@ def _adamax(opt: Any, t: int, grad: Array, weight: Array, mean: Array, norm: Arr
 
 
 @formula("nadam", lambda weight: (*zeros(2)(weight), np.ones(1)))
-def _nadam(
-    opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array, product: Array
-) -> None:
+def _nadam(opt, t, grad, weight, mean, var, product):
     now, ahead = (opt.beta1 * (1 - 0.5 * 0.96 ** (k * opt.schedule_decay)) for k in (t, t + 1))
     product *= now
     past = float(product[0])
@@ -242,8 +172,9 @@ def _nadam(
     weight -= opt.learning_rate * step / (np.sqrt(var / (1 - opt.beta2**t)) + opt.epsilon)
 
 
+@formula("adam", zeros(2))
 @formula("adamw", zeros(2))
-def _adamw(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array) -> None:
+def _adamw(opt, t, grad, weight, mean, var):
     average(mean, opt.beta1, grad)
     average(var, opt.beta2, grad * grad)
     rate = opt.learning_rate * math.sqrt(1 - opt.beta2**t) / (1 - opt.beta1**t)
@@ -251,7 +182,7 @@ def _adamw(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array
 
 
 @formula("adabelief", zeros(2))
-def _adabelief(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array) -> None:
+def _adabelief(opt, t, grad, weight, mean, var):
     average(mean, opt.beta1, grad)
     average(var, opt.beta2, (grad - mean) ** 2)
     var += opt.epsilon
@@ -261,7 +192,7 @@ def _adabelief(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: A
 
 
 @formula("radam", zeros(2))
-def _radam(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array) -> None:
+def _radam(opt, t, grad, weight, mean, var):
     step, square = _averages(opt, t, grad, mean, var)
     limit = 2 / (1 - opt.beta2) - 1
     length = limit - 2 * t * opt.beta2**t / (1 - opt.beta2**t)
@@ -274,14 +205,14 @@ def _radam(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array
 
 
 @formula("lamb", zeros(2))
-def _lamb(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array) -> None:
+def _lamb(opt, t, grad, weight, mean, var):
     step, square = _averages(opt, t, grad, mean, var)
     step /= np.sqrt(square) + opt.epsilon
     weight -= opt.learning_rate * np.linalg.norm(weight) / np.linalg.norm(step) * step
 
 
 @formula("lans", zeros(2))
-def _lans(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array) -> None:
+def _lans(opt, t, grad, weight, mean, var):
     grad = grad / np.linalg.norm(grad)
     along, square = _averages(opt, t, grad, mean, var)
     root = np.sqrt(square) + opt.epsilon
@@ -292,19 +223,6 @@ def _lans(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array)
 
 
 @formula("test", zeros(1))
-def _test(opt: Any, t: int, grad: Array, weight: Array, copy: Array) -> None:
+def _test(opt, t, grad, weight, copy):
     weight += grad
     copy[...] = weight
-
-
-def _sgld(opt: Any) -> Update:
-    rng, rate = np.random.default_rng(0), opt.learning_rate
-
-    def update(index: int, grad: Array, weight: Array) -> None:
-        weight -= rate / 2 * grad
-        weight += math.sqrt(rate) * rng.standard_normal(weight.shape, np.float32)
-
-    return update
-
-
-FORMULAS["sgld"] = _sgld

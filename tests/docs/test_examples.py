@@ -1,0 +1,31 @@
+"""The examples of the documentation: they run and find what their pages say, which include them."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from helpers.paths import DOCS
+
+EXAMPLES = {
+    "nearest_words": ("sparse-embeddings.md", r"^exception +.*\b(clause|handler|raise|raised)\b"),
+    "recommend": ("embedding-tables.md", r"^epoch 5: 1[345]\.\d%"),
+}
+"""The page of each example, and what it prints."""
+
+
+def test_every_example_is_included_in_its_page():
+    assert {path.stem for path in (DOCS / "examples").glob("*.py")} == set(EXAMPLES)
+    for name, (page, _) in EXAMPLES.items():
+        text = (DOCS / page).read_text(encoding="utf-8")
+        assert f"```{{literalinclude}} examples/{name}.py\n" in text
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run_and_find_what_they_should(name):
+    command = [sys.executable, "-W", "error", DOCS / "examples" / f"{name}.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(EXAMPLES[name][1], done.stdout, re.MULTILINE), done.stdout

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from numpy.typing import DTypeLike
 
 from fastopt.arguments import number
-from fastopt.initializer.registry import Init
+from fastopt.initializer.base import Init
 from fastopt.parameter import Parameter, ParameterDict
 
 __all__ = ["Scope", "current_scope", "get_parameter", "name_scope"]

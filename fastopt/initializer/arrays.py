@@ -1,6 +1,5 @@
 """Validation of arrays to be initialized, and assignment of fixed values."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -71,22 +70,3 @@ def _within(values: Array, limits: "np.iinfo[Any]") -> bool:
     if values.dtype.kind not in "iu":
         return False
     return not values.size or bool(limits.min <= values.min() and values.max() <= limits.max)
-
-
-def bilinear(name: str, arr: Array) -> None:
-    """Fill the last two axes of `arr` with the weights of bilinear upsampling.
-
-    Raises
-    ------
-    ValueError
-        `arr` does not have four dimensions.
-    """
-    if arr.ndim != 4:
-        raise ValueError(
-            f"{name}: bilinear upsampling needs shape (out, in, height, width), got {arr.shape}"
-        )
-    height, width = arr.shape[2:]
-    factor = max(math.ceil(width / 2), 1)  # 1 for arrays without elements
-    center = (2 * factor - 1 - factor % 2) / (2 * factor)
-    rows, columns = (1 - abs(np.arange(size) / factor - center) for size in (height, width))
-    arr[...] = np.outer(rows, columns)

@@ -4,10 +4,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastopt.initializer.arrays import Array, assign, is_real
-from fastopt.initializer.base import Initializer
+from fastopt.initializer.base import InitDesc, Initializer, alias, register
 from fastopt.initializer.draws import Seed
-from fastopt.initializer.names import InitDesc
-from fastopt.initializer.registry import alias, register
 
 
 @register

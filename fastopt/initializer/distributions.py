@@ -8,9 +8,7 @@ import numpy as np
 from fastopt.arguments import choice, number
 from fastopt.initializer import draws
 from fastopt.initializer.arrays import Array, drawable
-from fastopt.initializer.base import Initializer
-from fastopt.initializer.names import InitDesc
-from fastopt.initializer.registry import alias, register
+from fastopt.initializer.base import InitDesc, Initializer, alias, register
 
 
 @register

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from fastopt.initializer.arrays import Array, assign, is_real, target
-from fastopt.initializer.base import log
-from fastopt.initializer.text import Filler, filler
+from fastopt.initializer.base import Filler, filler, log
 
 
 class Load:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastopt.initializer.arrays import Array
-from fastopt.initializer.text import filler
+from fastopt.initializer.base import filler
 
 
 class Mixed:

@@ -34,7 +34,7 @@ from fastopt.checkpoint.format.errors import CheckpointError, read_from
 from fastopt.checkpoint.format.files import PathLike, write_atomically
 from fastopt.device import Device
 from fastopt.initializer import Initializer, create
-from fastopt.initializer.registry import Init
+from fastopt.initializer.base import Init
 from fastopt.parameter.checks import Array, ctx_is_device
 from fastopt.parameter.parameter import Constant, Parameter
 

@@ -18,7 +18,7 @@ from fastopt._kernels.devices import header, is_cuda
 from fastopt.arguments import Checked, brief, choice, number, unknown_arguments
 from fastopt.device import Device, cpu, current_device
 from fastopt.initializer import FusedRNN, InitDesc, Initializer, create
-from fastopt.initializer.registry import Init
+from fastopt.initializer.base import Init
 from fastopt.parameter.checks import (
     ASSIGNED,
     COMPARED,

@@ -10,7 +10,7 @@ from fastopt import initializer as initializer
 from fastopt import lr_scheduler as lr_scheduler
 from fastopt import optimizer as optimizer
 from fastopt._advice import PACKAGE as _PACKAGE
-from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt._advice import no_attribute as _no_attribute
 from fastopt._updater.updater import Updater as Updater
 from fastopt._updater.updater import get_updater as get_updater
 from fastopt.averages import EMA as EMA

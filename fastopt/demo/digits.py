@@ -102,7 +102,7 @@ class Run:
             drawn = [(self.images[batch], self.digits[batch]) for batch in batches]
             losses = []
             start = perf_counter()
-            for loss in train(self.model, self.race, drawn, self.comm):
+            for loss in train(self.model, self.race.step, drawn, self.comm):
                 self.seconds.append(perf_counter() - start)
                 losses.append(loss)
                 start = perf_counter()

@@ -29,15 +29,15 @@ class Runner:
         self.seconds.append(perf_counter() - begin)
 
 
-class Race(Trainer):
-    """A trainer whose steps are timed and, if `repeated`, repeated by plain NumPy."""
+class Race:
+    """Steps of a trainer, which are timed and, if `repeated`, repeated by plain NumPy."""
 
     def __init__(
         self, model: Perceptron, opt: Optimizer, repeated: bool = False, comm: Any = None
     ) -> None:
-        super().__init__(model.params, opt, comm=comm)
         self.params = model.params
-        self.runners = {"fastopt": Runner(super().step, model.weights)}
+        trainer = Trainer(model.params, opt, comm=comm)
+        self.runners = {"fastopt": Runner(trainer.step, model.weights)}
         if repeated:
             update = PLAIN[type(opt).__name__.lower()](opt)
             copies = [weight.copy() for weight in model.weights]
@@ -48,7 +48,7 @@ class Race(Trainer):
 
             self.runners["plain NumPy"] = Runner(act, copies)
 
-    def step(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
+    def step(self, batch_size: int) -> None:
         """Do the step with both, each of them first in every other step."""
         ours, *others = self.runners.values()
         means = [p.grad() / batch_size for p in self.params.values()] if others else []

@@ -48,8 +48,11 @@ class BufferPool:
             self._memory.append(base)
 
 
-class Summing(Request, Protocol):
-    """A bucket of gradients in flight; :meth:`Test` tells whether it can be added up."""
+class Summing(Protocol):
+    """A bucket of gradients in flight."""
+
+    def Test(self) -> bool:
+        """Whether it can be added up."""
 
     def add(self, total: Array) -> None:
         """Enter the sums of this rank's part in `total`."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fastopt._advice import INITIALIZERS as _INITIALIZERS
-from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt._advice import no_attribute as _no_attribute
 from fastopt.initializer.base import InitDesc as InitDesc
 from fastopt.initializer.base import Initializer as Initializer
 from fastopt.initializer.base import alias as alias

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fastopt._advice import INITIALIZERS
-from fastopt._suggestions import choices, closest
+from fastopt._advice import INITIALIZERS, choices, closest
 from fastopt.arguments import brief
 from fastopt.initializer import draws
 from fastopt.initializer.arrays import Array, drawable, target

@@ -9,7 +9,7 @@ import sys
 import types
 import typing
 
-from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt._advice import no_attribute as _no_attribute
 from fastopt.optimizer.optimizer import Optimizer as Optimizer
 from fastopt.optimizer.optimizer import PerIndex as PerIndex
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError

@@ -20,6 +20,8 @@ from fastopt._advice import (
     OPTIMIZER_ATTRIBUTES,
     OPTIMIZER_NAMES,
     STEPS,
+    choices,
+    closest,
 )
 from fastopt._engine.contract import Batches, StepSums
 from fastopt._engine.direct import Direct
@@ -42,7 +44,6 @@ from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
 from fastopt._kernels.threads import start_locks
 from fastopt._notices import warn_user
-from fastopt._suggestions import choices, closest
 from fastopt.arguments import (
     FLAG,
     ArrayOf,

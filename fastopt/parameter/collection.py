@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastopt._suggestions import closest
+from fastopt._advice import closest
 from fastopt.checkpoint.foreign.ndarray import LIST_HEAD, Allowance, list_from_bytes
 from fastopt.checkpoint.format.container import (
     METADATA,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fastopt
 from fastopt import initializer, lr_scheduler, optimizer
-from fastopt._suggestions import closest
+from fastopt._advice import closest
 from fastopt.amp import LossScaler
 from fastopt.arguments import Same
 from fastopt.checkpoint import CheckpointError

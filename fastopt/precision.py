@@ -16,6 +16,11 @@ from fastopt.optimizer.unbound import bound, expect_bind
 from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, is_known, merged
 from fastopt.scope import current_scope
 
+__all__ = [
+    *("ExternalInitializer", "Initializer", "ParameterInfo", "PseudoFP16Initializer"),
+    *("ReversePseudoFP16Initializer", "update_initializer"),
+]
+
 Workspace = MutableMapping[str, Array]
 
 SUFFIX = {"float32": "_fp32", "float16": "_fp16", "bfloat16": "_bf16"}

@@ -68,14 +68,7 @@ class Numbers:
 
 KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (
-        CheckpointError,
-        MemoryError,
-        NotImplementedError,
-        OSError,
-        TypeError,
-        ValueError,
-    )
+    for kind in (CheckpointError, MemoryError, NotImplementedError, OSError, TypeError, ValueError)
 }
 """Exceptions that all ranks raise with the original type; others become RuntimeErrors."""
 

@@ -57,11 +57,7 @@ def add_up(parts: Addresses, counts: Sequence[int], wire: Any, total: Array, lar
 
 
 def pack(
-    arrays: Sequence[Any],
-    runs: Runs,
-    packed: Array,
-    at: Addresses | None = None,
-    used: int = 0,
+    arrays: Sequence[Any], runs: Runs, packed: Array, at: Addresses | None = None, used: int = 0
 ) -> None:
     """Copy consecutive runs of arrays to a bucket; convert to its dtype.
 

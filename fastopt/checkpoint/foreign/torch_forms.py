@@ -168,10 +168,7 @@ SUMS = {
 FORMS: dict[str, tuple[Form, ...]] = {
     "SGD": SGD,
     "ccSGD": SGD,
-    "NAG": (
-        PLAIN_SGD,
-        replace(MOMENTUM_SGD, fixed={"dampening": 0, "nesterov": True}, when={}),
-    ),
+    "NAG": (PLAIN_SGD, replace(MOMENTUM_SGD, fixed={"dampening": 0, "nesterov": True}, when={})),
     "Adam": (*with_amsgrad("Adam", False, {}),),
     "AdamW": (*with_amsgrad("AdamW", True, {"correct_bias": True, "eta": None}),),
     "AdaGrad": of_each_formula(

@@ -35,8 +35,7 @@ from fastopt.checkpoint.restore.shards import (
     shard_path,
     tables_of,
 )
-from fastopt.distributed.agreement import Facts, agree, attempt, is_agreed
-from fastopt.distributed.collectives import share_texts
+from fastopt.distributed.agreement import Facts, agree, attempt, is_agreed, share_texts
 from fastopt.distributed.fingerprint import holds_array
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, listing, time_limit

@@ -17,9 +17,8 @@ from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import read
 from fastopt.checkpoint.restore.placement import Placement
 from fastopt.checkpoint.restore.shards import RUN, read_shard
-from fastopt.distributed.agreement import Facts, agree, attempt
+from fastopt.distributed.agreement import Facts, agree, attempt, of_all
 from fastopt.distributed.checkpoint import write_together
-from fastopt.distributed.collectives import of_all
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, time_limit
 from fastopt.distributed.rows import HashedIds, RowExchange, owners_of
@@ -31,7 +30,7 @@ from fastopt.sparse import RowSparse
 from fastopt.table import EmbeddingTable
 from fastopt.table.index import Ids
 from fastopt.table.saved import checked
-from fastopt.table.start import Init
+from fastopt.table.storage import Init
 
 Numbers = NDArray[np.int64]
 

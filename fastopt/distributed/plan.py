@@ -18,8 +18,7 @@ from fastopt._kernels.compiling import bind
 from fastopt._kernels.layout import real_of
 from fastopt._kernels.numpy_abi import guard, readable
 from fastopt.checkpoint.restore.placement import Placement
-from fastopt.distributed.agreement import Facts, checksum, checksums
-from fastopt.distributed.collectives import MOST
+from fastopt.distributed.agreement import MOST, Facts, checksum, checksums
 from fastopt.distributed.packing import Runs, adder, rounder
 from fastopt.optimizer.optimizer import Array, Index
 

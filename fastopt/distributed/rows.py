@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.checkpoint.restore.placement import Placement
-from fastopt.distributed.collectives import exchanged, gathered_together, transposed
+from fastopt.distributed.agreement import exchanged, gathered_together, transposed
 from fastopt.distributed.plan import Plan
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer.optimizer import Array

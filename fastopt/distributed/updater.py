@@ -34,11 +34,11 @@ from fastopt.distributed.agreement import (
     agree,
     attempt,
     checksum,
+    gathered_together,
     is_agreed,
     summer,
 )
 from fastopt.distributed.checkpoint import NOTHING, Resumable, listing_of
-from fastopt.distributed.collectives import gathered_together
 from fastopt.distributed.exchange import EarlyGradients, Exchange
 from fastopt.distributed.job import Lease, Node, leader_first, private
 from fastopt.distributed.packing import copier

@@ -31,8 +31,7 @@ from fastopt.table.directory import Directory
 from fastopt.table.index import MOST_ROWS, RECORD, Ids, RowIndex
 from fastopt.table.records import Array, RecordFile, Rows
 from fastopt.table.saved import FORMAT, checked, checked_description
-from fastopt.table.start import Init, Start
-from fastopt.table.storage import Storage, check_optimizer
+from fastopt.table.storage import Init, Start, Storage, check_optimizer
 
 FEWEST = 1 << 16
 """Fewest rows to reserve if `capacity` is not given."""

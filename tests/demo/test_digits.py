@@ -13,10 +13,8 @@ import pytest
 from fastopt import optimizer
 from fastopt._console import Refused
 from fastopt.demo import digits as demo
-from fastopt.demo import race
-from fastopt.demo.digits import Options
+from fastopt.demo.digits import Options, Race, Runner, agreement
 from fastopt.demo.perceptron import Perceptron
-from fastopt.demo.race import Race, Runner, agreement
 from helpers.cases import exhaustive, kept
 from helpers.terminals import Terminal
 
@@ -201,8 +199,8 @@ def test_comparison_reports_both_times_and_that_the_weights_agree(options, capsy
 @pytest.mark.further
 @small
 def test_comparison_says_so_when_the_rules_differ(monkeypatch, capsys):
-    adam = race.PLAIN["adam"]
-    monkeypatch.setitem(race.PLAIN, "adam", lambda opt: adam(optimizer.Adam(opt.lr * 1.01)))
+    adam = demo.PLAIN["adam"]
+    monkeypatch.setitem(demo.PLAIN, "adam", lambda opt: adam(optimizer.Adam(opt.lr * 1.01)))
     demo.run(Options(epochs=1))
     assert "agreement with plain NumPy: NO" in capsys.readouterr().out
 

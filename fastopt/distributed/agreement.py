@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastopt._kernels import checksum as kernels
+from fastopt._kernels import copying
 from fastopt._kernels.compiling import bind
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.distributed.communicator import Parts
-from fastopt.distributed.packing import copier
 from fastopt.distributed.ranks import Ranks, listing
 from fastopt.optimizer.optimizer import Array
 
@@ -30,6 +30,12 @@ UNIT = 64
 
 APART_FROM = 1 << 20
 """Bytes of the arrays of all ranks from which no rank receives all of them to sum them."""
+
+
+@cache
+def copier(parallel: bool = True) -> Any:
+    """Compiled :func:`fastopt._kernels.copying.copy`."""
+    return bind(copying.copy(parallel), np.empty((0, 3), np.int64), 0)
 
 
 def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array], Counts]:

@@ -10,8 +10,7 @@ import numpy as np
 from fastopt._engine.overlap import Addresses
 from fastopt.distributed.communicator import Communicator, Parts, Request
 from fastopt.distributed.job import Layers, shared_zeros
-from fastopt.distributed.packing import add_up, pack
-from fastopt.distributed.plan import DEPTH, Bucket, Plan
+from fastopt.distributed.plan import DEPTH, Bucket, Plan, add_up, pack
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer.optimizer import Array
 

@@ -551,16 +551,6 @@ class Parameter(Checked):
                     copy[...] = array
             self._tell(array)
 
-    def _load_init(
-        self,
-        data: object,
-        device: Device | Sequence[Device] | None,
-        cast_dtype: bool = False,
-        dtype_source: str = "current",
-    ) -> None:
-        """Initialize from saved values, or write them into the existing arrays."""
-        self._loading(as_array(data), device, cast_dtype, dtype_source)()
-
     def _loading(
         self,
         data: Array,

@@ -27,9 +27,8 @@ from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.optimizer import Optimizer, create
 from fastopt.sparse import REALS, RowSparse
 from fastopt.table.access import Access
-from fastopt.table.directory import Directory
+from fastopt.table.directory import Array, Directory, RecordFile, Rows
 from fastopt.table.index import MOST_ROWS, RECORD, Ids, RowIndex
-from fastopt.table.records import Array, RecordFile, Rows
 from fastopt.table.saved import FORMAT, checked, checked_description
 from fastopt.table.storage import Init, Start, Storage, check_optimizer
 

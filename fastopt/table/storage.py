@@ -15,8 +15,8 @@ from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.arguments import brief
 from fastopt.initializer import Constant, Initializer, Normal, One, Uniform, Zero, create
 from fastopt.optimizer.optimizer import Optimizer
+from fastopt.table.directory import Array, RecordFile, Rows, fields, size_of
 from fastopt.table.index import Ids
-from fastopt.table.records import Array, RecordFile, Rows, fields, size_of
 
 Init = str | Initializer | Callable[[Array], ArrayLike]
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +11,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastopt import optimizer
 from fastopt._console import Refused, duration, need, progress, table
 from fastopt._kernels.threads import use_threads
 from fastopt.bench.steps import PLAIN
-from fastopt.demo import plot
 from fastopt.demo.perceptron import Array, Perceptron, train
 from fastopt.optimizer import Optimizer
 from fastopt.sparse import HALVES
@@ -125,7 +125,7 @@ class Run:
         gradients = np.array(self.seconds) - sum(np.array(r.seconds) for r in runners.values())
         times = {name: np.cumsum(gradients + runner.seconds) for name, runner in runners.items()}
         title = f"{self.options.optimizer.lower()} trains a {self.name} network to read digits"
-        plot.race(self.losses, times, title, path)
+        plot_race(self.losses, times, title, path)
         print(f"loss over time with {', '.join(runners)}: {path}")
 
 
@@ -147,7 +147,7 @@ def run(options: Options) -> float:
             f"--batch-size {options.batch_size} leaves a batch of {least} for {ranks} ranks"
         )
     if options.plot:
-        plot.check(options.plot)
+        check_plot(options.plot)
     with warnings.catch_warnings(), use_threads(1):
         warnings.filterwarnings("ignore", ".* weights without masters")  # --no-master
         runs = [Run(options, hidden, deepcopy(opt), comm) for hidden in NETWORKS]
@@ -303,3 +303,56 @@ def agreement(races: Sequence[Race]) -> str:
             f"NO, weights differ by {worst:.1e}, more than {rounding:.1e}, which rounding explains"
         )
     return f"yes, weights differ by {max(apart for _, apart, _ in found):.1e} at most"
+
+
+def check_plot(path: Path) -> None:
+    """Check that a plot can be written to `path`, before anything is measured.
+
+    Raises
+    ------
+    Refused
+        matplotlib is missing, does not support the format, or the file cannot be written.
+    """
+    (backend,) = need("matplotlib.backend_bases")
+    if path.suffix[1:].lower() not in backend.FigureCanvasBase.get_supported_filetypes():
+        raise _refused(path, "its name must end in a format, such as .png")
+    new = not path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise _refused(path, error.strerror) from None
+    if new:
+        path.unlink(missing_ok=True)  # another rank may have
+
+
+def plot_race(
+    losses: Sequence[Sequence[float]], times: Mapping[str, NDArray[Any]], title: str, path: Path
+) -> None:
+    """Plot the mean loss of each epoch over the time at its end.
+
+    The losses are the same for all names; `times` are the cumulative seconds after each step.
+
+    Raises
+    ------
+    Refused
+        The file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    ends = np.cumsum([len(epoch) for epoch in losses]) - 1
+    means = [fmean(epoch) for epoch in losses]
+    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    axes: Any = figure.subplots()
+    for name, seconds in times.items():
+        axes.plot(seconds[ends], means, "o-", label=f"{name}: {float(seconds[-1]):.2f} s")
+    axes.set(xlabel="seconds of gradients and updates", ylabel="mean loss of an epoch")
+    axes.set(title=title, yscale="log", xlim=(0, None))
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, reason: object) -> Refused:
+    return Refused(f"cannot write the plot to {str(path)!r}: {reason}")

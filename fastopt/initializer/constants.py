@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastopt.initializer.arrays import Array, assign, is_real
-from fastopt.initializer.base import InitDesc, Initializer, alias, register
+from fastopt.initializer.base import Array, InitDesc, Initializer, alias, assign, is_real, register
 from fastopt.initializer.draws import Seed
 
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from fastopt.arguments import choice, flag, number
 from fastopt.initializer import draws
-from fastopt.initializer.arrays import Array, drawable
-from fastopt.initializer.base import InitDesc, Initializer, alias, register
+from fastopt.initializer.base import Array, InitDesc, Initializer, alias, drawable, register
 from fastopt.initializer.draws import Seed
 
 

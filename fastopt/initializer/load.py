@@ -11,8 +11,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from fastopt.initializer.arrays import Array, assign, is_real, target
-from fastopt.initializer.base import Filler, filler, log
+from fastopt.initializer.base import Array, Filler, assign, filler, is_real, log, target
 
 
 class Load:

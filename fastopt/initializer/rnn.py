@@ -7,8 +7,7 @@ from itertools import product
 import numpy as np
 
 from fastopt.arguments import choice, count, number
-from fastopt.initializer.arrays import Array
-from fastopt.initializer.base import InitDesc, Initializer, create, register
+from fastopt.initializer.base import Array, InitDesc, Initializer, create, register
 from fastopt.initializer.draws import Seed
 
 GATES = {

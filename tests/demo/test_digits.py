@@ -337,7 +337,7 @@ def test_plot_is_an_image(tmp_path):
 @pytest.mark.further
 def test_plot_shows_the_loss_over_the_time_of_each_way_to_update(tmp_path, monkeypatch, capsys):
     drawn = []
-    monkeypatch.setattr(demo.plot, "race", lambda *given: drawn.append(given))
+    monkeypatch.setattr(demo, "plot_race", lambda *given: drawn.append(given))
     options = Options(epochs=2, plot=tmp_path / "loss.svg")
     demo.run(options)
     ((losses, times, title, path),) = drawn
@@ -356,7 +356,7 @@ def test_plot_states_the_times(tmp_path, monkeypatch):
     times = {"fastopt": np.array([0.5, 1.0, 2.0]), "NumPy": np.array([1.0, 2.0, 5.0])}
     drawn = []
     monkeypatch.setattr("matplotlib.text.Text.draw", lambda self, *_: drawn.append(self.get_text()))
-    demo.plot.race([[3.0, 2.0], [1.0]], times, "the title", tmp_path / "race.svg")
+    demo.plot_race([[3.0, 2.0], [1.0]], times, "the title", tmp_path / "race.svg")
     text = "\n".join(drawn)
     for words in ("the title", "mean loss", "fastopt: 2.00 s", "NumPy: 5.00 s"):
         assert words in text
@@ -383,7 +383,7 @@ def test_the_check_of_a_plot_leaves_the_folder_as_it_is(tmp_path):
     before = tmp_path / "before.png"
     before.write_bytes(b"plot")
     for name in ("before.png", "new.png"):
-        demo.plot.check(tmp_path / name)
+        demo.check_plot(tmp_path / name)
     assert list(tmp_path.iterdir()) == [before]
     assert before.read_bytes() == b"plot"
 

@@ -300,7 +300,7 @@ def row(name: str, ranks: int, parts: dict[str, float], step: float | None = Non
 
 
 def print_parts(name: str, shapes: Shapes, of_ranks: Callable[[int], dict]) -> None:
-    from fastopt.checkpoint.restore.placement import line_bytes
+    from fastopt.checkpoint.restore.shards import line_bytes
 
     size, costs = elements(shapes), {}
     print(f"| {name} | ranks | {' | '.join(PARTS)} | step |\n|---|---|---|---|---|---|")
@@ -316,7 +316,7 @@ def print_parts(name: str, shapes: Shapes, of_ranks: Callable[[int], dict]) -> N
 
 def print_nodes() -> None:
     """Print the predicted milliseconds of bytes and messages for several ranks per node."""
-    from fastopt.checkpoint.restore.placement import line_bytes
+    from fastopt.checkpoint.restore.shards import line_bytes
 
     ways = [(1, True), (8, False), (8, True), (64, False), (64, True)]
     names = [f"{n} per node{', in rank order' * (not within)}" for n, within in ways]

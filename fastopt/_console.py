@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
-from fastopt._suggestions import choices, closest
+from fastopt._advice import choices, closest
 
 T = TypeVar("T")
 

@@ -536,12 +536,7 @@ def _reader(container: object, keys: Sequence[Any]) -> Reader | None:
     else:
         get = attrgetter(*keys) if keys else None
     if get is None:
-        return _nothing
+        return lambda value: ()
     if len(keys) != 1 or get is tuple:
         return get  # type: ignore[no-any-return]
     return lambda value: (get(value),)
-
-
-def _nothing(container: object) -> tuple[Any, ...]:
-    """Return the items of an empty container."""
-    return ()

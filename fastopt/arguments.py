@@ -35,7 +35,7 @@ from typing import (
 
 import numpy as np
 
-from fastopt._suggestions import closest, no_attribute
+from fastopt._advice import closest, no_attribute
 
 Read = TypeVar("Read", covariant=True)
 Given = TypeVar("Given", contravariant=True)

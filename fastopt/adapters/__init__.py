@@ -7,7 +7,7 @@ scikit-learn, river, PennyLane. Optimizers for torch are in :mod:`fastopt.torch`
 import importlib
 import typing
 
-from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt._advice import no_attribute as _no_attribute
 
 _MODULES = {
     "MLPClassifier": "scikit_learn",

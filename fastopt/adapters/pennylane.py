@@ -45,10 +45,7 @@ class PennyLaneOptimizer(qml.GradientDescentOptimizer):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        optimizer: str | Optimizer = "adam",
-        stepsize: float | None = None,
-        **arguments: Any,
+        self, optimizer: str | Optimizer = "adam", stepsize: float | None = None, **arguments: Any
     ) -> None:
         self._new = optimizer, arguments
         self.reset()

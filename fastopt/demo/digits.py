@@ -2,23 +2,23 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastopt import optimizer
 from fastopt._console import Refused, duration, need, progress, table
 from fastopt._kernels.threads import use_threads
 from fastopt.bench.steps import PLAIN
-from fastopt.demo import plot
-from fastopt.demo.perceptron import Perceptron, train
-from fastopt.demo.race import Race, agreement
+from fastopt.demo.perceptron import Array, Perceptron, train
+from fastopt.optimizer import Optimizer
 from fastopt.sparse import HALVES
 from fastopt.trainer import Trainer
 
@@ -102,7 +102,7 @@ class Run:
             drawn = [(self.images[batch], self.digits[batch]) for batch in batches]
             losses = []
             start = perf_counter()
-            for loss in train(self.model, self.race, drawn, self.comm):
+            for loss in train(self.model, self.race.step, drawn, self.comm):
                 self.seconds.append(perf_counter() - start)
                 losses.append(loss)
                 start = perf_counter()
@@ -125,7 +125,7 @@ class Run:
         gradients = np.array(self.seconds) - sum(np.array(r.seconds) for r in runners.values())
         times = {name: np.cumsum(gradients + runner.seconds) for name, runner in runners.items()}
         title = f"{self.options.optimizer.lower()} trains a {self.name} network to read digits"
-        plot.race(self.losses, times, title, path)
+        plot_race(self.losses, times, title, path)
         print(f"loss over time with {', '.join(runners)}: {path}")
 
 
@@ -147,7 +147,7 @@ def run(options: Options) -> float:
             f"--batch-size {options.batch_size} leaves a batch of {least} for {ranks} ranks"
         )
     if options.plot:
-        plot.check(options.plot)
+        check_plot(options.plot)
     with warnings.catch_warnings(), use_threads(1):
         warnings.filterwarnings("ignore", ".* weights without masters")  # --no-master
         runs = [Run(options, hidden, deepcopy(opt), comm) for hidden in NETWORKS]
@@ -231,3 +231,128 @@ def _report(options: Options, runs: Sequence[Run]) -> None:
     if not reason:
         words = " and ".join(f"{run.race.words} ({run.name})" for run in runs)
         print(f"by the medians, fastopt is {words} than plain NumPy", flush=True)
+
+
+@dataclass
+class Runner:
+    """An implementation of a step, the weights that it updates, and the seconds of each step."""
+
+    act: Callable[[Any], object]
+    weights: Sequence[Array]
+    seconds: list[float] = field(default_factory=list)
+
+    def step(self, given: Any) -> None:
+        """Do and time a step."""
+        begin = perf_counter()
+        self.act(given)
+        self.seconds.append(perf_counter() - begin)
+
+
+class Race:
+    """Steps of a trainer, which are timed and, if `repeated`, repeated by plain NumPy."""
+
+    def __init__(
+        self, model: Perceptron, opt: Optimizer, repeated: bool = False, comm: Any = None
+    ) -> None:
+        self.params = model.params
+        trainer = Trainer(model.params, opt, comm=comm)
+        self.runners = {"fastopt": Runner(trainer.step, model.weights)}
+        if repeated:
+            update = PLAIN[type(opt).__name__.lower()](opt)
+            copies = [weight.copy() for weight in model.weights]
+
+            def act(gradients: Sequence[Array]) -> None:
+                for index, weight in enumerate(copies):
+                    update(index, gradients[index], weight)
+
+            self.runners["plain NumPy"] = Runner(act, copies)
+
+    def step(self, batch_size: int) -> None:
+        """Do the step with both, each of them first in every other step."""
+        ours, *others = self.runners.values()
+        means = [p.grad() / batch_size for p in self.params.values()] if others else []
+        for runner in [ours, *others][:: -1 if len(ours.seconds) % 2 else 1]:
+            runner.step(batch_size if runner is ours else means)
+
+    @property
+    def words(self) -> str:
+        """How the medians of the times compare."""
+        ours, plain = (median(runner.seconds) for runner in self.runners.values())
+        faster, slower = f"{plain / ours:.1f} times faster", f"{ours / plain:.1f} times slower"
+        return faster if ours <= plain else slower
+
+
+def agreement(races: Sequence[Race]) -> str:
+    """Report whether the weights differ by no more than rounding explains.
+
+    In each run, a step rounds a weight once and its state a few times.
+    """
+    found = []
+    for race in races:
+        ours, plain = race.runners.values()
+        pairs = [*zip(ours.weights, plain.weights, strict=True)]
+        apart = float(np.max([abs(a - b).max() for a, b in pairs]))
+        largest = float(np.max([abs(weight).max() for weight in plain.weights]))
+        rounding = 4 * len(ours.seconds) * float(np.finfo(ours.weights[0].dtype).eps) * largest
+        found.append((apart / rounding, apart, rounding))
+    if not np.isfinite(found).all():
+        return "unknown, weights are no longer finite numbers"
+    excess, worst, rounding = max(found)
+    if excess > 1:
+        return (
+            f"NO, weights differ by {worst:.1e}, more than {rounding:.1e}, which rounding explains"
+        )
+    return f"yes, weights differ by {max(apart for _, apart, _ in found):.1e} at most"
+
+
+def check_plot(path: Path) -> None:
+    """Check that a plot can be written to `path`, before anything is measured.
+
+    Raises
+    ------
+    Refused
+        matplotlib is missing, does not support the format, or the file cannot be written.
+    """
+    (backend,) = need("matplotlib.backend_bases")
+    if path.suffix[1:].lower() not in backend.FigureCanvasBase.get_supported_filetypes():
+        raise _refused(path, "its name must end in a format, such as .png")
+    new = not path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise _refused(path, error.strerror) from None
+    if new:
+        path.unlink(missing_ok=True)  # another rank may have
+
+
+def plot_race(
+    losses: Sequence[Sequence[float]], times: Mapping[str, NDArray[Any]], title: str, path: Path
+) -> None:
+    """Plot the mean loss of each epoch over the time at its end.
+
+    The losses are the same for all names; `times` are the cumulative seconds after each step.
+
+    Raises
+    ------
+    Refused
+        The file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    ends = np.cumsum([len(epoch) for epoch in losses]) - 1
+    means = [fmean(epoch) for epoch in losses]
+    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    axes: Any = figure.subplots()
+    for name, seconds in times.items():
+        axes.plot(seconds[ends], means, "o-", label=f"{name}: {float(seconds[-1]):.2f} s")
+    axes.set(xlabel="seconds of gradients and updates", ylabel="mean loss of an epoch")
+    axes.set(title=title, yscale="log", xlim=(0, None))
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, reason: object) -> Refused:
+    return Refused(f"cannot write the plot to {str(path)!r}: {reason}")

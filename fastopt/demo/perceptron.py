@@ -1,6 +1,6 @@
-"""Network of the demo, computed in NumPy and updated by a Trainer."""
+"""Network of the demo, computed in NumPy."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from fastopt import initializer
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.scope import get_parameter, name_scope
-from fastopt.trainer import Trainer
 
 Array = NDArray[Any]
 
@@ -39,7 +38,7 @@ class Perceptron:
     >>> model = Perceptron("float32", rng)
     >>> trainer = Trainer(model.params, "adam", {"learning_rate": 0.01})
     >>> images, digits = rng.random((10, 64), np.float32), np.arange(10)
-    >>> losses = list(train(model, trainer, [(images, digits)] * 50))
+    >>> losses = list(train(model, trainer.step, [(images, digits)] * 50))
     >>> losses[-1] < losses[0], model.accuracy(images, digits)
     (True, 1.0)
     """
@@ -93,16 +92,16 @@ class Perceptron:
 
 def train(
     model: Perceptron,
-    trainer: Trainer,
+    step: Callable[[int], object],
     batches: Iterable[tuple[Array, Array]],
     comm: Any = None,
 ) -> Iterator[float]:
-    """Do a step with each batch of images and digits, and yield its mean loss.
+    """Call `step` with the size of each batch of images and digits, and yield the mean loss.
 
     Each rank of `comm`, a communicator of mpi4py, takes a part of every batch.
     """
     mine = slice(comm.rank, None, comm.size) if comm else slice(None)
     for images, digits in batches:
         loss = model.backward(images[mine], digits[mine])
-        trainer.step(batch_size=len(digits))
+        step(len(digits))
         yield (comm.allreduce(loss) if comm else loss) / len(digits)

@@ -23,11 +23,11 @@ from fastopt.checkpoint.format.objects import is_registered
 from fastopt.checkpoint.format.tree import chunks
 from fastopt.checkpoint.restore.describe import describe, under_keys
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, match, names_of
-from fastopt.checkpoint.restore.placement import Placement
 from fastopt.checkpoint.restore.restore import check_outside, restore
 from fastopt.checkpoint.restore.shards import (
     BY_ROW,
     RUN,
+    Placement,
     Reading,
     Saved,
     cut_state,
@@ -35,8 +35,7 @@ from fastopt.checkpoint.restore.shards import (
     shard_path,
     tables_of,
 )
-from fastopt.distributed.agreement import Facts, agree, attempt, is_agreed
-from fastopt.distributed.collectives import share_texts
+from fastopt.distributed.agreement import Facts, agree, attempt, is_agreed, share_texts
 from fastopt.distributed.fingerprint import holds_array
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, listing, time_limit

@@ -15,11 +15,9 @@ from fastopt.arguments import brief, flag
 from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import read
-from fastopt.checkpoint.restore.placement import Placement
-from fastopt.checkpoint.restore.shards import RUN, read_shard
-from fastopt.distributed.agreement import Facts, agree, attempt
+from fastopt.checkpoint.restore.shards import RUN, Placement, read_shard
+from fastopt.distributed.agreement import Facts, agree, attempt, of_all
 from fastopt.distributed.checkpoint import write_together
-from fastopt.distributed.collectives import of_all
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, time_limit
 from fastopt.distributed.rows import HashedIds, RowExchange, owners_of
@@ -31,7 +29,7 @@ from fastopt.sparse import RowSparse
 from fastopt.table import EmbeddingTable
 from fastopt.table.index import Ids
 from fastopt.table.saved import checked
-from fastopt.table.start import Init
+from fastopt.table.storage import Init
 
 Numbers = NDArray[np.int64]
 
@@ -445,7 +443,7 @@ def read_rows(
         first, last = (before * k // ranks for k in (rank, rank + 1))
         numbers = range(first, last) or [first]  # without rows, for the other fields
         shards = (read_shard(path, run, k, before, optimizer)["table"] for k in numbers)
-        fields = _merged(shards, _used if first < last else _none)
+        fields = _merged(shards, _used if first < last else lambda _: np.empty(0, np.int64))
         checked(fields, optimizer, init)
         return run, fields, _described(fields)
 
@@ -534,7 +532,3 @@ def _merged(shards: Iterator[dict[str, Any]], choose: Choice) -> dict[str, Any]:
 def _used(records: tuple[Array, ...]) -> Numbers:
     """Positions of the records in use."""
     return np.flatnonzero(records[2] != FREE)
-
-
-def _none(records: tuple[Array, ...]) -> Numbers:
-    return np.empty(0, np.int64)

@@ -10,8 +10,7 @@ import numpy as np
 from fastopt._arrays import Gradient
 from fastopt._engine.overlap import Addresses
 from fastopt._engine.validate import check_index, label
-from fastopt.distributed.packing import pack, unpack
-from fastopt.distributed.plan import DEPTH, Bucket, Group, Parts, Plan
+from fastopt.distributed.plan import DEPTH, Bucket, Group, Parts, Plan, pack, unpack
 from fastopt.distributed.ranks import Ranks
 from fastopt.distributed.transport import Collecting, Summing, Transport
 from fastopt.optimizer.optimizer import Array, Index

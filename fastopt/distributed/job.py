@@ -12,8 +12,7 @@ from weakref import ref
 import numpy as np
 
 from fastopt._kernels.threads import start_layer
-from fastopt.distributed.agreement import attempt
-from fastopt.distributed.collectives import of_all, share_texts
+from fastopt.distributed.agreement import attempt, of_all, share_texts
 from fastopt.distributed.communicator import Communicator, attached
 from fastopt.distributed.ranks import LIMIT, Ranks, refuse_forked, time_limit
 from fastopt.optimizer.optimizer import Array

@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.checkpoint.restore.placement import Placement
-from fastopt.distributed.collectives import exchanged, gathered_together, transposed
+from fastopt.checkpoint.restore.shards import Placement
+from fastopt.distributed.agreement import exchanged, gathered_together, transposed
 from fastopt.distributed.plan import Plan
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer.optimizer import Array

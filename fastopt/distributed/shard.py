@@ -18,8 +18,7 @@ from fastopt._kernels.cpu_calls import limit_norm
 from fastopt._kernels.numpy_abi import address_of
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt._updater.updater import Updater
-from fastopt.distributed.agreement import Gate, Numbers
-from fastopt.distributed.collectives import added, of_all
+from fastopt.distributed.agreement import Gate, Numbers, added, of_all
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer import Optimizer

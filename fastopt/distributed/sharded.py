@@ -20,7 +20,7 @@ from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Checked
 from fastopt.arguments import flag as boolean
-from fastopt.checkpoint.restore.placement import Form, Placement
+from fastopt.checkpoint.restore.shards import Form, Placement
 from fastopt.distributed.agreement import Fact, Facts, Gate, Idle, agree, attempt, is_agreed
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
 from fastopt.distributed.job import leader_first, private

@@ -12,8 +12,7 @@ from fastopt._engine.validate import check_index, converted, is_half, listed
 from fastopt._kernels.layout import kind_of
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
-from fastopt.checkpoint.restore.placement import Placement
-from fastopt.checkpoint.restore.shards import Saved
+from fastopt.checkpoint.restore.shards import Placement, Saved
 from fastopt.distributed.agreement import Facts, attempt, checksum
 from fastopt.distributed.checkpoint import Resumable
 from fastopt.distributed.rows import MOST_ROWS, Owners, Pulled, RowExchange

@@ -10,8 +10,7 @@ import numpy as np
 from fastopt._engine.overlap import Addresses
 from fastopt.distributed.communicator import Communicator, Parts, Request
 from fastopt.distributed.job import Layers, shared_zeros
-from fastopt.distributed.packing import add_up, pack
-from fastopt.distributed.plan import DEPTH, Bucket, Plan
+from fastopt.distributed.plan import DEPTH, Bucket, Plan, add_up, pack
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer.optimizer import Array
 
@@ -48,8 +47,11 @@ class BufferPool:
             self._memory.append(base)
 
 
-class Summing(Request, Protocol):
-    """A bucket of gradients in flight; :meth:`Test` tells whether it can be added up."""
+class Summing(Protocol):
+    """A bucket of gradients in flight."""
+
+    def Test(self) -> bool:
+        """Whether it can be added up."""
 
     def add(self, total: Array) -> None:
         """Enter the sums of this rank's part in `total`."""

@@ -24,8 +24,7 @@ from fastopt.checkpoint.format.container import can_hold
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.restore.parameters import Skipped
-from fastopt.checkpoint.restore.placement import Form, Placement, line_bytes, placed
-from fastopt.checkpoint.restore.shards import Saved
+from fastopt.checkpoint.restore.shards import Form, Placement, Saved, line_bytes, placed
 from fastopt.distributed.agreement import (
     Fact,
     Facts,
@@ -34,14 +33,14 @@ from fastopt.distributed.agreement import (
     agree,
     attempt,
     checksum,
+    copier,
+    gathered_together,
     is_agreed,
     summer,
 )
 from fastopt.distributed.checkpoint import NOTHING, Resumable, listing_of
-from fastopt.distributed.collectives import gathered_together
 from fastopt.distributed.exchange import EarlyGradients, Exchange
 from fastopt.distributed.job import Lease, Node, leader_first, private
-from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, comparer, flat
 from fastopt.distributed.ranks import Ranks, refuse_forked
 from fastopt.distributed.rows import SparseGradients

@@ -3,11 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastopt.initializer.arrays import Array, assign, is_real
-from fastopt.initializer.base import Initializer
+from fastopt.initializer.base import Array, InitDesc, Initializer, alias, assign, is_real, register
 from fastopt.initializer.draws import Seed
-from fastopt.initializer.names import InitDesc
-from fastopt.initializer.registry import alias, register
 
 
 @register

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.initializer.arrays import Array
-
+Array = np.ndarray[Any, Any]
 Seed = (
     int
     | Sequence[int]

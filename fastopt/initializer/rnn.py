@@ -7,11 +7,8 @@ from itertools import product
 import numpy as np
 
 from fastopt.arguments import choice, count, number
-from fastopt.initializer.arrays import Array
-from fastopt.initializer.base import Initializer
+from fastopt.initializer.base import Array, InitDesc, Initializer, create, register
 from fastopt.initializer.draws import Seed
-from fastopt.initializer.names import InitDesc
-from fastopt.initializer.registry import create, register
 
 GATES = {
     "rnn_relu": ("",),

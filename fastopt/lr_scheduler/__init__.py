@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt._advice import no_attribute as _no_attribute
 from fastopt.lr_scheduler.annealing import CosineRestartsScheduler as CosineRestartsScheduler
 from fastopt.lr_scheduler.annealing import CosineScheduler as CosineScheduler
 from fastopt.lr_scheduler.annealing import InverseRootScheduler as InverseRootScheduler
@@ -14,9 +14,9 @@ from fastopt.lr_scheduler.base import register as register
 from fastopt.lr_scheduler.base import scheduler_registry as scheduler_registry
 from fastopt.lr_scheduler.factor import ExponentialScheduler as ExponentialScheduler
 from fastopt.lr_scheduler.factor import FactorScheduler as FactorScheduler
+from fastopt.lr_scheduler.factor import JoinedScheduler as JoinedScheduler
 from fastopt.lr_scheduler.factor import MultiFactorScheduler as MultiFactorScheduler
 from fastopt.lr_scheduler.factor import PlateauScheduler as PlateauScheduler
-from fastopt.lr_scheduler.joined import JoinedScheduler as JoinedScheduler
 
 _ELSEWHERE = {
     theirs: f"{ours} is its counterpart"

@@ -5,7 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real
-from fastopt.lr_scheduler.base import LRScheduler, between, half_cosine, register
+from fastopt.lr_scheduler.base import LRScheduler, between, register
+
+
+def _half_cosine(done: float) -> float:
+    """Return half a period of a cosine, which falls from 1 to 0."""
+    return (1 + math.cos(math.pi * done)) / 2
 
 
 class _Annealed(LRScheduler):
@@ -117,12 +122,12 @@ class CosineScheduler(_Annealed):
     """
 
     def _share(self, done: float) -> float:
-        return half_cosine(done)
+        return _half_cosine(done)
 
 
 COOLDOWNS: Mapping[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
-    "cosine": half_cosine,
+    "cosine": _half_cosine,
     "1-sqrt": lambda done: 1 - math.sqrt(done),
 }
 """Remaining fraction by the form of a cool-down."""
@@ -322,7 +327,7 @@ class CosineRestartsScheduler(LRScheduler):
         while since >= period:
             since -= period
             period *= self.period_mult
-        return between(self.final_lr, self.warmup_final_lr, half_cosine(since / period))
+        return between(self.final_lr, self.warmup_final_lr, _half_cosine(since / period))
 
 
 @register
@@ -385,5 +390,5 @@ class OneCycleScheduler(LRScheduler):
         if num_update >= self.max_update:
             return last
         if num_update < turn:
-            return between(highest, first, half_cosine(num_update / turn))
-        return between(last, highest, half_cosine((num_update - turn) / (self.max_update - turn)))
+            return between(highest, first, _half_cosine(num_update / turn))
+        return between(last, highest, _half_cosine((num_update - turn) / (self.max_update - turn)))

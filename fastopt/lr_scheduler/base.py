@@ -1,19 +1,18 @@
 """The base class and the registry of the schedules."""
 
 import inspect
-import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from fastopt._advice import SCHEDULE_ARGUMENTS, SCHEDULE_ATTRIBUTES, SCHEDULE_NAMES
 from fastopt._notices import warn_user
-from fastopt.arguments import Checked, Choice, Descriptions, Integer, Real, count
+from fastopt.arguments import Checked, Choice, Descriptions, Integer, Real
 
 Schedule = Callable[[int], float]
 """A function from the number of updates so far to a learning rate."""
@@ -247,23 +246,3 @@ def _is_number(value: object) -> bool:
 def between(first: float, second: float, share: float) -> float:
     """Interpolate linearly between `first` (share 0) and `second` (share 1)."""
     return first + (second - first) * share
-
-
-def half_cosine(done: float) -> float:
-    """Return half a period of a cosine, which falls from 1 to 0."""
-    return (1 + math.cos(math.pi * done)) / 2
-
-
-def listed(name: str, values: Iterable[Any]) -> list[Any]:
-    """Return `values` as a list, else raise TypeError."""
-    if not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list, got {values!r}")
-    return list(values)
-
-
-def increasing(name: str, values: Iterable[Any]) -> list[int]:
-    """Return `values` as a list of positive, strictly increasing integers, else raise."""
-    counts = [count(f"{name}[{i}]", value) for i, value in enumerate(listed(name, values))]
-    if any(second <= first for first, second in pairwise(counts)):
-        raise ValueError(f"{name} must be strictly increasing, got {counts}")
-    return counts

@@ -1,12 +1,39 @@
-"""Schedules that repeatedly multiply the learning rate by a factor."""
+"""Schedules that repeatedly multiply the learning rate by a factor, and sequences of schedules."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, ClassVar
 
-from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real, brief, number
-from fastopt.lr_scheduler.base import LRScheduler, increasing, listed, register
+from fastopt.arguments import (
+    Choice,
+    Descriptions,
+    Instance,
+    Integer,
+    ListOf,
+    OrNone,
+    Real,
+    brief,
+    count,
+    number,
+)
+from fastopt.lr_scheduler.base import LRScheduler, register
+
+
+def _listed(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return `values` as a list, else raise TypeError."""
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list, got {values!r}")
+    return list(values)
+
+
+def _increasing(name: str, values: Iterable[Any]) -> list[int]:
+    """Return `values` as a list of positive, strictly increasing integers, else raise."""
+    counts = [count(f"{name}[{i}]", value) for i, value in enumerate(_listed(name, values))]
+    if any(second <= first for first, second in pairwise(counts)):
+        raise ValueError(f"{name} must be strictly increasing, got {counts}")
+    return counts
 
 
 class _Reduced(LRScheduler):
@@ -33,7 +60,7 @@ class _Reduced(LRScheduler):
 
 
 def _steps(name: str, value: Iterable[int]) -> list[int]:
-    steps = increasing(name, value)
+    steps = _increasing(name, value)
     if not steps:
         raise ValueError(f"{name} must hold at least one number of updates, got []")
     return steps
@@ -147,7 +174,7 @@ class MultiFactorScheduler(_Reduced):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(factor, 0, base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step = listed("step", step)
+        self.step = _listed("step", step)
 
     def _power(self, num_update: int) -> float:
         return bisect_left(self.step, num_update)
@@ -254,3 +281,60 @@ class PlateauScheduler(_Reduced):
     def _power(self, num_update: int) -> float:
         reductions: int = self.shared["reductions"]
         return reductions
+
+
+@register
+class JoinedScheduler(LRScheduler):
+    r"""Run several schedules in sequence.
+
+    .. math:: \mathrm{schedules}_i(n - b_i), \quad b_i \le n < b_{i+1}
+
+    with :math:`b_0 = 0` and :math:`b_1, b_2, \ldots` = `boundaries`: each schedule counts updates
+    from 0 and keeps its own warm-up and ``base_lr``.
+
+    Parameters
+    ----------
+    schedules : list of LRScheduler
+        The schedules, one more than `boundaries`.
+    boundaries : list of int, increasing, at least 1
+        First update of the second and each later schedule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `schedules` does not hold LRScheduler objects, their number is not one more than that of
+        `boundaries`, or `boundaries` are not increasing integers.
+
+    Examples
+    --------
+    >>> from fastopt.lr_scheduler import CosineScheduler, FactorScheduler, JoinedScheduler
+    >>> constant = FactorScheduler(step=1, base_lr=0.4)
+    >>> schedule = JoinedScheduler([constant, CosineScheduler(2, base_lr=0.4)], [3])
+    >>> [round(schedule(n), 3) for n in range(6)]
+    [0.4, 0.4, 0.4, 0.4, 0.2, 0.0]
+    """
+
+    arguments: ClassVar[Descriptions] = {
+        "schedules": ListOf(Instance(LRScheduler, "an LRScheduler")),
+        "boundaries": _increasing,
+    }
+    keeps_base_lr = True
+
+    def __init__(self, schedules: Iterable[LRScheduler], boundaries: Iterable[int]) -> None:
+        self.schedules: list[LRScheduler] = _listed("schedules", schedules)
+        self.boundaries: list[int] = _increasing("boundaries", boundaries)
+        super().__init__(self.schedules[0].base_lr if self.schedules else 0.0)
+
+    def check_together(self) -> None:
+        """See :meth:`LRScheduler.check_together`."""
+        super().check_together()
+        if len(self.schedules) != len(self.boundaries) + 1:
+            raise ValueError(
+                "schedules must be one more than boundaries, "
+                f"got {len(self.schedules)} and {len(self.boundaries)}"
+            )
+
+    def _rate(self, num_update: int) -> float:
+        piece = bisect_right(self.boundaries, num_update)
+        begin = self.boundaries[piece - 1] if piece else 0
+        return self.schedules[piece](num_update - begin)

@@ -32,7 +32,7 @@ class FactoredSteps(RowSteps[Main]):
     """Abstract base of directions with the second moments of rows and columns."""
 
     def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
-        """See :meth:`InPlace.fits <fastopt.optimizer.matrices.InPlace.fits>`."""
+        """See :meth:`RowSteps.fits <fastopt.optimizer.rowsteps.RowSteps.fits>`."""
         return weight.ndim > 1 and super().fits(main, weight, grad, state)
 
     def measured(

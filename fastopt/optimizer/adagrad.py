@@ -133,11 +133,7 @@ def square(grad: Scalar, h: Hyper) -> Scalar:
     return grad * grad
 
 
-@rule(
-    state=("history",),
-    hyper=("lr", "rescale_grad", "clip_gradient", "epsilon"),
-    row=square,
-)
+@rule(state=("history",), hyper=("lr", "rescale_grad", "clip_gradient", "epsilon"), row=square)
 def group_adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper, mean: Scalar) -> Step:
     """Gradient divided by the root of the row's sum of mean squares."""
     history = state[0] + mean

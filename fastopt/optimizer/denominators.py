@@ -5,12 +5,7 @@ import math
 from fastopt.arguments import FLAG, Real, alias, arg
 from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clip, clipped_decayed, decayed, moments, rescaled, sign
-from fastopt.optimizer.families import (
-    MOMENTS,
-    AdamFamily,
-    mean_and_var,
-    scaled_ratio,
-)
+from fastopt.optimizer.families import MOMENTS, AdamFamily, mean_and_var, scaled_ratio
 from fastopt.optimizer.optimizer import Optimizer, RateAttribute, corrected, register
 
 

@@ -6,9 +6,7 @@ from typing import Any, ClassVar, Literal
 from fastopt.arguments import Choice, Real, alias, arg
 from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, moments, peak_moments
-from fastopt.kernels.variants import (
-    Variant,
-)
+from fastopt.kernels.variants import Variant
 from fastopt.optimizer.optimizer import Optimizer, RateAttribute
 
 Formula = Literal["mxnet", "torch"]

@@ -11,16 +11,7 @@ from fastopt._engine.mixed_precision import has_master
 from fastopt._engine.validate import Grad, check_like, listed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of
-from fastopt.arguments import (
-    ArrayOf,
-    Instance,
-    Integer,
-    PairOf,
-    TableOf,
-    arg,
-    brief,
-    kept,
-)
+from fastopt.arguments import ArrayOf, Instance, Integer, PairOf, TableOf, arg, brief, kept
 from fastopt.kernels.rule import Hyper, Rule, Sums
 from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.layerwise import lars_sums

@@ -160,7 +160,11 @@ class _Descent(Optimizer):
 
 
 class Directions(Protocol[Main]):
-    """Computes the direction of a step, in buffers of this process."""
+    """Computes the direction of a step, in buffers of this process.
+
+    With methods `fits` and `step`, see :class:`~fastopt.optimizer.rowsteps.RowSteps`, it also
+    updates some weights without an array for their direction.
+    """
 
     def reserve(self, main: Main, index: Index, direction: Array) -> None:
         """Allocate buffers for the step of a weight, before anything changes."""
@@ -169,26 +173,6 @@ class Directions(Protocol[Main]):
         self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
     ) -> bool:
         """Write the direction and the state; return whether to step along the direction."""
-
-
-class InPlace(Directions[Main]):
-    """Abstract base of directions that can also update some weights without an array for them."""
-
-    def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
-        """Whether :meth:`step` can update a weight."""
-        raise NotImplementedError
-
-    def step(
-        self,
-        main: Main,
-        index: Index,
-        weight: Array,
-        grad: Array,
-        state: object,
-        rates: tuple[float, float],
-    ) -> None:
-        """Update a weight, with the factors ``shrink`` and ``lr`` in `rates`."""
-        raise NotImplementedError
 
 
 @dataclass(eq=False)
@@ -289,7 +273,7 @@ class _Work:
         self._descent = Part(self._last, (*ROUNDED, *decay))
         self._mask = Part(_Mask(), SCALES)
         self._directions = made = main.directions()
-        self._whole = made if isinstance(made, InPlace) else None
+        self._whole: Any = made if hasattr(made, "fits") else None
         self._kept: dict[Any, Array] = {}
         self.slots: dict[Shape, Mapping[str, Shape]] = {}
         self.slots_version = -1

@@ -10,17 +10,7 @@ from numpy.typing import ArrayLike
 
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.validate import check_like, label
-from fastopt.arguments import (
-    FLAG,
-    Choice,
-    Integer,
-    Real,
-    Stored,
-    alias,
-    arg,
-    brief,
-    number,
-)
+from fastopt.arguments import FLAG, Choice, Integer, Real, Stored, alias, arg, brief, number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.matrices import ByPattern, MatrixOptimizer, Part, Shape

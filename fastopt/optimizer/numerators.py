@@ -6,12 +6,7 @@ from fastopt.arguments import FLAG, Integer, Real, alias, arg
 from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.kernels.variants import Traits
-from fastopt.optimizer.families import (
-    MOMENTS,
-    AdamFamily,
-    mean_and_var,
-    over,
-)
+from fastopt.optimizer.families import MOMENTS, AdamFamily, mean_and_var, over
 from fastopt.optimizer.optimizer import Optimizer, RateAttribute, corrected, register
 
 DIFFERENCES = (

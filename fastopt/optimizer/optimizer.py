@@ -20,6 +20,8 @@ from fastopt._advice import (
     OPTIMIZER_ATTRIBUTES,
     OPTIMIZER_NAMES,
     STEPS,
+    choices,
+    closest,
 )
 from fastopt._engine.contract import Batches, StepSums
 from fastopt._engine.direct import Direct
@@ -42,7 +44,6 @@ from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
 from fastopt._kernels.threads import start_locks
 from fastopt._notices import warn_user
-from fastopt._suggestions import choices, closest
 from fastopt.arguments import (
     FLAG,
     ArrayOf,
@@ -1083,16 +1084,13 @@ class Optimizer(Checked, metaclass=Declaring):
             if lost := getattr(self, attribute).keys() - known - symbol:
                 unknown = ", ".join(sorted(map(repr, lost)))
                 warn_user(f"{attribute} of {unknown} has no effect: no parameter is called so")
-        if names and as_float("wd", self.wd) > 0 and not any(map(self._decays, names)):
+        factors = (self.multiplier(index, self.wd_mult, "wd_mult") for index in names)
+        if names and as_float("wd", self.wd) > 0 and not any(factors):
             warn_user(
                 f"wd={self.wd} decays none of the parameters {brief(list(names.values()))}: by "
                 f"default only names that end in {', '.join(self._decayed)} decay; set_wd_mult "
                 "sets others"
             )
-
-    def _decays(self, index: Index) -> bool:
-        """Whether the weight decay multiplier of a parameter is not 0."""
-        return self.multiplier(index, self.wd_mult, "wd_mult") != 0
 
     # Registry
 

@@ -1,19 +1,16 @@
 """Prodigy and DAdaptAdam: learning rates estimated from the distance to a solution."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar
 
-from fastopt._engine.validate import label
 from fastopt.arguments import FLAG, OrNone, Real, TableOf, arg, brief, kept
 from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.kernels.variants import shrunk_by
-from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.jointsums import ANY, JointSums
-from fastopt.optimizer.optimizer import Index, RateAttribute, corrected, register
+from fastopt.optimizer.jointsums import ANY, DistanceFamily
+from fastopt.optimizer.optimizer import RateAttribute, corrected, register
 from fastopt.optimizer.schedulefree import (
     FREE,
     FREE_STEP,
@@ -21,9 +18,6 @@ from fastopt.optimizer.schedulefree import (
     averaged,
     interpolated,
 )
-
-FACTORS = ("beta1", "beta2", "beta3", "shrink", "epsilon", "floor")
-"""Hyper-parameters that are 1 in a step that changes nothing; all others are 0."""
 
 
 @scalar
@@ -51,76 +45,6 @@ class EstimateOf:
                 f"{name} must have {self.names} with {self.names[0]} above 0, got {brief(value)}"
             )
         return found
-
-
-class DistanceFamily(JointSums, AdamFamily):
-    """Abstract base of optimizers that estimate the distance to a solution.
-
-    Parameters
-    ----------
-    learning_rate : float or callable, optional
-        Factor of the estimate; None uses the scheduler's ``base_lr``.
-    beta1, beta2, epsilon : float
-        See :class:`~fastopt.optimizer.Adam`.
-    d0 : float
-        Initial estimate, at least 1e-30.
-    growth_rate : float
-        Maximum factor by which the estimate grows in a step, at least 1.
-    **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`.
-
-    Raises
-    ------
-    ValueError
-        An argument is NaN or out of range.
-    """
-
-    same_in_groups: ClassVar[tuple[str, ...]] = (
-        *("learning_rate", "lr_scheduler", "beta1", "beta2", "d0", "growth_rate"),
-    )
-    d0: float = arg(default=1e-6, check=Real(least=1e-30))
-    growth_rate: float = arg(default=math.inf, check=Real(least=1, infinite=True))
-
-    def check_together(self) -> None:
-        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
-        super().check_together()
-        name = type(self).__name__
-        if self.state_dtype is not None:
-            raise ValueError(
-                f"{name} measures how far weights are from their start, which rounded state "
-                "cannot hold: state_dtype must be None"
-            )
-        if self.sparse_decay != "touched":
-            raise ValueError(
-                f"the rate of {name} is not known beforehand: sparse_decay must be 'touched', "
-                f"got {self.sparse_decay!r}"
-            )
-
-    def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
-        """See :meth:`Optimizer.multiplier`; learning rate multipliers must be 0 or 1."""
-        found = super().multiplier(index, table, attribute)
-        if attribute == "lr_mult" and found not in (0, 1):
-            raise ValueError(
-                f"{label(index, self.idx2name)}: {type(self).__name__} estimates one learning rate "
-                f"for all parameters: lr_mult must be 0 or 1, got {found}"
-            )
-        return found
-
-    @property
-    def sum_decay(self) -> float:
-        """Decay rate of the sums."""
-        given: float | None = vars(self).get("beta3")
-        return math.sqrt(self.beta2) if given is None else given
-
-    def rest(self) -> dict[str, float]:
-        """Return hyper-parameters of a step that changes nothing."""
-        fields = {*self.rule.hyper} - {"rescale_grad", "clip_gradient"}
-        return {name: float(name in FACTORS) for name in fields}
-
-    @property
-    def d(self) -> float:
-        """Estimate of the distance in the current step."""
-        return self.estimate.get("d", self.d0)
 
 
 class EstimatedAdam(DistanceFamily):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fastopt._kernels.compiling import bind
 from fastopt._kernels.factored import SCALED, covered, shared
 from fastopt.arguments import Integer, Real, Stored, alias, arg
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.matrices import ByPattern, InPlace, Main, MatrixOptimizer, Rescaled, descent
+from fastopt.optimizer.matrices import ByPattern, Main, MatrixOptimizer, Rescaled, descent
 from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
 
 SCALE = SCALED[:2]
@@ -37,7 +37,7 @@ class Arrays(NamedTuple):
     record: Array
 
 
-class RowSteps(InPlace[Main]):
+class RowSteps(Generic[Main]):
     """Abstract base of directions that kernels compute, which can also step along them.
 
     A step is in place if gradient, weight and state are in C order and the weight's precision, and

@@ -164,10 +164,7 @@ class ScheduleFreeSGD(ScheduleFreeFamily):
     inner = property(attrgetter("momentum"))
 
 
-@rule(
-    state=("var", "lead"),
-    hyper=(*FREE, "beta2", "one_minus_beta2", "epsilon", "var_scale"),
-)
+@rule(state=("var", "lead"), hyper=(*FREE, "beta2", "one_minus_beta2", "epsilon", "var_scale"))
 def schedulefree_adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Step of the fast weight along the normalized gradient with decay."""
     grad = rescaled(grad, h)

@@ -1,8 +1,10 @@
-"""Validation of parameter arguments: shapes with unknown dimensions, dtypes, devices."""
+"""Arguments of parameters: shapes with unknown dimensions, dtypes, devices, deprecated names."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import wraps
 from numbers import Integral
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -10,8 +12,9 @@ from numpy.typing import DTypeLike
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import cuda_target, is_cuda
 from fastopt._kernels.layout import bfloat16
-from fastopt.arguments import brief, count, is_masked
+from fastopt.arguments import brief, choice, count, is_masked
 from fastopt.device import Device, current_device
+from fastopt.initializer import Initializer, create
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -115,3 +118,63 @@ def as_devices(device: object) -> tuple[Device, ...]:
             raise ValueError(f"device must be one CUDA device or several of the CPU, got {device}")
         cuda_target()
     return tuple(devices)
+
+
+ASSIGNED = {
+    "data": "call set_data(values)",
+    "grad": "call set_grad(values), or add_grad(values) for one of several uses",
+    "requires_grad": "set grad_req, to 'null' for a parameter that is not trained",
+}
+"""Advice for assignments that work in other libraries but would have no effect here."""
+
+
+def storage_type(role: str, stype: str) -> str:
+    """Return a storage type; ValueError unless it is "default" or "row_sparse"."""
+    if stype == "csr":
+        raise ValueError(f"{role} cannot be 'csr', only rows can be sparse: 'row_sparse'")
+    return choice(role, stype, "default", "row_sparse")
+
+
+def _itself(value: object) -> Any:
+    return value
+
+
+def _text(init: object) -> Any:
+    """Return a comparable form of an initializer; a function is equal only to itself."""
+    return create(init).dumps() if isinstance(init, (str, Initializer)) else init
+
+
+COMPARED: dict[str, Callable[[Any], Any]] = dict.fromkeys(
+    ("grad_req", "lr_mult", "wd_mult", "allow_deferred_init", "differentiable", "stype"), _itself
+) | {"grad_stype": _itself, "dtype": as_dtype, "init": _text}
+"""Attributes that must agree when a parameter is requested again, with comparison keys."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def renamed(old: str, new: str) -> None:
+    """Warn that a name is deprecated; the warning points at the caller's caller."""
+    warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
+
+
+def ctx_is_device(function: Callable[P, R]) -> Callable[P, R]:
+    """Accept ``ctx=`` as a deprecated alias of the argument `device`.
+
+    Raises
+    ------
+    TypeError
+        Both are given.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "ctx" in kwargs:
+            renamed("ctx", "device")
+            if "device" in kwargs:
+                raise TypeError("device is given twice, as device and as ctx")
+            kwargs["device"] = kwargs.pop("ctx")
+        return function(*args, **kwargs)
+
+    return call

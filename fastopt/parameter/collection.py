@@ -2,21 +2,41 @@
 
 import math
 import re
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from contextlib import contextmanager
+from functools import partial
+from io import BufferedReader
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastopt._suggestions import closest
+from fastopt._advice import closest
+from fastopt.checkpoint.foreign.ndarray import LIST_HEAD, Allowance, list_from_bytes
+from fastopt.checkpoint.format.container import (
+    METADATA,
+    Entry,
+    from_bits,
+    layout,
+    read_bits,
+    written,
+)
+from fastopt.checkpoint.format.errors import CheckpointError, read_from
+from fastopt.checkpoint.format.files import PathLike, write_atomically
 from fastopt.device import Device
 from fastopt.initializer import Initializer, create
-from fastopt.initializer.registry import Init
-from fastopt.parameter import files
-from fastopt.parameter.constant import Constant
-from fastopt.parameter.deprecated import ctx_is_device
-from fastopt.parameter.parameter import Parameter
+from fastopt.initializer.base import Init
+from fastopt.parameter.checks import Array, ctx_is_device
+from fastopt.parameter.parameter import Constant, Parameter
 
 LARGE = 1 << 26
 """Number of elements from which initialization shows a progress bar."""
@@ -325,7 +345,7 @@ class ParameterDict:
                     raise ValueError(f"{parameter!r} has no attribute {name!r} that can be set")
                 setattr(parameter, name, value)
 
-    def save(self, filename: files.PathLike, strip_prefix: str = "") -> None:
+    def save(self, filename: PathLike, strip_prefix: str = "") -> None:
         """Write all parameters to a safetensors file, atomically.
 
         Parameters
@@ -345,12 +365,17 @@ class ParameterDict:
             The file cannot be written.
         """
         names = self._names_in_file(strip_prefix)
-        files.save(filename, {names[name]: p._mean() for name, p in self.items()})
+        arrays = {names[name]: p._mean() for name, p in self.items()}
+        if METADATA in arrays:
+            raise ValueError(
+                f"{METADATA!r} cannot name an array, the format has something else there"
+            )
+        write_atomically(filename, written(arrays))
 
     @ctx_is_device
     def load(
         self,
-        filename: files.PathLike,
+        filename: PathLike,
         device: Device | Sequence[Device] | None = None,
         allow_missing: bool = False,
         ignore_extra: bool = False,
@@ -388,7 +413,7 @@ class ParameterDict:
             The file cannot be read.
         """
         names = self._names_in_file(restore_prefix)
-        with files.opened(filename) as arrays:
+        with _opened(filename) as arrays:
             saved = set(arrays)
             missing = sorted(set(names.values()) - saved)
             extra = sorted(saved - set(names.values()))
@@ -430,3 +455,36 @@ def _progress(parameters: Sequence[Parameter]) -> Iterable[Parameter]:
         return parameters
     bar: Iterable[Parameter] = tqdm(parameters, "initialize", unit="parameter", disable=None)
     return bar
+
+
+@contextmanager
+def _opened(path: PathLike) -> Iterator[Mapping[str, Callable[[], Array]]]:
+    """Open a file of arrays: functions that read them, by name.
+
+    MXNet files are recognized by their first bytes; the prefixes ``arg:`` and ``aux:`` of their
+    names are dropped.
+
+    Raises
+    ------
+    fastopt.checkpoint.CheckpointError
+        The file is in neither format, or damaged.
+    OSError
+        The file cannot be read.
+    """
+    with open(path, "rb") as stream, read_from(path):
+        is_list = stream.read(len(LIST_HEAD)) == LIST_HEAD
+        stream.seek(0)
+        if not is_list:
+            entries = layout(stream)[1]
+            yield {name: partial(_read, stream, entry) for name, entry in entries.items()}
+            return
+        data = stream.read()
+        arrays = list_from_bytes(data, Allowance.of(len(data)))
+        found = {re.sub("^(arg|aux):", "", name): array.view for name, array in arrays.items()}
+        if len(found) < len(arrays):
+            raise CheckpointError("it has a name twice, with and without 'arg:' or 'aux:'")
+        yield found
+
+
+def _read(stream: BufferedReader, entry: Entry) -> Array:
+    return from_bits(read_bits(stream, entry)[0], entry.dtype)

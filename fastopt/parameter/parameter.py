@@ -9,31 +9,51 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
+from fastopt import initializer
 from fastopt._advice import PARAMETER_ARGUMENTS, PARAMETER_NAMES
 from fastopt._kernels.device_memory import assign, host, owned, placed
 from fastopt._kernels.devices import header, is_cuda
 from fastopt.arguments import Checked, brief, choice, number, unknown_arguments
 from fastopt.device import Device, cpu, current_device
 from fastopt.initializer import FusedRNN, InitDesc, Initializer, create
-from fastopt.initializer.registry import Init
-from fastopt.parameter.attributes import ASSIGNED, COMPARED, storage_type
+from fastopt.initializer.base import Init
 from fastopt.parameter.checks import (
+    ASSIGNED,
+    COMPARED,
     Array,
     Shape,
     as_array,
     as_devices,
     as_dtype,
     as_shape,
+    ctx_is_device,
     is_known,
     merged,
+    renamed,
+    storage_type,
 )
-from fastopt.parameter.deferred import DeferredInitializationError
-from fastopt.parameter.deprecated import ctx_is_device, renamed
-from fastopt.parameter.gradient import Gradient
-from fastopt.parameter.on_device import DeviceGradient
+from fastopt.parameter.gradient import DeviceGradient, Gradient
 from fastopt.sparse import RowSparse
+
+
+class DeferredInitializationError(RuntimeError):
+    """Raised when a parameter is read while its initialization waits for its shape.
+
+    Examples
+    --------
+    >>> from fastopt.parameter import DeferredInitializationError, Parameter
+    >>> weight = Parameter("weight", shape=(3, 0), allow_deferred_init=True)
+    >>> weight.initialize("zeros")
+    >>> try:
+    ...     weight.data()
+    ... except DeferredInitializationError:
+    ...     weight.shape = (3, 2)
+    >>> weight.data().shape
+    (3, 2)
+    """
+
 
 MAKING = threading.Lock()
 """Held while a gradient is created, as each device may have its own thread."""
@@ -531,16 +551,6 @@ class Parameter(Checked):
                     copy[...] = array
             self._tell(array)
 
-    def _load_init(
-        self,
-        data: object,
-        device: Device | Sequence[Device] | None,
-        cast_dtype: bool = False,
-        dtype_source: str = "current",
-    ) -> None:
-        """Initialize from saved values, or write them into the existing arrays."""
-        self._loading(as_array(data), device, cast_dtype, dtype_source)()
-
     def _loading(
         self,
         data: Array,
@@ -840,3 +850,56 @@ class Parameter(Checked):
         self.__dict__.update(state)
         if self._data is not None and self._devices[0].device_type == "cuda":
             self._data = [owned(copy, self._devices[0]) for copy in self._data]
+
+
+class Constant(Parameter):
+    """A parameter that has no gradient and is not updated; ``set_data`` changes it.
+
+    Parameters
+    ----------
+    value : array_like
+        Value of the constant. Anything but a NumPy array is converted to float32.
+
+    Attributes
+    ----------
+    value : numpy.ndarray
+        Copy of the value, which :meth:`initialize` uses.
+
+    Raises
+    ------
+    TypeError
+        `value` does not consist of real numbers.
+
+    Examples
+    --------
+    >>> from fastopt.parameter import Constant
+    >>> mean = Constant([0.5, 0.25])
+    >>> mean.initialize()
+    >>> mean.data()
+    array([0.5 , 0.25], dtype=float32)
+    """
+
+    def __init__(self, value: ArrayLike) -> None:
+        is_array = isinstance(value, (np.ndarray, np.generic))
+        given = as_array(value)
+        self.value = np.array(given, None if is_array else np.float32)
+        super().__init__(
+            name="const",
+            grad_req="null",
+            shape=self.value.shape,
+            dtype=self.value.dtype,
+            init=initializer.Constant(self.value),
+        )
+
+    @property
+    def grad_req(self) -> str:
+        """Always ``'null'``; setting it to anything else warns and has no effect."""
+        return self._grad_req
+
+    @grad_req.setter
+    def grad_req(self, grad_req: str) -> None:
+        if grad_req != "null":
+            warnings.warn(
+                f"{self._words} keeps grad_req 'null', {grad_req!r} is ignored", stacklevel=2
+            )
+        self._grad_req = "null"

@@ -11,7 +11,7 @@ from fastopt._kernels.compiling import bind
 from fastopt._kernels.hashing import BITS, DEAD, FREE, HIGH, HINT, LIVE, NUMBERS
 from fastopt._kernels.pages import LARGE, huge_pages, reserved
 from fastopt._kernels.threads import may_run_parallel, turn
-from fastopt.table.records import RecordFile, Rows
+from fastopt.table.directory import RecordFile, Rows
 
 __all__ = ["MOST_ROWS", "RECORD", "Ids", "RowIndex", "Rows"]
 

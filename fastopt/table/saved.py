@@ -12,8 +12,7 @@ from fastopt.checkpoint.format.container import dtype_of
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer import Optimizer
 from fastopt.table.index import MOST_ROWS
-from fastopt.table.start import Init, Start
-from fastopt.table.storage import check_optimizer
+from fastopt.table.storage import Init, Start, check_optimizer
 
 FORMAT = 1
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 from numpy.typing import ArrayLike
 
 from fastopt.arguments import brief, flag
+from fastopt.table.directory import Array
 from fastopt.table.embedding import EmbeddingTable
-from fastopt.table.records import Array
 
 Tables = Mapping[str, EmbeddingTable]
 PerTable = Mapping[str, ArrayLike]

@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ImportError(f"fastopt.torch needs torch: pip install torch ({error})") from error
 
-from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt._advice import no_attribute as _no_attribute
 from fastopt.optimizer import opt_registry as _registry
 from fastopt.torch.optimizer import Optimizer as Optimizer
 from fastopt.torch.optimizer import make as _make

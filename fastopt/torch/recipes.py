@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastopt._suggestions import choices, closest
+from fastopt._advice import choices, closest
 from fastopt.arguments import brief
-from fastopt.checkpoint.foreign.torch_forms import FORMS, MOMENTS, Form, Option, same
+from fastopt.checkpoint.foreign.torch import FORMS, MOMENTS, Form, Option, same
 from fastopt.optimizer import Optimizer as Rule
 from fastopt.torch.rules import Delta, HeavyBall, Rectified, RMSProp
 

@@ -13,10 +13,8 @@ import pytest
 from fastopt import optimizer
 from fastopt._console import Refused
 from fastopt.demo import digits as demo
-from fastopt.demo import race
-from fastopt.demo.digits import Options
+from fastopt.demo.digits import Options, Race, Runner, agreement
 from fastopt.demo.perceptron import Perceptron
-from fastopt.demo.race import Race, Runner, agreement
 from helpers.cases import exhaustive, kept
 from helpers.terminals import Terminal
 
@@ -201,8 +199,8 @@ def test_comparison_reports_both_times_and_that_the_weights_agree(options, capsy
 @pytest.mark.further
 @small
 def test_comparison_says_so_when_the_rules_differ(monkeypatch, capsys):
-    adam = race.PLAIN["adam"]
-    monkeypatch.setitem(race.PLAIN, "adam", lambda opt: adam(optimizer.Adam(opt.lr * 1.01)))
+    adam = demo.PLAIN["adam"]
+    monkeypatch.setitem(demo.PLAIN, "adam", lambda opt: adam(optimizer.Adam(opt.lr * 1.01)))
     demo.run(Options(epochs=1))
     assert "agreement with plain NumPy: NO" in capsys.readouterr().out
 
@@ -339,7 +337,7 @@ def test_plot_is_an_image(tmp_path):
 @pytest.mark.further
 def test_plot_shows_the_loss_over_the_time_of_each_way_to_update(tmp_path, monkeypatch, capsys):
     drawn = []
-    monkeypatch.setattr(demo.plot, "race", lambda *given: drawn.append(given))
+    monkeypatch.setattr(demo, "plot_race", lambda *given: drawn.append(given))
     options = Options(epochs=2, plot=tmp_path / "loss.svg")
     demo.run(options)
     ((losses, times, title, path),) = drawn
@@ -358,7 +356,7 @@ def test_plot_states_the_times(tmp_path, monkeypatch):
     times = {"fastopt": np.array([0.5, 1.0, 2.0]), "NumPy": np.array([1.0, 2.0, 5.0])}
     drawn = []
     monkeypatch.setattr("matplotlib.text.Text.draw", lambda self, *_: drawn.append(self.get_text()))
-    demo.plot.race([[3.0, 2.0], [1.0]], times, "the title", tmp_path / "race.svg")
+    demo.plot_race([[3.0, 2.0], [1.0]], times, "the title", tmp_path / "race.svg")
     text = "\n".join(drawn)
     for words in ("the title", "mean loss", "fastopt: 2.00 s", "NumPy: 5.00 s"):
         assert words in text
@@ -385,7 +383,7 @@ def test_the_check_of_a_plot_leaves_the_folder_as_it_is(tmp_path):
     before = tmp_path / "before.png"
     before.write_bytes(b"plot")
     for name in ("before.png", "new.png"):
-        demo.plot.check(tmp_path / name)
+        demo.check_plot(tmp_path / name)
     assert list(tmp_path.iterdir()) == [before]
     assert before.read_bytes() == b"plot"
 

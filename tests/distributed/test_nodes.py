@@ -15,7 +15,7 @@ from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.distributed import (
     ShardedUpdater,
-    collectives,
+    agreement,
     exchange,
     flat_like,
     run_threads,
@@ -331,10 +331,10 @@ def test_norms_of_many_ranks_are_summed_in_shares(monkeypatch):
 
     own = [np.random.default_rng(rank).normal(size=(7, 3)) * 1e9**rank for rank in range(4)]
     expected = in_turn([np.zeros((7, 3)), *own])
-    for limit in (0, collectives.APART_FROM):
-        monkeypatch.setattr(collectives, "APART_FROM", limit)
+    for limit in (0, agreement.APART_FROM):
+        monkeypatch.setattr(agreement, "APART_FROM", limit)
         Counted.came = 0
-        found = run_threads(4, lambda comm: collectives.added(Ranks(comm), own[comm.rank]), Counted)
+        found = run_threads(4, lambda comm: agreement.added(Ranks(comm), own[comm.rank]), Counted)
         assert [each.tobytes() for each in found] == [expected.tobytes()] * 4
         arrays = 2 if limit == 0 else 4
         assert Counted.came == 4 * arrays * expected.nbytes
@@ -348,7 +348,7 @@ def test_norms_of_many_ranks_are_summed_in_shares(monkeypatch):
 
     every = []
     for limit in (0, 1 << 20):
-        monkeypatch.setattr(collectives, "APART_FROM", limit)
+        monkeypatch.setattr(agreement, "APART_FROM", limit)
         every += run_threads(3, program)
     assert all(each == every[0] for each in every)
 

@@ -102,7 +102,7 @@ def code(path):
     return sum(number not in told and line[:1] not in ("", "#") for number, line in lines)
 
 
-AROUND = 995
+AROUND = 977
 """Lines of the commands, which are around the package: this number may fall, and never rises."""
 
 

@@ -203,7 +203,7 @@ def test_worked_example_passes_the_tests_of_the_library(tmp_path):
     (tmp_path / "fastopt" / "optimizer" / "qhm.py").write_text(module)
     cases = tmp_path / "tests" / "helpers" / "cases.py"
     cases.write_text(cases.read_text().replace("CASES = [\n", f"CASES = [\n{row}"))
-    names = "optimizer/test_every_optimizer", "kernels/test_cpu", "test_suggestions"
+    names = "optimizer/test_every_optimizer", "kernels/test_cpu", "test_advice"
     tests = [*(f"tests/{name}.py" for name in names), "fastopt/optimizer/qhm.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastopt import initializer
 from fastopt.initializer import InitDesc, Initializer, initializer_registry
-from fastopt.initializer.names import DESCRIBED
+from fastopt.initializer.base import DESCRIBED
 from helpers.initializers import LIBRARY, filled
 from helpers.paths import DOCS
 

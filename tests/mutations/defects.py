@@ -72,7 +72,7 @@ DEFECTS = [
     # row-sparse gradients and tables
     ("sparse.py", "np.add.at(sums", "np.subtract.at(sums", "tests/test_sparse.py"),
     (
-        "table/rows.py",
+        "table/embedding.py",
         "ids[np.sort(np.unique(ids, return_index=True)[1])]",
         "np.unique(ids)",
         "tests/table/test_embedding.py",

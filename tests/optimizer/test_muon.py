@@ -508,7 +508,7 @@ def test_it_reads_digits_in_fewer_steps_than_adamw():
         model = Perceptron("float32", rng, (128, 128))
         trainer = fastopt.Trainer(model.params, made)
         batches = [rng.integers(0, len(digits), 32) for _ in range(150)]
-        for _ in train(model, trainer, ((images[own], digits[own]) for own in batches)):
+        for _ in train(model, trainer.step, ((images[own], digits[own]) for own in batches)):
             pass
         losses.append(model.backward(images, digits))
     assert losses[0] < 0.8 * losses[1]

@@ -19,7 +19,7 @@ import fastopt
 from fastopt import checkpoint, optimizer
 from fastopt.checkpoint import CheckpointError
 from fastopt.table import directory
-from fastopt.table.records import BLOCK, PAGE, RecordFile
+from fastopt.table.directory import BLOCK, PAGE, RecordFile
 from helpers.cases import kept
 from helpers.embedding_machine import Tables
 from helpers.embedding_oracle import BATCHES, DIM, INDEX, Oracle, first

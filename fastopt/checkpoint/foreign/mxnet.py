@@ -19,7 +19,7 @@ import numpy as np
 from fastopt._engine.validate import leaves
 from fastopt.arguments import count
 from fastopt.checkpoint.foreign.ndarray import Allowance, from_bytes
-from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
+from fastopt.checkpoint.format.errors import CheckpointError, ForeignValue, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.objects import KEEP
 from fastopt.checkpoint.restore.describe import Stateful, describe, foreign_part, under_keys
@@ -230,10 +230,6 @@ def _states(data: bytes, dense: Allowance) -> MXNetStates:
     return states
 
 
-class _Foreign(CheckpointError):
-    """Raised for values other than numbers, strings, arrays and containers of these."""
-
-
 class _Converter:
     """Converter of the parsed values of a pickle to arrays and plain values.
 
@@ -248,7 +244,7 @@ class _Converter:
         self.spend(1)
         if isinstance(value, Instance):
             if value.name not in ARRAYS:
-                raise _Foreign(f"it holds an instance of {value.name}")
+                raise ForeignValue(f"it holds an instance of {value.name}")
             blob = as_bytes(expect(dict, value.state).get("handle"))
             self.spend(len(blob))
             return from_bytes(blob, self.dense)
@@ -258,13 +254,13 @@ class _Converter:
             return {key: self(part) for key, part in value.items()}
         if value is None or isinstance(value, (int, float, str)):
             return value
-        raise _Foreign(f"it holds {type(value).__name__}")
+        raise ForeignValue(f"it holds {type(value).__name__}")
 
     def attributes(self, optimizer: Instance) -> dict[str, Any]:
         """Return the attributes that can be converted completely."""
         converted = {}
         for name, value in expect(dict, optimizer.state).items():
-            with suppress(_Foreign):
+            with suppress(ForeignValue):
                 converted[name] = self(value)
         return converted
 

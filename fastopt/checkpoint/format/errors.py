@@ -23,6 +23,10 @@ class CheckpointError(ValueError):
     __module__ = "fastopt.checkpoint"  # the public location
 
 
+class ForeignValue(CheckpointError):
+    """Raised for values other than numbers, strings, arrays and containers of these."""
+
+
 @contextmanager
 def read_from(path: str | os.PathLike[str]) -> Iterator[None]:
     """Context that adds the file name to the message of a CheckpointError."""

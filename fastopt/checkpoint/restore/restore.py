@@ -306,11 +306,7 @@ def _put_counts(optimizer: Optimizer, counts: Mapping[str, Any]) -> None:
         object.__setattr__(optimizer, name, counts[name])  # no other attribute has changed
 
 
-def _check_states(
-    optimizer: Optimizer,
-    states: Mapping[Index, Any],
-    groups: Groups | None,
-) -> None:
+def _check_states(optimizer: Optimizer, states: Mapping[Index, Any], groups: Groups | None) -> None:
     """Check restored states before they are used, without knowing the weights.
 
     States of optimizers without a rule may contain anything that can be saved, except what their

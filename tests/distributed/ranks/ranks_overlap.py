@@ -9,7 +9,7 @@ from ranks_common import Pair, comm, exact, raised, told
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
-from fastopt.checkpoint.restore import placement
+from fastopt.checkpoint.restore import shards
 from fastopt.distributed import ShardedUpdater, flat_like
 from helpers.tensor_lists import everything, frozen, normal
 
@@ -209,19 +209,19 @@ def check_rows_and_whole_tensors_may_begin():
 
 def check_state_in_one_line_is_loaded_and_goes_on():
     """As checkpoints have it whose tensors of a dtype were all cut as one."""
-    lines = placement.LINE, placement.LINE_OF_RANK
+    lines = shards.LINE, shards.LINE_OF_RANK
     with tempfile.TemporaryDirectory() as folder:
         path = Path(comm.bcast(folder), "state")
         weights = [normal(k, s, "float32") for k, s in enumerate(SHAPES)]
         straight = [w.copy() for w in weights]
         grads, indices = [np.ones_like(w) for w in weights], [*range(len(SHAPES))]
-        placement.LINE = placement.MOST
+        shards.LINE = shards.MOST
         try:
             old = ShardedUpdater(optimizer.Adam(), comm)
             old(indices, grads, weights)
             old.save(path)
         finally:
-            placement.LINE, placement.LINE_OF_RANK = lines
+            shards.LINE, shards.LINE_OF_RANK = lines
         new = ShardedUpdater(optimizer.Adam(), comm, overlap=True)
         new.load(path)
         assert new.placements == old.placements

@@ -7,8 +7,9 @@ from ranks_common import comm
 
 from fastopt._kernels import copying
 from fastopt._kernels.layout import bfloat16
-from fastopt.checkpoint.restore.placement import line_bytes, placed
-from fastopt.distributed import flat_like, packing
+from fastopt.checkpoint.restore.shards import line_bytes, placed
+from fastopt.distributed import flat_like
+from fastopt.distributed import plan as plans
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.plan import Plan
 from fastopt.distributed.transport import Direct
@@ -87,7 +88,7 @@ def check_threads_copy_the_same_bytes():
     rng = np.random.default_rng(0)
     for dtype, most in (
         ("float32", copying.STREAM_FROM // 2),
-        ("uint16", packing.COMPILED_FROM[0]),
+        ("uint16", plans.COMPILED_FROM[0]),
     ):
         size = np.dtype(dtype).itemsize
         lengths = [0, 1, 7, 33, 1000, copying.CHUNK // size + 5, most // size, most // size + 3]
@@ -96,17 +97,17 @@ def check_threads_copy_the_same_bytes():
         ends = np.cumsum(lengths)
         runs = np.column_stack([np.arange(len(lengths)), starts, starts + lengths, ends - lengths])
         packed = np.zeros(ends[-1] + 3, dtype)
-        assert packing._copied(arrays, runs, packed[1:-2], back=False)
+        assert plans._copied(arrays, runs, packed[1:-2], back=False)
         expected = [array[n : n + k] for array, n, k in zip(arrays, starts, lengths, strict=True)]
         assert np.array_equal(packed[1:-2], np.concatenate(expected))
         assert not packed[[0, -2, -1]].any()
         others = [np.zeros_like(array) for array in arrays]
-        assert packing._copied(others, runs, packed[1:-2], back=True)
+        assert plans._copied(others, runs, packed[1:-2], back=True)
         for other, array, n, k in zip(others, arrays, starts, lengths, strict=True):
             assert np.array_equal(other[n : n + k], array[n : n + k])
             assert not other[:n].any()
             assert not other[n + k :].any()
-    assert not packing._copied(arrays, runs, packed.astype("float64")[1:-2], back=False)
+    assert not plans._copied(arrays, runs, packed.astype("float64")[1:-2], back=False)
 
 
 def check_threads_sum_in_the_order_of_the_ranks():
@@ -131,5 +132,5 @@ def check_threads_sum_in_the_order_of_the_ranks():
                 total = np.full(size, np.nan, real)
                 at = np.array([[part.ctypes.data for part in received]])
                 at[0, 1] = own.ctypes.data
-                packing.add_up(at, [size], received.dtype, total, large)
+                plans.add_up(at, [size], received.dtype, total, large)
                 assert total.tobytes() == expected.tobytes()

@@ -7,7 +7,7 @@ import numpy as np
 from ranks_common import comm, raised, state_bytes
 
 from fastopt import RowSparse, optimizer
-from fastopt.distributed import ShardedTable, ShardedTables, collectives
+from fastopt.distributed import ShardedTable, ShardedTables, agreement
 from fastopt.distributed import rows as ways
 from fastopt.distributed.job import private
 from helpers.tensor_lists import dtype_of, everything, frozen, normal
@@ -167,12 +167,12 @@ def check_calls_that_fail_change_nothing():
 def check_what_is_gathered_beyond_the_largest_count_comes_in_parts():
     arrays = [normal(comm.rank, (50 + comm.rank, 3), "float32"), np.arange(comm.rank * 4)]
     ranks = private(comm).ranks
-    expected, counts = collectives.gathered_together(ranks, arrays)
-    most, before, collectives.MOST = collectives.MOST, ranks.waits, 7
+    expected, counts = agreement.gathered_together(ranks, arrays)
+    most, before, agreement.MOST = agreement.MOST, ranks.waits, 7
     try:
-        found, again = collectives.gathered_together(ranks, arrays)
+        found, again = agreement.gathered_together(ranks, arrays)
     finally:
-        collectives.MOST = most
+        agreement.MOST = most
     assert ranks.waits - before > 2
     assert frozen(found) == frozen(expected)
     assert frozen(again) == frozen(counts)
@@ -196,7 +196,7 @@ def check_rows_of_several_kinds_reach_their_ranks():
     came = [np.concatenate([arrays[k, r, comm.rank] for r in here]) for k in range(len(kinds))]
     for some in (slice(None), slice(1), slice(1, 3), slice(3, 4)):
         counts = every[some, comm.rank], every[some, :, comm.rank]
-        found = collectives.exchanged(ranks, sent[some], *counts)
+        found = agreement.exchanged(ranks, sent[some], *counts)
         assert frozen(found) == frozen(came[some])
 
 
@@ -277,7 +277,7 @@ def check_operations_do_not_grow_with_tables():
 
 def check_rows_of_a_pull_are_not_named_again():
     table = ShardedTable((50, 2), optimizer.SGD(), comm)
-    sent, exchanged = [], collectives.exchanged
+    sent, exchanged = [], agreement.exchanged
     ids = np.array([3, 40, 3, 9])
 
     def counted(ranks, arrays, *counts):

@@ -445,9 +445,13 @@ class Devices:
         if records.version != self.optimizer.version:
             records.refresh(updater)
         for call in self.captured:
+            for key, of in zip(call.keys, call.parameters, strict=True):
+                if key not in self.known:  # settings have changed since
+                    self.enroll(of, key, of.weight)
             counts = self.optimizer._index_update_count
             counts.settle()
             largest, places = counts.counted.item(0), self._places(call.keys)
+            call.hypers = places.hypers
             arguments = places.address, len(call.indices), places.found
             try:
                 if self._admit(records.context, *arguments) == w.ASKS:

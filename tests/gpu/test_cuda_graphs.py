@@ -72,6 +72,7 @@ def test_a_graph_counts_its_steps_and_follows_the_learning_rate(sizes, name, cli
     for _ in range(steps):
         here.optimizer.learning_rate = optimizer.create(name).learning_rate
         here(indices, grads, arrays)
+    there.set_copy(9, None)  # forgets all records
     there.refresh_graphs()
     replay()
     here.optimizer.learning_rate = 0.01

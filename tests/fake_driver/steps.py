@@ -319,7 +319,7 @@ def second_device():
 
 
 def torch_state():
-    """Addresses of what torch allocates for a weight, and of its states; here it is on the host."""
+    """Where torch allocates memory for a weight, and addresses of its states; here on the host."""
     try:
         import torch
     except ImportError:
@@ -339,7 +339,7 @@ def torch_state():
     saved(0, grad, weight)
     states = (*leaves(updater.states[0]), *leaves(saved.states[0]))
     return [
-        [memory.data_ptr() for memory in made],
+        [(memory.data_ptr(), memory.nbytes) for memory in made],
         [state.device_ctypes_pointer.value for state in states],
     ]
 

@@ -27,7 +27,7 @@ Words = NDArray[np.int64]
 
 
 class Places(NamedTuple):
-    """Where the records of a call are, and memory for what compiled code tells of them."""
+    """Addresses of the records of a call, and memory for what compiled code reports of them."""
 
     places: NDArray[np.int64]
     hypers: NDArray[np.int64]
@@ -276,7 +276,7 @@ class Repeat:
         lists, state = np.array(list(map(id, watched)), np.int64), np.zeros(2, np.int64)
         uploads = np.array([(address_of(of.uploads), of.uploads[0]) for of in call.tables])
         rows = np.zeros((len(launches), w.LAUNCH), np.int64)
-        self.rows = rows
+        self.rows, self.state = rows, state
         self.alive: list[Any] = [objects, firsts, watched, lists, state]
         self.alive += [known.alive for known in knowns]  # references that tell of a death
         for row, each, fields in zip(rows, launches, [t.fields for t in call.tables], strict=True):
@@ -302,6 +302,10 @@ class Repeat:
         self.known = list(zip(knowns, watched, strict=True))
         self.uploads = [(of, of.uploads.item(0)) for of in call.tables]
         self.address = address_of(memory)
+
+    def raise_error(self) -> None:
+        """Raise the error of the driver in the last launch."""
+        self.call.tables[0].driver.check_launch(self.state.item(0))
 
     def holds(self) -> bool:
         """Whether arrays and tables are those of the call now."""

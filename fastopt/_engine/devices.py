@@ -41,7 +41,7 @@ from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.devices import header, readings
 from fastopt._kernels.layout import KEY, Layout, kind_of, real_of
 from fastopt._kernels.noise import index_number
-from fastopt._kernels.numpy_abi import address_of
+from fastopt._kernels.numpy_abi import address_of, readable
 from fastopt.amp import StepInfo
 from fastopt.sparse import RowSparse
 
@@ -178,6 +178,8 @@ class Devices:
                 self.noted += 1
                 repeat.call.noted = self.noted
                 return w.MOVED
+            if status == w.FAILED:
+                repeat.raise_error()
             if status != w.REFUSED:
                 return status
         if not listed:
@@ -327,6 +329,8 @@ class Devices:
             return
         launches = [launch for table in call.tables if (launch := table.prepared()) is not None]
         if len(launches) < len(call.tables) or not call.tables[0].driver.addresses():
+            return
+        if not readable():  # compiled code must not look into lists
             return
         if len({(table.device, table.stream) for table in call.tables}) > 1:
             return

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.owner import Updating
 from fastopt._engine.parameters import Call
 from fastopt._engine.per_index import Index
-from fastopt._engine.updating import Updating
 from fastopt._engine.validate import Grad, as_lists, check, check_index, is_listed, label
 from fastopt._foreign import as_gradient, as_weight
 from fastopt._interrupts import uninterrupted

@@ -13,7 +13,7 @@ from fastopt._engine.averaging import Averages
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mode import Mode
-from fastopt._engine.parameters import DeviceRecord, Parameter, Parameters, Record, Words
+from fastopt._engine.parameters import Call, DeviceRecord, Parameter, Parameters, Record, Words
 from fastopt._engine.per_index import Index
 from fastopt._engine.reader import front_of
 from fastopt._engine.settings import Settings
@@ -128,6 +128,33 @@ class RecordsLike(Protocol):
 
     def with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
         """Enter a call again with more memory."""
+
+
+class Updating(Owner, Protocol):
+    """An updater.
+
+    Attributes
+    ----------
+    records : RecordsLike
+        Records of the parameters.
+    takes_extra : bool
+        Whether a call has extra arrays, which are in the states now.
+    """
+
+    takes_extra: bool
+
+    @property
+    def records(self) -> RecordsLike: ...
+
+    def __call__(self, index: Any, grad: Any, weight: Any) -> None: ...
+
+    def _checked(
+        self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
+    ) -> list[Call]:
+        """Return checked calls with states."""
+
+    def _stored(self, calls: Sequence[Call]) -> Callable[[], None]:
+        """Store states; return a function that puts back what was there before."""
 
 
 class Unmeasured:

@@ -1022,7 +1022,7 @@ def blank_memory() -> Words:
     return words
 
 
-def multipliers_of(parameter: Any) -> tuple[Any, Any]:
+def multipliers_of(parameter: object) -> tuple[Any, Any]:
     """Return the multipliers of the user's object for a parameter, None where it has none."""
     return getattr(parameter, "lr_mult", None), getattr(parameter, "wd_mult", None)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.owner import Updating
 from fastopt._engine.per_index import Index
-from fastopt._engine.updating import Updating
 from fastopt._engine.validate import Array
 from fastopt._kernels import record_words as w
 from fastopt._kernels.devices import is_cuda

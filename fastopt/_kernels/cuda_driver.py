@@ -177,6 +177,11 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
         _checked(result, "cuLaunchKernel")
 
 
+def check_launch(error: int) -> None:
+    """Raise RuntimeError for the error of a launch by address."""
+    _checked((_driver().CUresult(error),), "cuLaunchKernel")
+
+
 def prepared(kernel: Any, *arguments: Any) -> tuple[int, list[int]]:
     """Return the handle of a kernel on the current device, and the words of its arguments."""
     words: list[int] = []

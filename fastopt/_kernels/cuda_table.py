@@ -228,12 +228,6 @@ class CudaTable:
         begin = self.table[:, ADDRESS:-1]
         return joined_ranges(begin, begin + self.nbytes, [each for each, _ in self.copied])
 
-    def spans(self) -> Addresses:
-        """Return the sorted start and end addresses of the written arrays, as two rows."""
-        first, last = self.written()
-        order = np.argsort(first)
-        return np.stack([first[order], last[order]])
-
     def read(self) -> tuple[Addresses, Addresses]:
         """Return the start and end addresses of the gradients, where the caller has them."""
         if self.given.strided is not None:

@@ -12,7 +12,7 @@ that Python has read last, whose deaths weak references report; other arrays are
 ``test_a_gradient_that_is_gone_is_not_read``, ``test_a_weight_that_is_replaced_is_read_again``.
 
 *Tables.* The addresses on the device are those of the last upload of a table. The number of uploads
-tells whether another call has sent others, or a step on the device has written to them.
+changes if another call has uploaded others, or if a step on the device has written to them.
 ``test_other_arrays_lists_and_single_calls_come_in_between``.
 
 *Owners.* A :class:`~fastopt._engine.device_call.Repeat` keeps the memory of arguments, tables and
@@ -173,7 +173,7 @@ def is_ready(repeat):
 
 @scalar
 def launch_all(repeat):
-    """Launch the kernels; return the first error of the driver, or 0."""
+    """Launch the kernels until one fails; return the error of the driver, or 0."""
     one, error = np.uint32(1), np.int32(0)
     for k in range(repeat.launch_count):
         own = launch_at(repeat.launches + 8 * w.LAUNCH * k)
@@ -221,7 +221,8 @@ def repeat_call(at, place, index, grad, weight):
         counts[0] = largest
         for k in range(repeat.count):
             counts[record_at(words(repeat.places)[k]).count] -= 1
-        return w.REFUSED  # the next launch reports it
+        words(repeat.state)[0] = error
+        return w.FAILED
     context.done, context.asked, context.each, context.expected = 1, 0, 0, 0
     return w.OK
 

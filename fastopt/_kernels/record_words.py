@@ -208,7 +208,7 @@ FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
 """Codes of dtypes."""
 
 OK, MOVED, SKIPPED, LEFT_OUT, AWAITED = range(5)
-REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS = range(-1, -7, -1)
+REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS, FAILED = range(-1, -8, -1)
 """Statuses of a call.
 
 MOVED: done, and some weight is another object than in the last call. SKIPPED: gradients are not
@@ -217,5 +217,5 @@ a device decides whether it is skipped, which the host learns later. Nothing has
 the status is negative: the arguments do not fit (REFUSED), or an index has no record (UNKNOWN).
 With a smaller status the call can be entered again: scratch memory of NEED bytes is missing
 (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), it should run without the GIL (IS_LARGE), or
-hyper-parameters of an update must be computed (ASKS).
+hyper-parameters of an update must be computed (ASKS). FAILED: a driver has reported an error.
 """

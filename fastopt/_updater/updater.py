@@ -1826,7 +1826,7 @@ class Updater(Checked):
         vars(self)["_info"] = info  # skips __setattr__
         devices = self.records.devices
         if devices is not None and info is devices.awaited:
-            return  # the device tells the scaler
+            return  # the outcome comes later, for the scaler too
         if self.loss_scaler is not None:
             self.loss_scaler.update(overflow=info.skipped)
 

@@ -152,7 +152,7 @@ def run(options: Options) -> float:
         warnings.filterwarnings("ignore", ".* weights without masters")  # --no-master
         runs = [Run(options, hidden, deepcopy(opt), comm) for hidden in NETWORKS]
         seconds = sum(run.first_step() for run in runs)
-        shared = f"; batches and state shared out among {ranks} rank{'s' * (ranks > 1)}"
+        shared = f"; batches and state sharded over {ranks} rank{'s' * (ranks > 1)}"
         print(
             f"{options.optimizer.lower()}: learning rate {opt.learning_rate:g}, "
             f"{options.dtype}, epochs {options.epochs}, batch size {options.batch_size}, "

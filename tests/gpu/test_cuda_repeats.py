@@ -161,14 +161,45 @@ def test_unequal_counts_have_hyper_parameters_of_their_own(rng):
     pair.check()
 
 
-def test_a_launch_that_fails_is_made_by_python_which_reports_it(in_python, rng):
+def test_a_launch_that_fails_is_reported_and_not_counted(in_python, rng):
+    """It is not made again, as others of the call may have been launched."""
     pair, grads = Pair(rng), arrays(rng)
     moved = on_device(grads)
     for _ in range(CALLS):
         pair.step(grads, moved)
     (repeat,) = pair.there.records.devices.repeats.values()
+    across = repeat.rows[:, record_words.L_ACROSS].copy()
     repeat.rows[:, record_words.L_ACROSS] = 1 << 20  # more threads than a block may have
     in_python.clear()
+    with pytest.raises(RuntimeError, match="cuLaunchKernel failed with CUDA_ERROR_INVALID_VALUE"):
+        pair.there([0, 1, 2], moved, pair.on_device)
+    assert not in_python
+    pair.check()
+    repeat.rows[:, record_words.L_ACROSS] = across
     pair.step(grads, moved)
-    assert in_python
+    pair.check()
+
+
+def test_lists_whose_headers_cannot_be_read_are_read_by_python(monkeypatch, in_python, rng):
+    monkeypatch.setattr("fastopt._engine.devices.readable", lambda: False)
+    pair, grads = Pair(rng), arrays(rng)
+    moved = on_device(grads)
+    for _ in range(CALLS):
+        pair.step(grads, moved)
+    assert len(in_python) >= CALLS
+    pair.check()
+
+
+def test_a_list_of_two_layouts_is_two_launches(in_python, rng):
+    pair, grads = Pair(rng), arrays(rng)
+    pair.weights[1], grads[1] = pair.weights[1].astype(np.float64), grads[1].astype(np.float64)
+    pair.on_device, moved = on_device(pair.weights), on_device(grads)
+    for _ in range(CALLS):
+        pair.step(grads, moved)
+    in_python.clear()
+    for _ in range(5):
+        pair.step(grads, moved)
+    assert not in_python
+    (repeat,) = pair.there.records.devices.repeats.values()
+    assert len(repeat.rows) == 2
     pair.check()

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
+from fastopt._engine.backend import WHOLE, Backend
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mode import Mode
 from fastopt._engine.parameters import Call, DeviceRecord, Parameter, Parameters, Record, Words
 from fastopt._engine.per_index import Index
-from fastopt._engine.reader import front_of
 from fastopt._engine.settings import Settings
 from fastopt._engine.validate import Array
 from fastopt._kernels.layout import Layout
@@ -34,10 +34,13 @@ class Owner(Protocol):
         What is done with gradients before an update.
     states, states_synced : dict
         State of each index, and whether it is on its weight's device.
+    backend : Backend
+        Where the tensors of calls are whole.
     runs_updates : bool
         Whether updates run the optimizer's ``update()``, which a class may override.
     """
 
+    backend: Backend
     parameters: Parameters
     settings: Settings
     states: dict[Index, Any]
@@ -47,19 +50,8 @@ class Owner(Protocol):
     @property
     def optimizer(self) -> OptimizerLike: ...
 
-    def _entry(self, records: "RecordsLike") -> Callable[..., int]:
-        """Return the function that enters calls on records."""
-
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """Return the state of an index in the present call."""
-
-    def _squares(self, grads: Sequence[Any], down: float) -> Array:
-        """Return the sum of squares of each gradient times `down`."""
-
-    def _clipped_units(
-        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
-    ) -> list[Any]:
-        """Return gradients with clipped units; the update multiplies them by `share`."""
 
 
 class RecordsLike(Protocol):
@@ -160,25 +152,12 @@ class Updating(Owner, Protocol):
 class Unmeasured:
     """Abstract base of owners that are no updater: they have no settings."""
 
+    backend: Backend = WHOLE
     settings: Settings = Settings()
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     runs_updates: bool = False
 
-    def _entry(self, records: RecordsLike) -> Callable[..., int]:
-        """See :class:`Owner`."""
-        return front_of(records)
-
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """See :class:`Owner`."""
         return self.states.get(index)
-
-    def _squares(self, grads: Sequence[Any], down: float) -> Array:
-        """See :class:`Owner`."""
-        raise NotImplementedError
-
-    def _clipped_units(
-        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
-    ) -> list[Any]:
-        """See :class:`Owner`."""
-        raise NotImplementedError

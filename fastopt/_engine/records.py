@@ -247,7 +247,7 @@ class Records:
             self.forget()
         self.mode, self.averages = mode, parameters.averages
         if mode.usable and self.enter is None:
-            self.enter = updater._entry(self)
+            self.enter = updater.backend.entry(self)
         extra = any(shared.layout.rule.extra for shared in self.shared.values())
         self.prepared = mode.batches or extra
         words[w.SCHEDULED], words[w.TIMED] = mode.scheduled, mode.timed
@@ -555,10 +555,8 @@ class Records:
         """
         indices, grads, weights = zip(*self.moving(index, grad, weight), strict=True)
         whole = [_whole(each, header(of).shape) for each, of in zip(grads, weights, strict=True)]
-        if self.mode.clips:
-            whole = updater._clipped_units(indices, weights, whole, share)
-        sums = partial(updater._squares, whole)
-        return updater.settings.measured(updater.optimizer, indices, sums, share, DOWN)
+        of, settings = (updater.optimizer, updater.backend, indices), updater.settings
+        return settings.measured(*of, settings.clipped(*of, weights, whole, share), share, DOWN)
 
     def take(
         self,
@@ -625,8 +623,8 @@ class Records:
         grads = Enrolment(self, updater, indices, list(weights)).checked(grads)
         info = self.stepped
         if self.mode.norms and factor is None:
-            sums = partial(updater._squares, grads)
-            info, factor = updater.settings.measured(updater.optimizer, indices, sums, share)
+            of = updater.optimizer, updater.backend, indices
+            info, factor = updater.settings.measured(*of, grads, share)
         averages = {} if self.averages is None else self.averages.arrays
         arrays = [*weights, *(averages[index] for index in indices if index in averages)]
         arrays += [array for i in indices for array in leaves(updater.states.get(i))]

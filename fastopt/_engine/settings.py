@@ -3,14 +3,15 @@
 Tests: ``tests/engine/test_clip.py``, ``tests/engine/test_clip_adaptive.py``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from fastopt._engine.clip import STEPPED, measured, scale_of
+from fastopt._engine.backend import Backend
+from fastopt._engine.clip import STEPPED, measured, scale_of, squares
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import Array
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import as_float
 
@@ -54,8 +55,9 @@ class Settings:
     def measured(
         self,
         optimizer: OptimizerLike,
+        backend: Backend,
         indices: Sequence[Index],
-        sums: Callable[[float], Array],
+        grads: Sequence[Any],
         share: float = 1.0,
         down: float = 1.0,
     ) -> tuple[StepInfo, float]:
@@ -65,6 +67,24 @@ class Settings:
         """
         if not self.norms:
             return STEPPED, 1.0
+        backend.receive()
+        sums = lambda down: backend.added(squares(grads, down))  # noqa: E731
         rescale, limit = as_float("rescale_grad", optimizer.rescale_grad), self.clip_global_norm
         names = optimizer.idx2name
         return measured(sums, indices, names, rescale * share, self.loss_scaler, limit, down)
+
+    def clipped(
+        self,
+        optimizer: OptimizerLike,
+        backend: Backend,
+        indices: Sequence[Index],
+        weights: Sequence[Any],
+        grads: Sequence[Any],
+        share: float,
+    ) -> Sequence[Any]:
+        """Return gradients with clipped units; the update multiplies them by `share`."""
+        if self.clip_adaptive is None:
+            return grads
+        backend.receive()
+        factor = as_float("rescale_grad", optimizer.rescale_grad) * share * self.scale
+        return self.clip_adaptive.all(indices, weights, grads, factor, optimizer.idx2name)

@@ -16,16 +16,15 @@ import numpy as np
 from fastopt._advice import UPDATER_ARGUMENTS, UPDATER_ATTRIBUTES, UPDATER_NAMES
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine.averaging import Averages, exact_copy
-from fastopt._engine.clip import STEPPED, UNCHANGED, squares, times
+from fastopt._engine.backend import WHOLE, Backend
+from fastopt._engine.clip import STEPPED, UNCHANGED, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.contract import batches_of
 from fastopt._engine.devices import settle
 from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
-from fastopt._engine.owner import RecordsLike
 from fastopt._engine.parameters import Call, DeviceRecord, Parameters
-from fastopt._engine.reader import front_of
 from fastopt._engine.records import Records
 from fastopt._engine.settings import Settings
 from fastopt._engine.slow_calls import SlowCallCounter
@@ -67,7 +66,6 @@ from fastopt.arguments import (
     Instance,
     OrNone,
     Real,
-    as_float,
     constructs,
     count,
     flag,
@@ -253,8 +251,8 @@ class Updater(Checked):
     lock: Any
     """Lock that is held during calls and changes of settings, by one thread at a time."""
 
-    _claims: bool = True
-    """Whether the optimizer belongs to the updater, with its counts."""
+    backend: Backend = WHOLE
+    """Where the tensors of calls are whole."""
     structures: Structures
     """Paths of the nested structures that have been updated."""
     runs_updates: bool = True
@@ -263,7 +261,7 @@ class Updater(Checked):
     argument_names = UPDATER_NAMES
     argument_advice = UPDATER_ARGUMENTS
     unlisted = Checked.unlisted | {
-        *("forget", "lock", "parameters", "records", "runs_updates"),
+        *("backend", "forget", "lock", "parameters", "records", "runs_updates"),
         *("settings", "structures"),
         "takes_extra",
     }
@@ -303,10 +301,8 @@ class Updater(Checked):
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{own} to set; set updater.optimizer.learning_rate")
         if name == "optimizer":
-            value = create(value)
-            if self._claims:
-                # Before this lock: it may wait for another's.
-                value = value.claimed(self, assigned="optimizer" in vars(self))
+            # Before this lock: it may wait for another's.
+            value = create(value).claimed(self, assigned="optimizer" in vars(self))
         if name not in CHANGING:
             super().__setattr__(name, value)
             return
@@ -357,17 +353,13 @@ class Updater(Checked):
         """Set the groups of `parameters`."""
         found = None if groups is None else Groups(groups, main)
         if found is not None:
-            self._check_groups(found)
+            self.backend.check([main, *found.optimizers()])
+            if (average := vars(self).get("average")) is not None:
+                found.check_average(average)
         parameters.groups = found
         vars(self)["groups"] = None if found is None else found.given
         if found is not None:
             found.main.unchecked = True  # patterns are checked with the names of multipliers
-
-    def _check_groups(self, groups: Groups) -> None:
-        """Raise TypeError unless the updater can have groups with these optimizers."""
-        average = vars(self).get("average")
-        if average is not None:
-            groups.check_average(average)
 
     def _set(self, name: str, value: Any) -> Any:
         """Validate a setting, and create the object that implements it."""
@@ -403,6 +395,14 @@ class Updater(Checked):
                 self.forget()
             for index in indices:
                 self.records.drop(index)
+
+    def serve(self, backend: Backend) -> None:
+        """Update the tensors of a backend from now on, such as slices of those of several ranks."""
+        groups = self.parameters.groups
+        if groups is not None:
+            backend.check([self.optimizer, *groups.optimizers()])
+        with self.lock, uninterrupted:
+            vars(self).update(backend=backend, records=Records(self.parameters))
 
     def _has_records(self) -> bool:
         """Whether updates have checked all states, so that others of their form need no check."""
@@ -455,7 +455,7 @@ class Updater(Checked):
 
     def _attributes(self) -> dict[str, Any]:
         self._settle()
-        hidden = {"parameters", "records", "structures", "settings"}
+        hidden = {"backend", "parameters", "records", "structures", "settings"}
         hidden |= {"lock", "_slow"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
@@ -1588,10 +1588,6 @@ class Updater(Checked):
                     states[index] = self._state(index, weight, isinstance(grad, RowSparse))
         return [(index, weight, grad, states[index]) for index, weight, grad in checked]
 
-    def _entry(self, records: RecordsLike) -> Callable[..., int]:
-        """Return the function that enters calls on records."""
-        return front_of(records)
-
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """Return the state of `index` on its weight's device, creating it for a new index."""
         if index not in self.states:
@@ -1657,6 +1653,7 @@ class Updater(Checked):
 
     def _update_in_python(self, calls: Sequence[Call]) -> None:
         """Update with optimizers of which some override ``update()``, in the order of the list."""
+        calls = self.backend.owned(self.optimizer, calls)
         optimizers = {call[0]: self.parameters.optimizer_of(call[0]) for call in calls}
         for optimizer in dict.fromkeys(optimizers.values()) if len(calls) > 1 else ():
             optimizer.check_calls([call for call in calls if optimizers[call[0]] is optimizer])
@@ -1792,14 +1789,13 @@ class Updater(Checked):
     ) -> StepInfo:
         """Clip the gradients in Python, for a user's ``update()`` or a sum of several calls."""
         self.records.words[DONE] = 0
-        grads = [grad for *_, grad in self._checked_entries(indices, grads, weights)]
-        if self.settings.clip_adaptive is not None:
-            grads = self._clipped_units(indices, weights, grads, share)
-        sums = partial(self._squares, grads)
-        info, factor = self.settings.measured(self.optimizer, indices, sums, share)
+        checked = [grad for *_, grad in self._checked_entries(indices, grads, weights)]
+        of, settings = (self.optimizer, self.backend, indices), self.settings
+        clipped = settings.clipped(*of, weights, checked, share)
+        info, factor = settings.measured(*of, clipped, share)
         if not info.stepped:
             return info
-        grads = [times(grad, factor * share) for grad in grads]
+        grads = [times(grad, factor * share) for grad in clipped]
         if self.parameters.native:
             self.records.take(self, indices, grads, weights, single)
             return info
@@ -1807,19 +1803,6 @@ class Updater(Checked):
         self._update_in_python(calls)
         self._keep(calls)
         return info
-
-    def _squares(self, grads: Sequence[Any], down: float) -> Array:
-        """Return the sum of squares of each gradient times `down`."""
-        return squares(grads, down)
-
-    def _clipped_units(
-        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
-    ) -> list[Any]:
-        """Return gradients with clipped units; the update multiplies them by `share`."""
-        units, names = self.settings.clip_adaptive, self.optimizer.idx2name
-        assert units is not None
-        factor = as_float("rescale_grad", self.optimizer.rescale_grad) * share * self.settings.scale
-        return units.all(indices, weights, grads, factor, names)
 
     def _report(self, info: StepInfo) -> None:
         """Record the outcome of a call."""

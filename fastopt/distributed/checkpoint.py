@@ -298,7 +298,8 @@ class Resumable(Sharded):
         skipped = restore(trial, tree, strict)
         if trial.groups is not None:
             try:
-                self.shard.check_rules(Groups(trial.groups, trial.optimizer))
+                groups = Groups(trial.groups, trial.optimizer)
+                self.backend.check([trial.optimizer, *groups.optimizers()])
             except TypeError as error:
                 raise CheckpointError(str(error)) from error
         held = trial._averages and trial._averages.held

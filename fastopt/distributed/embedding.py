@@ -21,7 +21,6 @@ from fastopt.distributed.checkpoint import write_together
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, time_limit
 from fastopt.distributed.rows import HashedIds, RowExchange, owners_of
-from fastopt.distributed.shard import Shard
 from fastopt.distributed.sharded import Sharded
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array
@@ -92,7 +91,7 @@ class ShardedEmbeddingTable(Sharded):
     def __init__(self, table: EmbeddingTable, comm: object, timeout: float | None = None) -> None:
         if not isinstance(table, EmbeddingTable):
             raise TypeError(f"table must be an EmbeddingTable, got {brief(table)}")
-        super().__init__(Shard(table.optimizer, claims=False), comm, timeout)
+        super().__init__(table._updater, comm, timeout)
         self.table = table
         self._begin("make a table")
         used = bool(table.step or len(table) or (table._waiting and len(table._waiting)))
@@ -108,7 +107,7 @@ class ShardedEmbeddingTable(Sharded):
         facts = Facts({name: str(getattr(table, name)) for name in names}, name=repr(table.name))
         facts |= {"init": str(start.text), "seed of init": str(start.seed)}
         self._agree(Facts({**facts, "dtype of ids": str(table._keys)}), error)
-        table._updater = self.shard
+        self.shard.serve(self.backend)
         elements = table.capacity * table.dim
         self.shard.parameters.of(table.name).offset = self.rank * elements  # other random numbers
         table._show()

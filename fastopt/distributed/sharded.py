@@ -22,10 +22,10 @@ from fastopt.arguments import Checked
 from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.restore.shards import Form, Placement
 from fastopt.distributed.agreement import Fact, Facts, Gate, Idle, agree, attempt, is_agreed
+from fastopt.distributed.backend import RankBackend
 from fastopt.distributed.fingerprint import Fingerprint, described, fingerprints
 from fastopt.distributed.job import leader_first, private
 from fastopt.distributed.ranks import LIMIT, time_limit
-from fastopt.distributed.shard import Shard
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
@@ -38,8 +38,8 @@ class Sharded(Checked):
 
     Parameters
     ----------
-    shard : Shard
-        Updater of this rank's slices.
+    shard : Updater
+        Updater of this rank's slices; :meth:`Updater.serve` makes it one.
     comm : mpi4py.MPI.Comm, torch.distributed.ProcessGroup or Communicator
         Communicator of the ranks.
     timeout : float, optional
@@ -52,13 +52,16 @@ class Sharded(Checked):
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = RANKS_NAMES
     argument_advice: ClassVar[Mapping[str, str]] = RANKS_ARGUMENTS
 
-    def __init__(self, shard: Shard, comm: object, timeout: float | None, **arguments: Any) -> None:
+    def __init__(
+        self, shard: Updater, comm: object, timeout: float | None, **arguments: Any
+    ) -> None:
         refuse_extra(shard.parameters.optimizers(), type(self).__name__)
         self.timeout = time_limit(timeout)
         self.shard = shard
         node = private(comm, self.timeout)
         self._ranks, self._node = node.ranks, node.node
         self.rank, self.ranks = self._ranks.rank, self._ranks.size
+        self.backend = RankBackend(self._ranks)
         self._number, self._calls = node.updaters, 0
         call = f"creation of updater {self._number} ({type(self).__name__})"
         for ranks in (self._ranks, self._node):
@@ -70,7 +73,6 @@ class Sharded(Checked):
         self._fingerprints: list[Fingerprint] = []
         self._grouped: tuple[Any, str | None] = None, None
         """Groups, and their description."""
-        self.shard.ranks = self._ranks
         self.placements: dict[Index, Placement] = {}
         self._masters: dict[Index, Array] = {}
         self._unchecked: dict[str, str] = {}
@@ -199,9 +201,9 @@ class Sharded(Checked):
         update : callable
             Function that updates this rank's rows with them.
         """
-        self.shard.exchange = None
+        self.backend.exchange = None
         with self._agreed(call, check, facts, around) as given:
-            gate = self.shard.gate
+            gate = self.backend.gate
             with self._updating(lambda: gate.passed):
                 sent = send(given)
             with self._updating(lambda: gate.launched):
@@ -264,8 +266,8 @@ class Sharded(Checked):
             call, *optimizer = self._common()
             return [call, *facts(), *optimizer]
 
-        self.shard.gate = Gate(self._ranks, every, active, apart)
-        return self.shard.gate
+        self.backend.gate = Gate(self._ranks, every, active, apart)
+        return self.backend.gate
 
     @contextmanager
     def _updating(self, too_late: Callable[[], bool]) -> Iterator[None]:
@@ -278,7 +280,7 @@ class Sharded(Checked):
             if too_late() or self._ranks.broken:
                 self._ranks.fail(f"failed: {type(error).__name__}: {error}")
                 raise
-            self.shard.gate.enter(error)
+            self.backend.gate.enter(error)
             raise
         except BaseException as error:
             self._ranks.fail(f"was interrupted: {type(error).__name__}")
@@ -295,7 +297,7 @@ class Sharded(Checked):
         trials: dict[tuple[Any, ...], Index] = {}
         for index, placement, dtype, sparse in kinds:
             coded = self._is_coded(index, placement.shape)
-            optimizer = self.shard.optimizer_of(index)
+            optimizer = self.shard.parameters.optimizer_of(index)
             kind = dtype, placement.form, sparse, coded
             trials.setdefault((id(optimizer), optimizer.rule_for(index), *kind), index)
 
@@ -309,14 +311,14 @@ class Sharded(Checked):
 
     def _is_coded(self, index: Index, shape: tuple[int, ...]) -> bool:
         """Whether the state of a weight of this shape is stored in 8 bits, in blocks of rows."""
-        optimizer = self.shard.optimizer_of(index)
+        optimizer = self.shard.parameters.optimizer_of(index)
         return optimizer.state_dtype == "int8" and is_worth_codes(shape, optimizer.state_min_size)
 
     def _try_out(self, index: Index, dtype: Any, form: Form, sparse: bool, coded: bool) -> None:
         """Compile by updating small tensors; ignore errors, which the update itself will raise."""
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            opt = copy.deepcopy(self.shard.optimizer_of(index))
+            opt = copy.deepcopy(self.shard.parameters.optimizer_of(index))
             opt._index_update_count.clear()
             opt.masters_given.clear()
             opt.state_min_size = 1 if coded else None

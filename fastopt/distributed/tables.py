@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike, DTypeLike
 from fastopt._arrays import Gradient
 from fastopt._engine.validate import check_index, converted, is_half, listed
 from fastopt._kernels.layout import kind_of
+from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
 from fastopt.checkpoint.restore.shards import Placement, Saved
 from fastopt.distributed.agreement import Facts, attempt, checksum
 from fastopt.distributed.checkpoint import Resumable
 from fastopt.distributed.rows import MOST_ROWS, Owners, Pulled, RowExchange
-from fastopt.distributed.shard import Shard
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import REALS, RowSparse
@@ -60,7 +60,8 @@ class Owned(Resumable):
         clip_global_norm: float | None,
         timeout: float | None,
     ) -> None:
-        super().__init__(Shard(optimizer, loss_scaler, clip_global_norm), comm, timeout)
+        super().__init__(Updater(optimizer, loss_scaler, clip_global_norm), comm, timeout)
+        self.shard.serve(self.backend)
         self._begin("make a table")
         kind, self._rows = np.dtype(dtype), dict[Index, Rows]()
         rows_by_index, error = attempt(

@@ -17,6 +17,7 @@ from fastopt._engine.validate import Grad, as_lists, check, check_index, check_l
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.layout import bfloat16
 from fastopt._updater.averaged import averages_of, evaluates, held, leading
+from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count, flag
 from fastopt.averages import Average, Lookahead
@@ -38,13 +39,13 @@ from fastopt.distributed.agreement import (
     is_agreed,
     summer,
 )
+from fastopt.distributed.backend import compile_stages
 from fastopt.distributed.checkpoint import NOTHING, Resumable, listing_of
 from fastopt.distributed.exchange import EarlyGradients, Exchange
 from fastopt.distributed.job import Lease, Node, leader_first, private
 from fastopt.distributed.plan import Plan, comparer, flat
 from fastopt.distributed.ranks import Ranks, refuse_forked
 from fastopt.distributed.rows import SparseGradients
-from fastopt.distributed.shard import Shard, compile_stages
 from fastopt.distributed.transport import Direct, Layered, Transport
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
@@ -126,7 +127,7 @@ class Slices:
             round_into(copy, self.weights[index])
 
     @contextmanager
-    def averaged(self, shard: Shard) -> Iterator[None]:
+    def averaged(self, shard: Updater) -> Iterator[None]:
         """Context in which the weights hold their averages; they are restored without messages."""
         arrays = [*self.weights.values(), *self.copies.values()]
         known = shard._averages.arrays if shard._averages is not None else leading(shard)
@@ -276,7 +277,7 @@ class ShardedUpdater(Resumable):
         kind = None if wire is None else _half(choice("wire", wire, *HALVES))
         clips = clip_adaptive, clip_adaptive_eps
         super().__init__(
-            Shard(optimizer, loss_scaler, clip_global_norm, groups, 1, average, *clips),
+            Updater(optimizer, loss_scaler, clip_global_norm, groups, 1, average, *clips),
             comm,
             timeout,
             bucket_bytes=size,
@@ -288,6 +289,7 @@ class ShardedUpdater(Resumable):
             clip_adaptive_eps=clip_adaptive_eps,
             hierarchical=layered,
         )
+        self.shard.serve(self.backend)
         self._windows = Windows(calls) if calls > 1 else None
         self.wire: Any = kind
         self.overlap = bool(overlap)
@@ -328,7 +330,7 @@ class ShardedUpdater(Resumable):
         the sums have the same bits.
         """
         layered = self._layered
-        if layered is not None and (layered.layers.count > 1 or self.shard.gate.apart):
+        if layered is not None and (layered.layers.count > 1 or self.backend.gate.apart):
             try:
                 layered.reserve(plan)
                 return layered
@@ -745,7 +747,7 @@ class ShardedUpdater(Resumable):
         optimizer = self.optimizer
         if not self._fits(plan):
             _, error = attempt(cast(Layered, self._layered).reserve, plan)
-            self.shard.gate.again(error)
+            self.backend.gate.again(error)
         if new:
             self._compile(
                 (i, plan.placements[k], plan.weights[k].dtype, k in plan.listed)
@@ -773,13 +775,13 @@ class ShardedUpdater(Resumable):
 
     def _exchange(self, exchange: Exchange, step: Step, rows: SparseGradients | None) -> None:
         """Sum gradients, update the slices of this rank, and gather the new weights."""
-        optimizer, gate, problem = self.optimizer, self.shard.gate, None
+        optimizer, gate, problem = self.optimizer, self.backend.gate, None
         plan, new = step.plan, step.new
         grads = plan.gradients(step.grads, step.at is not None)
         for k, grad in rows.grads.items() if rows else ():
             grads[k] = grad
         before = None if optimizer.native else self._snapshot()
-        self.shard.exchange = exchange
+        self.backend.exchange = exchange
         with self._updating(lambda: gate.launched):
             if optimizer.batches is not None or not optimizer.native:
                 exchange.receive()  # it may launch kernels with other gradients
@@ -813,18 +815,18 @@ class ShardedUpdater(Resumable):
             self._turns[index] = self._turns.get(index, 0) + 1
         self._unsure.difference_update(plan.indices)
         self._unchecked.clear()
-        self.seconds, self.shard.exchange = exchange.seconds, None  # frees the gradients
+        self.seconds, self.backend.exchange = exchange.seconds, None  # frees the gradients
         self._keep(plan)
 
     def _is_in_python(self, error: Exception) -> bool:
         """Whether an error comes from an ``update()`` in NumPy, after all sums over the ranks."""
         if self.optimizer.native or is_agreed(error) or self._ranks.broken:
             return False
-        return self.shard.gate.added or not self.shard.settings.measures
+        return self.backend.gate.added or not self.shard.settings.measures
 
     def _touches_all(self, index: Index) -> bool:
         """Whether an update has changed rows that its gradient does not index."""
-        optimizer, average = self.shard.optimizer_of(index), self.shard.average
+        optimizer, average = self.shard.parameters.optimizer_of(index), self.shard.average
         rule = optimizer.rule_for(index)
         if isinstance(average, Lookahead):  # it resets all rows in some steps
             updates = optimizer._index_update_count[index] - optimizer.begin_num_update
@@ -940,7 +942,7 @@ class ShardedUpdater(Resumable):
         coded, clips = self._is_coded(index, shape), self.shard.clip_adaptive is not None
         if not self.optimizer.native or (len(shape) < 2 and (coded or clips)):
             return "whole"
-        rule = self.shard.optimizer_of(index).rule_for(index)
+        rule = self.shard.parameters.optimizer_of(index).rule_for(index)
         return "rows" if listed or coded or clips or (rule and rule.row) else "flat"
 
     def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
@@ -1356,7 +1358,7 @@ class ShardedUpdater(Resumable):
         context, placement = self._label(index), self.placements.get(index)
         check_like(context, "master", array, ("float32",), np.shape(array), written=False)
         if placement is None or index not in self.states:
-            if not self.shard.optimizer_of(index).multi_precision:
+            if not self.shard.parameters.optimizer_of(index).multi_precision:
                 raise ValueError(
                     f"{context}: a master needs an optimizer with multi_precision=True"
                 )

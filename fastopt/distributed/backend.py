@@ -1,4 +1,7 @@
-"""The updater of a rank's slices: calls stage by stage, with what the ranks do together."""
+"""Calls on the slices of a rank, stage by stage, with what the ranks do together between them.
+
+Tests: ``tests/mpi/test_jobs.py``, ``tests/distributed/test_together.py``.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -8,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.backend import Backend
+from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.owner import RecordsLike
 from fastopt._engine.parameters import Call
 from fastopt._engine.reader import front_of
@@ -17,13 +22,10 @@ from fastopt._kernels import record_words as w
 from fastopt._kernels.cpu_calls import limit_norm
 from fastopt._kernels.numpy_abi import address_of
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
-from fastopt._updater.updater import Updater
 from fastopt.distributed.agreement import Gate, Numbers, added, of_all
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.ranks import Ranks
-from fastopt.optimizer import Optimizer
-from fastopt.optimizer.groups import Groups
-from fastopt.optimizer.optimizer import Array, Index
+from fastopt.optimizer.optimizer import Array
 
 
 def compile_stages() -> None:
@@ -38,21 +40,21 @@ class Stages:
 
     Parameters
     ----------
-    shard : Shard
-        The updater of the slices.
+    backend : RankBackend
+        What the ranks do together.
     records : Records
-        Its records.
+        Records of the slices.
     """
 
-    def __init__(self, shard: "Shard", records: RecordsLike) -> None:
-        self.shard, self.records = shard, records
+    def __init__(self, backend: "RankBackend", records: RecordsLike) -> None:
+        self.backend, self.records = backend, records
         self.words, self.indices = records.words, list[Any]()
         self._check = front_of(records)
         self._stage: Callable[..., int] = stages.stage()
 
     def __call__(self, context: int, index: Any, grad: object, weight: object) -> int:
         """Update the tensors of a call; return a status, see :mod:`fastopt._kernels.front`."""
-        words, records, gate = self.words, self.records, self.shard.gate
+        words, records, gate = self.words, self.records, self.backend.gate
         words[w.CHECKS] = 1
         try:
             status = self._check(context, index, grad, weight)
@@ -67,7 +69,7 @@ class Stages:
             return w.ASKS
         self._use_threads()
         if (measures or records.mode.clips) and not gate.added:
-            self.shard.receive()
+            self.backend.receive()
         if records.mode.clips or words[w.LISTED]:
             self._do(stages.CLIP)
         if measures and not words[w.ASKED]:
@@ -77,7 +79,7 @@ class Stages:
         if asks:
             return w.ASKS
         gate.launch(self._hyper)
-        self._commit(self.shard.exchange)
+        self._commit(self.backend.exchange)
         return status
 
     def _use_threads(self) -> None:
@@ -99,7 +101,7 @@ class Stages:
         """Compute the norm of all gradients of all ranks, and the factor of the gradients."""
         sums, norm = np.zeros(len(self.indices)), self.records.norm
         self._do(stages.MEASURE, 0, sums)
-        limit_norm(reduce(add, added(self.shard.ranks, sums).tolist(), 0.0), norm)
+        limit_norm(reduce(add, added(self.backend.ranks, sums).tolist(), 0.0), norm)
         norm[w.FACTOR] *= norm[w.SHARE]
 
     def _hyper(self) -> Numbers:
@@ -112,7 +114,7 @@ class Stages:
         numbers = {each: number for number, each in enumerate(used)}
 
         def describe() -> dict[str, str]:
-            names = self.shard.optimizer.idx2name
+            names = self.records.parameters.optimizer.idx2name
             return {
                 f"{name} of {label(index, names)}": str(value)
                 for index, row in zip(self.indices, rows, strict=True)
@@ -157,57 +159,41 @@ class Stages:
             own = np.zeros((len(self.indices), width))
             self._do(stages.REDUCE, step, own, width)
             largest = any(step < len(r.passes) and r.passes[step].largest for r in rules)
-            every = of_all(self.shard.ranks, own) if largest else added(self.shard.ranks, own)[None]
+            every = (
+                of_all(self.backend.ranks, own) if largest else added(self.backend.ranks, own)[None]
+            )
             self._do(stages.COMPLETE, step, every, width, len(every))
 
 
-class Shard(Updater):
-    """Updater of the slices of one rank.
+class RankBackend(Backend):
+    """Backend of an updater whose tensors are the slices of one rank.
 
     Parameters
     ----------
-    optimizer, *settings
-        See :class:`~fastopt.optimizer.Updater`.
-    claims : bool
-        Whether the optimizer belongs to this updater; otherwise it is that of a table.
+    ranks : Ranks
+        The ranks.
 
     Attributes
     ----------
-    ranks : Ranks
-        The ranks.
     gate : Gate
         Agreement of the ranks on the current call.
     exchange : Exchange or None
         The gradients of the current call, if they may be on their way.
     """
 
-    ranks: Ranks
     gate: Gate
     exchange: Exchange | None = None
 
-    def __init__(self, optimizer: Optimizer, *settings: Any, claims: bool = True) -> None:
-        self._claims = claims
-        super().__init__(optimizer, *settings)
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
 
-    def _entry(self, records: RecordsLike) -> Callable[..., int]:
-        """See :class:`Updater`."""
-        return Stages(self, records) if self.ranks.size > 1 else front_of(records)
+    def entry(self, records: RecordsLike) -> Callable[..., int]:
+        """See :class:`Backend`."""
+        return Stages(self, records) if self.ranks.size > 1 else super().entry(records)
 
-    def receive(self) -> None:
-        """Agree, before sums over all ranks, and wait for the sums of the gradients."""
-        self.gate.add()
-        if self.exchange is not None:
-            self.exchange.receive()
-
-    def _check_groups(self, groups: Groups) -> None:
-        """See :class:`Updater`."""
-        super()._check_groups(groups)
-        self.check_rules(groups)
-
-    @staticmethod
-    def check_rules(groups: Groups) -> None:
-        """Raise TypeError if an optimizer computes with whole weights, as groups have slices."""
-        for optimizer in (groups.main, *groups.optimizers()):
+    def check(self, optimizers: Sequence[OptimizerLike]) -> None:
+        """Raise TypeError if an optimizer of groups computes with whole weights."""
+        for optimizer in optimizers:
             if not optimizer.native:
                 kind = type(optimizer).__name__
                 raise TypeError(
@@ -215,29 +201,22 @@ class Shard(Updater):
                     f"a rule: use a separate ShardedUpdater for the weights of {kind}"
                 )
 
-    def optimizer_of(self, index: Index) -> Optimizer:
-        """Optimizer of a parameter."""
-        optimizer: Optimizer = self.parameters.optimizer_of(index)
-        return optimizer
+    def receive(self) -> None:
+        """Agree, before sums over all ranks, and wait for the sums of the gradients."""
+        self.gate.add()
+        if self.exchange is not None:
+            self.exchange.receive()
 
-    def _squares(self, grads: Sequence[Any], down: float) -> Array:
-        self.receive()
-        return added(self.ranks, super()._squares(grads, down))
+    def added(self, sums: Array) -> Array:
+        """See :class:`Backend`."""
+        return added(self.ranks, sums)
 
-    def _clipped_units(
-        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
-    ) -> list[Any]:
-        """See :class:`Updater`; placements keep each unit on one rank."""
-        self.receive()
-        return super()._clipped_units(indices, weights, grads, share)
-
-    def _update_in_python(self, calls: Sequence[Call]) -> None:
-        """See :class:`Updater`; user code sees whole tensors, each on the rank that owns it."""
-        optimizer = self.optimizer
+    def owned(self, optimizer: OptimizerLike, calls: Sequence[Call]) -> Sequence[Call]:
+        """Count all updates, and return those of tensors that this rank owns."""
         if self.ranks.size > 1:  # ranks compare counts, which have the order of the call on each
             counts, indices = optimizer._index_update_count, [call[0] for call in calls]
             counts.slots(indices, optimizer.begin_num_update)
         for index, weight, *_ in calls:
             if not weight.size:
                 optimizer._update_count(index)
-        super()._update_in_python([call for call in calls if call[1].size])
+        return [call for call in calls if call[1].size]

@@ -418,6 +418,7 @@ class Gate:
             raise Idle
         self.apart = agreed.apart
         self.passed = True
+        self.facts = tuple  # the object that they are read from is in no cycle
 
 
 Segments = NDArray[np.int64]

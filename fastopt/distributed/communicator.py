@@ -1,5 +1,6 @@
 """Operations between ranks that sharded updaters and tables need, whatever started the ranks."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -15,7 +16,10 @@ class Request(Protocol):
     """An operation that has been started; named like the requests of mpi4py, which are used."""
 
     def Test(self) -> bool:
-        """Whether the operation is complete; may raise an error if it cannot complete."""
+        """Whether the operation is complete; may raise an error if it cannot complete.
+
+        Requests of libraries whose own threads work on them have a method `rest`, see :func:`rest`.
+        """
 
 
 @runtime_checkable
@@ -146,11 +150,28 @@ def wait_for_all(request: Request, rank: int, size: int, timeout: float) -> None
     end = time.monotonic() + timeout
     while not request.Test():
         if time.monotonic() > end:
-            raise TimeoutError(
-                f"rank {rank} of {size} waited {timeout:g} s for others to create their first "
-                "updater or table on this communicator; all of its ranks must do so"
-            )
+            raise late(rank, size, timeout)
         time.sleep(0.0001)
+
+
+def late(rank: int, size: int, timeout: float) -> TimeoutError:
+    """Error of a rank whose communicator is not created in time."""
+    return TimeoutError(
+        f"rank {rank} of {size} waited {timeout:g} s for others to create their first updater or "
+        "table on this communicator; all of its ranks must do so"
+    )
+
+
+_let_others: Any = getattr(os, "sched_yield", lambda: None)
+
+
+def rest(request: Request | None, seconds: float) -> None:
+    """Leave the CPU to others until an operation may have made progress, or some time is over.
+
+    MPI libraries have no such wait: with them, a rank only lets other processes go first.
+    """
+    own = getattr(request, "rest", None)
+    own(seconds) if own is not None else _let_others()
 
 
 def _roots(comm: object) -> list[str]:

@@ -4,10 +4,10 @@ import importlib
 import json
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
-from weakref import ref
+from weakref import finalize, ref
 
 import numpy as np
 
@@ -133,12 +133,29 @@ class Node:
 
     def free(self) -> None:
         """Free the communicators, which no later call can use."""
-        for ranks in (self.ranks, self.node):
-            ranks.broken = "their communicator was freed"
-            ranks.comm.free()
-        for lease in self._leases:
-            lease.comm.free()
-            lease.node_comm.free()
+        free(self.ranks, self.node, self._leases)
+
+    def at_end(self, end: Callable[[Ranks], None]) -> None:
+        """Call a function of the ranks when this object is not used any more, then free them."""
+        finalize(self, _end, end, self.ranks, self.node, self._leases)
+
+
+def free(ranks: Ranks, node: Ranks, leases: Sequence[Lease]) -> None:
+    """Free communicators, which no later call can use."""
+    for each in (ranks, node):
+        each.broken = "their communicator was freed"
+        each.comm.free()
+    for lease in leases:
+        lease.comm.free()
+        lease.node_comm.free()
+
+
+def _end(end: Callable[[Ranks], None], ranks: Ranks, node: Ranks, leases: Sequence[Lease]) -> None:
+    """See :meth:`Node.at_end`."""
+    try:
+        end(ranks)
+    finally:
+        free(ranks, node, leases)
 
 
 def private(comm: object, timeout: float | None = None) -> Node:

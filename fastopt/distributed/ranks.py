@@ -9,7 +9,7 @@ from typing import Any
 
 from fastopt._interrupts import uninterrupted
 from fastopt.arguments import number
-from fastopt.distributed.communicator import Communicator, Request
+from fastopt.distributed.communicator import Communicator, Request, rest
 
 LIMIT = 1800.0
 """Default time limit of waits, in seconds."""
@@ -23,10 +23,12 @@ LOOK = 0.05
 GRACE = 2.0
 """Seconds within which waiting ranks must answer a query."""
 
+SILENT = "does not answer: it is stopped, or busy outside of fastopt"
+SILENT_ALL = {SILENT: "do not answer: they are stopped, or busy outside of fastopt"}
+"""Words for ranks that do not answer a query, for one and for several."""
+
 PROCESS = os.getpid()
 """The process that takes part as a rank; the processes that it forks do not."""
-
-_let_others: Any = getattr(os, "sched_yield", lambda: None)
 
 
 def time_limit(timeout: float | None) -> float:
@@ -150,7 +152,7 @@ class Ranks:
         start = time.monotonic()
         look = start + LOOK
         while not self._is_complete(request):
-            time.sleep(sleep) if sleep else _let_others()
+            time.sleep(sleep) if sleep else rest(request, LOOK)
             now = time.monotonic()
             if now >= look:
                 self._look(request, now - start)
@@ -160,22 +162,28 @@ class Ranks:
         """Whether an operation is complete; raise RuntimeError if it has failed."""
         try:
             return request.Test()
-        except Exception as error:  # such as a connection that another rank has closed
-            end = time.monotonic() + GRACE
-            with suppress(Exception):
-                while time.monotonic() < end and not self._left:
-                    self.read()
-                    time.sleep(0.01)
-            gone = [f"rank {rank} {self._left[rank][1]}" for rank in sorted(self._left)[:1]]
-            reason = gone or [f"the connection to another rank failed: {error}"]
-            failure = RuntimeError(f"{self.call}: {reason[0]}")
-            self.fail(f"gave up: {failure}")
-            raise failure from error
+        except Exception as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> RuntimeError:
+        """Fail, as a connection was closed by another rank; return the error to raise."""
+        end = time.monotonic() + GRACE
+        with suppress(Exception):
+            while time.monotonic() < end and not self._left:
+                self.read()
+                time.sleep(0.01)
+        gone = [f"rank {rank} {self._left[rank][1]}" for rank in sorted(self._left)[:1]]
+        reason = gone or [f"the connection to another rank failed: {error}"]
+        failure = RuntimeError(f"{self.call}: {reason[0]}")
+        self.fail(f"gave up: {failure}")
+        return failure
 
     def out_of_step(self) -> bool:
         """Whether a rank is known to have left."""
-        self.read()
-        return bool(self.broken or self._left)
+        with suppress(Exception):
+            self.read()
+            return bool(self.broken or self._left)
+        return True  # what carries messages has ended
 
     def leave(self, reason: str) -> None:
         """Notify all other ranks that this one takes part in no further operation."""
@@ -210,7 +218,11 @@ class Ranks:
 
     def _look(self, request: Request, waited: float) -> None:
         """Raise if the operation cannot complete, or has not completed in time."""
-        self.read()
+        try:
+            self.read()
+        except Exception as error:
+            self._unfinished.append(request)  # see _give_up()
+            raise self._lost(error) from error
         gone = {rank: text for rank, (waits, text) in self._left.items() if waits < self.waits}
         if gone and not request.Test():
             rank = min(gone)
@@ -234,13 +246,16 @@ class Ranks:
         for rank in self._others():
             waits, call = self._here.get(rank, (-1, ""))
             if waits < 0:
-                where = "does not answer: it is stopped, or busy outside of fastopt"
+                where = SILENT
             elif waits < self.waits:
                 where = f"waits in {call}"
             else:
                 continue
             elsewhere.setdefault(where, []).append(rank)
-        found = [f"{listing(ranks)}, which {where}" for where, ranks in elsewhere.items()]
+        found = [
+            f"{listing(ranks)}, which {where if len(ranks) == 1 else SILENT_ALL.get(where, where)}"
+            for where, ranks in elsewhere.items()
+        ]
         reason = "; ".join(found) or "no rank: all of them wait for the same operation"
         message = f"{self.call}: waited {self.timeout:g} s for {reason}"
         self._give_up(request, TimeoutError(message))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fastopt._engine.overlap import Addresses
-from fastopt.distributed.communicator import Communicator, Parts, Request
+from fastopt.distributed.communicator import Communicator, Parts, Request, rest
 from fastopt.distributed.job import Layers, shared_zeros
 from fastopt.distributed.plan import DEPTH, Bucket, Plan, add_up, pack
 from fastopt.distributed.ranks import Ranks
@@ -95,6 +95,10 @@ class Collecting:
     def add(self, total: Array) -> None:
         """See :class:`Summing`."""
         total[...] = self.total
+
+    def rest(self, seconds: float) -> None:
+        """See :func:`fastopt.distributed.communicator.rest`."""
+        rest(self.summing if self.sent is None else self.sent, seconds)
 
 
 class Transport:
@@ -229,6 +233,9 @@ class _Sent:
     def Test(self) -> bool:
         return self.request.Test()
 
+    def rest(self, seconds: float) -> None:
+        rest(self.request, seconds)
+
     def add(self, total: Array) -> None:
         if len(total):
             count = len(self.received) // len(total)
@@ -361,6 +368,9 @@ class _Shared:
                 break
         return self.is_packed and (self.sent is None or self.sent.Test())
 
+    def rest(self, seconds: float) -> None:
+        rest(self.sent if self.is_packed else self.packed, seconds)
+
     def _send(self) -> bool:
         """Send the sums of this node once all ranks have packed; return whether this is done."""
         if not self.is_packed and self.packed.Test():
@@ -423,6 +433,10 @@ class _Returning:
                 return False
             self.complete = self.transport.node_comm.barrier()
         return self.complete.Test()
+
+    def rest(self, seconds: float) -> None:
+        """See :func:`fastopt.distributed.communicator.rest`."""
+        rest(self.sent if self.complete is None else self.complete, seconds)
 
 
 def _elements(slot: Array, bucket: Bucket, dtype: np.dtype[Any]) -> Array:

@@ -1,21 +1,47 @@
-"""Process groups of torch.distributed, whose operations gloo performs on the CPU."""
+"""Process groups of torch.distributed, whose operations gloo performs on the CPU.
 
-import atexit
+Each object here has a process group of gloo that torch does not list, with a name that its ranks
+have agreed on in the store of the user's group: other groups of the program do not matter, and
+memory and connections are freed with the object.
+
+Tests: ``tests/distributed/test_torch.py``.
+"""
+
+import ctypes
 import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
-from weakref import WeakKeyDictionary
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
+from uuid import uuid4
+from weakref import WeakKeyDictionary, finalize
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from fastopt.distributed.communicator import Parts, Request, wait_for_all
+from fastopt.distributed.communicator import Parts, Request, late, wait_for_all
+from fastopt.distributed.job import ENDED, Node
+from fastopt.distributed.ranks import Ranks, is_forked
 from fastopt.optimizer.optimizer import Array
 
+Result = TypeVar("Result")
+
 PATIENT = timedelta(days=365)
-"""Time limit of gloo, which does not apply: callers have their own."""
+"""Time limit of gloo's operations, which does not apply: callers have their own."""
+
+ANSWER = 0.2
+"""Seconds in which a store answers, unless its process is stopped."""
+
+MARGIN = 1.0
+"""Seconds in which torch reports that its own time limit is over."""
+
+HOST = 256
+"""Bytes of the name of a machine."""
 
 
 class Works:
@@ -36,95 +62,213 @@ class Works:
             self.then = None
         return True
 
+    def rest(self, seconds: float) -> None:
+        """See :func:`fastopt.distributed.communicator.rest`."""
+        for work in self.works:
+            if not work.is_completed():
+                with suppress(RuntimeError):  # out of time, or a failure that Test() raises
+                    work.wait(timedelta(seconds=seconds))
+                return
+
+
+class StoreThread:
+    """Thread that operates on a store of torch, which blocks while the store does not answer.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        The store.
+    limit : float
+        Seconds to wait for other ranks.
+    """
+
+    def __init__(self, store: Any, limit: float) -> None:
+        self.store, self.limit = store, limit
+        tasks: SimpleQueue[Any] = SimpleQueue()
+        self._tasks = tasks
+        threading.Thread(target=_work, args=(tasks,), name="fastopt store", daemon=True).start()
+        finalize(self, tasks.put, None)
+
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+        """Start some work, after what was submitted before."""
+        future: Future[Result] = Future()
+        self._tasks.put((future, work))
+        return future
+
+    def result(self, work: Callable[[], Result]) -> Result:
+        """Do work that waits for other ranks, and return its result.
+
+        Raises
+        ------
+        TimeoutError
+            It takes longer than it may.
+        """
+        try:
+            return self.submit(work).result(self.limit + MARGIN)
+        except dist.DistStoreError as error:
+            raise TimeoutError(str(error)) from error
+
+
+def _work(tasks: "SimpleQueue[Any]") -> None:
+    """Do the work of a :class:`StoreThread`."""
+    while (task := tasks.get()) is not None:
+        future, work = task
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+        del future, work, task
+
 
 class GlooCommunicator:
-    """A process group of its own, with the ranks of another one of any backend."""
+    """A process group that nothing else uses.
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self.ranks = list(ranks)
-        self.group: Any = dist.new_group(
-            self.ranks, timeout=PATIENT, backend="gloo", use_local_synchronization=True
-        )
-        self.rank, self.size = dist.get_rank(self.group), len(self.ranks)
-        self._store = self.group.get_group_store()
-        self._read = 0
+    Parameters
+    ----------
+    thread : StoreThread
+        Thread of the store in which the ranks meet.
+    name : str
+        Name of the group in the store, which no other group has had.
+    rank, size : int
+        This rank, and the number of ranks.
+    """
+
+    def __init__(self, thread: StoreThread, name: str, rank: int, size: int) -> None:
+        self.rank, self.size, self.name = rank, size, name
+        self._thread, self._copies, self._read = thread, 0, 0
+        self._store = store = dist.PrefixStore(name, thread.store)
+        limit = timedelta(seconds=max(thread.limit, 1e-3))
+        self.group: Any = thread.result(lambda: dist.ProcessGroupGloo(store, rank, size, limit))
+        self._looking: Future[bytes | None] | None = None
+        self._started: Sequence[Any] = ()
+        """The last operation, which keeps connections alive."""
 
     def all_reduce_max(self, values: Array) -> Request:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        work = dist.all_reduce(
-            torch.from_numpy(values), dist.ReduceOp.MAX, self.group, async_op=True
-        )
-        return Works([work])
+        options = _patient(dist.AllreduceOptions())
+        options.reduceOp = dist.ReduceOp.MAX
+        return self._start([self.group.allreduce([torch.from_numpy(values)], options)])
 
     def all_gather(self, data: Array, parts: Parts) -> Request:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        works = [
-            dist.broadcast(part, rank, self.group, async_op=True)
-            for part, rank in zip(_slices(data, parts), self.ranks, strict=True)
-            if len(part)
-        ]
-        return Works(works)
+        works = []
+        for rank, part in enumerate(_slices(data, parts)):
+            options = _patient(dist.BroadcastOptions())
+            options.rootRank, options.rootTensor = rank, 0
+            if len(part):
+                works.append(self.group.broadcast([part], options))
+        return self._start(works)
 
     def all_to_all(self, source: Array, sent: Parts, target: Array, received: Parts) -> Request:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
         there, here = _whole(source, sent, self.rank), _whole(target, received, self.rank)
-        if there is None or here is None or there[1] != here[1]:
-            return self._all_to_copies(source, sent, target, received)
         counts = [[*map(int, parts[0])] for parts in (received, sent)]
-        for each in counts:
-            each[self.rank] += here[1]
-        work = dist.all_to_all_single(here[0], there[0], *counts, self.group, async_op=True)
-        return Works([work])
-
-    def _all_to_copies(self, source: Array, sent: Parts, target: Array, received: Parts) -> Request:
-        """Like :meth:`all_to_all` for parts that are not consecutive, which torch needs."""
-        counts = [[*map(int, parts[0])] for parts in (received, sent)]
-        given, came = (
-            torch.cat(_slices(source, sent)),
-            torch.empty(sum(counts[0]), dtype=torch.uint8),
-        )
-        work = dist.all_to_all_single(came, given, *counts, self.group, async_op=True)
+        options = _patient(dist.AllToAllOptions())
+        if there is not None and here is not None and there[1] == here[1]:
+            for each in counts:
+                each[self.rank] += here[1]
+            return self._start([self.group.alltoall_base(here[0], there[0], *counts, options)])
+        # Parts that are not consecutive, which torch needs, are copied.
+        given = torch.cat(_slices(source, sent))
+        came = torch.empty(sum(counts[0]), dtype=torch.uint8)
 
         def spread() -> None:
             for part, own in zip(_slices(target, received), came.split(counts[0]), strict=True):
                 part.copy_(own)
 
-        return Works([work], spread)
+        return self._start([self.group.alltoall_base(came, given, *counts, options)], spread)
 
     def barrier(self) -> Request:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        return Works([dist.barrier(self.group, async_op=True)])
+        return self._start([self.group.barrier(_patient(dist.BarrierOptions()))])
+
+    def _start(self, works: Sequence[Any], then: Callable[[], None] | None = None) -> Works:
+        self._started = works
+        return Works(works, then)
 
     def send(self, rank: int, message: bytes) -> Request:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        number = self._store.add(f"sent to {rank}", 1)
-        self._store.set(f"{number} to {rank}", f"{self.rank} ".encode() + message)
-        return Works([])
+        store, data = self._store, f"{self.rank} ".encode() + message
+
+        def post() -> None:
+            store.set(f"{store.add(f'sent to {rank}', 1)} to {rank}", data)
+
+        return Posted(self._thread.submit(post))
 
     def receive(self) -> tuple[int, bytes] | None:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        key = f"{self._read + 1} to {self.rank}"
-        if not self._store.check([key]):
+        store, key = self._store, f"{self._read + 1} to {self.rank}"
+
+        def look() -> bytes | None:
+            if not store.check([key]):
+                return None
+            found: bytes = store.get(key)
+            store.delete_key(key)
+            return found
+
+        if self._looking is None:
+            self._looking = self._thread.submit(look)
+        try:
+            found = self._looking.result(ANSWER)
+        except TimeoutError:  # the next call looks for the answer
+            return None
+        self._looking = None
+        if found is None:
             return None
         self._read += 1
-        source, _, message = self._store.get(key).partition(b" ")
-        self._store.delete_key(key)
+        source, _, message = found.partition(b" ")
         return int(source), message
 
     def duplicate(self) -> tuple["GlooCommunicator", Request]:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        return GlooCommunicator(self.ranks), Works([])
+        self._copies += 1
+        name = f"{self.name}.{self._copies}"
+        return GlooCommunicator(self._thread, name, self.rank, self.size), Works([])
 
     def on_node(self) -> "GlooCommunicator":
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        names: list[Any] = [None] * self.size
-        dist.all_gather_object(names, socket.gethostname(), self.group)
-        here = zip(self.ranks, names, strict=True)
-        return GlooCommunicator([rank for rank, name in here if name == names[self.rank]])
+        hosts = np.zeros((self.size, HOST), np.uint8)
+        own = socket.gethostname().encode()[:HOST]
+        hosts[self.rank, : len(own)] = np.frombuffer(own, np.uint8)
+        parts = [HOST] * self.size, [*range(0, HOST * self.size, HOST)]
+        request = self.all_gather(hosts.reshape(-1), parts)
+        wait_for_all(request, self.rank, self.size, self._thread.limit)
+        here = np.flatnonzero((hosts == hosts[self.rank]).all(axis=1)).tolist()
+        name = f"{self.name}.node of {here[0]}"
+        return GlooCommunicator(self._thread, name, here.index(self.rank), len(here))
+
+    def flush(self) -> None:
+        """Wait until messages are in the store, if it answers."""
+        self._thread.submit(lambda: None).result(ANSWER)
 
     def free(self) -> None:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        dist.destroy_process_group(self.group)
+        own = vars(self)
+        started, group = own.pop("_started", ()), own.pop("group", None)
+        own.pop("_thread", None), own.pop("_store", None)
+        if group is not None and not all(work.is_completed() for work in started):
+            # The group would wait for its operations, which a rank that is stopped never ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+    def __del__(self) -> None:
+        self.free()
+
+
+class Posted:
+    """A message on its way to the store."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self.future = future
+
+    def Test(self) -> bool:
+        """See :class:`~fastopt.distributed.communicator.Request`."""
+        return self.future.done()
+
+
+def _patient(options: Any) -> Any:
+    """Options of an operation without a time limit of its own."""
+    options.timeout = PATIENT
+    return options
 
 
 def _slices(data: Array, parts: Parts) -> list[Any]:
@@ -153,13 +297,13 @@ def _whole(data: Array, parts: Parts, own: int) -> tuple[Any, int] | None:
     return torch.from_numpy(data[first:end]), gap
 
 
-_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[Any, Node] = WeakKeyDictionary()
 """Object attached to each process group."""
 
 
 def attached(
-    comm: object, make: Callable[[Any], Any], usable: Callable[[Any], bool], timeout: float
-) -> Any:
+    comm: object, make: Callable[[Any], Node], usable: Callable[[Node], bool], timeout: float
+) -> Node:
     """See :func:`fastopt.distributed.communicator.attached`.
 
     Raises
@@ -172,14 +316,63 @@ def attached(
         raise TypeError(f"comm must be a process group of torch.distributed, got {kind}")
     found = _groups.get(comm)
     if found is None or not usable(found):
-        own = GlooCommunicator(dist.get_process_group_ranks(comm))
-        wait_for_all(own.barrier(), own.rank, own.size, timeout)
-        found = _groups[comm] = make(own)
-        atexit.register(_end, found)
+        found = _groups[comm] = make(joined(comm, timeout))
+        found.at_end(_say_farewell)
     return found
 
 
-def _end(found: Any) -> None:
-    """Tell the other ranks that this program is over."""
-    with suppress(Exception):  # as they may have ended first
-        found.end()
+def _say_farewell(ranks: Ranks) -> None:
+    """Tell other ranks that this one makes no more calls: its program or its job is over."""
+    if ranks.size > 1 and not is_forked():
+        with suppress(Exception):  # as they may have ended first
+            ranks.leave(ENDED)
+            cast(GlooCommunicator, ranks.comm).flush()
+
+
+def joined(comm: dist.ProcessGroup, timeout: float) -> GlooCommunicator:
+    """Create a communicator with the ranks of a process group of any backend; collective.
+
+    Raises
+    ------
+    TimeoutError
+        Some rank did not take part within the time limit, or the store does not answer.
+    """
+    rank, size = comm.rank(), comm.size()
+    thread = StoreThread(comm.get_group_store(), timeout)
+    try:
+        name = thread.result(lambda: _meet(thread.store, rank, size, time.monotonic() + timeout))
+        return GlooCommunicator(thread, name, rank, size)
+    except TimeoutError as error:
+        raise late(rank, size, timeout) from error
+
+
+def _meet(store: Any, rank: int, size: int, end: float) -> str:
+    """Return a new name that all ranks get, once all of them are here.
+
+    The first rank waits for a word of each other one, and answers it; a word that was given up is
+    not answered.
+    """
+    word = uuid4().hex
+    if rank:
+        place = f"fastopt {rank}"
+        store.set(place, word)
+        try:
+            return _taken(store, f"{place} {word}", end)
+        except TimeoutError:
+            store.delete_key(place)
+            raise
+    words = [_taken(store, f"fastopt {other}", end) for other in range(1, size)]
+    for other, came in enumerate(words, 1):
+        store.set(f"fastopt {other} {came}", word)
+    return word
+
+
+def _taken(store: Any, key: str, end: float) -> str:
+    """Wait for a text in a store, and remove it."""
+    while not store.check([key]):
+        if time.monotonic() > end:
+            raise TimeoutError(key)
+        time.sleep(0.001)
+    text: str = store.get(key).decode()
+    store.delete_key(key)
+    return text

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -90,3 +91,91 @@ def test_a_rank_that_ends_is_an_error_of_the_others(torchrun, tmp_path, way, wor
     done = torchrun(2, program, way, check=False)
     assert done.returncode != 0
     assert f"RuntimeError: call 2 of updater 0 (update): {words}" in done.stderr
+
+
+JOBS = """
+import os, signal, sys, time
+import numpy as np
+import torch.distributed as dist
+from fastopt import optimizer
+from fastopt.distributed import ShardedUpdater
+
+rank, ports = int(sys.argv[1]), sys.argv[2:]
+
+def begin(port):
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=3)
+    dist.new_group([0, 1])  # of the program itself
+
+def train(updater):
+    weight = np.zeros(9)
+    updater(0, np.ones(9), weight)
+    assert (weight == -3).all()
+
+def raises(call, words):
+    begun = time.monotonic()
+    try:
+        call()
+    except TimeoutError as error:
+        assert words in str(error), error
+        assert time.monotonic() - begun < 20
+    else:
+        raise AssertionError(words)
+
+used = []
+for port in ports[:-1]:
+    begin(port)
+    updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), dist.group.WORLD, timeout=60)
+    train(updater)
+    used.append(len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0)
+    del updater
+    dist.destroy_process_group()
+assert used[-1] < used[0] + 6, used  # each job has more than 10
+
+begin(ports[-1])
+everyone = dist.new_group([0, 1, 2])
+if rank < 2:
+    late = lambda: ShardedUpdater(optimizer.SGD(), everyone, timeout=1)
+    raises(late, "of 3 waited 1 s for others")
+dist.barrier()
+train(ShardedUpdater(optimizer.SGD(learning_rate=1.0), everyone, timeout=60))
+updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), everyone, timeout=2)
+train(updater)
+dist.barrier()
+print("passed", flush=True)
+time.sleep(1)  # all have left the barrier
+if rank == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)  # with the store in it
+time.sleep(0.5)
+silent = ", which do not answer"  # as ranks ask each other through the store
+raises(lambda: train(updater), f"waited 2 s for ranks {'0, 2' if rank == 1 else '0-1'}{silent}")
+print("passed", flush=True)
+"""
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process cannot be stopped")
+def test_jobs_beside_other_groups_end_in_time_and_leave_nothing(tmp_path):
+    program = tmp_path / "jobs.py"
+    program.write_text(JOBS, encoding="utf-8")
+    ports = [free_port() for _ in range(4)]
+    ranks = [
+        subprocess.Popen(
+            [PYTHON, program, str(rank), *ports],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [rank.communicate(timeout=300)[0] for rank in ranks[1:]]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert said == ["passed\npassed\n"] * 2
+    assert ranks[0].communicate()[0] == "passed\n"

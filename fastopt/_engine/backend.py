@@ -1,18 +1,14 @@
 """What the parts of a call are that depend on where the arrays of its tensors are whole.
 
-Tests: ``tests/engine/test_records_settings.py``, ``tests/distributed/test_clipping.py``.
+Tests: ``tests/engine/test_records_settings.py``, ``tests/distributed/test_together.py``.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.parameters import Call
-from fastopt._engine.reader import front_of
+from fastopt._engine.reader import Recorded, front_of
 from fastopt._engine.validate import Array
-
-if TYPE_CHECKING:
-    from fastopt._engine.owner import RecordsLike
 
 
 class Backend:
@@ -21,7 +17,7 @@ class Backend:
     Between :meth:`receive` and the end of the call, gradients are those that update the weights.
     """
 
-    def entry(self, records: "RecordsLike") -> Callable[..., int]:
+    def entry(self, records: Recorded) -> Callable[..., int]:
         """Return the function that enters calls on records."""
         return front_of(records)
 

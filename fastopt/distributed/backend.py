@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fastopt._engine.backend import Backend
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.owner import RecordsLike
 from fastopt._engine.parameters import Call
-from fastopt._engine.reader import front_of
+from fastopt._engine.reader import Recorded, front_of
 from fastopt._engine.validate import label
 from fastopt._kernels import front, stages
 from fastopt._kernels import record_words as w
@@ -187,9 +187,11 @@ class RankBackend(Backend):
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
 
-    def entry(self, records: RecordsLike) -> Callable[..., int]:
+    def entry(self, records: Recorded) -> Callable[..., int]:
         """See :class:`Backend`."""
-        return Stages(self, records) if self.ranks.size > 1 else super().entry(records)
+        if self.ranks.size == 1:
+            return super().entry(records)
+        return Stages(self, cast(RecordsLike, records))
 
     def check(self, optimizers: Sequence[OptimizerLike]) -> None:
         """Raise TypeError if an optimizer of groups computes with whole weights."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real
@@ -19,18 +20,8 @@ class _Annealed(LRScheduler):
     arguments: ClassVar[Descriptions] = {"max_update": Integer(), "final_lr": Real(least=0)}
     keeps_base_lr = True
 
-    def __init__(
-        self,
-        max_update: int,
-        base_lr: float = 0.01,
-        final_lr: float = 0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        self.max_update = max_update
-        self.final_lr = final_lr
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    max_update: int
+    final_lr: float
 
     def check_together(self) -> None:
         """See :meth:`LRScheduler.check_together`."""
@@ -52,6 +43,7 @@ class _Annealed(LRScheduler):
 
 
 @register
+@dataclass(eq=False, repr=False, match_args=False)
 class PolyScheduler(_Annealed):
     r"""Polynomial decay from `base_lr` to `final_lr`.
 
@@ -79,24 +71,20 @@ class PolyScheduler(_Annealed):
 
     arguments: ClassVar[Descriptions] = {"pwr": Real(least=0)}
 
-    def __init__(
-        self,
-        max_update: int,
-        base_lr: float = 0.01,
-        pwr: float = 2,
-        final_lr: float = 0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.pwr = pwr
+    max_update: int
+    base_lr: float = 0.01
+    pwr: float = 2
+    final_lr: float = 0
+    warmup_steps: int = 0
+    warmup_begin_lr: float = 0
+    warmup_mode: str = "linear"
 
     def _share(self, done: float) -> float:
         return math.pow(1 - done, self.pwr)
 
 
 @register
+@dataclass(eq=False, repr=False, match_args=False)
 class CosineScheduler(_Annealed):
     r"""Cosine annealing from `base_lr` to `final_lr` (arXiv:1608.03983, equation 5).
 
@@ -121,6 +109,13 @@ class CosineScheduler(_Annealed):
     [0.4, 0.341, 0.2, 0.059, 0.0, 0.0]
     """
 
+    max_update: int
+    base_lr: float = 0.01
+    final_lr: float = 0
+    warmup_steps: int = 0
+    warmup_begin_lr: float = 0
+    warmup_mode: str = "linear"
+
     def _share(self, done: float) -> float:
         return _half_cosine(done)
 
@@ -134,6 +129,7 @@ COOLDOWNS: Mapping[str, Callable[[float], float]] = {
 
 
 @register
+@dataclass(eq=False, repr=False, match_args=False)
 class WSDScheduler(_Annealed):
     r"""Warmup-stable-decay: `base_lr` until a cool-down to `final_lr` at the end.
 
@@ -181,20 +177,14 @@ class WSDScheduler(_Annealed):
         "cooldown": Choice(*COOLDOWNS),
     }
 
-    def __init__(
-        self,
-        max_update: int,
-        cooldown_steps: int,
-        base_lr: float = 0.01,
-        cooldown: str = "linear",
-        final_lr: float = 0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        self.cooldown_steps = cooldown_steps
-        self.cooldown = cooldown
-        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    max_update: int
+    cooldown_steps: int
+    base_lr: float = 0.01
+    cooldown: str = "linear"
+    final_lr: float = 0
+    warmup_steps: int = 0
+    warmup_begin_lr: float = 0
+    warmup_mode: str = "linear"
 
     def check_together(self) -> None:
         """See :meth:`LRScheduler.check_together`."""
@@ -216,6 +206,7 @@ class WSDScheduler(_Annealed):
 
 
 @register
+@dataclass(eq=False, repr=False, match_args=False)
 class InverseRootScheduler(LRScheduler):
     r"""Inverse square root of the number of updates, from `base_lr` at update `timescale`.
 
@@ -246,16 +237,11 @@ class InverseRootScheduler(LRScheduler):
 
     arguments: ClassVar[Descriptions] = {"timescale": OrNone(Integer())}
 
-    def __init__(
-        self,
-        base_lr: float = 0.01,
-        timescale: int | None = None,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        self.timescale = timescale
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    base_lr: float = 0.01
+    timescale: int | None = None
+    warmup_steps: int = 0
+    warmup_begin_lr: float = 0
+    warmup_mode: str = "linear"
 
     def check_together(self) -> None:
         """See :meth:`LRScheduler.check_together`."""
@@ -271,6 +257,7 @@ class InverseRootScheduler(LRScheduler):
 
 
 @register
+@dataclass(eq=False, repr=False, match_args=False)
 class CosineRestartsScheduler(LRScheduler):
     r"""Cosine annealing from `base_lr` to `final_lr` with warm restarts (SGDR).
 
@@ -305,20 +292,13 @@ class CosineRestartsScheduler(LRScheduler):
     }
     keeps_base_lr = True
 
-    def __init__(
-        self,
-        period: int,
-        base_lr: float = 0.01,
-        final_lr: float = 0,
-        period_mult: int = 1,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.period = period
-        self.final_lr = final_lr
-        self.period_mult = period_mult
+    period: int
+    base_lr: float = 0.01
+    final_lr: float = 0
+    period_mult: int = 1
+    warmup_steps: int = 0
+    warmup_begin_lr: float = 0
+    warmup_mode: str = "linear"
 
     def _rate(self, num_update: int) -> float:
         since, period = num_update - self.warmup_steps, self.period

@@ -118,10 +118,13 @@ class LRScheduler(Checked):
         warmup_mode: str = "linear",
     ) -> None:
         self.base_lr = base_lr
-        self.warmup_final_lr = self.base_lr
         self.warmup_steps = warmup_steps
         self.warmup_begin_lr = warmup_begin_lr
         self.warmup_mode = warmup_mode
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        self.warmup_final_lr = self.base_lr
         self.check_together()
 
     def check_together(self) -> None:

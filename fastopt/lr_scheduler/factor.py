@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -44,10 +45,8 @@ class _Reduced(LRScheduler):
         "stop_factor_lr": Real(least=0),
     }
 
-    def __init__(self, factor: float, stop_factor_lr: float, *base: Any) -> None:
-        super().__init__(*base)
-        self.factor = factor
-        self.stop_factor_lr = stop_factor_lr
+    factor: float
+    stop_factor_lr: float
 
     def _rate(self, num_update: int) -> float:
         power = self._power(num_update)
@@ -67,6 +66,7 @@ def _steps(name: str, value: Iterable[int]) -> list[int]:
 
 
 @register
+@dataclass(eq=False, repr=False, match_args=False)
 class FactorScheduler(_Reduced):
     r"""Multiply the learning rate by `factor` after every `step` updates.
 
@@ -95,20 +95,13 @@ class FactorScheduler(_Reduced):
 
     arguments: ClassVar[Descriptions] = {"step": Integer()}
 
-    def __init__(
-        self,
-        step: int,
-        factor: float = 1,
-        stop_factor_lr: float = 1e-8,
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(
-            factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
-        )
-        self.step = step
+    step: int
+    factor: float = 1
+    stop_factor_lr: float = 1e-8
+    base_lr: float = 0.01
+    warmup_steps: int = 0
+    warmup_begin_lr: float = 0
+    warmup_mode: str = "linear"
 
     def _power(self, num_update: int) -> float:
         return (num_update - 1) // self.step
@@ -173,8 +166,10 @@ class MultiFactorScheduler(_Reduced):
         warmup_begin_lr: float = 0,
         warmup_mode: str = "linear",
     ) -> None:
-        super().__init__(factor, 0, base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.step = _listed("step", step)
+        self.factor = factor
+        self.stop_factor_lr = 0
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
 
     def _power(self, num_update: int) -> float:
         return bisect_left(self.step, num_update)
@@ -196,6 +191,7 @@ def _shared(name: str, value: object) -> dict[str, Any]:
 
 
 @register
+@dataclass(eq=False, repr=False, match_args=False)
 class PlateauScheduler(_Reduced):
     r"""Multiply the learning rate by `factor` when a metric stops improving.
 
@@ -236,25 +232,18 @@ class PlateauScheduler(_Reduced):
         "shared": _shared,
     }
 
-    def __init__(
-        self,
-        factor: float = 0.1,
-        patience: int = 10,
-        min_delta: float = 0,
-        mode: str = "min",
-        stop_factor_lr: float = 1e-8,
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(
-            factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
-        )
-        self.patience = patience
-        self.min_delta = min_delta
-        self.mode = mode
-        self.shared: dict[str, Any] = {"best": None, "reductions": 0, "bad_steps": 0}
+    factor: float = 0.1
+    patience: int = 10
+    min_delta: float = 0
+    mode: str = "min"
+    stop_factor_lr: float = 1e-8
+    base_lr: float = 0.01
+    warmup_steps: int = 0
+    warmup_begin_lr: float = 0
+    warmup_mode: str = "linear"
+    shared: dict[str, Any] = field(
+        default_factory=lambda: {"best": None, "reductions": 0, "bad_steps": 0}, init=False
+    )
 
     def step(self, metric: float) -> None:
         """Record the current value of the metric, and reduce the rate if it has not improved.

@@ -349,7 +349,7 @@ def _reals(name: str, values: object) -> Array:
     """Return `values` as an array in native byte order, after checking its dtype."""
     if values is None:
         raise TypeError(f"{name} must be an array, got None")
-    array = header(values) if is_cuda(values) else _unmasked(name, values)
+    array = header(values) if is_cuda(values) else unmasked(name, values)
     dtype = array.dtype  # dtype.name takes microseconds, so `char` is compared first
     if not (dtype.char in "fd" or dtype.name in REALS):
         cure = ": convert with astype('float32')" if dtype.kind in "biuf" else ""
@@ -361,7 +361,7 @@ def _positions(name: str, values: object, rows: int) -> Array:
     """Return row indices as int32 or int64, after checking that they are in ``range(rows)``."""
     if is_cuda(values):
         raise ValueError(f"{name} are on {device_of(header(values))}, the values on the host")
-    array = _unmasked(name, values)
+    array = unmasked(name, values)
     if not (isinstance(values, np.ndarray) or array.size):
         array = array.astype(np.int64)  # an empty list becomes a float array
     if array.dtype.kind not in "iu":
@@ -405,7 +405,8 @@ def _device_indices(values: object, indices: object, rows: int) -> Any:
     return indices
 
 
-def _unmasked(name: str, values: object) -> Array:
+def unmasked(name: str, values: object) -> Array:
+    """Return `values` as an array; TypeError if they are masked."""
     if is_masked(values):
         raise TypeError(f"{name} must be an array without a mask, got a MaskedArray")
     return np.asarray(values)

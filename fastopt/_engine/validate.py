@@ -4,7 +4,7 @@ Tests: ``tests/updater/test_updater.py``, ``tests/engine/test_rows_refused.py``.
 """
 
 from array import array as BufferOf
-from collections.abc import Mapping, MappingView, Sequence
+from collections.abc import Callable, Mapping, MappingView, Sequence
 from functools import cache
 from itertools import combinations
 from numbers import Number
@@ -326,6 +326,18 @@ def leaves(state: object) -> tuple[Any, ...]:
         else:
             arrays.extend(leaves(part))
     return tuple(arrays)
+
+
+def mapped(change: Callable[..., Any], *states: Any) -> Any:
+    """Return a nested state like the first one, with ``change`` of the arrays of all states."""
+    first = states[0]
+    if isinstance(first, np.ndarray):
+        return change(*states)
+    if isinstance(first, Mapping):
+        return {key: mapped(change, *(state[key] for state in states)) for key in first}
+    if isinstance(first, (tuple, list)):
+        return type(first)([mapped(change, *parts) for parts in zip(*states, strict=True)])
+    return first
 
 
 def check_state(

@@ -1,7 +1,6 @@
 """Directory of a table in files: record files, and atomic flushes through a log."""
 
 import errno
-import math
 import mmap
 import os
 import stat
@@ -324,24 +323,11 @@ def _runs(units: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     yield from zip(first.tolist(), last.tolist(), strict=True)
 
 
-def size_of(parts: Parts) -> tuple[list[int], int]:
-    """Aligned offsets of the arrays in a record, and the size of the record."""
-    offsets, end = [], 0
-    for dtype, shape in parts:
-        begin = -(-end // dtype.itemsize) * dtype.itemsize
-        offsets.append(begin)
-        end = begin + dtype.itemsize * math.prod(shape)
-    return offsets, -(-end // 8) * 8
-
-
-def fields(records: Array, parts: Parts) -> list[Array]:
-    """Views of the records' bytes as one array per part, with a row for each record."""
-    offsets, size = size_of(parts)
-    views: list[Array] = []
-    for (dtype, shape), offset in zip(parts, offsets, strict=True):
-        strides = (size, *np.empty(shape, dtype).strides)
-        views.append(np.ndarray((len(records), *shape), dtype, records, offset, strides))
-    return views
+def record_of(parts: Parts) -> np.dtype[Any]:
+    """Dtype of records with an aligned array for each part, by its number."""
+    numbered = [(str(number), *part) for number, part in enumerate(parts)]
+    end = ("", np.int64, (0,))  # without elements; it makes the size a multiple of 8
+    return np.dtype([*numbered, end], align=True)
 
 
 TABLE, LOG = "table.safetensors", "log.safetensors"

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -25,9 +26,9 @@ from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusin
 from fastopt.checkpoint.format.files import PathLike, write_atomically
 from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.optimizer import Optimizer, create
-from fastopt.sparse import REALS, RowSparse
+from fastopt.sparse import REALS, RowSparse, unmasked
 from fastopt.table.access import Access
-from fastopt.table.directory import Array, Directory, RecordFile, Rows
+from fastopt.table.directory import Array, Directory, Rows
 from fastopt.table.index import MOST_ROWS, RECORD, Ids, RowIndex
 from fastopt.table.saved import FORMAT, checked, checked_description
 from fastopt.table.storage import Init, Start, Storage, check_optimizer
@@ -819,17 +820,13 @@ class EmbeddingTable(Checked):
         rate = math.log(2) / half_life if half_life else 0.0
 
         def reserve(rows: int) -> tuple[RowIndex, Storage, RowIndex | None]:
-            if directory is None:
-                index, waits = RowIndex(rows, rate), min_count > 1
-                waiting = RowIndex(rows, rate) if waits else None
-                return index, Storage(name, optimizer, rows, dim, dtype), waiting
+            file = None if directory is None else partial(directory.file, capacity=rows)
 
-            def file(of: str, size: int) -> RecordFile:
-                return directory.file(of, size, rows)
+            def index(name: str) -> RowIndex:
+                return RowIndex(rows, rate, file and file(name, RECORD))
 
-            waiting = RowIndex(rows, rate, file("waiting", RECORD)) if min_count > 1 else None
-            index = RowIndex(rows, rate, file("ids", RECORD))
-            return index, Storage(name, optimizer, rows, dim, dtype, file), waiting
+            waiting = index("waiting") if min_count > 1 else None
+            return index("ids"), Storage(name, optimizer, rows, dim, dtype, file), waiting
 
         self._index, self._storage, self._waiting = _granted(capacity, reserve)
         self.capacity = self._index.capacity
@@ -845,10 +842,8 @@ class EmbeddingTable(Checked):
     ) -> tuple[Ids, tuple[int, ...], np.dtype[Any]]:
         """Check ids; return their bits as a flat int64 array, their shape, and the id dtype."""
         context = f"table {self.name!r}: {argument}"
-        if isinstance(ids, np.ma.MaskedArray):
-            raise TypeError(f"{context} must be an array without a mask, got a MaskedArray")
         try:
-            array = np.asarray(ids)
+            array = unmasked(context, ids)
         except ValueError:
             raise TypeError(f"{context} must be an array of integers, got {brief(ids)}") from None
         if not (isinstance(ids, np.ndarray) or array.size):
@@ -869,9 +864,7 @@ class EmbeddingTable(Checked):
         """Check the arguments of :meth:`update`, and return those of :meth:`_update`."""
         bits, shape, keys = self._checked_ids(ids)
         context = f"table {self.name!r}: grads"
-        if isinstance(grads, np.ma.MaskedArray):
-            raise TypeError(f"{context} must be an array without a mask, got a MaskedArray")
-        array = np.asarray(grads)
+        array = unmasked(context, grads)
         takes = [self.dtype.name] + ["float32"] * is_half(self._storage.weight)
         if array.dtype.name not in takes or not array.dtype.isnative:
             array = converted(context, array, array.dtype, self._storage.weight, takes)

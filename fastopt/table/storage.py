@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastopt._engine.validate import leaves
+from fastopt._engine.validate import leaves, mapped
 from fastopt._kernels import hashing
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.compiling import bind
@@ -15,7 +15,7 @@ from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.arguments import brief
 from fastopt.initializer import Constant, Initializer, Normal, One, Uniform, Zero, create
 from fastopt.optimizer.optimizer import Optimizer
-from fastopt.table.directory import Array, RecordFile, Rows, fields, size_of
+from fastopt.table.directory import Array, RecordFile, Rows, record_of
 from fastopt.table.index import Ids
 
 Init = str | Initializer | Callable[[Array], ArrayLike]
@@ -195,8 +195,10 @@ class Storage:
             if decays:
                 self.decay = reserved((capacity,), np.float64)
         else:
-            self.files = [file("rows", size_of(self.parts)[1])]
-            self.weight, *self.arrays = fields(self.files[0].records, self.parts)
+            record = record_of(self.parts)
+            self.files = [file("rows", record.itemsize)]
+            rows = self.files[0].records.view(record)[:, 0]
+            self.weight, *self.arrays = (rows[str(number)] for number in range(len(self.parts)))
             if decays:
                 self.files.append(file("decay", 8))
                 self.decay = self.files[1].records.view(np.float64)[:, 0]
@@ -227,7 +229,7 @@ class Storage:
     def state(self) -> Any:
         """State of the rows up to :attr:`height`, nested like the optimizer's state."""
         arrays = iter(self.arrays)
-        return _mapped(lambda _: next(arrays)[: self.height], self.nested)
+        return mapped(lambda _: next(arrays)[: self.height], self.nested)
 
     def taken(self, rows: Rows) -> Array:
         """Copies of rows, zeros for negative numbers; in parallel if that is faster."""
@@ -301,12 +303,3 @@ class Storage:
                 f"optimizer creates states {brief(kinds)}, but the table was created with "
                 f"{brief(expected)}: an argument of the optimizer has changed"
             )
-
-
-def _mapped(function: Callable[[Array], Any], state: Any) -> Any:
-    """Apply `function` to each array of a nested state."""
-    if state is None:
-        return None
-    if isinstance(state, (tuple, list)):
-        return type(state)([_mapped(function, part) for part in state])
-    return function(state)

@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, reduce
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fastopt._engine.validate import mapped
 from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import read
@@ -289,7 +290,7 @@ def _joined_state(tree: object, placement: Placement, by_row: bool = False) -> A
         rows = placement.shape[0]
         return array[:: placement.size // rows] if placement.size else np.zeros(rows)
 
-    return _mapped(shaped, tree)
+    return mapped(shaped, tree)
 
 
 def cut_state(
@@ -321,19 +322,7 @@ def cut_state(
             f"{placement.shape}"
         )
 
-    return _mapped(cut, tree)
-
-
-def _mapped(change: Callable[..., Any], *trees: Any) -> Any:
-    """Return a tree like the first one, whose arrays are `change` of those in all trees."""
-    first = trees[0]
-    if isinstance(first, np.ndarray):
-        return change(*trees)
-    if isinstance(first, Mapping):
-        return {key: _mapped(change, *(tree[key] for tree in trees)) for key in first}
-    if isinstance(first, (tuple, list)):
-        return type(first)([_mapped(change, *parts) for parts in zip(*trees, strict=True)])
-    return first
+    return mapped(cut, tree)
 
 
 def read_saved(reading: Reading, path: PathLike, kind: str) -> tuple[str, Saved]:
@@ -517,4 +506,4 @@ def _taken(sources: list[Source], key: Index, to: Index, *where: str) -> dict[In
             "slice; load it with as many ranks as there were"
         )
 
-    return {to: _mapped(joined, *(table[key] for table in tables))}
+    return {to: mapped(joined, *(table[key] for table in tables))}

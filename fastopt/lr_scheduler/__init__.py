@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fastopt._advice import SCHEDULES as _SCHEDULES
 from fastopt._advice import no_attribute as _no_attribute
 from fastopt.lr_scheduler.annealing import CosineRestartsScheduler as CosineRestartsScheduler
 from fastopt.lr_scheduler.annealing import CosineScheduler as CosineScheduler
@@ -18,27 +19,9 @@ from fastopt.lr_scheduler.factor import JoinedScheduler as JoinedScheduler
 from fastopt.lr_scheduler.factor import MultiFactorScheduler as MultiFactorScheduler
 from fastopt.lr_scheduler.factor import PlateauScheduler as PlateauScheduler
 
-_ELSEWHERE = {
-    theirs: f"{ours} is its counterpart"
-    for ours, names in {
-        "FactorScheduler": ("StepLR", "ConstantSchedule"),
-        "MultiFactorScheduler": ("MultiStepLR", "PiecewiseConstantDecay"),
-        "ExponentialScheduler": ("ExponentialLR", "ExponentialDecay", "exponential_decay"),
-        "CosineScheduler": ("CosineAnnealingLR", "CosineDecay", "cosine_decay_schedule"),
-        "CosineRestartsScheduler": ("CosineAnnealingWarmRestarts", "CosineDecayRestarts"),
-        "OneCycleScheduler": ("OneCycleLR", "OneCycle", "cosine_onecycle_schedule"),
-        "PlateauScheduler": ("ReduceLROnPlateau",),
-        "PolyScheduler": ("PolynomialLR", "PolynomialDecay", "LinearLR", "linear_schedule"),
-        "WSDScheduler": ("get_wsd_schedule", "WSD", "WarmupStableDecay", "TrapezoidalLR"),
-        "InverseRootScheduler": ("get_inverse_sqrt_schedule", "NoamLR", "Noam", "InverseSqrt"),
-        "JoinedScheduler": ("SequentialLR", "ChainedScheduler", "join_schedules"),
-        "any function of the number of updates": ("LambdaLR", "MultiplicativeLR"),
-    }.items()
-    for theirs in names
-}
-
 
 def __getattr__(name: str) -> Any:
     if name in scheduler_registry:
         return scheduler_registry[name]
-    raise _no_attribute(f"module {__name__!r}", name, scheduler_registry, _ELSEWHERE)
+    advice = {theirs: f"{ours} is its counterpart" for theirs, ours in _SCHEDULES.items()}
+    raise _no_attribute(f"module {__name__!r}", name, scheduler_registry, advice)

@@ -367,11 +367,7 @@ class EmbeddingTable(Checked):
         numpy.ndarray
             Counts, int64, or float64 with `half_life`; 0 for ids without a row.
         """
-        with self.lock, self._access.to_read():
-            rows, shape = self._rows_of(ids)
-            counts = self._index.counts_at(np.maximum(rows, 0), self.step)
-            counts[rows < 0] = 0
-            return np.reshape(counts, shape)
+        return self._read(ids, lambda rows: self._index.counts_at(rows, self.step), absent=0)
 
     def last_used(self, ids: ArrayLike | None = None) -> NDArray[np.int64]:
         """Return the :attr:`step` at which ids were last used, -1 for ids without a row.
@@ -381,11 +377,7 @@ class EmbeddingTable(Checked):
         ids : array_like of int, optional
             Ids of any shape. Default: :meth:`ids`.
         """
-        with self.lock, self._access.to_read():
-            rows, shape = self._rows_of(ids)
-            last = self._index.last[np.maximum(rows, 0)].astype(np.int64)
-            last[rows < 0] = -1
-            return np.reshape(last, shape)
+        return self._read(ids, lambda rows: self._index.last[rows].astype(np.int64), absent=-1)
 
     def evict(
         self,
@@ -872,13 +864,16 @@ class EmbeddingTable(Checked):
             raise ValueError(f"{context} must have shape {(*shape, self.dim)}, got {array.shape}")
         return bits, keys, array.reshape(-1, self.dim)
 
-    def _rows_of(self, ids: ArrayLike | None) -> tuple[Rows, tuple[int, ...]]:
-        """Row numbers of ids, by default of all ids, and their shape."""
-        if ids is None:
-            rows = self._index.in_use()
-            return rows, rows.shape
-        bits, shape, _ = self._checked_ids(ids)
-        return self._index.find(bits).rows, shape
+    def _read(self, ids: ArrayLike | None, values: Callable[[Rows], Array], absent: int) -> Array:
+        """Values of the rows of ids, by default of all ids, and `absent` for ids without a row."""
+        with self.lock, self._access.to_read():
+            if ids is None:
+                return values(self._index.in_use())
+            bits, shape, _ = self._checked_ids(ids)
+            rows = self._index.find(bits).rows
+            found = values(np.maximum(rows, 0))
+            found[rows < 0] = absent
+            return found.reshape(shape)
 
     # Rows
 

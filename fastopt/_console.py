@@ -58,7 +58,7 @@ def need(*modules: str, extra: str = "demo") -> list[Any]:
         ) from None
 
 
-def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
+def progress(tasks: Sequence[T], unit: str, what: str | None = None) -> Iterable[T]:
     """Iterate over `tasks` with a progress bar, if tqdm is installed.
 
     It is shown if standard error is a terminal, and removed at the end.
@@ -69,6 +69,8 @@ def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
         The items.
     unit : str
         Name of one item in the progress bar.
+    what : str, optional
+        Text before the bar.
 
     Examples
     --------
@@ -80,7 +82,7 @@ def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
         from tqdm import tqdm
     except ImportError:
         return tasks
-    bar: Iterable[T] = tqdm(tasks, unit=unit, leave=False, dynamic_ncols=True, disable=None)
+    bar: Iterable[T] = tqdm(tasks, what, unit=unit, leave=False, dynamic_ncols=True, disable=None)
     return bar
 
 

@@ -358,11 +358,10 @@ def _numbered(params: object) -> tuple[list[Parameter], list[str]]:
                 f"params must hold Parameters, got {brief(parameter)}; arrays are updated by an "
                 "Updater: Updater(optimizer)(names, gradients, weights)"
             )
-    unique: dict[int, tuple[str, Parameter]] = {}
+    unique: dict[Parameter, str] = {}
     for name, parameter in pairs:
-        unique.setdefault(id(parameter), (name, parameter))
-    names, parameters = zip(*unique.values(), strict=True) if unique else ((), ())
-    return list(parameters), list(names)
+        unique.setdefault(parameter, name)
+    return list(unique), list(unique.values())
 
 
 def _optimizer(optimizer: str | Optimizer, arguments: Mapping[str, Any] | None) -> Optimizer:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastopt._advice import closest
+from fastopt._console import progress
 from fastopt.checkpoint.foreign.ndarray import LIST_HEAD, Allowance, list_from_bytes
 from fastopt.checkpoint.format.container import (
     METADATA,
@@ -238,7 +239,7 @@ class ParameterDict:
 
     def _unique(self) -> list[Parameter]:
         """Return the parameters without duplicates."""
-        return list({id(parameter): parameter for parameter in self.values()}.values())
+        return list(dict.fromkeys(self.values()))
 
     @contextmanager
     def _all_or_none(self) -> Iterator[list[Parameter]]:
@@ -446,15 +447,9 @@ def _may_be_set(parameter: Parameter, name: str) -> bool:
 
 
 def _progress(parameters: Sequence[Parameter]) -> Iterable[Parameter]:
-    """Return the parameters, wrapped in a progress bar if there are many elements."""
-    if sum(math.prod(p.shape or (0,)) for p in parameters) < LARGE:
-        return parameters
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return parameters
-    bar: Iterable[Parameter] = tqdm(parameters, "initialize", unit="parameter", disable=None)
-    return bar
+    """Return the parameters, with a progress bar if there are many elements."""
+    large = sum(math.prod(p.shape or (0,)) for p in parameters) >= LARGE
+    return progress(parameters, "parameter", "initialize") if large else parameters
 
 
 @contextmanager

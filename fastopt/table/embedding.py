@@ -31,7 +31,7 @@ from fastopt.table.access import Access
 from fastopt.table.directory import Array, Directory, Rows
 from fastopt.table.index import MOST_ROWS, RECORD, Ids, RowIndex
 from fastopt.table.saved import FORMAT, checked, checked_description
-from fastopt.table.storage import Init, Start, Storage, check_optimizer
+from fastopt.table.storage import Form, Init, Start, Storage, check_optimizer
 
 FEWEST = 1 << 16
 """Fewest rows to reserve if `capacity` is not given."""
@@ -40,9 +40,6 @@ LAST_STEP = int(FREE) - 1
 
 BUFFER = 1 << 30
 """Default of `buffer_bytes`."""
-
-BEGIN = ("name", "dim", "optimizer", "dtype", "start", "capacity", "min_count", "half_life")
-"""Fields of a saved table that are arguments of `EmbeddingTable._begin`."""
 
 
 class EmbeddingTable(Checked):
@@ -176,22 +173,11 @@ class EmbeddingTable(Checked):
         with _naming(name):
             check_optimizer(opt, in_files=path is not None)
             self.buffer_bytes = count("buffer_bytes", buffer_bytes)
-            settings: dict[str, Any] = {
-                "name": name,
-                "dim": count("dim", dim),
-                "optimizer": opt,
-                "dtype": _dtype(dtype),
-                "start": Start(init),
-                "capacity": None
-                if capacity is None
-                else count("capacity", capacity, most=MOST_ROWS),
-                "min_count": count("min_count", min_count),
-                "half_life": None if half_life is None else _positive("half_life", half_life),
-            }
+            form = Form(name, dim, _dtype(dtype), Start(init), capacity, min_count, half_life)
             directory = None if path is None else Directory.created(path)
         try:
             with _naming(name):
-                self._begin(**settings, directory=directory)
+                self._begin(form, opt, directory)
             self.optimizer._index_update_count[name] = opt.begin_num_update
             self._commit()
         except BaseException:
@@ -685,8 +671,7 @@ class EmbeddingTable(Checked):
             if fields["decay"] is not None:
                 numbers["decay"] = fields["used"]
             directory.expect(numbers)
-            settings = {name: fields[name] for name in BEGIN}
-            table._begin(**settings, directory=directory)
+            table._begin(fields["form"], fields["optimizer"], directory)
             storage = table._storage
             record = [[dtype.name, list(shape)] for dtype, shape in storage.parts]
             if record != fields["record"] or directory.files.keys() != numbers.keys():
@@ -723,7 +708,7 @@ class EmbeddingTable(Checked):
         table.buffer_bytes = BUFFER
         with refusing("not the checkpoint of a table: "):
             fields = checked(saved, optimizer, init)
-            table._begin(**{name: fields[name] for name in BEGIN})
+            table._begin(fields["form"], fields["optimizer"])
             table._take_up(fields)
         if optimizer is not None:
             table._use(optimizer)
@@ -787,40 +772,30 @@ class EmbeddingTable(Checked):
             f"rows={len(self)}, dtype={self.dtype}{more})"
         )
 
-    def _begin(
-        self,
-        name: str,
-        dim: int,
-        optimizer: Optimizer,
-        dtype: np.dtype[Any],
-        start: Start,
-        capacity: int | None,
-        min_count: int,
-        half_life: float | None,
-        directory: Directory | None = None,
-    ) -> None:
-        """Set the attributes from checked arguments, and reserve the rows."""
+    def _begin(self, form: Form, optimizer: Optimizer, directory: Directory | None = None) -> None:
+        """Set the attributes, and reserve the rows."""
         self._directory, self.flushes = directory, 0
-        self.name, self.dim, self.dtype, self.min_count = name, dim, dtype, min_count
-        self.half_life, self._start, self._limit = half_life, start, capacity
+        self.name, self.dim, self.dtype = form.name, form.dim, form.dtype
+        self.min_count, self.half_life = form.min_count, form.half_life
+        self._start, self._limit = form.start, form.capacity
         start_locks(self)
         self._updater = Updater(optimizer)
         optimizer = self._updater.optimizer
-        self._access = Access(name)
+        self._access = Access(self.name)
         self.step = 0
         self._keys = None
-        rate = math.log(2) / half_life if half_life else 0.0
+        rate = math.log(2) / form.half_life if form.half_life else 0.0
 
         def reserve(rows: int) -> tuple[RowIndex, Storage, RowIndex | None]:
             file = None if directory is None else partial(directory.file, capacity=rows)
 
             def index(name: str) -> RowIndex:
-                return RowIndex(rows, rate, file and file(name, RECORD))
+                return RowIndex(rows, rate, None if file is None else file(name, RECORD))
 
-            waiting = index("waiting") if min_count > 1 else None
-            return index("ids"), Storage(name, optimizer, rows, dim, dtype, file), waiting
+            waiting = index("waiting") if form.min_count > 1 else None
+            return index("ids"), Storage(form, optimizer, rows, file), waiting
 
-        self._index, self._storage, self._waiting = _granted(capacity, reserve)
+        self._index, self._storage, self._waiting = _granted(form.capacity, reserve)
         self.capacity = self._index.capacity
         self._grow(1)
 
@@ -1124,10 +1099,3 @@ def _dtype(dtype: DTypeLike) -> np.dtype[Any]:
     if kind_of(result) is None or not result.isnative:
         raise TypeError(f"dtype must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {result}")
     return result
-
-
-def _positive(name: str, value: object) -> float:
-    exact = number(name, value, least=0)
-    if not exact:
-        raise ValueError(f"{name} must be more than 0, got {value}")
-    return exact

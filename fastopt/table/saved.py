@@ -9,10 +9,10 @@ from fastopt._kernels.hashing import FREE
 from fastopt._kernels.layout import kind_of
 from fastopt.arguments import count, number
 from fastopt.checkpoint.format.container import dtype_of
-from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.checkpoint.format.errors import CheckpointError, check_types
 from fastopt.optimizer import Optimizer
 from fastopt.table.index import MOST_ROWS
-from fastopt.table.storage import Init, Start, check_optimizer
+from fastopt.table.storage import Form, Init, Start, check_optimizer
 
 FORMAT = 1
 
@@ -53,7 +53,7 @@ shape of the weight and state arrays of a row."""
 
 
 def checked(saved: Any, optimizer: Optimizer | None, init: Init | None) -> dict[str, Any]:
-    """Check the fields of a saved table, and return them with dtypes and `start` decoded.
+    """Check the fields of a saved table, and return them with dtypes decoded and a `form`.
 
     Parameters
     ----------
@@ -107,27 +107,21 @@ def _checked_settings(
     """Check the types of all fields, and the values of those in SETTINGS."""
     if not isinstance(saved, Mapping) or saved.keys() != kinds.keys():
         raise CheckpointError(f"not the checkpoint of a table, which {made_by} makes")
-    for field, kind in kinds.items():
-        if not isinstance(saved[field], kind) or isinstance(saved[field], bool):
-            raise CheckpointError(f"{field!r} is of type {type(saved[field]).__name__}")
+    check_types(saved, kinds)
     if saved["embedding_table"] != FORMAT:
         raise CheckpointError(f"format must be {FORMAT}, got {saved['embedding_table']}")
     fields = dict(saved)
-    count("dim", saved["dim"])
-    if saved["capacity"] is not None:
-        count("capacity", saved["capacity"], most=MOST_ROWS)
-    count("min_count", saved["min_count"])
     count("seed", saved["seed"], least=0, most=2**63 - 1)
     count("step", saved["step"], least=0, most=int(FREE) - 1)
-    if saved["half_life"] is not None and not number("half_life", saved["half_life"], least=0):
-        raise CheckpointError("half_life must be more than 0")
     if saved["id_dtype"] not in (None, "int64", "uint64"):
         raise CheckpointError(f"id_dtype must be int64 or uint64, got {saved['id_dtype']!r}")
     fields["id_dtype"] = saved["id_dtype"] and np.dtype(saved["id_dtype"])
     fields["dtype"] = dtype = dtype_of(saved["dtype"])
     if kind_of(dtype) is None:
         raise CheckpointError(f"dtype must be of real numbers, got {dtype}")
-    fields["start"] = _start(saved["init"], saved["seed"], init)
+    start = _start(saved["init"], saved["seed"], init)
+    numbers = [saved[name] for name in ("capacity", "min_count", "half_life")]
+    fields["form"] = Form(saved["name"], saved["dim"], dtype, start, *numbers)
     restored = saved["optimizer"]
     check_optimizer(restored)
     if optimizer is not None and type(optimizer) is not type(restored):

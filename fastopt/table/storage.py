@@ -1,6 +1,7 @@
 """Memory of a table's rows, weight and state, at fixed addresses, and their initial values."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.pages import LARGE, huge_pages, reserved
 from fastopt._kernels.threads import may_run_parallel, turn
-from fastopt.arguments import brief
+from fastopt.arguments import Integer, OrNone, Real, brief, count
 from fastopt.initializer import Constant, Initializer, Normal, One, Uniform, Zero, create
 from fastopt.optimizer.optimizer import Optimizer
 from fastopt.table.directory import Array, RecordFile, Rows, record_of
-from fastopt.table.index import Ids
+from fastopt.table.index import MOST_ROWS, Ids
 
 Init = str | Initializer | Callable[[Array], ArrayLike]
 
@@ -104,6 +105,34 @@ class Start:
         return values
 
 
+@dataclass
+class Form:
+    """Arguments that a table is made with, besides its optimizer and its place.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A number has the wrong type or is out of range.
+    """
+
+    name: str
+    dim: int
+    dtype: np.dtype[Any]
+    start: Start
+    capacity: int | None
+    min_count: int
+    half_life: float | None
+
+    def __post_init__(self) -> None:
+        self.dim = count("dim", self.dim)
+        self.capacity = OrNone(Integer(most=MOST_ROWS))("capacity", self.capacity)
+        self.min_count = count("min_count", self.min_count)
+        half_life = OrNone(Real(least=0))("half_life", self.half_life)
+        if half_life == 0:
+            raise ValueError(f"half_life must be more than 0, got {self.half_life}")
+        self.half_life = half_life
+
+
 BLOCK = 1 << 15
 """Elements that are initialized at a time, few enough to fit into a cache."""
 
@@ -148,14 +177,12 @@ class Storage:
 
     Parameters
     ----------
-    name : str
-        Index of the table in the optimizer.
+    form : Form
+        Arguments of the table; its name is its index in the optimizer.
     optimizer : Optimizer
         Optimizer that creates the state.
-    capacity, dim : int
-        Maximum number of rows, and their length.
-    dtype : numpy.dtype
-        Dtype of the weight.
+    capacity : int
+        Maximum number of rows.
     file : callable, optional
         Function of a name and a record size that opens a file for all rows. Default: rows are in
         memory.
@@ -172,16 +199,14 @@ class Storage:
 
     def __init__(
         self,
-        name: str,
+        form: Form,
         optimizer: Optimizer,
         capacity: int,
-        dim: int,
-        dtype: np.dtype[Any],
         file: Callable[[str, int], RecordFile] | None = None,
     ) -> None:
-        self.name, self.optimizer = name, optimizer
-        optimizer.whole_shapes[name] = capacity, dim
-        self.nested = optimizer.create_state_multi_precision(name, np.zeros((1, dim), dtype))
+        self.name, self.optimizer, dim, dtype = form.name, optimizer, form.dim, form.dtype
+        optimizer.whole_shapes[self.name] = capacity, dim
+        self.nested = optimizer.create_state_multi_precision(self.name, np.zeros((1, dim), dtype))
         self.parts = [(dtype, (dim,))]
         self.parts += [(array.dtype, array.shape[1:]) for array in leaves(self.nested)]
         self.files: list[RecordFile] = []

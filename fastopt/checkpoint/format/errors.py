@@ -1,8 +1,9 @@
 """The exception that all readers of checkpoints raise."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 
 class CheckpointError(ValueError):
@@ -25,6 +26,13 @@ class CheckpointError(ValueError):
 
 class ForeignValue(CheckpointError):
     """Raised for values other than numbers, strings, arrays and containers of these."""
+
+
+def check_types(saved: Mapping[str, object], kinds: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless each field is of its type, or one of its types."""
+    for field, kind in kinds.items():
+        if not isinstance(saved[field], kind) or isinstance(saved[field], bool):
+            raise CheckpointError(f"{field!r} is of type {type(saved[field]).__name__}")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fastopt.averages import Average
 from fastopt.averages import rebuilt as rebuilt_average
 from fastopt.checkpoint.format import objects
 from fastopt.checkpoint.format.container import Array
-from fastopt.checkpoint.format.errors import CheckpointError, refusing
+from fastopt.checkpoint.format.errors import CheckpointError, check_types, refusing
 from fastopt.checkpoint.restore.describe import PROGRESS, SETTINGS, Stateful, copied, foreign_part
 from fastopt.checkpoint.restore.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.kernels.rule import Rule
@@ -205,9 +205,7 @@ def _check_fields(saved: Any, optimizer: str) -> None:
         elif not isinstance(saved, dict):
             problem += f", got {brief(saved)}"
         raise CheckpointError(problem)
-    for field, kind in FIELDS.items():
-        if not isinstance(saved[field], kind):
-            raise CheckpointError(f"{field!r} is of type {type(saved[field]).__name__}")
+    check_types(saved, FIELDS)
     if saved["optimizer"] != optimizer:
         raise CheckpointError(
             f"it was saved with {saved['optimizer']}, the updater has {optimizer}"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastopt._engine.validate import mapped
-from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
+from fastopt.checkpoint.format.errors import CheckpointError, check_types, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import read
 from fastopt.checkpoint.restore.parameters import Keys, keys_of, match, names_of
@@ -361,10 +361,7 @@ def _of_one(tree: Any) -> Saved:
 def _check(index: Any, kind: str) -> None:
     if not is_of_ranks(index) or set(index) | {FROZEN} != {*FIELDS}:
         raise CheckpointError("not a checkpoint of ranks, which ShardedUpdater.save makes")
-    for name, expected in FIELDS.items():
-        value = index.get(name, {})
-        if not isinstance(value, expected):
-            raise CheckpointError(f"{name!r} is of type {type(value).__name__}")
+    check_types({FROZEN: {}, **index}, FIELDS)
     if not re.fullmatch(RUN, index["run"]):
         raise CheckpointError(f"a run cannot be named {index['run']!r}")
     if index["kind"] != kind:

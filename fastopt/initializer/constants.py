@@ -7,9 +7,16 @@ from fastopt.initializer.base import Array, InitDesc, Initializer, alias, assign
 from fastopt.initializer.draws import Seed
 
 
+class _Fixed(Initializer):
+    """Initializer that takes no arguments but `rng`, which it does not use."""
+
+    def __init__(self, *, rng: Seed = None) -> None:
+        super().__init__(rng=rng)
+
+
 @register
 @alias("zeros")
-class Zero(Initializer):
+class Zero(_Fixed):
     """Fill weights with zeros.
 
     Parameters
@@ -27,16 +34,13 @@ class Zero(Initializer):
     array([0., 0.])
     """
 
-    def __init__(self, *, rng: Seed = None) -> None:
-        super().__init__(rng=rng)
-
     def _init_weight(self, desc: InitDesc, arr: Array) -> None:
         self._init_zero(desc, arr)
 
 
 @register
 @alias("ones")
-class One(Initializer):
+class One(_Fixed):
     """Fill weights with ones.
 
     Parameters
@@ -53,9 +57,6 @@ class One(Initializer):
     >>> weight
     array([1., 1.])
     """
-
-    def __init__(self, *, rng: Seed = None) -> None:
-        super().__init__(rng=rng)
 
     def _init_weight(self, desc: InitDesc, arr: Array) -> None:
         self._init_one(desc, arr)
@@ -96,7 +97,7 @@ class Constant(Initializer):
 
 
 @register
-class Bilinear(Initializer):
+class Bilinear(_Fixed):
     r"""Fill the kernel of a transposed convolution with the weights of bilinear upsampling.
 
     .. math:: w_{oiyx} = (1 - |y / f - c|) (1 - |x / f - c|),
@@ -124,9 +125,6 @@ class Bilinear(Initializer):
     >>> weight[0, 0, 1]
     array([0.1875, 0.5625, 0.5625, 0.1875])
     """
-
-    def __init__(self, *, rng: Seed = None) -> None:
-        super().__init__(rng=rng)
 
     def _init_weight(self, desc: InitDesc, arr: Array) -> None:
         self._init_bilinear(desc, arr)

@@ -125,10 +125,9 @@ def _read_safetensors(stream: BufferedReader) -> dict[str, Array]:
 
 
 def _read_params(stream: BufferedReader) -> dict[str, Array]:
-    from fastopt.checkpoint.foreign.ndarray import Allowance, list_from_bytes  # imports optimizers
+    from fastopt.checkpoint.foreign.ndarray import list_from_bytes  # imports optimizers
 
-    data = stream.read()
-    return list_from_bytes(data, Allowance.of(len(data)))
+    return list_from_bytes(stream.read())
 
 
 _READERS: dict[str, Callable[[BufferedReader], dict[str, Array]]] = {

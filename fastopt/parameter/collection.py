@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from fastopt._advice import closest
 from fastopt._console import progress
-from fastopt.checkpoint.foreign.ndarray import LIST_HEAD, Allowance, list_from_bytes
+from fastopt.checkpoint.foreign.ndarray import LIST_HEAD, list_from_bytes
 from fastopt.checkpoint.format.container import (
     METADATA,
     Entry,
@@ -473,8 +473,7 @@ def _opened(path: PathLike) -> Iterator[Mapping[str, Callable[[], Array]]]:
             entries = layout(stream)[1]
             yield {name: partial(_read, stream, entry) for name, entry in entries.items()}
             return
-        data = stream.read()
-        arrays = list_from_bytes(data, Allowance.of(len(data)))
+        arrays = list_from_bytes(stream.read())
         found = {re.sub("^(arg|aux):", "", name): array.view for name, array in arrays.items()}
         if len(found) < len(arrays):
             raise CheckpointError("it has a name twice, with and without 'arg:' or 'aux:'")

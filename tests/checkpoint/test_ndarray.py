@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt.checkpoint import CheckpointError
-from fastopt.checkpoint.foreign.ndarray import Allowance, list_from_bytes
+from fastopt.checkpoint.foreign.ndarray import list_from_bytes
 from fastopt.initializer import Load
 from fastopt.parameter import ParameterDict
 from helpers.initializers import named
@@ -22,7 +22,7 @@ BLOBS = {"arg:fc_weight": dense(WEIGHT), "aux:fc_mean": dense(np.ones(3))}
 
 
 def read(data):
-    return list_from_bytes(data, Allowance.of(len(data)))
+    return list_from_bytes(data)
 
 
 def written(path, blobs):

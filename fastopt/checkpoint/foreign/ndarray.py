@@ -59,15 +59,17 @@ def from_bytes(blob: bytes, allowance: Allowance) -> Array:
     return array if array.flags.writeable else array.copy()
 
 
-def list_from_bytes(data: bytes, allowance: Allowance) -> dict[str, Array]:
+def list_from_bytes(data: bytes) -> dict[str, Array]:
     """Parse a file of MXNet's ``nd.save`` with names; dense arrays are views of `data`.
+
+    Dense copies of row-sparse arrays may take what is allowed for a file of this size.
 
     Raises
     ------
     CheckpointError
         `data` is not such a file, or its arrays have no names.
     """
-    reader = _Reader(data)
+    reader, allowance = _Reader(data), Allowance.of(len(data))
     if reader.take(16) != LIST_HEAD:
         raise CheckpointError("it does not start with the header of MXNet's NDArray lists")
     arrays = []

@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,29 +51,28 @@ def report() -> str:
     fastopt          ...
     python           ...
     """
-    rows: dict[str, Callable[[], str]] = {
-        "fastopt": lambda: fastopt.__version__,
-        "python": lambda: f"{platform.python_version()}  {sys.executable}",
-        "numpy": lambda: np.__version__,
-        "numba": lambda: numba.__version__,
-        "llvmlite": lambda: llvmlite.__version__,
-        "system": lambda: f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": processor,
-        "cpu features": features,
-        "compiled for": target,
-        "threading layer": threading_layer,
-        "threads": threads,
-        "load": load,
-        "kernel cache": kernel_cache,
-        "calls": calls,
-        "mpi": mpi,
-        "cuda": cuda,
-    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ranks = mpi()  # first, because it sets the number of threads of a rank
-        rows["mpi"] = lambda: ranks
-        return "\n".join(f"{name:<17}{describe()}" for name, describe in rows.items())
+        rows = {
+            "fastopt": fastopt.__version__,
+            "python": f"{platform.python_version()}  {sys.executable}",
+            "numpy": np.__version__,
+            "numba": numba.__version__,
+            "llvmlite": llvmlite.__version__,
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "cpu": processor(),
+            "cpu features": features(),
+            "compiled for": target(),
+            "threading layer": threading_layer(),
+            "threads": threads(),
+            "load": load(),
+            "kernel cache": kernel_cache(),
+            "calls": calls(),
+            "mpi": ranks,
+            "cuda": cuda(),
+        }
+    return "\n".join(f"{name:<17}{text}" for name, text in rows.items())
 
 
 def busy() -> str:

@@ -407,6 +407,8 @@ def _device_indices(values: object, indices: object, rows: int) -> Any:
 
 def unmasked(name: str, values: object) -> Array:
     """Return `values` as an array; TypeError if they are masked."""
+    if type(values) is np.ndarray:
+        return values
     if is_masked(values):
         raise TypeError(f"{name} must be an array without a mask, got a MaskedArray")
     return np.asarray(values)

@@ -32,7 +32,7 @@ class Uniform(Initializer):
     True
     """
 
-    def __init__(self, scale: float = 0.07, *, rng: draws.Seed = None) -> None:
+    def __init__(self, scale: float = 0.07, *, rng: Seed = None) -> None:
         self.scale = number("scale", scale, least=0)
         super().__init__(rng=rng, scale=self.scale)
 
@@ -61,7 +61,7 @@ class Normal(Initializer):
     True
     """
 
-    def __init__(self, sigma: float = 0.01, *, rng: draws.Seed = None) -> None:
+    def __init__(self, sigma: float = 0.01, *, rng: Seed = None) -> None:
         self.sigma = number("sigma", sigma, least=0)
         super().__init__(rng=rng, sigma=self.sigma)
 
@@ -94,7 +94,7 @@ class TruncatedNormal(Initializer):
     True
     """
 
-    def __init__(self, sigma: float = 0.01, bound: float = 2, *, rng: draws.Seed = None) -> None:
+    def __init__(self, sigma: float = 0.01, bound: float = 2, *, rng: Seed = None) -> None:
         self.sigma = number("sigma", sigma, least=0)
         self.bound = number("bound", bound, least=1)
         super().__init__(rng=rng, sigma=self.sigma, bound=self.bound)
@@ -143,7 +143,7 @@ class Orthogonal(Initializer):
     }
 
     def __init__(
-        self, scale: float = 1.414, rand_type: str = "uniform", *, rng: draws.Seed = None
+        self, scale: float = 1.414, rand_type: str = "uniform", *, rng: Seed = None
     ) -> None:
         self.scale = number("scale", scale, least=0)
         self.rand_type = choice("rand_type", rand_type, *self._samplers)
@@ -209,7 +209,7 @@ class Xavier(Initializer):
         factor_type: str = "avg",
         magnitude: float = 3,
         *,
-        rng: draws.Seed = None,
+        rng: Seed = None,
     ) -> None:
         self.rnd_type = choice("rnd_type", rnd_type, *self._samplers)
         self.factor_type = choice("factor_type", factor_type, "avg", "in", "out")
@@ -258,9 +258,7 @@ class MSRAPrelu(Xavier):
     True
     """
 
-    def __init__(
-        self, factor_type: str = "avg", slope: float = 0.25, *, rng: draws.Seed = None
-    ) -> None:
+    def __init__(self, factor_type: str = "avg", slope: float = 0.25, *, rng: Seed = None) -> None:
         self.slope = number("slope", slope)
         super().__init__("gaussian", factor_type, 2 / (1 + self.slope**2), rng=rng)
         self._kwargs = {"factor_type": factor_type, "slope": self.slope}

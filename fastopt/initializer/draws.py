@@ -5,17 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.random import BitGenerator, Generator, SeedSequence
 
 Array = np.ndarray[Any, Any]
-Seed = (
-    int
-    | Sequence[int]
-    | np.random.SeedSequence
-    | np.random.BitGenerator
-    | np.random.Generator
-    | None
-)
-Sampler = Callable[[np.random.Generator, int, Any], Array]
+Seed = int | Sequence[int] | SeedSequence | BitGenerator | Generator | None
+Sampler = Callable[[Generator, int, Any], Array]
 """Draws a given number of values of unit scale in float32 or float64."""
 
 BLOCK = 1 << 15
@@ -25,7 +19,7 @@ TRUNCATED_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.e
 """Standard deviation of the standard normal distribution truncated to [-2, 2]."""
 
 
-def generator(rng: Seed) -> np.random.Generator:
+def generator(rng: Seed) -> Generator:
     """Return `rng` if it is a generator, else a new generator with this seed."""
     try:
         return np.random.default_rng(rng)
@@ -35,7 +29,7 @@ def generator(rng: Seed) -> np.random.Generator:
         ) from None
 
 
-_seeded: np.random.Generator | None = None
+_seeded: Generator | None = None
 
 
 def seed(seed: Seed = None) -> None:
@@ -72,14 +66,12 @@ def seed(seed: Seed = None) -> None:
     _seeded = None if seed is None else generator(seed)
 
 
-def seeded() -> np.random.Generator | None:
+def seeded() -> Generator | None:
     """Return the shared generator set by :func:`seed`, or None."""
     return _seeded
 
 
-def fill(
-    arr: Array, rng: np.random.Generator, sampler: Sampler, dtype: Any, scale: float = 1
-) -> None:
+def fill(arr: Array, rng: Generator, sampler: Sampler, dtype: Any, scale: float = 1) -> None:
     """Fill `arr` with `scale` times values from `sampler`, in C order whatever its strides."""
     flat = arr.reshape(-1) if arr.flags.c_contiguous else arr.flat
     for start in range(0, arr.size, BLOCK):
@@ -87,18 +79,18 @@ def fill(
         flat[start:stop] = sampler(rng, stop - start, dtype) * scale
 
 
-def uniform(rng: np.random.Generator, count: int, dtype: Any) -> Array:
+def uniform(rng: Generator, count: int, dtype: Any) -> Array:
     """Draw uniform numbers from [-1, 1)."""
     values: Array = rng.random(count, dtype)
     return 2 * values - 1
 
 
-def normal(rng: np.random.Generator, count: int, dtype: Any) -> Array:
+def normal(rng: Generator, count: int, dtype: Any) -> Array:
     """Draw standard normal numbers."""
     return rng.standard_normal(count, dtype)
 
 
-def truncated(rng: np.random.Generator, count: int, dtype: Any, bound: float = 2) -> Array:
+def truncated(rng: Generator, count: int, dtype: Any, bound: float = 2) -> Array:
     """Draw standard normal numbers; values with magnitude above `bound` are drawn again."""
     values = normal(rng, count, dtype)
     while (beyond := np.flatnonzero(abs(values) > bound)).size:
@@ -106,11 +98,11 @@ def truncated(rng: np.random.Generator, count: int, dtype: Any, bound: float = 2
     return values
 
 
-def standard_truncated(rng: np.random.Generator, count: int, dtype: Any) -> Array:
+def standard_truncated(rng: Generator, count: int, dtype: Any) -> Array:
     """Draw truncated normal numbers, scaled to standard deviation 1."""
     return truncated(rng, count, dtype) / TRUNCATED_STD
 
 
-def integers(rng: np.random.Generator, count: int, dtype: Any) -> Array:
+def integers(rng: Generator, count: int, dtype: Any) -> Array:
     """Draw integers from -127 to 126."""
     return rng.integers(-127, 127, count, dtype)

@@ -2,19 +2,9 @@
 
 import math
 import re
-from collections.abc import (
-    Callable,
-    ItemsView,
-    Iterable,
-    Iterator,
-    KeysView,
-    Mapping,
-    Sequence,
-    ValuesView,
-)
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
 from functools import partial
-from io import BufferedReader
 from typing import Any, Self
 
 import numpy as np
@@ -23,14 +13,7 @@ from numpy.typing import ArrayLike
 from fastopt._advice import closest
 from fastopt._console import progress
 from fastopt.checkpoint.foreign.ndarray import LIST_HEAD, list_from_bytes
-from fastopt.checkpoint.format.container import (
-    METADATA,
-    Entry,
-    from_bits,
-    layout,
-    read_bits,
-    written,
-)
+from fastopt.checkpoint.format.container import METADATA, layout, read_array, written
 from fastopt.checkpoint.format.errors import CheckpointError, read_from
 from fastopt.checkpoint.format.files import PathLike, write_atomically
 from fastopt.device import Device
@@ -285,7 +268,9 @@ class ParameterDict:
         if verbose and isinstance(init, Initializer):
             init.set_verbosity(True)
         with self._all_or_none() as parameters:
-            for parameter in _progress(parameters):
+            large = sum(math.prod(p.shape or (0,)) for p in parameters) >= LARGE
+            shown = progress(parameters, "parameter", "initialize") if large else parameters
+            for parameter in shown:
                 parameter.initialize(None, device, init, force_reinit)
 
     def zero_grad(self) -> None:
@@ -446,12 +431,6 @@ def _may_be_set(parameter: Parameter, name: str) -> bool:
     return not name.startswith("_") and (name in vars(parameter) or setter is not None)
 
 
-def _progress(parameters: Sequence[Parameter]) -> Iterable[Parameter]:
-    """Return the parameters, with a progress bar if there are many elements."""
-    large = sum(math.prod(p.shape or (0,)) for p in parameters) >= LARGE
-    return progress(parameters, "parameter", "initialize") if large else parameters
-
-
 @contextmanager
 def _opened(path: PathLike) -> Iterator[Mapping[str, Callable[[], Array]]]:
     """Open a file of arrays: functions that read them, by name.
@@ -471,14 +450,10 @@ def _opened(path: PathLike) -> Iterator[Mapping[str, Callable[[], Array]]]:
         stream.seek(0)
         if not is_list:
             entries = layout(stream)[1]
-            yield {name: partial(_read, stream, entry) for name, entry in entries.items()}
+            yield {name: partial(read_array, stream, entry) for name, entry in entries.items()}
             return
         arrays = list_from_bytes(stream.read())
         found = {re.sub("^(arg|aux):", "", name): array.view for name, array in arrays.items()}
         if len(found) < len(arrays):
             raise CheckpointError("it has a name twice, with and without 'arg:' or 'aux:'")
         yield found
-
-
-def _read(stream: BufferedReader, entry: Entry) -> Array:
-    return from_bits(read_bits(stream, entry)[0], entry.dtype)

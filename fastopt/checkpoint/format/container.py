@@ -184,6 +184,11 @@ def read_bits(file: BufferedIOBase, entry: Entry, order: Any = "C") -> tuple[Arr
     return bits, crc
 
 
+def read_array(file: BufferedIOBase, entry: Entry) -> Array:
+    """Read an array whose checksum is not known."""
+    return from_bits(read_bits(file, entry)[0], entry.dtype)
+
+
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return the dtype with a name.
 

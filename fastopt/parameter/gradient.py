@@ -223,8 +223,7 @@ class DeviceGradient(Gradient):
                     snapshot(header(part)) if is_cuda(part) else part.copy() for part in parts
                 )
                 return RowSparse(values, indices, self.shape)
-            with np.errstate(over="ignore"):
-                values = host(rows.values).astype(self.dtype, casting="same_kind")
+            values = _as(self.dtype, host(rows.values))
             return self._mapped(self._own, RowSparse(values, host(rows.indices), self.shape))
         array = header(given) if is_cuda(given) else as_array(given)
         if array.shape != self.shape:

@@ -144,7 +144,7 @@ class EmbeddingTable(Checked):
 
     elsewhere: ClassVar[Mapping[str, str]] = TABLE_ATTRIBUTES
 
-    buffer_bytes: int
+    buffer_bytes: int = BUFFER
     capacity: int
     _index: RowIndex
     _keys: np.dtype[Any] | None
@@ -660,7 +660,6 @@ class EmbeddingTable(Checked):
     ) -> Self:
         """Open the table in the files of a directory; nothing is written before all checks pass."""
         table = cls.__new__(cls)
-        table.buffer_bytes = BUFFER
         saved, changes = directory.read(optimizer)
         with read_from(directory.path), refusing("not the checkpoint of a table: "):
             fields = checked_description(saved, optimizer, init)
@@ -705,7 +704,6 @@ class EmbeddingTable(Checked):
             The fields are not those of a table.
         """
         table = cls.__new__(cls)
-        table.buffer_bytes = BUFFER
         with refusing("not the checkpoint of a table: "):
             fields = checked(saved, optimizer, init)
             table._begin(fields["form"], fields["optimizer"])

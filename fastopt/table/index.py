@@ -13,8 +13,6 @@ from fastopt._kernels.pages import LARGE, huge_pages, reserved
 from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.table.directory import RecordFile, Rows
 
-__all__ = ["MOST_ROWS", "RECORD", "Ids", "RowIndex", "Rows"]
-
 Ids = NDArray[np.int64]
 
 MOST_ROWS = (1 << 31) - 2

@@ -9,7 +9,7 @@ import typing
 from fastopt import initializer as initializer
 from fastopt import lr_scheduler as lr_scheduler
 from fastopt import optimizer as optimizer
-from fastopt._advice import PACKAGE as _PACKAGE
+from fastopt._advice import Advice as _Advice
 from fastopt._advice import no_attribute as _no_attribute
 from fastopt._updater.updater import Updater as Updater
 from fastopt._updater.updater import get_updater as get_updater
@@ -55,7 +55,7 @@ def __getattr__(name: str) -> typing.Any:
     schedules = (f"lr_scheduler.{each}" for each in lr_scheduler.scheduler_registry)
     within = ("optimizer.create", "optimizer.register", "amp.LossScaler", "parameter.ParameterDict")
     known = {*globals(), *_optimizers(), *_LAZY, *schedules, *within}
-    raise _no_attribute(f"module {__name__!r}", name, known, _PACKAGE)
+    raise _no_attribute(f"module {__name__!r}", name, known, _Advice("PACKAGE"))
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fastopt._advice import SCALER_ATTRIBUTES
+from fastopt._advice import Advice
 from fastopt.arguments import Checked, brief, count, flag, number
 
 __all__ = ["LossScaler", "SlowCalls", "StepInfo"]
@@ -134,7 +134,7 @@ class LossScaler(Checked):
     128.0
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = SCALER_ATTRIBUTES
+    elsewhere: ClassVar[Mapping[str, str]] = Advice("SCALER_ATTRIBUTES")
 
     def __init__(
         self,

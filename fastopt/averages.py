@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from fastopt._advice import EMA_NAMES, LOOKAHEAD_NAMES, SWA_NAMES
+from fastopt._advice import Advice
 from fastopt._kernels.averaging import averaged, averaged_alone, synced, synced_alone
 from fastopt.arguments import Checked, brief, count, flag, number
 
@@ -61,7 +61,7 @@ class EMA(Checked):
     bias_correction: bool = False
     warmup: bool = False
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = EMA_NAMES
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("EMA_NAMES")
 
     def __post_init__(self) -> None:
         _set(self, "decay", number("decay", self.decay, least=0, below=1))
@@ -140,7 +140,7 @@ class SWA(Checked):
     start: int = 1
     every: int = 1
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = SWA_NAMES
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("SWA_NAMES")
 
     def __post_init__(self) -> None:
         _set(self, "start", count("start", self.start))
@@ -209,7 +209,7 @@ class Lookahead(Checked):
     k: int = 5
     alpha: float = 0.5
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = LOOKAHEAD_NAMES
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("LOOKAHEAD_NAMES")
 
     def __post_init__(self) -> None:
         _set(self, "k", count("k", self.k))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastopt._advice import TRAINER_ARGUMENTS, TRAINER_ATTRIBUTES, UPDATER_NAMES
+from fastopt._advice import Advice
 from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler
 from fastopt.arguments import Checked, brief, number
@@ -91,9 +91,9 @@ class Trainer(Checked):
     (array([0.85, 0.75], dtype=float32), array([-0.05, -0.05], dtype=float32))
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = TRAINER_ATTRIBUTES
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = UPDATER_NAMES
-    argument_advice: ClassVar[Mapping[str, str]] = TRAINER_ARGUMENTS
+    elsewhere: ClassVar[Mapping[str, str]] = Advice("TRAINER_ATTRIBUTES")
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("UPDATER_NAMES")
+    argument_advice: ClassVar[Mapping[str, str]] = Advice("TRAINER_ARGUMENTS")
 
     def __init__(
         self,

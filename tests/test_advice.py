@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import fastopt
 from fastopt import initializer, lr_scheduler, optimizer
-from fastopt._advice import closest
+from fastopt._advice import _tables, closest
 from fastopt.amp import LossScaler
 from fastopt.arguments import Same
 from fastopt.checkpoint import CheckpointError
@@ -662,6 +663,13 @@ def test_an_optimizer_may_be_assigned_by_its_name():
     with pytest.raises(ValueError, match="adma"):
         updater.optimizer = "adma"
     assert isinstance(updater.optimizer, fastopt.SGD)
+
+
+def test_every_table_of_advice_has_its_place():
+    sources = Path(fastopt.__file__).parent.rglob("*.py")
+    texts = (each.read_text("utf-8") for each in sources)
+    named = {name for text in texts for name in re.findall(r'Advice\("(\w+)"', text)}
+    assert named == {*_tables()}
 
 
 def test_completion_of_an_updater_lists_what_users_call():

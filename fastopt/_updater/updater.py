@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from fastopt._advice import UPDATER_ARGUMENTS, UPDATER_ATTRIBUTES, UPDATER_NAMES
+from fastopt._advice import Advice
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.backend import WHOLE, Backend
@@ -257,9 +257,9 @@ class Updater(Checked):
     """Paths of the nested structures that have been updated."""
     runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
-    elsewhere = UPDATER_ATTRIBUTES
-    argument_names = UPDATER_NAMES
-    argument_advice = UPDATER_ARGUMENTS
+    elsewhere = Advice("UPDATER_ATTRIBUTES")
+    argument_names = Advice("UPDATER_NAMES")
+    argument_advice = Advice("UPDATER_ARGUMENTS")
     unlisted = Checked.unlisted | {
         *("backend", "forget", "lock", "parameters", "records", "runs_updates"),
         *("settings", "structures"),

@@ -7,6 +7,7 @@ scikit-learn, river, PennyLane. Optimizers for torch are in :mod:`fastopt.torch`
 import importlib
 import typing
 
+from fastopt._advice import Advice as _Advice
 from fastopt._advice import no_attribute as _no_attribute
 
 _MODULES = {
@@ -16,16 +17,11 @@ _MODULES = {
     "RiverOptimizer": "river",
     "ThincOptimizer": "thinc",
 }
-_ELSEWHERE = {
-    "TorchOptimizer": "fastopt.torch has the optimizers for torch",
-    "SpacyOptimizer": "ThincOptimizer is also for spaCy",
-    "Adam": "ThincOptimizer('adam'), RiverOptimizer('adam'), ... have fastopt.Adam",
-}
 
 
 def __getattr__(name: str) -> typing.Any:
     if name not in _MODULES:
-        raise _no_attribute(f"module {__name__!r}", name, _MODULES, _ELSEWHERE)
+        raise _no_attribute(f"module {__name__!r}", name, _MODULES, _Advice("ADAPTERS"))
     module = _MODULES[name]
     try:
         found = getattr(importlib.import_module(f"{__name__}.{module}"), name)

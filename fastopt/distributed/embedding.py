@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastopt._advice import RANKS_TABLE_ATTRIBUTES
+from fastopt._advice import Advice
 from fastopt._kernels.hashing import FREE
 from fastopt.arguments import brief, flag
 from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
@@ -86,7 +86,7 @@ class ShardedEmbeddingTable(Sharded):
            [-1. , -1. ]], dtype=float32)
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = RANKS_TABLE_ATTRIBUTES
+    elsewhere: ClassVar[Mapping[str, str]] = Advice("RANKS_TABLE_ATTRIBUTES")
 
     def __init__(self, table: EmbeddingTable, comm: object, timeout: float | None = None) -> None:
         if not isinstance(table, EmbeddingTable):

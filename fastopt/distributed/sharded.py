@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 import fastopt
-from fastopt._advice import RANKS_ARGUMENTS, RANKS_ATTRIBUTES, RANKS_NAMES
+from fastopt._advice import Advice
 from fastopt._engine.extras import refuse_extra
 from fastopt._engine.validate import label
 from fastopt._kernels.blocks import CODE_BLOCK
@@ -48,9 +48,9 @@ class Sharded(Checked):
         Other arguments of the constructor, which must be equal on all ranks.
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = RANKS_ATTRIBUTES
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = RANKS_NAMES
-    argument_advice: ClassVar[Mapping[str, str]] = RANKS_ARGUMENTS
+    elsewhere: ClassVar[Mapping[str, str]] = Advice("RANKS_ATTRIBUTES")
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("RANKS_NAMES")
+    argument_advice: ClassVar[Mapping[str, str]] = Advice("RANKS_ARGUMENTS")
 
     def __init__(
         self, shard: Updater, comm: object, timeout: float | None, **arguments: Any

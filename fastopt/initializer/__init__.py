@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastopt._advice import INITIALIZERS as _INITIALIZERS
+from fastopt._advice import Advice as _Advice
 from fastopt._advice import no_attribute as _no_attribute
 from fastopt.initializer.base import InitDesc as InitDesc
 from fastopt.initializer.base import Initializer as Initializer
@@ -35,6 +35,6 @@ from fastopt.initializer.rnn import LSTMBias as LSTMBias
 
 def __getattr__(name: str) -> Any:
     classes = {each.__name__: each for each in initializer_registry.values()}
-    meant = initializer_registry.get(_INITIALIZERS.get(name.lower(), ""))
+    meant = initializer_registry.get(_Advice("INITIALIZERS").get(name.lower(), ""))
     advice = {name: f"did you mean {meant.__name__}?"} if meant else {}
     raise _no_attribute(f"module {__name__!r}", name, classes, advice)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fastopt._advice import INITIALIZERS, choices, closest
+from fastopt._advice import Advice, choices, closest
 from fastopt.arguments import brief, is_array
 from fastopt.initializer import draws
 
@@ -179,7 +179,7 @@ def build(text: str, **kwargs: Any) -> Any:
     klass = initializer_registry.get(name.lower())
     if klass is None:
         names = sorted(initializer_registry)
-        advice = choices(INITIALIZERS.get(name.lower()) or closest(name, names), names)
+        advice = choices(Advice("INITIALIZERS").get(name.lower()) or closest(name, names), names)
         raise ValueError(f"Cannot find initializer {name!r}; {advice}")
     signature = inspect.signature(klass)
     try:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastopt._advice import SCHEDULES as _SCHEDULES
+from fastopt._advice import Advice as _Advice
 from fastopt._advice import no_attribute as _no_attribute
 from fastopt.lr_scheduler.annealing import CosineRestartsScheduler as CosineRestartsScheduler
 from fastopt.lr_scheduler.annealing import CosineScheduler as CosineScheduler
@@ -23,5 +23,5 @@ from fastopt.lr_scheduler.factor import PlateauScheduler as PlateauScheduler
 def __getattr__(name: str) -> Any:
     if name in scheduler_registry:
         return scheduler_registry[name]
-    advice = {theirs: f"{ours} is its counterpart" for theirs, ours in _SCHEDULES.items()}
+    advice = {theirs: f"{ours} is its counterpart" for theirs, ours in _Advice("SCHEDULES").items()}
     raise _no_attribute(f"module {__name__!r}", name, scheduler_registry, advice)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from fastopt._advice import SCHEDULE_ARGUMENTS, SCHEDULE_ATTRIBUTES, SCHEDULE_NAMES
+from fastopt._advice import Advice
 from fastopt._notices import warn_user
 from fastopt.arguments import Checked, Choice, Descriptions, Integer, Real
 
@@ -101,9 +101,9 @@ class LRScheduler(Checked):
         "warmup_mode": Choice("linear", "constant"),
     }
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = SCHEDULE_NAMES
-    argument_advice: ClassVar[Mapping[str, str]] = SCHEDULE_ARGUMENTS
-    elsewhere: ClassVar[Mapping[str, str]] = SCHEDULE_ATTRIBUTES
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("SCHEDULE_NAMES")
+    argument_advice: ClassVar[Mapping[str, str]] = Advice("SCHEDULE_ARGUMENTS")
+    elsewhere: ClassVar[Mapping[str, str]] = Advice("SCHEDULE_ATTRIBUTES")
 
     base_lr: float
 

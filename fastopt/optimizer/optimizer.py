@@ -14,15 +14,7 @@ from weakref import WeakSet, ref
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._advice import (
-    LIBRARIES,
-    OPTIMIZER_ARGUMENTS,
-    OPTIMIZER_ATTRIBUTES,
-    OPTIMIZER_NAMES,
-    STEPS,
-    choices,
-    closest,
-)
+from fastopt._advice import LIBRARIES, STEPS, Advice, choices, closest
 from fastopt._engine.contract import Batches, StepSums
 from fastopt._engine.direct import Direct
 from fastopt._engine.hyper import bound, constant, corrected, hyper_of
@@ -430,9 +422,9 @@ class Optimizer(Checked, metaclass=Declaring):
         "eps": ("epsilon",),
         "epsilon": ("eps",),
     }
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = OPTIMIZER_NAMES
-    argument_advice: ClassVar[Mapping[str, str]] = OPTIMIZER_ARGUMENTS
-    elsewhere: ClassVar[Mapping[str, str]] = OPTIMIZER_ATTRIBUTES
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("OPTIMIZER_NAMES")
+    argument_advice: ClassVar[Mapping[str, str]] = Advice("OPTIMIZER_ARGUMENTS")
+    elsewhere: ClassVar[Mapping[str, str]] = Advice("OPTIMIZER_ATTRIBUTES")
     unlisted = Checked.unlisted | {
         *("add_follower", "averaged_gradient", "base_rule", "batches", "by_index", "call_lock"),
         *("carried_in", "carried_slots", "check_multipliers", "check_rates", "claimed"),
@@ -1206,7 +1198,7 @@ class Optimizer(Checked, metaclass=Declaring):
         if numbers and not isinstance(value, str):
             raise TypeError(
                 f"{cls.__name__} takes no weights, got {brief(value)} as {first}; "
-                f"{OPTIMIZER_ARGUMENTS['params']}"
+                f"{Optimizer.argument_advice['params']}"
             )
         rates = kwargs.keys() & {"learning_rate", "lr", "lr_scheduler"}
         if first != "learning_rate" and not rates:

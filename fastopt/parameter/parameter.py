@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from fastopt import initializer
-from fastopt._advice import PARAMETER_ARGUMENTS, PARAMETER_NAMES
+from fastopt._advice import Advice
 from fastopt._kernels.device_memory import assign, host, owned, placed
 from fastopt._kernels.devices import header, is_cuda
 from fastopt.arguments import Checked, brief, choice, number, unknown_arguments
@@ -126,8 +126,8 @@ class Parameter(Checked):
     array([0.75, 0.5 , 0.  ], dtype=float32)
     """
 
-    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = PARAMETER_NAMES
-    argument_advice: ClassVar[Mapping[str, str]] = PARAMETER_ARGUMENTS
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("PARAMETER_NAMES")
+    argument_advice: ClassVar[Mapping[str, str]] = Advice("PARAMETER_ARGUMENTS")
 
     _data: list[Array] | None = None
     _gradient: Gradient | None = None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fastopt._advice import TABLE_ATTRIBUTES
+from fastopt._advice import Advice
 from fastopt._engine.validate import converted, is_half
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.hashing import FREE
@@ -142,7 +142,7 @@ class EmbeddingTable(Checked):
     EmbeddingTable(dim=2, optimizer=SGD(learning_rate=0.5, num_update=1), rows=2, dtype=float32)
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = TABLE_ATTRIBUTES
+    elsewhere: ClassVar[Mapping[str, str]] = Advice("TABLE_ATTRIBUTES")
 
     buffer_bytes: int = BUFFER
     capacity: int

@@ -21,6 +21,7 @@ try:
 except ImportError as error:
     raise ImportError(f"fastopt.torch needs torch: pip install torch ({error})") from error
 
+from fastopt._advice import Advice as _Advice
 from fastopt._advice import no_attribute as _no_attribute
 from fastopt.optimizer import opt_registry as _registry
 from fastopt.torch.optimizer import Optimizer as Optimizer
@@ -28,15 +29,6 @@ from fastopt.torch.optimizer import make as _make
 from fastopt.torch.recipes import is_name as _is_name
 from fastopt.torch.recipes import names as _names
 from fastopt.torch.recipes import recipe as _recipe
-
-_ELSEWHERE = {
-    "LBFGS": "fastopt has no L-BFGS: use torch.optim.LBFGS",
-    "AdaGrad": "torch's name is Adagrad",
-    "AdaDelta": "torch's name is Adadelta",
-    "RMSProp": "torch's name is RMSprop",
-    "Nadam": "torch's name is NAdam",
-    "ccSGD": "SGD is the same",
-}
 
 
 @functools.cache
@@ -46,7 +38,7 @@ def _made(name: str, _kind: typing.Any) -> typing.Any:
 
 def __getattr__(name: str) -> typing.Any:
     if not _is_name(name):
-        raise _no_attribute(f"module {__name__!r}", name, _names(), _ELSEWHERE)
+        raise _no_attribute(f"module {__name__!r}", name, _names(), _Advice("TORCH"))
     return _made(name, _registry.get(name.lower()))  # a class may be registered again
 
 

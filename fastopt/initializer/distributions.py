@@ -9,7 +9,7 @@ import numpy as np
 from fastopt.arguments import choice, flag, number
 from fastopt.initializer import draws
 from fastopt.initializer.base import Array, InitDesc, Initializer, alias, drawable, register
-from fastopt.initializer.draws import Seed
+from fastopt.initializer.draws import Sampler, Seed
 
 
 @register
@@ -137,10 +137,7 @@ class Orthogonal(Initializer):
     True
     """
 
-    _samplers: ClassVar[dict[str, draws.Sampler]] = {
-        "uniform": draws.uniform,
-        "normal": draws.normal,
-    }
+    _samplers: ClassVar[dict[str, Sampler]] = {"uniform": draws.uniform, "normal": draws.normal}
 
     def __init__(
         self, scale: float = 1.414, rand_type: str = "uniform", *, rng: Seed = None
@@ -197,7 +194,7 @@ class Xavier(Initializer):
     True
     """
 
-    _samplers: ClassVar[dict[str, draws.Sampler]] = {
+    _samplers: ClassVar[dict[str, Sampler]] = {
         "uniform": draws.uniform,
         "gaussian": draws.normal,
         "truncated": draws.standard_truncated,

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fastopt._kernels.factored import confident, factored, stepped
 from fastopt.arguments import FLAG, OrNone, Real, alias, arg
-from fastopt.optimizer.matrices import Main, MatrixOptimizer, Shape
+from fastopt.optimizer.matrices import Main, MatrixOptimizer, Shape, Update
 from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
-from fastopt.optimizer.rowsteps import Arrays, RowSteps
+from fastopt.optimizer.rowsteps import RowSteps
 
 
 class Measured(NamedTuple):
@@ -31,15 +31,15 @@ class Measured(NamedTuple):
 class FactoredSteps(RowSteps[Main]):
     """Abstract base of directions with the second moments of rows and columns."""
 
-    def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
+    def fits(self, main: Main, update: Update) -> bool:
         """See :meth:`RowSteps.fits <fastopt.optimizer.rowsteps.RowSteps.fits>`."""
-        return weight.ndim > 1 and super().fits(main, weight, grad, state)
+        return update.weight.ndim > 1 and super().fits(main, update)
 
     def measured(
-        self, arrays: Arrays, moments: Sequence[Array], share: float, floor: float
+        self, update: Update, record: Array, moments: Sequence[Array], share: float, floor: float
     ) -> Measured:
         """Move the moments of rows and columns by `share` towards those of squared gradients."""
-        _, weight, grad, _, record = arrays
+        weight, grad = update.weight, update.grad
         height, width = grad.shape[-2:]
         flat, (rows, columns) = (grad.size // (height * width), height, width), moments
         scales = self.buffers("scales", (flat[0], height + width), grad.dtype)
@@ -52,22 +52,17 @@ class FactoredSteps(RowSteps[Main]):
         roots = (math.sqrt(each / grad.size) for each in (squares, sizes))
         return Measured(source, scales, sums, *roots)
 
-    def write(
-        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
-    ) -> bool:
+    def write(self, main: Main, update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
-        if direction.ndim > 1:
-            return super().write(main, index, weight, direction, grad, state)
-        if not direction.size:
+        if update.target.ndim > 1:
+            return super().write(main, update)
+        if not update.target.size:
             return False
-        gradient = self.rescaled(main, index, direction, grad)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
-            self.write_vector(main, index, weight, direction, gradient, state)
+            self.write_vector(main, update)
         return True
 
-    def write_vector(
-        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
-    ) -> None:
+    def write_vector(self, main: Main, update: Update) -> None:
         """Write direction and state of a weight with fewer than two dimensions."""
         raise NotImplementedError
 
@@ -93,25 +88,18 @@ def clipped_factor(size: float, threshold: float | None) -> float:
 class _Factored(FactoredSteps["Adafactor"]):
     """Directions: gradients divided by the root of the factored second moment."""
 
-    def run(self, main: "Adafactor", index: Index, arrays: Arrays) -> None:
+    def run(self, main: "Adafactor", update: Update, record: Array) -> None:
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
-        steps = self.measured(arrays, arrays.state, main.share(index), main.eps1)
-        factor = main.factor(index, steps.weight_size)
-        record, target = arrays.record, arrays.target.reshape(steps.source.shape)
+        steps = self.measured(update, record, update.state, main.share(update.parameter), main.eps1)
+        factor = main.factor(update.parameter, steps.weight_size)
+        target = update.target.reshape(steps.source.shape)
         record["lr"] *= factor * clipped_factor(steps.size, main.clip_threshold)
         self.call(stepped(), steps.source, steps.scales, target, record)
 
-    def write_vector(
-        self,
-        main: "Adafactor",
-        index: Index,
-        weight: Array,
-        direction: Array,
-        grad: Array,
-        state: Any,
-    ) -> None:
+    def write_vector(self, main: "Adafactor", update: Update) -> None:
         """See :meth:`FactoredSteps.write_vector`."""
-        step, size = self.divided(main, grad, state, main.share(index))
+        index, weight, direction, grad, (var,) = update
+        step, size = self.divided(main, grad, var, main.share(index))
         factor = main.factor(index, root_mean_square(weight))
         factor *= clipped_factor(size, main.clip_threshold)
         np.multiply(step, step.dtype.type(factor), out=direction)
@@ -242,10 +230,10 @@ class Adafactor(MatrixOptimizer):
 class _Confident(FactoredSteps["CAME"]):
     """Directions: momentum divided by the root of the factored second moment of its residuals."""
 
-    def run(self, main: "CAME", index: Index, arrays: Arrays) -> None:
+    def run(self, main: "CAME", update: Update, record: Array) -> None:
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
-        target, _, grad, (mean, *moments, left, right), record = arrays
-        steps = self.measured(arrays, moments, 1 - main.beta2, main.eps1)
+        _, _, target, grad, (mean, *moments, left, right) = update
+        steps = self.measured(update, record, moments, 1 - main.beta2, main.eps1)
         source, flat = steps.source, steps.source.shape
         self.call(
             confident(grad.dtype.type),
@@ -256,11 +244,9 @@ class _Confident(FactoredSteps["CAME"]):
         record["rescale_grad"], record["clip_gradient"] = 1, np.inf  # mean is scaled already
         self.call(stepped(), mean.reshape(flat), steps.scales, target.reshape(flat), record)
 
-    def write_vector(
-        self, main: "CAME", index: Index, weight: Array, direction: Array, grad: Array, state: Any
-    ) -> None:
+    def write_vector(self, main: "CAME", update: Update) -> None:
         """See :meth:`FactoredSteps.write_vector`."""
-        mean, var = state
+        _, _, direction, grad, (mean, var) = update
         step, size = self.divided(main, grad, var, 1 - main.beta2)
         step *= step.dtype.type(clipped_factor(size, main.clip_threshold))
         mean += (step - mean) * step.dtype.type(1 - main.beta1)

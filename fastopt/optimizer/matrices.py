@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import repeat
 from operator import index as as_index
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -159,20 +159,37 @@ class _Descent(Optimizer):
             self._direct(False).refill()
 
 
-class Directions(Protocol[Main]):
-    """Computes the direction of a step, in buffers of this process.
+class Update(NamedTuple):
+    """A step of one weight."""
 
-    With methods `fits` and `step`, see :class:`~fastopt.optimizer.rowsteps.RowSteps`, it also
-    updates some weights without an array for their direction.
-    """
+    parameter: Index
+    weight: Array
+    target: Array
+    """Memory for the direction; the weight itself for a step in place."""
+    grad: Array
+    state: tuple[Array, ...]
+
+
+class Directions(Generic[Main]):
+    """Abstract base of what computes the directions of steps, in buffers of this process."""
+
+    rescales: ClassVar[bool] = True
+    """Whether :meth:`write` gets gradients that are rescaled and clipped, in C order."""
 
     def reserve(self, main: Main, index: Index, direction: Array) -> None:
         """Allocate buffers for the step of a weight, before anything changes."""
 
-    def write(
-        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
-    ) -> bool:
+    def write(self, main: Main, update: Update) -> bool:
         """Write the direction and the state; return whether to step along the direction."""
+        raise NotImplementedError
+
+    def fits(self, main: Main, update: Update) -> bool:
+        """Whether :meth:`step_in_place` can do a step, without an array for its direction."""
+        return False
+
+    def step_in_place(self, main: Main, update: Update, rates: tuple[float, float]) -> None:
+        """Update the weight, with the factors ``shrink`` and ``lr`` in `rates`."""
+        raise NotImplementedError
 
 
 @dataclass(eq=False)
@@ -272,8 +289,8 @@ class _Work:
         self._last.decays_last = main.decays_last
         self._descent = Part(self._last, (*ROUNDED, *decay))
         self._mask = Part(_Mask(), SCALES)
-        self._directions = made = main.directions()
-        self._whole: Any = made if hasattr(made, "fits") else None
+        self._rescaled = Rescaled()
+        self._directions = main.directions()
         self._kept: dict[Any, Array] = {}
         self.slots: dict[Shape, Mapping[str, Shape]] = {}
         self.slots_version = -1
@@ -286,6 +303,8 @@ class _Work:
         if direction is None:
             direction = np.empty(weight.shape, real, order="F" if fortran else "C")
             self._kept[weight.shape, real, fortran] = direction
+        if self._directions.rescales:
+            self._rescaled.reserve(direction)
         self._directions.reserve(main, index, direction)
         self._descent.check(main, index, weight, direction)
         return direction
@@ -294,11 +313,9 @@ class _Work:
         self, main: "MatrixOptimizer", index: Index, weight: Array, grad: Array, state: object
     ) -> None:
         """Update a weight; its direction is computed after the step is counted."""
-        whole = self._whole
-        if whole is not None and not whole.fits(main, weight, grad, state):
-            whole = None
-        if whole is None:
-            direction = self._reserved(main, index, weight)
+        directions, update = self._directions, Update(index, weight, weight, grad, leaves(state))
+        in_place = directions.fits(main, update)
+        direction = weight if in_place else self._reserved(main, index, weight)
         counts = main._index_update_count
         before, largest = counts.get(index), counts.largest
         known = main.snapshot() if main.per_index else None
@@ -306,9 +323,11 @@ class _Work:
             main._update_count(index)
             lr, wd = main.rates(index)
             shrink = 1 - lr * wd
-            if whole is not None:
-                whole.step(main, index, weight, grad, state, (shrink, lr))
-            elif self._directions.write(main, index, weight, direction, grad, state):
+            if in_place:
+                directions.step_in_place(main, update, (shrink, lr))
+                return
+            exact = self._rescaled(main, index, direction, grad) if directions.rescales else grad
+            if directions.write(main, Update(index, weight, direction, exact, update.state)):
                 if vars(main).get("cautious"):
                     self._mask.step(main, index, 0, direction, grad, None)
                 self._last.take({"shrink": shrink, "lr": lr})
@@ -479,30 +498,15 @@ def _real(context: str, shape: Shape, value: object) -> Array:
     return array
 
 
-@dataclass(eq=False)
-class _Computed:
+class _Computed(Directions["MatrixOptimizer"]):
     """Directions that the method of a subclass computes."""
 
-    _rescaled: Rescaled = field(default_factory=Rescaled)
-
-    def reserve(self, main: "MatrixOptimizer", index: Index, direction: Array) -> None:
-        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
-        self._rescaled.reserve(direction)
-
-    def write(
-        self,
-        main: "MatrixOptimizer",
-        index: Index,
-        weight: Array,
-        direction: Array,
-        grad: Array,
-        state: object,
-    ) -> bool:
+    def write(self, main: "MatrixOptimizer", update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
-        gradient = self._rescaled(main, index, direction, grad)
-        arrays = dict(zip(main.named_slots(weight.shape), leaves(state), strict=True))
+        index, weight, direction, grad, state = update
+        arrays = dict(zip(main.named_slots(weight.shape), state, strict=True))
         slots = dict(arrays)
-        result = main.direction(main.updates_of(index), gradient, slots)
+        result = main.direction(main.updates_of(index), grad, slots)
         context = f"{label(index, main.idx2name)}: {type(main).__name__}.direction() must"
         if slots.keys() != arrays.keys():
             raise ValueError(f"{context} keep the slots {[*arrays]}, got {[*slots]}")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,7 +13,7 @@ from fastopt._engine.validate import check_like, label
 from fastopt.arguments import FLAG, Choice, Integer, Real, Stored, alias, arg, brief, number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.matrices import ByPattern, MatrixOptimizer, Part, Shape
+from fastopt.optimizer.matrices import ByPattern, Directions, MatrixOptimizer, Part, Shape, Update
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, RateAttribute, constant, register
 
 SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "maximize", "seed")
@@ -48,8 +48,10 @@ class _Momentum(Optimizer):
         return {"fresh": 1 - beta, "kept": beta} if self.nesterov else {"fresh": 0.0, "kept": 1.0}
 
 
-class Orthogonal(Generic[Main]):
+class Orthogonal(Directions[Main]):
     """Directions: the momentum, with each matrix orthogonalized separately."""
+
+    rescales = False
 
     def __init__(self) -> None:
         self._momentum = Part(_Momentum(), SCALES)
@@ -62,21 +64,18 @@ class Orthogonal(Generic[Main]):
         for matrix in main.matrices(index, direction):
             self._orthogonalize.reserve(matrix)
 
-    def write(
-        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: Any
-    ) -> bool:
+    def write(self, main: Main, update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
-        self.average(main, index, direction, grad, state)
-        for matrix in main.matrices(index, direction):
+        self.average(main, update)
+        for matrix in main.matrices(update.parameter, update.target):
             self.orthogonalize(main, matrix, main.scale(*matrix.shape[-2:]))
         return True
 
-    def average(
-        self, main: Main, index: Index, direction: Array, grad: Array, state: Array
-    ) -> None:
+    def average(self, main: Main, update: Update) -> None:
         """Update the momentum, and write the direction before it is orthogonalized."""
+        index, _, direction, grad, (mom, *_) = update
         count = main._index_update_count[index] - 1
-        self._momentum.step(main, index, count, direction, grad, state)
+        self._momentum.step(main, index, count, direction, grad, mom)
 
     def orthogonalize(self, main: Main, matrix: Array, scale: float = 1.0) -> None:
         """Orthogonalize a matrix in place and multiply it by `scale`."""
@@ -373,20 +372,12 @@ class Normalized(Orthogonal["NorMuon | AdaMuon"]):
     The optimizer's function `squares` returns what the second moment averages.
     """
 
-    def write(
-        self,
-        main: "NorMuon | AdaMuon",
-        index: Index,
-        weight: Array,
-        direction: Array,
-        grad: Array,
-        state: Any,
-    ) -> bool:
+    def write(self, main: "NorMuon | AdaMuon", update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
+        index, _, direction, _, (_, var) = update
         if not direction.size:
             return False
-        mom, var = state
-        self.average(main, index, direction, grad, mom)
+        self.average(main, update)
         parts = zip(main.matrices(index, direction), main.matrices(index, var), strict=True)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             for matrix, average in parts:
@@ -557,13 +548,12 @@ BALL = "a norm and a radius, such as {'head': ('sign', 3000)}"
 class _Extreme(Orthogonal["Scion"]):
     """Directions: the point of a ball that is farthest along the momentum."""
 
-    def write(
-        self, main: "Scion", index: Index, weight: Array, direction: Array, grad: Array, state: Any
-    ) -> bool:
+    def write(self, main: "Scion", update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
+        index, direction = update.parameter, update.target
         if not direction.size:
             return False
-        self.average(main, index, direction, grad, state)
+        self.average(main, update)
         norm, radius = main.ball(index, direction.shape)
         real, columns = direction.dtype.type, math.prod(direction.shape[1:])
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning

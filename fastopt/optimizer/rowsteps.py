@@ -3,18 +3,25 @@
 import math
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Any, ClassVar, Generic, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fastopt._engine.buffers import Buffers
 from fastopt._engine.hyper import values_of
-from fastopt._engine.validate import label, leaves
+from fastopt._engine.validate import label
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.factored import SCALED, covered, shared
 from fastopt.arguments import Integer, Real, Stored, alias, arg
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.matrices import ByPattern, Main, MatrixOptimizer, Rescaled, descent
+from fastopt.optimizer.matrices import (
+    ByPattern,
+    Directions,
+    Main,
+    MatrixOptimizer,
+    Update,
+    descent,
+)
 from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
 
 SCALE = SCALED[:2]
@@ -23,21 +30,7 @@ SCALE = SCALED[:2]
 UNSCALED = (1.0, math.inf)
 
 
-class Arrays(NamedTuple):
-    """Arrays of a step: what it updates, the weight, the rescaled or raw gradient, and others.
-
-    `target` is the weight, or zeros for a step that is only computed; `record` has the fields of
-    the kernels, which rescale a raw gradient.
-    """
-
-    target: Array
-    weight: Array
-    grad: Array
-    state: tuple[Array, ...]
-    record: Array
-
-
-class RowSteps(Generic[Main]):
+class RowSteps(Directions[Main]):
     """Abstract base of directions that kernels compute, which can also step along them.
 
     A step is in place if gradient, weight and state are in C order and the weight's precision, and
@@ -49,7 +42,6 @@ class RowSteps(Generic[Main]):
 
     def __init__(self) -> None:
         self.buffers = Buffers()
-        self.rescaled = Rescaled()
         self._records: dict[Any, Array] = {}
         self._scale: tuple[float, ...] = UNSCALED
         self._version = -1
@@ -57,10 +49,11 @@ class RowSteps(Generic[Main]):
 
     # Methods for subclasses
 
-    def run(self, main: Main, index: Index, arrays: Arrays) -> None:
+    def run(self, main: Main, update: Update, record: Array) -> None:
         """Subtract ``lr`` times a step from ``shrink`` times the target, and write the state.
 
-        Buffers are allocated before anything changes.
+        Buffers are allocated before anything changes. Arrays are in C order; the record has
+        :data:`SCALED` and :attr:`fields`, with which the kernels rescale the gradient.
         """
         raise NotImplementedError
 
@@ -77,8 +70,9 @@ class RowSteps(Generic[Main]):
 
     # Steps
 
-    def fits(self, main: Main, weight: Array, grad: Array, state: object) -> bool:
-        """Whether :meth:`step` can update a weight in place."""
+    def fits(self, main: Main, update: Update) -> bool:
+        """See :meth:`Directions.fits <fastopt.optimizer.matrices.Directions.fits>`."""
+        _, weight, _, grad, state = update
         kind = weight.dtype
         return (
             type(grad) is np.ndarray
@@ -89,46 +83,30 @@ class RowSteps(Generic[Main]):
             and weight.flags.carray
             and (kind == np.float32 or kind == np.float64)
             and weight.size > 0
-            and all(array.flags.carray and array.dtype == kind for array in leaves(state))
+            and all(array.flags.carray and array.dtype == kind for array in state)
             and not np.may_share_memory(grad, weight)
         )
 
-    def step(
-        self,
-        main: Main,
-        index: Index,
-        weight: Array,
-        grad: Array,
-        state: object,
-        rates: tuple[float, float],
-    ) -> None:
-        """Update a weight in place, with the factors ``shrink`` and ``lr`` in `rates`."""
+    def step_in_place(self, main: Main, update: Update, rates: tuple[float, float]) -> None:
+        """See :meth:`Directions.step_in_place`."""
         if self._version != main.version:
             self._scale = tuple(values_of(main, descent, SCALE, {}, {}))
             self._version = main.version
-        record = self._record(main, weight.dtype, self._scale, rates)
-        self.run(main, index, Arrays(weight, weight, grad, leaves(state), record))
+        self.run(main, update, self._record(main, update.weight.dtype, self._scale, rates))
 
-    def reserve(self, main: Main, index: Index, direction: Array) -> None:
-        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
-        self.rescaled.reserve(direction)
-
-    def write(
-        self, main: Main, index: Index, weight: Array, direction: Array, grad: Array, state: object
-    ) -> bool:
+    def write(self, main: Main, update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
+        index, weight, direction, grad, arrays = update
         if not direction.size:
             return False
-        gradient = self.rescaled(main, index, direction, grad)
         target, exact = (
             self.buffers(name, direction.shape, direction.dtype) for name in ("direction", "weight")
         )
         target.fill(0)
         exact[...] = weight
-        arrays = leaves(state)
         ordered = tuple(np.ascontiguousarray(array) for array in arrays)
         record = self._record(main, direction.dtype, UNSCALED, (0.0, -1.0))
-        self.run(main, index, Arrays(target, exact, gradient, ordered, record))
+        self.run(main, Update(index, exact, target, grad, ordered), record)
         for array, values in zip(arrays, ordered, strict=True):
             if values is not array:
                 array[...] = values
@@ -164,9 +142,9 @@ class _Covered(RowSteps["SM3"]):
         """See :meth:`RowSteps.values <fastopt.optimizer.rowsteps.RowSteps.values>`."""
         return main.eps, main.momentum, 1 - main.momentum
 
-    def run(self, main: "SM3", index: Index, arrays: Arrays) -> None:
+    def run(self, main: "SM3", update: Update, record: Array) -> None:
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
-        target, _, grad, state, record = arrays
+        _, _, target, grad, state = update
         flat, scratch = self._scratch(grad.shape, grad.dtype)
         *covers, columns = state[: max(grad.ndim, 1)]
         ahead = covers[0] if len(covers) == 1 else scratch[0]
@@ -290,9 +268,9 @@ class _Shared(RowSteps["AdamMini"]):
         """See :meth:`RowSteps.values <fastopt.optimizer.rowsteps.RowSteps.values>`."""
         return 1 - main.beta1, 1.0
 
-    def run(self, main: "AdamMini", index: Index, arrays: Arrays) -> None:
+    def run(self, main: "AdamMini", update: Update, record: Array) -> None:
         """See :meth:`RowSteps.run <fastopt.optimizer.rowsteps.RowSteps.run>`."""
-        target, _, grad, (mean, var), record = arrays
+        index, _, target, grad, (mean, var) = update
         flat, rows = (var.size, grad.size // var.size), main.rows_of(index, grad.shape)
         count = main.updates_of(index)
         record["mean_scale"] = 1 / (1 - main.beta1**count)

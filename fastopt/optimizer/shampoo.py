@@ -23,11 +23,11 @@ from fastopt._engine.validate import leaves
 from fastopt.arguments import FLAG, Integer, OrNone, Real, arg
 from fastopt.optimizer.adam import Adam
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.matrices import MatrixOptimizer, Part, Rescaled, Shape
+from fastopt.optimizer.matrices import Directions, Main, MatrixOptimizer, Part, Shape, Update
 from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
 
 
-class _OfAdam:
+class _OfAdam(Directions[Main]):
     """Abstract base of directions with preconditioners, whose step sizes are those of Adam."""
 
     adam: ClassVar[Mapping[str, Any]] = {}
@@ -38,17 +38,16 @@ class _OfAdam:
     """Names of buffers in the weight's shape."""
 
     def __init__(self) -> None:
-        self._rescaled, self._buffers = Rescaled(), Buffers()
+        self._buffers = Buffers()
         self._adam = Part(Adam(learning_rate=1.0, **self.adam), self.shared)
 
-    def reserve(self, main: MatrixOptimizer, index: Index, direction: Array) -> None:
+    def reserve(self, main: Main, index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
         for name in self.scratch:
             self._buffers(name, direction.shape, direction.dtype)
         for name, size in main.slots(direction.shape).items():
             if name.startswith("factor"):
                 self._buffers(name, size, direction.dtype)
-        self._rescaled.reserve(direction)
 
 
 def _assign(targets: Sequence[Array | None], values: Sequence[Array | None]) -> None:
@@ -58,29 +57,20 @@ def _assign(targets: Sequence[Array | None], values: Sequence[Array | None]) -> 
             target[...] = value
 
 
-class _Preconditioned(_OfAdam):
+class _Preconditioned(_OfAdam["Shampoo"]):
     """Directions: the preconditioned mean gradient, with the norm of Adam's step."""
 
     adam = MappingProxyType({"formula": "torch"})
     scratch = ("rotated 0", "rotated 1", "turned")
 
-    def write(
-        self,
-        main: "Shampoo",
-        index: Index,
-        weight: Array,
-        direction: Array,
-        grad: Array,
-        state: Any,
-    ) -> bool:
+    def write(self, main: "Shampoo", update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`.
 
         Roots are computed before the state changes, so that a failure changes nothing.
         """
+        index, _, direction, gradient, (mean, var, *pairs) = update
         if not direction.size:
             return False
-        mean, var, *pairs = state
-        gradient = self._rescaled(main, index, direction, grad)
         lengths = main.axes(direction.shape)
         count = main.updates_of(index)
         blocks, rest, found = main.blocks(lengths), iter(pairs), []
@@ -305,23 +295,20 @@ class Shampoo(MatrixOptimizer, AdamFamily):
         return found
 
 
-class _Rotated(_OfAdam):
+class _Rotated(_OfAdam["SOAP"]):
     """Directions: steps of Adam in the eigenbases, from 0 with a learning rate of 1."""
 
     shared = (*_OfAdam.shared, "stable")
     scratch = ("rotated 0", "rotated 1", "inside", "step")
 
-    def write(
-        self, main: "SOAP", index: Index, weight: Array, direction: Array, grad: Array, state: Any
-    ) -> bool:
+    def write(self, main: "SOAP", update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`.
 
         Decompositions are computed before the state changes, so that a failure changes nothing.
         """
-        mean, var, steps, *pairs = state
+        index, _, direction, gradient, (mean, var, steps, *pairs) = update
         shape, dtype = direction.shape, direction.dtype
         inside, step = (self._buffers(name, shape, dtype) for name in ("inside", "step"))
-        gradient = self._rescaled(main, index, direction, grad)
         lengths, count = main.axes(direction.shape), int(steps[0])
         largest, beta = main.max_precond_dim, main.shampoo_beta
         factors, bases = (by_axis(lengths, pairs[first::2], largest) for first in (0, 1))

@@ -5,7 +5,14 @@ import math
 from fastopt.arguments import FLAG, Real, alias, arg
 from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clip, clipped_decayed, decayed, moments, rescaled, sign
-from fastopt.optimizer.families import MOMENTS, AdamFamily, mean_and_var, scaled_ratio
+from fastopt.optimizer.families import (
+    MEAN_AND_VAR,
+    MOMENTS,
+    AdamFamily,
+    DecoupledFamily,
+    mean_and_var,
+    scaled_ratio,
+)
 from fastopt.optimizer.optimizer import Optimizer, RateAttribute, corrected, register
 
 
@@ -89,12 +96,7 @@ class Adamax(AdamFamily):
     hyper = corrected(corrected_rate)(Optimizer.hyper)
 
 
-@rule(
-    state=("mean", "var"),
-    signed=("mean",),
-    nonnegative=("var",),
-    hyper=(*MOMENTS, "mean_scale", "rectified"),
-)
+@rule(**MEAN_AND_VAR, hyper=(*MOMENTS, "mean_scale", "rectified"))
 def radam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam's step times ``rectified``, or the mean gradient while ``rectified`` is 0."""
     mean, var = moments(rescaled(grad, h), state, h)
@@ -216,7 +218,7 @@ def adabelief(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class AdaBelief(AdamFamily):
+class AdaBelief(DecoupledFamily):
     r"""AdaBelief: Adam that divides by the deviation of the gradient from its moving average.
 
     .. math::
@@ -261,10 +263,6 @@ class AdaBelief(AdamFamily):
     >>> weight.round(4)
     array([0.9, 1.1])
     """
-
-    decoupled = True
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     base_rule = adabelief
 
@@ -361,7 +359,7 @@ def laprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class LaProp(AdamFamily):
+class LaProp(DecoupledFamily):
     r"""LaProp: Adam that normalizes gradients before it averages them.
 
     .. math::
@@ -410,13 +408,10 @@ class LaProp(AdamFamily):
     array([0.8526, 1.0947])
     """
 
-    decoupled = True
     base_rule = laprop
 
     learning_rate: RateAttribute = arg(default=0.0004)
     epsilon: float = arg(default=1e-15)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     hyper = corrected(mean_and_var)(Optimizer.hyper)
 
@@ -444,7 +439,7 @@ def scheduled(t: Scalar, h: Hyper, carried: Carried) -> None:
 
 
 @register
-class ADOPT(AdamFamily):
+class ADOPT(DecoupledFamily):
     r"""ADOPT: Adam that converges with any :math:`\beta_2`.
 
     .. math::
@@ -494,12 +489,9 @@ class ADOPT(AdamFamily):
     [0.99 1.01]
     """
 
-    decoupled = True
     beta2: float = arg(default=0.9999)
     epsilon: float = arg(default=1e-06)
     clips: bool = arg(default=True, check=FLAG)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     base_rule = adopt
 
@@ -541,12 +533,7 @@ def angle(y: Scalar, x: Scalar) -> Scalar:
     return -found if y < real(0) else found
 
 
-@rule(
-    state=("mean", "var"),
-    signed=("mean",),
-    nonnegative=("var",),
-    hyper=(*ANGLED, "mean_scale", "var_scale", "a"),
-)
+@rule(**MEAN_AND_VAR, hyper=(*ANGLED, "mean_scale", "var_scale", "a"))
 def adam_atan2(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Arctangent of the ratio of the moments, with decoupled decay."""
     mean, var = moments(rescaled(grad, h), state, h)
@@ -561,7 +548,7 @@ def mean_and_angle(t: Scalar, h: Hyper, carried: Carried) -> None:
 
 
 @register
-class AdamAtan2(AdamFamily):
+class AdamAtan2(DecoupledFamily):
     r"""AdamAtan2: Adam with an arctangent instead of a division, so that no epsilon is needed.
 
     .. math::
@@ -609,13 +596,10 @@ class AdamAtan2(AdamFamily):
     [0.9003 1.0997]
     """
 
-    decoupled = True
     epsilon: float = arg(default=0.0, init=False)
     eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)
     a: float = arg(default=1.27, check=Real(least=0))
     b: float = arg(default=1.0, check=Real(least=0))
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     base_rule = adam_atan2
 

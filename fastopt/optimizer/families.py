@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from fastopt.arguments import Choice, Real, alias, arg
+from fastopt.arguments import FLAG, Choice, Real, alias, arg
 from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, moments, peak_moments
 from fastopt.kernels.variants import Variant
@@ -13,6 +13,9 @@ Formula = Literal["mxnet", "torch"]
 
 FORMULA = Choice("mxnet", "torch")
 """Argument of classes with two formulas: the library whose formula is computed."""
+
+MEAN_AND_VAR: Any = {"state": ("mean", "var"), "signed": ("mean",), "nonnegative": ("var",)}
+"""Options of rules whose state is moving averages of the gradient and of its square."""
 
 MOMENTS = (*COMMON, "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "epsilon")
 """Hyper-parameters set by :meth:`AdamFamily.hyper` and the base class."""
@@ -57,11 +60,8 @@ def moment_rules(
 
     plain.__name__ = plain.__qualname__ = name
     amsgrad.__name__ = amsgrad.__qualname__ = f"{name}_amsgrad"
-    slots: Any = {"signed": ("mean",), "nonnegative": ("var",), "hyper": hyper}
-    return (
-        rule(state=("mean", "var"), **slots)(plain),
-        rule(state=("mean", "var", "peak"), **slots)(amsgrad),
-    )
+    with_peak = {**MEAN_AND_VAR, "state": ("mean", "var", "peak")}
+    return rule(**MEAN_AND_VAR, hyper=hyper)(plain), rule(**with_peak, hyper=hyper)(amsgrad)
 
 
 class AdamFamily(Optimizer):
@@ -90,6 +90,29 @@ class AdamFamily(Optimizer):
     epsilon: float = arg(default=1e-08, check=Real(least=0))
     betas: tuple[float, float] = alias("beta1", "beta2", default=(0.9, 0.999), kw_only=True)
     eps: float = alias("epsilon", default=1e-8, kw_only=True)
+
+
+class DecoupledFamily(AdamFamily):
+    """Abstract base of optimizers like Adam whose weight decay is decoupled.
+
+    Parameters
+    ----------
+    learning_rate, beta1, beta2, epsilon
+        See :class:`AdamFamily`.
+    cautious, cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`. Default False.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+    """
+
+    decoupled = True
+    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
 
 @scalar

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from fastopt._engine.validate import label
 from fastopt.arguments import Real, TableOf, arg, brief, kept
 from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.optimizer import Index, Optimizer
+from fastopt.optimizer.optimizer import Index, Optimizer, RateAttribute
 
 ANY = Real(infinite=True, nan=True)
 
@@ -156,6 +156,7 @@ class DistanceFamily(JointSums, AdamFamily):
     same_in_groups: ClassVar[tuple[str, ...]] = (
         *("learning_rate", "lr_scheduler", "beta1", "beta2", "d0", "growth_rate"),
     )
+    learning_rate: RateAttribute = arg(default=1.0)
     d0: float = arg(default=1e-6, check=Real(least=1e-30))
     growth_rate: float = arg(default=math.inf, check=Real(least=1, infinite=True))
 

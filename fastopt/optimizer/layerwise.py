@@ -5,7 +5,13 @@ import math
 from fastopt.arguments import FLAG, OrNone, Real, TableOf, alias, arg, kept
 from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.families import MOMENTS, AdamFamily, MomentumFamily, mean_and_var
+from fastopt.optimizer.families import (
+    MEAN_AND_VAR,
+    MOMENTS,
+    AdamFamily,
+    MomentumFamily,
+    mean_and_var,
+)
 from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, endings, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
 
@@ -125,10 +131,35 @@ def trust_ratio(square_weight: Scalar, square_step: Scalar, h: Hyper) -> Scalar:
     return 1.0 if norm == 0 or step == 0 else norm / step
 
 
-@corrected(mean_and_var, when=lambda made: made.bias_correction)
-def bounds(self: "LAMB | LANS", t: int, lr: float, wd: float) -> dict[str, float]:
-    """Return the bounds of the weight norm, see :meth:`Optimizer.hyper`."""
-    return {"lower_bound": self.lower_bound or 0.0, "upper_bound": self.upper_bound or math.inf}
+class TrustFamily(AdamFamily):
+    """Abstract base of optimizers like Adam whose steps are scaled by the norms of the layer.
+
+    Parameters
+    ----------
+    learning_rate, beta1, beta2, epsilon
+        See :class:`~fastopt.optimizer.families.AdamFamily`. Default of `epsilon`: 1e-6.
+    lower_bound, upper_bound : float, optional
+        Bounds of the norm of the weight, at least 0; None or 0 for no bound.
+    bias_correction : bool
+        Correct the bias of both moments.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+    """
+
+    epsilon: float = arg(default=1e-06)
+    lower_bound: float | None = arg(default=None, check=BOUND)
+    upper_bound: float | None = arg(default=None, check=BOUND)
+    bias_correction: bool = arg(default=True, check=FLAG)
+
+    @corrected(mean_and_var, when=lambda made: made.bias_correction)
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"lower_bound": self.lower_bound or 0.0, "upper_bound": self.upper_bound or math.inf}
 
 
 @scalar
@@ -152,13 +183,7 @@ def lamb_finish(sums: Sums, h: Hyper) -> None:
     h.lr = h.lr * trust_ratio(sums[0], sums[1], h)
 
 
-@rule(
-    state=("mean", "var"),
-    signed=("mean",),
-    nonnegative=("var",),
-    hyper=TRUST,
-    passes=((lamb_sums, lamb_finish),),
-)
+@rule(**MEAN_AND_VAR, hyper=TRUST, passes=((lamb_sums, lamb_finish),))
 def lamb(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam's step with the layer's learning rate."""
     step, mean, var = direction(weight, grad, state, h)
@@ -166,7 +191,7 @@ def lamb(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class LAMB(AdamFamily):
+class LAMB(TrustFamily):
     r"""LAMB: Adam with a layer-wise learning rate, for large batches.
 
     .. math::
@@ -217,11 +242,6 @@ class LAMB(AdamFamily):
     array([0.9, 1.1])
     """
 
-    epsilon: float = arg(default=1e-06)
-    lower_bound: float | None = arg(default=None, check=BOUND)
-    upper_bound: float | None = arg(default=None, check=BOUND)
-    bias_correction: bool = arg(default=True, check=FLAG)
-    hyper = bounds
     rule = lamb
 
 
@@ -261,9 +281,7 @@ def trust_finish(sums: Sums, h: Hyper) -> None:
 
 
 @rule(
-    state=("mean", "var"),
-    signed=("mean",),
-    nonnegative=("var",),
+    **MEAN_AND_VAR,
     hyper=(*TRUST, "inverse_norm", "mean_rate", "grad_rate"),
     passes=((norm_sums, norm_finish), (trust_sums, trust_finish)),
 )
@@ -274,7 +292,7 @@ def lans(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class LANS(AdamFamily):
+class LANS(TrustFamily):
     r"""LANS: LAMB with normalized gradients and Nesterov momentum.
 
     .. math::
@@ -326,9 +344,4 @@ class LANS(AdamFamily):
     array([0.9, 1.1])
     """
 
-    epsilon: float = arg(default=1e-06)
-    lower_bound: float | None = arg(default=None, check=BOUND)
-    upper_bound: float | None = arg(default=None, check=BOUND)
-    bias_correction: bool = arg(default=True, check=FLAG)
-    hyper = bounds
     rule = lans

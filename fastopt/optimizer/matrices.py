@@ -419,6 +419,9 @@ class ByPattern:
         )
 
 
+Coefficients = Literal["polar", "polar_express", "quintic"]
+"""Name of the polynomials of an orthogonalization."""
+
 CHECKS: Descriptions = {
     "coefficients": Choice(*COEFFICIENTS),
     "steps": Integer(1, 100),
@@ -428,7 +431,7 @@ CHECKS: Descriptions = {
 
 def orthogonalize(
     matrix: ArrayLike,
-    coefficients: Literal["polar", "polar_express", "quintic"] = "polar",
+    coefficients: Coefficients = "polar",
     steps: int = 5,
     eps: float = 1e-7,
 ) -> Array:

@@ -8,12 +8,21 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
+from fastopt._engine.newton_schulz import NewtonSchulz
 from fastopt._engine.validate import check_like, label
 from fastopt.arguments import FLAG, Choice, Integer, Real, Stored, alias, arg, brief, number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.matrices import ByPattern, Directions, MatrixOptimizer, Part, Shape, Update
+from fastopt.optimizer.matrices import (
+    CHECKS,
+    ByPattern,
+    Coefficients,
+    Directions,
+    MatrixOptimizer,
+    Part,
+    Shape,
+    Update,
+)
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, RateAttribute, constant, register
 
 SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "maximize", "seed")
@@ -30,6 +39,9 @@ def muon_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     mom = h.momentum * state[0] + h.one_minus_momentum * grad
     return h.fresh * grad + h.kept * mom, (mom,)
 
+
+Adjust = Literal["rms", "original", "spectral"]
+"""How the scale of a step depends on the shape of the matrix."""
 
 Main = TypeVar("Main", bound="MuonFamily", contravariant=True)
 
@@ -109,14 +121,10 @@ class MuonFamily(MatrixOptimizer):
     orthogonalizes_signs: ClassVar[bool] = False
     momentum: float = arg(default=0.95, check=Real(least=0, below=1))
     nesterov: bool = arg(default=True, check=FLAG)
-    coefficients: Literal["polar", "polar_express", "quintic"] = arg(
-        default="polar", check=Choice(*COEFFICIENTS)
-    )
-    steps: int = arg(default=5, check=Integer(least=1, most=100))
-    eps: float = arg(default=1e-07, check=Real(least=1e-30))
-    adjust: Literal["rms", "original", "spectral"] = arg(
-        default="rms", check=Choice("rms", "original", "spectral")
-    )
+    coefficients: Coefficients = arg(default="polar", check=CHECKS["coefficients"])
+    steps: int = arg(default=5, check=CHECKS["steps"])
+    eps: float = arg(default=1e-07, check=CHECKS["eps"])
+    adjust: Adjust = arg(default="rms", check=Choice("rms", "original", "spectral"))
     split: Stored[Any, Mapping[str, int | Sequence[int]] | None] = arg(
         default=None, check=ByPattern("parts", _check_parts)
     )
@@ -366,13 +374,13 @@ FLOOR = 1e-10
 """Number of the authors that is added to roots and norms."""
 
 
-class Normalized(Orthogonal["NorMuon | AdaMuon"]):
+class Normalized(Orthogonal["NormalizedFamily"]):
     """Directions: the orthogonalized momentum, divided by the root of its second moment.
 
     The optimizer's function `squares` returns what the second moment averages.
     """
 
-    def write(self, main: "NorMuon | AdaMuon", update: Update) -> bool:
+    def write(self, main: "NormalizedFamily", update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         index, _, direction, _, (_, var) = update
         if not direction.size:
@@ -412,8 +420,30 @@ def squares_of_rows(matrix: Array) -> Array:
     return np.asarray(sums / matrix.shape[-1])[..., np.newaxis]
 
 
+class NormalizedFamily(MuonFamily):
+    """Abstract base of optimizers that divide the orthogonalized momentum by its second moment.
+
+    Parameters
+    ----------
+    beta2 : float
+        Decay rate of the second moment, at least 0 and below 1.
+    learning_rate, momentum, **common
+        See :class:`MuonFamily`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Like :class:`Muon`.
+    """
+
+    beta2: float = arg(default=0.95, check=Real(least=0, below=1))
+    positional = ("learning_rate", "momentum", "beta2")
+    directions = Normalized
+    squares: ClassVar[Any]
+
+
 @register
-class NorMuon(MuonFamily):
+class NorMuon(NormalizedFamily):
     r"""NorMuon: Muon whose rows have steps of equal size.
 
     .. math::
@@ -466,9 +496,6 @@ class NorMuon(MuonFamily):
            [ 0.   , -0.028]])
     """
 
-    beta2: float = arg(default=0.95, check=Real(least=0, below=1))
-    positional = ("learning_rate", "momentum", "beta2")
-    directions = Normalized
     squares = staticmethod(squares_of_rows)
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
@@ -477,7 +504,7 @@ class NorMuon(MuonFamily):
 
 
 @register
-class AdaMuon(MuonFamily):
+class AdaMuon(NormalizedFamily):
     r"""AdaMuon: Muon of signs, with a second moment for each element.
 
     .. math::
@@ -526,11 +553,8 @@ class AdaMuon(MuonFamily):
            [-0.02,  0.02]])
     """
 
-    beta2: float = arg(default=0.95, check=Real(least=0, below=1))
-    positional = ("learning_rate", "momentum", "beta2")
-    directions = Normalized
     orthogonalizes_signs = True
-    squares: ClassVar[Any] = staticmethod(np.square)
+    squares = staticmethod(np.square)
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixOptimizer.slots`."""
@@ -666,7 +690,7 @@ class Scion(MuonFamily):
         default=None, check=ByPattern(f"pairs of {BALL}", _check_ball)
     )
     nesterov: bool = arg(default=False)
-    adjust: Literal["rms", "original", "spectral"] = arg(default="spectral")
+    adjust: Adjust = arg(default="spectral")
     positional = ("learning_rate", "momentum", "radius", "norms", "nesterov", "adjust")
 
     directions = _Extreme

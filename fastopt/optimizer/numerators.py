@@ -6,7 +6,14 @@ from fastopt.arguments import FLAG, Integer, Real, alias, arg
 from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.kernels.variants import Traits
-from fastopt.optimizer.families import MOMENTS, AdamFamily, mean_and_var, over
+from fastopt.optimizer.families import (
+    MEAN_AND_VAR,
+    MOMENTS,
+    AdamFamily,
+    DecoupledFamily,
+    mean_and_var,
+    over,
+)
 from fastopt.optimizer.optimizer import Optimizer, RateAttribute, corrected, register
 
 DIFFERENCES = (
@@ -54,7 +61,7 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Carried) -> None:
 
 
 @register
-class Adan(AdamFamily):
+class Adan(DecoupledFamily):
     r"""Adan: adaptive Nesterov momentum.
 
     .. math::
@@ -107,7 +114,6 @@ class Adan(AdamFamily):
     [0.9 1.1]
     """
 
-    decoupled = True
     beta1: float = arg(default=0.98)
     beta2: float = arg(default=0.92)
     beta3: float = arg(default=0.99, check=Real(least=0, below=1))
@@ -115,8 +121,6 @@ class Adan(AdamFamily):
     betas: tuple[float, float, float] = alias(  # type: ignore[assignment]
         "beta1", "beta2", "beta3", default=(0.98, 0.92, 0.99), kw_only=True
     )
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     positional = ("learning_rate", "beta1", "beta2", "beta3", "epsilon", "proximal")
 
     base_rule = adan
@@ -173,7 +177,7 @@ def scheduled(t: Scalar, h: Hyper, carried: Carried) -> None:
 
 
 @register
-class AdEMAMix(AdamFamily):
+class AdEMAMix(DecoupledFamily):
     r"""AdEMAMix: Adam with a mixture of a fast and a slow moving average of the gradient.
 
     .. math::
@@ -228,7 +232,6 @@ class AdEMAMix(AdamFamily):
     [0.895 1.105]
     """
 
-    decoupled = True
     beta3: float = arg(default=0.9999, check=Real(least=0, below=1))
     alpha: float = arg(default=5.0, check=Real(least=0))
     alpha_steps: int = arg(default=0, check=Integer(least=0))
@@ -236,8 +239,6 @@ class AdEMAMix(AdamFamily):
     betas: tuple[float, float, float] = alias(  # type: ignore[assignment]
         "beta1", "beta2", "beta3", default=(0.9, 0.999, 0.9999), kw_only=True
     )
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     positional = (
         *("learning_rate", "beta1", "beta2", "beta3", "alpha", "epsilon", "alpha_steps"),
@@ -290,7 +291,7 @@ def started(t: Scalar, h: Hyper, carried: Carried) -> None:
 
 
 @register
-class MARS(AdamFamily):
+class MARS(DecoupledFamily):
     r"""MARS: AdamW of gradients whose variance is reduced by the gradient of the last step.
 
     .. math::
@@ -345,13 +346,10 @@ class MARS(AdamFamily):
     array([0.8297, 1.2   ])
     """
 
-    decoupled = True
     learning_rate: RateAttribute = arg(default=0.003)
     beta1: float = arg(default=0.95)
     beta2: float = arg(default=0.99)
     gamma: float = arg(default=0.025, check=Real(least=0))
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     base_rule = mars
 
@@ -403,9 +401,7 @@ def norm_limited(sums: Sums, h: Hyper, kept: State) -> State:
 
 
 @rule(
-    state=("mean", "var"),
-    signed=("mean",),
-    nonnegative=("var",),
+    **MEAN_AND_VAR,
     hyper=(
         *(*MOMENTS, "mean_scale", "var_scale", *DECAYS, *MEASURED),
         *("peak_scale", "length_scale", "square_scale"),
@@ -434,7 +430,7 @@ def restarted(t: Scalar, h: Hyper, carried: Carried) -> None:
 
 
 @register
-class StableSPAM(AdamFamily):
+class StableSPAM(DecoupledFamily):
     r"""StableSPAM: AdamW that is insensitive to spikes of the gradient.
 
     .. math::
@@ -503,13 +499,10 @@ class StableSPAM(AdamFamily):
     array([0.8328, 1.2001])
     """
 
-    decoupled = True
     gamma1: float = arg(default=0.7, check=Real(least=0, below=1))
     gamma2: float = arg(default=0.9, check=Real(least=0, below=1))
     gamma3: float = arg(default=0.999, check=Real(least=0, below=1))
     reset_interval: int = arg(default=1000, check=Integer(least=0))
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     base_rule = stable_spam
 

@@ -10,7 +10,7 @@ from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.kernels.variants import shrunk_by
 from fastopt.optimizer.jointsums import ANY, DistanceFamily
-from fastopt.optimizer.optimizer import RateAttribute, corrected, register
+from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.schedulefree import (
     FREE,
     FREE_STEP,
@@ -214,14 +214,8 @@ class Prodigy(EstimatedAdam):
         *EstimatedAdam.same_in_groups,
         *("beta3", "d_coef", "bias_correction", "safeguard_warmup"),
     )
-    learning_rate: RateAttribute = arg(default=1.0)
-    beta1: float = arg(default=0.9)
-    beta2: float = arg(default=0.999)
     beta3: float | None = arg(default=None, check=OrNone(Real(least=0, below=1)))
-    epsilon: float = arg(default=1e-08)
-    d0: float = arg(default=1e-06)
     d_coef: float = arg(default=1.0, check=Real(least=0))
-    growth_rate: float = arg(default=math.inf)
     decouple: bool = arg(default=True)
     bias_correction: bool = arg(default=False, check=FLAG)
     safeguard_warmup: bool = arg(default=False, check=FLAG)
@@ -372,13 +366,6 @@ class DAdaptAdam(EstimatedAdam):
 
     base_rule = dadaptadam
     same_in_groups = (*EstimatedAdam.same_in_groups, "bias_correction")
-    learning_rate: RateAttribute = arg(default=1.0)
-    beta1: float = arg(default=0.9)
-    beta2: float = arg(default=0.999)
-    epsilon: float = arg(default=1e-08)
-    d0: float = arg(default=1e-06)
-    growth_rate: float = arg(default=math.inf)
-    decouple: bool = arg(default=False)
     bias_correction: bool = arg(default=False, check=FLAG)
     estimate: dict[str, float] = kept(factory=dict, check=EstimateOf(WEIGHTED))
 
@@ -528,12 +515,9 @@ class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
         *DistanceFamily.same_in_groups,
         *("beta3", "d_coef", "warmup_steps", "r", "weight_lr_power", "average_rate"),
     )
-    learning_rate: RateAttribute = arg(default=1.0)
     beta1: float = arg(default=0.9, check=Real(least=0.01, below=1))
     beta2: float = arg(default=0.99)
     beta3: float | None = arg(default=None, check=OrNone(Real(least=0, below=1)))
-    epsilon: float = arg(default=1e-08)
-    d0: float = arg(default=1e-06)
     d_coef: float = arg(default=1.0, check=Real(least=0))
     growth_rate: float = arg(default=2**0.25)
     estimate: dict[str, float] = kept(factory=dict, check=EstimateOf(FREE_ESTIMATE))

@@ -6,7 +6,7 @@ from fastopt.arguments import FLAG, Real, alias, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, rescaled, same_sign, sign
 from fastopt.kernels.variants import Traits, shrunk_by
-from fastopt.optimizer.families import MOMENTS, AdamFamily, MomentumFamily
+from fastopt.optimizer.families import MOMENTS, DecoupledFamily, MomentumFamily
 from fastopt.optimizer.optimizer import Optimizer, RateAttribute, constant, register
 
 
@@ -106,7 +106,7 @@ def lion(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class Lion(AdamFamily):
+class Lion(DecoupledFamily):
     r"""Lion: steps of equal magnitude along the sign of the averaged gradient.
 
     .. math::
@@ -150,15 +150,12 @@ class Lion(AdamFamily):
     array([0.9, 1. , 1.1])
     """
 
-    decoupled = True
     base_rule = lion
 
     epsilon: float = arg(default=0.0, init=False)
     eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)
     learning_rate: RateAttribute = arg(default=0.0001)
     beta2: float = arg(default=0.99)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
 
 @rule(

@@ -14,7 +14,7 @@ from fastopt.kernels.scalars import COMMON, clip, decayed, moments, rescaled
 from fastopt.optimizer import rmsprop
 from fastopt.optimizer.adagrad import AdaDelta
 from fastopt.optimizer.denominators import rectified
-from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.families import MEAN_AND_VAR, MOMENTS, AdamFamily
 from fastopt.optimizer.sgd import NAG, first_undamped, sgd
 
 BUFFER = ("momentum", "one_minus_dampening", "of_mom", "of_grad")
@@ -132,18 +132,8 @@ class Delta(AdaDelta):
     rule = adadelta_of_torch
     decoupled = False
 
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"rho": self.rho, "one_minus_rho": 1 - self.rho, "epsilon": self.epsilon}
 
-
-@rule(
-    state=("mean", "var"),
-    signed=("mean",),
-    nonnegative=("var",),
-    hyper=(*MOMENTS, "coupled", "decoupled", "mean_scale", "rectified"),
-)
+@rule(**MEAN_AND_VAR, hyper=(*MOMENTS, "coupled", "decoupled", "mean_scale", "rectified"))
 def radam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """RAdam with either kind of weight decay."""
     mean, var = moments(rescaled(grad, h) + h.coupled * weight, state, h)
@@ -163,5 +153,4 @@ class Rectified(AdamFamily):
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         coupled, decoupled = (0.0, wd) if self.decoupled_weight_decay else (wd, 0.0)
-        fields = {"mean_scale": 1.0, "rectified": 0.0, "var_scale": 1.0, "threshold": 5.0}
-        return {**super().hyper(t, lr, wd), **fields, "coupled": coupled, "decoupled": decoupled}
+        return {"threshold": 5.0, "coupled": coupled, "decoupled": decoupled}

@@ -72,74 +72,14 @@ def shrunk_by(weight: Scalar, h: Hyper) -> Scalar:
     return (type(weight)(1) - h.shrink) * weight
 
 
-@scalar
-def zero(weight: Scalar) -> Scalar:
-    """Return 0, from which a rule with :attr:`Traits.from_zero` starts."""
-    return type(weight)(0)
-
-
-@scalar
-def itself(weight: Scalar) -> Scalar:
-    """Return the weight, from which other rules start."""
-    return weight
-
-
 LEAST_SHARE = 1e-3
 """Share of aligned elements below which moves are not scaled up further."""
-
-
-@scalar
-def every_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
-    """Return the move of the rule."""
-    return move
 
 
 @scalar
 def cautious_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
     """Return the move if it is downhill, divided by the share of such elements; else 0."""
     return move * (h.aligned_scale if same_sign(-move, grad) else type(move)(0))
-
-
-@scalar
-def turned_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
-    """Return a move of the same size against the sign of the gradient."""
-    return -abs(move) * sign(grad)
-
-
-@scalar
-def before_step(weight: Scalar, change: Scalar) -> Scalar:
-    """Return the weight that decay before the step applies to."""
-    return weight
-
-
-@scalar
-def after_step(weight: Scalar, change: Scalar) -> Scalar:
-    """Return the weight that decay after the step applies to."""
-    return weight + change
-
-
-@scalar
-def every_weight(weight: Scalar, move: Scalar, decaying: Scalar) -> Scalar:
-    """Return the weight that decay applies to."""
-    return decaying
-
-
-@scalar
-def cautious_weight(weight: Scalar, move: Scalar, decaying: Scalar) -> Scalar:
-    """Return the weight that decay applies to, or 0 if it moves away from 0."""
-    return type(weight)(0) if same_sign(weight, move) else decaying
-
-
-@scalar
-def whole(change: Scalar, h: Hyper) -> Scalar:
-    """Return the change of the weight."""
-    return change
-
-
-@scalar
-def limited(change: Scalar, h: Hyper) -> Scalar:
-    """Return the change of the weight, scaled by the tensor's factor."""
-    return h.trust * change
 
 
 def aligned_finish(sums: Sums, h: Hyper) -> None:
@@ -191,40 +131,42 @@ def varied(of: Rule, traits: Traits, which: Variant) -> Rule:
         return of
     seen, decay, from_zero, ratio, fields, step = traits
     fn, included = (of.fn, decay) if step is None else (step, no_decay)
-    decaying = before_step if step is None else after_step
-    start = zero if from_zero else itself
-    masked = cautious_move if which.cautious else every_move
-    turned = turned_move if which.grams else every_move
-    selected = cautious_weight if which.cautious_decay else every_weight
-    scaled = limited if which.stable else whole
+    decays_last = step is not None
+    # Constants of the functions below, whose compilation removes the other branches.
+    cautious, cautious_decay, stable, grams = which
 
     def variant(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-        first = start(weight)
+        first = type(weight)(0) if from_zero else weight
         last, new = fn(first, grad, state, h)
         against = seen(weight, grad, h)
-        move = turned(last - first + included(first, h), against, h)
-        change = masked(move, against, h)
-        change -= decay(selected(weight, move, decaying(weight, change)), h)
-        return weight + scaled(change, h), new
+        move = last - first + included(first, h)
+        if grams:
+            move = -abs(move) * sign(against)
+        change = cautious_move(move, against, h) if cautious else move
+        decaying = weight + change if decays_last else weight
+        if cautious_decay:
+            decaying = type(weight)(0) if same_sign(weight, move) else decaying
+        change -= decay(decaying, h)
+        return weight + (h.trust * change if stable else change), new
 
     def aligned_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-        first = start(weight)
+        first = type(weight)(0) if from_zero else weight
         last, _ = fn(first, grad, state, h)
         move = last - first + included(first, h)
         aligned = same_sign(-move, seen(weight, grad, h))
         return type(weight)(1) if aligned else type(weight)(0), type(weight)(1)
 
     def ratio_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-        _, new = fn(start(weight), grad, state, h)
+        _, new = fn(type(weight)(0) if from_zero else weight, grad, state, h)
         return ratio(seen(weight, grad, h), new, h), type(weight)(1)  # type: ignore[misc]
 
-    passes: list[tuple[Function, Function]] = [(aligned_sums, aligned_finish)] * which.cautious
-    passes += [(ratio_sums, ratio_finish)] * which.stable
+    passes: list[tuple[Function, Function]] = [(aligned_sums, aligned_finish)] * cautious
+    passes += [(ratio_sums, ratio_finish)] * stable
     if of.kept:
         passes = [(sums, keeping(finish)) for sums, finish in passes]
     names = [name for name, chosen in which._asdict().items() if chosen]
     variant.__name__ = variant.__qualname__ = "_".join([of.name, *names])
-    more = (*("aligned_scale",) * which.cautious, *("trust", *fields) * which.stable)
+    more = (*("aligned_scale",) * cautious, *("trust", *fields) * stable)
     declare = rule(
         state=of.state,
         hyper=(*of.hyper, *more),

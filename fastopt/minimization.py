@@ -5,6 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import count as counted
 from itertools import repeat
 from typing import Any
@@ -177,8 +178,8 @@ def minimize(
         )
     if window is None:
         window = max(len(batches), 1) if isinstance(batches, Sized) else WINDOW
-    run = _Run(objective, x, updater, _limits(bounds, x), count("window", window))
-    run.noisy = batches is not None
+    limits, noisy = _limits(bounds, x), batches is not None
+    run = _Run(objective, x, updater, limits, count("window", window), noisy)
     notify = _notifier(callback, result)
     with ExitStack() as stack:
         bar = stack.enter_context(_bar(steps)) if progress and flag("progress", progress) else None
@@ -303,24 +304,22 @@ class _Objective:
         return _loss(value), grads
 
 
+@dataclass(eq=False)
 class _Run:
     """State of a minimization."""
 
-    def __init__(
-        self,
-        objective: _Objective,
-        x: object,
-        updater: Updater,
-        limits: list[tuple[int, Array, Array]],
-        window: int,
-    ) -> None:
-        self.objective, self.x, self.updater = objective, x, updater
-        self.limits, self.window = limits, window
-        self.noisy = False
-        self.nit = 0
-        self.history: list[float] = []
-        self.best: tuple[float, Any] | None = None
-        """Lowest loss, or mean of losses if they are noisy, and its x."""
+    objective: _Objective
+    x: Any
+    updater: Updater
+    limits: list[tuple[int, Array, Array]]
+    window: int
+    noisy: bool
+    nit: int = 0
+    history: list[float] = field(default_factory=list)
+    best: tuple[float, Any] | None = None
+    """Lowest loss, or mean of losses if they are noisy, and its x."""
+
+    def __post_init__(self) -> None:
         self._project(self.x)
 
     def run(

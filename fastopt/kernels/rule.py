@@ -436,13 +436,14 @@ def rule(
     given |= {"signed": signed, "nonnegative": nonnegative}
     for kind, names in given.items():
         _check_names(kind, names)
+    slots: dict[str, Any] = {kind: tuple(names) for kind, names in given.items()}
     for name in (*signed, *nonnegative):
         if name not in state or (name in signed and name in nonnegative):
             raise TypeError(f"{name!r} must be in state, and in one of signed and nonnegative")
 
     reductions = _passes(passes)
     _check_row(row, noise or passes, signed or nonnegative)
-    of_rows = _row_state(row, state, row_state)
+    rows = _row_state(row, state, row_state)
     if extra is not None and (row or extra not in set(state) - {*signed, *nonnegative}):
         raise TypeError(
             f"extra must be a state slot of a rule without row, stored exactly, got {extra!r}"
@@ -462,21 +463,12 @@ def rule(
         # Numba's cache pickles the function in a kernel's closure. With this name it is found in
         # its module, so it is pickled by reference and the cache hits.
         fn.__qualname__ = f"{fn.__qualname__}.fn"
-        for f in (fn, *(f for one in reductions for f in one[:2]), *([row] if row else [])):
-            scalar(f)
-        return Rule(
-            fn,
-            tuple(state),
-            tuple(hyper),
-            noise,
-            reductions,
-            row,
-            tuple(kept),
-            tuple(signed),
-            tuple(nonnegative),
-            extra=extra or "",
-            row_state=of_rows,
+        made = Rule(
+            fn, **slots, noise=noise, passes=reductions, row=row, extra=extra or "", row_state=rows
         )
+        for each in made.functions:
+            scalar(each)
+        return made
 
     return declare
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from fastopt.arguments import FLAG, Choice, Real, alias, arg
 from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, rule, scalar
-from fastopt.kernels.scalars import COMMON, moments, peak_moments
+from fastopt.kernels.scalars import COMMON, moments, peak_moments, rescaled
 from fastopt.kernels.variants import Variant
 from fastopt.optimizer.optimizer import Optimizer, RateAttribute
 
@@ -19,6 +19,12 @@ MEAN_AND_VAR: Any = {"state": ("mean", "var"), "signed": ("mean",), "nonnegative
 
 MOMENTS = (*COMMON, "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "epsilon")
 """Hyper-parameters set by :meth:`AdamFamily.hyper` and the base class."""
+
+
+def squared(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
+    """Return the square of the rescaled and clipped gradient, for reductions."""
+    grad = rescaled(grad, h)
+    return (grad * grad,)
 
 
 def mean_and_var(t: Scalar, h: Hyper, carried: Carried) -> None:

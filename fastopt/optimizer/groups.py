@@ -15,18 +15,10 @@ from fastopt._engine.per_index import Index
 from fastopt._notices import warn_user
 from fastopt.arguments import Same, brief, flag, number, rename, unknown_arguments
 from fastopt.averages import Average
-from fastopt.optimizer.optimizer import Optimizer, attribute_of, create
-
-MULTIPLIERS = ("lr_mult", "wd_mult")
+from fastopt.optimizer.optimizer import FOLLOWED, MULTIPLIERS, Optimizer, attribute_of, create
 
 SHARED = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict", "sym")
 """Arguments that are common to all groups and cannot be overridden."""
-
-FOLLOWED = (
-    *("_index_update_count", "idx2name", "param_dict", "rescale_grad", "begin_num_update"),
-    *("row_decay", "masters_given"),
-)
-"""Attributes that a group's own optimizer shares with the updater's optimizer."""
 
 
 class Group:

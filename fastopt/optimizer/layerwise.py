@@ -11,6 +11,7 @@ from fastopt.optimizer.families import (
     AdamFamily,
     MomentumFamily,
     mean_and_var,
+    squared,
 )
 from fastopt.optimizer.optimizer import Index, Optimizer, PerIndex, corrected, endings, register
 from fastopt.optimizer.sgd import sgd, sgd_momentum
@@ -257,12 +258,6 @@ def directions(
     return mean * h.mean_scale / root + decay, grad / root + decay, mean, var
 
 
-def norm_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-    """Return the squared gradient."""
-    grad = rescaled(grad, h)
-    return (grad * grad,)
-
-
 def norm_finish(sums: Sums, h: Hyper) -> None:
     """Compute the inverse of the gradient norm, or 1 if the norm is 0."""
     h.inverse_norm = 1.0 / math.sqrt(sums[0]) if sums[0] != 0 else 1.0
@@ -283,7 +278,7 @@ def trust_finish(sums: Sums, h: Hyper) -> None:
 @rule(
     **MEAN_AND_VAR,
     hyper=(*TRUST, "inverse_norm", "mean_rate", "grad_rate"),
-    passes=((norm_sums, norm_finish), (trust_sums, trust_finish)),
+    passes=((squared, norm_finish), (trust_sums, trust_finish)),
 )
 def lans(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Both steps, each with its own learning rate."""

@@ -53,6 +53,8 @@ from fastopt.kernels.variants import (
     varied,
 )
 from fastopt.optimizer.optimizer import (
+    FOLLOWED,
+    MULTIPLIERS,
     Array,
     Index,
     Optimizer,
@@ -73,10 +75,7 @@ SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
 ROUNDED = ("seed", "rounding", "idx2name")
 """Attributes that the step along a direction shares with the optimizer."""
 
-SHARED = (
-    *("_index_update_count", "begin_num_update", "idx2name", "param_dict", "lr_mult", "wd_mult"),
-    *("rescale_grad", "row_decay", "masters_given"),
-)
+SHARED = (*FOLLOWED, *MULTIPLIERS)
 """Attributes that every fallback shares with the optimizer."""
 
 NAMED = (
@@ -639,14 +638,12 @@ class MatrixOptimizer(Optimizer):
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
         super().check_together()
+        kind = type(self).__name__
         if self.master != "float32":
-            kind = type(self).__name__
             raise ValueError(f"{kind} keeps masters in float32: master must be 'float32'")
         if self.state_dtype is not None and not self.rounds_state:
-            kind = type(self).__name__
             raise ValueError(f"{kind} computes with its state in NumPy: state_dtype must be None")
         if self.state_dtype == "int8":
-            kind = type(self).__name__
             raise ValueError(
                 f"{kind} computes with its state in NumPy: state_dtype cannot be 'int8'"
             )

@@ -13,6 +13,7 @@ from fastopt.optimizer.families import (
     DecoupledFamily,
     mean_and_var,
     over,
+    squared,
 )
 from fastopt.optimizer.optimizer import Optimizer, RateAttribute, corrected, register
 
@@ -509,12 +510,6 @@ class StableSPAM(DecoupledFamily):
     hyper = corrected(restarted, "reset_interval")(Optimizer.hyper)
 
 
-def square(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-    """Return the squared gradient."""
-    grad = rescaled(grad, h)
-    return (grad * grad,)
-
-
 def norm(sums: Sums, h: Hyper, kept: State) -> State:
     """Update the average of squared norms, and compute the inverse of its root."""
     var = h.beta2 * kept[0] + h.one_minus_beta2 * sums[0]
@@ -532,7 +527,7 @@ def normalized(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
     state=("mom",),
     signed=("mom",),
     hyper=(*MOMENTS, "inverse"),
-    passes=((square, norm),),
+    passes=((squared, norm),),
     kept=("var",),
 )
 def novograd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -230,6 +230,12 @@ TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 
 MULTIPLIERS = ("lr_mult", "wd_mult")
 
+FOLLOWED = (
+    *("_index_update_count", "idx2name", "param_dict", "rescale_grad", "begin_num_update"),
+    *("row_decay", "masters_given"),
+)
+"""Attributes of an optimizer that another one for some of its parameters shares with it."""
+
 CHANGED = ("version", "mode_version")
 
 CHANGED_TABLES = (*CHANGED, "multipliers_version")

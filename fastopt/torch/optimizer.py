@@ -317,7 +317,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             A gradient does not match its parameter, or an option is out of range.
         """
         if self._has_hooks():
-            return self._step_with_hooks(closure)
+            return _hooked(self, closure)
         return self._step(closure)
 
     step.hooked = True  # type: ignore[attr-defined]
@@ -330,9 +330,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             or hooks._global_optimizer_post_hooks
             or torch.autograd._profiler_enabled()
         )
-
-    def _step_with_hooks(self, closure: Callable[[], Any] | None) -> Any:
-        return _hooked(self, closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -105,13 +105,16 @@ def plain(value: Any) -> Any:
 class Recipe:
     """Recipe of a class whose rule torch does not have: the arguments are fastopt's."""
 
+    package: ClassVar[str] = "fastopt.optimizer"
+    """Package with a class of the same name and options."""
+
     name: str
 
     @property
     def summary(self) -> str:
         """Docstring of the class."""
         return (
-            f"Optimizer for torch, see :class:`fastopt.optimizer.{self.name}` for its options.\n\n"
+            f"Optimizer for torch, see :class:`{self.package}.{self.name}` for its options.\n\n"
             "See :class:`Optimizer` for the other arguments."
         )
 
@@ -181,16 +184,10 @@ class Recipe:
 class OfTorch(Recipe):
     """Recipe of a class that torch has too: arguments and defaults are torch's."""
 
+    package = "torch.optim"
+
     forms: tuple[tuple[Any, Form], ...]
     """Classes of fastopt, and the options with which they have torch's formula."""
-
-    @property
-    def summary(self) -> str:
-        """Docstring of the class."""
-        return (
-            f"Optimizer for torch, see :class:`torch.optim.{self.name}` for its options.\n\n"
-            "See :class:`Optimizer` for the other arguments."
-        )
 
     @cached_property
     def of_torch(self) -> Any:

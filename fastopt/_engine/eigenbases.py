@@ -11,6 +11,9 @@ import numpy as np
 from fastopt._engine.buffers import Buffers
 from fastopt._engine.validate import Array
 
+ByAxis = dict[int, Array]
+"""Matrices of the axes of a gradient that have one."""
+
 
 def axes(shape: tuple[int, ...], largest: int, merges: bool) -> tuple[int, ...]:
     """Return the axis lengths of a gradient, merging axes while their product <= `largest`.
@@ -35,68 +38,64 @@ def axes(shape: tuple[int, ...], largest: int, merges: bool) -> tuple[int, ...]:
     return (*merged, size) if size > 1 or not merged else tuple(merged)
 
 
-def by_axis(lengths: Sequence[int], arrays: Sequence[Array], largest: int) -> list[Array | None]:
-    """Return an array for each axis of at most `largest`, and None for the others."""
-    rest = iter(arrays)
-    return [next(rest) if length <= largest else None for length in lengths]
+def by_axis(lengths: Sequence[int], pairs: Sequence[Array], largest: int) -> list[ByAxis]:
+    """Return the first and the second matrix of each axis of at most `largest`, given pairs."""
+    own = [axis for axis, length in enumerate(lengths) if length <= largest]
+    return [dict(zip(own, pairs[k::2], strict=True)) for k in (0, 1)]
 
 
 def averaged(
-    factors: Sequence[Array | None],
+    factors: ByAxis,
     gradient: Array,
     share: float,
     buffers: Buffers,
-    whiteners: Sequence[Array | None] | None = None,
-) -> list[Array | None]:
+    whiteners: ByAxis | None = None,
+) -> ByAxis:
     """Return the moving averages of the gradient's products with itself along each axis.
 
     Parameters
     ----------
-    factors : sequence of numpy.ndarray or None
+    factors : dict of int to numpy.ndarray
         The averages before, which do not change.
     gradient : numpy.ndarray
-        Array with one axis for each factor.
+        The gradient.
     share : float
         Weight of the gradient.
     buffers : Buffers
         Memory of the result.
-    whiteners : sequence of numpy.ndarray or None, optional
-        Matrix W for each axis, or None: the gradient is multiplied by W along all axes but that of
+    whiteners : dict of int to numpy.ndarray, optional
+        Matrix W of each of these axes: the gradient is multiplied by W along all axes but that of
         the average, and the products are means over these axes instead of sums. With
         :math:`W W^T` the inverse of the factor, the averages minimize a Kullback-Leibler
         divergence. Default: gradients as they are.
     """
-    found: list[Array | None] = []
-    for axis, factor in enumerate(factors):
-        out = None
-        if factor is not None:
-            out = buffers(f"factor {axis}", factor.shape, factor.dtype)
-            own = gradient if whiteners is None else _whitened(gradient, axis, whiteners)
-            _blend(factor, own, axis, share, out)
-        found.append(out)
+    found = {}
+    for axis, factor in factors.items():
+        found[axis] = buffers(f"factor {axis}", factor.shape, factor.dtype)
+        own = gradient if whiteners is None else _whitened(gradient, axis, whiteners)
+        _blend(factor, own, axis, share, found[axis])
     return found
 
 
-def first_whiteners(factors: Sequence[Array | None], gradient: Array) -> list[Array | None]:
+def first_whiteners(factors: ByAxis, gradient: Array) -> ByAxis:
     """Return the whiteners of a gradient before the factors are known: multiples of the identity.
 
     They are those of factors of equal scale for a gradient whose elements are independent, so that
     no axis depends on the scale of the gradient in another way than the rest.
     """
-    count = sum(factor is not None for factor in factors)
     square = np.square(gradient, dtype=np.float64).sum() / max(gradient.size, 1)
-    scale = square ** (-0.5 / count) if count and square != 0 else 1.0
-    return [
-        None if each is None else np.eye(len(each), dtype=each.dtype) * each.dtype.type(scale)
-        for each in factors
-    ]
+    scale = square ** (-0.5 / len(factors)) if factors and square != 0 else 1.0
+    return {
+        axis: np.eye(len(each), dtype=each.dtype) * each.dtype.type(scale)
+        for axis, each in factors.items()
+    }
 
 
-def _whitened(gradient: Array, axis: int, whiteners: Sequence[Array | None]) -> Array:
+def _whitened(gradient: Array, axis: int, whiteners: ByAxis) -> Array:
     """Return the gradient whitened along all axes but one, over the root of their common length."""
     size = gradient.size // gradient.shape[axis] if gradient.size else 1
-    for other, matrix in enumerate(whiteners):
-        if matrix is not None and other != axis:
+    for other, matrix in whiteners.items():
+        if other != axis:
             gradient = np.moveaxis(np.moveaxis(gradient, other, -1) @ matrix, -1, other)
     return np.asarray(gradient * gradient.dtype.type(size**-0.5))
 
@@ -206,26 +205,25 @@ def iterated(factor: Array, basis: Array) -> tuple[Array, Array]:
             return np.linalg.qr(products.astype(np.float64))[0], order
 
 
-def rotated(
-    array: Array, bases: Sequence[Array | None], back: bool, buffers: Buffers, out: Array
-) -> None:
+def rotated(array: Array, bases: ByAxis, back: bool, buffers: Buffers, out: Array) -> None:
     """Rotate an array into the bases of its axes, or back, and write the result to `out`.
 
     Parameters
     ----------
     array : numpy.ndarray
-        Array with one axis for each of `bases`.
-    bases : sequence of numpy.ndarray or None
-        Matrix with orthonormal columns for each axis; None leaves the axis as it is.
+        The array.
+    bases : dict of int to numpy.ndarray
+        Matrix with orthonormal columns of each axis; other axes are left as they are.
     back : bool
         Whether to rotate back: `array` holds coordinates in the bases.
     buffers : Buffers
         Scratch memory.
     out : numpy.ndarray
-        Array of the same shape, which may be `array` if there are two bases or more.
+        Array of the same shape, which may be `array` if it has two axes or more.
     """
-    last = len(bases) - 1
-    for axis, basis in enumerate(bases):
+    last = array.ndim - 1
+    for axis in range(array.ndim):
+        basis = bases.get(axis)
         rows, rest = array.shape[0], array.shape[1:]
         flat = array.reshape(rows, math.prod(rest)).T
         target = buffers(f"rotated {axis % 2}", flat.shape, array.dtype)

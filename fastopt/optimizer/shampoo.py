@@ -10,6 +10,7 @@ import numpy as np
 
 from fastopt._engine.buffers import Buffers
 from fastopt._engine.eigenbases import (
+    ByAxis,
     averaged,
     axes,
     by_axis,
@@ -50,11 +51,11 @@ class _OfAdam(Directions[Main]):
                 self._buffers(name, size, direction.dtype)
 
 
-def _assign(targets: Sequence[Array | None], values: Sequence[Array | None]) -> None:
+def _assign(targets: ByAxis, values: ByAxis) -> None:
     """Write the values of axes that have changed."""
-    for target, value in zip(targets, values, strict=True):
-        if target is not None and target is not value:
-            target[...] = value
+    for axis, value in values.items():
+        if targets[axis] is not value:
+            targets[axis][...] = value
 
 
 class _Preconditioned(_OfAdam["Shampoo"]):
@@ -77,10 +78,10 @@ class _Preconditioned(_OfAdam["Shampoo"]):
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             for at, sizes in blocks:
                 own = list(islice(rest, 2 * sum(size <= main.max_precond_dim for size in sizes)))
-                given = [by_axis(sizes, own[k::2], main.max_precond_dim) for k in (0, 1)]
+                given = by_axis(sizes, own, main.max_precond_dim)
                 averages, roots = self._renewed(main, given, gradient.reshape(lengths)[at], count)
                 if len(blocks) > 1:  # the buffers are those of the next block
-                    averages = [None if each is None else each.copy() for each in averages]
+                    averages = {axis: each.copy() for axis, each in averages.items()}
                 found.append((at, given, (averages, roots)))
             direction.fill(0)
             self._adam.step(main, index, count - 1, direction, gradient, (mean, var))
@@ -97,7 +98,9 @@ class _Preconditioned(_OfAdam["Shampoo"]):
                 _assign(targets, values)
         return True
 
-    def _renewed(self, main: "Shampoo", given: Sequence[Any], gradient: Array, count: int) -> Any:
+    def _renewed(
+        self, main: "Shampoo", given: Sequence[ByAxis], gradient: Array, count: int
+    ) -> tuple[ByAxis, ByAxis]:
         """Return the averages and the roots of a block after update `count`."""
         factors, roots = given
         whiteners = None
@@ -106,7 +109,7 @@ class _Preconditioned(_OfAdam["Shampoo"]):
         averages = averaged(factors, gradient, 1 - main.beta2, self._buffers, whiteners)
         return averages, main.roots(averages, count) if main.renews(count) else roots
 
-    def _precondition(self, step: Array, mean: Array, roots: Sequence[Any]) -> None:
+    def _precondition(self, step: Array, mean: Array, roots: ByAxis) -> None:
         """Turn a step of Adam, which is negative, into a preconditioned one of the same norm."""
         size, turned = _norm(step), self._buffers("turned", step.shape, step.dtype)
         rotated(mean, roots, False, self._buffers, turned)
@@ -257,14 +260,13 @@ class Shampoo(MatrixOptimizer, AdamFamily):
         due = count % self.precondition_frequency == 0 and count > self.start
         return due or count == self.start
 
-    def roots(self, factors: Sequence[Array | None], count: int) -> list[Array | None]:
+    def roots(self, factors: ByAxis, count: int) -> ByAxis:
         """Return the inverse roots of the bias-corrected averages of each axis."""
-        root, share = 2 * sum(each is not None for each in factors), 1 - self.beta2**count
-        root = 2 if self.kl else root
-        return [
-            None if each is None else inverse_root(each / share, root, self.root_epsilon)
-            for each in factors
-        ]
+        root, share = 2 if self.kl else 2 * len(factors), 1 - self.beta2**count
+        return {
+            axis: inverse_root(each / share, root, self.root_epsilon)
+            for axis, each in factors.items()
+        }
 
     def axes(self, shape: Shape) -> Shape:
         """Return the lengths of the axes that may have a preconditioner, merged if requested."""
@@ -310,9 +312,8 @@ class _Rotated(_OfAdam["SOAP"]):
         shape, dtype = direction.shape, direction.dtype
         inside, step = (self._buffers(name, shape, dtype) for name in ("inside", "step"))
         lengths, count = main.axes(direction.shape), int(steps[0])
-        largest, beta = main.max_precond_dim, main.shampoo_beta
-        factors, bases = (by_axis(lengths, pairs[first::2], largest) for first in (0, 1))
-        share = 1 - (main.beta2 if beta is None else beta)
+        factors, bases = by_axis(lengths, pairs, main.max_precond_dim)
+        share = 1 - (main.beta2 if main.shampoo_beta is None else main.shampoo_beta)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             shaped, whiteners = gradient.reshape(lengths), None
             if main.kl:
@@ -339,36 +340,26 @@ class _Rotated(_OfAdam["SOAP"]):
         return count > 0
 
 
-def _whiteners(
-    factors: Sequence[Array | None], bases: Sequence[Array | None], floor: float
-) -> list[Array | None]:
+def _whiteners(factors: ByAxis, bases: ByAxis, floor: float) -> ByAxis:
     """Return the basis of each axis, divided by the roots of the eigenvalues that it estimates."""
-    found: list[Array | None] = []
-    for factor, basis in zip(factors, bases, strict=True):
-        if factor is None or basis is None:
-            found.append(None)
-            continue
-        values = np.einsum("ij,ij->j", basis, factor @ basis)
-        found.append(basis / np.sqrt(np.maximum(values, factor.dtype.type(floor))))
+    found = {}
+    for axis, factor in factors.items():
+        values = np.einsum("ij,ij->j", bases[axis], factor @ bases[axis])
+        found[axis] = bases[axis] / np.sqrt(np.maximum(values, factor.dtype.type(floor)))
     return found
 
 
 def _next_bases(
-    lengths: Shape,
-    factors: Sequence[Array | None],
-    bases: Sequence[Array | None],
-    count: int,
-    every: int,
-) -> tuple[Sequence[Array | None], list[Array] | None]:
+    lengths: Shape, factors: ByAxis, bases: ByAxis, count: int, every: int
+) -> tuple[ByAxis, list[Array] | None]:
     """Return the bases of the next step, and, if they change, the column order for each axis."""
     if count == 0:
-        return [None if factor is None else eigenbasis(factor) for factor in factors], None
+        return {axis: eigenbasis(factor) for axis, factor in factors.items()}, None
     if count % every:
         return bases, None
-    new, orders = list(bases), [np.arange(length) for length in lengths]
-    for axis, (factor, basis) in enumerate(zip(factors, bases, strict=True)):
-        if factor is not None and basis is not None:
-            new[axis], orders[axis] = iterated(factor, basis)
+    new, orders = {}, [np.arange(length) for length in lengths]
+    for axis, factor in factors.items():
+        new[axis], orders[axis] = iterated(factor, bases[axis])
     return new, orders
 
 

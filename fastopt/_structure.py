@@ -525,18 +525,13 @@ def _reader(container: object, keys: Sequence[Any]) -> Reader | None:
 
     None for mappings other than dict, since reading them may have side effects.
     """
-    get: Any
-    if isinstance(container, (list, tuple)):
-        straight = list(keys) == list(range(len(keys)))
-        get = tuple if straight else itemgetter(*keys)
-    elif type(container) is dict:
-        get = itemgetter(*keys) if keys else None
-    elif isinstance(container, Mapping):
+    in_order = isinstance(container, (list, tuple))
+    if in_order and list(keys) == list(range(len(keys))):
+        return tuple
+    if isinstance(container, Mapping) and type(container) is not dict:
         return None
-    else:
-        get = attrgetter(*keys) if keys else None
-    if get is None:
+    if not keys:
         return lambda value: ()
-    if len(keys) != 1 or get is tuple:
-        return get  # type: ignore[no-any-return]
-    return lambda value: (get(value),)
+    getter: Any = itemgetter if in_order or type(container) is dict else attrgetter
+    get = getter(*keys)
+    return get if len(keys) > 1 else lambda value: (get(value),)

@@ -494,15 +494,10 @@ def _loss(value: object) -> float:
 
 def _not_text(array: Array) -> Array:
     """Return an array; raise TypeError for strings and dates, which NumPy converts to numbers."""
-    if array.dtype.kind in "SUmM" or any(
-        isinstance(each, (str, bytes)) for each in _objects(array)
-    ):
+    objects = array.flat if array.dtype.kind == "O" else ()
+    if array.dtype.kind in "SUmM" or any(isinstance(each, (str, bytes)) for each in objects):
         raise TypeError
     return array
-
-
-def _objects(array: Array) -> Iterable[Any]:
-    return array.flat if array.dtype.kind == "O" else ()
 
 
 def _is_finite(grads: object) -> bool:

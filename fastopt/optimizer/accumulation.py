@@ -33,11 +33,10 @@ class Sum(Optimizer):
     rule = accumulate
 
     keep: bool = arg(default=False, kw_only=True)
-    unchecked = False  # there are no multipliers
 
     def _initialize(self, given: dict[str, Any]) -> None:
         super()._initialize({**given, "lazy_update": given.get("keep", False)})
-        vars(self)["unchecked"] = False
+        vars(self)["unchecked"] = False  # there are no multipliers
 
 
 def _as_given(context: str, weight: object, grad: Any, copy: object = None) -> Any:

@@ -56,8 +56,6 @@ class FactoredSteps(RowSteps[Main]):
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         if update.target.ndim > 1:
             return super().write(main, update)
-        if not update.target.size:
-            return False
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             self.write_vector(main, update)
         return True

@@ -175,6 +175,9 @@ class Directions(Generic[Main]):
     rescales: ClassVar[bool] = True
     """Whether :meth:`write` gets gradients that are rescaled and clipped, in C order."""
 
+    skips_empty: ClassVar[bool] = True
+    """Whether steps of weights without elements are only counted."""
+
     def reserve(self, main: Main, index: Index, direction: Array) -> None:
         """Allocate buffers for the step of a weight, before anything changes."""
 
@@ -237,10 +240,6 @@ class Part:
         optimizer = self.follow(main)
         optimizer._index_update_count[index] = count
         optimizer._direct(False).update(index, weight, grad, state)
-
-    def check(self, main: Optimizer, index: Index, weight: Array, grad: Array) -> None:
-        """Raise unless a weight without state can be updated with a gradient."""
-        self.follow(main)._direct(False).check([(index, weight, grad, None)])
 
 
 class Rescaled:
@@ -305,7 +304,7 @@ class _Work:
         if self._directions.rescales:
             self._rescaled.reserve(direction)
         self._directions.reserve(main, index, direction)
-        self._descent.check(main, index, weight, direction)
+        self._descent.follow(main)._direct(False).check([(index, weight, direction, None)])
         return direction
 
     def step(
@@ -324,6 +323,8 @@ class _Work:
             shrink = 1 - lr * wd
             if in_place:
                 directions.step_in_place(main, update, (shrink, lr))
+                return
+            if not weight.size and directions.skips_empty:
                 return
             exact = self._rescaled(main, index, direction, grad) if directions.rescales else grad
             if directions.write(main, Update(index, weight, direction, exact, update.state)):
@@ -502,6 +503,8 @@ def _real(context: str, shape: Shape, value: object) -> Array:
 
 class _Computed(Directions["MatrixOptimizer"]):
     """Directions that the method of a subclass computes."""
+
+    skips_empty = False
 
     def write(self, main: "MatrixOptimizer", update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""

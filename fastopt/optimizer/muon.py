@@ -383,8 +383,6 @@ class Normalized(Orthogonal["NormalizedFamily"]):
     def write(self, main: "NormalizedFamily", update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         index, _, direction, _, (_, var) = update
-        if not direction.size:
-            return False
         self.average(main, update)
         parts = zip(main.matrices(index, direction), main.matrices(index, var), strict=True)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
@@ -575,8 +573,6 @@ class _Extreme(Orthogonal["Scion"]):
     def write(self, main: "Scion", update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         index, direction = update.parameter, update.target
-        if not direction.size:
-            return False
         self.average(main, update)
         norm, radius = main.ball(index, direction.shape)
         real, columns = direction.dtype.type, math.prod(direction.shape[1:])

@@ -97,8 +97,6 @@ class RowSteps(Directions[Main]):
     def write(self, main: Main, update: Update) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         index, weight, direction, grad, arrays = update
-        if not direction.size:
-            return False
         target, exact = (
             self.buffers(name, direction.shape, direction.dtype) for name in ("direction", "weight")
         )

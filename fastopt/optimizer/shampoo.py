@@ -70,8 +70,6 @@ class _Preconditioned(_OfAdam["Shampoo"]):
         Roots are computed before the state changes, so that a failure changes nothing.
         """
         index, _, direction, gradient, (mean, var, *pairs) = update
-        if not direction.size:
-            return False
         lengths = main.axes(direction.shape)
         count = main.updates_of(index)
         blocks, rest, found = main.blocks(lengths), iter(pairs), []
@@ -300,6 +298,7 @@ class Shampoo(MatrixOptimizer, AdamFamily):
 class _Rotated(_OfAdam["SOAP"]):
     """Directions: steps of Adam in the eigenbases, from 0 with a learning rate of 1."""
 
+    skips_empty = False
     shared = (*_OfAdam.shared, "stable")
     scratch = ("rotated 0", "rotated 1", "inside", "step")
 

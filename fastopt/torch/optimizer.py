@@ -67,14 +67,9 @@ class Group:
         self.made = made
         self.updater = Updater(made.optimizer, **settings)
         self.views: Views | None = None
-        self.note(group)
-
-    def note(self, group: Mapping[str, Any]) -> None:
-        """Keep the options that the optimizer has, except values that may change in place."""
-        self.known = {name: group[name] for name in (*self.made.options, *self.made.fixed)}
-        for name in self.made.options:
-            if _is_mutable(self.known[name]):
-                self.known[name] = None
+        self.known = {name: _constant(group[name]) for name in made.options}
+        """The options that the optimizer has."""
+        self.known |= {name: group[name] for name in made.fixed}
 
     def follow(self, group: Mapping[str, Any]) -> None:
         """Set the options of the optimizer that have changed in the group."""
@@ -100,7 +95,7 @@ class Group:
                         self.updater.states_synced, self.updater.states = {}, {}  # counts go on
                 if isinstance(optimizer, HeavyBall) and optimizer.momentum and not momentum:
                     self._start_buffers(optimizer)
-                self.known[name] = None if _is_mutable(now) else now
+                self.known[name] = _constant(now)
 
     def _start_buffers(self, optimizer: HeavyBall) -> None:
         """Let the next update be the first one for parameters without momentum so far.
@@ -157,6 +152,11 @@ def _are_alike(grad: Any, array: np.ndarray[Any, Any]) -> bool:
     """Whether a gradient needs no further check."""
     plain_array = type(grad) is np.ndarray
     return plain_array and grad.shape == array.shape and grad.dtype == array.dtype
+
+
+def _constant(value: object) -> Any:
+    """Return the value of an option, or None if it may change in place."""
+    return None if _is_mutable(value) else value
 
 
 def _is_mutable(value: object) -> bool:

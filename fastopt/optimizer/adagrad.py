@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from fastopt.arguments import Real, alias, arg
-from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, rule
+from fastopt.kernels.rule import Carried, Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed, rescaled
 from fastopt.optimizer.families import FORMULA, Formula
 from fastopt.optimizer.optimizer import Optimizer, constant, corrected, register
@@ -195,19 +195,25 @@ class GroupAdaGrad(Optimizer):
         return {}
 
 
+@scalar
+def adapted(grad: Scalar, state: State, h: Hyper) -> tuple[Scalar, State]:
+    """Return the gradient times the ratio of the root mean squares of steps and gradients."""
+    acc_g, acc_delta = state
+    acc_g = h.rho * acc_g + h.one_minus_rho * grad * grad
+    delta = math.sqrt(acc_delta + h.epsilon) / math.sqrt(acc_g + h.epsilon) * grad
+    acc_delta = h.rho * acc_delta + h.one_minus_rho * delta * delta
+    return delta, (acc_g, acc_delta)
+
+
 @rule(
     state=("acc_g", "acc_delta"),
     nonnegative=("acc_g", "acc_delta"),
     hyper=("wd", "rescale_grad", "clip_gradient", "rho", "one_minus_rho", "epsilon"),
 )
 def adadelta(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient times the ratio of the root mean squares of steps and gradients."""
-    acc_g, acc_delta = state
-    grad = rescaled(grad, h)
-    acc_g = h.rho * acc_g + h.one_minus_rho * grad * grad
-    delta = math.sqrt(acc_delta + h.epsilon) / math.sqrt(acc_g + h.epsilon) * grad
-    acc_delta = h.rho * acc_delta + h.one_minus_rho * delta * delta
-    return weight - (delta + h.wd * weight), (acc_g, acc_delta)
+    """Step without a learning rate, and decoupled decay."""
+    delta, new = adapted(rescaled(grad, h), state, h)
+    return weight - (delta + h.wd * weight), new
 
 
 @register

@@ -80,12 +80,25 @@ class EstimatedAdam(DistanceFamily):
     averaged_gradient = staticmethod(with_decay)
 
 
-ESTIMATE = "d", "d_max", "d_numerator"
-
 FIELDS = (
-    *("lr", "rescale_grad", "clip_gradient", "coupled", "shrink", "floor"),
+    *("lr", "rescale_grad", "clip_gradient", "coupled", "shrink"),
     *("beta1", "mean_rate", "beta2", "var_rate", "beta3", "sum_rate", "progress_rate", "counts"),
 )
+
+
+@scalar
+def estimated(weight: Scalar, grad: Scalar, state: State, floor: Scalar, h: Hyper) -> Step:
+    """Adam's step with the estimated learning rate, and the gradient sum used to estimate it."""
+    mean, var, total = state
+    grad = with_decay(weight, grad, h)
+    mean = h.beta1 * mean + h.mean_rate * grad
+    var = h.beta2 * var + h.var_rate * grad * grad
+    total = h.beta3 * total + h.sum_rate * grad
+    weight = h.shrink * weight - h.lr * mean / (math.sqrt(var) + floor)
+    return weight, (mean, var, total)
+
+
+ESTIMATE = "d", "d_max", "d_numerator"
 
 
 def parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
@@ -96,18 +109,14 @@ def parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
 
 @rule(
     state=("mean", "var", "sum", "start"),
-    hyper=FIELDS,
+    hyper=(*FIELDS, "floor"),
     passes=((parts, of_tensor),),
     kept=("numerator", "denominator"),
 )
 def prodigy(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam's step with the estimated learning rate, and the gradient sum used to estimate it."""
+    """Adam's step, whose size the distance from the start of the weight determines."""
     mean, var, total, start = state
-    grad = with_decay(weight, grad, h)
-    mean = h.beta1 * mean + h.mean_rate * grad
-    var = h.beta2 * var + h.var_rate * grad * grad
-    total = h.beta3 * total + h.sum_rate * grad
-    weight = h.shrink * weight - h.lr * mean / (math.sqrt(var) + h.floor)
+    weight, (mean, var, total) = estimated(weight, grad, (mean, var, total), h.floor, h)
     return weight, (mean, var, total, start)
 
 
@@ -276,22 +285,13 @@ def dadapt_parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
 
 @rule(
     state=("mean", "var", "sum"),
-    hyper=(
-        *("lr", "rescale_grad", "clip_gradient", "coupled", "shrink", "epsilon", "beta1", "beta2"),
-        *("mean_rate", "var_rate", "beta3", "sum_rate", "progress_rate", "counts"),
-    ),
+    hyper=(*FIELDS, "epsilon"),
     passes=((dadapt_parts, of_tensor),),
     kept=("numerator", "denominator"),
 )
 def dadaptadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam's step, whose first moment has the estimated rate, and the gradient sum."""
-    mean, var, total = state
-    grad = with_decay(weight, grad, h)
-    mean = h.beta1 * mean + h.mean_rate * grad
-    var = h.beta2 * var + h.var_rate * grad * grad
-    total = h.beta3 * total + h.sum_rate * grad
-    weight = h.shrink * weight - h.lr * mean / (math.sqrt(var) + h.epsilon)
-    return weight, (mean, var, total)
+    return estimated(weight, grad, state, h.epsilon, h)
 
 
 @register

@@ -12,7 +12,7 @@ from fastopt.arguments import FLAG, Real, arg
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, decayed, moments, rescaled
 from fastopt.optimizer import rmsprop
-from fastopt.optimizer.adagrad import AdaDelta
+from fastopt.optimizer.adagrad import AdaDelta, adapted
 from fastopt.optimizer.denominators import rectified
 from fastopt.optimizer.families import MEAN_AND_VAR, MOMENTS, AdamFamily
 from fastopt.optimizer.sgd import NAG, first_undamped, sgd
@@ -118,12 +118,8 @@ class RMSProp(Buffered, rmsprop.RMSProp):
 )
 def adadelta_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """AdaDelta with a learning rate, and weight decay in the gradient."""
-    acc_g, acc_delta = state
-    grad = decayed(weight, grad, h)
-    acc_g = h.rho * acc_g + h.one_minus_rho * grad * grad
-    delta = math.sqrt(acc_delta + h.epsilon) / math.sqrt(acc_g + h.epsilon) * grad
-    acc_delta = h.rho * acc_delta + h.one_minus_rho * delta * delta
-    return weight - h.lr * delta, (acc_g, acc_delta)
+    delta, new = adapted(decayed(weight, grad, h), state, h)
+    return weight - h.lr * delta, new
 
 
 class Delta(AdaDelta):

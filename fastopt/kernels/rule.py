@@ -207,11 +207,8 @@ class Rule:
         if not (isinstance(name, str) and name.isidentifier()):
             raise TypeError(f"name must be an identifier, got {name!r}")
         _check_names("hyper", (*self.hyper, *hyper))
-        made = _passes(passes)
-        for function in (each for one in made for each in one[:2]):
-            scalar(function)
-        hyper = (*self.hyper, *hyper)
-        return replace(self, hyper=hyper, passes=made, called=name, rounded=rounded)
+        hyper, made = (*self.hyper, *hyper), _passes(passes)
+        return _callable(replace(self, hyper=hyper, passes=made, called=name, rounded=rounded))
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -466,11 +463,16 @@ def rule(
         made = Rule(
             fn, **slots, noise=noise, passes=reductions, row=row, extra=extra or "", row_state=rows
         )
-        for each in made.functions:
-            scalar(each)
-        return made
+        return _callable(made)
 
     return declare
+
+
+def _callable(made: Rule) -> Rule:
+    """Let kernels call the functions of a rule."""
+    for each in made.functions:
+        scalar(each)
+    return made
 
 
 def _check_row(row: object, elements: object, stored: object) -> None:

@@ -31,9 +31,9 @@ class Measured(NamedTuple):
 class FactoredSteps(RowSteps[Main]):
     """Abstract base of directions with the second moments of rows and columns."""
 
-    def fits(self, main: Main, update: Update) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: tuple[Array, ...]) -> bool:
         """See :meth:`RowSteps.fits <fastopt.optimizer.rowsteps.RowSteps.fits>`."""
-        return update.weight.ndim > 1 and super().fits(main, update)
+        return weight.ndim > 1 and super().fits(main, weight, grad, state)
 
     def measured(
         self, update: Update, record: Array, moments: Sequence[Array], share: float, floor: float

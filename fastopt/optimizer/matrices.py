@@ -185,7 +185,7 @@ class Directions(Generic[Main]):
         """Write the direction and the state; return whether to step along the direction."""
         raise NotImplementedError
 
-    def fits(self, main: Main, update: Update) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: tuple[Array, ...]) -> bool:
         """Whether :meth:`step_in_place` can do a step, without an array for its direction."""
         return False
 
@@ -308,11 +308,16 @@ class _Work:
         return direction
 
     def step(
-        self, main: "MatrixOptimizer", index: Index, weight: Array, grad: Array, state: object
+        self,
+        main: "MatrixOptimizer",
+        index: Index,
+        weight: Array,
+        grad: Array,
+        state: tuple[Array, ...],
     ) -> None:
         """Update a weight; its direction is computed after the step is counted."""
-        directions, update = self._directions, Update(index, weight, weight, grad, leaves(state))
-        in_place = directions.fits(main, update)
+        directions = self._directions
+        in_place = directions.fits(main, weight, grad, state)
         direction = weight if in_place else self._reserved(main, index, weight)
         counts = main._index_update_count
         before, largest = counts.get(index), counts.largest
@@ -322,12 +327,13 @@ class _Work:
             lr, wd = main.rates(index)
             shrink = 1 - lr * wd
             if in_place:
+                update = Update(index, weight, weight, grad, state)
                 directions.step_in_place(main, update, (shrink, lr))
                 return
             if not weight.size and directions.skips_empty:
                 return
             exact = self._rescaled(main, index, direction, grad) if directions.rescales else grad
-            if directions.write(main, Update(index, weight, direction, exact, update.state)):
+            if directions.write(main, Update(index, weight, direction, exact, state)):
                 if vars(main).get("cautious"):
                     self._mask.step(main, index, 0, direction, grad, None)
                 self._last.take({"shrink": shrink, "lr": lr})
@@ -714,20 +720,20 @@ class MatrixOptimizer(Optimizer):
             )
         self.check_shape(index, weight.shape)
 
-    def _check_slots(self, context: str, exact: Array, state: object) -> None:
+    def _check_slots(self, context: str, exact: Array, state: object) -> tuple[Array, ...]:
         """Raise unless a state matches a weight with the shape and dtype of `exact`."""
         slots, arrays = self.named_slots(exact.shape), leaves(state)
         if len(arrays) == len(slots) and all(map(_has, arrays, slots.values(), repeat(exact))):
-            return
-        arrays = tuple(headers(arrays))
+            return arrays
         if len(arrays) != len(slots):
             raise ValueError(
                 f"{context}: {type(self).__name__} needs {len(slots)} state arrays {tuple(slots)}, "
                 f"got {len(arrays)}"
             )
         dtypes = [np.dtype(real_of(exact.dtype)).name] + ["bfloat16"] * self.rounds_state
-        for (slot, shape), array in zip(slots.items(), arrays, strict=True):
+        for (slot, shape), array in zip(slots.items(), headers(arrays), strict=True):
             check_like(context, f"state {slot!r}", array, dtypes, shape)
+        return arrays
 
     def named_slots(self, shape: Shape) -> Mapping[str, Shape]:
         """Return :meth:`slots`, which are computed once for each shape.
@@ -856,12 +862,12 @@ class MatrixOptimizer(Optimizer):
                 self._fallback().update(index, weight, grad, state)
                 return
             self._check_matrix(index, weight)
-            self._check_slots(label(index, self.idx2name), weight, state)
+            arrays = self._check_slots(label(index, self.idx2name), weight, state)
             if isinstance(grad, RowSparse):
                 self.dense_gradient(index, weight, grad)
             if is_half(weight):
                 grad = to_float32(grad)
-            self._working().step(self, index, weight, grad, state)
+            self._working().step(self, index, weight, grad, arrays)
 
     def update_in_python(
         self, index: Index, weight: Array, grad: Grad, state: object, copy: Array | None

@@ -85,9 +85,9 @@ class Orthogonal(Directions[Main]):
 
     def average(self, main: Main, update: Update) -> None:
         """Update the momentum, and write the direction before it is orthogonalized."""
-        index, _, direction, grad, (mom, *_) = update
+        index, _, direction, grad, state = update
         count = main._index_update_count[index] - 1
-        self._momentum.step(main, index, count, direction, grad, mom)
+        self._momentum.step(main, index, count, direction, grad, state[0])
 
     def orthogonalize(self, main: Main, matrix: Array, scale: float = 1.0) -> None:
         """Orthogonalize a matrix in place and multiply it by `scale`."""

@@ -70,9 +70,8 @@ class RowSteps(Directions[Main]):
 
     # Steps
 
-    def fits(self, main: Main, update: Update) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: tuple[Array, ...]) -> bool:
         """See :meth:`Directions.fits <fastopt.optimizer.matrices.Directions.fits>`."""
-        _, weight, _, grad, state = update
         kind = weight.dtype
         return (
             type(grad) is np.ndarray

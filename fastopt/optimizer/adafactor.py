@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt._kernels.factored import confident, factored, stepped
 from fastopt.arguments import FLAG, OrNone, Real, alias, arg
-from fastopt.optimizer.matrices import Main, MatrixOptimizer, Shape, Update
+from fastopt.optimizer.matrices import Arrays, Main, MatrixOptimizer, Shape, Update
 from fastopt.optimizer.optimizer import Array, Index, RateAttribute, register
 from fastopt.optimizer.rowsteps import RowSteps
 
@@ -31,7 +31,7 @@ class Measured(NamedTuple):
 class FactoredSteps(RowSteps[Main]):
     """Abstract base of directions with the second moments of rows and columns."""
 
-    def fits(self, main: Main, weight: Array, grad: Array, state: tuple[Array, ...]) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: Arrays) -> bool:
         """See :meth:`RowSteps.fits <fastopt.optimizer.rowsteps.RowSteps.fits>`."""
         return weight.ndim > 1 and super().fits(main, weight, grad, state)
 

@@ -67,6 +67,7 @@ from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
 
 Shape = tuple[int, ...]
+Arrays = tuple[Array, ...]
 Main = TypeVar("Main", bound="MatrixOptimizer", contravariant=True)
 
 SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
@@ -166,7 +167,7 @@ class Update(NamedTuple):
     target: Array
     """Memory for the direction; the weight itself for a step in place."""
     grad: Array
-    state: tuple[Array, ...]
+    state: Arrays
 
 
 class Directions(Generic[Main]):
@@ -185,7 +186,7 @@ class Directions(Generic[Main]):
         """Write the direction and the state; return whether to step along the direction."""
         raise NotImplementedError
 
-    def fits(self, main: Main, weight: Array, grad: Array, state: tuple[Array, ...]) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: Arrays) -> bool:
         """Whether :meth:`step_in_place` can do a step, without an array for its direction."""
         return False
 
@@ -308,12 +309,7 @@ class _Work:
         return direction
 
     def step(
-        self,
-        main: "MatrixOptimizer",
-        index: Index,
-        weight: Array,
-        grad: Array,
-        state: tuple[Array, ...],
+        self, main: "MatrixOptimizer", index: Index, weight: Array, grad: Array, state: Arrays
     ) -> None:
         """Update a weight; its direction is computed after the step is counted."""
         directions = self._directions
@@ -720,7 +716,7 @@ class MatrixOptimizer(Optimizer):
             )
         self.check_shape(index, weight.shape)
 
-    def _check_slots(self, context: str, exact: Array, state: object) -> tuple[Array, ...]:
+    def _check_slots(self, context: str, exact: Array, state: object) -> Arrays:
         """Raise unless a state matches a weight with the shape and dtype of `exact`."""
         slots, arrays = self.named_slots(exact.shape), leaves(state)
         if len(arrays) == len(slots) and all(map(_has, arrays, slots.values(), repeat(exact))):

@@ -15,6 +15,7 @@ from fastopt._kernels.factored import SCALED, covered, shared
 from fastopt.arguments import Integer, Real, Stored, alias, arg
 from fastopt.optimizer.families import AdamFamily
 from fastopt.optimizer.matrices import (
+    Arrays,
     ByPattern,
     Directions,
     Main,
@@ -70,7 +71,7 @@ class RowSteps(Directions[Main]):
 
     # Steps
 
-    def fits(self, main: Main, weight: Array, grad: Array, state: tuple[Array, ...]) -> bool:
+    def fits(self, main: Main, weight: Array, grad: Array, state: Arrays) -> bool:
         """See :meth:`Directions.fits <fastopt.optimizer.matrices.Directions.fits>`."""
         kind = weight.dtype
         return (

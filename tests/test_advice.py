@@ -1,13 +1,11 @@
 """What users of other libraries type first works, or the error says what to write."""
 
-import ast
 import functools
 import inspect
 import pickle
 import re
 import subprocess
 import sys
-import tomllib
 import warnings
 from pathlib import Path
 
@@ -48,18 +46,6 @@ def stepped(made, steps=2):
     for _ in range(steps):
         updater(0, np.array([1.0, -2.0, 0.5]), weight)
     return weight
-
-
-def test_every_table_that_a_module_imports_is_in_the_file_and_the_other_way_round():
-    package = Path(fastopt.__file__).parent
-    trees = [ast.parse(path.read_text("utf-8")) for path in package.rglob("*.py")]
-    imports = [
-        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-    ]
-    advice = [each for each in imports if each.module == "fastopt._advice"]
-    names = {each.name for node in advice for each in node.names if each.name.isupper()}
-    tables = tomllib.loads((package / "advice.toml").read_text("utf-8"))
-    assert names == {*tables, "STEPS", "LIBRARIES"}
 
 
 # What works

@@ -22,10 +22,10 @@ from fastopt._engine.record_rows import Deferred, as_rows, row_layout, updates_r
 from fastopt._engine.templates import (
     ALONE_FROM,
     TEMPLATES,
+    Loops,
     Template,
     blank_of,
     is_pitched,
-    kernels_of,
     nesting,
     remember,
     template_of,
@@ -242,7 +242,7 @@ class Enrolment:
                 numbers = sparse and kept.words[w.NDIMS] == 1
                 flushed = found.catch_up and own.optimizer.sparse_decay == "dense"
                 passes = records.mode.norms, records.mode.clips, numbers, flushed, alone
-                kernels = kernels_of(found, kind_of(weight.dtype), *passes)
+                kernels = Loops(found, kind_of(weight.dtype), *passes).addresses
                 if sparse and not records.words[w.ADMIT_ROWS]:
                     records.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
             if found.catch_up and kept.deferred is None:
@@ -443,8 +443,8 @@ class Enrolment:
         kernels = None
         if not new.by_row:
             with of.compiling():
-                kind = kind_of(weight.dtype)
-                kernels = kernels_of(layout, kind, records.mode.norms, records.mode.clips)
+                loops = Loops(layout, kind_of(weight.dtype), records.mode.norms, records.mode.clips)
+                kernels = loops.addresses
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
         template = template_of(layout, kernels, weight, others, order, column, positions)
         template.block[w.SCALED] = scaled

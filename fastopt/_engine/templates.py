@@ -175,49 +175,44 @@ LOOPS: dict[Any, Words] = {}
 """Addresses of loops, which records have the addresses of: the first array of a key stays."""
 
 
-def kernels_of(
-    layout: Layout,
-    weight: type,
-    measured: bool,
-    clipped: bool,
-    numbers: bool = False,
-    flushed: bool = False,
-    alone: Rule | None = None,
-) -> Words:
-    """Return the addresses of the loops of a layout.
+class Loops(NamedTuple):
+    """What loops are compiled for."""
 
-    `measured`: also of sums of squares; `clipped`: also of a clip of units, for weights of the
-    storage type `weight`; `flushed`: also of deferred decay of all rows. With `numbers`, indexed
-    rows have one number each. With `alone`, a rule that averages all rows, there is no update.
-    """
-    key = layout, weight, measured, clipped, numbers, flushed, alone
-    found = LOOPS.get(key)
-    if found is None:  # two threads may compile the same loops
-        found = LOOPS.setdefault(key, _kernels_of(*key))
-    return found
+    layout: Layout
+    weight: type
+    """Storage type of the weights."""
+    measured: bool
+    """Whether sums of squares are computed too."""
+    clipped: bool
+    """Whether units of gradients are clipped too."""
+    numbers: bool = False
+    """Whether indexed rows have one number each."""
+    flushed: bool = False
+    """Whether deferred decay is applied to all rows too."""
+    alone: Rule | None = None
+    """A rule that averages all rows, without an update."""
+
+    @property
+    def addresses(self) -> Words:
+        """Addresses of the loops, and what is known of them."""
+        found = LOOPS.get(self)
+        if found is None:  # two threads may compile the same loops
+            found = LOOPS.setdefault(self, _compiled(self))
+        return found
 
 
-def _kernels_of(
-    layout: Layout,
-    weight: type,
-    measured: bool,
-    clipped: bool,
-    numbers: bool,
-    flushed: bool,
-    alone: Rule | None,
-) -> Words:
-    rule = layout.rule
-    squares = 0
-    if measured and layout.sparse:
-        squares = cpu_addresses.row_squares(layout)
-    elif measured:
-        squares = cpu_addresses.squares(layout.grad, layout.real)
-    units = cpu_addresses.units(weight, layout.real) if clipped else 0
+def _compiled(loops: Loops) -> Words:
+    layout, rule, squares = loops.layout, loops.layout.rule, 0
+    if loops.measured:
+        rows = (layout.first_grad, True) if layout.sparse else ()
+        squares = cpu_addresses.squares(layout.grad, layout.real, *rows)
+    units = cpu_addresses.units(loops.weight, layout.real) if loops.clipped else 0
     by_row = w.EVERY_ROW if layout.catch_up else int(layout.by_row)
-    if alone is not None:
-        return np.array([0, squares, units, by_row, 0, cpu_addresses.follow(layout, alone), 0])
-    found = [cpu_addresses.update(layout, numbers), squares, units, by_row]
-    found += [cpu_addresses.flush(layout) if flushed else 0, 0, len(rule.passes)]
+    if loops.alone is not None:
+        follow = cpu_addresses.follow(layout, loops.alone)
+        return np.array([0, squares, units, by_row, 0, follow, 0])
+    found = [cpu_addresses.update(layout, loops.numbers), squares, units, by_row]
+    found += [cpu_addresses.flush(layout) if loops.flushed else 0, 0, len(rule.passes)]
     for step, number in enumerate(rule.sums):
         found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step)]
         found += [number, int(rule.passes[step].largest)]

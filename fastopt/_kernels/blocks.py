@@ -218,13 +218,10 @@ def first_nonnegative(kinds):
     return found[0] if found else None
 
 
+@scalar
 def decode(states, i, scales):
     """Return element `i` of each state slot, decoded with `scales`, one for each coded slot."""
-
-
-@overload(decode)
-def _decode(states, i, scales):
-    return lambda states, i, scales: _decode_intrinsic(states, load(states, i), scales)
+    return _decode_intrinsic(states, load(states, i), scales)
 
 
 @intrinsic

@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.intrinsics import intrinsic
@@ -17,26 +16,10 @@ from fastopt._kernels.noise import mix
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
-def word(address):
-    """Return the word of 8 bytes at any address."""
-
-
-@overload(word)
-def _word(address):
-    return lambda address: _unaligned_intrinsic(address, np.uint64)
-
-
-def byte(address):
-    """Return the byte at an address, as a word."""
-
-
-@overload(byte)
-def _byte(address):
-    return lambda address: np.uint64(_unaligned_intrinsic(address, np.uint8))
-
-
 @intrinsic
-def _unaligned_intrinsic(typingctx, address, kind):
+def unaligned(typingctx, address, kind):
+    """Return the number of a type at any address."""
+
     def codegen(context, builder, signature, args):
         pointer = context.get_value_type(signature.return_type).as_pointer()
         return builder.load(builder.inttoptr(args[0], pointer), align=1)
@@ -58,10 +41,10 @@ def checksums() -> Callable:
             words = size // 8
             rest = np.uint64(0)
             for k in range(8 * words, size):
-                rest |= byte(address + k) << np.uint64(8 * (k % 8))
+                rest |= np.uint64(unaligned(address + k, np.uint8)) << np.uint64(8 * (k % 8))
             total = mix(rest + np.uint64(words) * _STEP)
             for k in range(words):
-                total += mix(word(address + 8 * k) + np.uint64(k) * _STEP)
+                total += mix(unaligned(address + 8 * k, np.uint64) + np.uint64(k) * _STEP)
             sums[s] = total
 
     return compiled(checksums, None, parallel=False)

@@ -13,7 +13,7 @@ import numpy as np
 from numba import prange
 
 from fastopt._kernels.compiling import compiled
-from fastopt._kernels.cpu_blocks import AHEAD, FAR, dense_blocks, lazy_blocks
+from fastopt._kernels.cpu_blocks import FAR, dense_blocks, lazy_blocks
 from fastopt._kernels.elements import (
     element_step,
     gradient,
@@ -36,7 +36,7 @@ from fastopt._kernels.layout import (
     Layout,
 )
 from fastopt._kernels.noise import dither_run, run
-from fastopt._kernels.segments import gather, listed, row_gradient
+from fastopt._kernels.segments import gather, listed, row_fetcher, row_gradient
 from fastopt._kernels.storage import (
     inside,
     load,
@@ -138,7 +138,7 @@ def _lazy(layout: Layout) -> Callable:
     real, catch_up = layout.real, layout.catch_up
     update, kinds, gradient_of = element_step(layout), layout.weight, row_gradient(layout)
     dither, draws = layout.dither or None, layout.keyed or None
-    first_state = layout.first_state
+    first_state, fetch_row = layout.first_state, row_fetcher(layout)
     state_kinds, locate_row = layout.state, row_locator(layout.pitched)
 
     def lazy(chunks, table, hyper):
@@ -150,11 +150,7 @@ def _lazy(layout: Layout) -> Callable:
             if draws:
                 prefer_wide_vectors()
             for k in range(start, start + size):
-                if k + AHEAD < table[tensor, SEGMENTS]:
-                    ahead = listed(table, tensor, ROWS, k + AHEAD)
-                    prefetch(locate_row(table, tensor, ADDRESS, ahead, width, kinds), width, True)
-                    ahead = locate_row(table, tensor, first_state, ahead, width, state_kinds)
-                    prefetch(ahead, width, True)
+                fetch_row(table, tensor, k, width)
                 grads = gradient_of(table, tensor, k, width, buffer)
                 row = listed(table, tensor, ROWS, k)
                 weights = locate_row(table, tensor, ADDRESS, row, width, kinds)

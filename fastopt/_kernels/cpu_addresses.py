@@ -97,31 +97,20 @@ def follow(layout: Layout, alone: Rule) -> int:
 
 
 @cache
-def squares(kind: type, real: type) -> int:
+def squares(kind: type, real: type, column: int = 0, sparse: bool = False) -> int:
     """Return the address of the function that sums the squares of a gradient in each chunk.
 
-    The row is a single word, the gradient's address.
+    The gradient's address is in `column` of the row, for a dense one its only word. Chunks are
+    those of indexed rows if the gradient is `sparse`.
     """
-    loop = scalar(square_loop((kind,), real, 0, False))
-
-    def on_chunks(chunks, count, row, _, partial):
-        listed = carray(words(chunks), (count, 3))
-        loop(listed, carray(unsigned(row), (1, 1)), carray(doubles(partial), (count,)))
-
-    return address_of(on_chunks, ON_CHUNKS, None)
-
-
-@cache
-def row_squares(layout: Layout) -> int:
-    """Return the address of the function that sums the squares of indexed rows in each chunk."""
-    columns = layout.first_grad + 1
-    loop = scalar(square_loop((layout.grad,), layout.real, layout.first_grad, True))
+    columns = column + 1
+    loop = scalar(square_loop((kind,), real, column, sparse))
 
     def on_chunks(chunks, count, row, _, partial):
         table = carray(unsigned(row), (1, columns))
         loop(carray(words(chunks), (count, 3)), table, carray(doubles(partial), (count,)))
 
-    return address_of(on_chunks, ON_CHUNKS, None, "rows")
+    return address_of(on_chunks, ON_CHUNKS, None, "rows" if sparse else "")
 
 
 @cache

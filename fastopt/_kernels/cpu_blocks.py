@@ -25,24 +25,12 @@ from fastopt._kernels.blocks import (
 )
 from fastopt._kernels.elements import element_step, keep, row_locator, take_decay
 from fastopt._kernels.lanes import scratch
-from fastopt._kernels.layout import (
-    ADDRESS,
-    DONE,
-    KEY,
-    OFFSET,
-    ROWS,
-    SEGMENTS,
-    WIDTH,
-    Layout,
-)
+from fastopt._kernels.layout import ADDRESS, DONE, KEY, OFFSET, ROWS, WIDTH, Layout
 from fastopt._kernels.noise import dither_run, run
-from fastopt._kernels.segments import gather, listed, row_gradient
+from fastopt._kernels.segments import gather, listed, row_fetcher, row_gradient
 from fastopt._kernels.storage import inside, load, locate, prefetch, private, shifted, store
 from fastopt._kernels.vectors import inlined, prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
-
-AHEAD = 4
-"""Prefetch distance in indexed rows."""
 
 FAR = 512
 """Prefetch distance in elements."""
@@ -122,7 +110,7 @@ def lazy_blocks(layout: Layout) -> Callable:
     kinds, state_kinds, first_state = layout.weight, layout.state, layout.first_state
     first_scale, scale_kinds = layout.first_scale, layout.scales
     update, gradient_of = _block_update(layout), row_gradient(layout)
-    locate_row = row_locator(layout.pitched)
+    locate_row, fetch_row = row_locator(layout.pitched), row_fetcher(layout)
 
     def rows(chunks, table, hyper):
         for c in prange(len(chunks)):
@@ -134,14 +122,7 @@ def lazy_blocks(layout: Layout) -> Callable:
             offset: Any = np.int64(table[tensor, OFFSET])
             values, buffer = scratch(slots, CODE_BLOCK, real), np.empty((1, width), real)
             for k in range(start, start + size):
-                if k + AHEAD < table[tensor, SEGMENTS]:
-                    row = listed(table, tensor, ROWS, k + AHEAD)
-                    there = locate_row(table, tensor, ADDRESS, row, width, kinds)
-                    prefetch(there, width, True)
-                    there = locate_row(table, tensor, first_state, row, width, state_kinds)
-                    prefetch(there, width, True)
-                    there = locate_row(table, tensor, first_scale, row, in_row, scale_kinds)
-                    prefetch(there, in_row, True)
+                fetch_row(table, tensor, k, width)
                 grads = gradient_of(table, tensor, k, width, buffer)
                 row = listed(table, tensor, ROWS, k)
                 factor = real(take_decay(table, tensor, row)) if catch_up else real(1)

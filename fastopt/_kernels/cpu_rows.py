@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from fastopt._kernels.cpu_blocks import AHEAD
 from fastopt._kernels.cpu_sums import FAR, MANY
 from fastopt._kernels.elements import (
     element_step,
@@ -20,9 +19,9 @@ from fastopt._kernels.elements import (
     row_split,
 )
 from fastopt._kernels.lanes import BLOCK, LANES, PART, add, scratch, total
-from fastopt._kernels.layout import ADDRESS, DONE, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
+from fastopt._kernels.layout import ADDRESS, DONE, KEY, OFFSET, ROWS, WIDTH, Layout
 from fastopt._kernels.noise import dither_run
-from fastopt._kernels.segments import collect, listed
+from fastopt._kernels.segments import collect, listed, row_fetcher
 from fastopt._kernels.storage import inside, load, locate, prefetch, private, store
 from fastopt._kernels.vectors import inlined
 from fastopt._kernels.weights import read_weight
@@ -38,9 +37,7 @@ def row_loop(layout: Layout) -> Callable:
     Chunk starts and sizes are in rows of the tensor, or indexed rows.
     """
     real, sparse, grad_kinds = layout.real, layout.sparse, (layout.grad,)
-    kinds, (cell_kinds, state_kinds) = layout.weight, layout.split_state
-    first_state, of_rows = layout.first_state, layout.first_row_state
-    first_grad, locate_row = layout.first_grad, row_locator(layout.pitched)
+    first_grad, fetch_row = layout.first_grad, row_fetcher(layout)
     add_terms, update = _add_terms(layout), _update_row(layout)
 
     def rows(chunks, table, hyper):
@@ -58,14 +55,7 @@ def row_loop(layout: Layout) -> Callable:
                 for k in range(begin, end):
                     at = (k - begin) * width
                     if sparse:
-                        if k + AHEAD < table[tensor, SEGMENTS]:
-                            ahead = listed(table, tensor, ROWS, k + AHEAD)
-                            there = locate_row(table, tensor, ADDRESS, ahead, width, kinds)
-                            prefetch(there, width, True)
-                            there = locate_row(table, tensor, first_state, ahead, width, cell_kinds)
-                            prefetch(there, width, True)
-                            there = locate_row(table, tensor, of_rows, ahead, 1, state_kinds)
-                            prefetch(there, 1, True)
+                        fetch_row(table, tensor, k, width)
                         collect(table, tensor, grads, k, 0, width, inside(buffer), at)
                     place = k * width
                     added = add_terms(

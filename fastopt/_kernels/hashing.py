@@ -14,14 +14,13 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from llvmlite import ir
 from numba import prange, types
-from numba.core import cgutils
 
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.noise import dither_bits, dither_run, mix, normal, run, stream_key
-from fastopt._kernels.storage import LINE
+from fastopt._kernels.objects import BYTES
+from fastopt._kernels.storage import LINE, prefetch_line
 from fastopt.kernels.rule import scalar
 
 BLOCK = 32
@@ -46,14 +45,10 @@ _UNIT, _MOST = np.float32(2.0**-23), 4294967040.0
 
 @intrinsic
 def fetch(typingctx, address):
-    """Prefetch the cache line at an address."""
+    """Prefetch the cache line at an address, to be written to."""
 
     def codegen(context, builder, signature, args):
-        byte = ir.IntType(8).as_pointer()
-        flags = [ir.IntType(32)(flag) for flag in (1, 3, 1)]  # to be written to, keep, data
-        declared = ir.FunctionType(ir.VoidType(), [byte] + [flag.type for flag in flags])
-        prefetch = cgutils.get_or_insert_function(builder.module, declared, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [builder.inttoptr(args[0], byte), *flags])
+        prefetch_line(builder, builder.inttoptr(args[0], BYTES), 1)
         return context.get_dummy_value()
 
     return types.none(types.intp), codegen
@@ -63,6 +58,12 @@ def fetch(typingctx, address):
 def _home(hashed, size):
     """Return the slot where the search for an id starts."""
     return np.int64((hashed >> _WORD) * np.uint64(size) >> _WORD)
+
+
+@scalar
+def _next(at, size):
+    """Return the slot after another one, the first one after the last."""
+    return at + 1 if at + 1 < size else np.int64(0)
 
 
 @scalar
@@ -80,9 +81,7 @@ def _row(id, hashed, slots, ids, bits):
         if slot >> bits == tag and number > 0 and ids[number - 1] == id:
             row = number - 1
             break
-        at += 1
-        if at == len(slots):
-            at = 0
+        at = _next(at, len(slots))
     return row
 
 
@@ -123,9 +122,7 @@ def find(parallel: bool) -> Callable:
                     tag = np.int64(hashes[k] & _LOW) >> bits
                     slot = np.int64(slots[at])
                     while slot != 0 and (slot >> bits != tag or slot & mask == 0):
-                        at += 1
-                        if at == size:
-                            at = 0
+                        at = _next(at, size)
                         slot = np.int64(slots[at])
                     rows[first + k] = (slot & mask) - 1
                     fetch(id_at + step * max((slot & mask) - 1, 0))
@@ -188,9 +185,7 @@ def insert() -> Callable:
                 elif slot >> bits == tag and ids[number - 1] == wanted[k]:
                     row = number - 1
                     break
-                at += 1
-                if at == size:
-                    at = 0
+                at = _next(at, size)
                 slot = np.int64(slots[at])
             if row < 0:
                 if count >= room:
@@ -229,9 +224,7 @@ def place() -> Callable:
                 hashed = mix(np.uint64(ids[row]))
                 at = _home(hashed, len(slots))
                 while slots[at] != _EMPTY:
-                    at += 1
-                    if at == len(slots):
-                        at = 0
+                    at = _next(at, len(slots))
                 tag = np.int64(hashed & _LOW) >> bits
                 slots[at] = np.uint32((tag << bits) | (row + 1))
         numbers[DEAD] = 0
@@ -250,9 +243,7 @@ def remove() -> Callable:
             at = _home(mix(np.uint64(ids[row])), len(slots))
             slot = np.int64(slots[at])
             while slot != 0 and slot & mask != row + 1:
-                at += 1
-                if at == len(slots):
-                    at = 0
+                at = _next(at, len(slots))
                 slot = np.int64(slots[at])
             if slot != 0:
                 slots[at] = _GONE

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import overload
 
 from fastopt._kernels.intrinsics import intrinsic
 from fastopt.kernels.rule import scalar
@@ -51,23 +50,29 @@ def scratch(typingctx, count, size, real):
     return pointers(count, size, real), codegen
 
 
+@scalar
 def add(sums, terms, count):
     """Add `count` terms from each pointer of `terms` to the partial sums at that of `sums`.
 
     The arrays of terms have length PART and are padded with zeros.
     """
+    _add_intrinsic(sums, terms, count, False, False)
 
 
 DOWN = 2.0**-600
 """Factor of numbers whose squares are summed if the sum of the squares is not finite."""
 
 
+@scalar
 def add_squares(sums, terms, count):
     """Add the squares of terms, like :func:`add`; float64 holds squares of float32 exactly."""
+    _add_intrinsic(sums, terms, count, True, False)
 
 
+@scalar
 def raise_to(largest, terms, count):
     """Raise the numbers at `largest` to nonnegative terms that are larger, like :func:`add`."""
+    _add_intrinsic(largest, terms, count, False, True)
 
 
 @scalar
@@ -87,21 +92,6 @@ def _larger(builder, x, y):
     """Return code like :func:`larger`, also for vectors."""
     takes = builder.or_(builder.fcmp_ordered(">", y, x), builder.fcmp_unordered("uno", y, y))
     return builder.select(takes, y, x)
-
-
-@overload(add)
-def _add(sums, terms, count):
-    return lambda sums, terms, count: _add_intrinsic(sums, terms, count, False, False)
-
-
-@overload(add_squares)
-def _add_squares(sums, terms, count):
-    return lambda sums, terms, count: _add_intrinsic(sums, terms, count, True, False)
-
-
-@overload(raise_to)
-def _raise_to(largest, terms, count):
-    return lambda largest, terms, count: _add_intrinsic(largest, terms, count, False, True)
 
 
 @intrinsic(prefer_literal=True)
@@ -137,22 +127,16 @@ def _add_intrinsic(typingctx, sums, terms, count, square, largest):
     return types.none(sums, terms, types.intp, square, largest), codegen
 
 
+@scalar
 def total(sums):
     """Sum the partial sums at each pointer pairwise by halves, and set them to 0."""
+    return _total_intrinsic(sums, False)
 
 
+@scalar
 def highest(largest):
     """Return the largest number at each pointer, and set them to 0."""
-
-
-@overload(total)
-def _total(sums):
-    return lambda sums: _total_intrinsic(sums, False)
-
-
-@overload(highest)
-def _highest(largest):
-    return lambda largest: _total_intrinsic(largest, True)
+    return _total_intrinsic(largest, True)
 
 
 @intrinsic(prefer_literal=True)
@@ -183,22 +167,16 @@ def _total_intrinsic(typingctx, sums, largest):
     return totals(sums, largest), codegen
 
 
+@scalar
 def plus(sums, terms, real):
     """Return float64 `sums` plus `terms`, which are rounded to type `real` first."""
+    return _plus_intrinsic(sums, terms, real, False)
 
 
+@scalar
 def raised(largest, terms, real):
     """Return the larger ones of float64 numbers and `terms`, which are rounded like in `plus`."""
-
-
-@overload(plus)
-def _plus(sums, terms, real):
-    return lambda sums, terms, real: _plus_intrinsic(sums, terms, real, False)
-
-
-@overload(raised)
-def _raised(largest, terms, real):
-    return lambda largest, terms, real: _plus_intrinsic(largest, terms, real, True)
+    return _plus_intrinsic(largest, terms, real, True)
 
 
 @intrinsic(prefer_literal=True)

@@ -241,22 +241,16 @@ def _multiply_wrapping(a, b):
     return lambda a, b: a * b
 
 
+@scalar
 def _float_bits(x):
     """Return the bits of a float32."""
+    return _bitcast(x, np.uint32)
 
 
+@scalar
 def _bits_float(x):
     """Return the float32 of bits."""
-
-
-@overload(_float_bits)
-def _float_bits_compiled(x):
-    return lambda x: _bitcast(x, np.uint32)
-
-
-@overload(_bits_float)
-def _bits_float_compiled(x):
-    return lambda x: _bitcast(x, np.float32)
+    return _bitcast(x, np.float32)
 
 
 @intrinsic

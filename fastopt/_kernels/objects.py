@@ -18,12 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import (
-    NativeValue,
-    models,
-    register_model,
-    unbox,
-)
+from numba.extending import NativeValue, models, register_model, unbox
 
 from fastopt._kernels.intrinsics import intrinsic
 
@@ -57,15 +52,17 @@ def address(typingctx, value):
     return types.int64(value), lambda context, builder, signature, args: args[0]
 
 
+def as_pointer(context, builder, signature, args):
+    """Generate the typed pointer to an address, the first argument of an intrinsic."""
+    return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+
 def _pointer_to(kind: types.Type) -> Any:
     """Return a function that makes a typed pointer from an address."""
 
     @intrinsic
     def pointer(typingctx, place):
-        def codegen(context, builder, signature, args):
-            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(types.int64), codegen
+        return types.CPointer(kind)(types.int64), as_pointer
 
     return pointer
 
@@ -92,21 +89,13 @@ def after(typingctx, pointer, count):
 @intrinsic
 def record_pointer(typingctx, place, dtype):
     """Return a pointer to records at an address."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(dtype.dtype)(types.int64, dtype), codegen
+    return types.CPointer(dtype.dtype)(types.int64, dtype), as_pointer
 
 
 @intrinsic
 def record_at(typingctx, place, dtype):
     """Return the record at an address."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return dtype.dtype(types.int64, dtype), codegen
+    return dtype.dtype(types.int64, dtype), as_pointer
 
 
 def _call(context, builder, signature, args):
@@ -140,8 +129,8 @@ def prepare_step(typingctx, function, t, fields, carried):
     return types.none(types.int64, types.float64, types.int64, types.int64), _call
 
 
-def _python(name: str, result: ir.Type, *arguments: ir.Type) -> Any:
-    """Return the code generator of a call to a function of CPython's C interface."""
+def external(name: str, result: ir.Type, *arguments: ir.Type) -> Any:
+    """Return the code generator of a call to a C function, such as those of CPython's interface."""
 
     def codegen(context, builder, signature, args):
         kind = ir.FunctionType(result, arguments)
@@ -164,19 +153,19 @@ def dictionary_item(typingctx, mapping, key):
 
     It runs no Python code if the key is exactly an int or a str, like the keys of the dictionary.
     """
-    return types.int64(types.int64, types.int64), _python("PyDict_GetItem", BYTES, BYTES, BYTES)
+    return types.int64(types.int64, types.int64), external("PyDict_GetItem", BYTES, BYTES, BYTES)
 
 
 @intrinsic
 def long_value(typingctx, number):
     """Return the value of a Python int."""
-    return types.int64(types.int64), _python("PyLong_AsLong", WORD, BYTES)
+    return types.int64(types.int64), external("PyLong_AsLong", WORD, BYTES)
 
 
 @intrinsic
 def new_int(typingctx, value):
     """Return a new Python int, which the caller releases."""
-    return types.int64(types.int64), _python("PyLong_FromLongLong", BYTES, WORD)
+    return types.int64(types.int64), external("PyLong_FromLongLong", BYTES, WORD)
 
 
 @intrinsic
@@ -185,34 +174,34 @@ def attribute(typingctx, value, name):
 
     It runs no Python code if the object's class has no properties and no ``__getattr__``.
     """
-    return types.int64(types.int64, types.int64), _python("PyObject_GetAttr", BYTES, BYTES, BYTES)
+    return types.int64(types.int64, types.int64), external("PyObject_GetAttr", BYTES, BYTES, BYTES)
 
 
 @intrinsic
 def clear_error(typingctx):
     """Clear the error that a function of CPython has set, if any."""
-    return types.none(), _python("PyErr_Clear", ir.VoidType())
+    return types.none(), external("PyErr_Clear", ir.VoidType())
 
 
 @intrinsic
 def keep_alive(typingctx, value):
     """Count a reference to an object."""
-    return types.none(types.int64), _python("Py_IncRef", ir.VoidType(), BYTES)
+    return types.none(types.int64), external("Py_IncRef", ir.VoidType(), BYTES)
 
 
 @intrinsic
 def release(typingctx, value):
     """Drop a reference to an object."""
-    return types.none(types.int64), _python("Py_DecRef", ir.VoidType(), BYTES)
+    return types.none(types.int64), external("Py_DecRef", ir.VoidType(), BYTES)
 
 
 @intrinsic
 def release_gil(typingctx):
     """Let other threads run Python; return what :func:`restore_gil` takes."""
-    return types.int64(), _python("PyEval_SaveThread", BYTES)
+    return types.int64(), external("PyEval_SaveThread", BYTES)
 
 
 @intrinsic
 def restore_gil(typingctx, state):
     """Wait for the GIL."""
-    return types.none(types.int64), _python("PyEval_RestoreThread", ir.VoidType(), BYTES)
+    return types.none(types.int64), external("PyEval_RestoreThread", ir.VoidType(), BYTES)

@@ -11,10 +11,10 @@ from functools import cache
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.intrinsics import intrinsic
+from fastopt._kernels.objects import BYTES, WORD, external
 
 PAGE = mmap.PAGESIZE
 
@@ -26,15 +26,8 @@ POPULATE_WRITE = 23 if sys.platform == "linux" else WILL_NEED
 @intrinsic
 def madvise(typingctx, address, size, advice):
     """Call ``madvise``: give the operating system a hint about a memory range."""
-
-    def codegen(context, builder, signature, args):
-        byte, word, number = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
-        declared = ir.FunctionType(number, [byte, word, number])
-        call = cgutils.get_or_insert_function(builder.module, declared, "madvise")
-        advice = builder.trunc(args[2], number)
-        return builder.call(call, [builder.inttoptr(args[0], byte), args[1], advice])
-
-    return types.int32(types.int64, types.int64, types.int64), codegen
+    numbers = types.int64, types.int64, types.int32
+    return types.int32(*numbers), external("madvise", ir.IntType(32), BYTES, WORD, ir.IntType(32))
 
 
 @cache
@@ -47,8 +40,8 @@ def bring() -> Callable:
 
     def bring(address, pages):
         for k in range(len(pages)):
-            madvise(address + pages[k] * page, np.int64(page), np.int64(WILL_NEED))
+            madvise(address + pages[k] * page, np.int64(page), np.int32(WILL_NEED))
         for k in range(len(pages)):
-            madvise(address + pages[k] * page, np.int64(page), np.int64(POPULATE_WRITE))
+            madvise(address + pages[k] * page, np.int64(page), np.int32(POPULATE_WRITE))
 
     return compiled(bring, None, parallel=False)

@@ -16,6 +16,7 @@ from numba import from_dtype, types
 
 from fastopt._kernels import numpy_abi
 from fastopt._kernels.intrinsics import intrinsic
+from fastopt._kernels.objects import as_pointer
 
 AXES = 64
 """Maximum number of dimensions, which is that of NumPy."""
@@ -42,10 +43,7 @@ def _fields_at(structure: np.dtype[Any]) -> Any:
 
     @intrinsic
     def fields_at(typingctx, place):
-        def codegen(context, builder, signature, args):
-            return builder.inttoptr(args[0], context.get_value_type(kind))
-
-        return kind(types.int64), codegen
+        return kind(types.int64), as_pointer
 
     return fields_at
 

@@ -5,8 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, WIDTH, Layout
-from fastopt._kernels.storage import inside, load, locate, store
+from fastopt._kernels.blocks import blocks_of
+from fastopt._kernels.elements import row_locator
+from fastopt._kernels.layout import (
+    ADDRESS,
+    FOLDED,
+    ORDER,
+    ROWS,
+    SEGMENTS,
+    STARTS,
+    WIDTH,
+    Layout,
+)
+from fastopt._kernels.storage import inside, load, locate, prefetch, store
 from fastopt._kernels.vectors import inlined
 from fastopt.kernels.rule import scalar
 
@@ -14,6 +25,9 @@ INDEX = (np.int64,)
 DIGIT, FEW_DIGIT, FEW = 11, 8, 1024
 """Bits of a radix sort digit; the counts of all digits stay in cache. Fewer than FEW rows are
 sorted by FEW_DIGIT bits, as the counts would take longer than the rows."""
+
+AHEAD = 4
+"""Prefetch distance in indexed rows."""
 
 FOLD = 64
 """Positions of a row-sparse gradient, of one row, that a CUDA kernel sums before others."""
@@ -152,6 +166,27 @@ def row_gradient(layout: Layout) -> Callable[..., Any]:
         return grads
 
     return inlined(row_gradient)
+
+
+def row_fetcher(layout: Layout) -> Callable[..., Any]:
+    """Return ``(table, tensor, k, width)``, which prefetches the row AHEAD of the `k`-th one.
+
+    That is its weight, its state, and the state's numbers of rows and scales.
+    """
+    locate_row, kinds, scale_kinds = row_locator(layout.pitched), layout.weight, layout.scales
+    (cell_kinds, row_kinds), of_rows = layout.split_state, layout.first_row_state
+    first_state, first_scale = layout.first_state, layout.first_scale
+
+    def fetch_row(table, tensor, k, width):
+        if k + AHEAD < table[tensor, SEGMENTS]:
+            row, in_row = listed(table, tensor, ROWS, k + AHEAD), blocks_of(width)
+            prefetch(locate_row(table, tensor, ADDRESS, row, width, kinds), width, True)
+            prefetch(locate_row(table, tensor, first_state, row, width, cell_kinds), width, True)
+            prefetch(locate_row(table, tensor, of_rows, row, 1, row_kinds), 1, True)
+            scales = locate_row(table, tensor, first_scale, row, in_row, scale_kinds)
+            prefetch(scales, in_row, True)
+
+    return scalar(fetch_row)
 
 
 @scalar

@@ -278,6 +278,14 @@ def _storing(narrow):
     return codegen
 
 
+def prefetch_line(builder, place, write):
+    """Generate the prefetch of the cache line at a pointer to bytes."""
+    flags = [ir.IntType(32)(flag) for flag in (write, 3, 1)]  # keep, data
+    declared = ir.FunctionType(ir.VoidType(), [place.type] + [flag.type for flag in flags])
+    fetch = cgutils.get_or_insert_function(builder.module, declared, "llvm.prefetch.p0i8")
+    builder.call(fetch, [place, *flags])
+
+
 @intrinsic(prefer_literal=True)
 def prefetch(typingctx, pointers, count, write):
     """Prefetch the cache lines of the next `count` elements at each pointer.
@@ -287,9 +295,6 @@ def prefetch(typingctx, pointers, count, write):
 
     def codegen(context, builder, signature, args):
         byte = ir.IntType(8).as_pointer()
-        flags = [ir.IntType(32)(flag) for flag in (int(write.literal_value), 3, 1)]  # keep, data
-        declared = ir.FunctionType(ir.VoidType(), [byte] + [flag.type for flag in flags])
-        fetch = cgutils.get_or_insert_function(builder.module, declared, "llvm.prefetch.p0i8")
         step, zero = (context.get_constant(types.intp, n) for n in (LINE, 0))
         for pointer, base in zip(
             pointers, cgutils.unpack_tuple(builder, args[0], len(pointers)), strict=True
@@ -299,7 +304,7 @@ def prefetch(typingctx, pointers, count, write):
             )
             start = builder.bitcast(base, byte)
             with cgutils.for_range_slice(builder, zero, size, step, inc=True) as (offset, _):
-                builder.call(fetch, [builder.gep(start, [offset]), *flags])
+                prefetch_line(builder, builder.gep(start, [offset]), int(write.literal_value))
         return context.get_dummy_value()
 
     return types.none(pointers, types.intp, write), codegen

@@ -38,36 +38,29 @@ def unit_loop(weight: type, grad: type, real: type) -> Callable:
                 store(terms, i, load(pointers, first + i))
             add_squares(lanes, terms, n)
 
-        def again(pointers, width):
-            """Sum the squares of large numbers times DOWN."""
+        def summed(pointers, width, terms, lanes):
+            """Return the sum of squares, and the factor of the numbers: DOWN if they are large."""
+            found = 0.0
+            for first in range(0, width, BLOCK):
+                for part in range(first, min(first + BLOCK, width), PART):
+                    if width - part >= PART:
+                        add_part(pointers, part, PART, terms, lanes)
+                    else:
+                        add_part(pointers, part, width - part, terms, lanes)
+                found += total(lanes)[0]
+            if not math.isinf(found):
+                return found, 1.0
             found = 0.0
             for i in range(width):
                 found += (np.float64(load(pointers, i)[0]) * DOWN) ** 2
-            return found
+            return found, DOWN
 
         w = locate(table, 0, WEIGHT, unit * width, weights)
         g = locate(table, 0, GRAD, unit * width, grads)
         out = locate(table, 0, OUT, unit * width, outs)
         terms, lanes = scratch(1, PART, real), scratch(1, LANES, np.float64)
-        of_weight, of_grad = 0.0, 0.0
-        for first in range(0, width, BLOCK):
-            for part in range(first, min(first + BLOCK, width), PART):
-                if width - part >= PART:
-                    add_part(w, part, PART, terms, lanes)
-                else:
-                    add_part(w, part, width - part, terms, lanes)
-            of_weight += total(lanes)[0]
-            for part in range(first, min(first + BLOCK, width), PART):
-                if width - part >= PART:
-                    add_part(g, part, PART, terms, lanes)
-                else:
-                    add_part(g, part, width - part, terms, lanes)
-            of_grad += total(lanes)[0]
-        own, down = 1.0, 1.0
-        if math.isinf(of_weight):
-            own, of_weight = DOWN, again(w, width)
-        if math.isinf(of_grad):
-            down, of_grad = DOWN, again(g, width)
+        of_weight, own = summed(w, width, terms, lanes)
+        of_grad, down = summed(g, width, terms, lanes)
         most = limit * max(math.sqrt(of_weight) / own, least) * down
         norm, scale = math.sqrt(of_grad) * factor, real(1)
         if not norm <= most:  # NaN stays NaN

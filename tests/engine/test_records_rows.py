@@ -385,12 +385,13 @@ def test_loops_that_two_threads_look_up_at_once_are_the_same_array(monkeypatch):
     """Records have its address, so that it must stay."""
     both = Barrier(2)
 
-    def looked_up(*key):
+    def compiled(loops):
         both.wait(10)
         return np.zeros(8, np.int64)
 
     monkeypatch.setattr(templates, "LOOPS", {})
-    monkeypatch.setattr(templates, "_kernels_of", looked_up)
+    monkeypatch.setattr(templates, "_compiled", compiled)
+    loops = templates.Loops(None, None, False, False)
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: templates.kernels_of(None, None, False, False), range(2))
-    assert first is second is templates.kernels_of(None, None, False, False)
+        first, second = pool.map(lambda _: loops.addresses, range(2))
+    assert first is second is loops.addresses

@@ -483,11 +483,7 @@ class Enrolment:
         )
 
     def _write(
-        self,
-        of: Parameter,
-        template: Template,
-        others: Sequence[Array],
-        addresses: Sequence[int],
+        self, of: Parameter, template: Template, others: Sequence[Array], addresses: Sequence[int]
     ) -> None:
         """Write the record of a parameter whose arrays besides the weight are `others`."""
         records, index, optimizer = self.records, of.index, of.optimizer

@@ -1,6 +1,7 @@
 """Hyper-parameters of records: a row of words, and the numbers that it has the address of.
 
-Tests: ``tests/engine/test_records.py``.
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_records_settings.py``,
+``tests/engine/test_rare_forms.py``.
 """
 
 from collections.abc import Mapping
@@ -12,20 +13,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.hyper import Hyper, reads_no_rates, values_of
+from fastopt._engine.hyper import Hyper, completed, hyper_of, reads_no_rates, values_of
 from fastopt._engine.per_index import Index
-from fastopt._engine.rates import Rates, counted_fields
 from fastopt._engine.validate import label
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
+from fastopt._kernels.advance import step as corrected_fields
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.numpy_abi import address_of
 from fastopt.kernels.rule import Rule
 
 Words = NDArray[np.int64]
 
+Rates = dict[str, float]
+"""Learning rate before multipliers ``rate``, after them ``lr``, and weight decay ``wd``.
+
+With them are the fields of :meth:`Optimizer.fields_of`.
+"""
+
 RATES = ("rate", "lr", "wd")
 """Hyper-parameters that schedules change."""
+
+
+def rate_at(
+    optimizer: OptimizerLike, update: int, found: dict[tuple[OptimizerLike, int], float]
+) -> float:
+    """Return the rate before multipliers at an update count, which a schedule can ask for.
+
+    `found` has the rates that have been asked for, by optimizer and update count.
+    """
+    if optimizer.lr_scheduler is not None:
+        optimizer._index_update_count.largest = update
+    if (optimizer, update) not in found:
+        found[optimizer, update] = float(optimizer.learning_rate)
+    return found[optimizer, update]
+
+
+def multipliers(optimizer: OptimizerLike, index: Index) -> tuple[Any, ...]:
+    """Return a parameter's multipliers of learning rate and weight decay, and its own fields."""
+    return (
+        optimizer.multiplier(index, optimizer.lr_mult, "lr_mult"),
+        optimizer.multiplier(index, optimizer.wd_mult, "wd_mult"),
+        *optimizer.fields_of(index).items(),
+    )
 
 
 @cache
@@ -184,8 +214,19 @@ class Shared:
 
         The number that the parameter carries from step to step is at `slot`.
         """
-        carried = None if self.carried is None else self.carried[slot : slot + 1]
-        t, rates, given = counted_fields(self.optimizer, self.hyper, index, carried)
-        self._enter(rates, given)
+        optimizer, own = self.optimizer, hyper_of(self.optimizer)
+        optimizer._update_count(index)
+        t = optimizer._index_update_count.get(index, 0)
+        lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
+        rate = optimizer.learning_rate if own.carries else lr
+        rates = {"rate": rate, "lr": lr, "wd": wd, **optimizer.fields_of(index)}
+        returned = completed(optimizer, own.extra, optimizer.hyper(t, lr, wd))
+        fields: Mapping[str, float] = {**rates, **returned}
+        if self.hyper.given is not own.given:  # that of an average
+            fields = {**self.hyper.given(optimizer, t, lr, wd), **fields}
+        if own.carries and own.correct:
+            carried = None if self.carried is None else self.carried[slot : slot + 1]
+            fields = corrected_fields(t, fields, own.correct, carried)
+        self._enter(rates, fields)
         self.words[w.VALID] = 1
         return t, rates

@@ -6,10 +6,10 @@ Tests: ``tests/engine/test_records_settings.py``.
 from dataclasses import dataclass
 from typing import Any
 
+from fastopt._engine.clip import Settings
 from fastopt._engine.contract import OptimizerLike, batches_of
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.parameters import Parameters
-from fastopt._engine.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
 from fastopt._engine.backend import WHOLE, Backend
+from fastopt._engine.clip import Settings
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mode import Mode
 from fastopt._engine.parameters import Call, DeviceRecord, Parameter, Parameters, Record, Words
 from fastopt._engine.per_index import Index
-from fastopt._engine.settings import Settings
 from fastopt._engine.validate import Array
 from fastopt._kernels.layout import Layout
 

@@ -26,12 +26,11 @@ from fastopt._engine.contract import Batches, OptimizerLike, batches_of, check_o
 from fastopt._engine.devices import Devices
 from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.hyper import hyper_of
-from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.hyper_rows import Shared, multipliers, rate_at
 from fastopt._engine.mode import IDLE, mode_of
 from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import DeviceRecord, Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
-from fastopt._engine.rates import StepRates, multipliers
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
 from fastopt._engine.validate import leaves
 from fastopt._interrupts import uninterrupted
@@ -922,14 +921,16 @@ class Records:
         `asked` has what schedules have returned. Returns the steps of the tensors.
         """
         words, counts, tensors = self.words, self.counts, self.tensors
-        rates, times = StepRates(counts.item(0), asked), dict[int, int]()
+        largest, times = counts.item(0), dict[int, int]()
         steps: list[tuple[int, float, int]] = []
         for index in indices:
             record = self[index]
             optimizer, slot = record.shared.optimizer, record.words[w.COUNT]
             times[slot] = t = times.get(slot, counts.item(slot)) + 1
-            update = rates.next(optimizer, t)
-            steps.append((update, 0.0 if optimizer.per_index else rates.at(optimizer, update), t))
+            update = max(t - optimizer.rates_before_count, largest)
+            largest = max(update, t)
+            rate = 0.0 if optimizer.per_index else rate_at(optimizer, update, asked)
+            steps.append((update, rate, t))
         if self.version != updater.optimizer.version:
             self.refresh(updater)
         used: dict[Any, Shared] = {}

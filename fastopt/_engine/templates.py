@@ -20,15 +20,7 @@ from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import chunks_of
 from fastopt._kernels.codes import items_of
-from fastopt._kernels.layout import (
-    ADDRESS,
-    BFLOAT16,
-    FLOAT16,
-    PITCH,
-    WIDTH,
-    Layout,
-    kind_of,
-)
+from fastopt._kernels.layout import ADDRESS, BFLOAT16, FLOAT16, PITCH, WIDTH, Layout, kind_of
 from fastopt._kernels.numpy_abi import NBYTES, address_of, guard, kind_word
 from fastopt.kernels.rule import Rule
 

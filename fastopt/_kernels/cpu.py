@@ -37,15 +37,7 @@ from fastopt._kernels.layout import (
 )
 from fastopt._kernels.noise import dither_run, run
 from fastopt._kernels.segments import gather, listed, row_fetcher, row_gradient
-from fastopt._kernels.storage import (
-    inside,
-    load,
-    locate,
-    prefetch,
-    private,
-    shifted,
-    store,
-)
+from fastopt._kernels.storage import inside, load, locate, prefetch, private, shifted, store
 from fastopt._kernels.vectors import prefer_wide_vectors
 from fastopt._kernels.weights import read_weight, write_weight
 

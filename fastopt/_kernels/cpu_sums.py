@@ -11,16 +11,7 @@ from numba import prange
 
 from fastopt._kernels.blocks import CODE_BLOCK, blocks_of, decode
 from fastopt._kernels.elements import gradient
-from fastopt._kernels.lanes import (
-    BLOCK,
-    LANES,
-    MAXIMUM,
-    PART,
-    SUM,
-    add_squares,
-    scratch,
-    total,
-)
+from fastopt._kernels.lanes import BLOCK, LANES, MAXIMUM, PART, SUM, add_squares, scratch, total
 from fastopt._kernels.layout import WIDTH, Layout
 from fastopt._kernels.segments import collect, gather
 from fastopt._kernels.storage import inside, load, locate, prefetch, private, store

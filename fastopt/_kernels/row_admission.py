@@ -304,11 +304,7 @@ def copy_indices(context, tensor, rows):
         for i in range(count):
             rows[i] = integer_at(place + abs(size) * i, size)
         return
-    ndim, shape, strides = (
-        array.ndim,
-        words(array.shape),
-        words(array.strides),
-    )
+    ndim, shape, strides = array.ndim, words(array.shape), words(array.strides)
     for i in range(count):
         offset, rest = 0, i
         for axis in range(ndim - 1, -1, -1):

@@ -7,16 +7,7 @@ import numpy as np
 
 from fastopt._kernels.blocks import blocks_of
 from fastopt._kernels.elements import row_locator
-from fastopt._kernels.layout import (
-    ADDRESS,
-    FOLDED,
-    ORDER,
-    ROWS,
-    SEGMENTS,
-    STARTS,
-    WIDTH,
-    Layout,
-)
+from fastopt._kernels.layout import ADDRESS, FOLDED, ORDER, ROWS, SEGMENTS, STARTS, WIDTH, Layout
 from fastopt._kernels.storage import inside, load, locate, prefetch, store
 from fastopt._kernels.vectors import inlined
 from fastopt.kernels.rule import scalar

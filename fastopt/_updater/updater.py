@@ -17,7 +17,7 @@ from fastopt._advice import Advice
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.backend import WHOLE, Backend
-from fastopt._engine.clip import STEPPED, UNCHANGED, times
+from fastopt._engine.clip import STEPPED, UNCHANGED, Settings, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.contract import batches_of
 from fastopt._engine.devices import settle
@@ -26,7 +26,6 @@ from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
 from fastopt._engine.parameters import Call, DeviceRecord, Parameters
 from fastopt._engine.records import Records
-from fastopt._engine.settings import Settings
 from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt._engine.tracked import Tracked, weakly
@@ -1511,11 +1510,7 @@ class Updater(Checked):
         mark_written(weights)
 
     def _update(
-        self,
-        indices: list[Index],
-        grads: list[Any],
-        weights: list[Any],
-        single: bool = False,
+        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool = False
     ) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
         with self.lock, unused(self.optimizer.updating):
@@ -1780,12 +1775,7 @@ class Updater(Checked):
         self._report(info)
 
     def _apply_in_python(
-        self,
-        indices: list[Index],
-        grads: list[Any],
-        weights: list[Any],
-        single: bool,
-        share: float,
+        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool, share: float
     ) -> StepInfo:
         """Clip the gradients in Python, for a user's ``update()`` or a sum of several calls."""
         self.records.words[DONE] = 0

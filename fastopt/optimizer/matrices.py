@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastopt._engine.hyper_rows import multipliers
 from fastopt._engine.mixed_precision import has_master, split_state, to_float32
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt._engine.parameters import Call
-from fastopt._engine.rates import multipliers
 from fastopt._engine.validate import (
     Grad,
     check_key,

@@ -19,7 +19,6 @@ from fastopt._kernels.layout import real_of
 from fastopt._kernels.weights import joined
 from fastopt.averages import Average
 from fastopt.kernels.rule import Rule
-from fastopt.sparse import REALS
 
 Exact = tuple[Array, ...]
 
@@ -50,11 +49,6 @@ class Averages:
     def inside(self) -> bool:
         """Whether a context that restores the original weights on exit is active."""
         return self._written is not None
-
-    def check_target(self, context: str, index: Index, weight: Array) -> None:
-        """Raise unless `weight` can hold the average of an index."""
-        shape = header(self.arrays[index]).shape
-        check_like(context, "weight", weight, REALS, shape)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"average": self.average, "arrays": host(self.arrays), "held": self.held}

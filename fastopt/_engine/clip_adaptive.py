@@ -1,6 +1,7 @@
 """Adaptive gradient clipping: limits each unit's gradient norm relative to its weight norm."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -95,11 +96,9 @@ class UnitClip:
         table = np.array([[weight.ctypes.data, grad.ctypes.data, out.ctypes.data]], np.uint64)
         numbers = factor, self.limit, self.least
         width = out.size // max(units, 1)
-        if out.size >= PARALLEL_FROM and units > 1 and may_run_parallel():
-            with turn():
-                clip_units(*kinds, True)(table, units, width, *numbers)
-        else:
-            clip_units(*kinds, False)(table, units, width, *numbers)
+        parallel = out.size >= PARALLEL_FROM and units > 1 and may_run_parallel()
+        with turn() if parallel else nullcontext():
+            clip_units(*kinds, parallel)(table, units, width, *numbers)
 
 
 def _contiguous(array: Array) -> Array:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
+from fastopt._engine.backend import WHOLE, Backend
+from fastopt._engine.clip import Settings
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_tables import table_of_parameter
-from fastopt._engine.owner import Unmeasured
-from fastopt._engine.parameters import Call, Parameters
+from fastopt._engine.parameters import Call, Given, Parameters
 from fastopt._engine.per_index import Index
 from fastopt._engine.records import Records
 from fastopt._engine.validate import Array, Grad
@@ -20,6 +21,20 @@ from fastopt._kernels.record_words import OK
 
 NOTHING = object()
 """The state of an index that has not been updated."""
+
+
+class Unmeasured:
+    """Abstract base of owners that are no updater: they have no settings."""
+
+    backend: Backend = WHOLE
+    settings: Settings = Settings()
+    states: dict[Index, Any]
+    states_synced: dict[Index, bool]
+    runs_updates: bool = False
+
+    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
+        """See :class:`~fastopt._engine.owner.Owner`."""
+        return self.states.get(index)
 
 
 class Direct(Unmeasured):
@@ -80,13 +95,6 @@ class Direct(Unmeasured):
         for shared in self.records.shared.values():
             shared.fill(self.optimizer.lr)
 
-    def _refreshed(self) -> Any:
-        """Return the records, which follow the attributes of the optimizer."""
-        records = self.records
-        if records.version != self.optimizer.version:
-            records.refresh(self)
-        return records
-
     def _keeps(self, index: Index, state: Any) -> bool:
         """Whether a state is that of the last call, or a tuple of its arrays."""
         known = self.states.get(index, NOTHING)
@@ -99,7 +107,9 @@ class Direct(Unmeasured):
         self, index: Any, grad: Any, weight: Any, indices: Sequence[Index], states: Sequence[Any]
     ) -> bool:
         """Update tensors that have records; if the result is False, nothing has changed."""
-        records = self._refreshed()
+        records = self.records
+        if records.version != self.optimizer.version:
+            records.refresh(self)
         known = records.mode.usable and not records.prepared
         if not (known and all(map(self._keeps, indices, states))):
             return False
@@ -123,4 +133,4 @@ class Direct(Unmeasured):
         """Update tensors that may have no records yet."""
         self._follow(calls)
         indices, weights, grads, _ = map(list, zip(*calls, strict=True))
-        self.records.take(self, indices, grads, weights, single)
+        self.records.take(self, Given(indices, grads, weights, single))

@@ -43,6 +43,7 @@ from fastopt._engine.validate import (
 from fastopt._kernels import record_words as w
 from fastopt._kernels import row_admission
 from fastopt._kernels.codes import is_earlier
+from fastopt._kernels.compiling import entry_of
 from fastopt._kernels.device_memory import allocated_together
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import ADDRESS, OFFSET, SPLIT, Layout, kind_of, real_of, state_kind
@@ -244,7 +245,8 @@ class Enrolment:
                 passes = records.mode.norms, records.mode.clips, numbers, flushed, alone
                 kernels = Loops(found, kind_of(weight.dtype), *passes).addresses
                 if sparse and not records.words[w.ADMIT_ROWS]:
-                    records.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
+                    entries = list(map(entry_of, row_admission.ENTRIES))
+                    records.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = entries
             if found.catch_up and kept.deferred is None:
                 kept = own.record = kept._replace(deferred=Deferred(record))
             record[place] = kernels.ctypes.data
@@ -275,10 +277,11 @@ class Enrolment:
             if template is not None:
                 ready[index] = own, template
                 continue
-            found = self._enroll_one(own, k, grads[k], known)
-            if found is None:
+            state = self.updater._state(index, weight, isinstance(grads[k], RowSparse))
+            template = self._create(FirstCall(own, grads[k], weight, state), known)
+            if template is None:
                 return False
-            made[index], template = found
+            made[index] = state
             blank = key and blank_of(own.optimizer, weight, made[index])
             if blank:
                 remember(key, template._replace(blank=blank))
@@ -369,15 +372,6 @@ class Enrolment:
         kind = type(optimizer), optimizer.multi_precision, optimizer.rounding
         stored = optimizer.state_dtype, optimizer.state_min_size
         return optimizer.rule, self.records.mode.passes, kind, stored
-
-    def _enroll_one(
-        self, of: Parameter, k: int, grad: Any, known: bool
-    ) -> tuple[Any, Template] | None:
-        """Create state and record of tensor `k`; return them, or None if it is not supported."""
-        weight = self.weights[k]
-        state = self.updater._state(of.index, weight, isinstance(grad, RowSparse))
-        template = self._create(FirstCall(of, grad, weight, state), known)
-        return None if template is None else (state, template)
 
     def _create(self, new: FirstCall, known: bool) -> Template | None:
         """Create the record of a parameter; return its template, None if the checks refuse it.

@@ -20,6 +20,9 @@ from fastopt._kernels.devices import is_cuda, mark_written
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
 
+Given = tuple[Index, Any, Any, Any]
+"""Index, gradient, weight and extra array."""
+
 FORM = "updater(index, grad, weight, extra=array), or updater.step(grads, weights, extra=arrays)"
 
 
@@ -75,27 +78,20 @@ def update_with(updater: Updating, index: object, grad: object, weight: object, 
             raise type(error)(f"{context}: {error}") from error
     optimizer = updater.optimizer
     with optimizer.call_lock, uninterrupted:
-        _update(updater, indices, grads, weights, extras)
+        _update(updater, list(zip(indices, grads, weights, extras, strict=True)))
     if any(own is not each for own, each in zip(given, weights, strict=True)):
         mark_written(given)
 
 
-def _update(
-    updater: Updating,
-    indices: Sequence[Index],
-    grads: Sequence[Any],
-    weights: Sequence[Any],
-    extras: Sequence[Any],
-) -> None:
+def _update(updater: Updating, given: Sequence[Given]) -> None:
     """Set the slots and update; if that does not happen, states are as before."""
     optimizer, groups = updater.optimizer, updater.parameters.groups
-    taken = [k for k, each in enumerate(indices) if groups is None or not groups.is_frozen(each)]
-    own = [[given[k] for k in taken] for given in (indices, grads, weights, extras)]
-    _check_call(updater, *own)
-    calls = updater._checked(*own[:3])
-    found = [_checked(updater, call, extra) for call, extra in zip(calls, own[3], strict=True)]
+    own = [each for each in given if groups is None or not groups.is_frozen(each[0])]
+    _check_call(updater, own)
+    calls = updater._checked(*_lists(own))
+    found = [_checked(updater, call, each[3]) for call, each in zip(calls, own, strict=True)]
     counts = optimizer._index_update_count
-    before = {index: counts.get(index) for index in own[0]}
+    before = {index: counts.get(index) for index, *_ in own}
     undo = updater._stored(calls)
     slots: list[_Slot] = []
     try:
@@ -103,7 +99,7 @@ def _update(
             slots.append(slot)
             slot.put(extra)
         vars(updater)["takes_extra"] = True
-        updater(list(indices), list(grads), list(weights))
+        updater(*_lists(given))
     finally:
         vars(updater).pop("takes_extra", None)
         if all(counts.get(index) == count for index, count in before.items()):
@@ -112,13 +108,12 @@ def _update(
             undo()
 
 
-def _check_call(
-    updater: Updating,
-    indices: Sequence[Index],
-    grads: Sequence[Any],
-    weights: Sequence[Any],
-    extras: Sequence[Any],
-) -> None:
+def _lists(given: Sequence[Given]) -> tuple[list[Index], list[Any], list[Any]]:
+    """Return indices, gradients and weights."""
+    return [each[0] for each in given], [each[1] for each in given], [each[2] for each in given]
+
+
+def _check_call(updater: Updating, given: Sequence[Given]) -> None:
     """Raise unless each rule gets what it takes, once."""
     optimizer, seen = updater.optimizer, set[Index]()
     if updater.settings.accumulate > 1:
@@ -126,7 +121,7 @@ def _check_call(
             "accumulate averages gradients of several calls, and no call has their mean extra: "
             "add up both in your code, and use accumulate=1"
         )
-    for index, weight, extra in zip(indices, weights, extras, strict=True):
+    for index, _, weight, extra in given:
         context = label(index, optimizer.idx2name)
         if index in seen:
             raise ValueError(f"{context}: a call with extras takes an index once")
@@ -152,11 +147,10 @@ def _checked(updater: Updating, call: Call, extra: Any) -> tuple[_Slot, Any] | N
     if extra is None:
         return None
     index, weight, grad, state = call
-    optimizer = updater.parameters.optimizer_of(index)
-    context, rule = label(index, optimizer.idx2name), optimizer.rule_for(index)
-    copy = updater.parameters.copy_of(index)
-    extra = check(context, weight, extra, copy, "extra")
-    arrays = arrays_of(optimizer, context, rule, weight, state, copy, True)[1]
+    own = updater.parameters.of(index)
+    rule, optimizer = own.rule, own.optimizer
+    extra = check(own.context, weight, extra, own.copy, "extra")
+    arrays = arrays_of(optimizer, own.context, rule, weight, state, own.copy, True)[1]
     slot = arrays[rule.slots.index(rule.extra)]
     lazy = isinstance(grad, RowSparse) and optimizer.lazy_update
     rows = np.unique(grad.indices) if lazy else None

@@ -9,11 +9,10 @@ import numpy as np
 
 from fastopt._engine.device_tables import no_rows, table_of_parameter
 from fastopt._engine.enrolment import Enrolment
-from fastopt._engine.lazy_decay import decay_of
 from fastopt._engine.owner import Updating
 from fastopt._engine.parameters import Parameter, Record
 from fastopt._engine.per_index import Index
-from fastopt._engine.record_rows import Deferred, row_layout
+from fastopt._engine.record_rows import Deferred, decay_of, row_layout
 from fastopt._engine.validate import Array, check_like
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu

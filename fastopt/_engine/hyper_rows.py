@@ -122,12 +122,6 @@ class Shared:
         """Enter whether updates are only counted."""
         self.words[w.SKIPS] = self.optimizer.skips()
 
-    def for_tensor(self) -> "Shared":
-        """Return hyper-parameters of one tensor of a call, which may have another count or rate."""
-        own = Shared(self.optimizer, self.layout, self.hyper, self.multipliers)
-        own.find_carried()
-        return own
-
     def fill(self, rate: float, time: int = 0, again: bool = False) -> None:
         """Compute the hyper-parameters for a learning rate before multipliers, and a count.
 

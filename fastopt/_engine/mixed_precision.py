@@ -96,10 +96,15 @@ def arrays_of(
     return exact, (*arrays, *scales)
 
 
-def holds_master(rule: Rule, state: object) -> bool:
-    """Whether a state is a pair of a master and the slots of `rule`."""
+def holds_master(rule: Rule | None, state: object) -> bool:
+    """Whether a state is a pair of a master and the slots of `rule`, which may be unknown.
+
+    A rule with two slots has a pair without a master too.
+    """
     paired = isinstance(state, (tuple, list)) and len(state) == 2
-    return paired and len(split_scales(leaves(state))[0]) == len(rule.slots) + 1
+    if not paired or rule is None:
+        return paired
+    return len(split_scales(leaves(state))[0]) == len(rule.slots) + 1
 
 
 def set_master(optimizer: OptimizerLike, index: Index, array: Array, state: Any) -> None:
@@ -111,12 +116,7 @@ def set_master(optimizer: OptimizerLike, index: Index, array: Array, state: Any)
     if state is None:
         optimizer.masters_given[index] = array.copy()
         return
-    rule = optimizer.rule_for(index)
-    if rule is None:
-        paired = isinstance(state, (tuple, list)) and len(state) == 2
-    else:  # a rule with two slots has a pair without a master too
-        paired = holds_master(rule, state)
-    if optimizer.master == "split" or not paired:
+    if optimizer.master == "split" or not holds_master(optimizer.rule_for(index), state):
         raise ValueError(
             f"{context}: a split or missing master cannot be set after the first update"
         )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.backend import WHOLE, Backend
+from fastopt._engine.backend import Backend
 from fastopt._engine.clip import Settings
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
@@ -147,17 +147,3 @@ class Updating(Owner, Protocol):
 
     def _stored(self, calls: Sequence[Call]) -> Callable[[], None]:
         """Store states; return a function that puts back what was there before."""
-
-
-class Unmeasured:
-    """Abstract base of owners that are no updater: they have no settings."""
-
-    backend: Backend = WHOLE
-    settings: Settings = Settings()
-    states: dict[Index, Any]
-    states_synced: dict[Index, bool]
-    runs_updates: bool = False
-
-    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
-        """See :class:`Owner`."""
-        return self.states.get(index)

@@ -33,6 +33,20 @@ from fastopt.sparse import RowSparse
 Call = tuple[Index, Any, Any, Any]
 """Index, weight, gradient and state."""
 
+
+class Given(NamedTuple):
+    """Arguments of a call in lists, and what its gradients are multiplied by."""
+
+    indices: list[Index]
+    grads: list[Any]
+    weights: list[Any]
+    single: bool = False
+    """Whether the arguments are no lists."""
+    share: float = 1.0
+    factor: float | None = None
+    """The factor of gradients that have been measured before, in place of a measurement."""
+
+
 Words = NDArray[np.int64]
 
 COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError, AttributeError)
@@ -265,17 +279,12 @@ class Parameters:
         """Whether a factor of all gradients may be folded into `rescale_grad`."""
         return bool(self.optimizer.folds and (self.groups is None or self.groups.folds))
 
-    @property
-    def skips(self) -> bool:
-        """Whether updates are only counted now."""
-        return all(each.skips() for each in self.optimizers())
-
     def stepped(self, info: StepInfo, indices: Sequence[Index]) -> StepInfo:
         """Return the outcome of a call of parameters whose updates may only have been counted."""
         if (batches := batches_of(self.optimizer)) is not None:
             updated = any(map(batches.completes, indices))
         else:
-            updated = not self.skips
+            updated = not all(each.skips() for each in self.optimizers())
         return info if updated else info._replace(stepped=False)
 
 

@@ -8,13 +8,13 @@ Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/engine/test_records_rows.py`
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._arrays import Gradient
-from fastopt._engine.per_index import Index
+from fastopt._engine.owner import RecordsLike
 from fastopt._engine.validate import Array
 from fastopt._kernels import front
 from fastopt._kernels import record_words as w
@@ -22,16 +22,6 @@ from fastopt._kernels.numpy_abi import Written, readable
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
 Words = NDArray[np.int64]
-
-
-class Recorded(Protocol):
-    """What the reader asks of :class:`~fastopt._engine.records.Records`."""
-
-    words: Words
-    slots: dict[Index, int]
-
-    def record_of(self, index: Index) -> Any:
-        """Return the record of a parameter."""
 
 
 class Reader:
@@ -43,7 +33,7 @@ class Reader:
         The records.
     """
 
-    def __init__(self, records: Recorded) -> None:
+    def __init__(self, records: RecordsLike) -> None:
         self.records, self._enter = records, front.enter_written()
 
     def __call__(self, context: int, index: Any, grad: Any, weight: Any) -> int:
@@ -63,7 +53,7 @@ class Reader:
             place = records.slots.get(own) if type(own) in (int, str) else 0
             if not place:
                 return w.UNKNOWN if place is None else w.REFUSED
-            record = records.record_of(own)
+            record: Any = records.record_of(own)
             for each in () if record is None else record.alive:
                 if type(each) is Written:
                     each.follow()
@@ -108,7 +98,7 @@ class Reader:
         return int(words.ctypes.data)
 
 
-def front_of(records: Recorded) -> Callable[..., int]:
+def front_of(records: RecordsLike) -> Callable[..., int]:
     """Return the function that enters calls: the front, or one in Python if it reads no headers."""
     enter: Callable[..., int] = front.enter() if readable() else Reader(records)
     return enter

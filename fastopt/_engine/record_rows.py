@@ -1,8 +1,9 @@
-"""Row-sparse gradients of parameters that have records: their loops and their forms.
+"""Row-sparse gradients of parameters with records: loops, forms, and deferred weight decay.
 
 Tests: ``tests/engine/test_records_rows.py``.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.lazy_decay import decay_of, decayed
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import Array, label, listed
 from fastopt._kernels import record_words as w
+from fastopt._kernels.device_memory import like, placed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import APPLIED, DECAY, Layout
 from fastopt._kernels.numpy_abi import C_ORDER, kind_word
@@ -69,6 +70,43 @@ def row_layout(
         )
     deferred = lazy and optimizer.sparse_decay != "touched"
     return replace(layout, sparse=True, lazy=lazy, catch_up=deferred)
+
+
+def decayed(
+    optimizer: OptimizerLike, index: Index, before: float, t: int, lr: float, wd: float
+) -> float:
+    """Return the accumulated decay after step `t`.
+
+    Raises
+    ------
+    ValueError
+        Learning rate times weight decay is 1 or more.
+    """
+    amount = optimizer.decay(t, lr, wd)
+    if not amount < 1:
+        raise ValueError(
+            f"{label(index, optimizer.idx2name)}: sparse_decay={optimizer.sparse_decay!r} needs "
+            f"rate times decay below 1, got {amount}"
+        )
+    return before + math.log1p(-amount)
+
+
+def decay_of(optimizer: OptimizerLike, index: Index, weight: Array) -> tuple[Any, float]:
+    """Return the decay applied to each row and the accumulated decay, as sums of logarithms.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The stored decay does not belong to a weight with that many rows.
+    """
+    count = len(weight)
+    rows, total = optimizer.row_decay.get(index) or (like(weight, (count,), np.float64), 0.0)
+    if rows.shape != (count,) or rows.dtype != np.float64:
+        raise ValueError(
+            f"{label(index, optimizer.idx2name)}: decay is kept for rows of shape {rows.shape} and "
+            f"dtype {rows.dtype}, the weight has {count} rows"
+        )
+    return placed(rows, weight) if isinstance(rows, np.ndarray) else rows, total
 
 
 class Deferred:

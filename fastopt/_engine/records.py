@@ -29,7 +29,7 @@ from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared, multipliers, rate_at
 from fastopt._engine.mode import IDLE, mode_of
 from fastopt._engine.owner import Owner
-from fastopt._engine.parameters import DeviceRecord, Parameter, Parameters, Record
+from fastopt._engine.parameters import DeviceRecord, Given, Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
 from fastopt._engine.validate import leaves
@@ -37,6 +37,7 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt._kernels.compiling import entry_of
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import header, is_cuda
 from fastopt._kernels.lanes import DOWN
@@ -251,8 +252,9 @@ class Records:
         self.prepared = mode.batches or extra
         words[w.SCHEDULED], words[w.TIMED] = mode.scheduled, mode.timed
         words[w.ASKING] = mode.asks
-        words[w.MEASURE] = self.measure = measuring.measure() if mode.usable and mode.norms else 0
-        words[w.CLIP] = clipping.clip() if mode.usable and mode.clips else 0
+        measures, clips = mode.usable and mode.norms, mode.usable and mode.clips
+        words[w.MEASURE] = self.measure = entry_of(measuring.measure_call) if measures else 0
+        words[w.CLIP] = entry_of(clipping.clip_call) if clips else 0
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -411,7 +413,8 @@ class Records:
         """Enter a call again with more memory, or on several threads, if its status asks for it."""
         words = self.words
         while status in ROOM:
-            if status == w.NO_ROOM and self._lacks_room():
+            lacks = words[w.NEED] > words[w.ROOM] or words[w.NEED_COUNTED] > words[w.COUNTED]
+            if status == w.NO_ROOM and lacks:
                 self._make_room(int(words[w.NEED]))
             elif status == w.NO_CAPACITY:
                 self._make_capacity(int(words[w.NEED]))
@@ -438,9 +441,11 @@ class Records:
             words[w.SPREAD] = front.spread()
             words[w.RUN], words[w.UPDATE_SHARE] = run()
             if self.mode.norms:
-                words[w.MEASURE_LARGE], words[w.MEASURE_SHARE] = measuring.run()
+                words[w.MEASURE_LARGE] = entry_of(measuring.measure_large)
+                words[w.MEASURE_SHARE] = entry_of(measuring.share_call)
             if self.mode.clips:
-                words[w.CLIP_LARGE], words[w.CLIP_SHARE] = clipping.run()
+                words[w.CLIP_LARGE] = entry_of(clipping.clip_large)
+                words[w.CLIP_SHARE] = entry_of(clipping.share_call)
 
     def freeze(self, indices: Sequence[Index]) -> None:
         """Leave parameters out of all calls, with whatever gradient."""
@@ -557,42 +562,30 @@ class Records:
         of, settings = (updater.optimizer, updater.backend, indices), updater.settings
         return settings.measured(*of, settings.clipped(*of, weights, whole, share), share, DOWN)
 
-    def take(
-        self,
-        updater: Owner,
-        indices: list[Index],
-        grads: list[Any],
-        weights: list[Any],
-        single: bool,
-        share: float = 1.0,
-        factor: float | None = None,
-    ) -> StepInfo:
+    def take(self, updater: Owner, given: Given) -> StepInfo:
         """Update tensors that may be new or of a rare form, and return the outcome.
-
-        See :meth:`enter_measured` for `share` and `factor`.
 
         Raises
         ------
         TypeError, ValueError
             An argument is wrong. Nothing has changed.
         """
-        optimizer, before = updater.optimizer, None
+        optimizer, indices, before = updater.optimizer, given.indices, None
         self.words[w.DONE] = self.words[w.EXPECTED] = 0
         if self.version != optimizer.version:
             self.refresh(updater)
         if self.mode.live:
             self.ask(indices)
         if self.mode.defers and len(set(indices)) < len(indices):
-            return self._take_in_turn(updater, indices, grads, weights, share, factor)
+            return self._take_in_turn(updater, given)
         self.scheduled = {}
         try:
             batches = batches_of(optimizer)
             if batches is not None:
                 before = optimizer.snapshot()
-                grads = self._sum(updater, batches, indices, grads, weights)
-            given = indices, grads, weights, single
+                given = given._replace(grads=self._sum(updater, batches, given))
             for plan in Plan:
-                info = self._follow_plan(updater, plan, given, share, factor)
+                info = self._follow_plan(updater, plan, given)
                 if info is not None:
                     break
             assert info is not None  # the last plan raises
@@ -606,19 +599,12 @@ class Records:
             optimizer.masters_given.pop(index, None)
         return info
 
-    def _take_in_turn(
-        self,
-        updater: Owner,
-        indices: list[Index],
-        grads: list[Any],
-        weights: list[Any],
-        share: float,
-        factor: float | None,
-    ) -> StepInfo:
+    def _take_in_turn(self, updater: Owner, given: Given) -> StepInfo:
         """Update tensors one by one: each update of an index has a deferred decay of its own.
 
         What has changed is put back if one of them fails.
         """
+        indices, grads, weights, _, share, factor = given
         grads = Enrolment(self, updater, indices, list(weights)).checked(grads)
         info = self.stepped
         if self.mode.norms and factor is None:
@@ -636,7 +622,7 @@ class Records:
         try:
             for index, grad, weight in zip(indices, grads, weights, strict=True):
                 if info.stepped:
-                    self.take(updater, [index], [grad], [weight], True, share, factor)
+                    self.take(updater, Given([index], [grad], [weight], True, share, factor))
         except BaseException:
             for array, old in zip(arrays, values, strict=True):
                 assign(array, old)
@@ -654,16 +640,9 @@ class Records:
         """Raise unless the arrays of one tensor, with a state, are valid."""
         Enrolment(self, updater, [index], [weight]).checked([grad])
 
-    def _follow_plan(
-        self,
-        updater: Owner,
-        plan: Plan,
-        given: tuple[list[Index], list[Any], list[Any], bool],
-        share: float,
-        factor: float | None,
-    ) -> StepInfo | None:
+    def _follow_plan(self, updater: Owner, plan: Plan, given: Given) -> StepInfo | None:
         """Enter a call in one of three ways; return None if the front refuses it."""
-        (indices, grads, weights, single), trusts = given, plan is Plan.TRUST
+        (indices, grads, weights, *_), trusts = given, plan is Plan.TRUST
         for index in indices if plan is Plan.REBUILD else ():
             self.drop(index)
         enrolment = Enrolment(self, updater, indices, list(weights))
@@ -675,7 +654,8 @@ class Records:
             info, known = None, plan is not Plan.REBUILD
             served = checked and enrolment.enroll(checked, known)
             if served and enrolment.provide(checked, not trusts):
-                info = self._enter_enrolled(updater, enrolment, checked, single, share, factor)
+                entered = given._replace(grads=checked, weights=enrolment.weights)
+                info = self._enter_enrolled(updater, entered)
             if info is None and not known:
                 raise self._refusal(indices)
             return info
@@ -689,36 +669,21 @@ class Records:
                 enrolment.withdraw()
             enrolment.drop_single()
 
-    def _enter_enrolled(
-        self,
-        updater: Owner,
-        enrolment: Enrolment,
-        grads: list[Any],
-        single: bool,
-        share: float,
-        factor: float | None,
-    ) -> StepInfo | None:
+    def _enter_enrolled(self, updater: Owner, given: Given) -> StepInfo | None:
         """Enter a call whose parameters have records; return None if the front refuses it."""
         if self.version != updater.optimizer.version:  # new indices may have moved the counts
             self.refresh(updater)
         if self.counts is EMPTY:
             self._find_slots(updater.optimizer)
-        lists: Any = enrolment.indices, grads, enrolment.weights
-        single = single and not isinstance(enrolment.indices[0], tuple)  # that would be a list
+        lists: Any = given[:3]
+        single = given.single and not isinstance(given.indices[0], tuple)  # that would be a list
         index, grad, weight = (each[0] for each in lists) if single else lists
-        return self.enter_measured(updater, index, grad, weight, share, factor)
+        return self.enter_measured(updater, index, grad, weight, given.share, given.factor)
 
-    def _sum(
-        self,
-        updater: Owner,
-        batches: Batches,
-        indices: list[Index],
-        grads: list[Any],
-        weights: list[Any],
-    ) -> list[Any]:
+    def _sum(self, updater: Owner, batches: Batches, given: Given) -> list[Any]:
         """Return the sums of gradients that an optimizer of several calls per update has so far."""
         parameters, found = self.parameters, []
-        for index, grad, weight in zip(indices, grads, weights, strict=True):
+        for index, grad, weight in zip(*given[:3], strict=True):
             of = parameters.of(index)
             grad = parameters.check(of.context, weight, grad, of.copy)
             total, tables = batches.add(of.context, index, grad, weight)
@@ -964,10 +929,15 @@ class Records:
         return found_steps
 
     def _row(self, shared: Shared, number: int) -> Shared:
-        """Return hyper-parameters for one tensor of a call, which are used again by later calls."""
+        """Return hyper-parameters for one tensor of a call, which may have another count or rate.
+
+        They are used again by later calls.
+        """
         row: Shared | None = self.rows.get((shared, number))
         if row is None:
-            row = self.rows[shared, number] = shared.for_tensor()
+            row = Shared(shared.optimizer, shared.layout, shared.hyper, shared.multipliers)
+            row.find_carried()
+            self.rows[shared, number] = row
         return row
 
     def _optimizers(self, indices: Sequence[Index]) -> list[Any]:
@@ -976,14 +946,9 @@ class Records:
 
     # Memory
 
-    def _lacks_room(self) -> bool:
-        """Whether the last call needs more scratch memory, or more numbers that count rows."""
-        words = self.words
-        return bool(words[w.NEED] > words[w.ROOM] or words[w.NEED_COUNTED] > words[w.COUNTED])
-
     def _make_room(self, size: int) -> None:
         """Allocate scratch memory."""
-        self.words[w.COPY] = strided.copy()
+        self.words[w.COPY] = entry_of(strided.copy_call)
         self.scratch = np.empty(size and max(size + 64, 1 << 16), np.uint8)
         self.words[w.SCRATCH] = self.scratch.ctypes.data + (-self.scratch.ctypes.data % 64)
         self.words[w.ROOM] = max(len(self.scratch) - 64, 0)

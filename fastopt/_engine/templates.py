@@ -7,7 +7,7 @@ that nothing is checked for each of them.
 Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.validate import Array, is_half, leaves
+from fastopt._engine.validate import Array, is_half, leaves, mapped
 from fastopt._kernels import cpu_addresses
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import chunks_of
@@ -50,11 +50,15 @@ class Slot(NamedTuple):
     offset: int
 
 
+NUMBERS = np.empty(0)
+"""In place of the arrays of a state."""
+
+
 class Blank(NamedTuple):
     """State of a parameter before its first update, if it consists of zeros."""
 
     nested: Any
-    """The state with 0 in place of arrays."""
+    """The state with empty arrays."""
     slots: list[Slot]
     spacing: int
     """Bytes of memory for each parameter."""
@@ -71,7 +75,8 @@ class Blank(NamedTuple):
 
     def state(self, arrays: Sequence[Array]) -> Any:
         """Return the state that has these arrays."""
-        return tuple(arrays) if self.is_flat else _filled(self.nested, iter(arrays))
+        following = iter(arrays)
+        return tuple(arrays) if self.is_flat else mapped(lambda _: next(following), self.nested)
 
 
 class Template(NamedTuple):
@@ -133,8 +138,8 @@ def blank_of(optimizer: OptimizerLike, weight: Array, state: object) -> Blank | 
     for array in leaves(state):
         slots.append(Slot(array.shape, array.dtype, array.strides, end))
         end += -(-array.nbytes // LINE) * LINE + APART
-    nested = nesting(state)
-    return Blank(nested, slots, end, nested == (0,) * len(slots))
+    is_flat = nesting(state) == (0,) * len(slots)
+    return Blank(mapped(lambda _: NUMBERS, state), slots, end, is_flat)
 
 
 def nesting(state: object) -> Any:
@@ -142,13 +147,6 @@ def nesting(state: object) -> Any:
     if isinstance(state, tuple):
         return tuple(map(nesting, state))
     return None if state is None else 0
-
-
-def _filled(nested: object, arrays: Iterator[Array]) -> Any:
-    """Return a nested state with arrays in place of 0."""
-    if isinstance(nested, tuple):
-        return tuple([_filled(each, arrays) for each in nested])
-    return None if nested is None else next(arrays)
 
 
 def is_pitched(arrays: Sequence[Array]) -> bool:

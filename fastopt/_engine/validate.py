@@ -14,7 +14,7 @@ import numpy as np
 
 from fastopt._arrays import Gradient
 from fastopt._kernels.codes import is_coded, scales_shape
-from fastopt._kernels.devices import Header, device_of, header
+from fastopt._kernels.devices import Header, device_of, header, is_cuda
 from fastopt._kernels.layout import kind_of, real_of
 from fastopt.arguments import brief, is_masked
 from fastopt.kernels.rule import Rule
@@ -331,7 +331,7 @@ def leaves(state: object) -> tuple[Any, ...]:
 def mapped(change: Callable[..., Any], *states: Any) -> Any:
     """Return a nested state like the first one, with ``change`` of the arrays of all states."""
     first = states[0]
-    if isinstance(first, np.ndarray):
+    if isinstance(first, np.ndarray) or is_cuda(first):
         return change(*states)
     if isinstance(first, Mapping):
         return {key: mapped(change, *(state[key] for state in states)) for key in first}

@@ -159,24 +159,24 @@ def admit_weight(context, tensor, record, weight):
 
 
 @scalar
-def code_of_number(context, kind):
-    """Return the code of the type of a number, 0 for other objects."""
-    if kind == context.float:
-        return w.FLOAT64
-    for code in range(1, 4):
-        if kind == after(context, w.NUMBERS)[code - 1]:
+def code_in(kinds, count, kind):
+    """Return the code of a dtype, given the words of those with the first codes; 0 for others."""
+    for code in range(1, count + 1):
+        if kind == kinds[code - 1]:
             return code
     return 0
 
 
 @scalar
+def code_of_number(context, kind):
+    """Return the code of the type of a number, 0 for other objects."""
+    return w.FLOAT64 if kind == context.float else code_in(after(context, w.NUMBERS), 3, kind)
+
+
+@scalar
 def code_of_array(context, array):
     """Return the code of the dtype of an array, 0 if gradients cannot have it."""
-    kind = header_at(array.dtype).kind
-    for code in range(1, 5):
-        if kind == after(context, w.DTYPES)[code - 1]:
-            return code
-    return 0
+    return code_in(after(context, w.DTYPES), 4, header_at(array.dtype).kind)
 
 
 @scalar

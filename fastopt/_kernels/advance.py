@@ -5,6 +5,7 @@ equal learning rate, weight decay and multipliers form a group.
 """
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,6 @@ def step(
     t: float, fields: Mapping[str, float], correct: Callable[..., None], carried: Any
 ) -> dict[str, float]:
     """Return the corrected fields of one step, in plain Python."""
-    values = Fields()
-    vars(values).update(fields)
+    values = SimpleNamespace(**fields)
     correct(float(t), values, carried)
     return vars(values)
-
-
-class Fields:
-    """Hyper-parameters as attributes."""

@@ -9,17 +9,13 @@ Tests: ``tests/engine/test_clip_adaptive.py``, ``tests/engine/test_records_setti
 ``tests/engine/test_records_rows.py``.
 """
 
-from functools import cache
-
 import numpy as np
 
 from fastopt._kernels import record_words as w
 from fastopt._kernels.admission import copy, tensor_of, units_scratch_of
-from fastopt._kernels.compiling import address_of
-from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.layout import WIDTH
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
-from fastopt._kernels.objects import after, call, doubles, singles, words
+from fastopt._kernels.objects import after, call, words
 from fastopt._kernels.record_words import context_at, loops_at, record_at
 from fastopt._kernels.row_admission import cut_rows
 from fastopt._kernels.strided import (
@@ -27,6 +23,7 @@ from fastopt._kernels.strided import (
     COPY_WEIGHT,
     copy_strided,
     grad_bytes,
+    in_reals,
     lengths_of,
     rounded,
     size_of,
@@ -100,32 +97,21 @@ def gather(context, k):
 
 
 @scalar
-def add_row(code, source, target, width, again):
+def add_row(numbers, source, target, width, again):
     """Write numbers to `target`, or add them if there are some."""
-    if code == w.FLOAT64:
-        for i in range(width):
-            value = doubles(source)[i]
-            doubles(target)[i] = doubles(target)[i] + value if again else value
-    else:
-        for i in range(width):
-            number = singles(source)[i]
-            singles(target)[i] = singles(target)[i] + number if again else number
+    for i in range(width):
+        value = numbers(source)[i]
+        numbers(target)[i] = numbers(target)[i] + value if again else value
 
 
 @scalar
-def exchange(code, whole, rows, values, count, back):
+def exchange(numbers, whole, rows, values, count, back):
     """Write numbers to their places in an array, or `back`."""
     for k in range(count):
-        at = rows[k]
-        if code == w.FLOAT64:
-            if back:
-                doubles(values)[k] = doubles(whole)[at]
-            else:
-                doubles(whole)[at] = doubles(values)[k]
-        elif back:
-            singles(values)[k] = singles(whole)[at]
+        if back:
+            numbers(values)[k] = numbers(whole)[rows[k]]
         else:
-            singles(whole)[at] = singles(values)[k]
+            numbers(whole)[rows[k]] = numbers(values)[k]
 
 
 @scalar
@@ -142,7 +128,7 @@ def clip_rows(tensor, numbers, first, last):
         out = tensor.unit_out + k * size
         for entry in range(starts[k], starts[k + 1]):
             source = tensor.unit_grad + words(tensor.order)[entry] * size
-            add_row(code, source, out, width, entry > starts[k])
+            in_reals(add_row, code, source, out, width, entry > starts[k])
         if not vector:
             table[0], table[1], table[2] = tensor.unit_weight + rows[k] * unit, out, out
             call(units, 0, 1, place, numbers, width)
@@ -151,10 +137,10 @@ def clip_rows(tensor, numbers, first, last):
         whole = tensor.scratch + 2 * grad_bytes(tensor, record) + rounded(record.bytes)
         for k in range(rounded(count * size) // 8):
             words(whole)[k] = 0
-        exchange(code, whole, rows, out, last, False)
+        in_reals(exchange, code, whole, rows, out, last, False)
         table[0], table[1], table[2] = tensor.unit_weight, whole, whole
         call(units, 0, 1, place, numbers, count)
-        exchange(code, whole, rows, out, last, True)
+        in_reals(exchange, code, whole, rows, out, last, True)
     table[0] = 0  # a use after the calls: arrays are freed after their last one
 
 
@@ -224,15 +210,3 @@ def clip_large(at, n, _, __, ___):
     context = context_at(at)
     for phase in range(PHASES):
         call(context.spread, at, phase, 0, n, context.clip_share)
-
-
-@cache
-def clip() -> int:
-    """Return the address of :func:`clip_call`."""
-    return address_of(clip_call, ON_CHUNKS, None)
-
-
-@cache
-def run() -> tuple[int, int]:
-    """Return the addresses of :func:`clip_large` and :func:`share_call`."""
-    return address_of(clip_large, ON_CHUNKS, None), address_of(share_call, ON_CHUNKS, None)

@@ -78,11 +78,16 @@ def split_scales(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 def numbers_of(arrays: Sequence[Any]) -> list[Any]:
     """Return the arrays of a state, with codes decoded."""
+    pairs = _with_scales(arrays)
+    by = next((pair for pair in pairs if pair[1] is not None and pair[0].dtype == np.uint8), None)
+    return [array if scales is None else decoded(array, scales, by) for array, scales in pairs]
+
+
+def _with_scales(arrays: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the arrays of a state, each with its scales, or None if it holds no codes."""
     rest, scales = split_scales(arrays)
     of = iter(scales)
-    pairs = [(array, next(of)) if is_coded(array) else None for array in rest]
-    by = next((pair for pair in pairs if pair and pair[0].dtype == np.uint8), None)
-    return [decoded(*pair, by) if pair else array for pair, array in zip(pairs, rest, strict=True)]
+    return [(array, next(of) if is_coded(array) else None) for array in rest]
 
 
 def decoded(codes: Array, scales: Array, by: tuple[Array, Array] | None = None) -> Array:
@@ -156,10 +161,7 @@ def renew(arrays: Sequence[Any]) -> None:
     """Convert a state of the earlier encoding in place, if it is on the host."""
     if not is_earlier(arrays):
         return
-    rest, scales = split_scales(arrays)
-    of = iter(scales)
-    pairs = [(array, next(of)) if is_coded(array) else (array, None) for array in rest]
-    numbers = numbers_of(arrays)
+    pairs, numbers = _with_scales(arrays), numbers_of(arrays)
     kinds = [codes.dtype for codes, _ in pairs]
     by = numbers[kinds.index(np.dtype(np.uint8))]
     for (codes, its), exact in zip(pairs, numbers, strict=True):

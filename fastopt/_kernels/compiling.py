@@ -191,6 +191,16 @@ def address_of(
     return found
 
 
+ON_WORDS = types.void(*[types.int64] * 5)
+"""Signature of functions of five words that compiled code calls by address."""
+
+
+@cache
+def entry_of(function: Callable[..., None]) -> int:
+    """Return the address of the C form of a function of five words."""
+    return address_of(function, ON_WORDS, None)
+
+
 def _specialized(kernel: Any, signature: tuple[Any, ...]) -> Any:
     """Return a kernel that is compiled for these argument types."""
     if signature not in kernel.overloads:

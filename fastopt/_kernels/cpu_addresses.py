@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numba import carray, types
 
-from fastopt._kernels.compiling import address_of
+from fastopt._kernels.compiling import ON_WORDS, address_of
 from fastopt._kernels.cpu import element_loop, flush_loop, lazy_loop, number_loop
 from fastopt._kernels.cpu_rows import row_loop
 from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
@@ -21,7 +21,7 @@ from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigne
 from fastopt._kernels.units import unit_loop
 from fastopt.kernels.rule import Rule, scalar
 
-ON_CHUNKS = types.void(*[types.int64] * 5)
+ON_CHUNKS = ON_WORDS
 """Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
 of its row of a table, of its hyper-parameters and of the sums of the chunks."""
 

@@ -91,7 +91,7 @@ from fastopt._kernels.admission import (
     tensor_of,
 )
 from fastopt._kernels.chunks import LINE
-from fastopt._kernels.compiling import address_of, bind_to, compiled
+from fastopt._kernels.compiling import ON_WORDS, address_of, bind_to, compiled, entry_of
 from fastopt._kernels.layout import DECAY, KEY
 from fastopt._kernels.noise import stream_key
 from fastopt._kernels.objects import (
@@ -124,12 +124,13 @@ from fastopt._kernels.strided import (
     elements_of,
     grad_bytes,
     grad_elements,
+    in_reals,
     lengths_of,
     proportion,
 )
 from fastopt.kernels.rule import scalar
 
-ON_CALL = types.void(*[types.int64] * 5)
+ON_CALL = ON_WORDS
 
 
 @scalar
@@ -183,14 +184,10 @@ def advance(context, tensor):
 
 
 @scalar
-def scale(code, place, count, factor):
+def scale(numbers, place, count, factor):
     """Multiply numbers by a factor, in their own precision."""
-    if code == w.FLOAT64:
-        for k in range(count):
-            doubles(place)[k] *= factor
-    else:
-        for k in range(count):
-            singles(place)[k] *= np.float32(factor)
+    for k in range(count):
+        numbers(place)[k] *= type(numbers(place)[k])(factor)
 
 
 @scalar
@@ -205,7 +202,7 @@ def begin(context, k):
         grad, own = scratch, scratch + grad_bytes(tensor, record)
     if record.scaled and norm_at(context.norm).factor != 1:
         count = grad_elements(tensor, record)
-        scale(record.grad_code, grad, count, norm_at(context.norm).factor)
+        in_reals(scale, record.grad_code, grad, count, norm_at(context.norm).factor)
     if tensor.copied:
         copy(context, k, COPY_WEIGHT, own)
         weight = own
@@ -620,4 +617,4 @@ def spread() -> int:
 @cache
 def run() -> tuple[int, int]:
     """Return the addresses of :func:`run_call` and :func:`share_call`."""
-    return address_of(run_call, ON_CALL, None), address_of(share_call, ON_CALL, None)
+    return entry_of(run_call), entry_of(share_call)

@@ -6,14 +6,10 @@ by their global norm.
 Tests: ``tests/engine/test_records.py``.
 """
 
-from functools import cache
-
 from numba import carray
 
 from fastopt._kernels import record_words as w
 from fastopt._kernels.admission import copy, tensor_of
-from fastopt._kernels.compiling import address_of
-from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.cpu_calls import limit_norm
 from fastopt._kernels.objects import call, doubles, words
 from fastopt._kernels.record_words import context_at, loops_at, norm_at, record_at
@@ -129,15 +125,3 @@ def measure_large(at, n, _, __, ___):
         for k in range(first, last):
             total += added(tensor_of(context, k))
     conclude(context, total)
-
-
-@cache
-def measure() -> int:
-    """Return the address of :func:`measure_call`."""
-    return address_of(measure_call, ON_CHUNKS, None)
-
-
-@cache
-def run() -> tuple[int, int]:
-    """Return the addresses of :func:`measure_large` and :func:`share_call`."""
-    return address_of(measure_large, ON_CHUNKS, None), address_of(share_call, ON_CHUNKS, None)

@@ -1,15 +1,24 @@
-"""Page-level memory management of large arrays that are updated sparsely."""
+"""Pages of memory: those of large arrays that are updated sparsely, and of mapped files.
+
+Tests: ``tests/platforms/test_systems.py``, ``tests/table/test_records.py``.
+"""
 
 import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 from numpy.typing import DTypeLike
+
+from fastopt._kernels.compiling import compiled
+from fastopt._kernels.intrinsics import intrinsic
+from fastopt._kernels.objects import BYTES, WORD, external
 
 LARGE = 1 << 22
 """Size in bytes from which NumPy requests huge pages."""
@@ -130,3 +139,34 @@ def _madvise() -> Any:
     if not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return None
     return getattr(ctypes.CDLL(None), "madvise", None)
+
+
+PAGE = mmap.PAGESIZE
+
+WILL_NEED = getattr(mmap, "MADV_WILLNEED", 3)
+POPULATE_WRITE = 23 if sys.platform == "linux" else WILL_NEED
+"""Advice that maps pages as if they were written to; kernels before 5.14 refuse it."""
+
+
+@intrinsic
+def madvise(typingctx, address, size, advice):
+    """Call ``madvise``: give the operating system a hint about a memory range."""
+    numbers = types.int64, types.int64, types.int32
+    return types.int32(*numbers), external("madvise", ir.IntType(32), BYTES, WORD, ir.IntType(32))
+
+
+@cache
+def bring() -> Callable:
+    """Kernel ``(address, pages)`` that requests all given pages of a mapping at once.
+
+    It then maps the pages for writing one by one, which waits for pages that are not in memory yet.
+    """
+    page = PAGE
+
+    def bring(address, pages):
+        for k in range(len(pages)):
+            madvise(address + pages[k] * page, np.int64(page), np.int32(WILL_NEED))
+        for k in range(len(pages)):
+            madvise(address + pages[k] * page, np.int64(page), np.int32(POPULATE_WRITE))
+
+    return compiled(bring, None, parallel=False)

@@ -19,16 +19,12 @@ keeps its parts (:func:`part`). Large calls hold the values.
 Tests: ``tests/engine/test_records_rows.py``, ``tests/engine/test_rows_refused.py``.
 """
 
-from functools import cache
-
 from numba import carray
 
 from fastopt._kernels import record_words as w
 from fastopt._kernels import segments
 from fastopt._kernels.admission import code_of_array, items_of, meets, tensor_of
 from fastopt._kernels.chunks import CHUNK, ROW_COST
-from fastopt._kernels.compiling import address_of
-from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.layout import ORDER, ROWS, SEGMENTS, STARTS, WIDTH
 from fastopt._kernels.numpy_abi import ALIGNED, C_ORDER
 from fastopt._kernels.objects import (
@@ -398,9 +394,5 @@ def order_rows(at, k, _, __, ___):
         tensor.chunks = place
 
 
-@cache
-def addresses() -> tuple[int, int, int]:
-    """Return the addresses of :func:`admit_rows`, :func:`list_rows` and :func:`order_rows`."""
-    functions = admit_rows, list_rows, order_rows
-    first, second, third = (address_of(each, ON_CHUNKS, None) for each in functions)
-    return first, second, third
+ENTRIES = admit_rows, list_rows, order_rows
+"""What the front calls, in the order of the words with their addresses."""

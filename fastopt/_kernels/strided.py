@@ -3,15 +3,11 @@
 Tests: ``tests/engine/test_records.py``.
 """
 
-from functools import cache
-
 import numpy as np
 
 from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
-from fastopt._kernels.compiling import address_of
 from fastopt._kernels.copying import move
-from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.half import widen_bfloat16, widen_float16
 from fastopt._kernels.objects import after, doubles, halves, singles
 from fastopt._kernels.record_words import record_at, tensor_at
@@ -45,22 +41,33 @@ def proportion(place, whole, count):
 
 
 @scalar
+def in_reals(function, code, *arguments):
+    """Call a function of float64 or float32 numbers, by their code, and of `arguments`.
+
+    The first argument of the function makes pointers to such numbers from addresses.
+    """
+    if code == w.FLOAT64:
+        function(doubles, *arguments)
+    else:
+        function(singles, *arguments)
+
+
+@scalar
+def copy_reals(numbers, wanted, source, stride, target, step, count):
+    """Copy numbers with strides in elements, as float64 or float32."""
+    if wanted == w.FLOAT64:
+        for j in range(count):
+            doubles(target)[j * step] = np.float64(numbers(source)[j * stride])
+    else:
+        for j in range(count):
+            singles(target)[j * step] = np.float32(numbers(source)[j * stride])
+
+
+@scalar
 def copy_run(code, wanted, source, stride, target, step, count):
     """Copy `count` numbers with strides in elements, converting their dtype."""
-    if code == w.FLOAT32:
-        if wanted == w.FLOAT32:
-            for j in range(count):
-                singles(target)[j * step] = singles(source)[j * stride]
-        else:
-            for j in range(count):
-                doubles(target)[j * step] = np.float64(singles(source)[j * stride])
-    elif code == w.FLOAT64:
-        if wanted == w.FLOAT64:
-            for j in range(count):
-                doubles(target)[j * step] = doubles(source)[j * stride]
-        else:
-            for j in range(count):
-                singles(target)[j * step] = np.float32(doubles(source)[j * stride])
+    if size_of(code) > 2:
+        in_reals(copy_reals, code, wanted, source, stride, target, step, count)
     elif wanted == code:
         for j in range(count):
             halves(target)[j * step] = halves(source)[j * stride]
@@ -188,13 +195,6 @@ def copy_grad(tensor, record, scratch):
     copy_form(form, strides, grad, code, scratch, wanted, False)
 
 
-@scalar
-def copy_weight(tensor, record, scratch, back):
-    """Copy a weight to scratch memory in the record's order, or `back`."""
-    code, strides = record.weight_code, after(tensor, w.T_STRIDES)
-    copy_strided(record, strides, tensor.weight, code, scratch, code, back)
-
-
 def copy_call(at, what, target, _, __):
     """Copy an array of a tensor to scratch memory at `target`, or its weight back."""
     tensor = tensor_at(at)
@@ -202,10 +202,5 @@ def copy_call(at, what, target, _, __):
     if what == COPY_GRAD:
         copy_grad(tensor, record, target)
     else:
-        copy_weight(tensor, record, target, what == COPY_BACK)
-
-
-@cache
-def copy() -> int:
-    """Return the address of :func:`copy_call`."""
-    return address_of(copy_call, ON_CHUNKS, None)
+        code, strides = record.weight_code, after(tensor, w.T_STRIDES)
+        copy_strided(record, strides, tensor.weight, code, target, code, what == COPY_BACK)

@@ -12,13 +12,14 @@ from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.mixed_precision import has_master, split_state
 from fastopt._engine.parameters import Parameters
 from fastopt._engine.records import Records
-from fastopt._engine.validate import Array, check_index, label, leaves
+from fastopt._engine.validate import Array, check_index, check_like, label, leaves
 from fastopt._foreign import owner_of
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
 from fastopt.arguments import brief
 from fastopt.optimizer.optimizer import Index, Optimizer
+from fastopt.sparse import REALS
 
 
 class Averaging(Protocol):
@@ -166,7 +167,8 @@ def _targets(
                 f"{context}: its weight was not updated yet by this updater; pass "
                 "it in weights={index: array}"
             )
-        averages.check_target(context, index, header(weight))
+        shape = header(averages.arrays[index]).shape
+        check_like(context, "weight", header(weight), REALS, shape)
         copy = updater.parameters.copy_of(index)
         targets[index] = [weight] if copy is None else [weight, copy]
     return targets

@@ -3,14 +3,13 @@
 Tests: ``tests/updater/test_resize.py``.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastopt._engine.parameters import Parameter
-from fastopt._engine.validate import Array, leaves
+from fastopt._engine.validate import Array, leaves, mapped
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header
 from fastopt.arguments import brief
@@ -54,7 +53,7 @@ def resized(of: Parameter, state: object, fresh: object, rows: Rows) -> Any:
         raise ValueError(f"{of.context}: its state has {len(old)} arrays, a new one has {len(new)}")
     pairs = zip(old, new, strict=True)
     made = iter([_taken(of.context, before, after, rows) for before, after in pairs])
-    return _like(fresh, lambda: next(made))
+    return mapped(lambda _: next(made), fresh)
 
 
 def taken_rows(context: str, old: Array, new: Array, rows: Rows) -> Array:
@@ -80,11 +79,3 @@ def _taken(context: str, old: Array, new: Array, rows: Rows) -> Any:
             f"the {len(rows)} rows of the weight"
         )
     return placed(taken_rows(context, before, np.array(host(of)), rows), of)
-
-
-def _like(nested: object, value: Callable[[], Any]) -> Any:
-    """Return a structure like `nested` with other arrays."""
-    if isinstance(nested, (tuple, list)):
-        parts: Sequence[Any] = [_like(part, value) for part in nested]
-        return type(nested)(parts)
-    return None if nested is None else value()

@@ -24,7 +24,7 @@ from fastopt._engine.devices import settle
 from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
-from fastopt._engine.parameters import Call, DeviceRecord, Parameters
+from fastopt._engine.parameters import Call, DeviceRecord, Given, Parameters
 from fastopt._engine.records import Records
 from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
@@ -40,21 +40,12 @@ from fastopt._engine.validate import (
 )
 from fastopt._foreign import as_gradient, as_weight, owner_of
 from fastopt._interrupts import between_updates, uninterrupted
+from fastopt._kernels import record_words as w
 from fastopt._kernels.device_memory import allocated_together, host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import (
-    BFLOAT16,
-    DONE,
-    EXPECTED,
-    FLOAT16,
-    MOVED,
-    OK,
-    REPEATS,
-    UNKNOWN,
-    WEIGHT_CODE,
-)
+from fastopt._kernels.record_words import DONE, EXPECTED, MOVED, OK, REPEATS, UNKNOWN
 from fastopt._kernels.threads import start_locks
 from fastopt._structure import Structures, as_given, copies
 from fastopt._updater import averaged
@@ -591,10 +582,11 @@ class Updater(Checked):
                 else:
                     self._info = UNCHANGED
                 return
+        given = Given(indices, grads, weights, single)
         if {*map(type, grads), *map(type, weights)} <= OURS:
-            self._update(indices, grads, weights, single)
+            self._update(given)
         else:
-            self._update_views(indices, grads, weights, single)
+            self._update_views(given)
 
     def _enter(self, index: Any, grad: Any, weight: Any) -> bool:
         """Update parameters that have records, with what Python has to do before.
@@ -1000,7 +992,7 @@ class Updater(Checked):
             return False
         if isinstance(record, DeviceRecord):
             return False
-        is_half = record.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
+        is_half = record.words[w.WEIGHT_CODE] in (w.FLOAT16, w.BFLOAT16)
         return not (optimizer.multi_precision and is_half) and index not in optimizer.row_decay
 
     def resize(self, index: Any, weight: Array, rows: Any) -> None:
@@ -1154,8 +1146,30 @@ class Updater(Checked):
         >>> weight, updater.optimizer.num_update
         (array([-6.]), 2)
         """
-        with between_updates(self.lock, "finish()"):
-            self._finish(index, weight)
+        with between_updates(self.lock, "finish()"), unused(self.optimizer.updating):
+            optimizer = self.optimizer
+            if self._averages is not None:
+                self._averages.check_free()
+            windows, names = self._windows, optimizer.idx2name
+            found = incomplete(windows, index, weight).items()
+            given = {i: self._given(i, of, "finish") for i, of in found if not self._is_frozen(i)}
+            if windows is None or not given:
+                vars(self)["_info"] = UNCHANGED
+                return
+            indices, calls = list(given), [windows.calls[i] for i in given]
+            views = [self._viewed(i, array) for i, array in given.items()]
+            of = [label(i, names) for i in indices]
+            sums = list(map(windows.total, of, indices, views))
+            means = [  # all gradients have one factor
+                times(total, calls[0] / count)
+                for (*_, total), count in zip(
+                    self._checked_entries(indices, sums, views), calls, strict=True
+                )
+            ]
+            finish = partial(windows.finish, indices, windows.without(given))
+            with uninterrupted:
+                self._apply(Given(indices, means, views, share=1 / calls[0]), finish)
+            mark_written(list(given.values()))
 
     def flush(self, index: Any, weight: Array | None = None) -> None:
         """Apply the deferred weight decay to all rows of a parameter.
@@ -1204,8 +1218,7 @@ class Updater(Checked):
             if flush(self, index, last, state):
                 self.records.note(index, last)
             if index in self.states:
-                dict.__setitem__(self.states, index, state)
-                dict.__setitem__(self.states_synced, index, True)
+                self._keep([(index, last, None, state)])
 
     # Files
 
@@ -1489,10 +1502,9 @@ class Updater(Checked):
 
     # Checks
 
-    def _update_views(
-        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
-    ) -> None:
+    def _update_views(self, given: Given) -> None:
         """Update arrays of other libraries through NumPy views."""
+        indices, grads, weights, single, *_ = given
         own, views = list(grads), list(weights)
         for k, index in enumerate(indices):
             try:
@@ -1501,7 +1513,7 @@ class Updater(Checked):
                 context = label(index, self.optimizer.idx2name)
                 raise type(error)(f"{context}: {error}") from error
         if all(map(is_, views, weights)) and all(map(is_, own, grads)):
-            self._update(indices, grads, weights, single)
+            self._update(given)
             return
         if single:
             self(indices[0], own[0], views[0])
@@ -1509,10 +1521,9 @@ class Updater(Checked):
             self(indices, own, views)
         mark_written(weights)
 
-    def _update(
-        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool = False
-    ) -> None:
+    def _update(self, given: Given) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
+        indices, grads, weights, single, *_ = given
         with self.lock, unused(self.optimizer.updating):
             optimizer = self.optimizer
             if self._averages is not None:
@@ -1530,7 +1541,7 @@ class Updater(Checked):
             why = slow.reason(self, indices, grads, weights, unchecked)
             with uninterrupted:
                 if self._windows is None:
-                    self._apply(indices, grads, weights, single)
+                    self._apply(given)
                 else:
                     entries = self._checked_entries(indices, grads, weights)
                     self._add(self._windows, entries, single)
@@ -1559,15 +1570,12 @@ class Updater(Checked):
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
     ) -> list[Entry]:
         """Check that weights and gradients match; return indices, weights and gradients."""
-        names, native = self.optimizer.idx2name, self.parameters.native
         checked = []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
-            context = label(index, names)
-            grad = check(context, weight, grad, self.parameters.copy_of(index))
-            if isinstance(grad, RowSparse) and not native:
-                optimizer = self.parameters.optimizer_of(index)
-                if not optimizer.native:
-                    grad = optimizer.dense_gradient(index, weight, grad)
+            own = self.parameters.of(index)
+            grad = check(own.context, weight, grad, own.copy)
+            if isinstance(grad, RowSparse) and not own.optimizer.native:
+                grad = self.parameters.optimizer_of(index).dense_gradient(index, weight, grad)
             checked.append((index, weight, grad))
         return checked
 
@@ -1681,7 +1689,7 @@ class Updater(Checked):
             if last:
                 own, weights = [i for i, *_ in last], [weight for _, weight, _ in last]
                 sums = [windows.sums[i] for i in own]
-                self._apply(own, sums, weights, single, 1 / windows.every, finish)
+                self._apply(Given(own, sums, weights, single, 1 / windows.every), finish)
             finish()
         except BaseException:
             if windows.calls is not after:
@@ -1690,33 +1698,6 @@ class Updater(Checked):
         if not last:
             self._info = UNCHANGED
             self.records.note(indices, [weight for _, weight, _ in entries])
-
-    def _finish(self, index: Any, weight: Any) -> None:
-        """Update with the means of incomplete sums, see :meth:`Updater.finish`."""
-        with self.lock, unused(self.optimizer.updating):
-            optimizer = self.optimizer
-            if self._averages is not None:
-                self._averages.check_free()
-            windows, names = self._windows, optimizer.idx2name
-            found = incomplete(windows, index, weight).items()
-            given = {i: self._given(i, of, "finish") for i, of in found if not self._is_frozen(i)}
-            if windows is None or not given:
-                vars(self)["_info"] = UNCHANGED
-                return
-            indices, calls = list(given), [windows.calls[i] for i in given]
-            views = [self._viewed(i, array) for i, array in given.items()]
-            of = [label(i, names) for i in indices]
-            sums = list(map(windows.total, of, indices, views))
-            means = [  # all gradients have one factor
-                times(total, calls[0] / count)
-                for (*_, total), count in zip(
-                    self._checked_entries(indices, sums, views), calls, strict=True
-                )
-            ]
-            finish = partial(windows.finish, indices, windows.without(given))
-            with uninterrupted:
-                self._apply(indices, means, views, False, 1 / calls[0], finish)
-            mark_written(list(given.values()))
 
     def _given(self, index: Index, weight: Any, call: str) -> Any:
         """Return the weight that was given to a method, or else that of the last call."""
@@ -1747,24 +1728,17 @@ class Updater(Checked):
                 raise ValueError(f"{context}: accumulate={self.accumulate} takes an index once")
             seen.add(index)
 
-    def _apply(
-        self,
-        indices: list[Index],
-        grads: list[Any],
-        weights: list[Any],
-        single: bool,
-        share: float = 1.0,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
-        """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
+    def _apply(self, given: Given, finish: Callable[[], None] | None = None) -> None:
+        """Scale and clip gradients, multiply them by a share, and update; then call `finish`."""
         native, records = self.parameters.native, self.records
+        indices, grads, weights, *_ = given
         if self.settings.clip_adaptive is not None:
             self.settings.clip_adaptive.check(indices, weights, grads, self.optimizer.idx2name)
         try:
             if native and batches_of(self.optimizer) is None:
-                info = records.take(self, indices, grads, weights, single, share)
+                info = records.take(self, given)
             else:
-                info = self._apply_in_python(indices, grads, weights, single, share)
+                info = self._apply_in_python(given)
                 info = self.parameters.stepped(info, indices) if info.stepped else info
             if finish is not None:
                 finish()
@@ -1774,10 +1748,9 @@ class Updater(Checked):
             raise
         self._report(info)
 
-    def _apply_in_python(
-        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool, share: float
-    ) -> StepInfo:
+    def _apply_in_python(self, given: Given) -> StepInfo:
         """Clip the gradients in Python, for a user's ``update()`` or a sum of several calls."""
+        indices, grads, weights, single, share, _ = given
         self.records.words[DONE] = 0
         checked = [grad for *_, grad in self._checked_entries(indices, grads, weights)]
         of, settings = (self.optimizer, self.backend, indices), self.settings
@@ -1787,7 +1760,7 @@ class Updater(Checked):
             return info
         grads = [times(grad, factor * share) for grad in clipped]
         if self.parameters.native:
-            self.records.take(self, indices, grads, weights, single)
+            self.records.take(self, Given(indices, grads, weights, single))
             return info
         calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
         self._update_in_python(calls)

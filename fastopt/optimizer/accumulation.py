@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.accumulate import accumulate, placed_rows, room, sum_of_rows
-from fastopt._engine.owner import Unmeasured
-from fastopt._engine.parameters import Parameters
+from fastopt._engine.direct import Unmeasured
+from fastopt._engine.parameters import Given, Parameters
 from fastopt._engine.records import Records
 from fastopt._engine.validate import Grad, as_lists, check_index, described, is_listed, label
 from fastopt._kernels.device_memory import assign, host
@@ -62,7 +62,7 @@ class Adder(Unmeasured):
     def add(self, calls: Sequence[Any], single: bool) -> None:
         """Add gradients to dense sums: ``(index, sum, gradient, None)`` for each."""
         indices, sums, grads = [[call[k] for call in calls] for k in range(3)]
-        self.records.take(self, indices, grads, sums, single)
+        self.records.take(self, Given(indices, grads, sums, single))
 
     @property
     def done(self) -> bool:

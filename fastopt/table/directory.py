@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._kernels.pages import allocate, map_file, reserved
-from fastopt._kernels.paging import PAGE, bring
+from fastopt._kernels.pages import PAGE, allocate, bring, map_file, reserved
 from fastopt._kernels.threads import in_forked_child
 from fastopt.checkpoint.format.errors import CheckpointError, read_from
 from fastopt.checkpoint.format.files import (

@@ -18,7 +18,7 @@ from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.owner import Owner, RecordsLike
 from fastopt._engine.parameters import DeviceRecord, Parameter, Record
 from fastopt._engine.per_index import Index
-from fastopt._engine.record_rows import Deferred, as_rows, row_layout, updates_rows
+from fastopt._engine.record_rows import Deferred, row_layout, updates_rows
 from fastopt._engine.templates import (
     ALONE_FROM,
     TEMPLATES,
@@ -50,7 +50,7 @@ from fastopt._kernels.layout import ADDRESS, OFFSET, SPLIT, Layout, kind_of, rea
 from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities
 from fastopt.kernels.rule import Rule
-from fastopt.sparse import RowSparse
+from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
@@ -184,10 +184,14 @@ class Enrolment:
 
     def as_they_come(self, grads: list[Any]) -> list[Any]:
         """Return the gradients, row-sparse ones in one form; [] if one cannot be converted."""
-        names = self.updater.optimizer.idx2name
+        if not any(map(is_row_sparse, grads)):
+            return list(grads)
         try:
-            return as_rows(self.indices, grads, self.weights, names)
-        except (TypeError, ValueError, AttributeError):  # the checks report it
+            return [
+                as_row_sparse(grad, weight.shape) if is_row_sparse(grad) else grad
+                for grad, weight in zip(grads, self.weights, strict=True)
+            ]
+        except (TypeError, ValueError, AttributeError, MemoryError):  # the checks report it
             return []
 
     def checked(self, grads: list[Any]) -> list[Any]:
@@ -355,8 +359,7 @@ class Enrolment:
         """Return what state and record of a new tensor depend on; None if it is like no other."""
         index, optimizer = of.index, of.optimizer
         if optimizer not in self._common:
-            plain = self.parameters.averages is None
-            self._common[optimizer] = plain and self._settings(optimizer)
+            self._common[optimizer] = self._settings(optimizer)
         common, known = self._common[optimizer], self.updater.states
         if not common or of.copy is not None or of.offset or index in known:
             return None
@@ -367,7 +370,8 @@ class Enrolment:
 
     def _settings(self, optimizer: OptimizerLike) -> Any:
         """Return what the records of an optimizer depend on; False if each one differs."""
-        if not optimizer.starts_at_zero or optimizer.rule_by_index or self.records.mode.defers:
+        differs = optimizer.rule_by_index or self.parameters.averages is not None
+        if differs or self.records.mode.defers or not optimizer.starts_at_zero:
             return False
         kind = type(optimizer), optimizer.multi_precision, optimizer.rounding
         stored = optimizer.state_dtype, optimizer.state_min_size

@@ -4,7 +4,6 @@ Tests: ``tests/engine/test_records_rows.py``.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,12 @@ import numpy as np
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import Array, label, listed
+from fastopt._engine.validate import Array, label
 from fastopt._kernels import record_words as w
 from fastopt._kernels.device_memory import like, placed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import APPLIED, DECAY, Layout
 from fastopt._kernels.numpy_abi import C_ORDER, kind_word
-from fastopt.sparse import is_row_sparse
 
 ATTRIBUTES = "values", "indices", "shape"
 """Attributes of a RowSparse that compiled code reads."""
@@ -28,24 +26,6 @@ def integer_words() -> list[int]:
     """Return dtype and size of each kind of row indices; the sizes of signed ones are negative."""
     dtypes = map(np.dtype, "bhilqBHILQ")
     return [n for d in dtypes for n in (kind_word(d), -d.itemsize if d.kind == "i" else d.itemsize)]
-
-
-def as_rows(
-    indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any], names: dict[Any, str]
-) -> list[Any]:
-    """Return gradients, those of a row-sparse form as a RowSparse.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A gradient cannot be converted, or its weight is no array.
-    """
-    if not any(map(is_row_sparse, grads)):
-        return list(grads)
-    return [
-        listed(label(index, names), grad, weight.shape) if is_row_sparse(grad) else grad
-        for index, grad, weight in zip(indices, grads, weights, strict=True)
-    ]
 
 
 def updates_rows(optimizer: OptimizerLike, layout: Layout) -> bool:

@@ -41,7 +41,7 @@ from fastopt._kernels.compiling import entry_of
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import header, is_cuda
 from fastopt._kernels.lanes import DOWN
-from fastopt._kernels.layout import Layout
+from fastopt._kernels.layout import Layout, bfloat16
 from fastopt._kernels.numpy_abi import address_of, kind_word
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
@@ -995,10 +995,9 @@ def multipliers_of(parameter: object) -> tuple[Any, Any]:
 def bfloat16_or_none() -> Any:
     """Return the dtype of bfloat16 arrays, or None if it is not installed."""
     try:
-        import ml_dtypes
+        return bfloat16()
     except ImportError:
         return None
-    return ml_dtypes.bfloat16
 
 
 def _whole(grad: Any, shape: tuple[int, ...]) -> Any:

@@ -20,7 +20,7 @@ from fastopt._kernels.devices import is_cuda, mark_written
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
 
-Given = tuple[Index, Any, Any, Any]
+WithExtra = tuple[Index, Any, Any, Any]
 """Index, gradient, weight and extra array."""
 
 FORM = "updater(index, grad, weight, extra=array), or updater.step(grads, weights, extra=arrays)"
@@ -83,7 +83,7 @@ def update_with(updater: Updating, index: object, grad: object, weight: object, 
         mark_written(given)
 
 
-def _update(updater: Updating, given: Sequence[Given]) -> None:
+def _update(updater: Updating, given: Sequence[WithExtra]) -> None:
     """Set the slots and update; if that does not happen, states are as before."""
     optimizer, groups = updater.optimizer, updater.parameters.groups
     own = [each for each in given if groups is None or not groups.is_frozen(each[0])]
@@ -108,12 +108,12 @@ def _update(updater: Updating, given: Sequence[Given]) -> None:
             undo()
 
 
-def _lists(given: Sequence[Given]) -> tuple[list[Index], list[Any], list[Any]]:
+def _lists(given: Sequence[WithExtra]) -> tuple[list[Index], list[Any], list[Any]]:
     """Return indices, gradients and weights."""
     return [each[0] for each in given], [each[1] for each in given], [each[2] for each in given]
 
 
-def _check_call(updater: Updating, given: Sequence[Given]) -> None:
+def _check_call(updater: Updating, given: Sequence[WithExtra]) -> None:
     """Raise unless each rule gets what it takes, once."""
     optimizer, seen = updater.optimizer, set[Index]()
     if updater.settings.accumulate > 1:

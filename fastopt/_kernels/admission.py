@@ -258,14 +258,10 @@ def record_of(context, index, guess):
 @scalar
 def units_scratch_of(tensor, record):
     """Return the bytes of scratch memory in which the units of a gradient are clipped."""
-    if tensor.listed:  # the values, their sums, and the dense gradient of a vector
-        whole = rounded(record.size * size_of(record.grad_code))
-        return (
-            2 * grad_bytes(tensor, record)
-            + rounded(record.bytes)
-            + (whole if record.ndims == 1 else 0)
-        )
     size = rounded(record.size * size_of(record.grad_code))
+    if tensor.listed:  # the values, their sums, and the dense gradient of a vector
+        rows = 2 * grad_bytes(tensor, record) + rounded(record.bytes)
+        return rows + size if record.ndims == 1 else rows
     if record.order == F_ORDER:
         size += size + rounded(8 * (w.LENGTHS + record.ndims))
     return size + rounded(record.bytes)
@@ -354,11 +350,8 @@ def items_of(context, sequence):
 @scalar
 def admit_list(context, index, grad, weight):
     """Check the lists of a call; return the number of its tensors to update, and a status."""
-    own, grads, weights = (
-        items_of(context, index),
-        items_of(context, grad),
-        items_of(context, weight),
-    )
+    own, grads = items_of(context, index), items_of(context, grad)
+    weights = items_of(context, weight)
     n = header_at(index).length
     if grads == 0 or weights == 0 or header_at(grad).length != n or header_at(weight).length != n:
         return 0, w.REFUSED

@@ -72,11 +72,8 @@ def factored(real: type) -> Callable:
     def factored(source, weight, rows, columns, scales, sums, share, floor, hyper):
         h, least, squares, sizes = private(hyper, 0), real(floor), 0.0, 0.0
         count, height, width = source.shape
-        lanes, terms, values = (
-            scratch(3, LANES, np.float64),
-            scratch(1, PART, real),
-            scratch(1, PART, real),
-        )
+        lanes, terms = scratch(3, LANES, np.float64), scratch(1, PART, real)
+        values = scratch(1, PART, real)
         for b in range(count):
             sums[:width] = 0
             for i in range(height):

@@ -325,11 +325,8 @@ def divide_scratch(context, n):
         size = scratch_of(context, tensor)
         tensor.scratch = context.scratch + need
         need, largest = need + size, max(largest, size)
-    context.large, context.listed, context.need_counted = (
-        total >= context.large_from,
-        listed,
-        counted + 1,
-    )
+    context.large, context.listed = total >= context.large_from, listed
+    context.need_counted = counted + 1
     apart = context.large or context.clip or context.checks
     context.need = listed + (need if apart else largest)
     if context.need > context.room or (listed > 0 and counted >= context.counted):

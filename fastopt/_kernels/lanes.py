@@ -88,8 +88,10 @@ def larger(x, y):
     return y if y > x or y != y else abs(x)
 
 
-def _larger(builder, x, y):
-    """Return code like :func:`larger`, also for vectors."""
+def _merged(builder, x, y, largest):
+    """Return code for the sum of two numbers or vectors, or like :func:`larger` if `largest`."""
+    if not largest.literal_value:
+        return builder.fadd(x, y)
     takes = builder.or_(builder.fcmp_ordered(">", y, x), builder.fcmp_unordered("uno", y, y))
     return builder.select(takes, y, x)
 
@@ -117,10 +119,7 @@ def _add_intrinsic(typingctx, sums, terms, count, square, largest):
                     vector = builder.fpext(vector, wide)
                 if square.literal_value:
                     vector = builder.fmul(vector, vector)
-                if largest.literal_value:
-                    running = _larger(builder, running, vector)
-                else:
-                    running = builder.fadd(running, vector)
+                running = _merged(builder, running, vector, largest)
             builder.store(running, lanes, align=8)
         return context.get_dummy_value()
 
@@ -157,10 +156,7 @@ def _total_intrinsic(typingctx, sums, largest):
                     builder.shuffle_vector(lanes, lanes, ir.Constant(mask, list(half)))
                     for half in (range(width), range(width, 2 * width))
                 )
-                if largest.literal_value:
-                    lanes = _larger(builder, low, high)
-                else:
-                    lanes = builder.fadd(low, high)
+                lanes = _merged(builder, low, high, largest)
             numbers.append(builder.extract_element(lanes, ir.IntType(32)(0)))
         return context.make_tuple(builder, totals, numbers)
 
@@ -186,10 +182,7 @@ def _plus_intrinsic(typingctx, sums, terms, real, largest):
         for k, kind in enumerate(terms):
             value = context.cast(builder, after[k], kind, real.dtype)
             value = context.cast(builder, value, real.dtype, types.float64)
-            if largest.literal_value:
-                before[k] = _larger(builder, before[k], value)
-            else:
-                before[k] = builder.fadd(before[k], value)
+            before[k] = _merged(builder, before[k], value, largest)
         return context.make_tuple(builder, sums, before)
 
     return sums(sums, terms, real, largest), codegen

@@ -186,10 +186,8 @@ def _reads_numbers() -> bool:
     """Whether numbers hold their value after their head."""
     numbers = [np.float16(-1.5), np.float32(-1.5), np.float64(-1.5), np.int64(-3), -1.5]
     raw = [np.asarray(number).tobytes() for number in numbers]
-    found = (
-        ctypes.string_at(id(n) + HEAD, len(each)) for n, each in zip(numbers, raw, strict=True)
-    )
-    return list(found) == raw
+    pairs = zip(numbers, raw, strict=True)
+    return [ctypes.string_at(id(number) + HEAD, len(each)) for number, each in pairs] == raw
 
 
 def _samples() -> list[np.ndarray]:

@@ -157,10 +157,8 @@ def load(typingctx, pointers, i):
     values = types.Tuple([_wide(pointer.dtype) for pointer in pointers])
 
     def codegen(context, builder, signature, args):
-        loaded = []
-        for pointer, base in zip(
-            pointers, cgutils.unpack_tuple(builder, args[0], len(pointers)), strict=True
-        ):
+        loaded, bases = [], cgutils.unpack_tuple(builder, args[0], len(pointers))
+        for pointer, base in zip(pointers, bases, strict=True):
             value = builder.load(builder.gep(base, [args[1]]))
             if pointer.dtype in _WIDEN:
                 value = _widened(context, builder, pointer.dtype, value)
@@ -296,12 +294,10 @@ def prefetch(typingctx, pointers, count, write):
     def codegen(context, builder, signature, args):
         byte = ir.IntType(8).as_pointer()
         step, zero = (context.get_constant(types.intp, n) for n in (LINE, 0))
-        for pointer, base in zip(
-            pointers, cgutils.unpack_tuple(builder, args[0], len(pointers)), strict=True
-        ):
-            size = builder.mul(
-                args[1], context.get_constant(types.intp, pointer.dtype.bitwidth // 8)
-            )
+        bases = cgutils.unpack_tuple(builder, args[0], len(pointers))
+        for pointer, base in zip(pointers, bases, strict=True):
+            width = context.get_constant(types.intp, pointer.dtype.bitwidth // 8)
+            size = builder.mul(args[1], width)
             start = builder.bitcast(base, byte)
             with cgutils.for_range_slice(builder, zero, size, step, inc=True) as (offset, _):
                 prefetch_line(builder, builder.gep(start, [offset]), int(write.literal_value))

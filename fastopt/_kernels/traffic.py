@@ -52,10 +52,8 @@ def read_all(arrays):
 @cache
 def _loops(parallel: bool) -> tuple[Callable, Callable]:
     summing = {"reassoc", "nsz"}  # any order, so that additions do not depend on each other
-    return (
-        compiled(write_all, None, parallel),
-        compiled(read_all, None, parallel, fastmath=summing),
-    )
+    reading = compiled(read_all, None, parallel, fastmath=summing)
+    return compiled(write_all, None, parallel), reading
 
 
 def write(arrays: tuple[np.ndarray, ...]) -> None:

@@ -1160,11 +1160,9 @@ class Updater(Checked):
             views = [self._viewed(i, array) for i, array in given.items()]
             of = [label(i, names) for i in indices]
             sums = list(map(windows.total, of, indices, views))
+            entries = zip(self._checked_entries(indices, sums, views), calls, strict=True)
             means = [  # all gradients have one factor
-                times(total, calls[0] / count)
-                for (*_, total), count in zip(
-                    self._checked_entries(indices, sums, views), calls, strict=True
-                )
+                times(total, calls[0] / count) for (*_, total), count in entries
             ]
             finish = partial(windows.finish, indices, windows.without(given))
             with uninterrupted:

@@ -52,9 +52,9 @@ class OptimizerLike(Protocol):
     mode_version: int
     multipliers_version: int
     unchecked: bool
-    updating: Any
 
     native: ClassVar[bool]
+    evaluates: ClassVar[bool]
     per_index: ClassVar[bool]
     rule_by_index: ClassVar[bool]
     rates_before_count: ClassVar[bool]

@@ -80,6 +80,9 @@ class RecordsLike(Protocol):
     def admits(self, index: Any, grad: Any, weight: Any) -> int:
         """Return the status of a call, without an update."""
 
+    def forget(self) -> None:
+        """Drop all records."""
+
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
 
@@ -131,14 +134,27 @@ class Updating(Owner, Protocol):
         Records of the parameters.
     takes_extra : bool
         Whether a call has extra arrays, which are in the states now.
+    lock : threading.RLock
+        Held during calls and changes of settings.
     """
 
     takes_extra: bool
+    lock: Any
+    _averages: Averages | None
 
     @property
     def records(self) -> RecordsLike: ...
 
+    def forget(self) -> None:
+        """Drop all records, between the calls of other threads."""
+
     def __call__(self, index: Any, grad: Any, weight: Any) -> None: ...
+
+    def _is_frozen(self, index: Index) -> bool:
+        """Whether the group of an index is frozen."""
+
+    def _viewed(self, index: Index, weight: Any) -> Any:
+        """Return a weight, or the NumPy view of one of another library."""
 
     def _checked(
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]

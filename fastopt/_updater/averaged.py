@@ -5,45 +5,23 @@ Tests: ``tests/test_averages.py``.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from fastopt._arrays import Weight
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.mixed_precision import has_master, split_state
-from fastopt._engine.parameters import Parameters
-from fastopt._engine.records import Records
+from fastopt._engine.owner import Updating
+from fastopt._engine.per_index import Index
 from fastopt._engine.validate import Array, check_index, check_like, label, leaves
 from fastopt._foreign import owner_of
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
 from fastopt.arguments import brief
-from fastopt.optimizer.optimizer import Index, Optimizer
 from fastopt.sparse import REALS
 
 
-class Averaging(Protocol):
-    """What is asked of the updater."""
-
-    optimizer: Optimizer
-    parameters: Parameters
-    records: Records
-    states: dict[Index, Any]
-    lock: Any
-    _averages: Averages | None
-
-    def forget(self) -> None:
-        """Drop all records."""
-
-    def _is_frozen(self, index: Index) -> bool:
-        """Whether the group of an index is frozen."""
-
-    def _viewed(self, index: Index, weight: Weight) -> Any:
-        """Return a weight, or the NumPy view of one of another library."""
-
-
 @contextmanager
-def context(updater: Averaging, weights: Mapping[Any, Any] | None) -> Iterator[None]:
+def context(updater: Updating, weights: Mapping[Any, Any] | None) -> Iterator[None]:
     """See :meth:`Updater.averaged`."""
     before, entered = updater._averages, False
     averages = averages_of(updater) if before or not evaluates(updater) else Averages(None)
@@ -69,7 +47,7 @@ def context(updater: Averaging, weights: Mapping[Any, Any] | None) -> Iterator[N
                 updater.records.forget()
 
 
-def restore(updater: Averaging, weights: Mapping[Any, Any]) -> None:
+def restore(updater: Updating, weights: Mapping[Any, Any]) -> None:
     """See :meth:`Updater.restore_weights`."""
     with updater.lock, uninterrupted:
         averages = averages_of(updater)
@@ -78,13 +56,13 @@ def restore(updater: Averaging, weights: Mapping[Any, Any]) -> None:
         updater.records.forget()
 
 
-def evaluates(updater: Averaging) -> bool:
+def evaluates(updater: Updating) -> bool:
     """Whether an optimizer evaluates with other weights than it updates."""
     groups = updater.parameters.groups
     return updater.optimizer.evaluates or (groups is not None and groups.evaluates)
 
 
-def evaluated(updater: Averaging, weights: Mapping[Any, Any] | None = None) -> dict[Index, Any]:
+def evaluated(updater: Updating, weights: Mapping[Any, Any] | None = None) -> dict[Index, Any]:
     """Return the weights to evaluate with of each optimizer that averages in its own state.
 
     `weights` are those that this updater has not updated yet. Nothing changes.
@@ -95,14 +73,14 @@ def evaluated(updater: Averaging, weights: Mapping[Any, Any] | None = None) -> d
         return _evaluated(updater, _targets(updater, averages, averages.arrays, weights))
 
 
-def averages_of(updater: Averaging) -> Averages:
+def averages_of(updater: Updating) -> Averages:
     """Return the averages of an updater; raise RuntimeError if it has none."""
     if updater._averages is None:
         raise RuntimeError("the updater has no average: Updater(optimizer, average=EMA())")
     return updater._averages
 
 
-def held(updater: Averaging) -> dict[Index, Array]:
+def held(updater: Updating) -> dict[Index, Array]:
     """Return the weights of a state that was saved inside :meth:`averaged`."""
     averages = averages_of(updater)
     if averages.held is None or averages.inside:
@@ -110,7 +88,7 @@ def held(updater: Averaging) -> dict[Index, Array]:
     return averages.held
 
 
-def leading(updater: Averaging) -> dict[Index, Any]:
+def leading(updater: Updating) -> dict[Index, Any]:
     """Return an array in the weight's shape for each index whose optimizer has averages."""
     found = {}
     for index, state in updater.states.items():
@@ -120,7 +98,7 @@ def leading(updater: Averaging) -> dict[Index, Any]:
     return found
 
 
-def _evaluated(updater: Averaging, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
+def _evaluated(updater: Updating, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
     """Return the weights to evaluate with, by index."""
     found = {}
     for index, (weight, *_) in targets.items():
@@ -131,7 +109,7 @@ def _evaluated(updater: Averaging, targets: Mapping[Index, Sequence[Any]]) -> di
     return found
 
 
-def _inner_state(updater: Averaging, index: Index, weight: Array) -> tuple[Any, list[Any]]:
+def _inner_state(updater: Updating, index: Index, weight: Array) -> tuple[Any, list[Any]]:
     """Return the weight's exact values (its master if it has one), and its state arrays."""
     of = updater.parameters.optimizer_of(index)
     context, weight, state = label(index, of.idx2name), header(weight), updater.states[index]
@@ -143,7 +121,7 @@ def _inner_state(updater: Averaging, index: Index, weight: Array) -> tuple[Any, 
 
 
 def _targets(
-    updater: Averaging,
+    updater: Updating,
     averages: Averages,
     needed: Mapping[Index, Any],
     weights: Mapping[Any, Any] | None,

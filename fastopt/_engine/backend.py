@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.parameters import Call
-from fastopt._engine.reader import Recorded, front_of
 from fastopt._engine.validate import Array
 
 
@@ -17,9 +16,9 @@ class Backend:
     Between :meth:`receive` and the end of the call, gradients are those that update the weights.
     """
 
-    def entry(self, records: Recorded) -> Callable[..., int]:
-        """Return the function that enters calls on records."""
-        return front_of(records)
+    def entry(self, records: object, front: Callable[..., int]) -> Callable[..., int]:
+        """Return the function that enters calls on records, given the one of whole tensors."""
+        return front
 
     def check(self, optimizers: Sequence[OptimizerLike]) -> None:
         """Raise TypeError unless the optimizers of groups can update these tensors."""

@@ -31,6 +31,7 @@ from fastopt._engine.mode import IDLE, mode_of
 from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import DeviceRecord, Given, Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
+from fastopt._engine.reader import front_of
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
 from fastopt._engine.validate import leaves
 from fastopt._interrupts import uninterrupted
@@ -247,7 +248,7 @@ class Records:
             self.forget()
         self.mode, self.averages = mode, parameters.averages
         if mode.usable and self.enter is None:
-            self.enter = updater.backend.entry(self)
+            self.enter = updater.backend.entry(self, front_of(self))
         extra = any(shared.layout.rule.extra for shared in self.shared.values())
         self.prepared = mode.batches or extra
         words[w.SCHEDULED], words[w.TIMED] = mode.scheduled, mode.timed

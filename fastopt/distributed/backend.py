@@ -15,7 +15,6 @@ from fastopt._engine.backend import Backend
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.owner import RecordsLike
 from fastopt._engine.parameters import Call
-from fastopt._engine.reader import Recorded, front_of
 from fastopt._engine.validate import label
 from fastopt._kernels import front, stages
 from fastopt._kernels import record_words as w
@@ -44,12 +43,16 @@ class Stages:
         What the ranks do together.
     records : Records
         Records of the slices.
+    check : callable
+        The front, which only admits calls here.
     """
 
-    def __init__(self, backend: "RankBackend", records: RecordsLike) -> None:
+    def __init__(
+        self, backend: "RankBackend", records: RecordsLike, check: Callable[..., int]
+    ) -> None:
         self.backend, self.records = backend, records
         self.words, self.indices = records.words, list[Any]()
-        self._check = front_of(records)
+        self._check = check
         self._stage: Callable[..., int] = stages.stage()
 
     def __call__(self, context: int, index: Any, grad: object, weight: object) -> int:
@@ -187,11 +190,10 @@ class RankBackend(Backend):
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
 
-    def entry(self, records: Recorded) -> Callable[..., int]:
+    def entry(self, records: object, front: Callable[..., int]) -> Callable[..., int]:
         """See :class:`Backend`."""
-        if self.ranks.size == 1:
-            return super().entry(records)
-        return Stages(self, cast(RecordsLike, records))
+        alone = self.ranks.size == 1
+        return front if alone else Stages(self, cast(RecordsLike, records), front)
 
     def check(self, optimizers: Sequence[OptimizerLike]) -> None:
         """Raise TypeError if an optimizer of groups computes with whole weights."""

@@ -119,7 +119,7 @@ class DeviceCall:
     def arrays_stay(self) -> bool:
         """Whether weights and gradients are known not to move, as those of the call before."""
         given = self.tables[0].given
-        return bool(given.weights.alive and given.grads.alive)
+        return given.weights.stay and given.grads.stay
 
     def shared(self) -> dict[int, Shared]:
         """Return the hyper-parameters of the tensors by address."""
@@ -258,6 +258,11 @@ class Repeat:
         Where its records are.
     listed : bool
         Whether the arguments are lists.
+
+    Attributes
+    ----------
+    others : list of Repeat
+        The same call with other gradients.
     """
 
     def __init__(
@@ -265,20 +270,22 @@ class Repeat:
     ) -> None:
         table = call.tables[0]
         given = [table.given for table in call.tables]
+        for lent in call.tables:
+            lent.lent = True
+        self.others: list[Repeat] = []
+        self.known = [known for of in given for known in (of.grads, of.weights)]
+        self.sets = [known.last for known in self.known if known.last is not None]
         self.call, self.launches = call, launches
         n, driver = call.length, table.driver
         objects, firsts = np.empty((2, n), np.int64), np.empty(n, np.int64)
-        for of, own in zip(given, call.places, strict=True):
-            objects[0, own], objects[1, own] = of.grads.ids, of.weights.ids
+        for k, own in enumerate(call.places):
+            objects[0, own], objects[1, own] = self.sets[2 * k].ids, self.sets[2 * k + 1].ids
             firsts[own] = own[0]
-        knowns = [known for of in given for known in (of.grads, of.weights)]
-        watched = [known.dead for known in knowns]
-        lists, state = np.array(list(map(id, watched)), np.int64), np.zeros(2, np.int64)
-        uploads = np.array([(address_of(of.uploads), of.uploads[0]) for of in call.tables])
+        watched = np.array([id(each.dead) for each in self.sets], np.int64)
+        state = np.zeros(2, np.int64)
         rows = np.zeros((len(launches), w.LAUNCH), np.int64)
         self.rows, self.state = rows, state
-        self.alive: list[Any] = [objects, firsts, watched, lists, state]
-        self.alive += [known.alive for known in knowns]  # references that tell of a death
+        self.alive: list[Any] = [objects, firsts, watched]
         for row, each, fields in zip(rows, launches, [t.fields for t in call.tables], strict=True):
             words = np.array(each.words, np.uint64)
             pointers = address_of(words) + 8 * np.arange(len(words))
@@ -289,28 +296,38 @@ class Repeat:
             )
             self.alive += [words, pointers]
         functions = driver.addresses()
-        memory = np.zeros(w.REPEAT, np.int64)
+        self.memory = np.zeros(w.REPEAT, np.int64)
         folds = all(of.folds for of in call.optimizers)
-        memory[:] = (
+        self.memory[:] = (
             *(n, places.address, places.found, call.target, address_of(firsts)),
-            *(address_of(objects), listed, address_of(lists), len(lists)),
-            *(address_of(uploads), folds, table.stream),
+            *(address_of(objects), listed, address_of(watched), len(watched)),
+            *(folds, table.stream),
             *(driver.context_of(table.device.device_id), address_of(rows), len(rows)),
-            *(*functions, address_of(state)),
+            *(*functions, address_of(state), 0),
         )
-        self.alive += [memory, places, uploads]
-        self.known = list(zip(knowns, watched, strict=True))
-        self.uploads = [(of, of.uploads.item(0)) for of in call.tables]
-        self.address = address_of(memory)
+        self.alive.append(places)
+        self.address = address_of(self.memory)
 
     def raise_error(self) -> None:
         """Raise the error of the driver in the last launch."""
         self.call.tables[0].driver.check_launch(self.state.item(0))
 
     def holds(self) -> bool:
-        """Whether arrays and tables are those of the call now."""
-        same = all(known.dead is dead for known, dead in self.known)
-        return same and all(of.uploads.item(0) == number for of, number in self.uploads)
+        """Whether the arrays are those of the call now."""
+        return all(known.last is each for known, each in zip(self.known, self.sets, strict=True))
+
+    def lasting(self) -> "list[Repeat]":
+        """Return those of the call whose arrays are alive."""
+        several = self, *self.others
+        return [each for each in several if all(known.known for known in each.sets)]
+
+    def follow(self, others: "list[Repeat]") -> None:
+        """Let compiled code try the others, too."""
+        self.others, following = others, [each.address for each in others]
+        for each, address in zip((self, *others), (*following, 0), strict=True):
+            each.memory[w.R_FOLLOWING] = address
+        for each in others:
+            each.others = []
 
 
 def _taking(places: Sequence[int]) -> Any:

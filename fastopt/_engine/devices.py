@@ -37,6 +37,7 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels import device_front
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cpu_calls import FACTOR, LENGTH, limit_norm
+from fastopt._kernels.cuda_arrays import sets_of
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.devices import header, readings
 from fastopt._kernels.layout import KEY, Layout, kind_of, real_of
@@ -325,7 +326,8 @@ class Devices:
     def _keep(self, call: DeviceCall, places: Places, key: tuple[int | str, int]) -> None:
         """Keep a call whose arrays stay where they are, so that compiled code makes it again."""
         kept = self.repeats.get(key)
-        if kept is not None and kept.call is call and kept.holds():
+        others = kept.lasting() if kept is not None and kept.call is call else []
+        if any(each.holds() for each in others):
             return
         launches = [launch for table in call.tables if (launch := table.prepared()) is not None]
         if len(launches) < len(call.tables) or not call.tables[0].driver.addresses():
@@ -336,7 +338,8 @@ class Devices:
             return
         if len(self.repeats) >= REPEATS and key[1] >= 0:
             self.repeats.clear()
-        self.repeats[key] = Repeat(call, launches, places, key[1] >= 0)
+        made = self.repeats[key] = Repeat(call, launches, places, key[1] >= 0)
+        made.follow(others[: sets_of(call.length) - 1])
 
     def _end(self, call: DeviceCall, weights: tuple[Any, ...], status: int) -> int:
         """End a call that has been launched; return its status."""

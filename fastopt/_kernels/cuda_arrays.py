@@ -22,30 +22,110 @@ UNREADABLE = AttributeError, KeyError, TypeError, ValueError
 """Errors from reading an object that is not a device array; the full checks report it."""
 
 
-class Known:
-    """Arrays of the last call, if they are numba's: these never move, so they need no reading."""
+SETS = 64
+"""Maximum number of sets of arrays that calls use in turns, and are known."""
 
-    __slots__ = ("alive", "dead", "ids")
+MEMBERS = 1 << 13
+"""Number of arrays in all known sets, if that is more than one set."""
 
-    def __init__(self) -> None:
-        self.ids: list[int] = []
+Ids = tuple[int, ...]
+
+
+class ArraySet:
+    """The arrays of a call, which are known once `alive` has references to all of them.
+
+    Parameters
+    ----------
+    arrays : sequence
+        The arrays, which are numba's.
+    ids : tuple of int
+        Their ids.
+    reading : Reading
+        What has been read of them.
+
+    Attributes
+    ----------
+    dead : list
+        References to arrays that have died.
+    """
+
+    __slots__ = ("alive", "dead", "ends", "ids", "reading")
+
+    def __init__(self, arrays: Sequence[Any], ids: Ids, reading: Reading) -> None:
+        self.ids, self.reading = ids, reading
+        self.ends = ref(arrays[0]), ref(arrays[-1])  # other arrays may get the ids of dead ones
         self.alive: list[Any] = []
         self.dead: list[Any] = []
 
-    def has(self, ids: list[int]) -> bool:
-        """Whether these are the ids of the same arrays."""
-        return bool(self.alive) and not self.dead and ids == self.ids
+    @property
+    def known(self) -> bool:
+        """Whether arrays with these ids are the same ones."""
+        return bool(self.alive) and not self.dead
 
-    def keep(self, arrays: Sequence[Any], ids: list[int]) -> None:
-        """Note the arrays of a call; they are known from the second call in turn on."""
-        again, self.ids, self.alive, self.dead = ids == self.ids, ids, [], []
-        if again and all(map(stays, arrays)):
+    def follow(self, arrays: Sequence[Any]) -> bool:
+        """Know the arrays, whose ids are those; return whether this is another set."""
+        if self.dead or self.ends[0]() is not arrays[0] or self.ends[1]() is not arrays[-1]:
+            return True
+        if not self.alive and all(map(stays, arrays)):
             died = self.dead.append
             self.alive = [ref(array, died) for array in arrays]
+        return False
+
+
+def sets_of(count: int) -> int:
+    """Return how many sets of `count` arrays are known."""
+    return min(SETS, max(1, MEMBERS // count))
+
+
+class Known:
+    """Sets of arrays of earlier calls, if they are numba's: these never move.
+
+    Parameters
+    ----------
+    sets : int
+        Maximum number of sets.
+
+    Attributes
+    ----------
+    last : ArraySet or None
+        The arrays of the last call; None if they may move.
+    """
+
+    def __init__(self, sets: int) -> None:
+        self.most = sets
+        self.sets: dict[Ids, ArraySet] = {}
+        self.last: ArraySet | None = None
+
+    @property
+    def stay(self) -> bool:
+        """Whether the arrays of the last call are known."""
+        return self.last is not None and self.last.known
+
+    def is_last(self, ids: Ids) -> bool:
+        """Whether these are the ids of the arrays of the last call, which are known."""
+        return self.last is not None and self.last.known and self.last.ids == ids
+
+    def read(self, arrays: Sequence[Any], ids: Ids) -> Reading:
+        """Return what is known of arrays, or read them."""
+        found = self.sets.get(ids)
+        return found.reading if found is not None and found.known else readings(arrays)
+
+    def keep(self, arrays: Sequence[Any], ids: Ids, reading: Reading) -> None:
+        """Note the arrays of a call; they are known from the second call on."""
+        if not (stays(arrays[0]) and stays(arrays[-1])):
+            self.last = None
+            return
+        found = self.sets.get(ids)
+        if found is None or found.follow(arrays):
+            if found is None and len(self.sets) >= min(self.most, sets_of(len(ids))):
+                del self.sets[next(iter(self.sets))]
+            found = self.sets[ids] = ArraySet(arrays, ids, reading)
+        self.last = found
 
     def forget(self) -> None:
         """Know no arrays."""
-        self.ids, self.alive, self.dead = [], [], []
+        self.last = None
+        self.sets.clear()
 
 
 class CallArrays:
@@ -112,7 +192,7 @@ class CallArrays:
 
         self.driver, self.layout = cuda_driver, layout
         self.itemsize = np.dtype(layout.grad).itemsize
-        self.weights, self.grads = Known(), Known()
+        self.weights, self.grads = Known(1), Known(SETS)
         self.captured, self.same, self.version = False, False, 0
         self.written: Addresses | None = None
 
@@ -141,8 +221,8 @@ class CallArrays:
             False, with nothing changed, if an array differs in form from that of the table, or if
             their streams differ.
         """
-        ids = list(map(id, weights))
-        self.same = self.weights.has(ids)
+        ids = tuple(map(id, weights))
+        self.same = self.weights.is_last(ids)
         if self.same and not self.watched:
             self.tensors = ()
             return True
@@ -165,7 +245,7 @@ class CallArrays:
             self.version += 1  # first, as Ctrl-C may come in between
             table[rows, self.columns] = addresses
         self.stream = found.streams[0]
-        self.weights.keep(weights, ids)
+        self.weights.keep(weights, ids, found)
         self.tensors = (*weights, *others)
         return True
 
@@ -204,13 +284,13 @@ class CallArrays:
         if self.written is not written:
             self._forget(table)
             self.written = written
-        ids = list(map(id, grads))
-        if self.grads.has(ids):
+        ids = tuple(map(id, grads))
+        if self.grads.is_last(ids):
             if len(self.streams) > 1 or self.stream not in self.streams:
                 self.use(self.streams)
             return True
         try:
-            found = readings(grads)
+            found = self.grads.read(grads, ids)
         except UNREADABLE:
             return False
         if found.kinds != self.grad_kinds:
@@ -218,7 +298,7 @@ class CallArrays:
         self.use(found.streams)
         if not self._enter(found, table, written):
             return False
-        self.grads.keep(grads, ids)
+        self.grads.keep(grads, ids, found)
         return True
 
     def check_capture(self, capturable: bool) -> None:

@@ -111,6 +111,8 @@ class CudaTable:
         The rows of a row-sparse gradient.
     counted : bool
         Whether the last step was counted on the device.
+    lent : bool
+        Whether launches that are repeated keep the present memory of the table on the device.
     after : CudaTable or None
         What is launched next: it averages all rows, after the update of some.
     """
@@ -160,13 +162,12 @@ class CudaTable:
         self.chunks, self.total = _chunks(self.items, self.rate)
         self.copied, self.direct = copied, not copied
         self.uploaded: bytes | None = None
-        self.uploads = np.zeros(1, np.int64)
         count = self.words.shape[1]
         self._by_value: Any = None
         if not layout.rule.passes and 0 < count <= MOST:
             self._by_value = cuda_driver.values(self.fields.dtype, count)
         self.decay: tuple[Any, ...] = ()
-        self.at_once = self.counted = False
+        self.at_once = self.counted = self.lent = False
         self.rows: IndexedRows | None = None
 
     def _use(self, given: CallArrays) -> None:
@@ -261,11 +262,12 @@ class CudaTable:
 
     def _send_entry(self) -> Any:
         """Return device memory with the table, uploaded if it has changed."""
-        memory = self.memory.space("entry", self.table.shape, self.table.dtype)
         content = self.table.tobytes()
+        if self.lent and content != self.uploaded:
+            self.renew_entry()
+        memory = self.memory.space("entry", self.table.shape, self.table.dtype)
         if content != self.uploaded:
             self.uploaded = None
-            self.uploads[0] += 1
             self.driver.upload(memory, self.table, self.stream)
             self.uploaded = content
         if self.rows is not None and self.rows.unique is not None:
@@ -423,7 +425,8 @@ class CudaTable:
         The kernel `begin` counts the step; `arguments` are those after the table.
         """
         self.counted = True
-        self.uploads[0] += 1
+        if self.lent:  # the kernel writes to it
+            self.renew_entry()
         with self.on_device():
             entry = self._send_entry()
             self.launch(begin, 1, self.kernels.THREADS, entry, *arguments)
@@ -439,7 +442,7 @@ class CudaTable:
         several = layout.sparse or layout.keyed or layout.rule.passes or layout.catch_up
         if several or self.copied or given.strided or not self.total or self._by_value is None:
             return None
-        known = given.weights.alive and given.grads.alive and not given.watched
+        known = given.weights.stay and given.grads.stay and not given.watched
         uploaded = not self.counted and self.uploaded == self.table.tobytes()
         if not (known and uploaded and given.streams == {self.stream}):
             return None
@@ -452,9 +455,9 @@ class CudaTable:
         return Launch(handle, len(self.chunks), *self._threads, words, count, memory)
 
     def renew_entry(self) -> None:
-        """Let the next launches have the table in other memory, as a graph keeps the present."""
+        """Let the next launches have the table in other memory, as others keep the present."""
         self.memory.forget("entry", self.table.shape)
-        self.uploaded = None
+        self.uploaded, self.lent = None, False
 
     def _update(self, entry: Any, hyper: Any) -> None:
         """Launch the kernels of every reduction and of the update."""

@@ -253,7 +253,8 @@ def _read_numba(arrays: list[Any]) -> Reading:
     memories = [array.gpu_data for array in arrays]
     addresses = [memory.device_ctypes_pointer.value or EMPTY for memory in memories]
     if _several():
-        numbers = [memory.context.device.id for memory in memories]
+        views = [getattr(memory, "_view", memory) for memory in memories]  # else found in Python
+        numbers = [view.context.device.id for view in views]
         kinds = [(*_form(a), number) for a, number in zip(arrays, numbers, strict=True)]
     else:
         kinds = list(map(_form, arrays))

@@ -172,8 +172,8 @@ INTEGERS has the dtypes of row indices with their sizes, negative for signed one
 """
 
 repeat_at, REPEAT = _structure(
-    "count places found targets firsts objects listed watched watched_count uploads folds stream "
-    "context launches launch_count current capturing launching state",
+    "count places found targets firsts objects listed watched watched_count folds stream context "
+    "launches launch_count current capturing launching state following",
     "R_",
 )
 """A call on devices that is made again; see :mod:`fastopt._kernels.device_front`.
@@ -182,9 +182,9 @@ It has COUNT records at PLACES; FOUND and TARGETS are those of
 :func:`~fastopt._kernels.device_front.admit_call` and ``advance_call``. FIRSTS has the position of
 the first tensor of each one's table. OBJECTS are the addresses of the gradients, then of the
 weights, all of which live while the WATCHED lists are empty. LISTED says that the arguments are
-lists, FOLDS that the rules have ``rescale_grad``. At UPLOADS is, for each launch, the address of
-the number of uploads of its table, and what that was. CURRENT, CAPTURING and LAUNCHING are
-functions of the driver, STATE is memory for what they return.
+lists, FOLDS that the rules have ``rescale_grad``. CURRENT, CAPTURING and LAUNCHING are functions of
+the driver, STATE is memory for what they return. FOLLOWING is the same call with other gradients,
+or 0.
 """
 
 launch_at, LAUNCH = _structure(

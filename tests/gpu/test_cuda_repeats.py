@@ -113,6 +113,56 @@ def test_other_arrays_lists_and_single_calls_come_in_between(rng):
     pair.check()
 
 
+@pytest.mark.parametrize("single", [False, True], ids=["list", "single"])
+def test_buffers_of_gradients_that_are_used_in_turns_run_no_python(single, in_python, rng):
+    pair = Pair(rng)
+    sets = [arrays(rng) for _ in range(3)]
+    moved = on_device(sets)
+    moved[2][0] = moved[1][0]  # so that the first array does not tell which set it is
+    sets[2][0] = sets[1][0]
+    for turn in range(CALLS * 3):
+        pair.step(sets[turn % 3], moved[turn % 3], single=single)
+    in_python.clear()
+    for k in (0, 1, 2, 2, 0, 1):
+        pair.step(sets[k], moved[k], single=single)
+    assert not in_python
+    pair.check()
+
+
+def test_a_norm_that_is_measured_in_between_uses_other_memory_of_the_table(rng):
+    """A skipped step is marked in the table on the device, which other launches do not see."""
+    pair = Pair(rng)
+    sets = [arrays(rng) for _ in range(2)]
+    moved = on_device(sets)
+    broken = [np.full(shape, np.inf, np.float32) for shape in SHAPES]
+    unusable = on_device(broken)
+    for turn in range(18):
+        skips = turn % 6 == 5
+        for each in (pair.here, pair.there):
+            each.clip_global_norm = 0.1 if skips else None
+        if skips:
+            pair.step(broken, unusable)
+        pair.step(sets[turn % 2], moved[turn % 2])
+    pair.check()
+
+
+def test_gradients_of_which_one_is_replaced_are_read_again(in_python, rng):
+    """The first and the last array are those of a known set, whose others are gone."""
+    pair = Pair(rng)
+    sets = [arrays(rng) for _ in range(2)]
+    moved = on_device(sets)
+    for turn in range(12):
+        k = turn % 2
+        if turn > 8:
+            sets[k][1] = arrays(rng)[1]
+            moved[k][1] = None  # whose id the new one may get
+            moved[k][1] = on_device(sets[k][1])
+            in_python.clear()
+        pair.step(sets[k], moved[k])
+        assert in_python or turn <= 8
+    pair.check()
+
+
 def test_a_weight_that_is_replaced_is_read_again(rng):
     pair, grads = Pair(rng), arrays(rng)
     moved = on_device(grads)

@@ -16,7 +16,7 @@ from fastopt._engine.overlap import Ranges
 from fastopt._engine.parameters import DeviceRecord, Parameter, compiling
 from fastopt._engine.validate import check
 from fastopt._kernels import record_words as w
-from fastopt._kernels.cuda_table import CudaTable, Launch, launch
+from fastopt._kernels.cuda_table import CudaTable, launch
 from fastopt._kernels.device_front import TARGET
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import DONE
@@ -120,6 +120,21 @@ class DeviceCall:
         """Whether weights and gradients are known not to move, as those of the call before."""
         given = self.tables[0].given
         return given.weights.stay and given.grads.stay
+
+    def can_repeat(self, launches: Sequence[Any], measured: bool) -> bool:
+        """Whether these launches of a step need nothing but other hyper-parameters to be repeated.
+
+        If gradients were `measured`, these are on the device.
+        """
+        tables = self.tables
+        stay = all(table.stays for table in tables)
+        if not stay or len({(table.device, table.stream) for table in tables}) > 1:
+            return False
+        if measured:
+            return True
+        by_value = all(isinstance(each.arguments[-1], tables[0].driver.Values) for each in launches)
+        keyed = any(table.layout.keyed for table in tables)
+        return len(launches) == len(tables) and by_value and not keyed
 
     def shared(self) -> dict[int, Shared]:
         """Return the hyper-parameters of the tensors by address."""
@@ -258,6 +273,8 @@ class Repeat:
         Where its records are.
     listed : bool
         Whether the arguments are lists.
+    measured : bool
+        Whether the norm of the gradients is measured.
 
     Attributes
     ----------
@@ -266,7 +283,12 @@ class Repeat:
     """
 
     def __init__(
-        self, call: DeviceCall, launches: Sequence[Launch], places: Places, listed: bool
+        self,
+        call: DeviceCall,
+        launches: Sequence[Any],
+        places: Places,
+        listed: bool,
+        measured: bool,
     ) -> None:
         table = call.tables[0]
         given = [table.given for table in call.tables]
@@ -275,7 +297,7 @@ class Repeat:
         self.others: list[Repeat] = []
         self.known = [known for of in given for known in (of.grads, of.weights)]
         self.sets = [known.last for known in self.known if known.last is not None]
-        self.call, self.launches = call, launches
+        self.call, self.launches, self.measured = call, launches, measured
         n, driver = call.length, table.driver
         objects, firsts = np.empty((2, n), np.int64), np.empty(n, np.int64)
         for k, own in enumerate(call.places):
@@ -286,15 +308,22 @@ class Repeat:
         rows = np.zeros((len(launches), w.LAUNCH), np.int64)
         self.rows, self.state = rows, state
         self.alive: list[Any] = [objects, firsts, watched]
-        for row, each, fields in zip(rows, launches, [t.fields for t in call.tables], strict=True):
+        for row, each in zip(rows, launches, strict=True):
             words = np.array(each.words, np.uint64)
             pointers = address_of(words) + 8 * np.arange(len(words))
-            numbers = address_of(words) + 8 * (len(words) - each.numbers)
-            row[:] = (
-                *(each.handle, each.blocks, each.across, each.down, address_of(pointers)),
-                *(address_of(fields), numbers, each.numbers, fields.itemsize == 8),
+            row[: w.L_FIELDS] = (
+                each.handle,
+                each.blocks,
+                each.across,
+                each.down,
+                address_of(pointers),
             )
             self.alive += [words, pointers]
+            if not measured:
+                fields = call.tables[launches.index(each)].fields
+                count = fields.shape[1]
+                numbers = address_of(words) + 8 * (len(words) - count)
+                row[w.L_FIELDS :] = address_of(fields), numbers, count, fields.itemsize == 8
         functions = driver.addresses()
         self.memory = np.zeros(w.REPEAT, np.int64)
         folds = all(of.folds for of in call.optimizers)

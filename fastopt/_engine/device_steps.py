@@ -30,6 +30,9 @@ NOT_MEASURED = 1.0, 1.0, inf, 1.0
 AHEAD = 32
 """Maximum number of steps whose outcomes the host does not know, before it waits for the oldest."""
 
+TOGETHER = 8
+"""Number of steps that the host does not ask for, as it is quicker to follow several at once."""
+
 
 class Rows:
     """Device memory with the counts and hyper-parameters of the tensors of a table.
@@ -196,16 +199,38 @@ class DeviceSteps:
                 self._capture(norm is not None)
             else:
                 self._launch(norm is not None)
-        if captured or norm is None:
-            return True
-        with self._entered():
-            report = self.driver.Report(self.norm, self.lead.stream)
-        self.pending.append((report, finish))
-        while len(self.pending) > AHEAD or (len(self.pending) > 1 and self.pending[0][0].ready()):
-            self._follow(None)
+        if not captured and norm is not None:
+            with self._entered():
+                self._await(finish)
+        return True
+
+    def repeat(self, launch: Callable[[], int], norm: Norm, finish: Finish) -> bool:
+        """Make the launches of the last :meth:`step` on the same stream of the present device.
+
+        `launch` returns the error of the driver or 0.
+        """
+        if self.call.optimizers[0].skips():
+            return False
+        self._follow_others()
+        self._send(norm)
+        if error := launch():
+            self.driver.check_launch(error)
+        self._await(finish)
+        return True
+
+    def _await(self, finish: Finish | None) -> None:
+        """Let the device report the norm, and follow earlier steps, several at a time."""
+        pending, steps = self.pending, 0
+        pending.append((self.driver.Report(self.norm, self.lead.stream), finish))
         if self not in self.all_counts.ahead:
             self.all_counts.ahead.append(self)
-        return True
+        if len(pending) <= TOGETHER:
+            return
+        try:
+            while len(pending) > AHEAD or (len(pending) > 1 and pending[0][0].ready()):
+                steps += self._follow(None)
+        finally:
+            self._add(steps)
 
     def _follow_others(self) -> None:
         """Settle the steps of other calls that have counted some of the parameters."""
@@ -223,7 +248,7 @@ class DeviceSteps:
         for number, row in enumerate(self.rows):
             self._run(row, measured and number == 0)
         if not measured and self not in self.all_counts.graphs:
-            self._count()
+            self._add(1)
 
     def _capture(self, measured: bool) -> None:
         """Launch a step that becomes part of a graph, whose memory is kept."""
@@ -295,22 +320,20 @@ class DeviceSteps:
 
     def settle(self) -> None:
         """Wait for the outcomes of the steps so far, and count on the host those that updated."""
-        while self.pending:
-            self._follow(self._sums if len(self.pending) == 1 else None)
+        steps = 0
+        try:
+            while self.pending:
+                steps += self._follow(self._sums if len(self.pending) == 1 else None)
+        finally:
+            self._add(steps)
 
-    def _follow(self, sums: Callable[[], Any] | None) -> None:
-        """Count the oldest step on the host, too, unless it was skipped."""
+    def _follow(self, sums: Callable[[], Any] | None) -> bool:
+        """Report the outcome of the oldest step; return whether it is to be counted here, too."""
         report, finish = self.pending[0]
-        norm = report.read()
+        length = report.read()[LENGTH]
         self.pending.popleft()
-        length = norm[LENGTH]
-        if isfinite(length):
-            self._count()
         finish(length, sums)
-
-    def _count(self) -> None:
-        """Count a step on the host."""
-        self._add(1)
+        return isfinite(length)
 
     def _add(self, steps: Any) -> None:
         """Add to the counts of the tensors on the host."""

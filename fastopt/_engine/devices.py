@@ -18,6 +18,7 @@ Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial, reduce
 from operator import add
 from typing import Any
@@ -28,6 +29,7 @@ import numpy as np
 from fastopt._engine.clip import overflow, squares, times
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_call import DeviceCall, Places, Repeat, disjoint
+from fastopt._engine.device_steps import Finish, Norm
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Owner, RecordsLike
 from fastopt._engine.parameters import DeviceRecord, Parameter
@@ -115,7 +117,10 @@ class Devices:
         self.between: Callable[[], None] | None = None
         self.noted = self.version = 0
         self._asked: tuple[DeviceCall | None, bool] = (None, False)
-        self._admit, self._advance, self._repeat = device_front.functions()
+        made = device_front.functions()
+        self._admit, self._advance = made["admit_call"], made["advance_call"]
+        self._repeat, self._find = made["repeat_call"], made["find_call"]
+        self._launch = made["launch_call"]
 
     @property
     def records(self) -> RecordsLike:
@@ -173,7 +178,10 @@ class Devices:
         if type(first) not in KINDS or not (listed or first in known):
             return self.front(context, index, grad, weight)
         repeat = self.repeats.get((first, len(index) if listed else -1))
-        if repeat is not None and self._is_steady():
+        if repeat is not None and repeat.measured:
+            if self._repeat_measured(repeat, index, grad, weight):
+                return w.AWAITED
+        elif repeat is not None and self._is_steady():
             status = self._repeat(context, repeat.address, index, grad, weight)
             if status == w.OK and repeat.call.noted != self.noted:
                 self.noted += 1
@@ -208,6 +216,24 @@ class Devices:
         counts = self.optimizer._index_update_count
         waits = counts.ahead or counts.graphs or self.adding
         return not waits and self.between is None
+
+    def _repeat_measured(self, repeat: Repeat, index: Any, grad: Any, weight: Any) -> bool:
+        """Launch a call whose norm the host does not wait for, if it is as it was before."""
+        records, call = self.records, repeat.call
+        if records.mode.asks or self.adding or self.checks or self.between is not None:
+            return False
+        place = self._find(records.context, repeat.address, index, grad, weight)
+        if place < 0 or call.steps is None:
+            return False
+        launch = partial(self._launch, place)
+        if not self._defer(call, self.version, partial(call.steps.repeat, launch)):
+            return False
+        self._enter_done()
+        if call.noted != self.noted:
+            self.noted += 1
+            call.noted = self.noted
+            records.note(index, weight)
+        return True
 
     def _enter_mixed(self, there: Sequence[bool], lists: tuple[Any, Any, Any]) -> int:
         """Enter a list with some of the weights on the host.
@@ -272,6 +298,7 @@ class Devices:
         `length` is that of the list, -1 without one. Default: that of `indices`.
         """
         records, places = self.records, self._places(indices)
+        key = indices[0], length or len(indices)
         words, counts = records.view, self.optimizer._index_update_count
         if records.mode.asks and (counts.ahead or counts.graphs):
             counts.settle()
@@ -295,8 +322,12 @@ class Devices:
             if defers and status == w.ASKS:  # the device needs the rates before it knows the norm
                 self._asked = call, False
                 return status
-            if defers and self._defer(call, version):
-                return self._end(call, weights, w.AWAITED)
+            if defers:
+                with self._recorded(call) as launches:
+                    deferred = self._defer(call, version, call.defer)
+                if deferred:
+                    self._keep(call, places, key, launches, measured=True)
+                    return self._end(call, weights, w.AWAITED)
             if not self._measured(call.squares().tolist()):
                 call.release()
                 return w.SKIPPED
@@ -317,34 +348,47 @@ class Devices:
         if not (repeats and call.defer()):
             if call.captured:
                 call.tables[0].given.refuse_capture()
-            if not self._step(call, version):
-                return w.REFUSED
-            if call.arrays_stay and not call.captured:
-                self._keep(call, places, (indices[0], length or len(indices)))
+            with self._recorded(call) as launches:
+                if not self._step(call, version):
+                    return w.REFUSED
+            self._keep(call, places, key, launches)
         return self._end(call, weights, w.OK)
 
-    def _keep(self, call: DeviceCall, places: Places, key: tuple[int | str, int]) -> None:
+    def _recorded(self, call: DeviceCall) -> Any:
+        """Return a context in which launches are noted, if the call may be one that is kept."""
+        if call.arrays_stay and not call.captured:
+            return call.tables[0].driver.recorded()
+        return nullcontext()
+
+    def _keep(
+        self,
+        call: DeviceCall,
+        places: Places,
+        key: tuple[int | str, int],
+        launches: Sequence[Any] | None,
+        measured: bool = False,
+    ) -> None:
         """Keep a call whose arrays stay where they are, so that compiled code makes it again."""
+        if not launches:
+            return
         kept = self.repeats.get(key)
-        others = kept.lasting() if kept is not None and kept.call is call else []
+        others: list[Repeat] = []
+        if kept is not None and kept.call is call and kept.measured == measured:
+            others = kept.lasting()
         if any(each.holds() for each in others):
             return
-        launches = [launch for table in call.tables if (launch := table.prepared()) is not None]
-        if len(launches) < len(call.tables) or not call.tables[0].driver.addresses():
+        if not call.can_repeat(launches, measured) or not call.tables[0].driver.addresses():
             return
         if not readable():  # compiled code must not look into lists
             return
-        if len({(table.device, table.stream) for table in call.tables}) > 1:
-            return
         if len(self.repeats) >= REPEATS and key[1] >= 0:
             self.repeats.clear()
-        made = self.repeats[key] = Repeat(call, launches, places, key[1] >= 0)
+        made = self.repeats[key] = Repeat(call, launches, places, key[1] >= 0, measured)
         made.follow(others[: sets_of(call.length) - 1])
 
     def _end(self, call: DeviceCall, weights: tuple[Any, ...], status: int) -> int:
         """End a call that has been launched; return its status."""
-        words = self.records.view
-        words[w.DONE], words[w.ASKED], words[w.EACH], words[w.EXPECTED] = 1, 0, 0, 0
+        self._enter_done()
         if call.captured and call not in self.captured:
             self.captured.append(call)
         if call.noted == self.noted and all(table.given.same for table in call.tables):
@@ -354,6 +398,11 @@ class Devices:
         if status == w.AWAITED:
             self.records.note(call.indices, weights)
         return max(status, w.MOVED)
+
+    def _enter_done(self) -> None:
+        """Enter that the call is done, with hyper-parameters that serve no other call."""
+        words = self.records.view
+        words[w.DONE], words[w.ASKED], words[w.EACH], words[w.EXPECTED] = 1, 0, 0, 0
 
     def _step(self, call: DeviceCall, version: int) -> bool:
         """Count a step and launch it; if that fails, nothing has changed.
@@ -398,8 +447,8 @@ class Devices:
         norm[w.FACTOR], norm[w.GLOBAL_NORM] = values[FACTOR] * norm[w.SHARE], values[LENGTH]
         return math.isfinite(values[LENGTH])
 
-    def _defer(self, call: DeviceCall, version: int) -> bool:
-        """Update without waiting for the norm, whose outcome is reported later.
+    def _defer(self, call: DeviceCall, version: int, step: Callable[[Norm, Finish], bool]) -> bool:
+        """Update without waiting for the norm, whose outcome is reported later, with `step`.
 
         Returns False, with nothing changed, if the host must know the norm first.
         """
@@ -423,7 +472,7 @@ class Devices:
 
         numbers = norm[w.RESCALE_GRAD], norm[w.SCALE], norm[w.LIMIT], norm[w.SHARE]
         with uninterrupted:
-            if self.version != version or not call.defer(numbers, finish):
+            if self.version != version or not step(numbers, finish):
                 return False
         self.awaited = awaited
         if scaler is not None:

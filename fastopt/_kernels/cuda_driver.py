@@ -16,7 +16,7 @@ from math import prod
 from os import environ
 from struct import Struct
 from threading import Lock, local
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import from_dtype, types
@@ -150,6 +150,29 @@ _handles: dict[tuple[Any, ...], int] = {}
 """Handles of compiled kernels, by kernel, context and argument types."""
 
 
+class Launch(NamedTuple):
+    """A launch that can be repeated.
+
+    Attributes
+    ----------
+    handle : int
+        Handle of the kernel.
+    blocks, across, down : int
+        Number of blocks, and of threads in x and y.
+    words : list of int
+        Words of the arguments.
+    arguments : tuple
+        The arguments, whose memory the words have the addresses of.
+    """
+
+    handle: int
+    blocks: int
+    across: int
+    down: int
+    words: list[int]
+    arguments: tuple[Any, ...]
+
+
 def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any) -> None:
     """Launch a kernel on the current device.
 
@@ -167,7 +190,8 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
         Arguments of the kernel; integers are int64.
     """
     handle, words = prepared(kernel, *arguments)
-    if _beside.compiles:
+    beside = _beside
+    if beside.compiles:
         return
     x, y = threads if isinstance(threads, tuple) else (threads, 1)
     memory = _arguments
@@ -175,6 +199,18 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     result = _driver().cuLaunchKernel(handle, blocks, 1, 1, x, y, 1, 0, stream, memory.address, 0)
     if result[0]:
         _checked(result, "cuLaunchKernel")
+    if beside.launches is not None:
+        beside.launches.append(Launch(handle, blocks, x, y, words, arguments))
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Context in which launches are noted."""
+    found = _beside.launches = []
+    try:
+        yield found
+    finally:
+        _beside.launches = None
 
 
 def check_launch(error: int) -> None:
@@ -307,10 +343,11 @@ def beside_capture() -> Iterator[None]:
 
 
 class _Beside(local):
-    """Stream of uploads beside a capture, and whether launches only compile."""
+    """Stream of uploads beside a capture, whether launches only compile, and where to note them."""
 
     stream: int | None = None
     compiles = False
+    launches: list[Launch] | None = None
 
 
 _beside = _Beside()

@@ -9,7 +9,7 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, NamedTuple, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -51,30 +51,6 @@ def joined_ranges(
     """Return flattened start and end addresses, with the bounds of `arrays` appended."""
     bounds = np.array([byte_bounds(array) for array in arrays], np.uint64).reshape(-1, 2)
     return np.append(begin, bounds[:, 0]), np.append(end, bounds[:, 1])
-
-
-class Launch(NamedTuple):
-    """A launch that can be repeated.
-
-    Attributes
-    ----------
-    handle : int
-        Handle of the kernel.
-    blocks, across, down : int
-        Number of blocks, and of threads in x and y.
-    words : list of int
-        Words of the arguments, of which the last `numbers` are hyper-parameters.
-    memory : tuple of Memory
-        What the arguments have the addresses of.
-    """
-
-    handle: int
-    blocks: int
-    across: int
-    down: int
-    words: list[int]
-    numbers: int
-    memory: tuple[Any, ...]
 
 
 @final
@@ -433,26 +409,13 @@ class CudaTable:
             self._update(entry, hyper)
         self._end()
 
-    def prepared(self) -> "Launch | None":
-        """Return the launch of the last :meth:`run`, if it can be repeated as it is.
-
-        It can if it was the only one, with hyper-parameters by value, and no array moves.
-        """
-        layout, given = self.layout, self.given
-        several = layout.sparse or layout.keyed or layout.rule.passes or layout.catch_up
-        if several or self.copied or given.strided or not self.total or self._by_value is None:
-            return None
-        known = given.weights.stay and given.grads.stay and not given.watched
-        uploaded = not self.counted and self.uploaded == self.table.tobytes()
-        if not (known and uploaded and given.streams == {self.stream}):
-            return None
-        entry = self.memory.space("entry", self.table.shape, self.table.dtype)
-        memory, kernel = (self.memory.send_chunks(self.chunks), entry), self._update_kernel
-        with self.on_device():
-            numbers = self._by_value(self.words[0].tolist())
-            handle, words = self.driver.prepared(kernel, *memory, numbers)
-        count = len(numbers.words)
-        return Launch(handle, len(self.chunks), *self._threads, words, count, memory)
+    @property
+    def stays(self) -> bool:
+        """Whether no array of the last launches moves, and nothing is copied before them."""
+        given = self.given
+        if self.copied or given.strided or given.watched or self.layout.sparse:
+            return False
+        return given.weights.stay and given.grads.stay and given.streams == {self.stream}
 
     def renew_entry(self) -> None:
         """Let the next launches have the table in other memory, as others keep the present."""

@@ -27,6 +27,7 @@ Tests: ``tests/gpu/test_cuda_repeats.py``, ``tests/kernels/test_cuda_driver.py``
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -170,7 +171,7 @@ def is_ready(repeat):
 @scalar
 def launch_all(repeat):
     """Launch the kernels until one fails; return the error of the driver, or 0."""
-    one, error = np.uint32(1), np.int32(0)
+    one, error, thread = np.uint32(1), np.int32(0), release_gil()
     for k in range(repeat.launch_count):
         own = launch_at(repeat.launches + 8 * w.LAUNCH * k)
         for f in range(own.numbers_count):
@@ -184,40 +185,59 @@ def launch_all(repeat):
         if error == 0:
             last = np.uint32(0), repeat.stream, own.arguments, none
             error = invoke(repeat.launching, (own.handle, *grid, *block, *last))
+    restore_gil(thread)
     return error
+
+
+@scalar
+def find(context, place, index, grad, weight):
+    """Admit a call whose arrays are known; return where it is, or a status.
+
+    It is at `place`, or with other gradients at one of those that follow.
+    """
+    while place != 0 and not is_same(context, repeat_at(place), index, grad, weight):
+        place = repeat_at(place).following
+    if place == 0 or context.checks or context.clip or not is_ready(repeat_at(place)):
+        return np.int64(w.REFUSED)
+    repeat = repeat_at(place)
+    status = enter_places(context, repeat.places, repeat.count, repeat.found)
+    return place if status == w.OK else np.int64(status)
+
+
+def find_call(at, place, index, grad, weight):
+    """See :func:`find`; the call is one whose norm is measured, and :func:`launch_call` follows."""
+    context = context_at(at)
+    if not context.measure or context.each:
+        return np.int64(w.REFUSED)
+    return find(context, place, address(index), address(grad), address(weight))
+
+
+def launch_call(place):
+    """See :func:`launch_all`."""
+    return launch_all(repeat_at(place))
 
 
 def repeat_call(at, place, index, grad, weight):
     """Make a call again whose arrays are known not to have moved; return a status.
 
-    The call is at `place`, and with other gradients at those that follow. It is refused, with
-    nothing changed, if anything besides counts and hyper-parameters differs.
+    It is refused, with nothing changed, if anything besides counts and hyper-parameters differs.
     The caller holds the updater's lock.
     """
     context = context_at(at)
-    if context.checks or context.measure or context.clip:
+    if context.measure:
         return w.REFUSED
-    arguments = address(index), address(grad), address(weight)
-    while place != 0 and not is_same(context, repeat_at(place), *arguments):
-        place = repeat_at(place).following
-    if place == 0:
-        return w.REFUSED
+    place = find(context, place, address(index), address(grad), address(weight))
+    if place < 0:
+        return place
     repeat = repeat_at(place)
     if not repeat.folds and norm_at(context.norm).factor != 1:
         return w.REFUSED
-    if not is_ready(repeat):
-        return w.REFUSED
-    status = enter_places(context, repeat.places, repeat.count, repeat.found)
-    if status != w.OK:
-        return status
     if not is_even(context, repeat):
         return w.REFUSED
     counts = words(context.counts)
     largest = counts[0]
     advance_all(context, repeat.targets, repeat.count)
-    thread = release_gil()
     error = launch_all(repeat)
-    restore_gil(thread)
     if error:
         counts[0] = largest
         for k in range(repeat.count):
@@ -239,12 +259,17 @@ def advance_call(at, targets, n):
 
 
 @cache
-def functions() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
-    """Return the compiled :func:`admit_call`, :func:`advance_call` and :func:`repeat_call`."""
-    numbers, objects = [types.int64] * 4, [Object] * 3
-    signatures = numbers, numbers[:3], [*numbers[:2], *objects]
-    kernels = admit_call, advance_call, repeat_call
-    made = [compiled(kernel, None, parallel=False, nogil=False) for kernel in kernels]
-    pairs = zip(made, signatures, strict=True)
-    admit, advance, repeat = (bind_to(kernel, *signature) for kernel, signature in pairs)
-    return admit, advance, repeat
+def functions() -> dict[str, Callable[..., int]]:
+    """Return the compiled functions by their names."""
+    numbers, arguments = [types.int64] * 4, [types.int64, types.int64, *[Object] * 3]
+    signatures: dict[Callable[..., int], list[Any]] = {
+        admit_call: numbers,
+        advance_call: numbers[:3],
+        repeat_call: arguments,
+        find_call: arguments,
+        launch_call: numbers[:1],
+    }
+    return {
+        kernel.__name__: bind_to(compiled(kernel, None, parallel=False, nogil=False), *signature)
+        for kernel, signature in signatures.items()
+    }

@@ -8,6 +8,7 @@ import pytest
 from fastopt import optimizer
 from fastopt._engine.devices import Devices
 from fastopt._kernels import record_words
+from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import CosineScheduler
 from helpers.device_arrays import check_close, on_device
 
@@ -126,6 +127,48 @@ def test_buffers_of_gradients_that_are_used_in_turns_run_no_python(single, in_py
     for k in (0, 1, 2, 2, 0, 1):
         pair.step(sets[k], moved[k], single=single)
     assert not in_python
+    pair.check()
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["list", "single"])
+@pytest.mark.parametrize("make", [optimizer.Adam, optimizer.LAMB], ids=str)
+def test_calls_with_a_norm_are_launched_again_and_do_the_same(make, single, in_python, rng):
+    pair = Pair(rng, make)
+    sets = [arrays(rng) for _ in range(2)]
+    moved = on_device(sets)
+    for each in (pair.here, pair.there):
+        each.clip_global_norm = 0.5
+    for turn in range(CALLS * 2):
+        pair.step(sets[turn % 2], moved[turn % 2], single=single)
+    in_python.clear()
+    for turn in range(12):
+        pair.step(sets[turn % 2], moved[turn % 2], single=single)
+    assert not in_python
+    assert pair.there.info.global_norm == pytest.approx(pair.here.info.global_norm)
+    for each in (pair.here, pair.there):
+        each.optimizer.lr = 0.3
+    for turn in range(4):
+        pair.step(sets[turn % 2], moved[turn % 2], single=single)
+    pair.check()
+
+
+def test_a_step_that_is_launched_again_is_skipped_and_reported(in_python, rng):
+    pair, grads, scalers = Pair(rng), arrays(rng), [LossScaler(2.0**4) for _ in range(2)]
+    moved = on_device(grads)
+    for each, scaler in zip((pair.here, pair.there), scalers, strict=True):
+        each.loss_scaler = scaler
+    for turn in range(8):
+        if turn == CALLS:
+            in_python.clear()
+        value = np.inf if turn in (5, 7) else grads[1][0, 0]
+        used = [each.copy() for each in grads]
+        used[1][0, 0] = value
+        moved[1].copy_to_device(used[1])
+        pair.step(used, moved)
+        if turn % 2:
+            assert pair.there.info.skipped == pair.here.info.skipped == (turn in (5, 7))
+    assert len(in_python) <= 2  # the scale that has changed is uploaded by the same way
+    assert scalers[0].scale == scalers[1].scale
     pair.check()
 
 

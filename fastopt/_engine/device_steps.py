@@ -30,9 +30,6 @@ NOT_MEASURED = 1.0, 1.0, inf, 1.0
 AHEAD = 32
 """Maximum number of steps whose outcomes the host does not know, before it waits for the oldest."""
 
-TOGETHER = 8
-"""Number of steps that the host does not ask for, as it is quicker to follow several at once."""
-
 
 class Rows:
     """Device memory with the counts and hyper-parameters of the tensors of a table.
@@ -127,6 +124,7 @@ class DeviceSteps:
         self.pending: deque[tuple[Any, Any]] = deque()
         self.counts = self.slots = self.base = np.empty(0, np.int64)
         self.given: Norm | None = None
+        self.done = 0  # steps that are not counted on the host, although their outcome is known
         self.sent, self.hypers = False, b""
         self.kept: list[Any] = []
         with self._entered(), self._beside():
@@ -219,18 +217,13 @@ class DeviceSteps:
         return True
 
     def _await(self, finish: Finish | None) -> None:
-        """Let the device report the norm, and follow earlier steps, several at a time."""
-        pending, steps = self.pending, 0
+        """Let the device report the norm, and follow the earlier steps whose norm is known."""
+        pending = self.pending
         pending.append((self.driver.Report(self.norm, self.lead.stream), finish))
         if self not in self.all_counts.ahead:
             self.all_counts.ahead.append(self)
-        if len(pending) <= TOGETHER:
-            return
-        try:
-            while len(pending) > AHEAD or (len(pending) > 1 and pending[0][0].ready()):
-                steps += self._follow(None)
-        finally:
-            self._add(steps)
+        while len(pending) > AHEAD or (len(pending) > 1 and pending[0][0].ready()):
+            self._follow(None)
 
     def _follow_others(self) -> None:
         """Settle the steps of other calls that have counted some of the parameters."""
@@ -320,20 +313,21 @@ class DeviceSteps:
 
     def settle(self) -> None:
         """Wait for the outcomes of the steps so far, and count on the host those that updated."""
-        steps = 0
         try:
             while self.pending:
-                steps += self._follow(self._sums if len(self.pending) == 1 else None)
+                self._follow(self._sums if len(self.pending) == 1 else None)
         finally:
-            self._add(steps)
+            if self.done:
+                self._add(self.done)
+                self.done = 0
 
-    def _follow(self, sums: Callable[[], Any] | None) -> bool:
-        """Report the outcome of the oldest step; return whether it is to be counted here, too."""
+    def _follow(self, sums: Callable[[], Any] | None) -> None:
+        """Report the outcome of the oldest step; :meth:`settle` counts it unless it was skipped."""
         report, finish = self.pending[0]
         length = report.read()[LENGTH]
         self.pending.popleft()
+        self.done += isfinite(length)
         finish(length, sums)
-        return isfinite(length)
 
     def _add(self, steps: Any) -> None:
         """Add to the counts of the tensors on the host."""

@@ -12,7 +12,7 @@ from weakref import ref
 
 import numpy as np
 
-from fastopt._kernels.devices import is_cuda, is_simulated
+from fastopt._kernels.devices import is_cuda, is_simulated, is_tensor
 from fastopt._kernels.layout import bfloat16
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
@@ -38,7 +38,7 @@ def is_foreign(array: Any) -> bool:
     """Whether `array` is not a NumPy array but has host memory that NumPy can view."""
     if isinstance(array, OURS):
         return False
-    if _is_tensor(array):
+    if is_tensor(array):
         return not array.is_cuda
     if is_cuda(array):
         return False
@@ -67,13 +67,13 @@ def as_weight(array: object) -> Any:
     if is_subclass(array):
         return array.view(np.ndarray)
     known = _known.get(id(array))
-    if known is not None and _is_tensor(array):
+    if known is not None and is_tensor(array):
         view = known.view()
         if view is not None and known.signature == _signature(array):
             return view
     if not is_foreign(array):
         return array
-    if _is_tensor(array):
+    if is_tensor(array):
         return _keep(array, of_tensor("weight", array), _signature(array))
     imported = _imported("weight", array)
     if not imported.flags.writeable:
@@ -104,7 +104,7 @@ def as_gradient(grad: Any) -> Any:
         if any(is_foreign(part) or is_subclass(part) for part in parts):
             return tuple(map(as_gradient, parts))
         return grad
-    if _is_tensor(grad):
+    if is_tensor(grad):
         if grad.is_cuda:
             return grad
         torch = sys.modules["torch"]
@@ -126,11 +126,6 @@ def owner_of(view: object) -> Any:
         if known.view() is view:
             return known.owner
     return view
-
-
-def _is_tensor(array: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def _is_buffer(array: Any) -> bool:

@@ -152,10 +152,9 @@ class DeviceCall:
     def follow(self) -> bool:
         """Note the memory that is written to; return whether no two arrays share some."""
         versions = [table.given.version for table in self.tables]
-        first, last = _joined([table.written() for table in self.tables])
-        order = np.argsort(first)
-        self.written = np.stack([first[order], last[order]])
-        apart = bool((self.written[1, :-1] <= self.written[0, 1:]).all())
+        self.ranges = Ranges(*_joined([table.written() for table in self.tables]))
+        self.written = self.ranges.first, self.ranges.last
+        apart = not self.ranges.overlapping()
         self.versions = versions if apart else []  # last, as Ctrl-C may come before
         return apart
 
@@ -197,8 +196,7 @@ class DeviceCall:
         if not (isinstance(grad, RowSparse) and table.serves(grad)):
             return False
         table.list_rows(of.context, grad)
-        first, last = table.read()
-        return not Ranges(*self.written).meeting(first, last)
+        return not self.ranges.meeting(*table.read())
 
     def release(self) -> None:
         """Release the gradients, for a call that ends without a launch."""

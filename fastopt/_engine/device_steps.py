@@ -195,11 +195,12 @@ class DeviceSteps:
             self._send(norm)
             if captured:
                 self._capture(norm is not None)
-            else:
-                self._launch(norm is not None)
-        if not captured and norm is not None:
-            with self._entered():
+                return True
+            self._launch(norm is not None)
+            if norm is not None:
                 self._await(finish)
+            elif self not in self.all_counts.graphs:
+                self._add(1)
         return True
 
     def repeat(self, launch: Callable[[], int], norm: Norm, finish: Finish) -> bool:
@@ -240,17 +241,12 @@ class DeviceSteps:
             self._measure()
         for number, row in enumerate(self.rows):
             self._run(row, measured and number == 0)
-        if not measured and self not in self.all_counts.graphs:
-            self._add(1)
 
     def _capture(self, measured: bool) -> None:
         """Launch a step that becomes part of a graph, whose memory is kept."""
         for row in self.rows:
             row.table.renew_entry()
-        for number, row in enumerate(self.rows):
-            if measured and number == 0:
-                self._measure()
-            self._run(row, measured and number == 0)
+        self._launch(measured)
         for row in self.rows:
             self.kept.append(row.table.memory.content)
             row.table.renew_entry()

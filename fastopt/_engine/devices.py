@@ -39,7 +39,7 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels import device_front
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cpu_calls import FACTOR, LENGTH, limit_norm
-from fastopt._kernels.cuda_arrays import sets_of
+from fastopt._kernels.cuda_arrays import UNREADABLE, sets_of
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.devices import header, readings
 from fastopt._kernels.layout import KEY, Layout, kind_of, real_of
@@ -59,7 +59,7 @@ KINDS = {int, str}
 
 LISTS = (list, tuple)
 
-NOTHING = np.zeros((2, 0), np.uint64)
+NOTHING = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
 """Memory ranges of no arrays."""
 
 FORMS = 4
@@ -184,8 +184,7 @@ class Devices:
         elif repeat is not None and self._is_steady():
             status = self._repeat(context, repeat.address, index, grad, weight)
             if status == w.OK and repeat.call.noted != self.noted:
-                self.noted += 1
-                repeat.call.noted = self.noted
+                self._note(repeat.call)
                 return w.MOVED
             if status == w.FAILED:
                 repeat.raise_error()
@@ -230,8 +229,7 @@ class Devices:
             return False
         self._enter_done()
         if call.noted != self.noted:
-            self.noted += 1
-            call.noted = self.noted
+            self._note(call)
             records.note(index, weight)
         return True
 
@@ -393,11 +391,15 @@ class Devices:
             self.captured.append(call)
         if call.noted == self.noted and all(table.given.same for table in call.tables):
             return status
-        self.noted += 1
-        call.noted = self.noted
+        self._note(call)
         if status == w.AWAITED:
             self.records.note(call.indices, weights)
         return max(status, w.MOVED)
+
+    def _note(self, call: DeviceCall) -> None:
+        """Note that the last weights are those of a call."""
+        self.noted += 1
+        call.noted = self.noted
 
     def _enter_done(self) -> None:
         """Enter that the call is done, with hyper-parameters that serve no other call."""
@@ -595,7 +597,7 @@ class Devices:
         try:
             grad = of.by_row(grad)
             table = record.tables.get(form_of(grad, rests))
-        except (AttributeError, KeyError, TypeError, ValueError):  # the checks report it
+        except UNREADABLE:  # the checks report it
             return None
         if isinstance(grad, RowSparse) and grad.shape != header(weight).shape:
             return None

@@ -9,7 +9,7 @@ from fastopt._engine.per_index import Index
 from fastopt._engine.validate import check_like, check_state, is_half, label, leaves, order_of
 from fastopt._kernels.codes import renew, split_scales
 from fastopt._kernels.device_memory import assign, host, placed
-from fastopt._kernels.devices import header, headers
+from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of
 from fastopt._kernels.weights import parts
 from fastopt.kernels.rule import Rule
@@ -87,7 +87,7 @@ def arrays_of(
         exact = (weight, copy)
     if masters and has_master(optimizer, weight):
         exact, state = split_state(optimizer, context, weight, state)
-    arrays = tuple(headers(leaves(state)))
+    arrays = tuple(map(header, leaves(state)))
     arrays, scales = map(tuple, split_scales(arrays))
     dtypes = np.dtype(real_of(weight.dtype)).name, "bfloat16"
     check_state(context, rule, weight, dtypes, arrays, scales)

@@ -17,6 +17,7 @@ from fastopt._kernels.layout import Layout
 
 Array = np.ndarray[Any, Any]
 Addresses = NDArray[np.uint64]
+Written = tuple[NDArray[Any], NDArray[Any]]
 
 UNREADABLE = AttributeError, KeyError, TypeError, ValueError
 """Errors from reading an object that is not a device array; the full checks report it."""
@@ -194,7 +195,7 @@ class CallArrays:
         self.itemsize = np.dtype(layout.grad).itemsize
         self.weights, self.grads = Known(1), Known(SETS)
         self.captured, self.same, self.version = False, False, 0
-        self.written: Addresses | None = None
+        self.written: Written | None = None
 
     @classmethod
     def joined(cls, parts: Sequence["CallArrays"]) -> Self:
@@ -252,7 +253,7 @@ class CallArrays:
     # Gradients
 
     def take_grads(
-        self, grads: Sequence[Any], table: Array, written: Addresses, capturable: bool
+        self, grads: Sequence[Any], table: Array, written: Written, capturable: bool
     ) -> bool:
         """Enter the gradients of a call, unless they are row-sparse.
 
@@ -262,8 +263,9 @@ class CallArrays:
             The gradient of each tensor.
         table : numpy.ndarray
             The table.
-        written : numpy.ndarray
-            Sorted memory ranges that are written to, which gradients must not overlap.
+        written : pair of numpy.ndarray
+            Start and end addresses of the sorted memory ranges that are written to, which gradients
+            must not overlap.
         capturable : bool
             Whether the call can be part of a CUDA graph.
 
@@ -320,7 +322,7 @@ class CallArrays:
         """Raise if one of the streams is being captured for a CUDA graph."""
         self.driver.refuse_capture(self.stream, *self.streams - {self.stream})
 
-    def _enter(self, found: Reading, table: Array, written: Addresses) -> bool:
+    def _enter(self, found: Reading, table: Array, written: Written) -> bool:
         """Enter addresses of gradients if they are aligned and overlap no written memory."""
         first, target, sizes = np.array(found.addresses, np.uint64), table, self.grad_bytes
         unit, strided = self.itemsize, self.strided

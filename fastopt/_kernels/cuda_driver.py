@@ -87,28 +87,23 @@ class Memory:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        dtype = np.dtype(dtype)
-        self.array = cuda_target().device_array(shape, dtype)
-        self.shape, self.dtype = shape, dtype
-        self.nbytes = self.array.size * dtype.itemsize
-        self.type = _array_type(dtype, len(shape))
+        self._describe(cuda_target().device_array(shape, np.dtype(dtype)), shape, dtype, 0)
+
+    def _describe(self, array: Any, shape: tuple[int, ...], dtype: Any, offset: int) -> None:
+        """Describe what begins at an offset in bytes of an array."""
+        self.array, self.shape, self.dtype = array, shape, np.dtype(dtype)
+        size, itemsize = prod(shape), self.dtype.itemsize
+        self.nbytes = size * itemsize
+        self.type = _array_type(self.dtype, len(shape))
         self.key = id(self.type)
-        self.address = self.array.device_ctypes_pointer.value or 0
-        head = 0, 0, self.array.size, dtype.itemsize, self.address
-        self.words = [*head, *shape, *self.array.strides]
+        self.address = (array.device_ctypes_pointer.value or 0) + offset
+        strides = [prod(shape[k + 1 :]) * itemsize for k in range(len(shape))]
+        self.words = [0, 0, size, itemsize, self.address, *shape, *strides]
 
     def part(self, shape: tuple[int, ...], dtype: Any = None, first: int = 0) -> "Memory":
         """Return an array of this shape and dtype in the same memory, from row `first` on."""
         made = Memory.__new__(Memory)
-        made.shape, made.dtype = shape, np.dtype(dtype or self.dtype)
-        made.nbytes = prod(shape) * made.dtype.itemsize
-        made.array = self.array
-        made.type = _array_type(made.dtype, len(shape))
-        made.key = id(made.type)
-        made.address = self.address + first * self.array.strides[0]
-        strides = [prod(shape[k + 1 :]) * made.dtype.itemsize for k in range(len(shape))]
-        head = 0, 0, prod(shape), made.dtype.itemsize, made.address
-        made.words = [*head, *shape, *strides]
+        made._describe(self.array, shape, dtype or self.dtype, first * self.array.strides[0])
         return made
 
 
@@ -189,7 +184,18 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     *arguments : Memory, Values or int
         Arguments of the kernel; integers are int64.
     """
-    handle, words = prepared(kernel, *arguments)
+    words: list[int] = []
+    key: tuple[Any, ...] = (kernel, _context())
+    for argument in arguments:
+        if type(argument) is int:
+            words.append(argument & _MASK)
+            key += (int,)
+        else:
+            words += argument.words
+            key += (argument.key,)
+    handle = _handles.get(key)
+    if handle is None:
+        handle = _handles[key] = _compile(kernel, arguments)
     beside = _beside
     if beside.compiles:
         return
@@ -216,23 +222,6 @@ def recorded() -> Iterator[list[Launch]]:
 def check_launch(error: int) -> None:
     """Raise RuntimeError for the error of a launch by address."""
     _checked((_driver().CUresult(error),), "cuLaunchKernel")
-
-
-def prepared(kernel: Any, *arguments: Any) -> tuple[int, list[int]]:
-    """Return the handle of a kernel on the current device, and the words of its arguments."""
-    words: list[int] = []
-    key: tuple[Any, ...] = (kernel, _context())
-    for argument in arguments:
-        if type(argument) is int:
-            words.append(argument & _MASK)
-            key += (int,)
-        else:
-            words += argument.words
-            key += (argument.key,)
-    handle = _handles.get(key)
-    if handle is None:
-        handle = _handles[key] = _compile(kernel, arguments)
-    return handle, words
 
 
 @cache
@@ -402,8 +391,7 @@ class _Device:
         self.lock = Lock()
         self.buffers: dict[int, deque[_Buffer]] = {}
         self.held: deque[tuple[Any, Any]] = deque()
-        self.free: list[_Buffer] = []
-        self.late: deque[_Buffer] = deque()  # of reports that were never read
+        self.free: list[_Buffer] = []  # of reports that have been read
 
     def buffer(self, size: int) -> _Buffer:
         """Return a free buffer of at least `size` bytes; the caller holds the lock."""
@@ -418,12 +406,6 @@ class _Device:
             _checked(driver.cuEventSynchronize(ring[0].handle), "cuEventSynchronize")
             ring.rotate(-1)
         return ring[-1]
-
-    def report_buffer(self) -> _Buffer:
-        """Return a free buffer for a :class:`Report`; the caller holds the lock."""
-        while self.late and not _driver().cuEventQuery(self.late[0].handle)[0]:
-            self.free.append(self.late.popleft())
-        return self.free.pop() if self.free else _Buffer(SMALLEST)
 
     def hold(self, objects: Any, stream: int) -> None:
         """See :func:`hold`."""
@@ -483,7 +465,7 @@ class Report:
         self.count = memory.shape[0]
         self.device, driver = _device(_context()), _driver()
         with self.device.lock:
-            self.buffer = self.device.report_buffer()
+            self.buffer = self.device.free.pop() if self.device.free else _Buffer(SMALLEST)
         result = driver.cuMemcpyDtoHAsync(
             self.buffer.address, memory.address, memory.nbytes, stream
         )
@@ -507,7 +489,7 @@ class Report:
 
     def __del__(self) -> None:
         if self.buffer is not None:  # the device may still write to it
-            self.device.late.append(self.buffer)
+            self.device.held.append((self.buffer.event, self.buffer))
 
 
 def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._kernels.cuda_arrays import CallArrays
-from fastopt._kernels.devices import header
 
 Array = np.ndarray[Any, Any]
 
 FEW = 8
-"""Number of arrays of chunks that are cached on the device."""
+"""Number of arrays that are cached on the device by their identity."""
 
 
 class TableMemory:
@@ -69,15 +68,8 @@ class TableMemory:
         self.driver.upload(memory, array, self.stream)
         return memory
 
-    def send_once(self, name: str, array: Array) -> Any:
-        """Return device memory with an array that is the same in all launches."""
-        if (name, None) not in self.spaces:
-            memory = self.spaces[name, None] = self.driver.Memory(array.shape, array.dtype)
-            self.driver.upload(memory, array, self.stream)
-        return self.spaces[name, None]
-
     def send_chunks(self, chunks: NDArray[np.int64]) -> Any:
-        """Return device memory with chunks, cached by the identity of `chunks`."""
+        """Return device memory with an array that does not change, cached by its identity."""
         known = self.chunks.get(id(chunks))
         if known is None:
             if len(self.chunks) > FEW:
@@ -92,7 +84,7 @@ class TableMemory:
         """Upload row indices; return their address."""
         memory = self.grown("indices", max(len(rows), 1), np.int64)
         self.driver.upload(memory, rows, self.stream)
-        return int(header(memory.array).ctypes.data)
+        return int(memory.address)
 
     def fetch(self, memory: Any) -> Array:
         """Download device memory after the earlier launches have finished."""

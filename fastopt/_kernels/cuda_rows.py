@@ -116,7 +116,7 @@ class IndexedRows:
     def _places(self, memory: TableMemory, count: int) -> list[int]:
         """Return the addresses of the arrays for sorting `count` indexed rows."""
         room = memory.grown("rows", self.sorting.ARRAYS * (count + 1), np.int64)
-        base, step = header(room.array).ctypes.data, (count + 1) * 8
+        base, step = room.address, (count + 1) * 8
         return [base + k * step for k in range(self.sorting.ARRAYS)]
 
     def _ordered(
@@ -138,8 +138,8 @@ class IndexedRows:
         size, threads, wide = len(rows), sorting.SORTERS, layout.wide_grad[0]
         groups = size // FOLD
         folded = memory.grown("folded", max(groups * width, 1), wide)
-        table.table[0, FOLDED] = header(folded.array).ctypes.data
-        listed = [*places, int(table.table[0, FOLDED])]
+        table.table[0, FOLDED] = folded.address
+        listed = [*places, folded.address]
         addresses = memory.send("places", np.array([listed, [0] * len(listed)], np.uint64))
 
         def run(kernel: Any, *arguments: Any) -> None:

@@ -294,8 +294,7 @@ class CudaTable:
         """
         with self.on_device():
             totals = self.memory.send("decay", np.array([before, after]))
-        addresses = [header(array).ctypes.data for array in (applied, totals.array)]
-        self.table[0, [APPLIED, DECAY]] = addresses
+        self.table[0, [APPLIED, DECAY]] = header(applied).ctypes.data, totals.address
         self.decay, self.at_once = (applied, totals), at_once
 
     # Sums
@@ -360,7 +359,7 @@ class CudaTable:
     def _firsts(self, chunks: NDArray[np.int64]) -> Any:
         """Return device memory with the first chunk of each tensor, then the number of chunks."""
         if chunks is self._blocks:
-            return self.memory.send_once("firsts", self._first_blocks)
+            return self.memory.send_chunks(self._first_blocks)
         return self.memory.send("firsts", _firsts_of(chunks, len(self.sizes)))
 
     @cached_property

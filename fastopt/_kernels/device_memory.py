@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from fastopt._kernels.devices import Header, cuda_target, header, is_cuda
+from fastopt._kernels.devices import Header, cuda_target, header, is_cuda, is_tensor
 from fastopt.device import Device
 
 Array = np.ndarray[Any, Any]
@@ -47,8 +47,6 @@ class _Arena(local):
     def add(self, of: Header, shape: tuple[int, ...], dtype: Any, strides: Any) -> Any:
         """Return a numba device array without memory."""
         devicearray = import_module("numba.cuda.cudadrv.devicearray")
-        if strides is None:
-            strides = tuple(prod(shape[k + 1 :]) * dtype.itemsize for k in range(len(shape)))
         array = devicearray.DeviceNDArray(shape, strides, dtype, gpu_data=_NOWHERE)
         assert self.requests is not None
         key = of.place.device_id, of.stream, _is_of_torch(of.array())
@@ -94,13 +92,13 @@ def allocated_together() -> Iterator[None]:
 
 def _strides(
     of: Header, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"]
-) -> tuple[int, ...] | None:
-    """Return the strides of an array like :func:`like`; None for those of C order."""
+) -> tuple[int, ...]:
+    """Return the strides of an array like :func:`like`."""
     if order == "K" and shape == of.shape:
         return tuple(stride // of.itemsize * dtype.itemsize for stride in of.strides)
     if order == "F":
         return tuple(np.cumprod([dtype.itemsize, *shape]).tolist()[: len(shape)])
-    return None
+    return tuple(prod(shape[k + 1 :]) * dtype.itemsize for k in range(len(shape)))
 
 
 def empty(
@@ -146,8 +144,7 @@ def _owner(array: Any) -> Any:
 
 def _is_of_torch(array: Any) -> bool:
     """Whether torch has allocated an array."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(_owner(array), torch.Tensor)
+    return is_tensor(_owner(array))
 
 
 def zero(array: Any, stream: int) -> None:
@@ -178,7 +175,8 @@ def owned(array: Array, device: Device, of: Any = None) -> Any:
     """Copy a NumPy array to a device, as a numba device array; see :func:`sent` for `of`."""
     with cuda_target().gpus[device.device_id]:
         copy = sent(array, 0, of)
-        wait_for(0)  # it may be used on a stream that does not wait for stream 0
+        # It may be used on a stream that does not wait for the default one.
+        cuda_target().default_stream().synchronize()
         return copy
 
 
@@ -189,25 +187,6 @@ def placed(state: Any, of: Any) -> Any:
     if isinstance(state, (tuple, list)):
         return _rebuilt(state, [placed(part, of) for part in state])
     return owned(state, of.place, of.array()) if type(state) is np.ndarray else state
-
-
-def stream_of(handle: int) -> Any:
-    """Return numba's object for an external stream."""
-    cuda = cuda_target()
-    if handle == 0:
-        return 0
-    if handle == 2:
-        return cuda.per_thread_default_stream()
-    return cuda.external_stream(handle)
-
-
-def wait_for(handle: int) -> None:
-    """Wait for all work that has been started on a stream of the current device."""
-    stream = stream_of(handle)
-    if stream:
-        stream.synchronize()
-    else:
-        cuda_target().default_stream().synchronize()
 
 
 def contiguous(array: Header, stream: int) -> Header:

@@ -14,6 +14,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
@@ -28,9 +29,6 @@ EMPTY = 8
 """Address used for an array without elements, which may have no address."""
 
 Signature = tuple[Any, ...]
-Streams = dict[Any, int]
-"""Handles of torch's current streams, by device, for the duration of a call."""
-
 ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
 """Functions that read only the metadata of a header."""
 
@@ -152,18 +150,12 @@ def header(array: Any) -> Any:
 
     Repeated calls return the same header object until the array moves.
     """
-    return _header(array, {})
-
-
-def headers(arrays: Iterable[Any]) -> list[Any]:
-    """Return the headers of several arrays."""
-    streams: Streams = {}
-    return [_header(array, streams) for array in arrays]
-
-
-def _header(array: Any, streams: Streams) -> Any:
     if type(array) is np.ndarray or isinstance(array, Header):
         return array
+    return _header(array)
+
+
+def _header(array: Any) -> Any:
     known = _known.get(id(array))
     if known is not None and stays(array):
         array_header = known[1]
@@ -172,17 +164,19 @@ def _header(array: Any, streams: Streams) -> Any:
     if not is_cuda(array):  # or no longer: a torch parameter may be moved
         return array
     try:
-        signature, stream, interface = _read(array, streams)
+        _check_tensor(array)
+        found = readings([array])
+        signature = found.addresses[0], found.kinds[0]
         if known is not None and known[0] == signature:
             array_header = known[1]
         else:
-            array_header, key = _described(array, interface or _interface(array)), id(array)
+            array_header, key = _described(array, _interface(array)), id(array)
             array_header.array = ref(array, lambda _: _known.pop(key, None))
             _known[key] = signature, array_header
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         message = f"{type(array).__name__} does not describe an array on a device"
         raise TypeError(f"{message}: {error}") from error
-    array_header.stream = stream
+    array_header.stream = found.streams[0]
     return array_header
 
 
@@ -319,30 +313,19 @@ def device_of(array: Any) -> Device | None:
     return array.place if isinstance(array, Header) else None
 
 
-def _read(array: Any, streams: Streams) -> tuple[Signature, int, dict[str, Any] | None]:
-    """Return a signature of address, shape, strides and dtype, the stream, and the interface.
-
-    The interface is None if it was not needed.
-    """
+def is_tensor(array: object) -> bool:
+    """Whether an array is a tensor of torch."""
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        if array.layout is not torch.strided:
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _check_tensor(array: Any) -> None:
+    """Raise TypeError for a tensor of torch whose memory is not its elements."""
+    if is_tensor(array):
+        if array.layout is not sys.modules["torch"].strided:
             raise TypeError("sparse tensors are given as a pair (values, indices)")
         if array.is_neg():
             raise TypeError("a lazily negated view: pass x.resolve_neg()")
-        device = array.device
-        if device not in streams:
-            streams[device] = torch.cuda.current_stream(device).cuda_stream
-        signature = array.data_ptr(), array.shape, array.stride(), array.dtype
-        return signature, streams[device], None
-    interface = _interface(array)
-    signature = (
-        interface["data"],
-        interface["shape"],
-        interface.get("strides"),
-        interface["typestr"],
-    )
-    return signature, _handle(interface.get("stream")), interface
 
 
 def _handle(stream: Any) -> int:
@@ -359,23 +342,15 @@ def _interface(array: Any) -> dict[str, Any]:
     return interface_of(of) if interface is None else interface
 
 
-class _Described:
-    """Object with an array interface that NumPy reads."""
-
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface
-
-
 def _described(array: Any, interface: dict[str, Any]) -> Header:
     """Create a header of `array`."""
-    if interface.get("mask") is not None:
-        raise TypeError("masked CUDA arrays are not supported")
     data = interface["data"]
     if data[0] == 0:  # an empty array, for which NumPy would allocate memory
         data = (EMPTY, data[1])
     names = ("shape", "typestr", "strides")
     plain = {"version": 3, "data": data, **{name: interface.get(name) for name in names}}
-    view = np.asarray(_Described(plain)).view(Header)
+    described: Any = SimpleNamespace(__array_interface__=plain)
+    view = np.asarray(described).view(Header)
     if view.dtype.kind == "V" and view.dtype.itemsize == 2:
         view = view.view(bfloat16())
     if type(array).__module__.startswith(

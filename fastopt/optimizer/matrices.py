@@ -27,7 +27,7 @@ from fastopt._engine.validate import (
 )
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import like
-from fastopt._kernels.devices import header, headers, is_cuda
+from fastopt._kernels.devices import header, is_cuda
 from fastopt._kernels.layout import real_of
 from fastopt._notices import warn_user
 from fastopt.arguments import (
@@ -727,7 +727,7 @@ class MatrixOptimizer(Optimizer):
                 f"got {len(arrays)}"
             )
         dtypes = [np.dtype(real_of(exact.dtype)).name] + ["bfloat16"] * self.rounds_state
-        for (slot, shape), array in zip(slots.items(), headers(arrays), strict=True):
+        for (slot, shape), array in zip(slots.items(), map(header, arrays), strict=True):
             check_like(context, f"state {slot!r}", array, dtypes, shape)
         return arrays
 

@@ -115,12 +115,6 @@ class DeviceCall:
         """Whether the present step becomes part of a graph."""
         return self.defers and self.tables[0].given.captured
 
-    @property
-    def arrays_stay(self) -> bool:
-        """Whether weights and gradients are known not to move, as those of the call before."""
-        given = self.tables[0].given
-        return given.weights.stay and given.grads.stay
-
     def can_repeat(self, launches: Sequence[Any], measured: bool) -> bool:
         """Whether these launches of a step need nothing but other hyper-parameters to be repeated.
 
@@ -133,8 +127,8 @@ class DeviceCall:
         if measured:
             return True
         by_value = all(isinstance(each.arguments[-1], tables[0].driver.Values) for each in launches)
-        keyed = any(table.layout.keyed for table in tables)
-        return len(launches) == len(tables) and by_value and not keyed
+        other = any(table.layout.keyed or table.table[:, DONE].any() for table in tables)
+        return len(launches) == len(tables) and by_value and not other
 
     def shared(self) -> dict[int, Shared]:
         """Return the hyper-parameters of the tensors by address."""
@@ -330,7 +324,7 @@ class Repeat:
             *(address_of(objects), listed, address_of(watched), len(watched)),
             *(folds, table.stream),
             *(driver.context_of(table.device.device_id), address_of(rows), len(rows)),
-            *(*functions, address_of(state), 0),
+            *(*functions, address_of(state), measured, 0),
         )
         self.alive.append(places)
         self.address = address_of(self.memory)

@@ -164,7 +164,7 @@ class DeviceSteps:
 
     def _beside(self) -> Any:
         """Return a context in which uploads and allocations are not captured."""
-        return self.driver.beside_capture() if self.lead.captured else nullcontext()
+        return self.driver.beside_capture() if self.lead.given.captured else nullcontext()
 
     def _entered(self) -> Any:
         return self.driver.entered(self.lead.device.device_id)
@@ -187,7 +187,7 @@ class DeviceSteps:
         bool
             False, with nothing changed, if the step is only counted.
         """
-        captured, call = self.lead.captured, self.call
+        captured, call = self.lead.given.captured, self.call
         if call.optimizers[0].skips():
             return False
         with self._entered(), self._beside():

@@ -119,8 +119,7 @@ class Devices:
         self._asked: tuple[DeviceCall | None, bool] = (None, False)
         made = device_front.functions()
         self._admit, self._advance = made["admit_call"], made["advance_call"]
-        self._repeat, self._find = made["repeat_call"], made["find_call"]
-        self._launch = made["launch_call"]
+        self._repeat, self._launch = made["repeat_call"], made["launch_call"]
 
     @property
     def records(self) -> RecordsLike:
@@ -219,9 +218,10 @@ class Devices:
     def _repeat_measured(self, repeat: Repeat, index: Any, grad: Any, weight: Any) -> bool:
         """Launch a call whose norm the host does not wait for, if it is as it was before."""
         records, call = self.records, repeat.call
-        if records.mode.asks or self.adding or self.checks or self.between is not None:
+        alone = not (self.adding or self.checks or self.between or records.view[w.EACH])
+        if records.mode.asks or not alone:
             return False
-        place = self._find(records.context, repeat.address, index, grad, weight)
+        place = self._repeat(records.context, repeat.address, index, grad, weight)
         if place < 0 or call.steps is None:
             return False
         launch = partial(self._launch, place)
@@ -354,7 +354,8 @@ class Devices:
 
     def _recorded(self, call: DeviceCall) -> Any:
         """Return a context in which launches are noted, if the call may be one that is kept."""
-        if call.arrays_stay and not call.captured:
+        alone = not self.adding and self.between is None
+        if alone and call.tables[0].stays and not call.captured:
             return call.tables[0].driver.recorded()
         return nullcontext()
 

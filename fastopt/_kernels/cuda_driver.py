@@ -407,16 +407,6 @@ class _Device:
             ring.rotate(-1)
         return ring[-1]
 
-    def hold(self, objects: Any, stream: int) -> None:
-        """See :func:`hold`."""
-        driver = _driver()
-        event = cuda_target().event(timing=False)
-        _checked(driver.cuEventRecord(int(event.handle), stream), "cuEventRecord")
-        with self.lock:
-            self.held.append((event, objects))
-            while self.held and not driver.cuEventQuery(int(self.held[0][0].handle))[0]:
-                self.held.popleft()
-
 
 @cache
 def _device(context: int) -> _Device:
@@ -505,4 +495,9 @@ def clear(address: int, size: int, stream: int) -> None:
 
 def hold(objects: Any, stream: int) -> None:
     """Keep objects alive until the work launched on a stream has finished."""
-    _device(_context()).hold(objects, stream)
+    device, driver, event = _device(_context()), _driver(), cuda_target().event(timing=False)
+    _checked(driver.cuEventRecord(int(event.handle), stream), "cuEventRecord")
+    with device.lock:
+        device.held.append((event, objects))
+        while device.held and not driver.cuEventQuery(int(device.held[0][0].handle))[0]:
+            device.held.popleft()

@@ -80,12 +80,6 @@ class TableMemory:
             known = self.chunks[id(chunks)] = chunks, memory
         return known[1]
 
-    def send_rows(self, rows: NDArray[np.int64]) -> int:
-        """Upload row indices; return their address."""
-        memory = self.grown("indices", max(len(rows), 1), np.int64)
-        self.driver.upload(memory, rows, self.stream)
-        return int(memory.address)
-
     def fetch(self, memory: Any) -> Array:
         """Download device memory after the earlier launches have finished."""
         copied: Array = self.driver.download(memory, self.stream)

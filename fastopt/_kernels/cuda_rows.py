@@ -99,10 +99,12 @@ class IndexedRows:
         with table.on_device():
             made = contiguous(values, values.stream)
             if on_host:
-                at = memory.send_rows(rows)
+                sent = memory.grown("indices", max(count, 1), np.int64)
+                memory.driver.upload(sent, rows, memory.stream)
+                at = sent.address
             else:
                 rows = contiguous(indices, indices.stream)
-                at = rows.ctypes.data
+                at = int(rows.ctypes.data)
             self.listed = made, rows, grad.values, grad.indices
             entry = table.table[0]
             places = [at, *self._places(memory, count), made.ctypes.data]

@@ -174,11 +174,6 @@ class CudaTable:
         return self.given.stream
 
     @property
-    def captured(self) -> bool:
-        """Whether that stream is being captured for a CUDA graph."""
-        return self.given.captured
-
-    @property
     def alone(self) -> bool:
         """Whether the table must not be joined with others."""
         return bool(self.layout.sparse or self.copied or self.given.strided)

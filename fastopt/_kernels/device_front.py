@@ -197,19 +197,13 @@ def find(context, place, index, grad, weight):
     """
     while place != 0 and not is_same(context, repeat_at(place), index, grad, weight):
         place = repeat_at(place).following
-    if place == 0 or context.checks or context.clip or not is_ready(repeat_at(place)):
+    if place == 0 or context.checks or context.clip:
         return np.int64(w.REFUSED)
     repeat = repeat_at(place)
+    if repeat.measured != (context.measure != 0) or not is_ready(repeat):
+        return np.int64(w.REFUSED)
     status = enter_places(context, repeat.places, repeat.count, repeat.found)
     return place if status == w.OK else np.int64(status)
-
-
-def find_call(at, place, index, grad, weight):
-    """See :func:`find`; the call is one whose norm is measured, and :func:`launch_call` follows."""
-    context = context_at(at)
-    if not context.measure or context.each:
-        return np.int64(w.REFUSED)
-    return find(context, place, address(index), address(grad), address(weight))
 
 
 def launch_call(place):
@@ -220,14 +214,14 @@ def launch_call(place):
 def repeat_call(at, place, index, grad, weight):
     """Make a call again whose arrays are known not to have moved; return a status.
 
-    It is refused, with nothing changed, if anything besides counts and hyper-parameters differs.
+    If its norm is measured, it is only found: the result is what :func:`launch_call` takes, after
+    Python has sent to the device what it counts with. The call is refused, with nothing changed, if
+    anything besides counts and hyper-parameters differs.
     The caller holds the updater's lock.
     """
     context = context_at(at)
-    if context.measure:
-        return w.REFUSED
     place = find(context, place, address(index), address(grad), address(weight))
-    if place < 0:
+    if place < 0 or context.measure:
         return place
     repeat = repeat_at(place)
     if not repeat.folds and norm_at(context.norm).factor != 1:
@@ -266,7 +260,6 @@ def functions() -> dict[str, Callable[..., int]]:
         admit_call: numbers,
         advance_call: numbers[:3],
         repeat_call: arguments,
-        find_call: arguments,
         launch_call: numbers[:1],
     }
     return {

@@ -173,7 +173,7 @@ INTEGERS has the dtypes of row indices with their sizes, negative for signed one
 
 repeat_at, REPEAT = _structure(
     "count places found targets firsts objects listed watched watched_count folds stream context "
-    "launches launch_count current capturing launching state following",
+    "launches launch_count current capturing launching state measured following",
     "R_",
 )
 """A call on devices that is made again; see :mod:`fastopt._kernels.device_front`.
@@ -183,8 +183,8 @@ It has COUNT records at PLACES; FOUND and TARGETS are those of
 the first tensor of each one's table. OBJECTS are the addresses of the gradients, then of the
 weights, all of which live while the WATCHED lists are empty. LISTED says that the arguments are
 lists, FOLDS that the rules have ``rescale_grad``. CURRENT, CAPTURING and LAUNCHING are functions of
-the driver, STATE is memory for what they return. FOLLOWING is the same call with other gradients,
-or 0.
+the driver, STATE is memory for what they return. MEASURED says that the norm of the gradients is
+measured. FOLLOWING is the same call with other gradients, or 0.
 """
 
 launch_at, LAUNCH = _structure(

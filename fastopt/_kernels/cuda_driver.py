@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from ctypes import CDLL, c_void_p, cast, memmove
-from functools import cache
+from functools import cache, partial
 from math import prod
 from os import environ
 from struct import Struct
@@ -115,21 +115,34 @@ def _array_type(dtype: Any, ndim: int) -> Any:
 class Values:
     """Tuple of numbers that kernels take by value; see :func:`values`."""
 
-    __slots__ = ("dtype", "key", "type", "words")
+    __slots__ = ("key", "type", "words")
 
-    def __init__(self, words: list[int], kind: Any, dtype: Any) -> None:
-        self.words, self.type, self.key, self.dtype = words, kind, id(kind), dtype
+    def __init__(self, kind: Any, words: list[int]) -> None:
+        self.type, self.key, self.words = kind, id(kind), words
 
 
 @cache
 def values(dtype: Any, count: int) -> Callable[[list[int]], Values]:
     """Return a function that makes :class:`Values` from the bits of `count` numbers."""
-    kind = types.UniTuple(from_dtype(dtype), count)
-    return lambda words: Values(words, kind, dtype)
+    return partial(Values, types.UniTuple(from_dtype(dtype), count))
 
 
-class _Arguments(local):
-    """Per-thread memory for kernel arguments, which a launch reads before it returns."""
+class _Thread(local):
+    """Memory of a thread for kernel arguments, which a launch reads before it returns.
+
+    Attributes
+    ----------
+    stream : int or None
+        The stream of uploads beside a capture.
+    compiles : bool
+        Whether launches only compile.
+    launches : list of Launch or None
+        Where launches are noted.
+    """
+
+    stream: int | None = None
+    compiles = False
+    launches: "list[Launch] | None" = None
 
     def __init__(self) -> None:
         self.values = np.zeros(WORDS, np.uint64)
@@ -140,7 +153,7 @@ class _Arguments(local):
         self.buffer: Any = self.values.view(np.uint8)
 
 
-_arguments = _Arguments()
+_thread = _Thread()
 _handles: dict[tuple[Any, ...], int] = {}
 """Handles of compiled kernels, by kernel, context and argument types."""
 
@@ -196,27 +209,26 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     handle = _handles.get(key)
     if handle is None:
         handle = _handles[key] = _compile(kernel, arguments)
-    beside = _beside
-    if beside.compiles:
+    thread = _thread
+    if thread.compiles:
         return
     x, y = threads if isinstance(threads, tuple) else (threads, 1)
-    memory = _arguments
-    memory.pack[len(words)](memory.buffer, 0, *words)
-    result = _driver().cuLaunchKernel(handle, blocks, 1, 1, x, y, 1, 0, stream, memory.address, 0)
+    thread.pack[len(words)](thread.buffer, 0, *words)
+    result = _driver().cuLaunchKernel(handle, blocks, 1, 1, x, y, 1, 0, stream, thread.address, 0)
     if result[0]:
         _checked(result, "cuLaunchKernel")
-    if beside.launches is not None:
-        beside.launches.append(Launch(handle, blocks, x, y, words, arguments))
+    if thread.launches is not None:
+        thread.launches.append(Launch(handle, blocks, x, y, words, arguments))
 
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Context in which launches are noted."""
-    found = _beside.launches = []
+    found = _thread.launches = []
     try:
         yield found
     finally:
-        _beside.launches = None
+        _thread.launches = None
 
 
 def check_launch(error: int) -> None:
@@ -255,11 +267,11 @@ def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
 @contextmanager
 def compiling() -> Iterator[None]:
     """Context in which kernels are compiled for their arguments, and not launched."""
-    _beside.compiles = True
+    _thread.compiles = True
     try:
         yield
     finally:
-        _beside.compiles = False
+        _thread.compiles = False
 
 
 def _context() -> int:
@@ -323,23 +335,12 @@ def beside_capture() -> Iterator[None]:
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     mode = _checked(driver.cuThreadExchangeStreamCaptureMode(relaxed), "the capture's mode")
     try:
-        _beside.stream = _upload_stream(_context())
+        _thread.stream = _upload_stream(_context())
         yield
-        _checked(driver.cuStreamSynchronize(_beside.stream), "cuStreamSynchronize")
+        _checked(driver.cuStreamSynchronize(_thread.stream), "cuStreamSynchronize")
     finally:
-        _beside.stream = None
+        _thread.stream = None
         driver.cuThreadExchangeStreamCaptureMode(mode)
-
-
-class _Beside(local):
-    """Stream of uploads beside a capture, whether launches only compile, and where to note them."""
-
-    stream: int | None = None
-    compiles = False
-    launches: list[Launch] | None = None
-
-
-_beside = _Beside()
 
 
 @cache
@@ -421,7 +422,7 @@ def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
     size = array.nbytes
     if not size:
         return
-    stream = stream if _beside.stream is None else _beside.stream
+    stream = stream if _thread.stream is None else _thread.stream
     device, driver = _device(_context()), _driver()
     with device.lock:
         buffer = device.buffer(size)

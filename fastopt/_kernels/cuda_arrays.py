@@ -104,17 +104,18 @@ class Known:
 
     def is_last(self, ids: Ids) -> bool:
         """Whether these are the ids of the arrays of the last call, which are known."""
-        return self.last is not None and self.last.known and self.last.ids == ids
+        last = self.last
+        return last is not None and last.known and last.ids == ids
 
     def read(self, arrays: Sequence[Any], ids: Ids) -> Reading:
-        """Return what is known of arrays, or read them."""
+        """Return what is known of arrays, or read them; :meth:`keep` follows."""
+        self.last = None  # as Ctrl-C may come after their addresses are entered
         found = self.sets.get(ids)
         return found.reading if found is not None and found.known else readings(arrays)
 
     def keep(self, arrays: Sequence[Any], ids: Ids, reading: Reading) -> None:
         """Note the arrays of a call; they are known from the second call on."""
         if not (stays(arrays[0]) and stays(arrays[-1])):
-            self.last = None
             return
         found = self.sets.get(ids)
         if found is None or found.follow(arrays):
@@ -228,7 +229,7 @@ class CallArrays:
             self.tensors = ()
             return True
         try:
-            found = readings(weights)
+            found = self.weights.read(weights, ids)
             others = [each() for each in self.watched]
             watched = readings(others) if others else Reading([], [], [])
         except UNREADABLE:

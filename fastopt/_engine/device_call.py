@@ -296,10 +296,10 @@ class Repeat:
             objects[0, own], objects[1, own] = self.sets[2 * k].ids, self.sets[2 * k + 1].ids
             firsts[own] = own[0]
         watched = np.array([id(each.dead) for each in self.sets], np.int64)
-        state = np.zeros(2, np.int64)
+        state, rests = np.zeros(2, np.int64), np.array(call.rests, np.int64)
         rows = np.zeros((len(launches), w.LAUNCH), np.int64)
         self.rows, self.state = rows, state
-        self.alive: list[Any] = [objects, firsts, watched]
+        self.alive: list[Any] = [objects, firsts, watched, rests]
         for row, each in zip(rows, launches, strict=True):
             words = np.array(each.words, np.uint64)
             pointers = address_of(words) + 8 * np.arange(len(words))
@@ -320,7 +320,7 @@ class Repeat:
         self.memory = np.zeros(w.REPEAT, np.int64)
         folds = all(of.folds for of in call.optimizers)
         self.memory[:] = (
-            *(n, places.address, places.found, call.target, address_of(firsts)),
+            *(n, places.address, places.found, address_of(rests), call.target, address_of(firsts)),
             *(address_of(objects), listed, address_of(watched), len(watched)),
             *(folds, table.stream),
             *(driver.context_of(table.device.device_id), address_of(rows), len(rows)),

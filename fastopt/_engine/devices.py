@@ -309,6 +309,8 @@ class Devices:
         self._asked = None, False
         if call is None or call.keys != indices:
             call, measured = self._call(places, indices, grads, weights), False
+        elif call.rests != (self._rests(places) or call.rests):  # known only since it was asked
+            call = self._call(places, indices, grads, weights)
         if call is None:
             return w.REFUSED
         if checks:
@@ -374,6 +376,8 @@ class Devices:
         others: list[Repeat] = []
         if kept is not None and kept.call is call and kept.measured == measured:
             others = kept.lasting()
+        elif kept is not None and kept.call.rests != call.rests and kept.lasting():
+            return  # steps that average, and those that do not, come in turns
         if any(each.holds() for each in others):
             return
         if not call.can_repeat(launches, measured) or not call.tables[0].driver.addresses():
@@ -537,6 +541,12 @@ class Devices:
             self.listed[indices] = found
         return found
 
+    def _rests(self, places: Places) -> tuple[int, ...]:
+        """Return whether the step does not average each weight; nothing if no step differs."""
+        averages = self.records.averages
+        alternates = averages is not None and averages.average.alternates
+        return tuple(places.rests.tolist()) if alternates else ()
+
     def _call(
         self,
         places: Places,
@@ -545,9 +555,7 @@ class Devices:
         weights: tuple[Any, ...],
     ) -> DeviceCall | None:
         """Return the call of these parameters with its arrays entered, None if they do not fit."""
-        averages, rests = self.records.averages, ()
-        if averages is not None and averages.average.alternates:
-            rests = tuple(places.rests.tolist())
+        rests = self._rests(places)
         call = places.calls.get(rests)
         if call is not None and call.enter(grads, weights):
             return call

@@ -144,13 +144,18 @@ def is_same(context, repeat, index, grad, weight):
 
 @scalar
 def is_even(context, repeat):
-    """Whether the tensors of each table have the same hyper-parameters, and all are updated."""
-    counts = words(context.counts)
+    """Whether the tensors of each table have the same hyper-parameters, and all are updated.
+
+    The weights that are averaged must be those of the launches, too.
+    """
+    counts, rests = words(context.counts), words(repeat.found + 8 * repeat.count)
     for k in range(repeat.count):
         tensor = tensor_of(context, k)
         first = tensor_of(context, words(repeat.firsts)[k])
         hyper = hyper_at(tensor.hyper)
         if tensor.hyper != first.hyper or hyper.skips or hyper.carries:
+            return False
+        if rests[k] != words(repeat.rests)[k]:
             return False
         here, there = record_at(tensor.record).count, record_at(first.record).count
         if counts[here] != counts[there] and hyper.prepare:

@@ -172,14 +172,15 @@ INTEGERS has the dtypes of row indices with their sizes, negative for signed one
 """
 
 repeat_at, REPEAT = _structure(
-    "count places found targets firsts objects listed watched watched_count folds stream context "
-    "launches launch_count current capturing launching state measured following",
+    "count places found rests targets firsts objects listed watched watched_count folds stream "
+    "context launches launch_count current capturing launching state measured following",
     "R_",
 )
 """A call on devices that is made again; see :mod:`fastopt._kernels.device_front`.
 
 It has COUNT records at PLACES; FOUND and TARGETS are those of
-:func:`~fastopt._kernels.device_front.admit_call` and ``advance_call``. FIRSTS has the position of
+:func:`~fastopt._kernels.device_front.admit_call` and ``advance_call``. RESTS says whether the step
+does not average each weight. FIRSTS has the position of
 the first tensor of each one's table. OBJECTS are the addresses of the gradients, then of the
 weights, all of which live while the WATCHED lists are empty. LISTED says that the arguments are
 lists, FOLDS that the rules have ``rescale_grad``. CURRENT, CAPTURING and LAUNCHING are functions of

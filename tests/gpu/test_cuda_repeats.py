@@ -9,6 +9,7 @@ from fastopt import optimizer
 from fastopt._engine.devices import Devices
 from fastopt._kernels import record_words
 from fastopt.amp import LossScaler
+from fastopt.averages import SWA, Lookahead
 from fastopt.lr_scheduler import CosineScheduler
 from helpers.device_arrays import check_close, on_device
 
@@ -170,6 +171,23 @@ def test_a_step_that_is_launched_again_is_skipped_and_reported(in_python, rng):
     assert len(in_python) <= 2  # the scale that has changed is uploaded by the same way
     assert scalers[0].scale == scalers[1].scale
     pair.check()
+
+
+@pytest.mark.parametrize("average", [SWA(every=3), Lookahead(k=3)], ids=str)
+@pytest.mark.parametrize("clip", [None, 0.5], ids=str)
+def test_weights_are_averaged_in_the_steps_that_are_due(average, clip, rng):
+    here, there = (
+        optimizer.Updater(optimizer.SGD(lr=0.1), average=average, clip_global_norm=clip)
+        for _ in range(2)
+    )
+    weights, grads = arrays(rng), arrays(rng)
+    moved, given = on_device(weights), on_device(grads)
+    for _ in range(14):
+        here([0, 1, 2], grads, weights)
+        there([0, 1, 2], given, moved)
+        for index, expected in here.averages.items():
+            check_close(there.averages[index], expected)
+    check_close(moved, weights)
 
 
 def test_a_norm_that_is_measured_in_between_uses_other_memory_of_the_table(rng):

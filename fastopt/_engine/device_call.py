@@ -272,7 +272,11 @@ class Repeat:
     ----------
     others : list of Repeat
         The same call with other gradients.
+    refused : DeviceCall or None
+        The last call that averages other weights, and is kept when it comes again.
     """
+
+    refused: DeviceCall | None = None
 
     def __init__(
         self,

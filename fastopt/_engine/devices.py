@@ -376,8 +376,9 @@ class Devices:
         others: list[Repeat] = []
         if kept is not None and kept.call is call and kept.measured == measured:
             others = kept.lasting()
-        elif kept is not None and kept.call.rests != call.rests and kept.lasting():
-            return  # steps that average, and those that do not, come in turns
+        elif kept is not None and kept.call.rests != call.rests and kept.refused is not call:
+            kept.refused = call  # steps that average may come in turns with others
+            return
         if any(each.holds() for each in others):
             return
         if not call.can_repeat(launches, measured) or not call.tables[0].driver.addresses():

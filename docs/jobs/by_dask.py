@@ -1,6 +1,7 @@
 """Started by ``python by_dask.py PATH STEPS RANKS``, here on a cluster of this machine."""
 
 import sys
+from urllib.parse import urlparse
 
 from distributed import Client, LocalCluster
 from member import meeting_point, member
@@ -13,7 +14,8 @@ if __name__ == "__main__":
     ):
         client.wait_for_workers(ranks)
         workers = [*client.scheduler_info(n_workers=-1)["workers"]]
-        address = client.submit(meeting_point, workers=workers[:1], pure=False).result()
+        host = urlparse(workers[0]).hostname
+        address = client.submit(meeting_point, host, workers=workers[:1], pure=False).result()
         done = [
             client.submit(member, address, k, ranks, path, steps, workers=[worker], pure=False)
             for k, worker in enumerate(workers)

@@ -14,7 +14,7 @@ class Rank:
     def meeting_point(self):
         from member import meeting_point
 
-        return meeting_point()
+        return meeting_point(ray.util.get_node_ip_address())
 
     def train(self, *arguments):
         from member import member

@@ -6,11 +6,11 @@ import torch.distributed as dist
 from train import train
 
 
-def meeting_point():
-    """Address at which the ranks meet: a free port of the machine of rank 0."""
+def meeting_point(host):
+    """Address at which the ranks meet: a free port of the machine of rank 0, named `host`."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-    return f"tcp://{socket.gethostbyname(socket.gethostname())}:{port}"
+    return f"tcp://{host}:{port}"
 
 
 def member(address, rank, ranks, path, steps):

@@ -386,7 +386,7 @@ class Updater(Checked):
             for index in indices:
                 self.records.drop(index)
 
-    def serve(self, backend: Backend) -> None:
+    def _serve(self, backend: Backend) -> None:
         """Update the tensors of a backend from now on, such as slices of those of several ranks."""
         groups = self.parameters.groups
         if groups is not None:

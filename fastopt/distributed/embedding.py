@@ -107,7 +107,7 @@ class ShardedEmbeddingTable(Sharded):
         facts = Facts({name: str(getattr(table, name)) for name in names}, name=repr(table.name))
         facts |= {"init": str(start.text), "seed of init": str(start.seed)}
         self._agree(Facts({**facts, "dtype of ids": str(table._keys)}), error)
-        self.shard.serve(self.backend)
+        self.shard._serve(self.backend)
         elements = table.capacity * table.dim
         self.shard.parameters.of(table.name).offset = self.rank * elements  # other random numbers
         table._show()

@@ -39,7 +39,7 @@ class Sharded(Checked):
     Parameters
     ----------
     shard : Updater
-        Updater of this rank's slices; :meth:`Updater.serve` makes it one.
+        Updater of this rank's slices; the constructor of a subclass makes it one.
     comm : mpi4py.MPI.Comm, torch.distributed.ProcessGroup or Communicator
         Communicator of the ranks.
     timeout : float, optional

@@ -61,7 +61,7 @@ class Owned(Resumable):
         timeout: float | None,
     ) -> None:
         super().__init__(Updater(optimizer, loss_scaler, clip_global_norm), comm, timeout)
-        self.shard.serve(self.backend)
+        self.shard._serve(self.backend)
         self._begin("make a table")
         kind, self._rows = np.dtype(dtype), dict[Index, Rows]()
         rows_by_index, error = attempt(

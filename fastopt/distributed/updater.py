@@ -289,7 +289,7 @@ class ShardedUpdater(Resumable):
             clip_adaptive_eps=clip_adaptive_eps,
             hierarchical=layered,
         )
-        self.shard.serve(self.backend)
+        self.shard._serve(self.backend)
         self._windows = Windows(calls) if calls > 1 else None
         self.wire: Any = kind
         self.overlap = bool(overlap)

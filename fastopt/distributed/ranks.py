@@ -23,9 +23,8 @@ LOOK = 0.05
 GRACE = 2.0
 """Seconds within which waiting ranks must answer a query."""
 
-SILENT = "does not answer: it is stopped, or busy outside of fastopt"
-SILENT_ALL = {SILENT: "do not answer: they are stopped, or busy outside of fastopt"}
-"""Words for ranks that do not answer a query, for one and for several."""
+SILENT = "does not answer: it is", "do not answer: they are"
+"""Words for one rank that does not answer a query, and for several."""
 
 PROCESS = os.getpid()
 """The process that takes part as a rank; the processes that it forks do not."""
@@ -242,20 +241,17 @@ class Ranks:
             if request.Test():
                 return
             time.sleep(0.001)
-        elsewhere: dict[str, list[int]] = {}
+        silent, elsewhere = list[int](), dict[str, list[int]]()
         for rank in self._others():
             waits, call = self._here.get(rank, (-1, ""))
             if waits < 0:
-                where = SILENT
+                silent.append(rank)
             elif waits < self.waits:
-                where = f"waits in {call}"
-            else:
-                continue
-            elsewhere.setdefault(where, []).append(rank)
-        found = [
-            f"{listing(ranks)}, which {where if len(ranks) == 1 else SILENT_ALL.get(where, where)}"
-            for where, ranks in elsewhere.items()
-        ]
+                elsewhere.setdefault(call, []).append(rank)
+        found = [f"{listing(ranks)}, which waits in {call}" for call, ranks in elsewhere.items()]
+        if silent:
+            words = f"{SILENT[len(silent) > 1]} stopped, or busy outside of fastopt"
+            found.append(f"{listing(silent)}, which {words}")
         reason = "; ".join(found) or "no rank: all of them wait for the same operation"
         message = f"{self.call}: waited {self.timeout:g} s for {reason}"
         self._give_up(request, TimeoutError(message))

@@ -58,6 +58,7 @@ class Sharded(Checked):
         refuse_extra(shard.parameters.optimizers(), type(self).__name__)
         self.timeout = time_limit(timeout)
         self.shard = shard
+        # Kept, as the communicators are freed with the last object of the job.
         self._job = node = private(comm, self.timeout)
         self._ranks, self._node = node.ranks, node.node
         self.rank, self.ranks = self._ranks.rank, self._ranks.size

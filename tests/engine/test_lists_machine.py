@@ -270,9 +270,12 @@ class Lists(RuleBasedStateMachine):
     )
     def change_setting(self, setting):
         for world in self.worlds:
-            present = getattr(world.updater.optimizer, setting[0], 0)
-            if setting[0] != "momentum" or present:  # without momentum there is no state for it
-                setattr(world.updater.optimizer, *setting)
+            optimizer = world.updater.optimizer
+            if setting[0] == "momentum" and not getattr(optimizer, "momentum", 0):
+                continue  # without momentum there is no state for it
+            if setting[0] == "lr" and optimizer.lr_scheduler is not None:
+                optimizer.lr_scheduler = None  # which would refuse the assignment
+            setattr(optimizer, *setting)
 
     @rule(data=st.data(), value=st.sampled_from([0.0, 0.3, np.float32(0.7), 2]))
     def change_multiplier(self, data, value):

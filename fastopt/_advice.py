@@ -44,7 +44,7 @@ class Advice(Mapping[str, Any]):
         return len(_tables()[self.name])
 
 
-STEPS = "an optimizer is called by an updater: Updater(optimizer)(index, grad, weight)"
+STEPS = "an optimizer is called by an updater: Updater(optimizer).step(grads, weights)"
 LIBRARIES = (
     "fastopt.scipy_method(optimizer) is for SciPy, "
     "fastopt.adapters.ThincOptimizer(optimizer) for thinc"

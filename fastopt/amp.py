@@ -16,6 +16,9 @@ _LEAST, _MOST = 2.0**-126, 2.0**126  # the scale and its inverse are normal floa
 class SlowCalls(NamedTuple):
     """Calls that were not served by compiled code, although their parameters were known.
 
+    They cost some 20 us more. :doc:`What a call costs </call-costs>` lists the reasons, among them
+    gradients in another byte order and objects that only look like arrays.
+
     Parameters
     ----------
     calls : int
@@ -29,7 +32,7 @@ class SlowCalls(NamedTuple):
     >>> import fastopt
     >>> updater, weight = fastopt.Updater(fastopt.SGD()), np.ones(2)
     >>> for _ in range(3):
-    ...     updater("w", weight.astype(">f8"), weight)
+    ...     updater.step({"w": weight.astype(">f8")}, {"w": weight})
     >>> updater.info.slow.calls, updater.info.slow.first[0]
     (2, ('w', 'its gradient has dtype >f8'))
     """
@@ -57,7 +60,7 @@ class StepInfo(NamedTuple):
         Distance estimate that :class:`~fastopt.optimizer.Prodigy` used in this update.
     slow : SlowCalls
         Calls of the updater so far that took the slow path through Python, see
-        ``docs/call-costs.md``.
+        :doc:`what a call costs </call-costs>`.
 
     Examples
     --------

@@ -48,12 +48,12 @@ class EMA(Checked):
     --------
     >>> import numpy as np
     >>> import fastopt
-    >>> sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+    >>> sgd = fastopt.SGD(lr=1.0)
     >>> updater = fastopt.Updater(sgd, average=fastopt.EMA(decay=0.5))
     >>> weight = np.zeros(1)
     >>> for _ in range(2):
-    ...     updater(0, np.array([-1.0]), weight)
-    >>> weight, updater.averages[0]
+    ...     updater.step({"w": np.array([-1.0])}, {"w": weight})
+    >>> weight, updater.averages["w"]
     (array([2.]), array([1.25]))
     """
 
@@ -128,12 +128,12 @@ class SWA(Checked):
     --------
     >>> import numpy as np
     >>> import fastopt
-    >>> sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+    >>> sgd = fastopt.SGD(lr=1.0)
     >>> updater = fastopt.Updater(sgd, average=fastopt.SWA(start=2, every=2))
     >>> weight = np.zeros(1)
     >>> for _ in range(4):
-    ...     updater(0, np.array([-1.0]), weight)
-    >>> weight, updater.averages[0]
+    ...     updater.step({"w": np.array([-1.0])}, {"w": weight})
+    >>> weight, updater.averages["w"]
     (array([4.]), array([3.]))
     """
 
@@ -197,12 +197,12 @@ class Lookahead(Checked):
     --------
     >>> import numpy as np
     >>> import fastopt
-    >>> sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+    >>> sgd = fastopt.SGD(lr=1.0)
     >>> updater = fastopt.Updater(sgd, average=fastopt.Lookahead(k=2, alpha=0.5))
     >>> weight = np.zeros(1)
     >>> for _ in range(3):
-    ...     updater(0, np.array([-1.0]), weight)
-    >>> weight, updater.averages[0]
+    ...     updater.step({"w": np.array([-1.0])}, {"w": weight})
+    >>> weight, updater.averages["w"]
     (array([2.]), array([1.]))
     """
 

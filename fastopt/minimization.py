@@ -74,7 +74,7 @@ def minimize(
     x0 : array_like, or nested dict, list, tuple or dataclass of them
         Start. Arrays may have any shape; the gradient is nested like `x0`. float32 arrays stay
         float32; all other numbers become float64. It is not written to. For complex numbers see
-        ``docs/scipy.md``.
+        :doc:`minimize functions </scipy>`.
     args : tuple
         Constant arguments of `fun`; another value is one argument.
     jac : True or callable

@@ -45,12 +45,12 @@ class ParameterInfo:
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
+    >>> import fastopt
     >>> from fastopt.precision import PseudoFP16Initializer
-    >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5, multi_precision=True))
+    >>> updater = fastopt.Updater(fastopt.SGD(lr=0.5, multi_precision=True))
     >>> init = PseudoFP16Initializer("constant", value=0.75)
     >>> weight = init.create_param("w", None, 1).bind(updater)
-    >>> updater("w", np.array([2**-12], np.float16), weight.blob)
+    >>> updater.step({"w": np.array([2**-12], np.float16)}, {"w": weight.blob})
     >>> weight.arrays
     {'w': array([0.75], dtype=float16), 'w_fp32': array([0.7498779], dtype=float32)}
     """

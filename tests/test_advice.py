@@ -194,7 +194,7 @@ def test_a_trainer_steps_without_a_batch_size():
 # What gets an error that says what to write
 
 GIVEN = "not both: they are the same argument"
-CALL = r"updater: Updater\(optimizer\)\(index, grad, weight\)"
+CALL = r"updater: Updater\(optimizer\)\.step\(grads, weights\)"
 WEIGHTS = f"weights go to each call of an {CALL}"
 MISTAKES = {
     "fastopt.Adamm": (AttributeError, "has no attribute 'Adamm'; did you mean Adam?"),
@@ -322,7 +322,7 @@ MISTAKES = {
     "fastopt.SGD(0.1)": (UserWarning, r"SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1"),
     "fastopt.AdaGrad(0.1)": (UserWarning, r"AdaGrad\(0.1\) sets eps"),
     "fastopt.SGLD(0.1)": (UserWarning, r"SGLD\(0.1\) sets rescale_grad"),
-    "fastopt.Adam().step()": (AttributeError, r"Updater\(optimizer\)\(index, grad, weight\)"),
+    "fastopt.Adam().step()": (AttributeError, r"Updater\(optimizer\)\.step\(grads, weights\)"),
     "fastopt.Adam().zero_grad()": (AttributeError, "arguments of each call, so there are none"),
     "fastopt.Adam().state_dict()": (AttributeError, r"Updater\(optimizer\).state_dict\(\)"),
     "fastopt.Adam().param_groups": (AttributeError, r"Updater\(optimizer, groups={pattern"),
@@ -353,8 +353,8 @@ MISTAKES = {
         CheckpointError,
         r"from_torch_state_dict\(\) loads a torch state_dict",
     ),
-    "updater.update(ones(), ones())": (AttributeError, r"updater\(index, grad, weight\)"),
-    "updater.apply_gradients([])": (AttributeError, r"updater\(index, grad, weight\)"),
+    "updater.update(ones(), ones())": (AttributeError, r"updater\.step\(grads, weights\)"),
+    "updater.apply_gradients([])": (AttributeError, r"updater\.step\(grads, weights\)"),
     "updater.init(ones())": (AttributeError, "states are created at the first update of an index"),
     "updater.statse": (AttributeError, "did you mean states?"),
     "schedule.step()": (AttributeError, "updates are counted by the optimizer"),

@@ -91,7 +91,7 @@ class SlowCallCounter:
             self._reported = True
             log.warning(
                 "%d calls of an updater in a row needed Python, the last one for index %r: %s; "
-                "updater.info.slow counts them, see docs/call-costs.md",
+                "updater.info.slow counts them, see help(fastopt.amp.SlowCalls)",
                 self._in_a_row,
                 index,
                 reason,

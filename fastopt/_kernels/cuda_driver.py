@@ -41,7 +41,7 @@ CAPTURES = range(900, 908)
 CAPTURED = (
     "the stream is being captured for a CUDA graph: call the updater with these arrays twice "
     "outside of the capture first, with dense gradients that need no copy, and all arrays on one "
-    "stream; see docs/cuda.md for what a graph can repeat"
+    "stream; the page CUDA of the documentation says what a graph can repeat"
 )
 """Error of a call that cannot be part of a graph."""
 

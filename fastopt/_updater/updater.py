@@ -136,14 +136,15 @@ class Updater(Checked):
         own multipliers. Default: no groups.
     accumulate : int
         Number of calls per update of an index, which uses the mean of their gradients. Default 1.
-        See ``docs/accumulation.md``.
+        See :doc:`accumulation </accumulation>`.
     average : EMA, SWA or Lookahead, optional
         Average of the weights to maintain, see :attr:`averages` and :meth:`averaged`. Default
         None.
     clip_adaptive : float, optional
         Maximum ratio of the gradient norm of a unit to its weight norm; larger gradients are scaled
         down to it. Units are the slices along the first axis, or the whole weight if it has fewer
-        than two dimensions. Default None: no limit. See ``docs/clipping.md``.
+        than two dimensions. Default None: no limit. See
+        :doc:`clipping </clipping>`.
     clip_adaptive_eps : float
         Lower bound of the weight norm of a unit in this ratio. Default 1e-3.
 
@@ -178,17 +179,17 @@ class Updater(Checked):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.Updater(optimizer.create("sgd", learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.SGD(lr=0.1))
     >>> weight = np.ones(3, np.float32)
-    >>> updater(0, np.full(3, 2, np.float32), weight)
+    >>> updater.step(np.full(3, 2, np.float32), weight)
     >>> weight
     array([0.8, 0.8, 0.8], dtype=float32)
 
     Groups of weights:
 
     >>> groups = {r"bias$|norm": {"wd_mult": 0.0}, r"^embed": {"frozen": True}}
-    >>> updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1, wd=0.5), groups=groups)
+    >>> updater = fastopt.Updater(fastopt.SGD(lr=0.1, wd=0.5), groups=groups)
     >>> weights = {"embed": np.ones(1), "fc": {"weight": np.ones(1), "bias": np.ones(1)}}
     >>> updater.step({"embed": None, "fc": {"weight": np.ones(1), "bias": np.ones(1)}}, weights)
     >>> weights["embed"], weights["fc"]
@@ -716,8 +717,8 @@ class Updater(Checked):
         Examples
         --------
         >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1))
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.SGD(lr=0.1))
         >>> weights = {"layers": [np.ones(2), np.ones(1)], "scale": np.ones(1)}
         >>> grads = {"layers": [np.ones(2), np.ones(1)], "scale": None}
         >>> updater.step(grads, weights)
@@ -761,8 +762,8 @@ class Updater(Checked):
         Examples
         --------
         >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1))
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.SGD(lr=0.1))
         >>> old = {"weight": np.ones(2), "bias": np.ones(1)}
         >>> new = updater.updated({"weight": np.ones(2), "bias": np.ones(1)}, old)
         >>> old["weight"], new["weight"]
@@ -789,12 +790,12 @@ class Updater(Checked):
 
         A graph repeats its calls with the hyper-parameters of the capture, or of the last call of
         this method. It evaluates a schedule at the update that follows, for which it waits for the
-        device. See ``docs/cuda.md``.
+        device. See :doc:`CUDA </cuda>`.
 
         Examples
         --------
-        >>> from fastopt import optimizer
-        >>> updater = optimizer.Updater("adam")
+        >>> import fastopt
+        >>> updater = fastopt.Updater("adam")
         >>> updater.optimizer.learning_rate = 0.01
         >>> updater.refresh_graphs()  # before the next replay
         """
@@ -826,13 +827,13 @@ class Updater(Checked):
         Examples
         --------
         >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0, multi_precision=True))
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.SGD(lr=1.0, multi_precision=True))
         >>> exact = np.full(2, 0.1, np.float32)
-        >>> updater.set_master(0, exact)
+        >>> updater.set_master("w", exact)
         >>> weight = exact.astype(np.float16)
-        >>> updater(0, np.zeros(2, np.float16), weight)
-        >>> updater.states[0][1]
+        >>> updater.step({"w": np.zeros(2, np.float16)}, {"w": weight})
+        >>> updater.states["w"][1]
         array([0.1, 0.1], dtype=float32)
         """
         index = check_index(index)
@@ -867,11 +868,12 @@ class Updater(Checked):
         >>> import numpy as np
         >>> import fastopt
         >>> updater = fastopt.Updater(fastopt.Adam(state_dtype="int8", state_min_size=1))
-        >>> updater(0, np.array([1.0, -0.5], np.float32), np.zeros(2, np.float32))
-        >>> codes, scales = updater.states[0][0]
+        >>> grad, weight = np.array([1.0, -0.5], np.float32), np.zeros(2, np.float32)
+        >>> updater.step({"w": grad}, {"w": weight})
+        >>> codes, scales = updater.states["w"][0]
         >>> codes
         array([ 127, -127], dtype=int8)
-        >>> updater.state_as(0)[0].round(4)
+        >>> updater.state_as("w")[0].round(4)
         array([ 0.1 , -0.05], dtype=float32)
         """
         index, dtype = check_index(index), np.dtype(dtype)
@@ -902,9 +904,10 @@ class Updater(Checked):
         >>> import numpy as np
         >>> import fastopt
         >>> updater = fastopt.Updater(fastopt.SGD(momentum=0.9))
-        >>> updater(0, np.ones((64, 64), np.float32), np.ones((64, 64), np.float32))
+        >>> weight = np.ones((64, 64), np.float32)
+        >>> updater.step({"w": weight.copy()}, {"w": weight})
         >>> updater.set_state_dtype("int8")
-        >>> [(array.dtype.name, array.shape) for array in updater.states[0]]
+        >>> [(array.dtype.name, array.shape) for array in updater.states["w"]]
         [('int8', (64, 64)), ('float32', (64, 1))]
         """
         with self.lock, uninterrupted:
@@ -952,13 +955,13 @@ class Updater(Checked):
         Examples
         --------
         >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> updater = optimizer.get_updater(optimizer.Adam(learning_rate=0.1))
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.Adam(lr=0.1))
         >>> for episode in range(2):
         ...     updater.reset()
         ...     weight = np.zeros(2)
         ...     for _ in range(3):
-        ...         updater(0, np.array([1.0, -2.0]), weight)
+        ...         updater.step(np.array([1.0, -2.0]), weight)
         ...     print(weight.round(6), updater.optimizer.num_update)
         [-0.3  0.3] 3
         [-0.3  0.3] 3
@@ -1090,12 +1093,12 @@ class Updater(Checked):
         Examples
         --------
         >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.1))
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.SGD(lr=0.1))
         >>> weight = np.ones(2, np.float32)
         >>> copy = weight.astype(np.float16)
-        >>> updater.set_copy(0, copy)
-        >>> updater(0, np.ones(2, np.float32), weight)
+        >>> updater.set_copy("w", copy)
+        >>> updater.step({"w": np.ones(2, np.float32)}, {"w": weight})
         >>> copy
         array([0.9, 0.9], dtype=float16)
         """
@@ -1135,11 +1138,11 @@ class Updater(Checked):
         Examples
         --------
         >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0), accumulate=4)
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.SGD(lr=1.0), accumulate=4)
         >>> weight = np.zeros(1)
         >>> for gradient in range(6):
-        ...     updater("w", np.full(1, float(gradient)), weight)
+        ...     updater.step({"w": np.full(1, float(gradient))}, {"w": weight})
         >>> weight, updater.optimizer.num_update
         (array([-1.5]), 1)
         >>> updater.finish()  # with the mean of 4 and 5
@@ -1193,11 +1196,11 @@ class Updater(Checked):
         Examples
         --------
         >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> made = optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
-        >>> updater, weight = optimizer.get_updater(made), np.ones((2, 1))
-        >>> updater(0, (np.ones((1, 1)), np.array([0])), weight)
-        >>> updater.flush(0)
+        >>> import fastopt
+        >>> adamw = fastopt.AdamW(lr=0.1, wd=0.5, sparse_decay="catch_up")
+        >>> updater, weight = fastopt.Updater(adamw), np.ones((2, 1))
+        >>> updater.step({"w": (np.ones((1, 1)), np.array([0]))}, {"w": weight})
+        >>> updater.flush("w")
         >>> weight.round(3)
         array([[0.884],
                [0.984]])
@@ -1267,12 +1270,12 @@ class Updater(Checked):
         Examples
         --------
         >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> old, new = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
+        >>> import fastopt
+        >>> old, new = (fastopt.Updater(fastopt.Adam()) for _ in range(2))
         >>> weight = np.ones(2)
-        >>> old(0, np.ones(2), weight)
+        >>> old.step({"w": np.ones(2)}, {"w": weight})
         >>> new.set_states(old.get_states())
-        >>> new.states[0]
+        >>> new.states["w"]
         (array([0.1, 0.1]), array([0.001, 0.001]))
         """
         restore_states(self, loads(states, self.optimizer))
@@ -1301,9 +1304,9 @@ class Updater(Checked):
         --------
         >>> import tempfile
         >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> old, new = (optimizer.get_updater(optimizer.Adam(wd=wd)) for wd in (0.1, 0.0))
-        >>> old(0, np.ones(2), np.ones(2))
+        >>> import fastopt
+        >>> old, new = (fastopt.Updater(fastopt.Adam(wd=wd)) for wd in (0.1, 0.0))
+        >>> old.step(np.ones(2), np.ones(2))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     old.save(f"{folder}/adam.safetensors")
         ...     new.load(f"{folder}/adam.safetensors")
@@ -1445,10 +1448,10 @@ class Updater(Checked):
         --------
         >>> import numpy as np
         >>> import fastopt
-        >>> sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+        >>> sgd = fastopt.SGD(lr=1.0)
         >>> updater = fastopt.Updater(sgd, average=fastopt.EMA(decay=0.5))
         >>> weight = np.zeros(1)
-        >>> updater(0, np.array([-1.0]), weight)
+        >>> updater.step(np.array([-1.0]), weight)
         >>> with updater.averaged():
         ...     print(weight)
         [0.5]
@@ -1478,14 +1481,14 @@ class Updater(Checked):
         >>> import numpy as np
         >>> import fastopt
         >>> def make():
-        ...     sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+        ...     sgd = fastopt.SGD(lr=1.0)
         ...     return fastopt.Updater(sgd, average=fastopt.EMA(decay=0.5))
         >>> old, new, weight = make(), make(), np.zeros(1)
-        >>> old(0, np.array([-1.0]), weight)
+        >>> old.step({"w": np.array([-1.0])}, {"w": weight})
         >>> with old.averaged():
         ...     _ = new.load_states_dict(old.states_dict())
         ...     copy = weight.copy()
-        >>> new.restore_weights({0: copy})
+        >>> new.restore_weights({"w": copy})
         >>> copy
         array([1.])
         """
@@ -1804,8 +1807,8 @@ def get_updater(
 
     Examples
     --------
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater("adam", clip_global_norm=1.0)
+    >>> import fastopt
+    >>> updater = fastopt.Updater("adam", clip_global_norm=1.0)
     >>> updater
     Updater(Adam(learning_rate=0.001), clip_global_norm=1.0, states=0)
     """

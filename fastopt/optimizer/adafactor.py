@@ -174,22 +174,22 @@ class Adafactor(MatrixOptimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Adafactor(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Adafactor(lr=0.1))
     >>> weight = np.ones((2, 3), np.float32)
-    >>> updater(0, np.array([[1, -2, 3], [2, -4, 6]], np.float32), weight)
+    >>> updater.step({"w": np.array([[1, -2, 3], [2, -4, 6]], np.float32)}, {"w": weight})
     >>> weight.round(3)
     array([[0.9, 1.1, 0.9],
            [0.9, 1.1, 0.9]], dtype=float32)
-    >>> [array.shape for array in updater.states[0]]
+    >>> [array.shape for array in updater.states["w"]]
     [(2,), (3,)]
 
     With the given learning rate alone, as in optax:
 
-    >>> made = optimizer.Adafactor(learning_rate=0.1, relative_step=False, scale_parameter=False)
-    >>> updater, weight = optimizer.get_updater(made), np.ones((2, 3))
+    >>> adafactor = fastopt.Adafactor(lr=0.1, relative_step=False, scale_parameter=False)
+    >>> updater, weight = fastopt.Updater(adafactor), np.ones((2, 3))
     >>> for _ in range(2):
-    ...     updater(0, np.ones((2, 3)), weight)
+    ...     updater.step({"w": np.ones((2, 3))}, {"w": weight})
     >>> weight[0].round(3)
     array([0.8, 0.8, 0.8])
     """
@@ -315,14 +315,14 @@ class CAME(MatrixOptimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.CAME(learning_rate=0.01))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.CAME(lr=0.01))
     >>> weight = np.ones((2, 3), np.float32)
-    >>> updater(0, np.array([[1, -2, 3], [2, -4, 6]], np.float32), weight)
+    >>> updater.step({"w": np.array([[1, -2, 3], [2, -4, 6]], np.float32)}, {"w": weight})
     >>> weight.round(3)
     array([[0.889, 1.111, 0.889],
            [0.889, 1.111, 0.889]], dtype=float32)
-    >>> [array.shape for array in updater.states[0]]
+    >>> [array.shape for array in updater.states["w"]]
     [(2, 3), (2,), (3,), (2,), (3,)]
     """
 

@@ -79,20 +79,20 @@ class AdaGrad(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.AdaGrad(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.AdaGrad(lr=0.1))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.9, 1.1])
 
     With the formula of torch, whose accumulator may start above zero:
 
-    >>> updater = optimizer.get_updater(
-    ...     optimizer.AdaGrad(learning_rate=0.1, formula="torch", initial_accumulator_value=3)
+    >>> updater = fastopt.Updater(
+    ...     fastopt.AdaGrad(lr=0.1, formula="torch", initial_accumulator_value=3)
     ... )
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -1.0]), weight)
+    >>> updater.step(np.array([1.0, -1.0]), weight)
     >>> weight.round(6)
     array([0.95, 1.05])
     """
@@ -172,10 +172,10 @@ class GroupAdaGrad(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.GroupAdaGrad(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.GroupAdaGrad(lr=0.1))
     >>> weight = np.ones((2, 2))
-    >>> updater(0, np.array([[1.0, -1.0], [3.0, 4.0]]), weight)
+    >>> updater.step(np.array([[1.0, -1.0], [3.0, 4.0]]), weight)
     >>> weight.round(3)
     array([[0.9  , 1.1  ],
            [0.915, 0.887]])
@@ -250,10 +250,10 @@ class AdaDelta(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.AdaDelta(rho=0.75, epsilon=1e-4))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.AdaDelta(rho=0.75, epsilon=1e-4))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
     array([0.98, 1.02])
     """

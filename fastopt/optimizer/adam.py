@@ -112,18 +112,18 @@ class Adam(AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Adam(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Adam(lr=0.1))
     >>> weight = np.zeros(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([-0.1,  0.1])
 
     With the formula and defaults of torch, and a row-sparse gradient:
 
-    >>> updater = optimizer.get_updater(optimizer.Adam(learning_rate=0.1, formula="torch"))
+    >>> updater = fastopt.Updater(fastopt.Adam(lr=0.1, formula="torch"))
     >>> table = np.zeros((3, 2))
-    >>> updater(0, (np.ones((1, 2)), np.array([1])), table)
+    >>> updater.step((np.ones((1, 2)), np.array([1])), table)
     >>> table.round(6)
     array([[ 0. ,  0. ],
            [-0.1, -0.1],
@@ -269,20 +269,20 @@ class AdamW(AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.AdamW(learning_rate=0.1, wd=0.01))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.AdamW(lr=0.1, wd=0.01))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
     array([0.8997, 1.0997])
 
     With the formula and defaults of torch:
 
-    >>> updater = optimizer.get_updater(
-    ...     optimizer.AdamW(learning_rate=0.1, weight_decay=0.1, formula="torch")
+    >>> updater = fastopt.Updater(
+    ...     fastopt.AdamW(lr=0.1, weight_decay=0.1, formula="torch")
     ... )
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
     array([0.89, 1.09])
     """

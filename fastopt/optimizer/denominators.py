@@ -76,10 +76,10 @@ class Adamax(AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Adamax(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Adamax(lr=0.1))
     >>> weight = np.ones(3)
-    >>> updater(0, np.array([1.0, -5.0, 0.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0, 0.0]), weight)
     >>> weight
     array([0.9, 1.1, 1. ])
     """
@@ -175,19 +175,19 @@ class RAdam(AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.RAdam(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.RAdam(lr=0.1))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.9, 1.5])
 
     With torch's threshold, from which on steps are divided by the root:
 
-    >>> updater = optimizer.get_updater(optimizer.RAdam(learning_rate=0.1, threshold=5.0))
+    >>> updater = fastopt.Updater(fastopt.RAdam(lr=0.1, threshold=5.0))
     >>> weight = np.ones(2)
     >>> for _ in range(6):
-    ...     updater(0, np.array([1.0, -5.0]), weight)
+    ...     updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
     array([0.4974, 3.5026])
     """
@@ -256,10 +256,10 @@ class AdaBelief(DecoupledFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.AdaBelief(learning_rate=0.09))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.AdaBelief(lr=0.09))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
     array([0.9, 1.1])
     """
@@ -325,10 +325,10 @@ class Yogi(AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Yogi(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Yogi(lr=0.1))
     >>> weight = np.ones(2, np.float32)
-    >>> updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> print(weight.round(4))
     [0.9001 1.1   ]
     """
@@ -399,11 +399,11 @@ class LaProp(DecoupledFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.LaProp(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.LaProp(lr=0.1))
     >>> weight = np.ones(2)
     >>> for gradient in ([1.0, -5.0], [0.0, 5.0]):
-    ...     updater(0, np.array(gradient), weight)
+    ...     updater.step(np.array(gradient), weight)
     >>> weight.round(4)
     array([0.8526, 1.0947])
     """
@@ -480,11 +480,11 @@ class ADOPT(DecoupledFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.ADOPT(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.ADOPT(lr=0.1))
     >>> weight = np.ones(2, np.float32)
     >>> for _ in range(2):
-    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    ...     updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> print(weight.round(4))
     [0.99 1.01]
     """
@@ -588,10 +588,10 @@ class AdamAtan2(DecoupledFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.AdamAtan2(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.AdamAtan2(lr=0.1))
     >>> weight = np.ones(2, np.float32)
-    >>> updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> print(weight.round(4))
     [0.9003 1.0997]
     """

@@ -67,10 +67,10 @@ class Ftrl(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Ftrl(lamda1=0.5))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Ftrl(lamda1=0.5))
     >>> weight = np.zeros(2)
-    >>> updater(0, np.array([2.0, 0.4]), weight)
+    >>> updater.step(np.array([2.0, 0.4]), weight)
     >>> weight
     array([-0.05,  0.  ])
     """
@@ -143,10 +143,10 @@ class FTML(AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.FTML(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.FTML(lr=0.1))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.9, 1.1])
     """

@@ -67,10 +67,10 @@ class JointSums(Optimizer):
     ...
     ...     def hyper(self, t, lr, wd):
     ...         return {"lr": lr / self.estimate.get("d", 1.0)}
-    >>> updater = optimizer.get_updater(Normalized(learning_rate=1.0))
+    >>> updater = fastopt.Updater(Normalized(lr=1.0))
     >>> weights = [np.zeros(1), np.zeros(3)]
     >>> for _ in range(2):
-    ...     updater([0, 1], [np.full(1, 4.0), np.zeros(3)], weights)
+    ...     updater.step([np.full(1, 4.0), np.zeros(3)], weights)
     >>> weights[0]  # -4 - 4 / 2
     array([-6.])
     """

@@ -89,13 +89,13 @@ class Kron(MatrixOptimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Kron(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Kron(lr=0.1))
     >>> weight = np.zeros((2, 2))
-    >>> updater(0, np.full((2, 2), 1e6), weight)
+    >>> updater.step({"w": np.full((2, 2), 1e6)}, {"w": weight})
     >>> np.sqrt(np.mean(weight**2)).round(2)
     np.float64(0.11)
-    >>> [array.shape for array in updater.states[0]]
+    >>> [array.shape for array in updater.states["w"]]
     [(2, 2), (2,), (2, 2), (2, 2)]
     """
 

@@ -86,10 +86,10 @@ class LARS(MomentumFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.LARS(learning_rate=1.0, eta=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.LARS(lr=1.0, eta=0.1))
     >>> weight = np.array([3.0, 4.0])
-    >>> updater(0, np.array([0.0, 10.0]), weight)
+    >>> updater.step(np.array([0.0, 10.0]), weight)
     >>> weight
     array([3. , 3.5])
     """
@@ -235,10 +235,10 @@ class LAMB(TrustFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.LAMB(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.LAMB(lr=0.1))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.9, 1.1])
     """
@@ -331,10 +331,10 @@ class LANS(TrustFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.LANS(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.LANS(lr=0.1))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([3.0, -3.0]), weight)
+    >>> updater.step(np.array([3.0, -3.0]), weight)
     >>> weight.round(6)
     array([0.9, 1.1])
     """

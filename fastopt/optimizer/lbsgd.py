@@ -153,14 +153,14 @@ class LBSGD(MomentumFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(
-    ...     optimizer.LBSGD(learning_rate=0.1, batch_scale=2, warmup_epochs=0))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(
+    ...     fastopt.LBSGD(lr=0.1, batch_scale=2, warmup_epochs=0))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, 2.0]), weight)
+    >>> updater.step(np.array([1.0, 2.0]), weight)
     >>> weight
     array([1., 1.])
-    >>> updater(0, np.array([3.0, 4.0]), weight)
+    >>> updater.step(np.array([3.0, 4.0]), weight)
     >>> weight
     array([0.6, 0.4])
     """

@@ -143,15 +143,15 @@ class GaLore(LowRank):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.GaLore(learning_rate=0.1, rank=1, scale=1.0))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.GaLore(lr=0.1, rank=1, scale=1.0))
     >>> weight = np.zeros((3, 2))
-    >>> updater(0, np.array([[3.0, 0.0], [-1.0, 0.0], [0.0, 0.1]]), weight)
+    >>> updater.step({"w": np.array([[3.0, 0.0], [-1.0, 0.0], [0.0, 0.1]])}, {"w": weight})
     >>> weight.round(3) + 0
     array([[-0.1,  0. ],
            [ 0.1,  0. ],
            [ 0. ,  0. ]])
-    >>> [array.shape for array in updater.states[0]]
+    >>> [array.shape for array in updater.states["w"]]
     [(3, 1), (3, 1), (2, 1)]
     """
 
@@ -246,15 +246,15 @@ class APOLLO(LowRank):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> made = optimizer.APOLLO(learning_rate=0.1, rank=1, scale_by="tensor", epsilon=0.0)
-    >>> updater = optimizer.get_updater(made)
+    >>> import fastopt
+    >>> apollo = fastopt.APOLLO(lr=0.1, rank=1, scale_by="tensor", epsilon=0.0)
+    >>> updater = fastopt.Updater(apollo)
     >>> weight = np.zeros((2, 1))
-    >>> updater(0, np.array([[3.0], [-4.0]]), weight)
+    >>> updater.step({"w": np.array([[3.0], [-4.0]])}, {"w": weight})
     >>> (weight / weight[0]).round(3)
     array([[ 1.   ],
            [-1.333]])
-    >>> [array.shape for array in updater.states[0]]
+    >>> [array.shape for array in updater.states["w"]]
     [(2, 1), (2, 1), (1, 1), ()]
     """
 

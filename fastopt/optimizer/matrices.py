@@ -562,6 +562,7 @@ class MatrixOptimizer(Optimizer):
     Examples
     --------
     >>> import numpy as np
+    >>> import fastopt
     >>> from fastopt import optimizer
     >>> class Orthogonal(optimizer.MatrixOptimizer):
     ...     def slots(self, shape):
@@ -570,9 +571,9 @@ class MatrixOptimizer(Optimizer):
     ...     def direction(self, t, grad, state):
     ...         state["mom"] += 0.1 * (grad - state["mom"])
     ...         return optimizer.orthogonalize(state["mom"])
-    >>> updater = optimizer.get_updater(Orthogonal(learning_rate=0.1))
+    >>> updater = fastopt.Updater(Orthogonal(lr=0.1))
     >>> weight = np.zeros((2, 2))
-    >>> updater(0, np.array([[3.0, 0.0], [0.0, -1.0]]), weight)
+    >>> updater.step(np.array([[3.0, 0.0], [0.0, -1.0]]), weight)
     >>> weight.round(2) + 0
     array([[-0.1,  0. ],
            [ 0. ,  0.1]])

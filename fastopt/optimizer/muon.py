@@ -276,12 +276,12 @@ class Muon(MuonFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> made = optimizer.Muon(learning_rate=0.1, adjust="original", fallback="adamw")
-    >>> updater = optimizer.get_updater(made)
+    >>> import fastopt
+    >>> muon = fastopt.Muon(lr=0.1, adjust="original", fallback="adamw")
+    >>> updater = fastopt.Updater(muon)
     >>> weight, bias = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)
     >>> grads = [np.array([[3, 0], [0, -1]], np.float32), np.ones(2, np.float32)]
-    >>> updater([0, 1], grads, [weight, bias])
+    >>> updater.step(grads, [weight, bias])
     >>> weight.round(2) + 0
     array([[-0.1,  0. ],
            [ 0. ,  0.1]], dtype=float32)
@@ -290,9 +290,9 @@ class Muon(MuonFamily):
 
     Matrices that are stored as one, such as queries, keys and values, are orthogonalized apart:
 
-    >>> updater = optimizer.get_updater(optimizer.Muon(learning_rate=0.1, split={"qkv": 3}))
+    >>> updater = fastopt.Updater(fastopt.Muon(lr=0.1, split={"qkv": 3}))
     >>> weight = np.zeros((6, 2))
-    >>> updater("qkv", np.vstack([np.eye(2), 2 * np.eye(2), 3 * np.eye(2)]), weight)
+    >>> updater.step({"qkv": np.vstack([np.eye(2), 2 * np.eye(2), 3 * np.eye(2)])}, {"qkv": weight})
     >>> np.ptp(weight.reshape(3, 2, 2), axis=0).round(6)  # all steps are equal
     array([[0., 0.],
            [0., 0.]])
@@ -484,10 +484,10 @@ class NorMuon(NormalizedFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.NorMuon(learning_rate=0.1, fallback="adamw"))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.NorMuon(lr=0.1, fallback="adamw"))
     >>> weight = np.zeros((3, 2))
-    >>> updater(0, np.array([[3.0, 0.0], [0.0, -1.0], [0.0, 0.1]]), weight)
+    >>> updater.step(np.array([[3.0, 0.0], [0.0, -1.0], [0.0, 0.1]]), weight)
     >>> weight.round(3) + 0
     array([[-0.028,  0.   ],
            [ 0.   ,  0.028],
@@ -542,10 +542,10 @@ class AdaMuon(NormalizedFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.AdaMuon(learning_rate=0.1, fallback="adamw"))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.AdaMuon(lr=0.1, fallback="adamw"))
     >>> weight = np.zeros((2, 2))
-    >>> updater(0, np.array([[3.0, 1.0], [0.5, -1.0]]), weight)
+    >>> updater.step(np.array([[3.0, 1.0], [0.5, -1.0]]), weight)
     >>> weight.round(3) + 0
     array([[-0.02, -0.02],
            [-0.02,  0.02]])
@@ -655,24 +655,23 @@ class Scion(MuonFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> norms = {"head": ("sign", 4.0)}
-    >>> names = {0: "hidden", 1: "head"}
-    >>> made = optimizer.Scion(0.1, radius=1.0, norms=norms, param_idx2name=names)
-    >>> updater = optimizer.get_updater(made)
-    >>> weights = [np.zeros((2, 2)), np.zeros((1, 2))]
-    >>> updater([0, 1], [np.array([[3.0, 0.0], [0.0, -1.0]]), np.array([[1.0, -5.0]])], weights)
-    >>> weights[0].round(2) + 0
+    >>> import fastopt
+    >>> scion = fastopt.Scion(0.1, radius=1.0, norms={"head": ("sign", 4.0)})
+    >>> updater = fastopt.Updater(scion)
+    >>> weights = {"hidden": np.zeros((2, 2)), "head": np.zeros((1, 2))}
+    >>> grads = {"hidden": np.array([[3.0, 0.0], [0.0, -1.0]]), "head": np.array([[1.0, -5.0]])}
+    >>> updater.step(grads, weights)
+    >>> weights["hidden"].round(2) + 0
     array([[-0.1,  0. ],
            [ 0. ,  0.1]])
-    >>> weights[1]
+    >>> weights["head"]
     array([[-0.2,  0.2]])
 
     The output layer with another norm, whose steps are signs:
 
-    >>> made = optimizer.Scion(learning_rate=0.1, norms={"output": ("sign", 2.0)})
-    >>> updater, weight = optimizer.get_updater(made), np.zeros((2, 2))
-    >>> updater("output", np.array([[3.0, -1.0], [0.5, 2.0]]), weight)
+    >>> scion = fastopt.Scion(lr=0.1, norms={"output": ("sign", 2.0)})
+    >>> updater, weight = fastopt.Updater(scion), np.zeros((2, 2))
+    >>> updater.step({"output": np.array([[3.0, -1.0], [0.5, 2.0]])}, {"output": weight})
     >>> weight.round(2)
     array([[-0.1,  0.1],
            [-0.1, -0.1]])

@@ -149,20 +149,20 @@ class Nadam(AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Nadam(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Nadam(lr=0.1))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
     array([0.8944, 1.1056])
 
     With the formula and defaults of torch.optim.NAdam, with decoupled decay:
 
-    >>> updater = optimizer.get_updater(
-    ...     optimizer.Nadam(learning_rate=0.1, wd=0.01, formula="torch", decouple=True)
+    >>> updater = fastopt.Updater(
+    ...     fastopt.Nadam(lr=0.1, wd=0.01, formula="torch", decouple=True)
     ... )
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
     array([0.8934, 1.1046])
     """
@@ -291,19 +291,19 @@ class NAdamW(AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.NAdamW(learning_rate=0.1, wd=0.01))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.NAdamW(lr=0.1, wd=0.01))
     >>> weight = np.ones(2, np.float32)
-    >>> updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> print(weight.round(4))
     [0.8516 1.1464]
 
     Elements whose step has another sign than their gradient are not updated:
 
-    >>> updater = optimizer.get_updater(optimizer.NAdamW(learning_rate=0.1, cautious=True))
+    >>> updater = fastopt.Updater(fastopt.NAdamW(lr=0.1, cautious=True))
     >>> weight = np.ones(2)
     >>> for grad in ([1.0, 1.0], [1.0, -0.1]):
-    ...     updater(0, np.array(grad), weight)
+    ...     updater.step(np.array(grad), weight)
     >>> weight.round(4)
     array([0.6212, 0.8526])
     """

@@ -107,10 +107,10 @@ class Adan(DecoupledFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Adan(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Adan(lr=0.1))
     >>> weight = np.ones(2, np.float32)
-    >>> updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> print(weight.round(4))
     [0.9 1.1]
     """
@@ -225,10 +225,10 @@ class AdEMAMix(DecoupledFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.AdEMAMix(learning_rate=0.1, beta3=0.99))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.AdEMAMix(lr=0.1, beta3=0.99))
     >>> weight = np.ones(2, np.float32)
-    >>> updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> print(weight.round(4))
     [0.895 1.105]
     """
@@ -338,11 +338,11 @@ class MARS(DecoupledFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.MARS(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.MARS(lr=0.1))
     >>> weight = np.ones(2)
     >>> for gradient in ([0.3, -0.4], [0.1, -0.4]):
-    ...     updater(0, np.array(gradient), weight)
+    ...     updater.step(np.array(gradient), weight)
     >>> weight.round(4)
     array([0.8297, 1.2   ])
     """
@@ -491,11 +491,11 @@ class StableSPAM(DecoupledFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.StableSPAM(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.StableSPAM(lr=0.1))
     >>> weight = np.ones(2)
     >>> for gradient in ([1.0, -1.0], [1.0, -1000.0]):
-    ...     updater(0, np.array(gradient), weight)
+    ...     updater.step(np.array(gradient), weight)
     >>> weight.round(4)
     array([0.8328, 1.2001])
     """
@@ -583,11 +583,11 @@ class NovoGrad(AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.NovoGrad(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.NovoGrad(lr=0.1))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([3.0, -4.0]), weight)
-    >>> print(weight.round(4), updater.states[0][1])
+    >>> updater.step({"w": np.array([3.0, -4.0])}, {"w": weight})
+    >>> print(weight.round(4), updater.states["w"][1])
     [0.94 1.08] 25.0
     """
 

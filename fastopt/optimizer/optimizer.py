@@ -169,12 +169,13 @@ class ScheduledRateError(RuntimeError, UserWarning):
 
     Examples
     --------
+    >>> import fastopt
     >>> from fastopt import optimizer
-    >>> made = optimizer.SGD(lr_scheduler=lambda n: 0.1)
+    >>> sgd = fastopt.SGD(lr_scheduler=lambda n: 0.1)
     >>> try:
-    ...     made.set_learning_rate(0.2)
+    ...     sgd.set_learning_rate(0.2)
     ... except optimizer.ScheduledRateError:
-    ...     print(made.learning_rate)
+    ...     print(sgd.learning_rate)
     0.1
     """
 
@@ -344,13 +345,14 @@ class Optimizer(Checked, metaclass=Declaring):
     Examples
     --------
     >>> import numpy as np
+    >>> import fastopt
     >>> from fastopt import optimizer
     >>> class Scaled(optimizer.Optimizer):
     ...     def update(self, index, weight, grad, state):
     ...         self._update_count(index)
     ...         weight -= self._get_lr(index) * grad
     >>> weight = np.ones(2)
-    >>> optimizer.get_updater(Scaled(learning_rate=0.5))(0, np.ones(2), weight)
+    >>> fastopt.Updater(Scaled(lr=0.5)).step(np.ones(2), weight)
     >>> weight
     array([0.5, 0.5])
     """

@@ -208,11 +208,11 @@ class Prodigy(EstimatedAdam):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Prodigy())
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Prodigy())
     >>> weight, bias = np.ones(2), np.ones(1)
     >>> for _ in range(150):
-    ...     updater([0, 1], [weight - 3, bias + 2], [weight, bias])
+    ...     updater.step([weight - 3, bias + 2], [weight, bias])
     >>> print(weight.round(1), bias.round(1), f"{updater.info.d:.2f}")
     [3. 3.] [-2.] 1.07
     """
@@ -355,11 +355,11 @@ class DAdaptAdam(EstimatedAdam):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.DAdaptAdam(beta2=0.99))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.DAdaptAdam(beta2=0.99))
     >>> weight, bias = np.ones(2), np.ones(1)
     >>> for _ in range(300):
-    ...     updater([0, 1], [weight - 3, bias + 2], [weight, bias])
+    ...     updater.step([weight - 3, bias + 2], [weight, bias])
     >>> print(weight.round(1), bias.round(1), f"{updater.info.d:.2f}")
     [3. 3.] [-2.] 3.94
     """
@@ -498,11 +498,11 @@ class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.ScheduleFreeProdigy())
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.ScheduleFreeProdigy())
     >>> weight = np.ones(2)
     >>> for _ in range(300):
-    ...     updater(0, weight - np.array([3.0, -1.0]), weight)
+    ...     updater.step(weight - np.array([3.0, -1.0]), weight)
     >>> with updater.averaged():
     ...     print(weight.round(1), f"{updater.info.d:.2f}")
     [ 3. -1.] 0.52

@@ -187,30 +187,30 @@ class RMSProp(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.RMSProp(learning_rate=0.1, gamma1=0.75))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.RMSProp(lr=0.1, gamma1=0.75))
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.8, 1.2])
 
     Centered, with a momentum:
 
-    >>> updater = optimizer.get_updater(
-    ...     optimizer.RMSProp(learning_rate=0.1, gamma1=0.75, centered=True)
+    >>> updater = fastopt.Updater(
+    ...     fastopt.RMSProp(lr=0.1, gamma1=0.75, centered=True)
     ... )
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight.round(6)
     array([0.76906, 1.23094])
 
     As for MobileNet:
 
-    >>> made = optimizer.RMSProp(
+    >>> rmsprop = fastopt.RMSProp(
     ...     lr=0.01, momentum=0.9, epsilon=0.001, initial_accumulator_value=1.0
     ... )
-    >>> updater, weight = optimizer.get_updater(made), np.ones(2)
-    >>> updater(0, np.array([0.1, -0.5]), weight)
+    >>> updater, weight = fastopt.Updater(rmsprop), np.ones(2)
+    >>> updater.step(np.array([0.1, -0.5]), weight)
     >>> weight.round(6)
     array([0.998947, 1.005196])
     """

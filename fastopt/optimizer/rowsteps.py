@@ -228,15 +228,15 @@ class SM3(MatrixOptimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.SM3(learning_rate=0.1, momentum=0.0))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.SM3(lr=0.1, momentum=0.0))
     >>> weight = np.ones((2, 3), np.float32)
     >>> for _ in range(2):
-    ...     updater(0, np.array([[1, -2, 0], [2, -4, 0]], np.float32), weight)
+    ...     updater.step({"w": np.array([[1, -2, 0], [2, -4, 0]], np.float32)}, {"w": weight})
     >>> weight.round(3)
     array([[0.855, 1.171, 1.   ],
            [0.829, 1.171, 1.   ]], dtype=float32)
-    >>> updater.states[0]
+    >>> updater.states["w"]
     (array([ 8., 32.], dtype=float32), array([ 8., 32.,  0.], dtype=float32))
     """
 
@@ -340,21 +340,21 @@ class AdamMini(MatrixOptimizer, AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.AdamMini(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.AdamMini(lr=0.1))
     >>> weight = np.ones((2, 2))
-    >>> updater(0, np.array([[1.0, 7.0], [-3.0, 3.0]]), weight)
+    >>> updater.step({"w": np.array([[1.0, 7.0], [-3.0, 3.0]])}, {"w": weight})
     >>> weight
     array([[0.98, 0.86],
            [1.1 , 0.9 ]])
-    >>> [array.shape for array in updater.states[0]]
+    >>> [array.shape for array in updater.states["w"]]
     [(2, 2), (2, 1)]
 
     With one second moment for each of two heads of attention:
 
-    >>> updater = optimizer.get_updater(optimizer.AdamMini(learning_rate=0.1, heads={"query": 2}))
+    >>> updater = fastopt.Updater(fastopt.AdamMini(lr=0.1, heads={"query": 2}))
     >>> weight = np.zeros((4, 1))
-    >>> updater("query", np.array([[1.0], [7.0], [3.0], [3.0]]), weight)
+    >>> updater.step({"query": np.array([[1.0], [7.0], [3.0], [3.0]])}, {"query": weight})
     >>> weight.ravel().round(2)
     array([-0.02, -0.14, -0.1 , -0.1 ])
     """

@@ -144,11 +144,11 @@ class ScheduleFreeSGD(ScheduleFreeFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.ScheduleFreeSGD(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.ScheduleFreeSGD(lr=0.1))
     >>> weight = np.ones(2, np.float32)
     >>> for _ in range(3):
-    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    ...     updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> with updater.averaged():
     ...     print(weight.round(4))
     [0.8 2. ]
@@ -233,11 +233,11 @@ class ScheduleFreeAdamW(ScheduleFreeFamily, AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.ScheduleFreeAdamW(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.ScheduleFreeAdamW(lr=0.1))
     >>> weight = np.ones(2, np.float32)
     >>> for _ in range(3):
-    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    ...     updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> with updater.averaged():
     ...     print(weight.round(4))
     [0.8 1.2]

@@ -126,22 +126,22 @@ class SGD(MomentumFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.1, momentum=0.9))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.SGD(lr=0.1, momentum=0.9))
     >>> weight = np.ones(2)
     >>> for _ in range(2):
-    ...     updater(0, np.ones(2), weight)
+    ...     updater.step(np.ones(2), weight)
     >>> weight
     array([0.71, 0.71])
 
     With the buffer of torch, which dampening keeps smaller:
 
-    >>> updater = optimizer.get_updater(
-    ...     optimizer.SGD(learning_rate=0.1, momentum=0.9, formula="torch", dampening=0.5)
+    >>> updater = fastopt.Updater(
+    ...     fastopt.SGD(lr=0.1, momentum=0.9, formula="torch", dampening=0.5)
     ... )
     >>> weight = np.ones(2)
     >>> for _ in range(2):
-    ...     updater(0, np.ones(2), weight)
+    ...     updater.step(np.ones(2), weight)
     >>> weight.round(6)
     array([0.76, 0.76])
     """
@@ -238,10 +238,10 @@ class NAG(MomentumFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.NAG(learning_rate=0.1, momentum=0.5))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.NAG(lr=0.1, momentum=0.5))
     >>> weight = np.ones(2)
-    >>> updater(0, np.ones(2), weight)
+    >>> updater.step(np.ones(2), weight)
     >>> weight
     array([0.85, 0.85])
     """
@@ -310,11 +310,11 @@ class ASGD(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.ASGD(learning_rate=0.1, lambd=0.0, t0=1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.ASGD(lr=0.1, lambd=0.0, t0=1))
     >>> weight = np.ones(2, np.float32)
     >>> for _ in range(4):
-    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    ...     updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> with updater.averaged():
     ...     print(weight.round(4))
     [0.65 2.75]
@@ -366,10 +366,10 @@ class SGLD(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.SGLD(learning_rate=0.01, seed=1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.SGLD(lr=0.01, seed=1))
     >>> weight = np.zeros(10000)
-    >>> updater(0, np.zeros(10000), weight)
+    >>> updater.step(np.zeros(10000), weight)
     >>> bool(abs(weight.std() - 0.1) < 0.003)
     True
     """
@@ -404,10 +404,10 @@ class Test(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.create("test"))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Test())
     >>> weight = np.ones(2)
-    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, -5.0]), weight)
     >>> weight
     array([ 2., -4.])
     """
@@ -474,10 +474,10 @@ class DCASGD(MomentumFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.DCASGD(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.DCASGD(lr=0.1))
     >>> weight = np.ones(2)
-    >>> updater(0, np.ones(2), weight)
+    >>> updater.step(np.ones(2), weight)
     >>> weight
     array([0.9, 0.9])
     """

@@ -220,12 +220,12 @@ class Shampoo(MatrixOptimizer, AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> made = optimizer.Shampoo(learning_rate=0.1, precondition_frequency=1, fallback="adamw")
-    >>> updater = optimizer.get_updater(made)
+    >>> import fastopt
+    >>> shampoo = fastopt.Shampoo(lr=0.1, precondition_frequency=1, fallback="adamw")
+    >>> updater = fastopt.Updater(shampoo)
     >>> weight, bias = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)
     >>> grads = [np.array([[3, 0], [0, -1]], np.float32), np.ones(2, np.float32)]
-    >>> updater([0, 1], grads, [weight, bias])
+    >>> updater.step(grads, [weight, bias])
     >>> weight.round(2) + 0
     array([[-0.1,  0. ],
            [ 0. ,  0.1]], dtype=float32)
@@ -234,9 +234,9 @@ class Shampoo(MatrixOptimizer, AdamFamily):
 
     In blocks, which bound the size of the matrices that are decomposed:
 
-    >>> updater = optimizer.get_updater(optimizer.Shampoo(block_size=2))
-    >>> updater(0, np.ones((4, 6)), np.zeros((4, 6)))
-    >>> sorted({array.shape for array in updater.states[0]})
+    >>> updater = fastopt.Updater(fastopt.Shampoo(block_size=2))
+    >>> updater.step({"w": np.ones((4, 6))}, {"w": np.zeros((4, 6))})
+    >>> sorted({array.shape for array in updater.states["w"]})
     [(2, 2), (4, 6)]
     """
 
@@ -454,12 +454,12 @@ class SOAP(MatrixOptimizer, AdamFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.SOAP(learning_rate=0.1, fallback="adamw"))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.SOAP(lr=0.1, fallback="adamw"))
     >>> weight, bias = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)
     >>> grads = [np.array([[3, 0], [0, -1]], np.float32), np.ones(2, np.float32)]
     >>> for _ in range(2):
-    ...     updater([0, 1], grads, [weight, bias])
+    ...     updater.step(grads, [weight, bias])
     >>> weight.round(2) + 0
     array([[-0.1,  0. ],
            [ 0. ,  0.1]], dtype=float32)
@@ -468,10 +468,10 @@ class SOAP(MatrixOptimizer, AdamFamily):
 
     With the preconditioners of KL-SOAP:
 
-    >>> updater = optimizer.get_updater(optimizer.SOAP(learning_rate=0.1, kl=True))
+    >>> updater = fastopt.Updater(fastopt.SOAP(lr=0.1, kl=True))
     >>> weight = np.zeros((2, 2), np.float32)
     >>> for _ in range(2):  # the first update only starts the preconditioners
-    ...     updater(0, np.array([[3, 0], [0, -1]], np.float32), weight)
+    ...     updater.step(np.array([[3, 0], [0, -1]], np.float32), weight)
     >>> weight.round(2) + 0
     array([[-0.1,  0. ],
            [ 0. ,  0.1]], dtype=float32)

@@ -63,10 +63,10 @@ class Signum(MomentumFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Signum(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Signum(lr=0.1))
     >>> weight = np.ones(3)
-    >>> updater(0, np.array([3.0, 0.0, -0.1]), weight)
+    >>> updater.step(np.array([3.0, 0.0, -0.1]), weight)
     >>> weight
     array([0.9, 1. , 1.1])
     """
@@ -142,10 +142,10 @@ class Lion(DecoupledFamily):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Lion(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Lion(lr=0.1))
     >>> weight = np.ones(3)
-    >>> updater(0, np.array([1.0, 0.0, -5.0]), weight)
+    >>> updater.step(np.array([1.0, 0.0, -5.0]), weight)
     >>> weight
     array([0.9, 1. , 1.1])
     """
@@ -221,11 +221,11 @@ class Rprop(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.Rprop(learning_rate=0.1))
+    >>> import fastopt
+    >>> updater = fastopt.Updater(fastopt.Rprop(lr=0.1))
     >>> weight = np.ones(2, np.float32)
     >>> for _ in range(2):
-    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    ...     updater.step(np.array([1.0, -5.0], np.float32), weight)
     >>> print(weight.round(4))
     [0.78 1.22]
     """

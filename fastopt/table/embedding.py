@@ -126,7 +126,7 @@ class EmbeddingTable(Checked):
     --------
     >>> import numpy as np
     >>> import fastopt
-    >>> sgd = fastopt.SGD(learning_rate=0.5, lazy_update=True)
+    >>> sgd = fastopt.SGD(lr=0.5, lazy_update=True)
     >>> table = fastopt.EmbeddingTable(2, sgd, init="zeros")
     >>> ids = np.array([10**18, 7, 10**18])
     >>> table.lookup(ids).shape

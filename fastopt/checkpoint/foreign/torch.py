@@ -266,9 +266,9 @@ def to_torch_state_dict(
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
+    >>> import fastopt
     >>> from fastopt.checkpoint import to_torch_state_dict
-    >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5, momentum=0.9))
+    >>> updater = fastopt.Updater(fastopt.SGD(lr=0.5, momentum=0.9))
     >>> updater(0, np.array([1.0, -2.0]), np.ones(2))
     >>> to_torch_state_dict(updater)["state"]
     {0: {'momentum_buffer': array([ 1., -2.])}}
@@ -385,11 +385,11 @@ def from_torch_state_dict(
     Examples
     --------
     >>> import numpy as np
-    >>> from fastopt import optimizer
+    >>> import fastopt
     >>> from fastopt.checkpoint import from_torch_state_dict
     >>> group = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0, "params": [0]}
     >>> state = {0: {"momentum_buffer": np.array([1.0, -2.0])}}
-    >>> updater = optimizer.get_updater(optimizer.SGD())
+    >>> updater = fastopt.Updater(fastopt.SGD())
     >>> from_torch_state_dict(updater, {"state": state, "param_groups": [group]})
     Skipped(missing=[], extra=[])
     >>> updater.states[0], updater.optimizer.formula

@@ -11,9 +11,9 @@ class CheckpointError(ValueError):
 
     Examples
     --------
-    >>> from fastopt import optimizer
+    >>> import fastopt
     >>> from fastopt.checkpoint import CheckpointError
-    >>> updater = optimizer.get_updater(optimizer.SGD())
+    >>> updater = fastopt.Updater(fastopt.SGD())
     >>> try:
     ...     updater.set_states(updater.get_states()[:-1])
     ... except CheckpointError as error:

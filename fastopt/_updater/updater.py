@@ -357,13 +357,7 @@ class Updater(Checked):
         own = vars(self)
         if name == "accumulate":
             value = count(name, value)
-            if self._windows is not None and self._windows.calls and value != self._windows.every:
-                raise ValueError(
-                    f"accumulate cannot change while gradients of {list(self._windows.calls)} "
-                    "wait for their update: call finish() or reset() before"
-                )
-            if self._windows is None or value != self._windows.every:
-                own["_windows"] = Windows(value) if value > 1 else None
+            own["_windows"] = Windows.changed(self._windows, value)
         elif name == "average":
             value = check_average(value)
             if value is not None:
@@ -967,25 +961,29 @@ class Updater(Checked):
         [-0.3  0.3] 3
         """
         with between_updates(self.lock, "reset()"), uninterrupted:
-            records = self.records
-            if self._averages is not None:
-                self._averages.check_free()
-                self._averages.arrays.clear()
-            known = {*self.states, *records.known(), *self.optimizer._index_update_count}
-            known.update(self._windows.calls if self._windows else ())
-            for index, state in list(self.states.items()):
-                if self._restarts_at_zero(index):
-                    for array in leaves(state):
-                        array.fill(0)
-                else:
-                    dict.pop(self.states, index)
-                    dict.pop(self.states_synced, index, None)
-                    records.drop(index)
-            if self._windows is not None:
-                self._windows.clear()
-            for optimizer in self.parameters.optimizers():
-                optimizer.restart(known)
-            self._info = UNCHANGED
+            self._reset()
+
+    def _reset(self) -> None:
+        """See :meth:`reset`."""
+        records = self.records
+        if self._averages is not None:
+            self._averages.check_free()
+            self._averages.arrays.clear()
+        known = {*self.states, *records.known(), *self.optimizer._index_update_count}
+        known.update(self._windows.calls if self._windows else ())
+        for index, state in list(self.states.items()):
+            if self._restarts_at_zero(index):
+                for array in leaves(state):
+                    array.fill(0)
+            else:
+                dict.pop(self.states, index)
+                dict.pop(self.states_synced, index, None)
+                records.drop(index)
+        if self._windows is not None:
+            self._windows.clear()
+        for optimizer in self.parameters.optimizers():
+            optimizer.restart(known)
+        self._info = UNCHANGED
 
     def _restarts_at_zero(self, index: Index) -> bool:
         """Whether a new state of a parameter consists of zeros in the memory of the present one."""

@@ -212,26 +212,24 @@ class Resumable(Sharded):
             On some rank, a file is missing, damaged, of another run, or cannot be read. All ranks
             raise the error, and nothing changes.
         """
-        return self._load(path, strict, _nothing_more)
+        return self._load("load", lambda: self._read(path), strict, {"path": os.fspath(path)})
 
     def _load(
         self,
-        path: PathLike,
+        call: str,
+        read: Callable[[], tuple[str, Saved]],
         strict: bool,
-        check: Callable[[Saved], None],
-        weights: Iterable[Index] = (),
-        error: Exception | None = None,
+        compared: Mapping[str, str] = MappingProxyType({}),
+        check: Callable[[Saved], object] = lambda saved: None,
     ) -> Skipped:
-        """Load a checkpoint for which the function `check` does not raise an error.
+        """Load what the function `read` returns, if `check` raises no error for it.
 
-        `weights` are the indices of the weights to load, or there is an `error` in them.
+        `compared` must be equal on all ranks.
         """
-        facts = Facts(path=os.fspath(path), strict=str(strict), weights=listing_of(weights))
+        facts = Facts({**compared, "strict": str(strict)})
         with self.optimizer.call_lock:
-            self._begin("load")
-            found: Any = None
-            if error is None:
-                found, error = attempt(self._read, path)
+            self._begin(call)
+            found, error = attempt(read)
             self._agree(Facts({**facts, "run": found[0] if found else ""}), error)
             saved: Saved = found[1]
             before, trial = self._snapshot(), Trial(self)
@@ -354,10 +352,6 @@ class Resumable(Sharded):
 def listing_of(indices: Iterable[Index]) -> str:
     """Indices in an order that does not depend on that of a dictionary, for comparison."""
     return ", ".join(sorted(map(repr, indices))) or "none"
-
-
-def _nothing_more(saved: Saved) -> None:
-    """Accept every checkpoint."""
 
 
 def new_run() -> str:

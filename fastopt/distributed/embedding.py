@@ -11,12 +11,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastopt._advice import Advice
 from fastopt._kernels.hashing import FREE
-from fastopt.arguments import brief, flag
+from fastopt.arguments import brief, count, flag
 from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
-from fastopt.checkpoint.format.tree import read
+from fastopt.checkpoint.format.tree import dumps, loads, read
+from fastopt.checkpoint.restore.describe import copied
 from fastopt.checkpoint.restore.shards import RUN, Placement, read_shard
-from fastopt.distributed.agreement import Facts, agree, attempt, of_all
+from fastopt.distributed.agreement import (
+    Facts,
+    agree,
+    attempt,
+    gathered_together,
+    is_agreed,
+    of_all,
+)
 from fastopt.distributed.checkpoint import write_together
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, time_limit
@@ -26,6 +34,7 @@ from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array
 from fastopt.sparse import RowSparse
 from fastopt.table import EmbeddingTable
+from fastopt.table.directory import Directory
 from fastopt.table.index import Ids
 from fastopt.table.saved import checked
 from fastopt.table.storage import Init
@@ -235,6 +244,37 @@ class ShardedEmbeddingTable(Sharded):
 
         return self._together("evict", evicted, facts=lambda _: chosen)
 
+    def prefetch(self, ids: ArrayLike) -> None:
+        """Let the owners of ids read their rows from files ahead; all ranks must call it.
+
+        It returns once the ids are with their owners, whose threads read the rows while the ranks
+        compute. Call it with the ids of the next batch, as with :meth:`EmbeddingTable.prefetch
+        <fastopt.EmbeddingTable.prefetch>`. Ids without a row are ignored, and so are all ids of
+        tables in memory.
+
+        Parameters
+        ----------
+        ids : array_like of int
+            Ids of this rank, of any shape; other ranks can have other ids, or none.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `ids` are invalid on some rank. All ranks raise the error.
+        """
+
+        def read(given: tuple[Any, ...]) -> None:
+            (came,) = RowExchange(self._ranks, [HashedIds(self.ranks)], [given[0]]).there()
+            self.table.prefetch(came[0].view(self.table.id_dtype))
+
+        with self.optimizer.call_lock:
+            self._together(
+                "prefetch",
+                read,
+                lambda: self._wanted(ids, False),
+                around=lambda: self._typed(ids, keep=False),
+            )
+
     def flush(self, decay: bool = True) -> None:
         """Apply deferred decay, and write the changes of tables in files, on this rank alone.
 
@@ -273,11 +313,12 @@ class ShardedEmbeddingTable(Sharded):
     @classmethod
     def load(
         cls,
-        path: PathLike,
+        path: PathLike | Sequence[PathLike],
         comm: object,
         optimizer: Optimizer | None = None,
         init: Init | None = None,
         timeout: float | None = None,
+        directory: PathLike | None = None,
     ) -> Self:
         """Return the table that any number of ranks saved; all ranks must call it.
 
@@ -287,14 +328,18 @@ class ShardedEmbeddingTable(Sharded):
 
         Parameters
         ----------
-        path : str or os.PathLike
-            The file.
+        path : str or os.PathLike, or a list of them
+            The file; or the directories of tables with a `path`, those of all ranks that had the
+            table, in the order of the ranks. All ranks must see them, and no process has them open.
         comm : mpi4py.MPI.Comm, torch.distributed.ProcessGroup or Communicator
             Communicator.
         optimizer, init
             See :meth:`EmbeddingTable.load <fastopt.EmbeddingTable.load>`.
         timeout : float, optional
             See :class:`ShardedUpdater`.
+        directory : str or os.PathLike, optional
+            New directory in which this rank keeps its rows, the `path` of its table. The rows of
+            the rank are in memory once while they are loaded. Default: they stay in memory.
 
         Raises
         ------
@@ -322,30 +367,37 @@ class ShardedEmbeddingTable(Sharded):
         ranks.begin("load of a ShardedEmbeddingTable", limit)
 
         found, error = attempt(read_rows, path, ranks.rank, ranks.size, optimizer, init)
-        run, fields, rows = found or ("", {}, "")
-        agree(ranks, [Facts(path=os.fspath(path), run=run, rows=rows)], error)
-        if rows:
-            try:
-                fields = share_rows(ranks, fields)
-            except BaseException as problem:
+        run, fields, parts = found or ("", None, False)
+        agree(ranks, [Facts(path=str(path), run=run)], error)
+        try:
+            if parts:
+                fields = share_rows(ranks, fields, optimizer)
+        except Exception as problem:
+            if not is_agreed(problem):
                 ranks.fail(f"failed: {type(problem).__name__}: {problem}")
-                raise
-        table, error = attempt(cls._restored, fields, optimizer, init)
-        agree(ranks, (), error)
+            raise
+        table, error = attempt(cls._restored, fields, optimizer, init, directory)
+        try:
+            agree(ranks, (), error)
+        except BaseException:
+            if table is not None and table._directory is not None:
+                table._directory.discard()
+            raise
         if optimizer is not None:
             table._use(optimizer)
         return cls(table, comm, timeout)
 
     @staticmethod
-    def _restored(fields: Any, optimizer: Optimizer | None, init: Init | None) -> EmbeddingTable:
+    def _restored(
+        fields: Any, optimizer: Optimizer | None, init: Init | None, directory: PathLike | None
+    ) -> EmbeddingTable:
         """Create the table of this rank from fields of a checkpoint."""
-        table = EmbeddingTable._restored(fields, None, init)
-        if optimizer is not None and type(optimizer) is not type(table.optimizer):
+        saved = fields["optimizer"]
+        if optimizer is not None and type(optimizer) is not type(saved):
             raise CheckpointError(
-                f"it was saved with {type(table.optimizer).__name__}, optimizer is "
-                f"{type(optimizer).__name__}"
+                f"it was saved with {type(saved).__name__}, optimizer is {type(optimizer).__name__}"
             )
-        return table
+        return EmbeddingTable._restored(fields, None, init, directory)
 
     # Helpers
 
@@ -412,39 +464,62 @@ KIND = "ShardedEmbeddingTable"
 
 
 def read_rows(
-    path: PathLike, rank: int, ranks: int, optimizer: Optimizer | None, init: Init | None
-) -> tuple[str, dict[str, Any], str]:
-    """Return the name of a run, fields of a table, and a description of their arrays.
+    path: PathLike | Sequence[PathLike],
+    rank: int,
+    ranks: int,
+    optimizer: Optimizer | None,
+    init: Init | None,
+) -> tuple[str, dict[str, Any] | None, bool]:
+    """Return the name of a run, fields of a table, and whether they are to be shared.
 
-    If the description is empty, the fields have the rows that `rank` owns. Otherwise it must be
-    equal on all ranks, and the rows are those of some shards, for :func:`share_rows`: each shard is
-    read by one rank, one at a time. For a file of :meth:`EmbeddingTable.save`, the name is empty.
+    If not, the fields have the rows that `rank` owns. Otherwise they have those of some shards, for
+    :func:`share_rows`, or are None: each shard is read by one rank, one at a time. For other files
+    than those of ranks, the name is empty.
 
     Raises
     ------
     CheckpointError, OSError
         A file is missing, damaged, of another run or kind, or cannot be read.
     """
-    with read_from(path), open(path, "rb") as file:
-        index = read(file, optimizer)
+    shard: Callable[[int], dict[str, Any]]
+    if not isinstance(path, (str, os.PathLike)):
+        run, before = "", count("number of directories", len(path))
+        shard = lambda k: _read_directory(path[k], optimizer, init)  # noqa: E731
+    else:
+        with read_from(path), open(path, "rb") as file:
+            index = read(file, optimizer)
+        with refusing(f"{path}: not a checkpoint of a table: "):
+            if isinstance(index, dict) and "embedding_table" in index:
+
+                def own(records: tuple[Array, ...]) -> Numbers:
+                    used = _used(records)
+                    chosen: Numbers = used[owners_of(records[0][used], ranks) == rank]
+                    return chosen
+
+                return "", index if ranks == 1 else _merged(iter([index]), own), False
+            run, before = _checked(index)
+        shard = lambda k: read_shard(path, run, k, before, optimizer)["table"]  # noqa: E731
     with refusing(f"{path}: not a checkpoint of a table: "):
-        if isinstance(index, dict) and "embedding_table" in index:
-
-            def own(records: tuple[Array, ...]) -> Numbers:
-                used = _used(records)
-                chosen: Numbers = used[owners_of(records[0][used], ranks) == rank]
-                return chosen
-
-            return "", index if ranks == 1 else _merged(iter([index]), own), ""
-        run, before = _checked(index)
         if before == ranks:
-            return run, read_shard(path, run, rank, before, optimizer)["table"], ""
+            return run, shard(rank), False
         first, last = (before * k // ranks for k in (rank, rank + 1))
-        numbers = range(first, last) or [first]  # without rows, for the other fields
-        shards = (read_shard(path, run, k, before, optimizer)["table"] for k in numbers)
-        fields = _merged(shards, _used if first < last else lambda _: np.empty(0, np.int64))
-        checked(fields, optimizer, init)
-        return run, fields, _described(fields)
+        fields = _merged(map(shard, range(first, last)), _used) if first < last else None
+        if fields is not None:
+            checked(fields, optimizer, init)
+        return run, fields, True
+
+
+def _read_directory(
+    path: PathLike, optimizer: Optimizer | None, init: Init | None
+) -> dict[str, Any]:
+    """Fields of a table in files, whose directory is released."""
+    directory = Directory(path)
+    try:
+        table = EmbeddingTable._opened(directory, optimizer, init, verify=True)
+        fields: dict[str, Any] = copied(table._described())
+        return fields
+    finally:
+        directory.close()
 
 
 def _rows(fields: dict[str, Any], decays: bool) -> list[Array]:
@@ -477,14 +552,28 @@ def _described(fields: dict[str, Any]) -> str:
     return str([(array.dtype.name, array.shape[1:]) for array in arrays])
 
 
-def share_rows(ranks: Ranks, fields: dict[str, Any]) -> dict[str, Any]:
-    """Send all rows to the ranks that own them; return the fields of those of this rank."""
+def share_rows(
+    ranks: Ranks, fields: dict[str, Any] | None, optimizer: Optimizer | None
+) -> dict[str, Any]:
+    """Send all rows to the ranks that own them; return the fields of those of this rank.
+
+    The last rank has fields; ranks without any are sent its own, without rows.
+    """
+    none = lambda records: np.empty(0, np.int64)  # noqa: E731
+    last = fields is not None and ranks.rank == ranks.size - 1
+    own = dumps(_merged(iter([fields]), none)) if last else b""  # type: ignore[list-item]
+    (data,), _ = gathered_together(ranks, [np.frombuffer(own, np.uint8)])
+    if fields is None:
+        fields = loads(data.tobytes(), optimizer)
+    assert fields is not None
+    rows, error = attempt(_described, fields)
+    agree(ranks, [Facts(rows=str(rows))], error)
     waiting, decay = fields["waiting"], fields["decay"]
     totals = of_all(ranks, np.array([np.nan if decay is None else decay[1]]))
     known = totals[~np.isnan(totals)].tolist()
-    rows = _to_owners(ranks, _rows(fields, bool(known)))
+    arrays = _to_owners(ranks, _rows(fields, bool(known)))
     waiting = None if waiting is None else _to_owners(ranks, waiting)
-    return _replaced(fields, rows, waiting, known[0] if known else None)
+    return _replaced(fields, arrays, waiting, known[0] if known else None)
 
 
 def _to_owners(ranks: Ranks, arrays: Sequence[Array]) -> list[Array]:

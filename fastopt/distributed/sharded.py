@@ -138,7 +138,7 @@ class Sharded(Checked):
         scaler, clip = self.loss_scaler, self.clip_global_norm
         scale = {} if scaler is None else {f"loss scaler's {k}": v for k, v in vars(scaler).items()}
         limits = {"call": self._call, **scale, "clip_global_norm": clip}
-        limits["average"] = self.shard.average
+        limits |= self._settings()
         parameters, groups = self.shard.parameters, self.shard.groups
         if self._grouped[0] is not groups:
             self._grouped = groups, described(groups)
@@ -149,6 +149,10 @@ class Sharded(Checked):
         facts = Facts({name: str(described(value)) for name, value in limits.items()})
         facts["groups"] = str(self._grouped[1])
         return [facts, *(fact for each in self._fingerprints for fact in each.facts())]
+
+    def _settings(self) -> dict[str, object]:
+        """Settings of the updater that can be changed."""
+        return {"average": self.shard.average}
 
     def _agree(self, facts: Facts, error: Exception | None) -> None:
         """Raise on all ranks if one has an error, or if calls or facts of the ranks differ."""

@@ -1,8 +1,10 @@
 """Sharded updater: data-parallel training with one copy of the state, split over all ranks."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,6 +18,7 @@ from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import Grad, as_lists, check, check_index, check_like, label
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.layout import bfloat16
+from fastopt._structure import as_given, copies
 from fastopt._updater.averaged import averages_of, evaluates, held, leading
 from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler
@@ -24,8 +27,18 @@ from fastopt.averages import Average, Lookahead
 from fastopt.checkpoint.format.container import can_hold
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
+from fastopt.checkpoint.format.tree import chunks, dumps, loads
+from fastopt.checkpoint.restore.describe import copied
 from fastopt.checkpoint.restore.parameters import Skipped
-from fastopt.checkpoint.restore.shards import Form, Placement, Saved, line_bytes, placed
+from fastopt.checkpoint.restore.shards import (
+    Form,
+    Placement,
+    Saved,
+    line_bytes,
+    merged,
+    of_one,
+    placed,
+)
 from fastopt.distributed.agreement import (
     Fact,
     Facts,
@@ -71,6 +84,7 @@ class Nested(NamedTuple):
     grads: Any
     weights: Any
     missing: str
+    error: Exception | None = None
 
 
 NONE = object()
@@ -271,9 +285,8 @@ class ShardedUpdater(Resumable):
         layered = flag("hierarchical", hierarchical)
         size = None if bucket_bytes is None else count("bucket_bytes", bucket_bytes)
         every = count("check_every", check_every, least=0)
-        calls = count("accumulate", accumulate)
-        if calls > 1 and overlap:
-            raise ValueError("accumulate sends gradients once in several calls, without overlap")
+        self.overlap, self._windows = bool(overlap), cast(Windows | None, None)
+        self.accumulate = accumulate
         kind = None if wire is None else _half(choice("wire", wire, *HALVES))
         clips = clip_adaptive, clip_adaptive_eps
         super().__init__(
@@ -283,16 +296,13 @@ class ShardedUpdater(Resumable):
             bucket_bytes=size,
             check_every=every,
             wire=wire,
-            overlap=bool(overlap),
-            accumulate=calls,
+            overlap=self.overlap,
             clip_adaptive=clip_adaptive,
             clip_adaptive_eps=clip_adaptive_eps,
             hierarchical=layered,
         )
         self.shard._serve(self.backend)
-        self._windows = Windows(calls) if calls > 1 else None
         self.wire: Any = kind
-        self.overlap = bool(overlap)
         self._direct, self._layered = self._transports(private(comm), layered)
         self.bucket_bytes = size or line_bytes(self.ranks)
         self.check_every = every
@@ -428,6 +438,38 @@ class ShardedUpdater(Resumable):
         """
         self(Nested(grads, weights, missing), None, None)
 
+    def updated(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> Any:
+        """Return updated copies of nested weights; the arguments do not change.
+
+        All ranks must call it, with gradients of the same weights. Each call plans its buckets
+        again, as its weights are new arrays; :meth:`step` updates in place without that.
+
+        Parameters
+        ----------
+        grads, weights, missing
+            See :meth:`Updater.updated <fastopt.Updater.updated>`, also for the result.
+
+        Raises
+        ------
+        TypeError, ValueError, TimeoutError, RuntimeError
+            See :meth:`step`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> from fastopt.distributed import ShardedUpdater, run_threads
+        >>> old = {"scale": np.ones(2)}
+        >>> def program(comm):
+        ...     updater = ShardedUpdater(optimizer.SGD(learning_rate=0.1), comm)
+        ...     return updater.updated({"scale": np.full(2, 1.0 + comm.rank)}, old)
+        >>> run_threads(2, program)[1], old
+        ({'scale': array([0.7, 0.7])}, {'scale': array([1., 1.])})
+        """
+        new, error = attempt(copies, weights)
+        self(Nested(grads, new, missing, error), None, None)
+        return as_given(new, weights)
+
     def _call_all(self, index: object, grad: object, weight: object, active: bool = True) -> bool:
         """Update or accumulate; return False if no rank has work of its own."""
         if self._windows is None:
@@ -440,7 +482,9 @@ class ShardedUpdater(Resumable):
             raise ValueError("join() ends here, before the first update")
         self._check_free()
         if isinstance(index, Nested):
-            index, grad, weight = self.shard._leaves(*index)
+            if index.error is not None:
+                raise index.error
+            index, grad, weight = self.shard._leaves(*index[:3])
         single = not isinstance(index, (list, tuple))
         lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
         groups = self.shard.parameters.groups
@@ -856,6 +900,21 @@ class ShardedUpdater(Resumable):
         """How weights are averaged."""
         return self.shard.average
 
+    @property
+    def accumulate(self) -> int:
+        """Number of calls per update; set it on all ranks, while no gradients wait."""
+        return 1 if self._windows is None else self._windows.every
+
+    @accumulate.setter
+    def accumulate(self, calls: int) -> None:
+        windows = Windows.changed(self._windows, calls)
+        if windows is not None and self.overlap:
+            raise ValueError("accumulate sends gradients once in several calls, without overlap")
+        self._windows = windows
+
+    def _settings(self) -> dict[str, object]:
+        return {**super()._settings(), "accumulate": self.accumulate}
+
     # Plans of calls, and what ranks compare
 
     def _planned(self, index: object, grad: object, weight: object) -> Step:
@@ -1044,11 +1103,7 @@ class ShardedUpdater(Resumable):
         frozen = dict[Index, Placement]()
 
         def slices() -> dict[Index, Array]:
-            if self._windows is not None and self._windows.calls:
-                raise ValueError(
-                    f"gradients of {len(self._windows.calls)} parameters wait for their update; "
-                    "save after the last call of accumulate, or after finish()"
-                )
+            self._check_complete()
             chosen = by_index(weights)
             frozen.update(self._placed_frozen(chosen))
             for index in chosen.keys() - frozen.keys():
@@ -1119,9 +1174,15 @@ class ShardedUpdater(Resumable):
         ValueError
             Ranks disagree, such as on the indices of `weights`.
         """
+        chosen, own = dict[Index, Array](), dict[Index, Array]()
         found, error = attempt(by_index, weights)
-        chosen: dict[Index, Array] = found or {}
-        own: dict[Index, Array] = {}
+        chosen.update(found or {})
+        compared = {"path": os.fspath(path), "weights": listing_of(chosen)}
+
+        def read() -> tuple[str, Saved]:
+            if error is not None:
+                raise error
+            return self._read(path)
 
         def check(saved: Saved) -> None:
             own.update((i, part) for i, part in saved.weights.items() if i in chosen)
@@ -1133,10 +1194,204 @@ class ShardedUpdater(Resumable):
                 check_like(context, "weight", array, (placement.dtype,), placement.shape)
 
         with self.optimizer.call_lock:
-            skipped = self._load(path, strict, check, chosen, error)
+            skipped = self._load("load", read, strict, compared, check)
             with self._updating(lambda: True):
                 Slices(self, {index: chosen[index] for index in own}, own).gather()
         return skipped
+
+    def _check_complete(self) -> None:
+        """Raise ValueError if gradients wait for their update."""
+        if self._windows is not None and self._windows.calls:
+            raise ValueError(
+                f"gradients of {len(self._windows.calls)} parameters wait for their update; "
+                "save after the last call of accumulate, or after finish()"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the contents of a checkpoint of one process; all ranks must call it.
+
+        Each rank receives the whole state, which needs memory for two copies of it; :meth:`save`
+        needs none. :meth:`load_state_dict` accepts it on any number of ranks, and
+        :meth:`fastopt.optimizer.Updater.load_state_dict` in one process.
+
+        Returns
+        -------
+        dict
+            States with the shapes of the whole weights, update counts, hyper-parameters, averages
+            and loss scale; equal on all ranks.
+
+        Raises
+        ------
+        TypeError, ValueError
+            See :meth:`save`. All ranks raise the error.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> from fastopt.distributed import ShardedUpdater, run_threads
+        >>> def program(comm):
+        ...     updater = ShardedUpdater(optimizer.SGD(learning_rate=0.1, momentum=0.9), comm)
+        ...     updater("w", np.ones((2, 2)), np.zeros((2, 2)))
+        ...     return updater.states["w"], updater.state_dict()["states"]["w"]
+        >>> own, whole = run_threads(2, program)[1]
+        >>> own, whole.shape
+        (array([-0.2, -0.2]), (2, 2))
+        """
+
+        def contents() -> tuple[bytes, Any]:
+            self._check_complete()
+            shard, index = self._contents({}, NOTHING)
+            return dumps(shard), index
+
+        def gathered(found: tuple[bytes, Any]) -> dict[str, Any]:
+            own, index = np.frombuffer(found[0], np.uint8), found[1]
+            (data,), (sizes,) = gathered_together(self._ranks, [own])
+            parts = np.split(data, np.cumsum(sizes)[:-1])
+            index = {"run": "0" * 16, "ranks": self.ranks, **copied(index)}
+            read = lambda rank: loads(parts[rank].tobytes(), self.optimizer)  # noqa: E731
+            tree: dict[str, Any] = merged(self.optimizer, index, read)
+            return tree
+
+        with self.optimizer.call_lock:
+            return self._together("state_dict", gathered, contents)
+
+    def load_state_dict(self, states: Mapping[str, Any], strict: bool = True) -> Skipped:
+        """Restore the result of :meth:`state_dict`; all ranks must call it with equal contents.
+
+        Parameters
+        ----------
+        states : dict
+            Result of :meth:`state_dict`, or of :meth:`fastopt.optimizer.Updater.state_dict`.
+        strict : bool
+            See :meth:`load`, also for the result.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError
+            It does not match the updater. All ranks raise the error, and nothing changes.
+        ValueError
+            Ranks disagree.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import Adam, Updater
+        >>> from fastopt.distributed import ShardedUpdater, run_threads
+        >>> one, weight = Updater(Adam()), np.zeros(4)
+        >>> one("w", np.ones(4), weight)
+        >>> def program(comm):
+        ...     updater, own = ShardedUpdater(Adam(), comm), weight.copy()
+        ...     skipped = updater.load_state_dict(one.state_dict())
+        ...     updater("w", np.full(4, 1 / comm.size), own)
+        ...     return own, updater.optimizer.num_update
+        >>> run_threads(2, program)[0]
+        (array([-0.002, -0.002, -0.002, -0.002]), 2)
+        """
+        return self._load("load_state_dict", lambda: _as_read(states), strict)
+
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
+        """Return the whole states as safetensors bytes; all ranks must call it.
+
+        Parameters
+        ----------
+        dump_optimizer : bool
+            See :meth:`Updater.get_states <fastopt.optimizer.Updater.get_states>`.
+
+        Returns
+        -------
+        bytes
+            Argument for :meth:`set_states`, also that of an :class:`~fastopt.optimizer.Updater`;
+            equal on all ranks.
+
+        Raises
+        ------
+        TypeError, ValueError
+            See :meth:`state_dict`; or `dump_optimizer` is not a bool. All ranks raise the error.
+        """
+        return self._whole().get_states(dump_optimizer)
+
+    def set_states(self, states: bytes) -> None:
+        """Replace the states by those from :meth:`get_states`; all ranks must call it.
+
+        Parameters
+        ----------
+        states : bytes
+            Result of :meth:`get_states`, also of that of an
+            :class:`~fastopt.optimizer.Updater`, equal on all ranks. The parameters are those of
+            this updater, unless it has made no update, and the optimizer has the same class.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError
+            The bytes are damaged, cannot be read, or do not match. All ranks raise the error, and
+            nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> from fastopt.distributed import ShardedUpdater, run_threads
+        >>> def program(comm):
+        ...     old, new = (ShardedUpdater(optimizer.Adam(), comm) for _ in range(2))
+        ...     old(0, np.ones(2), np.ones(2))
+        ...     new.set_states(old.get_states(dump_optimizer=True))
+        ...     return new.get_states() == old.get_states(), new.optimizer.num_update
+        >>> run_threads(2, program)[0]
+        (True, 1)
+        """
+        whole = self._whole()
+
+        def read() -> tuple[str, Saved]:
+            whole.set_states(states)
+            return _as_read(whole.state_dict())
+
+        self._load("set_states", read, strict=True)
+
+    def _whole(self) -> Updater:
+        """Return an updater of one process with the whole state; collective."""
+        tree, whole = self.state_dict(), deepcopy(self.shard)
+        whole.states = {}
+        whole.load_state_dict(tree)
+        return whole
+
+    def reset(self) -> None:
+        """Start again, as with a new updater; all ranks must call it.
+
+        See :meth:`fastopt.optimizer.Updater.reset`. Tensors stay on the ranks that have them.
+        Gradients that were passed to :meth:`begin` are discarded.
+
+        Raises
+        ------
+        RuntimeError
+            The call comes from inside an update, or the weights hold their averages.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> from fastopt.distributed import ShardedUpdater, run_threads
+        >>> def program(comm):
+        ...     updater, ends = ShardedUpdater(optimizer.Adam(learning_rate=0.1), comm), []
+        ...     for episode in range(2):
+        ...         updater.reset()
+        ...         weight = np.zeros(2)
+        ...         updater(0, np.array([1.0, -2.0]), weight)
+        ...         ends.append(weight.round(6))
+        ...     return ends, updater.optimizer.num_update
+        >>> run_threads(2, program)[0]
+        ([array([-0.1,  0.1]), array([-0.1,  0.1])], 1)
+        """
+
+        def restart(_: object) -> None:
+            self._discard()
+            self.shard._reset()
+            self.uncut.clear()
+            if self._windows is not None:
+                self._windows.clear()
+
+        with between_updates(self.optimizer.call_lock, "reset()"):
+            self._together("reset", restart, self._check_free)
 
     def _restore_rest(self, saved: Saved) -> None:
         super()._restore_rest(saved)
@@ -1401,6 +1656,13 @@ def compile_common() -> None:
     """Compile what the calls of all updaters need."""
     addresses([]), copier(), copier(False), comparer(), summer()
     compile_stages()
+
+
+def _as_read(states: Mapping[str, Any]) -> tuple[str, Saved]:
+    """Return a copy of a checkpoint of one process, with a digest; see ``read_saved()``."""
+    tree = copied(states)
+    header = next(iter(chunks(tree)))  # it has checksums of all arrays
+    return hashlib.blake2b(header, digest_size=8).hexdigest(), of_one(tree)
 
 
 def by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:

@@ -13,7 +13,7 @@ from fastopt._engine.validate import Grad, as_lists, check_index, described, is_
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import DONE, OK
-from fastopt.arguments import arg
+from fastopt.arguments import arg, count
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 from fastopt.sparse import RowSparse
 
@@ -131,6 +131,25 @@ class Windows:
 
     def _start(self) -> None:
         self.adders = Adder(keep=False), Adder(keep=True)
+
+    @classmethod
+    def changed(cls, present: "Windows | None", every: int) -> "Windows | None":
+        """Windows of `every` calls: the present ones if it is theirs, None for 1.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `every` is not an integer of at least 1, or gradients wait for their update.
+        """
+        count("accumulate", every)
+        if every == (1 if present is None else present.every):
+            return present
+        if present is not None and present.calls:
+            raise ValueError(
+                f"accumulate cannot change while gradients of {list(present.calls)} wait for "
+                "their update: call finish() or reset() before"
+            )
+        return cls(every) if every > 1 else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"every": self.every, "calls": dict(self.calls), "sums": self.open_sums()}

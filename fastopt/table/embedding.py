@@ -695,19 +695,35 @@ class EmbeddingTable(Checked):
         return table
 
     @classmethod
-    def _restored(cls, saved: object, optimizer: Optimizer | None, init: Init | None) -> Self:
+    def _restored(
+        cls,
+        saved: object,
+        optimizer: Optimizer | None,
+        init: Init | None,
+        path: PathLike | None = None,
+    ) -> Self:
         """Check the fields from :meth:`_described`, and create a table from them.
 
         Raises
         ------
         CheckpointError
             The fields are not those of a table.
+        OSError
+            `path` is not empty, or its files cannot be created.
         """
         table = cls.__new__(cls)
-        with refusing("not the checkpoint of a table: "):
-            fields = checked(saved, optimizer, init)
-            table._begin(fields["form"], fields["optimizer"])
-            table._take_up(fields)
+        directory = None if path is None else Directory.created(path)
+        try:
+            with refusing("not the checkpoint of a table: "):
+                fields = checked(saved, optimizer, init)
+                check_optimizer(fields["optimizer"], in_files=path is not None)
+                table._begin(fields["form"], fields["optimizer"], directory)
+                table._take_up(fields)
+            table._commit()
+        except BaseException:
+            if directory is not None:
+                directory.discard()
+            raise
         if optimizer is not None:
             table._use(optimizer)
         return table
@@ -746,6 +762,7 @@ class EmbeddingTable(Checked):
             storage.decay[:high] = rows
             self.optimizer.row_decay[self.name] = storage.decay[:0], total
         self._grow(high)
+        storage.mark(np.arange(high))
         self._show()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -161,7 +161,10 @@ class RowIndex:
     def fill(self, ids: Ids, counts: NDArray[Any], last: NDArray[np.uint32]) -> None:
         """Load the records of the first rows; a last use of FREE marks a free row."""
         high = len(ids)
+        if self._file is not None:
+            self._file.grow(high)
         self.ids[:high], self.counts[:high], self.last[:high] = ids, counts, last
+        self._mark(np.arange(high))
         self.begin(high)
 
     def begin(self, high: int) -> None:

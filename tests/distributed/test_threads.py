@@ -19,13 +19,14 @@ ONES = np.ones(4, np.float32)
 JOBS = [
     ("divergence", 3),
     ("join", 3),
+    ("states", 3),
     ("trainer", 2),
 ]
 """Modules of checks, and numbers of ranks."""
 
 MORE = [
     *(("checkpoints", 1), ("checkpoints", 4), ("embeddings", 3), ("overlap", 4)),
-    *(("settings", 1), ("settings", 3)),
+    *(("settings", 1), ("settings", 3), ("states", 1)),
     *(("tables", 1), ("tables", 3), ("updates", 1), ("updates", 3)),
 ]
 FILES = "checkpoints", "embeddings", "trainer"

@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, reduce
 from pathlib import Path
@@ -163,6 +163,9 @@ def placed(
     }
 
 
+Shards = Callable[[int], dict[str, Any]]
+"""Function of a rank that returns the contents of its shard."""
+
 RUN = r"[0-9a-f]{16}"
 """Pattern of the names of runs. A run is one call of ``save()`` on all ranks."""
 
@@ -251,11 +254,29 @@ def read_whole(optimizer: Optimizer, path: PathLike) -> Any:
     """
     with open(path, "rb") as file:
         index = read(file, optimizer)
-    if not is_of_ranks(index):
-        return index
+    return merged(optimizer, index, _shards(path, index)) if is_of_ranks(index) else index
+
+
+def merged(optimizer: Optimizer, index: dict[str, Any], shard: Shards) -> Any:
+    """Merge the checkpoint of ranks to that of an updater.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The optimizer, for the names of parameters.
+    index : dict
+        Contents of the index file.
+    shard : callable
+        Function of a rank that returns the contents of its shard.
+
+    Raises
+    ------
+    CheckpointError
+        It is not the checkpoint of a ShardedUpdater.
+    """
     _check(index, "ShardedUpdater")
     with refusing("not a checkpoint of ranks: "):
-        reader = _Reader(Reading(optimizer), path, index)
+        reader = _Reader(Reading(optimizer), index, shard)
         tree = reader.saved().updater
     keys: Keys = tree["parameters"]
     for key, placement in reader.before.items():
@@ -343,13 +364,18 @@ def read_saved(reading: Reading, path: PathLike, kind: str) -> tuple[str, Saved]
             size = int.from_bytes(file.read(8), "little")
             header = hashlib.blake2b(file.read(size), digest_size=8).hexdigest()
         if kind == "ShardedUpdater" and not is_of_ranks(index):
-            return header, _of_one(index)
+            return header, of_one(index)
         _check(index, kind)
         with refusing("not a checkpoint of ranks: "):
-            return index["run"], _Reader(reading, path, index).saved()
+            return index["run"], _Reader(reading, index, _shards(path, index)).saved()
 
 
-def _of_one(tree: Any) -> Saved:
+def _shards(path: PathLike, index: dict[str, Any]) -> Shards:
+    """Function that reads the shards that an index file lists."""
+    return lambda rank: read_shard(path, index["run"], rank, index["ranks"])
+
+
+def of_one(tree: Any) -> Saved:
     """Convert the checkpoint of an updater without ranks; :func:`~.restore.restore` checks it."""
     masters = {}
     if isinstance(tree, dict) and isinstance(tree.get("attributes"), dict):
@@ -382,9 +408,9 @@ They are in units of the first axis of a state: elements or rows.
 class _Reader:
     """Merges the slices of one rank from shards that any number of ranks wrote."""
 
-    def __init__(self, reading: Reading, path: PathLike, index: dict[str, Any]) -> None:
+    def __init__(self, reading: Reading, index: dict[str, Any], shard: Shards) -> None:
         self.rank, self.now = reading.rank, reading.ranks
-        self.run, self.ranks, self.index = index["run"], index["ranks"], index
+        self.ranks, self.index = index["ranks"], index
         self.keys: Keys = index["updater"]["parameters"]
         present = keys_of(names_of(reading.optimizer), reading.placements)
         self.found = match(self.keys, present).index
@@ -408,7 +434,7 @@ class _Reader:
         without = {key: _placement(frozen[key]) for key in self.frozen}
         self.before_all = self.before | without
         self.after_all = self.after | self._anew(without)
-        self.shard = cache(lambda rank: read_shard(path, self.run, rank, self.ranks))
+        self.shard = cache(shard)
         self.nearest = min(self.rank, self.ranks - 1)
         """Rank whose shard is read for what every shard has."""
 

@@ -220,6 +220,45 @@ def check_a_table_in_files_is_reopened(folder):
     table.table.close()
 
 
+def check_tables_in_files_are_loaded_on_other_numbers_of_ranks(folder):
+    """Those of fewer, as many, and more ranks; they go on in files, or in memory."""
+    for kind, before in (("adam", 1), ("decay", comm.size), ("rare", comm.size + 2), ("half", 2)):
+        olds = [Path(folder, f"old-{kind}-{comm.size}-{k}") for k in range(before)]
+        alone = table_of(kind)
+        tables = [table_of(kind, path=old) for old in olds] if comm.rank == 0 else []
+        for step in range(4):
+            ((ids, grads),) = batches(step, 3, 1)
+            of = owners_of(ids, before)
+            for k, table in ((None, alone), *enumerate(tables)):
+                own = slice(None) if k is None else of == k
+                table.lookup(ids[own])
+                table.update(ids[own], grads[own])
+        for table in tables:
+            table.close()
+        comm.Barrier()
+        new = Path(folder, f"new-{kind}-{comm.size}-{comm.rank}")
+        table = ShardedEmbeddingTable.load(olds, comm, directory=new if before != 2 else None)
+        assert same(table, alone), kind
+        for step in range(4, 6):
+            parts = batches(step, 3, comm.size)
+            table.prefetch(parts[comm.rank][0])
+            table.update(*parts[comm.rank])
+            alone.update(*map(np.concatenate, zip(*parts, strict=True)))
+        assert same(table, alone), kind
+        if before != 2:
+            assert table.table.path == new
+            table.table.close()
+            again = ShardedEmbeddingTable(fastopt.EmbeddingTable.open(new, verify=True), comm)
+            assert same(again, alone), kind
+            again.table.close()
+    with raised(TypeError, f"rank {comm.size - 1}: " if comm.size > 1 else "ids"):
+        table.prefetch(ids.astype(float) if comm.rank == comm.size - 1 else ids)
+    empty = Path(folder, f"none-{comm.size}-{comm.rank}")
+    with raised(ValueError, "number of directories must be at least 1, got 0"):
+        ShardedEmbeddingTable.load([], comm, directory=empty)
+    assert not empty.exists()
+
+
 def check_tables_of_jobs_of_every_size_are_loaded(folder):
     """The first job saves after 3 of 6 steps, and the others continue as it does."""
     for kind in KINDS:

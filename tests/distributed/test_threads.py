@@ -156,8 +156,7 @@ def test_each_shard_of_a_table_is_read_by_one_rank(ranks, tmp_path, monkeypatch)
 
     for found in run_threads(ranks, load):
         assert found.tobytes() == rows.tobytes()
-    assert {*read} == {0, 1, 2, 3}
-    assert len(read) == max(ranks, 4)
+    assert sorted(read) == [0, 1, 2, 3]
 
 
 class OfItsRank(optimizer.SGD):

@@ -24,26 +24,50 @@ ENDED = "has ended: its program is over, or it was left by sys.exit"
 
 @dataclass(frozen=True)
 class Layers:
-    """Nodes with equal numbers of ranks, in the order of their first ranks.
+    """Nodes, in the order of their first ranks.
+
+    On each node, one rank stands for each rank of the job: it sums there what that rank owns. It is
+    the one in the position that the owner has on its own node, counted round and round on smaller
+    nodes; with equal nodes, each rank stands for one rank of each.
 
     Parameters
     ----------
     node : Ranks
         The ranks on this node, which share memory.
-    number : int
-        Position of this node.
-    peers : list of int
-        On each node, the rank in the position that this rank has on its own.
+    sources : list of int
+        On each node, the rank that stands for this one.
+    owners : list of int
+        Ranks for which this one stands, itself among them, in order.
+    least : int
+        Number of ranks of the smallest node.
+
+    Examples
+    --------
+    Rank 0 of nodes of three and two ranks stands for the first rank of both, and, on the first
+    node, for nobody else; on the second node, the first rank stands for two ranks of the first one:
+
+    >>> from fastopt.distributed.job import standing
+    >>> standing([[0, 1, 2], [3, 4]], 0), standing([[0, 1, 2], [3, 4]], 3)
+    (([0, 3], [0, 3]), ([0, 3], [0, 2, 3]))
     """
 
     node: Ranks
-    number: int
-    peers: list[int]
+    sources: list[int]
+    owners: list[int]
+    least: int
 
     @property
     def count(self) -> int:
         """Number of nodes."""
-        return len(self.peers)
+        return len(self.sources)
+
+
+def standing(nodes: Sequence[Sequence[int]], rank: int) -> tuple[list[int], list[int]]:
+    """See `sources` and `owners` of :class:`Layers`, for the ranks of each node."""
+    mine = next(ranks for ranks in nodes if rank in ranks)
+    place = mine.index(rank)
+    sources = [ranks[place % len(ranks)] for ranks in nodes]
+    return sources, sorted(each for ranks in nodes for each in ranks[place :: len(mine)])
 
 
 @dataclass
@@ -80,8 +104,7 @@ class Node:
     node : Ranks
         The ranks on this node.
     layers : Layers or None
-        The nodes; None if one has a single rank, or another number of ranks than others, or cannot
-        share memory between its ranks.
+        The nodes; None if each has a single rank, or one cannot share memory between its ranks.
     updaters : int
         Number of updaters and tables that use the communicators.
     """
@@ -99,13 +122,14 @@ class Node:
     def _layers(self) -> Layers | None:
         rank, place, size = self.ranks.rank, self.node.rank, self.node.size
         first = int(of_all(self.node, np.array([rank]))[0, 0])
-        _, error = attempt(shared_zeros, self.node, 1) if size > 1 else (None, None)
-        every = of_all(self.ranks, np.array([first, place, size, size == 1 or error is not None]))
-        if every[:, 3].any() or (every[:, 2] != size).any():
+        _, error = attempt(shared_zeros, self.node, 1)
+        every = of_all(self.ranks, np.array([first, place, size, error is not None]))
+        if every[:, 3].any() or (every[:, 2] == 1).all():
             return None
-        members = np.lexsort((every[:, 1], every[:, 0])).reshape(-1, size)
-        number = int(np.flatnonzero(members[:, place] == rank)[0])
-        return Layers(self.node, number, members[:, place].tolist())
+        order = np.lexsort((every[:, 1], every[:, 0]))
+        ends = np.flatnonzero(np.diff(every[order, 0])) + 1
+        nodes = [ranks.tolist() for ranks in np.split(order, ends)]
+        return Layers(self.node, *standing(nodes, rank), int(every[:, 2].min()))
 
     def lease(self, owner: object) -> "Lease":
         """Return communicators that no other object uses while `owner` exists; collective.

@@ -179,7 +179,8 @@ class Direct(Transport):
 
     def sum(self, bucket: Bucket, source: Array, at: Sequence[int]) -> Summing:
         """See :class:`Transport`."""
-        return _Sent(self, bucket, source, at, range(self.ranks.size))
+        every = range(self.ranks.size)
+        return _Sent(self, bucket, source, at, every, every)
 
     def gather(self, bucket: Bucket, weights: Array, at: Sequence[int]) -> Request:
         """See :class:`Transport`."""
@@ -199,9 +200,9 @@ class _Sent:
     source : numpy.ndarray
         The array.
     at : sequence of int
-        Offset of the part of each peer.
-    peers : sequence of int
-        The ranks that send and own parts, this one among them.
+        Offset of the part of each owner.
+    owners, sources : sequence of int
+        The ranks that own parts, and those that send parts to this one, which is among both.
     """
 
     def __init__(
@@ -210,22 +211,20 @@ class _Sent:
         bucket: Bucket,
         source: Array,
         at: Sequence[int],
-        peers: Sequence[int],
+        owners: Sequence[int],
+        sources: Sequence[int],
     ) -> None:
         counts, rank = bucket.counts, transport.rank
-        self.spare, self.bucket, self.place = transport.spare, bucket, peers.index(rank)
+        self.spare, self.bucket, self.place = transport.spare, bucket, sources.index(rank)
         own, size = counts[rank], len(counts)
-        self.mine = source[at[self.place] :][:own]
-        self.received = self.spare.borrow(own * len(peers), source.dtype)
+        self.mine = source[at[owners.index(rank)] :][:own]
+        self.received = self.spare.borrow(own * len(sources), source.dtype)
         sent, starts, taken, places = ([0] * size for _ in range(4))
-        for k, peer in enumerate(peers):
-            if peer != rank:  # own part stays in place
-                sent[peer], starts[peer], taken[peer], places[peer] = (
-                    counts[peer],
-                    at[k],
-                    own,
-                    own * k,
-                )
+        for peer, start in zip(owners, at, strict=True):
+            sent[peer], starts[peer] = counts[peer], start
+        for k, peer in enumerate(sources):
+            taken[peer], places[peer] = own, own * k
+        sent[rank] = taken[rank] = 0  # own part stays in place
         self.request = _all_to_all(
             transport.gradient_comm, source, (sent, starts), self.received, (taken, places)
         )
@@ -248,9 +247,9 @@ class _Sent:
 class Layered(Transport):
     """Gradients are summed within each node in its memory, and the sums of nodes are sent.
 
-    Each rank packs its gradients into its part of memory that the ranks of a node share. Rank `k`
-    of a node sums there, in rank order, what the ranks `k` of all nodes own, and sends them these
-    sums, which they add in the order of the nodes. New weights return the same way.
+    Each rank packs its gradients into its part of memory that the ranks of a node share. It sums
+    there, in rank order, what the ranks own for which it stands, see :class:`Layers`, and sends them
+    these sums, which they add in the order of the nodes. New weights return the same way.
 
     Parameters
     ----------
@@ -324,8 +323,8 @@ class Layered(Transport):
         self.used = memory.nbytes
 
     def _room(self, bucket: Bucket) -> int:
-        counts, peers = bucket.counts, self.layers.peers
-        most = max(sum(counts[k] for k in peers), counts[self.rank] * len(peers))
+        counts, layers = bucket.counts, self.layers
+        most = max(sum(counts[k] for k in layers.owners), counts[self.rank] * layers.count)
         return most * int(bucket.group.real.itemsize)
 
     def for_gradients(self, bucket: Bucket) -> Array:
@@ -388,16 +387,16 @@ class _Shared:
 
     def _sum_and_send(self) -> _Sent:
         transport, real = self.transport, self.bucket.group.real
-        peers, wire = transport.layers.peers, transport.wire
-        sizes = [self.bucket.counts[k] for k in peers]
+        layers, wire = transport.layers, transport.wire
+        sizes = [self.bucket.counts[k] for k in layers.owners]
         self.sums = sums = transport.spare.borrow(sum(sizes), real)
-        self._add(peers, sizes, sums)
+        self._add(layers.owners, sizes, sums)
         if wire is not None and wire != real:
             self.sums = transport.spare.borrow(len(sums), wire)
             pack([sums], np.array([[0, 0, len(sums), 0]]), self.sums)
             transport.spare.release(sums)
-        starts = [0, *accumulate(sizes)]
-        return _Sent(transport, self.bucket, self.sums, starts, peers)
+        starts = [0, *accumulate(sizes)][:-1]
+        return _Sent(transport, self.bucket, self.sums, starts, layers.owners, layers.sources)
 
     def add(self, total: Array) -> None:
         self.transport.flying.popleft()
@@ -409,7 +408,7 @@ class _Shared:
 
 
 class _Returning:
-    """New weights in flight: between equal ranks of the nodes, then within each node."""
+    """New weights in flight: to a rank of each other node, then within each node."""
 
     def __init__(self, transport: Layered, bucket: Bucket, weights: Array) -> None:
         self.transport = transport
@@ -418,9 +417,13 @@ class _Returning:
             self.complete = transport.node_comm.barrier()
             return
         rank, counts = transport.rank, bucket.counts
-        others = {*transport.layers.peers} - {rank}
-        there = [counts[rank] if k in others else 0 for k in range(len(counts))]
-        here = [count if k in others else 0 for k, count in enumerate(counts)]
+        layers = transport.layers
+        there, here = [0] * len(counts), [0] * len(counts)
+        for k in layers.sources:
+            there[k] = counts[rank]
+        for k in layers.owners:
+            here[k] = counts[k]
+        there[rank] = here[rank] = 0
         begins = [bucket.starts[rank]] * len(counts)
         self.sent = _all_to_all(
             transport.comm, weights, (there, begins), weights, (here, bucket.starts[:-1])

@@ -1,6 +1,7 @@
 """Ranks on which the checks of ``tests/distributed/ranks`` run, and their loading for each rank."""
 
 import importlib
+import itertools
 import pickle
 import re
 import sys
@@ -82,12 +83,22 @@ class ThreadWorld(World, ThreadRank):
 class NodeWorld(ThreadWorld):
     """Threads as ranks of several nodes."""
 
-    per_node = 2
+    sizes = (2,)
+    """Number of ranks of each node; the last one is that of all others, or what is left."""
+
+    @classmethod
+    def nodes(cls, ranks):
+        """First and last + 1 of the ranks of each node, which are consecutive."""
+        ends = [0]
+        while ends[-1] < ranks:
+            size = cls.sizes[min(len(ends), len(cls.sizes)) - 1]
+            ends.append(min(ends[-1] + size, ranks))
+        return [*itertools.pairwise(ends)]
 
     def on_node(self):
-        """Communicator of the ranks on this node, which are consecutive."""
-        first = self.rank - self.rank % self.per_node
-        size = min(self.per_node, self.size - first)
+        """Communicator of the ranks on this node."""
+        first, last = next(node for node in self.nodes(self.size) if self.rank < node[1])
+        size = last - first
         other = ThreadRank(Board(size), self.rank - first)
         self._await(self._post(other._board, lambda every: setattr(other, "_board", every[first])))
         return other

@@ -299,9 +299,15 @@ def row(name: str, ranks: int, parts: dict[str, float], step: float | None = Non
     return f"| {name} | {ranks} | " + " | ".join(f"{1e3 * each:.2f}" for each in columns) + " |"
 
 
-def print_parts(name: str, shapes: Shapes, of_ranks: Callable[[int], dict]) -> None:
-    from fastopt.checkpoint.restore.shards import line_bytes
+def bucket_of(ranks: int, per_node: int = 1, hierarchical: bool = True) -> int:
+    """Return the default of bucket_bytes."""
+    from fastopt.distributed.transport import default_buckets
 
+    within = hierarchical and per_node > 1
+    return default_buckets(*((ranks // per_node, per_node) if within else (ranks,)))[0]
+
+
+def print_parts(name: str, shapes: Shapes, of_ranks: Callable[[int], dict]) -> None:
     size, costs = elements(shapes), {}
     print(f"| {name} | ranks | {' | '.join(PARTS)} | step |\n|---|---|---|---|---|---|")
     for ranks in (1, 2, 4):
@@ -310,14 +316,12 @@ def print_parts(name: str, shapes: Shapes, of_ranks: Callable[[int], dict]) -> N
         print(row("measured", ranks, found["parts"], found["step"]))
         print(row("model", ranks, costs[ranks].step(size, ranks)), flush=True)
     for ranks in (64, 1024):
-        print(row("prediction", ranks, predicted(costs[1], size, ranks, line_bytes(ranks))))
+        print(row("prediction", ranks, predicted(costs[1], size, ranks, bucket_of(ranks))))
     print(f"costs on one rank: {costs[1]}\n")
 
 
 def print_nodes() -> None:
     """Print the predicted milliseconds of bytes and messages for several ranks per node."""
-    from fastopt.checkpoint.restore.shards import line_bytes
-
     ways = [(1, True), (8, False), (8, True), (64, False), (64, True)]
     names = [f"{n} per node{', in rank order' * (not within)}" for n, within in ways]
     print(f"| | ranks | {' | '.join(names)} |\n|---|---|{'---|' * len(ways)}")
@@ -326,7 +330,7 @@ def print_nodes() -> None:
             times = [
                 " / ".join(
                     f"{1e3 * each:.1f}"
-                    for each in communication(size, ranks, line_bytes(ranks), n, within)
+                    for each in communication(size, ranks, bucket_of(ranks, n, within), n, within)
                 )
                 if n < ranks
                 else "one node"

@@ -10,7 +10,7 @@ import numpy as np
 from fastopt._arrays import Gradient
 from fastopt._engine.overlap import Addresses
 from fastopt._engine.validate import check_index, label
-from fastopt.distributed.plan import DEPTH, Bucket, Group, Parts, Plan, pack, unpack
+from fastopt.distributed.plan import Bucket, Group, Parts, Plan, pack, unpack
 from fastopt.distributed.ranks import Ranks
 from fastopt.distributed.transport import Collecting, Summing, Transport
 from fastopt.optimizer.optimizer import Array, Index
@@ -134,7 +134,7 @@ class Exchange:
     def _may_begin(self, buckets: Sequence[Bucket]) -> bool:
         """Whether the next of these buckets can be sent, in the same order on all ranks."""
         waits = any(bucket.even is not None for bucket, *_ in self._reducing)
-        return self.begun < len(buckets) and len(self._reducing) < DEPTH and not waits
+        return self.begun < len(buckets) and len(self._reducing) < self.plan.depth and not waits
 
     def arrivals(self, count: int | None = None) -> Iterator[Bucket]:
         """Yield each bucket, or the first `count`, once the sums of this rank are complete."""
@@ -200,7 +200,7 @@ class Exchange:
 
     def _gather(self, bucket: Bucket) -> None:
         """Start sending this rank's new weights of a bucket, and receiving those of others."""
-        if len(self._gathering) == DEPTH:
+        if len(self._gathering) == self.plan.depth:
             self._unpack()
         group, transport = bucket.group, self.transport
         weights, at, packed = group.weights, bucket.at, None

@@ -230,7 +230,7 @@ class Guards:
 
 
 DEPTH = 2
-"""Number of buckets in flight: one is packed while another is being sent."""
+"""Number of buckets in flight by default: one is packed while another is being sent."""
 
 EVEN_FROM = 1 << 14
 """Elements of a bucket from which ranks that own little of it share the work of its sums."""
@@ -494,6 +494,8 @@ class Plan:
         Dtype in which gradients are sent. Default: the dtype of the arithmetic.
     backward : bool
         Whether buckets of the last tensors are sent first, in the order of a backward pass.
+    depth : int
+        Number of buckets in flight.
     """
 
     def __init__(
@@ -507,8 +509,9 @@ class Plan:
         listed: dict[int, str],
         wire: DTypeLike | None = None,
         backward: bool = False,
+        depth: int = DEPTH,
     ) -> None:
-        self.key = tuple(indices)
+        self.key, self.depth = tuple(indices), depth
         self.indices, self.weights, self.listed = indices, weights, listed
         self.placements = [placements[index] for index in indices]
         self._addresses = addresses(weights)

@@ -8,18 +8,48 @@ from typing import Any, Protocol
 import numpy as np
 
 from fastopt._engine.overlap import Addresses
+from fastopt.checkpoint.restore.shards import line_bytes
 from fastopt.distributed.communicator import Communicator, Parts, Request, rest
 from fastopt.distributed.job import Layers, shared_zeros
 from fastopt.distributed.plan import DEPTH, Bucket, Plan, add_up, pack
 from fastopt.distributed.ranks import Ranks
 from fastopt.optimizer.optimizer import Array
 
-SLOTS = 2 * DEPTH
-"""Buckets in shared memory: a rank fills one when all ranks have entered the barrier of the bucket
-DEPTH before it, and so have read the bucket DEPTH before that one."""
+ROOM = 63_000_000
+"""Bytes that the buckets of a rank take at most, unless the user chooses their size: with the sizes
+of parts rounded up, less than 64 MB."""
 
 ALIGNED = 4096
 """Divisor of the bytes of a slot."""
+
+
+def default_buckets(nodes: int, least: int | None = None) -> tuple[int, int]:
+    """Bytes of gradients in a bucket, and number of buckets in flight, for at most :data:`ROOM`.
+
+    A bucket in flight has three buffers: packed, received, and for weights. Within a node it has
+    two slots of gradients of each rank and two of weights, and the buffers have the share of a
+    rank. A single bucket is in flight if two would have less than half of :func:`line_bytes` each,
+    as messages between nodes take the longer the smaller buckets are.
+
+    Parameters
+    ----------
+    nodes : int
+        Number of nodes, or of ranks if sums are in rank order.
+    least : int, optional
+        Ranks of the smallest node. Default: sums are in rank order.
+
+    Examples
+    --------
+    >>> from fastopt.distributed.transport import default_buckets
+    >>> default_buckets(2), default_buckets(1024), default_buckets(128, 8)
+    ((4194304, 2), (21000000, 1), (24000000, 1))
+    """
+    best, buffers = line_bytes(nodes), 3.0
+    if least is not None:
+        slots = 2 * (1 + 1 / least)
+        buffers = slots + (3 if nodes == 1 else 3 / least)  # one node may send its buckets instead
+    depth = DEPTH if DEPTH * buffers * best <= 2 * ROOM else 1
+    return min(best, int(ROOM / buffers / depth)), depth
 
 
 class BufferPool:
@@ -129,7 +159,7 @@ class Transport:
     def reserve(self, plan: Plan) -> None:
         """Provide memory for the buckets of a plan, between calls; all ranks must call it."""
         room = max((self._room(bucket.summed) for bucket in plan.buckets), default=0)
-        self.spare.reserve(room, min(3 * DEPTH, 3 * len(plan.buckets)))
+        self.spare.reserve(room, 3 * min(plan.depth, len(plan.buckets)))
 
     def _room(self, bucket: Bucket) -> int:
         """Most bytes that are borrowed at a time for a bucket."""
@@ -248,8 +278,8 @@ class Layered(Transport):
     """Gradients are summed within each node in its memory, and the sums of nodes are sent.
 
     Each rank packs its gradients into its part of memory that the ranks of a node share. It sums
-    there, in rank order, what the ranks own for which it stands, see :class:`Layers`, and sends them
-    these sums, which they add in the order of the nodes. New weights return the same way.
+    there, in rank order, what the ranks own for which it stands, see :class:`Layers`, and sends
+    these sums to them. They add those of all nodes, in order. New weights return the same way.
 
     Parameters
     ----------
@@ -299,7 +329,9 @@ class Layered(Transport):
         gradients = max((size * group.real.itemsize for size, group in kinds), default=0)
         weights = max((size * group.dtype.itemsize for size, group in kinds), default=0)
         one, other = (-(-room // ALIGNED) * ALIGNED for room in (gradients, weights))
-        slots = SLOTS if self.begins and kinds else min(SLOTS, len(kinds))
+        # A rank fills a slot when all ranks have entered the barrier of the bucket `depth` before,
+        # and so have read the bucket `depth` before that one.
+        slots = 2 * plan.depth if self.begins and kinds else min(2 * plan.depth, len(kinds))
         rooms = max(one, self._rooms[0]), max(other, self._rooms[1])
         return rooms, max(slots, self._slots)
 

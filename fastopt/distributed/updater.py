@@ -34,7 +34,6 @@ from fastopt.checkpoint.restore.shards import (
     Form,
     Placement,
     Saved,
-    line_bytes,
     merged,
     of_one,
     placed,
@@ -55,11 +54,11 @@ from fastopt.distributed.agreement import (
 from fastopt.distributed.backend import compile_stages
 from fastopt.distributed.checkpoint import NOTHING, Resumable, listing_of
 from fastopt.distributed.exchange import EarlyGradients, Exchange
-from fastopt.distributed.job import Lease, Node, leader_first, private
-from fastopt.distributed.plan import Plan, comparer, flat
+from fastopt.distributed.job import Layers, Lease, Node, leader_first
+from fastopt.distributed.plan import DEPTH, Plan, comparer, flat
 from fastopt.distributed.ranks import Ranks, refuse_forked
 from fastopt.distributed.rows import SparseGradients
-from fastopt.distributed.transport import Direct, Layered, Transport
+from fastopt.distributed.transport import Direct, Layered, Transport, default_buckets
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index
@@ -172,10 +171,10 @@ class ShardedUpdater(Resumable):
     set the optimizer's `rescale_grad` to one over the number of examples on all ranks together.
 
     Dense gradients of the ranks of a node are summed in rank order, and the sums of the nodes in
-    the order of their first ranks. If a node has a single rank, or another number of ranks than
-    others, or cannot share memory between them, which takes Linux, all gradients are summed in rank
-    order; so are those of a single node, those of row-sparse gradients, and all without
-    `hierarchical`. The bits depend neither on the MPI library nor on the buckets.
+    the order of their first ranks. If each node has a single rank, or one cannot share memory
+    between them, which takes Linux, all gradients are summed in rank order; so are those of a
+    single node, those of row-sparse gradients, and all without `hierarchical`. The bits depend
+    neither on the MPI library nor on the buckets.
 
     Tensors of one dtype are laid out in lines of about one bucket, and each line is split into
     equal shares, one per rank. With GroupAdaGrad and 8-bit state, tensors are split only between
@@ -199,8 +198,8 @@ class ShardedUpdater(Resumable):
     clip_global_norm : float, optional
         Maximum global norm of the summed gradients.
     bucket_bytes : int, optional
-        Bytes of gradients in a bucket. Default 4 MiB, or 256 KiB per rank if that is more, and at
-        most 1 GiB.
+        Bytes of gradients in a bucket. Default 4 MiB, or 256 KiB per node that sends if that is
+        more, if all buckets of a rank take at most 64 MB then, and otherwise less.
     timeout : float, optional
         Seconds that a rank waits for others before it raises an error. Default: the environment
         variable ``FASTOPT_MPI_TIMEOUT``, or 1800.
@@ -303,8 +302,11 @@ class ShardedUpdater(Resumable):
         )
         self.shard._serve(self.backend)
         self.wire: Any = kind
-        self._direct, self._layered = self._transports(private(comm), layered)
-        self.bucket_bytes = size or line_bytes(self.ranks)
+        layers = self._job.layers if layered else None
+        self.hierarchical = layers is not None
+        self._direct, self._layered = self._transports(self._job, layers)
+        of = (self.ranks, None) if layers is None else (layers.count, layers.least)
+        self.bucket_bytes, self._depth = (size, DEPTH) if size else default_buckets(*of)
         self.check_every = every
         self._plans: dict[tuple[Index, ...], Plan] = {}
         self._plan: Plan | None = None
@@ -318,10 +320,8 @@ class ShardedUpdater(Resumable):
         self._latest: dict[Index, Array] = {}
         """Weight of the last update of each parameter."""
 
-    def _transports(self, node: Node, layered: bool) -> tuple[Direct, Layered | None]:
+    def _transports(self, node: Node, layers: Layers | None) -> tuple[Direct, Layered | None]:
         """Create the transports of buckets between the ranks; collective."""
-        layers = node.layers if layered else None
-        self.hierarchical = layers is not None
         self._lease: Lease | None = None
         several = layers is not None and layers.count > 1
         comm = node_comm = None
@@ -948,7 +948,8 @@ class ShardedUpdater(Resumable):
             places, limit = self.placements | new, self.bucket_bytes
             shape = self.rank, self.ranks, limit
             wire = None if self.hierarchical else self.wire
-            plan = Plan(indices, weights, places, *shape, listed, wire, self.overlap)
+            more = wire, self.overlap, self._depth
+            plan = Plan(indices, weights, places, *shape, listed, *more)
             for index in new.keys() & self.uncut.keys():
                 self._cut(index, new[index])  # raises if it does not match
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]

@@ -93,6 +93,58 @@ def test_a_rank_that_ends_is_an_error_of_the_others(torchrun, tmp_path, way, wor
     assert f"RuntimeError: call 2 of updater 0 (update): {words}" in done.stderr
 
 
+LIVES_ON = """
+import sys, time
+import numpy as np
+import torch.distributed as dist
+from fastopt import optimizer
+from fastopt.distributed import ShardedUpdater
+
+def member(port, rank):
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    try:
+        updater, weight = ShardedUpdater(optimizer.SGD(), dist.group.WORLD), np.ones(3)
+        for step in range(3):
+            if step == 2 and rank == 1:
+                raise KeyError("bad record")
+            updater(0, np.ones(3), weight)
+    finally:
+        dist.destroy_process_group()
+
+try:
+    member(sys.argv[2], int(sys.argv[1]))
+except (KeyError, RuntimeError) as error:
+    print(type(error).__name__, error, flush=True)
+    if sys.argv[1] == "1":
+        sys.stdin.read()  # as the process of a worker, which another job may follow
+"""
+
+
+def test_an_error_of_a_rank_whose_process_lives_on_is_one_of_the_others(tmp_path):
+    """As in workers of Ray and Dask."""
+    program, port = tmp_path / "lives_on.py", free_port()
+    program.write_text(LIVES_ON, encoding="utf-8")
+    first, second = (
+        subprocess.Popen(
+            [PYTHON, program, str(rank), port],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    )
+    try:
+        told = first.communicate(timeout=300)[0]
+        assert told.startswith("RuntimeError call 3 of updater 0 (update): rank 1 has ended")
+        assert second.poll() is None
+        assert second.communicate(timeout=60)[0] == "KeyError 'bad record'\n"
+    finally:
+        for rank in (first, second):
+            rank.kill()
+
+
 JOBS = """
 import os, signal, sys, time
 import numpy as np

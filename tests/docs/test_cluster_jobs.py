@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -108,5 +109,57 @@ def test_launchers_resume_a_job_of_threads(resumed, train, package):
     assert "step 12 on 2 ranks" in done.stdout + done.stderr  # Ray prints to either
     ((_, ours),) = train(1, resumed / "model", 12)
     ((_, straight),) = train(1, resumed / "straight", 12)
+    for name, weight in straight.items():
+        np.testing.assert_allclose(ours[name], weight, rtol=1e-5)
+
+
+def test_ranks_with_local_steps_train_one_model(monkeypatch):
+    monkeypatch.syspath_prepend(JOBS)
+    train = importlib.import_module("local_sgd").train
+    first, *others = run_threads(3, lambda comm: train(comm, comm.rank))
+    np.testing.assert_allclose(first["weight"], [1, -2, 0.5], atol=0.2)
+    for other in others:
+        assert other["weight"].tobytes() == first["weight"].tobytes()
+
+
+KILLED = """
+import os, runpy, signal, sys
+import train
+
+class ShardedUpdater(train.ShardedUpdater):
+    def __call__(self, *arguments):
+        if self.optimizer.num_update == 7 and sys.argv[2] == "2":
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().__call__(*arguments)
+
+train.ShardedUpdater, train.SAVE_EVERY = ShardedUpdater, 4
+runpy.run_module("shrink", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process cannot be killed by a signal")
+@pytest.mark.skipif(not has(TORCH, "torch"), reason="torch is missing")
+def test_ranks_that_survive_another_go_on_without_it(train, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    path = tmp_path / "model"
+    ranks = [
+        subprocess.Popen(
+            [TORCH, "-c", KILLED, address, str(rank), "3", str(path), "12"],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{JOBS}"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0, -9]
+    assert said[0].startswith("step 12 on 2 ranks")
+    ((_, ours),) = train(1, path, 12)
+    ((_, straight),) = train(1, tmp_path / "straight", 12)
     for name, weight in straight.items():
         np.testing.assert_allclose(ours[name], weight, rtol=1e-5)

@@ -1,4 +1,8 @@
-"""Collective operations on arrays, and the agreement of all ranks on each call."""
+"""Collective operations on arrays, and the agreement of all ranks on each call.
+
+Reason: errors are agreed before anything changes, and all ranks raise the same one; sums of whole
+tensors have the order of the ranks, whatever the library.
+"""
 
 import hashlib
 import json

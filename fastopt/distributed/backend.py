@@ -1,5 +1,8 @@
 """Calls on the slices of a rank, stage by stage, with what the ranks do together between them.
 
+Reason: ranks agree on hyper-parameters as kernels read them, before anything changes; elements are
+updated while other buckets are sent.
+
 Tests: ``tests/mpi/test_jobs.py``, ``tests/distributed/test_together.py``.
 """
 

@@ -1,4 +1,7 @@
-"""Files of sharded updaters and tables: a shard for each rank, and an index that lists them."""
+"""Files of sharded updaters and tables: a shard for each rank, and an index that lists them.
+
+Reason: a crash or an error of one rank leaves the old checkpoint or the new one on all of them.
+"""
 
 import copy
 import json

@@ -1,4 +1,7 @@
-"""Operations between ranks that sharded updaters and tables need, whatever started the ranks."""
+"""Operations between ranks that sharded updaters and tables need, whatever started the ranks.
+
+Reason: what a library has to do is moving bytes, so that sums have the same bits with each.
+"""
 
 import os
 import time

@@ -1,4 +1,7 @@
-"""Embedding table for arbitrary ids, whose rows are distributed over ranks."""
+"""Embedding table for arbitrary ids, whose rows are distributed over ranks.
+
+Reason: MPI and torch have no tables; errors of one rank are agreed before a row changes.
+"""
 
 import os
 import re

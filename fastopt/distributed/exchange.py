@@ -1,4 +1,7 @@
-"""Communication of one call: gradients are summed bucket by bucket, weights are gathered."""
+"""Communication of one call: gradients are summed bucket by bucket, weights are gathered.
+
+Reason: speed, as packing, sending and updating take place at once (``docs/scaling.md``).
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

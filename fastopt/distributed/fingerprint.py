@@ -1,5 +1,7 @@
 """Fingerprint of an optimizer, which ranks compare before each call, with digests of a user's code.
 
+Reason: ranks that would update by other formulas raise an error before anything changes.
+
 The code of fastopt itself is compared by its version.
 
 Tests: ``tests/distributed/test_versions.py``.

@@ -1,4 +1,8 @@
-"""Processes of a job: private communicators, shared memory, threads, and order of compilation."""
+"""Processes of a job: private communicators, shared memory, threads, and order of compilation.
+
+Reason: speed within nodes, with libraries that do not use shared memory too, and compilation by one
+rank of a node.
+"""
 
 import importlib
 import json

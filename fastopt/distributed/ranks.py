@@ -1,4 +1,7 @@
-"""Ranks of a private communicator, with waits that detect missing ranks."""
+"""Ranks of a private communicator, with waits that detect missing ranks.
+
+Reason: a rank that ended, failed or is late is an error of the others in time, which names it.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Routing of rows between the ranks that use them and the ranks that own them."""
+"""Routing of rows between the ranks that use them and the ranks that own them.
+
+Reason: rows of all weights or tables are sent in one operation, and summed in rank order.
+"""
 
 import math
 from collections.abc import Collection, Sequence

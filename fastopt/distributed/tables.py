@@ -1,4 +1,7 @@
-"""Tables whose rows are distributed over ranks, for embeddings too large for one machine."""
+"""Tables whose rows are distributed over ranks, for embeddings too large for one machine.
+
+Reason: MPI and torch have no tables; errors of one rank are agreed before a row changes.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

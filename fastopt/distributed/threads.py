@@ -1,4 +1,7 @@
-"""Ranks that are threads of one process, to try out and test programs without a launcher."""
+"""Ranks that are threads of one process, to try out and test programs without a launcher.
+
+Reason: the checks of all modules run without an MPI library.
+"""
 
 import threading
 import time

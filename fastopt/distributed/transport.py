@@ -1,7 +1,11 @@
-"""How buckets of gradients become sums on the ranks that own them, and how new weights return."""
+"""How buckets of gradients become sums on the ranks that own them, and how new weights return.
+
+Reason: the order of sums, which reductions of libraries choose by themselves; 16 bits are sent and
+summed in float32; each gradient leaves a node once, with every library.
+"""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -87,7 +91,36 @@ class Summing(Protocol):
         """Enter the sums of this rank's part in `total`."""
 
 
-class Collecting:
+class Chain:
+    """Operations of which each one starts when the one before is complete.
+
+    Parameters
+    ----------
+    request : Request
+        The first one.
+    *then : callable
+        Functions that start the others.
+    """
+
+    def __init__(self, request: Request, *then: Callable[[], Request]) -> None:
+        self.request, self.then = request, [*then]
+
+    def starts_last(self) -> bool:
+        """Start the next operation if it is time; return whether the last one has been started."""
+        if self.then and self.request.Test():
+            self.request = self.then.pop(0)()
+        return not self.then
+
+    def Test(self) -> bool:
+        """See :class:`~fastopt.distributed.communicator.Request`."""
+        return self.starts_last() and self.request.Test()
+
+    def rest(self, seconds: float) -> None:
+        """See :func:`fastopt.distributed.communicator.rest`."""
+        rest(self.request, seconds)
+
+
+class Collecting(Chain):
     """A bucket that is summed in equal shares, whose sums are then sent to their owners.
 
     Parameters
@@ -105,34 +138,27 @@ class Collecting:
     def __init__(
         self, summing: Summing, bucket: Bucket, even: Bucket, rank: int, comm: Communicator
     ) -> None:
-        self.summing, self.comm, self.rank = summing, comm, rank
-        self.owned, self.shared = np.array(bucket.starts), np.array(even.starts)
-        self.own = np.empty(even.counts[rank], bucket.group.real)
+        owned, shared = np.array(bucket.starts), np.array(even.starts)
+        own = np.empty(even.counts[rank], bucket.group.real)
         self.total = np.empty(bucket.counts[rank], bucket.group.real)
-        self.sent: Request | None = None
 
-    def Test(self) -> bool:
-        """See :class:`Summing`."""
-        if self.sent is None:
-            if not self.summing.Test():
-                return False
-            self.summing.add(self.own)
-            there = _overlaps(self.owned, self.shared[self.rank : self.rank + 2])
-            here = _overlaps(self.shared, self.owned[self.rank : self.rank + 2])
-            self.sent = _all_to_all(self.comm, self.own, there, self.total, here)
-        return self.sent.Test()
+        def send() -> Request:
+            summing.add(own)
+            there = _overlaps(owned, shared[rank : rank + 2])
+            here = _overlaps(shared, owned[rank : rank + 2])
+            return _all_to_all(comm, own, there, self.total, here)
+
+        super().__init__(summing, send)
 
     def add(self, total: Array) -> None:
         """See :class:`Summing`."""
         total[...] = self.total
 
-    def rest(self, seconds: float) -> None:
-        """See :func:`fastopt.distributed.communicator.rest`."""
-        rest(self.summing if self.sent is None else self.sent, seconds)
-
 
 class Transport:
-    """Abstract base of what moves buckets between ranks, with memory for them.
+    """What moves buckets between ranks, with memory for them.
+
+    Each rank sends its gradients to the ranks that own them, which sum them in rank order.
 
     Parameters
     ----------
@@ -142,7 +168,7 @@ class Transport:
         Communicator on which gradients are sent. Default: the communicator of the ranks.
     """
 
-    copies: bool
+    copies = False
     """Whether arrays are packed even if they are contiguous in memory."""
     used = 0
     """Bytes that are used from the packing of a bucket until it is read."""
@@ -163,62 +189,33 @@ class Transport:
 
     def _room(self, bucket: Bucket) -> int:
         """Most bytes that are borrowed at a time for a bucket."""
-        raise NotImplementedError
-
-    def for_gradients(self, bucket: Bucket) -> Array:
-        """Memory into which this rank packs its gradients, until :meth:`release`."""
-        raise NotImplementedError
-
-    def for_weights(self, bucket: Bucket) -> Array:
-        """Memory of all weights, into which this rank packs its own, until :meth:`release`."""
-        raise NotImplementedError
-
-    def release(self, memory: Array) -> None:
-        """Take back the memory of a bucket that has been received."""
-        raise NotImplementedError
-
-    def sum(self, bucket: Bucket, source: Array, at: Sequence[int]) -> Summing:
-        """Start to sum gradients; `at` has the offset of each rank's part in `source`."""
-        raise NotImplementedError
-
-    def gather(self, bucket: Bucket, weights: Array, at: Sequence[int]) -> Request:
-        """Start to complete `weights`, in which `at` has the offset of each rank's part."""
-        raise NotImplementedError
-
-
-class Direct(Transport):
-    """Each rank sends its gradients to the ranks that own them, which sum them in rank order."""
-
-    copies = False
-
-    def _room(self, bucket: Bucket) -> int:
         most: int = max(bucket.starts[-1], bucket.counts[self.rank] * self.ranks.size)
         return most * int(bucket.group.real.itemsize)
 
     def for_gradients(self, bucket: Bucket) -> Array:
-        """See :class:`Transport`."""
+        """Memory into which this rank packs its gradients, until :meth:`release`."""
         return self.spare.borrow(bucket.starts[-1], bucket.group.wire)
 
     def for_weights(self, bucket: Bucket) -> Array:
-        """See :class:`Transport`."""
+        """Memory of all weights, into which this rank packs its own, until :meth:`release`."""
         return self.spare.borrow(bucket.starts[-1], bucket.group.dtype)
 
     def release(self, memory: Array) -> None:
-        """See :class:`Transport`."""
+        """Take back the memory of a bucket that has been received."""
         self.spare.release(memory)
 
     def sum(self, bucket: Bucket, source: Array, at: Sequence[int]) -> Summing:
-        """See :class:`Transport`."""
+        """Start to sum gradients; `at` has the offset of each rank's part in `source`."""
         every = range(self.ranks.size)
         return _Sent(self, bucket, source, at, every, every)
 
     def gather(self, bucket: Bucket, weights: Array, at: Sequence[int]) -> Request:
-        """See :class:`Transport`."""
+        """Start to complete `weights`, in which `at` has the offset of each rank's part."""
         parts = _in_bytes(bucket.counts, at, weights.itemsize)
         return self.comm.all_gather(weights.view(np.uint8), parts)
 
 
-class _Sent:
+class _Sent(Chain):
     """An array in flight, each part to the rank that owns it, which sums what it receives in order.
 
     Parameters
@@ -255,15 +252,11 @@ class _Sent:
         for k, peer in enumerate(sources):
             taken[peer], places[peer] = own, own * k
         sent[rank] = taken[rank] = 0  # own part stays in place
-        self.request = _all_to_all(
-            transport.gradient_comm, source, (sent, starts), self.received, (taken, places)
+        super().__init__(
+            _all_to_all(
+                transport.gradient_comm, source, (sent, starts), self.received, (taken, places)
+            )
         )
-
-    def Test(self) -> bool:
-        return self.request.Test()
-
-    def rest(self, seconds: float) -> None:
-        rest(self.request, seconds)
 
     def add(self, total: Array) -> None:
         if len(total):
@@ -380,35 +373,33 @@ class Layered(Transport):
     def gather(self, bucket: Bucket, weights: Array, at: Sequence[int]) -> Request:
         """See :class:`Transport`."""
         self._gathered += 1
-        return _Returning(self, bucket, weights)
+        layers, rank, counts = self.layers, self.rank, bucket.counts
+        if layers.count == 1:
+            return self.node_comm.barrier()
+        there, here = [0] * len(counts), [0] * len(counts)
+        for k in layers.sources:
+            there[k] = counts[rank]
+        for k in layers.owners:
+            here[k] = counts[k]
+        there[rank] = here[rank] = 0
+        sent = there, [bucket.starts[rank]] * len(counts)
+        between = _all_to_all(self.comm, weights, sent, weights, (here, bucket.starts[:-1]))
+        return Chain(between, self.node_comm.barrier)
 
 
-class _Shared:
+class _Shared(Chain):
     """A bucket in the memory of the node, whose sums are sent to the owners."""
 
     def __init__(self, transport: Layered, bucket: Bucket, slots: Array) -> None:
         self.transport, self.bucket, self.slots = transport, bucket, slots
-        self.packed = transport.node_gradient_comm.barrier()
-        self.is_packed = False
-        self.sent: _Sent | None = None
-        """The sums of this node, if there are several."""
+        several = transport.layers.count > 1
+        super().__init__(transport.node_gradient_comm.barrier(), *([self._sum_and_send] * several))
 
     def Test(self) -> bool:
         for each in self.transport.flying:  # in order, as on all ranks
-            if not each._send():
+            if not each.starts_last():
                 break
-        return self.is_packed and (self.sent is None or self.sent.Test())
-
-    def rest(self, seconds: float) -> None:
-        rest(self.sent if self.is_packed else self.packed, seconds)
-
-    def _send(self) -> bool:
-        """Send the sums of this node once all ranks have packed; return whether this is done."""
-        if not self.is_packed and self.packed.Test():
-            if self.transport.layers.count > 1:
-                self.sent = self._sum_and_send()
-            self.is_packed = True
-        return self.is_packed
+        return not self.then and self.request.Test()
 
     def _add(self, owners: Sequence[int], counts: Sequence[int], total: Array) -> None:
         """Sum what the ranks of the node have packed for some owners."""
@@ -417,7 +408,7 @@ class _Shared:
         parts: Addresses = at + np.array([[size * starts[k]] for k in owners])
         add_up(parts, counts, self.bucket.group.real, total, self.bucket.large)
 
-    def _sum_and_send(self) -> _Sent:
+    def _sum_and_send(self) -> "_Sent":
         transport, real = self.transport, self.bucket.group.real
         layers, wire = transport.layers, transport.wire
         sizes = [self.bucket.counts[k] for k in layers.owners]
@@ -432,46 +423,11 @@ class _Shared:
 
     def add(self, total: Array) -> None:
         self.transport.flying.popleft()
-        if self.sent is None:
+        if isinstance(self.request, _Sent):
+            self.request.add(total)
+            self.transport.spare.release(self.sums)
+        else:
             self._add([self.transport.rank], [len(total)], total)
-            return
-        self.sent.add(total)
-        self.transport.spare.release(self.sums)
-
-
-class _Returning:
-    """New weights in flight: to a rank of each other node, then within each node."""
-
-    def __init__(self, transport: Layered, bucket: Bucket, weights: Array) -> None:
-        self.transport = transport
-        self.complete: Request | None = None
-        if transport.layers.count == 1:
-            self.complete = transport.node_comm.barrier()
-            return
-        rank, counts = transport.rank, bucket.counts
-        layers = transport.layers
-        there, here = [0] * len(counts), [0] * len(counts)
-        for k in layers.sources:
-            there[k] = counts[rank]
-        for k in layers.owners:
-            here[k] = counts[k]
-        there[rank] = here[rank] = 0
-        begins = [bucket.starts[rank]] * len(counts)
-        self.sent = _all_to_all(
-            transport.comm, weights, (there, begins), weights, (here, bucket.starts[:-1])
-        )
-
-    def Test(self) -> bool:
-        """See :class:`~fastopt.distributed.communicator.Request`."""
-        if self.complete is None:
-            if not self.sent.Test():
-                return False
-            self.complete = self.transport.node_comm.barrier()
-        return self.complete.Test()
-
-    def rest(self, seconds: float) -> None:
-        """See :func:`fastopt.distributed.communicator.rest`."""
-        rest(self.sent if self.complete is None else self.complete, seconds)
 
 
 def _elements(slot: Array, bucket: Bucket, dtype: np.dtype[Any]) -> Array:

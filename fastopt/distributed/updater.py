@@ -1,4 +1,7 @@
-"""Sharded updater: data-parallel training with one copy of the state, split over all ranks."""
+"""Sharded updater: data-parallel training with one copy of the state, split over all ranks.
+
+Reason: what users call; a call that fails on one rank changes nothing on any.
+"""
 
 import hashlib
 import os
@@ -12,19 +15,18 @@ import numpy as np
 
 from fastopt._arrays import Gradient
 from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import UNCHANGED
+from fastopt._engine.clip import UNCHANGED, times
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
-from fastopt._engine.validate import Grad, as_lists, check, check_index, check_like, label
+from fastopt._engine.validate import as_lists, check, check_index, check_like, label
 from fastopt._interrupts import between_updates, uninterrupted
-from fastopt._kernels.layout import bfloat16
 from fastopt._structure import as_given, copies
 from fastopt._updater.averaged import averages_of, evaluates, held, leading
 from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count, flag
 from fastopt.averages import Average, Lookahead
-from fastopt.checkpoint.format.container import can_hold
+from fastopt.checkpoint.format.container import can_hold, dtype_of
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import chunks, dumps, loads
@@ -58,7 +60,7 @@ from fastopt.distributed.job import Layers, Lease, Node, leader_first
 from fastopt.distributed.plan import DEPTH, Plan, comparer, flat
 from fastopt.distributed.ranks import Ranks, refuse_forked
 from fastopt.distributed.rows import SparseGradients
-from fastopt.distributed.transport import Direct, Layered, Transport, default_buckets
+from fastopt.distributed.transport import Layered, Transport, default_buckets
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.optimizer import Array, Index
@@ -286,7 +288,7 @@ class ShardedUpdater(Resumable):
         every = count("check_every", check_every, least=0)
         self.overlap, self._windows = bool(overlap), cast(Windows | None, None)
         self.accumulate = accumulate
-        kind = None if wire is None else _half(choice("wire", wire, *HALVES))
+        kind = None if wire is None else dtype_of(choice("wire", wire, *HALVES))
         clips = clip_adaptive, clip_adaptive_eps
         super().__init__(
             Updater(optimizer, loss_scaler, clip_global_norm, groups, 1, average, *clips),
@@ -320,7 +322,7 @@ class ShardedUpdater(Resumable):
         self._latest: dict[Index, Array] = {}
         """Weight of the last update of each parameter."""
 
-    def _transports(self, node: Node, layers: Layers | None) -> tuple[Direct, Layered | None]:
+    def _transports(self, node: Node, layers: Layers | None) -> tuple[Transport, Layered | None]:
         """Create the transports of buckets between the ranks; collective."""
         self._lease: Lease | None = None
         several = layers is not None and layers.count > 1
@@ -328,7 +330,7 @@ class ShardedUpdater(Resumable):
         if self.overlap or several:
             self._lease = node.lease(self)
             comm, node_comm = self._lease.comm, self._lease.node_comm
-        direct = Direct(node.ranks, comm)
+        direct = Transport(node.ranks, comm)
         if layers is None or (self.overlap and not several):
             return direct, None
         return direct, Layered(node.ranks, layers, comm, node_comm, self.wire, self.overlap)
@@ -508,7 +510,7 @@ class ShardedUpdater(Resumable):
                 _, error = attempt(windows.add, entries, self.optimizer.idx2name, single)
             gate.enter(error)
             if indices and indices[0] not in after:
-                sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
+                sums = [times(windows.sums[each], 1 / windows.every) for each in indices]
                 self._update(indices, sums, [each[1] for each in entries])
             else:
                 vars(self.shard)["_info"] = UNCHANGED  # a loss scaler counts updates alone
@@ -574,7 +576,7 @@ class ShardedUpdater(Resumable):
         windows, entries = self._windows, []
         for each, given in incomplete(windows, index, weight).items():
             if windows is not None and not self.shard._is_frozen(each):
-                mean = _times(windows.sums[each], 1 / windows.calls[each])
+                mean = times(windows.sums[each], 1 / windows.calls[each])
                 entries.append((each, self._latest[each] if given is None else given, mean))
         return entries
 
@@ -1705,15 +1707,3 @@ def check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[
     for k, other in Ranges(*bounds(weights)).overlapping():
         if np.shares_memory(weights[k], weights[other]):
             raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")
-
-
-def _times(grad: Grad, factor: float) -> Any:
-    """A gradient times a factor."""
-    if isinstance(grad, RowSparse):
-        return RowSparse(grad.values * grad.dtype.type(factor), grad.indices, grad.shape)
-    return grad * grad.dtype.type(factor)
-
-
-def _half(name: str) -> np.dtype[Any]:
-    """Half-precision dtype with a name."""
-    return np.dtype(np.float16) if name == "float16" else np.dtype(bfloat16())

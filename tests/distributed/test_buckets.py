@@ -8,7 +8,7 @@ import pytest
 from fastopt.checkpoint.restore.shards import placed
 from fastopt.distributed.job import Layers, standing
 from fastopt.distributed.plan import Plan
-from fastopt.distributed.transport import Direct, Layered, default_buckets
+from fastopt.distributed.transport import Layered, Transport, default_buckets
 from helpers.cases import exhaustive
 
 RESNET, LARGE = [(159, 1000)] * 161, [(10_000, 1000)] * 100
@@ -24,7 +24,7 @@ def room(ranks, per_node, shapes, form):
     limit, depth = default_buckets(*((nodes, per_node) if several else (ranks,)))
     plan = Plan([*where], weights, where, 0, ranks, limit, {}, depth=depth)
     everyone = SimpleNamespace(rank=0, size=ranks, comm=None)
-    transport, shared = Direct(everyone), 0
+    transport, shared = Transport(everyone), 0
     if several:
         node = SimpleNamespace(comm=None, size=per_node, rank=0)
         members = np.arange(ranks).reshape(-1, per_node).tolist()

@@ -12,7 +12,7 @@ from fastopt.distributed import flat_like
 from fastopt.distributed import plan as plans
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.plan import Plan
-from fastopt.distributed.transport import Direct
+from fastopt.distributed.transport import Transport
 
 RANKS, RANK = 1024, 500
 
@@ -65,7 +65,7 @@ def check_packing_does_not_grow_with_ranks():
         ours, grads = (flat_like(weights) if one else [w.copy() for w in weights] for _ in "wg")
         plan, nobody = planned(ours), Nobody()
         assert sum(len(bucket.sent) for bucket in plan.buckets) == 16  # tensors with elements
-        direct = Direct(nobody)
+        direct = Transport(nobody)
         direct.reserve(plan)
         lent, borrow = [], direct.spare.borrow
         direct.spare.borrow = lambda size, dtype, lent=lent, borrow=borrow: (

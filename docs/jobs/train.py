@@ -27,17 +27,18 @@ def train(comm, rank, ranks, path, steps):
     stop = threading.Event()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    for step in range(adam.num_update, steps):  # num_update: steps that were done, also before
-        batch = np.random.default_rng([SEED, step]).integers(EXAMPLES, size=BATCH)
-        rows = batch[rank::ranks]
-        error = x[rows] @ weights["weight"] + weights["bias"] - y[rows]
-        grads = [error @ x[rows], error.sum(keepdims=True)]
-        updater([*weights], grads, [*weights.values()])
-        stopping = updater.any(stop.is_set())
-        if stopping or step + 1 == steps or (step + 1) % SAVE_EVERY == 0:
-            updater.save(path, weights=weights)
-        if stopping:
-            break
+    with updater.join():  # an error of one rank is told to the others, and ends them
+        for step in range(adam.num_update, steps):  # num_update: steps that were done, also before
+            batch = np.random.default_rng([SEED, step]).integers(EXAMPLES, size=BATCH)
+            rows = batch[rank::ranks]
+            error = x[rows] @ weights["weight"] + weights["bias"] - y[rows]
+            grads = [error @ x[rows], error.sum(keepdims=True)]
+            updater([*weights], grads, [*weights.values()])
+            stopping = updater.any(stop.is_set())
+            if stopping or step + 1 == steps or (step + 1) % SAVE_EVERY == 0:
+                updater.save(path, weights=weights)
+            if stopping:
+                break
     if rank == 0:
         print(f"step {adam.num_update} on {ranks} ranks", *weights["weight"].round(2), flush=True)
     return adam.num_update, weights

@@ -105,10 +105,11 @@ def member(port, rank):
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     try:
         updater, weight = ShardedUpdater(optimizer.SGD(), dist.group.WORLD), np.ones(3)
-        for step in range(3):
-            if step == 2 and rank == 1:
-                raise KeyError("bad record")
-            updater(0, np.ones(3), weight)
+        with updater.join():
+            for step in range(3):
+                if step == 2 and rank == 1:
+                    raise KeyError("bad record")
+                updater(0, np.ones(3), weight)
     finally:
         dist.destroy_process_group()
 
@@ -122,7 +123,7 @@ except (KeyError, RuntimeError) as error:
 
 
 def test_an_error_of_a_rank_whose_process_lives_on_is_one_of_the_others(tmp_path):
-    """As in workers of Ray and Dask."""
+    """As in workers of Ray and Dask, which may keep the error and with it the updater."""
     program, port = tmp_path / "lives_on.py", free_port()
     program.write_text(LIVES_ON, encoding="utf-8")
     first, second = (
@@ -137,7 +138,8 @@ def test_an_error_of_a_rank_whose_process_lives_on_is_one_of_the_others(tmp_path
     )
     try:
         told = first.communicate(timeout=300)[0]
-        assert told.startswith("RuntimeError call 3 of updater 0 (update): rank 1 has ended")
+        assert told.startswith("RuntimeError call 3 of updater 0 (update): rank 1 left join() by")
+        assert "KeyError: 'bad record'" in told
         assert second.poll() is None
         assert second.communicate(timeout=60)[0] == "KeyError 'bad record'\n"
     finally:

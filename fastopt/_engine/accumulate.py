@@ -49,7 +49,8 @@ def add(context: str, total: Any, grad: Grad, weight: Array, keep: bool) -> tupl
         return total, [adding(context, total, grad, keep)]
     real = real_of(weight.dtype)
     dense = grad.astype(real).to_dense() if isinstance(grad, RowSparse) else grad.astype(real)
-    return (room(context, total, weight, keep) + dense if keep else dense), []
+    total = room(context, total, weight, keep) + dense if keep else dense
+    return np.asarray(total), []  # NumPy adds arrays without dimensions to a scalar
 
 
 def sum_of_rows(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> RowSparse | None:

@@ -194,4 +194,4 @@ def times(grad: Grad, factor: float) -> Any:
         return RowSparse(times(grad.values, factor), grad.indices, grad.shape)
     values = host(grad)
     real = real_of(values.dtype)
-    return placed(values.astype(real) * real(factor), header(grad))
+    return placed(np.asarray(values.astype(real) * real(factor)), header(grad))

@@ -41,6 +41,9 @@ class Batches(Protocol):
     def add(self, context: str, index: Index, grad: Grad, weight: Array) -> tuple[Any, list[Any]]:
         """Return the gradient to update with, or None for no update, and the kernels to launch."""
 
+    def arrays(self, index: Index) -> tuple[Array, ...]:
+        """Return the arrays of a parameter's sum."""
+
     def completes(self, index: Index) -> bool:
         """Whether the last call of :meth:`add` for a parameter has returned a gradient."""
 

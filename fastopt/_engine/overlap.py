@@ -42,6 +42,12 @@ class Ranges:
         found = found[self.first[after[found]] < last[found]]
         return [(int(k), int(self.order[after[k]])) for k in found]
 
+    def meets(self, first: Addresses, last: Addresses) -> bool:
+        """Whether one of the given ranges overlaps one in `self`, which may overlap each other."""
+        before = np.searchsorted(self.first, last)  # number of those that start below its end
+        ends = np.maximum.accumulate(self.last)
+        return bool(np.any(ends[before - 1] > first, where=before > 0))
+
 
 def addresses(arrays: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
     """Return the address of the first element of each array."""

@@ -21,13 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.clip import STEPPED
+from fastopt._engine.clip import STEPPED, times
 from fastopt._engine.contract import Batches, OptimizerLike, batches_of, check_once
 from fastopt._engine.devices import Devices
 from fastopt._engine.enrolment import Enrolment
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared, multipliers, rate_at
 from fastopt._engine.mode import IDLE, mode_of
+from fastopt._engine.overlap import Ranges, bounds
 from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import DeviceRecord, Given, Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
@@ -571,60 +572,72 @@ class Records:
         TypeError, ValueError
             An argument is wrong. Nothing has changed.
         """
-        optimizer, indices, before = updater.optimizer, given.indices, None
+        optimizer, indices = updater.optimizer, given.indices
         self.words[w.DONE] = self.words[w.EXPECTED] = 0
         if self.version != optimizer.version:
             self.refresh(updater)
         if self.mode.live:
             self.ask(indices)
-        if self.mode.defers and len(set(indices)) < len(indices):
+        repeats = len(set(indices)) < len(indices)
+        info = None if repeats and self.mode.defers else self._take_together(updater, given)
+        if info is None:
+            for each in self.mode.sums:
+                check_once(each, indices)
             return self._take_in_turn(updater, given)
+        for index in indices if not info.skipped else ():
+            optimizer.masters_given.pop(index, None)
+        return info
+
+    def _take_together(self, updater: Owner, given: Given) -> StepInfo | None:
+        """Update tensors with one call of the front.
+
+        The result is None, and nothing has changed, if a tensor must have been updated before the
+        gradient of another one is read, or before the same one has a record of another form.
+        """
+        optimizer, before = updater.optimizer, None
         self.scheduled = {}
         try:
             batches = batches_of(optimizer)
             if batches is not None:
+                checked = [*map(self._checked, *given[:3])]
+                if self._reads_written(updater, given):
+                    return None
                 before = optimizer.snapshot()
-                given = given._replace(grads=self._sum(updater, batches, given))
+                grads = self._sum(updater, batches, given._replace(grads=checked))
+                given = given._replace(grads=grads, share=1.0, factor=None)
             for plan in Plan:
                 info = self._follow_plan(updater, plan, given)
                 if info is not None:
-                    break
-            assert info is not None  # the last plan raises
+                    return info
+            return None  # a repeated index needs records of several forms
         finally:
             self.incomplete, self.scheduled = [], None
             if self.devices is not None:
                 self.devices.adding = []
             if before is not None and not self.words[w.DONE]:
                 optimizer.put_back(before)
-        for index in indices if not info.skipped else ():
-            optimizer.masters_given.pop(index, None)
-        return info
 
     def _take_in_turn(self, updater: Owner, given: Given) -> StepInfo:
-        """Update tensors one by one: each update of an index has a deferred decay of its own.
+        """Update tensors one by one, like single calls.
 
         What has changed is put back if one of them fails.
         """
         indices, grads, weights, _, share, factor = given
-        grads = Enrolment(self, updater, indices, list(weights)).checked(grads)
+        checked = Enrolment(self, updater, indices, list(weights)).checked(grads)
         info = self.stepped
         if self.mode.norms and factor is None:
             of = updater.optimizer, updater.backend, indices
-            info, factor = updater.settings.measured(*of, grads, share)
+            info, factor = updater.settings.measured(*of, checked, share)
         averages = {} if self.averages is None else self.averages.arrays
-        arrays = [*weights, *(averages[index] for index in indices if index in averages)]
-        arrays += [array for i in indices for array in leaves(updater.states.get(i))]
         before = [(each, each.snapshot()) for each in self.parameters.optimizers()]
-        arrays += [
-            each.row_decay[i][0] for each, _ in before for i in indices if i in each.row_decay
-        ]
-        arrays = list(map(header, arrays))
+        arrays = self._written(updater, indices, weights)
         values, known = [np.array(host(array)) for array in arrays], {*updater.states}
         try:
             for index, grad, weight in zip(indices, grads, weights, strict=True):
                 if info.stepped:
                     self.take(updater, Given([index], [grad], [weight], True, share, factor))
         except BaseException:
+            self.words[w.DONE] = 0
             for array, old in zip(arrays, values, strict=True):
                 assign(array, old)
             for optimizer, saved in before:
@@ -636,6 +649,31 @@ class Records:
                 self.drop(index)
             raise
         return info
+
+    def _written(
+        self, updater: Owner, indices: Sequence[Index], weights: Sequence[Any]
+    ) -> list[Any]:
+        """Return the headers of the arrays that a call changes, besides states that are new."""
+        arrays, states = list(weights), updater.states
+        averages = {} if self.averages is None else self.averages.arrays
+        batches = batches_of(updater.optimizer)
+        for index in indices:
+            others = self.parameters.copy_of(index), averages.get(index), states.get(index)
+            arrays += leaves(others)
+            arrays += () if batches is None else batches.arrays(index)
+        decays = [each.row_decay for each in self.parameters.optimizers()]
+        arrays += [each[index][0] for each in decays for index in indices if index in each]
+        return list(map(header, arrays))
+
+    def _reads_written(self, updater: Owner, given: Given) -> bool:
+        """Whether the gradient of one of several tensors may share memory with what is written."""
+        indices, grads, weights, *_ = given
+        if len(indices) < 2:
+            return False
+        written = Ranges(*bounds(self._written(updater, indices, weights)))
+        whole = [_whole(each, header(of).shape) for each, of in zip(grads, weights, strict=True)]
+        values = [each.values if isinstance(each, RowSparse) else each for each in whole]
+        return written.meets(*bounds(list(map(header, values))))
 
     def check(self, updater: Owner, index: Index, grad: Any, weight: Any) -> None:
         """Raise unless the arrays of one tensor, with a state, are valid."""
@@ -657,7 +695,7 @@ class Records:
             if served and enrolment.provide(checked, not trusts):
                 entered = given._replace(grads=checked, weights=enrolment.weights)
                 info = self._enter_enrolled(updater, entered)
-            if info is None and not known:
+            if info is None and not known and len(set(indices)) == len(indices):
                 raise self._refusal(indices)
             return info
         finally:
@@ -683,16 +721,20 @@ class Records:
 
     def _sum(self, updater: Owner, batches: Batches, given: Given) -> list[Any]:
         """Return the sums of gradients that an optimizer of several calls per update has so far."""
-        parameters, found = self.parameters, []
+        found, factor = [], given.share * (1.0 if given.factor is None else given.factor)
         for index, grad, weight in zip(*given[:3], strict=True):
-            of = parameters.of(index)
-            grad = parameters.check(of.context, weight, grad, of.copy)
-            total, tables = batches.add(of.context, index, grad, weight)
+            context, grad = self.parameters.of(index).context, times(grad, factor)
+            total, tables = batches.add(context, index, grad, weight)
             if tables:
                 self.on_devices(updater).adding += tables
             self.incomplete.append(total is None)
             found.append(grad if total is None else total)
         return found
+
+    def _checked(self, index: Index, grad: Any, weight: Any) -> Any:
+        """Return the checked gradient of one tensor."""
+        of = self.parameters.of(index)
+        return self.parameters.check(of.context, weight, grad, of.copy)
 
     def _refusal(self, indices: Sequence[Index]) -> Exception:
         """Return the reason why a call is refused whose arrays have been checked."""

@@ -1757,10 +1757,11 @@ class Updater(Checked):
         info, factor = settings.measured(*of, clipped, share)
         if not info.stepped:
             return info
-        grads = [times(grad, factor * share) for grad in clipped]
         if self.parameters.native:
-            self.records.take(self, Given(indices, grads, weights, single))
+            own = grads if self.settings.clip_adaptive is None else [*clipped]
+            self.records.take(self, Given(indices, own, weights, single, share, factor))
             return info
+        grads = [times(grad, factor * share) for grad in clipped]
         calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
         self._update_in_python(calls)
         self._keep(calls)

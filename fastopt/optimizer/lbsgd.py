@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt._engine.accumulate import add
 from fastopt._engine.mixed_precision import has_master
-from fastopt._engine.validate import Grad, check_like, listed
+from fastopt._engine.validate import Grad, check_like, leaves, listed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of
 from fastopt.arguments import ArrayOf, Instance, Integer, PairOf, TableOf, arg, brief, kept
@@ -50,7 +50,7 @@ def _check_sum(name: str, value: object) -> dict[str, Any]:
 
 
 class LargeBatches:
-    """The sums of gradients of an optimizer, see :class:`fastopt._engine.batches.Batches`."""
+    """The sums of gradients of an optimizer, see :class:`fastopt._engine.contract.Batches`."""
 
     def __init__(self, optimizer: "LBSGD") -> None:
         self.of, self.every, self.sums = optimizer, optimizer.batch_scale, optimizer.cumgrads
@@ -59,6 +59,10 @@ class LargeBatches:
     def active(self) -> bool:
         """Whether an update takes several calls, or a sum of gradients is left from such calls."""
         return self.every > 1 or bool(self.sums)
+
+    def arrays(self, index: Index) -> tuple[Array, ...]:
+        """Return the arrays of a parameter's sum of gradients."""
+        return leaves(self.sums[index]["cum_grad"]) if index in self.sums else ()
 
     def completes(self, index: Index) -> bool:
         """Whether the last call of :meth:`add` for a parameter has returned a gradient."""

@@ -177,3 +177,57 @@ def test_rows_that_a_list_adds_up_are_those_of_a_dense_gradient(rng):
         made[0]([0, 1], [rows, rows.to_dense()], list(first))
         made[1]([0, 1], [rows.to_dense(), rows], list(second))
     np.testing.assert_array_equal(first, second)
+
+
+HALF, FORTRAN = Tensor((4, 3), "float16"), Tensor((4, 3), weight="fortran")
+ROWS = Tensor((4, 3), gradient="rows")
+FORMS = {
+    "of two dtypes": (HALF, [HALF, Tensor((4, 3), "float16", gradient="single")]),
+    "of two dtypes, without dimensions": (
+        Tensor((), "float16"),
+        [Tensor((), "float16"), Tensor((), "float16", gradient="single")],
+    ),
+    "dense and row-sparse": (FORTRAN, [FORTRAN, ROWS]),
+}
+"""Weights, and the forms of gradients for one of them in one list."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_index_may_come_twice_with_gradients_of_different_forms(form):
+    tensor, forms = FORMS[form]
+    results = []
+    for way in (as_list, one_by_one):
+        updater = optimizer.get_updater(optimizer.SGD(lr=0.1, momentum=0.9, multi_precision=True))
+        weights = [tensor.make(0), tensor.make(1)]
+        for step in range(3):
+            grads = [forms[0].slope(step), forms[0].slope(step + 3), forms[1].slope(step + 6)]
+            way(updater, [0, 1, 0], grads, [*weights, weights[0]])
+        results.append(everything(updater, weights))
+    assert results[0] == results[1]
+
+
+def test_an_index_that_comes_twice_counts_in_no_joint_step():
+    """Whatever the forms of its gradients; nothing changes."""
+    updater = optimizer.get_updater(optimizer.Prodigy(multi_precision=True))
+    weight = HALF.make(0)
+    grads = [HALF.slope(1), HALF.slope(2).astype(np.float32)]
+    before = everything(updater, [weight])
+    with pytest.raises(ValueError, match="updates an index once in each list"):
+        updater(["a", "a"], grads, [weight, weight])
+    assert everything(updater, [weight]) == before
+
+
+def test_a_list_with_an_index_twice_that_fails_restores_copies_too():
+    def schedule(update):
+        if update == 3:
+            raise RuntimeError("no rate")
+        return 0.1
+
+    updater = optimizer.get_updater(optimizer.SGD(momentum=0.9, lr_scheduler=schedule))
+    weight, copy = FORTRAN.make(0), np.zeros((4, 3), np.float16, order="F")
+    updater.set_copy(0, copy)
+    updater(0, FORTRAN.slope(1), weight)
+    before = everything(updater, [weight, copy])
+    with pytest.raises(RuntimeError, match="no rate"):
+        updater([0, 0], [FORTRAN.slope(2), ROWS.slope(3)], [weight, weight])
+    assert everything(updater, [weight, copy]) == before

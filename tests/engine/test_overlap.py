@@ -41,3 +41,11 @@ def test_ranges_that_meet_own_ones_are_found(sizes, cuts):
         expected = [place for place, array in enumerate(own) if meets(array, other)]
         assert (k in found) == bool(expected)
         assert k not in found or found[k] == expected[0]
+
+
+@given(own=st.lists(slices, min_size=1, max_size=6), cuts=st.lists(slices, max_size=3))
+def test_ranges_that_overlap_each_other_are_met(own, cuts):
+    own, others = ([array for array in views(each) if array.size] for each in (own, cuts))
+    if own:
+        expected = any(meets(one, other) for one in own for other in others)
+        assert Ranges(*bounds(own)).meets(*bounds(others)) == expected

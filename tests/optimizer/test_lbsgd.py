@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
+from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
 from helpers.cases import exhaustive
 from helpers.row_sparse import eighths, listing, problems, same_bits
+from helpers.tensor_lists import as_list, everything, frozen, normal, one_by_one
 
 SUMMED = 3
 """Gradients in a sum."""
@@ -136,3 +138,47 @@ def test_calls_continue_a_plan_and_batch_scale_may_change():
     made.optimizer.batch_scale = 1
     made(0, np.ones(3), weight)
     assert made.optimizer.cumgrads == {}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("scaler", [None, 2.0], ids=["plain", "scaled"])
+def test_sums_of_weights_without_dimensions_are_saved_and_restored(dtype, scaler):
+    updater, weight = lbsgd(multi_precision=True), np.ones((), dtype)
+    updater.loss_scaler = scaler and LossScaler(scaler)
+    for calls in range(1, 2 * SUMMED):
+        updater(0, np.ones((), dtype), weight)
+        saved = updater.get_states(dump_optimizer=True)
+        updater.set_states(saved)
+        assert updater.get_states(dump_optimizer=True) == saved
+        total = updater.optimizer.cumgrads[0]["cum_grad"]
+        assert (type(total), total.shape) == (np.ndarray, ())
+        assert total == ((calls - 1) % SUMMED + 1) / (scaler or 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scaler", [None, 2.0], ids=["plain", "scaled"])
+@pytest.mark.parametrize("listed", [False, True], ids=["dense", "rows"])
+def test_a_gradient_may_be_the_weight_of_an_earlier_tensor_of_the_list(dtype, scaler, listed):
+    """Which has been updated when it is added, like in single calls."""
+    results = []
+    for way in (as_list, one_by_one):
+        updater, weights = lbsgd(momentum=0.9), [normal(0, (4, 3), dtype), np.ones((4, 3), "f4")]
+        updater.loss_scaler = scaler and LossScaler(scaler)
+        own = (weights[0], np.array([2, 0, 1, 2])) if listed else weights[0]
+        for step in range(3 * SUMMED):
+            way(updater, [0, 1], [normal(step, (4, 3), dtype), own], weights)
+        results.append(frozen((weights, updater.states, updater.optimizer.cumgrads)))
+    assert results[0] == results[1]
+
+
+def test_such_a_list_that_fails_changes_nothing():
+    updater, weights = lbsgd(momentum=0.9), [np.ones(3), np.ones(3)]
+    grads = [np.ones(3), weights[0]]
+    for _ in range(2 * SUMMED - 1):
+        updater([0, 1], grads, weights)
+    before = everything(updater, weights)
+    updater.optimizer.lr_mult[1] = float("nan")
+    with pytest.raises(ValueError, match="index 1"):
+        updater([0, 1], grads, weights)
+    del updater.optimizer.lr_mult[1]
+    assert everything(updater, weights) == before

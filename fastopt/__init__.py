@@ -29,13 +29,14 @@ from fastopt.trainer import Trainer as Trainer
 from fastopt.vectors import flat as flat
 
 if typing.TYPE_CHECKING:
+    from fastopt.in_numba import jit_functions as jit_functions
     from fastopt.optimizer.algorithms import *  # noqa: F403
     from fastopt.table import EmbeddingTable as EmbeddingTable
 
 __version__ = "0.1.0"
 
-_LAZY = ("EmbeddingTable",)
-"""Names from :mod:`fastopt.table`, which is imported on first use."""
+_LAZY = {"EmbeddingTable": "fastopt.table", "jit_functions": "fastopt.in_numba"}
+"""Names from modules that are imported on first use."""
 
 
 def _optimizers() -> list[str]:
@@ -51,7 +52,7 @@ def __getattr__(name: str) -> typing.Any:
                 globals()[name] = klass
             return klass
     if name in _LAZY:
-        return getattr(importlib.import_module("fastopt.table"), name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     schedules = (f"lr_scheduler.{each}" for each in lr_scheduler.scheduler_registry)
     within = ("optimizer.create", "optimizer.register", "amp.LossScaler", "parameter.ParameterDict")
     known = {*globals(), *_optimizers(), *_LAZY, *schedules, *within}

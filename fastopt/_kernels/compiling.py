@@ -301,11 +301,11 @@ def name_entry(kernel: Callable, rule: Rule | None, variant: str) -> None:
     name, digest = (rule.name, rule.digest) if rule else ("any", "")
     if config.DISABLE_JIT and rule:
         admit_plain(rule.functions)
-    kernel.__qualname__ = f"{kernel.__name__}.{name}.{variant}.{digest}{_engine_digest()}"
+    kernel.__qualname__ = f"{kernel.__name__}.{name}.{variant}.{digest}{engine_digest()}"
 
 
 @cache
-def _engine_digest() -> str:
+def engine_digest() -> str:
     folders = Path(__file__).parent, Path(inspect.getfile(Rule)).parent
     files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
     text = [path.read_bytes() for path in files]

@@ -1,0 +1,361 @@
+"""Functions of an optimizer inside users' compiled code."""
+
+import json
+import pickle
+from itertools import product
+
+import numpy as np
+import pytest
+from numba import njit, prange
+
+import fastopt
+from fastopt._engine.validate import leaves
+from fastopt._kernels.in_numba import SPECS
+from helpers.cases import CASES, Case, exhaustive, kept
+
+RATES = np.array([0.05, 0.0, 0.2])
+SETTINGS = {"clip_gradient": 1.5, "rescale_grad": 0.5}
+
+
+@njit
+def run(functions, weight, grads, rates):
+    """Update with the optimizer's learning rate, then with other rates."""
+    state = functions.init(weight)
+    for k in range(len(grads)):
+        functions.update(grads[k], weight, state)
+    for k in range(len(grads)):
+        functions.update(grads[k], weight, state, rates[k])
+    return state
+
+
+@njit
+def run_rows(functions, table, values, indices, rates):
+    """Update rows with the optimizer's learning rate and another one in turn."""
+    state = functions.init(table)
+    for k in range(len(values)):
+        functions.update_rows(values[k], indices[k], table, state)
+        functions.update_rows(values[k], indices[k], table, state, lr=rates[k])
+    return state
+
+
+def at_rates(updater, calls):
+    """Call an updater with each gradient, at a learning rate or the optimizer's own (None)."""
+    own = updater.optimizer.lr
+    for grad, weight, rate in calls:
+        updater.optimizer.lr = own if rate is None else float(rate)
+        updater("w", grad, weight)
+    updater.optimizer.lr = own
+
+
+def assert_same(state, weight, updater, expected):
+    """The bits of weight, state and count are those of the updater."""
+    assert weight.tobytes() == expected.tobytes()
+    for own, other in zip(state.arrays, leaves(updater.states["w"]), strict=True):
+        assert (own.tobytes(), own.dtype) == (other.tobytes(), other.dtype)
+    assert state.count[0] == updater.optimizer.num_update
+
+
+def compiles(case):
+    """Whether an optimizer of this form has functions."""
+    try:
+        return bool(fastopt.jit_functions(case.make()))
+    except TypeError:
+        return False
+
+
+FORMS = [case for case in CASES if compiles(case)]
+REFUSED = {str(case) for case in CASES if case not in FORMS}
+
+
+def test_only_rules_that_need_python_are_refused():
+    python = {"lbsgd", "sgld", "test", "prodigy", "dadaptadam", "schedulefreeprodigy"}
+    shared = {"nadam", "nadam-amsgrad=True", "nadam-decouple=True"}
+    assert {name for name in REFUSED if name.split("-")[0] not in python} == {
+        *shared,
+        "nadam-decouple=True-amsgrad=True",
+    }
+
+
+@pytest.mark.parametrize("case", kept(FORMS, "adam-formula=torch", "lamb"))
+def test_every_rule_has_the_bits_of_an_updater(case, rng):
+    settings = {**SETTINGS, "wd": case.wd}
+    real = (np.float32, np.float64)[FORMS.index(case) % 2]
+    functions = fastopt.jit_functions(case.make(**settings))
+    start = rng.normal(size=(37, 5)).astype(real)
+    grads = tuple(rng.normal(size=(37, 5)).astype(real) for _ in RATES)
+    weight, expected, updater = start.copy(), start.copy(), case.updater(**settings)
+    state = run(functions, weight, grads, RATES)
+    rates = [None] * len(RATES) + list(RATES)
+    at_rates(updater, zip(grads * 2, [expected] * len(rates), rates, strict=True))
+    assert_same(state, weight, updater, expected)
+
+    values = tuple(rng.normal(size=(6, 5)).astype(real) for _ in RATES)
+    indices = tuple(rng.integers(0, 37, 6) for _ in RATES)
+    weight, expected, updater = start.copy(), start.copy(), case.updater(**settings)
+    state = run_rows(functions, weight, values, indices, RATES)
+    pairs = [pair for pair in zip(values, indices, strict=True) for _ in range(2)]
+    rates = [rate for each in RATES for rate in (None, each)]
+    at_rates(updater, zip(pairs, [expected] * len(rates), rates, strict=True))
+    assert_same(state, weight, updater, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "orders", "shape", "dtype"),
+    [
+        pytest.param(*form, marks=() if k in (1, 10) else pytest.mark.exhaustive)
+        for k, form in enumerate(
+            product(("adamw", "lamb"), ("CC", "FC", "FF", "CA"), ((6, 5), (70_000, 1)), "fd")
+        )
+    ],
+)
+def test_any_order_size_and_dtype_of_gradients_is_read(name, orders, shape, dtype, rng):
+    updater = fastopt.Updater(fastopt.optimizer.create(name, learning_rate=0.1))
+    functions = fastopt.jit_functions(updater.optimizer)
+    weight = np.array(rng.normal(size=shape), np.float32, order=orders[0])
+    grad = rng.normal(size=(2 * shape[0], shape[1])).astype(dtype)[::2]
+    grad = grad if orders[1] == "A" else np.array(grad, order=orders[1])
+    expected = weight.copy(order="K")
+    state = run(functions, weight, (grad, grad, grad), np.full(3, 0.1))
+    for _ in range(6):
+        updater("w", grad, expected)
+    assert_same(state, weight, updater, expected)
+
+
+@pytest.mark.parametrize("shape", [(), *exhaustive((4,), (0,), (2, 3, 2))])
+def test_weights_of_any_number_of_axes_are_updated(shape, rng):
+    case = Case("rmsprop", {"centered": True})
+    weight, grad = np.array(rng.normal(size=shape)), np.array(rng.normal(size=shape))
+    expected, updater = weight.copy(), case.updater()
+    state = run(fastopt.jit_functions(case.make()), weight, (grad,), RATES[:1])
+    at_rates(updater, [(grad, expected, None), (grad, expected, RATES[0])])
+    assert_same(state, weight, updater, expected)
+
+
+def test_multipliers_of_a_parameter_maximize_and_first_states_are_those_of_the_optimizer(rng):
+    def make():
+        made = fastopt.DCASGD(lr=0.1, wd=0.1, momentum=0.9, maximize=True, begin_num_update=7)
+        made.set_lr_mult({"w": 0.5})
+        made.set_wd_mult({"w": 2.0})
+        return made
+
+    weight, grad, updater = rng.normal(size=3), rng.normal(size=3), fastopt.Updater(make())
+    expected = weight.copy()
+    state = run(fastopt.jit_functions(make(), "w"), weight, (grad,), RATES[:1])
+    at_rates(updater, [(grad, expected, None), (grad, expected, RATES[0])])
+    assert_same(state, weight, updater, expected)
+
+
+def test_a_rule_of_ones_own_is_compiled(rng):
+    @fastopt.rule(state=("m",), hyper=("lr", "beta", "rate"))
+    def signs(weight, grad, state, h):
+        m = h.beta * state[0] + grad
+        return weight - h.rate * h.lr * m, (m,)
+
+    class Signs(fastopt.optimizer.Optimizer):
+        rule = signs
+
+        @fastopt.optimizer.constant
+        def hyper(self, t, lr, wd):
+            return {"beta": 0.5, "rate": 1.0 if lr == 0 else 2 / (1 + lr - 0.5)}
+
+    weight, grad, updater = rng.normal(size=3), rng.normal(size=3), fastopt.Updater(Signs())
+    expected = weight.copy()
+    state = run(fastopt.jit_functions(Signs()), weight, (grad,) * 3, RATES)
+    calls = [(grad, expected, rate) for rate in (None, None, None, *RATES)]
+    at_rates(updater, calls)
+    assert_same(state, weight, updater, expected)
+
+
+def test_states_go_to_an_updater_and_its_checkpoint_and_back(rng):
+    def make():
+        return fastopt.Nadam(lr=0.1, per_parameter=True)
+
+    functions, updater, whole = (
+        fastopt.jit_functions(make()),
+        fastopt.Updater(make()),
+        fastopt.Updater(make()),
+    )
+    weight, grad = rng.normal(size=4), rng.normal(size=4)
+    expected = weight.copy()
+    for _ in range(6):
+        whole("w", grad, expected)
+    updater("w", grad, weight)
+    state = functions.from_updater(updater, "w")
+    functions.update(grad, weight, state)
+    functions.to_updater(updater, "w", state)
+    updater("w", grad, weight)
+    other = fastopt.Updater(make())
+    other.load_state_dict(updater.state_dict())
+    state = functions.from_updater(other, "w")
+    functions.update(grad, weight, state)
+    new = fastopt.Updater(make())
+    functions.to_updater(new, "w", pickle.loads(pickle.dumps(state)))
+    for _ in range(2):
+        new("w", grad, weight)
+    assert_same(functions.from_updater(new, "w"), weight, whole, expected)
+
+
+def test_states_of_other_rules_are_refused():
+    functions, sgd = fastopt.jit_functions("adam"), fastopt.jit_functions("sgd")
+    weight = np.ones(2)
+    updater = fastopt.Updater(fastopt.SGD())
+    with pytest.raises(TypeError, match="index 'w': the updater's optimizer must have rule adam"):
+        functions.to_updater(updater, "w", functions.init(weight))
+    with pytest.raises(TypeError, match="state must be that of these functions, got State"):
+        sgd.to_updater(updater, "w", functions.init(weight))
+    with pytest.raises(TypeError, match=r"update: state must be what init\(weight\) returned"):
+        sgd.update(weight, weight, functions.init(weight))
+    with pytest.raises(TypeError, match="groups"):
+        sgd.from_updater(fastopt.Updater(fastopt.SGD(), groups={}), "w")
+
+
+def test_a_call_that_fails_changes_nothing():
+    functions, weight = fastopt.jit_functions("adam"), np.ones((3, 2))
+    state = functions.init(weight)
+    of_other = functions.init(np.ones((4, 2)))
+    one, rows = np.ones((3, 2)), np.array([0, 2])
+    for error, call in (
+        (ValueError, lambda: functions.update(np.ones((2, 3)), weight, state)),
+        (ValueError, lambda: functions.update(one, weight, of_other)),
+        (ValueError, lambda: functions.update(one, weight, state, -0.1)),
+        (ValueError, lambda: functions.update(one, weight, state, np.nan)),
+        (ValueError, lambda: functions.update_rows(one, rows, weight, state)),
+        (IndexError, lambda: functions.update_rows(one[:2], np.array([0, 3]), weight, state)),
+        (IndexError, lambda: functions.update_rows(one[:2], np.array([-1, 0]), weight, state)),
+        (TypeError, lambda: functions.update(np.ones((3, 2), int), weight, state)),
+        (TypeError, lambda: functions.update(one, weight[:, :1], state)),
+        (TypeError, lambda: functions.update_rows(one, rows, np.asfortranarray(weight), state)),
+        (TypeError, lambda: functions.update_rows(one, rows * 1.0, weight, state)),
+    ):
+        with pytest.raises(error, match=r"update|lr must be"):
+            call()
+    assert (weight == 1).all()
+    assert not state.count[0]
+    assert not np.any(state.arrays)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda: fastopt.Adam(lr=lambda step: 0.1), "leave it out, and pass the learning rate"),
+        (lambda: fastopt.Adam(state_dtype="int8"), "its state is int8; leave state_dtype out"),
+        (lambda: fastopt.Muon(), "it updates weights in Python"),
+        (lambda: fastopt.SGLD(), "random numbers"),
+        (lambda: fastopt.Nadam(), "use per_parameter=True"),
+        (lambda: fastopt.AdamW(sparse_decay="catch_up"), "use sparse_decay='touched'"),
+        (lambda: fastopt.AdamW(rescale_grad=0.0), "skips updates"),
+        (lambda: fastopt.Prodigy(), "computed in Python in each step"),
+    ],
+)
+def test_what_cannot_be_compiled_is_one_error_with_its_cure(made, reason):
+    with pytest.raises(TypeError, match=f"jit_functions: .* cannot be compiled as .*{reason}"):
+        fastopt.jit_functions(made())
+
+
+def test_hyper_that_reads_the_rate_otherwise_takes_no_rate():
+    class Rooted(fastopt.SGD):
+        @fastopt.optimizer.constant
+        def hyper(self, t, lr, wd):
+            return {"lr": lr**0.5}
+
+    functions, weight = fastopt.jit_functions(Rooted(lr=0.25)), np.ones(1)
+    functions.update(np.ones(1), weight, functions.init(weight))
+    assert weight[0] == 0.5
+    with pytest.raises(TypeError, match="must be called in Python: no lr"):
+        functions.update(np.ones(1), weight, functions.init(weight), 0.1)
+
+
+def test_weights_are_updated_on_the_threads_of_the_caller(rng):
+    functions = fastopt.jit_functions("adam")
+
+    @njit(parallel=True)
+    def steps(weights, grads):
+        for k in prange(len(weights)):
+            state = functions.init(weights[k])
+            for _ in range(3):
+                functions.update(grads[k], weights[k], state)
+
+    weights, grads = rng.normal(size=(4, 9)), rng.normal(size=(4, 9))
+    expected, updater = weights.copy(), fastopt.Updater("adam")
+    steps(weights, grads)
+    for k in range(4):
+        for _ in range(3):
+            updater(k, grads[k], expected[k])
+    assert weights.tobytes() == expected.tobytes()
+
+
+PROGRAM = """
+import json, sys
+import numpy as np
+from numba import njit
+import fastopt
+
+made = fastopt.jit_functions(fastopt.Adam(lr=float(sys.argv[1]), formula=sys.argv[2]))
+init, update, _ = made
+
+@njit
+def inner(weight, state):
+    made.update(np.ones_like(weight), weight, state)
+
+@njit(cache=True)
+def by_tuple(weight):
+    state = made.init(weight)
+    made.update(np.ones_like(weight), weight, state)
+
+@njit(cache=True)
+def by_name(weight):
+    state = init(weight)
+    update(np.ones_like(weight), weight, state)
+
+@njit(cache=True)
+def by_argument(weight, functions):
+    state = functions.init(weight)
+    functions.update(np.ones_like(weight), weight, state)
+
+@njit(cache=True)
+def by_helper(weight):
+    inner(weight, init(weight))
+
+def closed(functions):
+    @njit(cache=True)
+    def by_closure(weight):
+        state = functions.init(weight)
+        functions.update(np.ones_like(weight), weight, state)
+    return by_closure
+
+found = []
+for call in by_tuple, by_name, by_argument, by_helper, closed(made):
+    weight = np.ones(2)
+    call(weight, *[made] * (call is by_argument))
+    found.append([weight[0], sum(call.stats.cache_hits.values())])
+print(json.dumps(found))
+"""
+
+
+def test_callers_in_numbas_cache_are_reused_until_optimizer_or_numbers_change(tmp_path, run_python):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+
+    def run_with(lr, formula):
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import program"
+        return json.loads(run_python(code, lr, formula, NUMBA_CACHE_DIR=str(tmp_path / "cache")))
+
+    def expected(lr, formula):
+        weight = np.ones(2)
+        fastopt.Updater(fastopt.Adam(lr=lr, formula=formula))("w", np.ones(2), weight)
+        return weight[0]
+
+    for lr, formula, hits in (
+        ("0.5", "torch", [0, 0, 0, 0, 0]),
+        ("0.5", "torch", [1, 1, 1, 1, 1]),
+        ("0.25", "torch", [0, 0, 1, 0, 0]),
+        ("0.25", "mxnet", [0, 0, 0, 0, 0]),
+    ):
+        assert run_with(lr, formula) == [[expected(float(lr), formula), each] for each in hits]
+
+
+def test_numbers_are_no_part_of_the_code():
+    first, second = (fastopt.jit_functions(fastopt.Adam(lr=lr, beta1=lr)) for lr in (0.1, 0.2))
+    assert first.init.digest == second.init.digest in SPECS
+    assert fastopt.jit_functions("adamw").init.digest != first.init.digest
+    assert repr(first.update) == "<update(grad, weight, state) of adam>"

@@ -61,9 +61,7 @@ class World:
     def drop_state(self, index):
         for kept in (self.updater.states, self.updater.states_synced, self.kept):
             kept.pop(index, None)
-        hidden = vars(self.updater.optimizer)
-        hidden.get("cumgrads", {}).pop(index, None)
-        self.set_copy(index, None)
+        self.drop_shaped(index)
 
     def gradient(self, index, seed, kind):
         weight = self.weights[index]
@@ -106,7 +104,8 @@ class World:
                     states[owner] = copied(states[owner], tuple)  # new states share a block
             for array in self.arrays(index):
                 array.resize(size, refcheck=False)
-            self.drop_sums(index)
+            for owner in self.owners(index):
+                self.drop_shaped(owner)
 
     def reshape(self, index):
         weight = self.weights[index]
@@ -114,7 +113,8 @@ class World:
         if weight.ndim == 2 and all(array.flags.c_contiguous for array in self.arrays(index)):
             for array in self.arrays(index):
                 reheader(array, shape=shape)
-            self.drop_sums(index)
+            for owner in self.owners(index):
+                self.drop_shaped(owner)
 
     def owners(self, index):
         weight = self.weights[index]
@@ -124,10 +124,12 @@ class World:
         states = [self.updater.states.get(owner) for owner in self.owners(index)]
         return [self.weights[index], *(array for state in states for array in leaves(state))]
 
-    def drop_sums(self, index):
-        for owner in self.owners(index):
-            vars(self.updater.optimizer).get("cumgrads", {}).pop(owner, None)
-            self.set_copy(owner, None)
+    def drop_shaped(self, index):
+        """Drop what has the shape of a weight and is no state: sum, master given before, copy."""
+        hidden = vars(self.updater.optimizer)
+        for table in ("cumgrads", "masters_given"):
+            hidden.get(table, {}).pop(index, None)
+        self.set_copy(index, None)
 
     def set_copy(self, index, array):
         self.updater.set_copy(index, array)

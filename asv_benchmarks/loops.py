@@ -11,9 +11,11 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from itertools import chain
 from pathlib import Path
 
@@ -28,10 +30,12 @@ from fastopt.bench.clock import interleaved  # noqa: E402
 
 Train = Callable[[], list[float]]
 """A training run that returns its losses."""
-OWN = "own"
+Loops = Iterator[tuple[str, dict[str, Train]]]
+"""What is trained, and the trainings by way."""
+OWN, OURS = "own", "with_fastopt"
 
 
-def scikit_learn() -> Iterator[tuple[str, dict[str, Train]]]:
+def scikit_learn() -> Loops:
     import scikit_learn as recipe
     from sklearn import neural_network
     from sklearn.datasets import load_diabetes
@@ -69,17 +73,7 @@ def fitted(model, hidden, batch, epochs, x, y) -> list[float]:
         return network.fit(x, y).loss_curve_
 
 
-def plain_numpy() -> Iterator[tuple[str, dict[str, Train]]]:
-    import plain_numpy as recipe
-
-    train = recipe.train
-    yield (
-        "plain NumPy, softmax regression",
-        {OWN: partial(train, recipe.AdamByHand), "list": partial(train, recipe.with_fastopt)},
-    )
-
-
-def autograd() -> Iterator[tuple[str, dict[str, Train]]]:
+def autograd() -> Loops:
     import hips_autograd as recipe
 
     for name in ("adam", "sgd"):
@@ -87,7 +81,7 @@ def autograd() -> Iterator[tuple[str, dict[str, Train]]]:
         yield f"autograd, {name}", {OWN: own, "list": fast}
 
 
-def thinc() -> Iterator[tuple[str, dict[str, Train]]]:
+def thinc() -> Loops:
     import thinc_digits as recipe
 
     for clip in (1.0, 0.0):
@@ -95,65 +89,42 @@ def thinc() -> Iterator[tuple[str, dict[str, Train]]]:
         yield what, {OWN: partial(recipe.theirs, clip), "single": partial(recipe.ours, clip)}
 
 
-def mynn() -> Iterator[tuple[str, dict[str, Train]]]:
-    import mygrad_cancer as recipe
+def loop(what: str, module: str, own: str, ours: str, way: str = "list") -> Callable[[], Loops]:
+    """Return a function that yields the loop of a recipe, trained with two of its functions."""
 
-    train = recipe.train
-    yield (
-        "mygrad and mynn",
-        {OWN: partial(train, recipe.of_mynn), "list": partial(train, recipe.of_fastopt)},
-    )
+    def loops() -> Loops:
+        recipe = import_module(module)
+        functions = {OWN: getattr(recipe, own), way: getattr(recipe, ours)}
+        made = signature(functions[OWN]).parameters  # whether they make a step for recipe.train
+        yield what, {k: partial(recipe.train, f) if made else f for k, f in functions.items()}
 
-
-def pennylane() -> Iterator[tuple[str, dict[str, Train]]]:
-    import pennylane_circuit as recipe
-
-    yield "PennyLane, circuit of 3 qubits", {OWN: recipe.theirs, "list": recipe.ours}
+    return loops
 
 
-def river() -> Iterator[tuple[str, dict[str, Train]]]:
-    import river_phishing as recipe
-
-    yield "river, logistic regression", {OWN: recipe.theirs, "single": recipe.ours}
-
-
-def factorization() -> Iterator[tuple[str, dict[str, Train]]]:
-    import bpr_factorization as recipe
-
-    train = recipe.train
-    yield (
-        "NumPy, BPR factorization, AdaGrad",
-        {OWN: partial(train, recipe.AdaGradByHand), "list": partial(train, recipe.with_fastopt)},
-    )
-
-
-def torch() -> Iterator[tuple[str, dict[str, Train]]]:
-    import torch_views as recipe
-
-    for words, made in (("Adam", recipe.of_torch), ("fused Adam", recipe.of_torch_fused)):
-        ways = {OWN: partial(recipe.train, made), "list": partial(recipe.train, recipe.of_fastopt)}
-        yield f"torch, {words}", ways
-
-
-def jax() -> Iterator[tuple[str, dict[str, Train]]]:
-    import jax_gradients as recipe
-
-    yield "JAX, optax", {OWN: recipe.with_optax, "list": recipe.with_fastopt}
-    own = recipe.with_optax_in_jit
-    yield "JAX, optax in jit with the gradient", {OWN: own, "list": recipe.with_fastopt}
-
-
-LIBRARIES: dict[str, Callable[[], Iterator[tuple[str, dict[str, Train]]]]] = {
+LIBRARIES: dict[str, Sequence[Callable[[], Loops]]] = {
     # imported name: loops
-    "numpy": factorization,
-    "sklearn": lambda: chain(plain_numpy(), scikit_learn()),
-    "autograd": autograd,
-    "thinc": thinc,
-    "mynn": mynn,
-    "pennylane": pennylane,
-    "river": river,
-    "torch": torch,
-    "optax": jax,
+    "numpy": [
+        loop("NumPy, BPR factorization, AdaGrad", "bpr_factorization", "AdaGradByHand", OURS)
+    ],
+    "sklearn": [
+        loop("plain NumPy, softmax regression", "plain_numpy", "AdamByHand", OURS),
+        scikit_learn,
+    ],
+    "autograd": [autograd],
+    "thinc": [thinc],
+    "mynn": [loop("mygrad and mynn", "mygrad_cancer", "of_mynn", "of_fastopt")],
+    "pennylane": [loop("PennyLane, circuit of 3 qubits", "pennylane_circuit", "theirs", "ours")],
+    "river": [
+        loop("river, logistic regression", "river_phishing", "theirs", "ours", "single"),
+    ],
+    "torch": [
+        loop("torch, Adam", "torch_views", "of_torch", "of_fastopt"),
+        loop("torch, fused Adam", "torch_views", "of_torch_fused", "of_fastopt"),
+    ],
+    "optax": [
+        loop("JAX, optax", "jax_gradients", "with_optax", OURS),
+        loop("JAX, optax in jit with the gradient", "jax_gradients", "with_optax_in_jit", OURS),
+    ],
 }
 
 
@@ -185,7 +156,8 @@ def main() -> None:
     chosen = []
     for library, loops in LIBRARIES.items():
         if find_spec(library):
-            chosen += [(what, ways) for what, ways in loops() if options.only in what]
+            every = chain.from_iterable(function() for function in loops)
+            chosen += [(what, ways) for what, ways in every if options.only in what]
         else:
             print(f"{library}: skipped, it is not installed", file=sys.stderr)
     lines = [line(what, ways, options.rounds) for what, ways in progress(chosen, "loop")]

@@ -1,8 +1,10 @@
 """Helpers of the commands: one-line errors, optional packages, progress bars and tables."""
 
 import os
+import textwrap
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from shutil import get_terminal_size
 from typing import Any, TypeVar
 
 from fastopt._advice import choices, closest
@@ -22,8 +24,7 @@ STARTERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 def is_first_rank() -> bool:
     """Whether this process is rank 0 of an MPI job, or not in an MPI job."""
-    given = [os.environ[name] for name in STARTERS if name in os.environ]
-    return not given or given[0] == "0"
+    return next((os.environ[name] for name in STARTERS if name in os.environ), "0") == "0"
 
 
 class Refused(Exception):
@@ -84,6 +85,19 @@ def progress(tasks: Sequence[T], unit: str, what: str | None = None) -> Iterable
         return tasks
     bar: Iterable[T] = tqdm(tasks, what, unit=unit, leave=False, dynamic_ncols=True, disable=None)
     return bar
+
+
+def say(text: str) -> None:
+    """Print text in lines that fit the terminal.
+
+    Examples
+    --------
+    >>> from fastopt._console import say
+    >>> say("3 s")
+    3 s
+    """
+    for line in text.splitlines():
+        print(textwrap.fill(line, min(get_terminal_size().columns, 100)), flush=True)
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from fastopt._foreign import as_gradient, is_foreign
 from fastopt._kernels.devices import is_cuda
 from fastopt._notices import warn_user
-from fastopt.arguments import choice
+from fastopt.arguments import array_inside, choice
 from fastopt.sparse import RowSparse
 
 KEPT = 16
@@ -82,6 +82,8 @@ class Structures:
             The gradients are None, a gradient is at the path of a container of weights, or a key
             is not a string or an integer.
         """
+        if type(grads) is type(weights) is np.ndarray and missing == "raise":
+            return ("",), (grads,), (weights,), ()
         key = id(weights), missing
         known = self._known.get(key) or self._latest.get(missing) or LATEST.get(missing)
         if known is not None:
@@ -298,6 +300,8 @@ class _Walk:
         cure = ""
         if isinstance(weight, (Iterator, MappingView)):
             cure = "make a list or dict of it"
+        elif inside := array_inside(weight):
+            cure = f"store {inside}, a NumPy array"
         elif _has_arrays(weight) or (isinstance(grad, Mapping) and not _is_array(weight)):
             cure = "pass a dict of its arrays"
         elif isinstance(weight, Set) and any(map(_is_number, weight)):
@@ -354,8 +358,9 @@ def _is_number(value: object) -> bool:
 
 def _fixed(path: str, got: str) -> TypeError:
     """Return the error for weights that are numbers."""
+    what = f"index {path!r}" if path else "single array"
     return TypeError(
-        f"index {path!r}: weight must be a NumPy array, got {got}, which cannot change in place: "
+        f"{what}: weight must be a NumPy array, got {got}, which cannot change in place: "
         "store np.array(x), or pass None as gradient if it is a setting"
     )
 

@@ -53,7 +53,10 @@ LENGTH = 100
 def brief(value: object) -> str:
     """Return the representation of a value for messages: one line, truncated if it is long."""
     text = " ".join(repr(value).split())
-    return text if len(text) <= LENGTH else f"{text[:LENGTH]}..."
+    if len(text) <= LENGTH:
+        return text
+    start = text[:LENGTH]
+    return f"{start.rpartition(' ')[0] or start} ..."
 
 
 def without_address(text: str, value: object) -> str:
@@ -72,6 +75,13 @@ def is_masked(value: object) -> bool:
 def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
     """Whether `value` is an array of NumPy without a mask."""
     return isinstance(value, np.ndarray) and not is_masked(value)
+
+
+def array_inside(value: object) -> str:
+    """Return how to get the NumPy array of a Series, DataArray or Tensor `x`; empty for others."""
+    if callable(getattr(value, "to_numpy", None)):
+        return "x.to_numpy()"
+    return "x.data" if isinstance(getattr(value, "data", None), np.ndarray) else ""
 
 
 def number(

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,16 @@ from fastopt.optimizer import Optimizer, create
 from fastopt.optimizer.optimizer import new_copy
 
 __all__ = ["Functional", "functional"]
+
+
+T = TypeVar("T")
+
+
+class _Update(Protocol):
+    """Type of the second function, whose new params have the type of the old ones."""
+
+    def __call__(self, grads: Any, state: dict[str, Any], params: T) -> tuple[T, dict[str, Any]]:
+        """Return new params and the new state."""
 
 
 class Functional(NamedTuple):
@@ -28,7 +38,7 @@ class Functional(NamedTuple):
     """
 
     init: Callable[[Any], dict[str, Any]]
-    update: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
+    update: "_Update"
 
 
 def functional(optimizer: str | Optimizer, **settings: object) -> Functional:
@@ -96,7 +106,7 @@ class _Pair:
         updater._keep(updater._checked(paths, list(map(np.zeros_like, arrays)), arrays))
         return _state_of(updater)
 
-    def update(self, grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+    def update(self, grads: Any, state: dict[str, Any], params: T) -> tuple[T, dict[str, Any]]:
         """Return new params and the new state."""
         with self.lock:
             if state is None or state is not self.state:

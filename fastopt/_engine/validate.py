@@ -16,7 +16,7 @@ from fastopt._arrays import Gradient
 from fastopt._kernels.codes import is_coded, scales_shape
 from fastopt._kernels.devices import Header, device_of, header, is_cuda
 from fastopt._kernels.layout import kind_of, real_of
-from fastopt.arguments import brief, is_masked
+from fastopt.arguments import array_inside, brief, is_masked
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
 
@@ -30,6 +30,8 @@ OF_ONE = "; each index has the state of one weight, another weight needs another
 
 def label(index: int | str, names: dict[Any, str]) -> str:
     """Return the label of a parameter in error messages."""
+    if index == "":
+        return "single array"
     name = names.get(index)
     return f"index {index!r}" if name is None else f"index {index!r} ({name})"
 
@@ -262,6 +264,8 @@ def _check_array(context: str, role: str, array: object, kind: Any, shape: Any =
             hint = ", which cannot change in place: store np.array(x)"
         if role == "gradient" and isinstance(array, Number):
             hint = f"; pass np.full({shape}, float(x))"
+        if cure := array_inside(array):
+            hint = f"; pass {cure}" if role == "gradient" else f"; store {cure}"
         if is_masked(array):
             hint = "; pass x.filled(0)" if role == "gradient" else "; pass x.data"
         raise TypeError(

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import is_
 from threading import RLock
 from types import SimpleNamespace
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -75,6 +75,8 @@ from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.groups import Groups, check_averaged
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
 from fastopt.sparse import HALVES, REALS, RowSparse
+
+T = TypeVar("T")
 
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
@@ -735,7 +737,7 @@ class Updater(Checked):
         else:
             self(paths, own, arrays, extras_at(paths, self._leaves(extra, weights, "skip")))
 
-    def updated(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> Any:
+    def updated(self, grads: Any, weights: T, missing: Literal["raise", "skip"] = "raise") -> T:
         """Return updated copies of nested weights; the arguments do not change.
 
         The state and the update counts are those of the updater, as in :meth:`step`, which has the
@@ -1308,7 +1310,7 @@ class Updater(Checked):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     old.save(f"{folder}/adam.safetensors")
         ...     new.load(f"{folder}/adam.safetensors")
-        Skipped(missing=[], extra=[])
+        Skipped(nothing)
         >>> new.optimizer.wd, new.optimizer.num_update
         (0.1, 1)
         """

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from math import gcd
+from shutil import get_terminal_size
 from typing import Any
 
 import numpy as np
 
 import fastopt
 from fastopt import info, optimizer, warmup
-from fastopt._console import Refused, duration, unknown
+from fastopt._console import Refused, duration, say, unknown
 from fastopt._kernels import traffic
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.threads import thread_count, use_threads
@@ -26,20 +27,21 @@ WIDTH = 64
 """Columns of a weight, if its size is a multiple of this; two dimensions for rules with rows."""
 ROUNDS = 31
 
-LEGEND = """
-compile: time to compile the kernels or to load them from the cache. limit: time of a loop that
-moves the same memory, divided by the time of the update; 1.00 is purely bandwidth-bound. NumPy:
-time of plain NumPy code, divided by the time of the update. Optimizers with a momentum use 0.9.
-"""
+LEGEND = """compile: time to compile the kernels or to load them from the cache. limit: time of a
+loop that moves the same memory, divided by the time of the update; 1.00 is purely bandwidth-bound.
+NumPy: time of plain NumPy code, divided by the time of the update. Optimizers with a momentum use
+0.9."""
 
 
 def run(
     optimizers: Sequence[str] = (),
-    sizes: Sequence[int] = (1_000, 1_000_000, 10_000_000),
+    sizes: Sequence[int] = (),
     threads: int | None = None,
     seconds: float = 60.0,
 ) -> bool:
     """Run the benchmark, of all optimizers and on all threads by default; print rows as they come.
+
+    The default sizes are 1,000, 1,000,000 and, if the terminal has room for it, 10,000,000.
 
     After `seconds`, including compilation, no further row is started.
 
@@ -61,6 +63,8 @@ def run(
     most, count = numba.config.NUMBA_NUM_THREADS, threads or thread_count()
     if count > most:
         raise Refused(f"--threads is at most {most} here, NUMBA_NUM_THREADS changes that")
+    wide = get_terminal_size((120, 24)).columns >= 105
+    sizes = sizes or (1_000, 1_000_000, 10_000_000)[: 2 + wide]
     with use_threads(count):
         try:
             return _Report(names, sorted(set(sizes)), count, seconds).run()
@@ -82,26 +86,22 @@ class _Report:
 
     def run(self) -> bool:
         """Print everything; return whether any optimizer was measured."""
-        print(
+        say(
             f"fastopt {fastopt.__version__}, {info.processor()}, "
             f"threads: {self.count} on {numba.threading_layer()}; float32"
         )
-        if busy := info.busy():
-            print(busy)
+        say(info.busy())
         self.memory()
         self.threads()
         left = self.optimizers()
-        print(LEGEND)
-        print(
-            f"{time.perf_counter() - self.start:.0f} s, {self.compiling:.0f} s of them to compile "
-            "kernels or to load them from the cache"
+        say(
+            f"\n{' '.join(LEGEND.split())}\n \n{time.perf_counter() - self.start:.0f} s, "
+            f"{self.compiling:.0f} s of them to compile kernels or to load them from the cache"
         )
         if left:
             again = ", or run it again, now that kernels are cached" if self.compiling > 1 else ""
-            print(
-                f"not measured within {self.seconds:g} s: {', '.join(left)}; give more "
-                f"--seconds{again}"
-            )
+            unmeasured = f"not measured within {self.seconds:g} s: {', '.join(left)}"
+            say(f"{unmeasured}; give more --seconds{again}")
         return len(left) < len(self.names)
 
     @property
@@ -124,7 +124,7 @@ class _Report:
             seconds = np.median(self.timed([partial(traffic.write, arrays)]))
             speeds.append(f"{7 * arrays[0].nbytes / seconds / 1e9:.1f} GB/s at {size:,}")
         if speeds:
-            print(f"memory, 4 arrays read and 3 written: {', '.join(speeds)} elements")
+            say(f"memory, 4 arrays read and 3 written: {', '.join(speeds)} elements")
 
     def threads(self) -> None:
         """Print the times of Adam by number of threads."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt import optimizer
-from fastopt._console import Refused, duration, need, progress, table
+from fastopt._console import Refused, duration, need, progress, say, table
 from fastopt._kernels.threads import use_threads
 from fastopt.bench.steps import PLAIN
 from fastopt.demo.perceptron import Array, Perceptron, train
@@ -153,14 +153,13 @@ def run(options: Options) -> float:
         runs = [Run(options, hidden, deepcopy(opt), comm) for hidden in NETWORKS]
         seconds = sum(run.first_step() for run in runs)
         shared = f"; batches and state sharded over {ranks} rank{'s' * (ranks > 1)}"
-        print(
+        say(
             f"{options.optimizer.lower()}: learning rate {opt.learning_rate:g}, "
             f"{options.dtype}, epochs {options.epochs}, batch size {options.batch_size}, "
             f"seed {options.seed}\n"
             f"{TRAIN} images of digits to train and {TEST} to test{_precision(options)}"
             f"{shared if comm else ''}\n"
-            f"first step: {seconds:.2f} s to compile the kernels or load them from the cache",
-            flush=True,
+            f"first step: {seconds:.2f} s to compile the kernels or load them from the cache"
         )
         for each in runs:
             each.train()
@@ -220,17 +219,17 @@ def _report(options: Options, runs: Sequence[Run]) -> None:
     reason = unrivaled(options)
     repeated = " updated copies of the weights with the same gradients"
     what = f": not compared, {reason}" if reason else repeated
-    print(f"\nfastopt trained {len(runs)} networks; plain NumPy{what}")
+    say(f"\nfastopt trained {len(runs)} networks; plain NumPy{what}")
     if not reason:
-        print(f"agreement with plain NumPy: {agreement(races)}")
+        say(f"agreement with plain NumPy: {agreement(races)}")
     if not all(math.isfinite(run.losses[-1][-1]) for run in runs):
-        print("the loss is no longer a finite number: try a smaller --learning-rate")
+        say("the loss is no longer a finite number: try a smaller --learning-rate")
     head = ["network", "weights", "loss", "test accuracy", *races[0].runners]
     print(f"\n{table(head, [run.row() for run in runs])}\n")
-    print("loss: mean of the last epoch; times: medians of an update, on one thread", flush=True)
+    say("loss: mean of the last epoch; times: medians of an update, on one thread")
     if not reason:
         words = " and ".join(f"{run.race.words} ({run.name})" for run in runs)
-        print(f"by the medians, fastopt is {words} than plain NumPy", flush=True)
+        say(f"by the medians, fastopt is {words} than plain NumPy")
 
 
 @dataclass

@@ -110,7 +110,7 @@ class Resumable(Sharded):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     old.save(f"{folder}/adam.safetensors")
         ...     new.load(f"{folder}/adam.safetensors")
-        Skipped(missing=[], extra=[])
+        Skipped(nothing)
         >>> new.states[0]
         (array([0.1, 0.1]), array([0.001, 0.001]))
         """
@@ -511,7 +511,7 @@ def save_checkpoint(
     ...     found = latest_checkpoint(folder)
     ...     updater.load(found["model"], weights=weights)
     ...     table = ShardedEmbeddingTable.load(found["words"], comm)
-    Skipped(missing=[], extra=[])
+    Skipped(nothing)
     """
     limit = time_limit(timeout)
     ranks = private(comm, limit).ranks

@@ -1099,7 +1099,7 @@ class ShardedUpdater(Resumable):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     old.save(f"{folder}/adam.safetensors", {0: weight})
         ...     new.load(f"{folder}/adam.safetensors", weights={0: other})
-        Skipped(missing=[], extra=[])
+        Skipped(nothing)
         >>> other
         array([0.999, 0.999])
         """

@@ -36,6 +36,7 @@ def test_plain_numpy_does_the_same_as_the_kernel(name, momentum, rng):
 def bench(monkeypatch, capsys):
     """What the command prints with as few measurements as possible."""
     monkeypatch.setattr(report, "ROUNDS", 1)
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(report, "sampler", lambda call: partial(seconds, call, 1))
 
     def printed(*arguments, code=0):
@@ -72,9 +73,9 @@ def test_threads_of_small_weights_are_not_compared(bench):
 def test_report_ends_when_time_is_over_and_names_what_is_missing(bench):
     """With 1 as the exit code, as nothing was measured, and nothing compiled for another run."""
     out = bench("--seconds", "0", code=1)
-    (line,) = (line for line in out.splitlines() if line.startswith("not measured within 0 s: "))
-    assert line.startswith("not measured within 0 s: adam, sgd, adamw, ")
-    assert line.endswith("; give more --seconds")
+    text = " ".join(out.split())
+    assert "not measured within 0 s: adam, sgd, adamw, " in text
+    assert text.endswith("; give more --seconds")
 
 
 @pytest.mark.further
@@ -93,7 +94,7 @@ def test_time_to_compile_counts(monkeypatch, bench):
     assert "\nsgd  " in out
     assert "3600 s of them to compile" in out
     missing = "adam, lion; give more --seconds, or run it again, now that kernels are cached"
-    assert f"\nnot measured within 3000 s: {missing}\n" in out
+    assert f"not measured within 3000 s: {missing}" in " ".join(out.split())
 
 
 def test_rows_are_printed_when_they_are_measured(monkeypatch, bench, capsys):

@@ -226,7 +226,7 @@ def test_index_leads_to_every_page():
         r"^```\{toctree\}\n(?::[^\n]*\n)+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
     )
     entries = [entry for tree in trees for entry in tree.splitlines()]
-    assert len(trees) == 3
+    assert len(trees) == text.count(":caption: ")
     for page in PAGES[1:]:
         if page.stem != "index":
             assert any(fnmatch(page.stem, entry) for entry in entries), page.name

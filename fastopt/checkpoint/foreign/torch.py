@@ -391,7 +391,7 @@ def from_torch_state_dict(
     >>> state = {0: {"momentum_buffer": np.array([1.0, -2.0])}}
     >>> updater = fastopt.Updater(fastopt.SGD())
     >>> from_torch_state_dict(updater, {"state": state, "param_groups": [group]})
-    Skipped(missing=[], extra=[])
+    Skipped(nothing)
     >>> updater.states[0], updater.optimizer.formula
     (array([ 1., -2.]), 'torch')
     """

@@ -35,6 +35,10 @@ class Skipped(NamedTuple):
     missing: list[Index]
     extra: list[Index]
 
+    def __repr__(self) -> str:
+        lists = f"missing={self.missing}, extra={self.extra}"
+        return f"{type(self).__name__}({lists if any(self) else 'nothing'})"
+
 
 def names_of(optimizer: Optimizer) -> dict[Index, str | None]:
     """Names of parameters by index, from ``idx2name`` or else from ``param_dict``."""

@@ -75,13 +75,16 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None
     >>> closest("amsgrad", ["momentum", "wd"]) is None
     True
     """
-    plain, typed = {_plain(each): each for each in sorted(known, reverse=True)}, _plain(name)
+    plain, typed = (
+        {_plain(candidate): candidate for candidate in sorted(known, reverse=True)},
+        _plain(name),
+    )
     if typed not in plain:  # prefer swapped letters over a missing one
-        for each in plain:
-            if len(typed) > 2 and sorted(each) == sorted(typed):
-                return plain[each]
-    found = get_close_matches(typed, plain, n=1, cutoff=cutoff)
-    return plain[found[0]] if found else None
+        for candidate in plain:
+            if len(typed) > 2 and sorted(candidate) == sorted(typed):
+                return plain[candidate]
+    matches = get_close_matches(typed, plain, n=1, cutoff=cutoff)
+    return plain[matches[0]] if matches else None
 
 
 def _plain(name: str) -> str:

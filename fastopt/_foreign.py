@@ -219,10 +219,10 @@ def _dtype(role: str, kind: object) -> np.dtype[Any]:
     """Return the NumPy dtype of a torch dtype."""
     name = str(kind).removeprefix("torch.")
     try:
-        found: np.dtype[Any] = bfloat16() if name == "bfloat16" else np.dtype(name)
+        dtype: np.dtype[Any] = bfloat16() if name == "bfloat16" else np.dtype(name)
     except TypeError:
         raise TypeError(f"{role} has dtype {kind}, which NumPy lacks") from None
-    return found
+    return dtype
 
 
 def _row_sparse(grad: Any) -> RowSparse:

@@ -226,11 +226,11 @@ class _Node(NamedTuple):
                 all_grads.append(own_grads[j])
                 all_weights.append(own_weights[k])
                 continue
-            found = node.read(own_grads[j], own_weights[k])
-            if found is None:
+            below = node.read(own_grads[j], own_weights[k])
+            if below is None:
                 return None
-            all_grads += found[0]
-            all_weights += found[1]
+            all_grads += below[0]
+            all_weights += below[1]
         return all_grads, all_weights
 
 

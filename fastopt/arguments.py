@@ -454,9 +454,13 @@ class Constructor(ABCMeta):
         """Signature with all arguments, including aliases and those passed by ``**kwargs``."""
         if "_signature" not in vars(cls):
             parameters = list(_parameters(cls))
-            required = [each for each in parameters if each.default is each.empty]
+            required = [
+                parameter for parameter in parameters if parameter.default is parameter.empty
+            ]
             # no name is required if *args might be passed on as any argument
-            cls._required = [each.name for each in required] if all(map(_named, required)) else []
+            cls._required = (
+                [parameter.name for parameter in required] if all(map(_named, required)) else []
+            )
             cls._signature = inspect.Signature(parameters)
         signature: inspect.Signature = vars(cls)["_signature"]
         return signature
@@ -499,21 +503,25 @@ def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     constructor = vars(owner)["__init__"]
     if getattr(constructor, "takes_declared", False):
-        own = [*_declared(cls)]
+        declared = [*_declared(cls)]
     else:
-        _, *own = inspect.signature(constructor).parameters.values()
-    found = {each.name: each for each in own if each.kind is not each.VAR_KEYWORD}
-    rest = [each for each in own if each.kind is each.VAR_KEYWORD]
+        _, *declared = inspect.signature(constructor).parameters.values()
+    by_name = {
+        parameter.name: parameter
+        for parameter in declared
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
+    rest = [parameter for parameter in declared if parameter.kind is parameter.VAR_KEYWORD]
     if rest and isinstance(
         above := order[order.index(owner) + 1], Constructor
     ):  # it passes them on
-        for each in above.__signature__.parameters.values():
-            if _named(each) and not isinstance(each.default, Same):
-                found.setdefault(each.name, each.replace(kind=each.KEYWORD_ONLY))
+        for parameter in above.__signature__.parameters.values():
+            if _named(parameter) and not isinstance(parameter.default, Same):
+                by_name.setdefault(parameter.name, parameter.replace(kind=parameter.KEYWORD_ONLY))
     for alias, names in cls.aliases.items():
-        if alias not in found and found.keys() >= {*names}:
-            found[alias] = _keyword(alias, Same(names))
-    yield from found.values()
+        if alias not in by_name and by_name.keys() >= {*names}:
+            by_name[alias] = _keyword(alias, Same(names))
+    yield from by_name.values()
     yield from rest
 
 
@@ -552,11 +560,11 @@ def rename(cls: "type[Checked]", kwargs: dict[str, Any], others: Iterable[str] =
         a tuple of that length.
     """
     parameters = cls.__signature__.parameters
-    given = {*kwargs, *others}
+    passed = {*kwargs, *others}
     for alias in [name for name in kwargs if name in parameters]:
         same = parameters[alias].default
         if isinstance(same, Same):
-            for name in given.intersection(same.names):
+            for name in passed.intersection(same.names):
                 raise TypeError(
                     f"{cls.__name__} takes {alias} or {name}, not both: they are the same argument"
                 )
@@ -594,13 +602,17 @@ def unknown_arguments(
     """
     if taken is None:
         parameters = cls.__signature__.parameters.values()
-        taken = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+        taken = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
     unknown = list(unknown)
     advice = {
         name: str(cls.argument_advice[name]) for name in unknown if name in cls.argument_advice
     }
     names = [name for name in unknown if name not in advice]
-    meant = [each for name in names if (each := _meant(cls, name, taken))]
+    meant = [parameter for name in names if (parameter := _meant(cls, name, taken))]
     parts = list(dict.fromkeys(advice.values()))
     parts += [f"did you mean {', '.join(meant)}?"] * bool(meant)
     parts += [f"it takes {', '.join(taken)}"] * (len(meant) < len(names))
@@ -758,15 +770,15 @@ class Checked(metaclass=Constructor):
         TypeError, ValueError
             An attribute is missing or does not match its description.
         """
-        for name, each in cls.declared.items():
-            if each.new:
-                value = each.default if each.factory is None else each.factory()
-                attributes = {each.stored or name: value, **attributes}
+        for name, argument in cls.declared.items():
+            if argument.new:
+                value = argument.default if argument.factory is None else argument.factory()
+                attributes = {argument.stored or name: value, **attributes}
         if missing := sorted(cls._described_attributes() - attributes.keys()):
             raise ValueError(f"{cls.__name__} has no attribute {', '.join(missing)}")
         described = {**cls._arguments, **cls._progress}
-        found = {name: check(name, attributes[name]) for name, check in described.items()}
-        return {**attributes, **found}
+        checked = {name: check(name, attributes[name]) for name, check in described.items()}
+        return {**attributes, **checked}
 
     def check_together(self) -> None:
         """Raise ValueError unless the attributes are consistent; subclasses may extend this."""

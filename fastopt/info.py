@@ -107,10 +107,10 @@ def processor() -> str:
 def features() -> str:
     """Return the instruction sets in :data:`FEATURES` that the processor supports."""
     try:
-        found = binding.get_host_cpu_features()
+        supported = binding.get_host_cpu_features()
     except RuntimeError as error:
         return f"unknown: {error}"
-    return " ".join(name for name in FEATURES if found.get(name)) or "none"
+    return " ".join(name for name in FEATURES if supported.get(name)) or "none"
 
 
 def target() -> str:
@@ -165,16 +165,16 @@ def threads() -> str:
 def mpi() -> str:
     """Return the mpi4py version, this rank and its threads, or why MPI is unavailable."""
     try:
-        found = f"mpi4py {version('mpi4py')}"
+        package = f"mpi4py {version('mpi4py')}"
     except PackageNotFoundError:
         return "none: pip install mpi4py mpich"
     if not any(name in os.environ for name in STARTERS):
-        return f"{found}; not started by mpiexec"
+        return f"{package}; not started by mpiexec"
     try:
         job: str = importlib.import_module("fastopt.mpi.communicator").describe()
     except ImportError as error:
-        return f"{found}; {_flat(error)}"
-    return f"{found} on {job}"
+        return f"{package}; {_flat(error)}"
+    return f"{package} on {job}"
 
 
 def kernel_cache() -> str:

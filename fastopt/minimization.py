@@ -165,10 +165,10 @@ def minimize(
     if not any(_is_array(leaf) for _, leaf in named("", x)):
         raise TypeError(f"x0 must hold real numbers, got {brief(x0)}")
     updater = _updater(optimizer, average, options)
-    for each in updater.parameters.optimizers():
-        if each.maximize:
+    for used in updater.parameters.optimizers():
+        if used.maximize:
             raise ValueError(
-                f"minimize cannot use {type(each).__name__}(maximize=True), which ascends: return "
+                f"minimize cannot use {type(used).__name__}(maximize=True), which ascends: return "
                 "the negative loss and gradient, without maximize"
             )
     if bounds is not None and evaluates(updater):
@@ -242,8 +242,8 @@ class _Method:
         self.optimizer, self.options = optimizer, options
 
     def __repr__(self) -> str:
-        given = "".join(f", {name}={brief(value)}" for name, value in self.options.items())
-        return f"scipy_method({self.optimizer!r}{given})"
+        options = "".join(f", {name}={brief(value)}" for name, value in self.options.items())
+        return f"scipy_method({self.optimizer!r}{options})"
 
     def __call__(
         self,
@@ -425,8 +425,8 @@ def _updater(
     """Return the updater of an optimizer."""
     if isinstance(optimizer, Updater):
         if options or average is not None:
-            given = ", ".join([*options, *["average"] * (average is not None)])
-            raise ValueError(f"{given} cannot be passed with an Updater, which has its own")
+            names = ", ".join([*options, *["average"] * (average is not None)])
+            raise ValueError(f"{names} cannot be passed with an Updater, which has its own")
         return optimizer
     opt = create(optimizer, **options)
     if opt is optimizer:
@@ -559,12 +559,12 @@ def _weight(leaf: object) -> Any:
 
 def _limits(bounds: object, x: object) -> list[tuple[int, Array, Array]]:
     """Return position, lower and upper limits of each leaf of x with bounds."""
-    given = dict(_bounds_of("", bounds, x))
-    found = []
+    bounds_at = dict(_bounds_of("", bounds, x))
+    limits = []
     for k, (path, leaf) in enumerate(named("", x)):
-        if given.get(path) is None or not _is_array(leaf):
+        if bounds_at.get(path) is None or not _is_array(leaf):
             continue
-        of = given[path]
+        of = bounds_at[path]
         at = f" of {path!r}" if path else ""
         pairs = (of.lb, of.ub) if hasattr(of, "lb") else _pairs(at, of, leaf.size)
         try:
@@ -581,8 +581,8 @@ def _limits(bounds: object, x: object) -> list[tuple[int, Array, Array]]:
             ) from None
         if not (low <= high).all():
             raise ValueError(f"bounds{at} must have lower limits that are at most the upper ones")
-        found.append((k, low, high))
-    return found
+        limits.append((k, low, high))
+    return limits
 
 
 def _bounds_of(path: str, bounds: object, x: object) -> Iterator[tuple[str, Any]]:

@@ -124,9 +124,9 @@ class ParameterInfo:
                 updater.set_copy(index, array)
             elif index not in updater.states:
                 updater.set_master(index, array)
-                given = updater.optimizer.masters_given
-                if index in given:
-                    given[index] = array  # this very array, so that the workspace sees updates
+                masters = updater.optimizer.masters_given
+                if index in masters:
+                    masters[index] = array  # this very array, so that the workspace sees updates
         self._bound = updater, index
         bound(self.blob)
         self._enter_master()

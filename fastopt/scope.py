@@ -204,19 +204,19 @@ class Scope:
         >>> first.name, second is first
         ('fc/w', True)
         """
-        given = _arguments(initializer, regularizer, dtype, trainable)
-        if twice := sorted(given.keys() & kw.keys()):
+        options = _arguments(initializer, regularizer, dtype, trainable)
+        if twice := sorted(options.keys() & kw.keys()):
             raise TypeError(f"parameter {name!r} is given {', '.join(twice)} under two names")
-        given |= kw if shape is None else {"shape": shape, **kw}
+        options |= kw if shape is None else {"shape": shape, **kw}
         reuse = self.reuse if reuse is None else _checked(reuse)
         if name is not None:
-            return self._obtain(name, given, reuse)
+            return self._obtain(name, options, reuse)
         if reuse is True:
             raise ValueError(f"a parameter of scope {self.prefix!r} needs a name to be reused")
         with self._numbered("var-") as name:
-            return self._obtain(name, given, reuse)
+            return self._obtain(name, options, reuse)
 
-    def _obtain(self, name: str, given: Mapping[str, Any], reuse: Reuse) -> Parameter:
+    def _obtain(self, name: str, options: Mapping[str, Any], reuse: Reuse) -> Parameter:
         """Return the parameter of this name, or create it with the defaults of the scope."""
         name = self.gen_name(name)
         with _CREATING:
@@ -225,7 +225,7 @@ class Scope:
                 raise ValueError(f"parameter {name!r} exists; reuse=True or 'auto' returns it")
             if not exists and reuse is True:
                 raise ValueError(f"parameter {name!r} does not exist; reuse='auto' creates it")
-            return self.params.get(name, **(given if exists else {**self.defaults, **given}))
+            return self.params.get(name, **(options if exists else {**self.defaults, **options}))
 
 
 def _arguments(
@@ -237,8 +237,8 @@ def _arguments(
     if regularizer is not None:
         regularizer = number("regularizer", regularizer, least=0)
     grad_req = {None: None, True: "write", False: "null"}[trainable]
-    given = {"init": initializer, "wd_mult": regularizer, "dtype": dtype, "grad_req": grad_req}
-    return {key: value for key, value in given.items() if value is not None}
+    options = {"init": initializer, "wd_mult": regularizer, "dtype": dtype, "grad_req": grad_req}
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _checked(reuse: Reuse) -> Reuse:
@@ -319,12 +319,12 @@ class name_scope(Scope):
             prefix = _path("abs_name", abs_name)
         if not isinstance(params, ParameterDict | None):
             raise TypeError(f"params must be a ParameterDict, got {type(params).__name__}")
-        given = _arguments(initializer, regularizer, dtype, trainable)
+        options = _arguments(initializer, regularizer, dtype, trainable)
         super().__init__(
             prefix,
             around.params if params is None else params,
             around._counts if params is None else {},
-            {**around.defaults, **given},
+            {**around.defaults, **options},
             around.reuse if reuse is None else _checked(reuse),
         )
         self.name = name

@@ -110,8 +110,8 @@ class Trainer(Checked):
         self._batch_size: float | None = None
         self._several = False
         options = {"loss_scaler": loss_scaler, "clip_global_norm": clip_global_norm}
-        given = {name: value for name, value in options.items() if value is not None}
-        self.updater: Any = _updater(opt, comm, given)
+        settings = {name: value for name, value in options.items() if value is not None}
+        self.updater: Any = _updater(opt, comm, settings)
         scale, divided = self.optimizer.divided
         self._scale = self.optimizer.rescale_grad
         if self._scale == divided:  # by the batch size of another trainer with the optimizer
@@ -137,8 +137,8 @@ class Trainer(Checked):
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer."""
-        found: Optimizer = self.updater.optimizer
-        return found
+        optimizer: Optimizer = self.updater.optimizer
+        return optimizer
 
     @property
     def learning_rate(self) -> float:

@@ -52,10 +52,10 @@ def flat(params: object) -> tuple[Array, Any]:
     (array([-1., -1.,  1.,  1.,  5.]), array([[-1., -1.],
            [ 1.,  1.]]))
     """
-    found = [(path, leaf) for path, leaf in named("", params) if _is_number(leaf)]
-    keys = [id(leaf) if isinstance(leaf, np.ndarray) else ~k for k, (_, leaf) in enumerate(found)]
+    numbers = [(path, leaf) for path, leaf in named("", params) if _is_number(leaf)]
+    keys = [id(leaf) if isinstance(leaf, np.ndarray) else ~k for k, (_, leaf) in enumerate(numbers)]
     arrays: dict[int, Array] = {}
-    for key, leaf in zip(keys, found, strict=True):
+    for key, leaf in zip(keys, numbers, strict=True):
         if key not in arrays:
             arrays[key] = _values(*leaf)
     dtype = np.result_type(*{array.dtype for array in arrays.values()} or {np.dtype(float)})

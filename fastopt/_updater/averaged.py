@@ -90,23 +90,23 @@ def held(updater: Updating) -> dict[Index, Array]:
 
 def leading(updater: Updating) -> dict[Index, Any]:
     """Return an array in the weight's shape for each index whose optimizer has averages."""
-    found = {}
+    arrays = {}
     for index, state in updater.states.items():
         of = updater.parameters.optimizer_of(index)
         if of.evaluates:
-            found[index] = leaves(state)[-1 - len(of.rule_for(index).kept)]
-    return found
+            arrays[index] = leaves(state)[-1 - len(of.rule_for(index).kept)]
+    return arrays
 
 
 def _evaluated(updater: Updating, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
     """Return the weights to evaluate with, by index."""
-    found = {}
+    averages = {}
     for index, (weight, *_) in targets.items():
         exact, state = _inner_state(updater, index, weight)
         of = updater.parameters.optimizer_of(index)
         slots = state[: len(of.rule_for(index).state)]
-        found[index] = of.evaluated(host(exact_copy(exact)), slots)
-    return found
+        averages[index] = of.evaluated(host(exact_copy(exact)), slots)
+    return averages
 
 
 def _inner_state(updater: Updating, index: Index, weight: Array) -> tuple[Any, list[Any]]:
@@ -129,16 +129,16 @@ def _targets(
     """Return the weight of each index, with its half-precision copy if it has one."""
     if not isinstance(weights, Mapping | None):
         raise TypeError(f"weights must map indices to arrays, got {brief(weights)}")
-    own = {check_index(index): weight for index, weight in (weights or {}).items()}
+    passed = {check_index(index): weight for index, weight in (weights or {}).items()}
     names = updater.optimizer.idx2name
-    unneeded = [each for each in own if each not in needed and not updater._is_frozen(each)]
+    unneeded = [each for each in passed if each not in needed and not updater._is_frozen(each)]
     for index in unneeded if averages.held is None else ():  # a restore leaves others alone
         raise ValueError(f"{label(index, names)}: the updater has no average of it")
     targets = {}
     for index in needed:
         context = label(index, names)
-        weight, of = own.get(index), updater.parameters.of(index)
-        if index not in own and of.weight is not None:
+        weight, of = passed.get(index), updater.parameters.of(index)
+        if index not in passed and of.weight is not None:
             weight = of.weight = updater._viewed(index, owner_of(of.weight))
         if weight is None:
             raise ValueError(

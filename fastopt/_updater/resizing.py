@@ -25,17 +25,17 @@ def checked_rows(context: str, rows: ArrayLike, weight: Array) -> Rows:
     TypeError, ValueError
         `rows` is no list of integers, or has another length than the weight.
     """
-    found = np.asarray(rows)
-    if found.ndim != 1 or not (found.dtype.kind in "iu" or not found.size):
+    array = np.asarray(rows)
+    if array.ndim != 1 or not (array.dtype.kind in "iu" or not array.size):
         raise TypeError(f"{context}: rows must be a list of row numbers, got {brief(rows)}")
-    if not weight.ndim or len(found) != len(weight):
+    if not weight.ndim or len(array) != len(weight):
         raise ValueError(
             f"{context}: rows must have the old row of each row of the weight, -1 for a new one: "
-            f"got {len(found)} for shape {weight.shape}"
+            f"got {len(array)} for shape {weight.shape}"
         )
-    if found.size and found.min() < -1:
-        raise ValueError(f"{context}: rows must be at least -1, got {found.min()}")
-    return found.astype(np.int64)
+    if array.size and array.min() < -1:
+        raise ValueError(f"{context}: rows must be at least -1, got {array.min()}")
+    return array.astype(np.int64)
 
 
 def resized(of: Parameter, state: object, fresh: object, rows: Rows) -> Any:

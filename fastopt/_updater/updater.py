@@ -215,8 +215,15 @@ class Updater(Checked):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
         self._start()
         self.optimizer = optimizer
-        given = loss_scaler, clip_global_norm, accumulate, average, clip_adaptive_eps, clip_adaptive
-        for (name, default), value in zip(DEFAULTS.items(), given, strict=True):
+        settings = (
+            loss_scaler,
+            clip_global_norm,
+            accumulate,
+            average,
+            clip_adaptive_eps,
+            clip_adaptive,
+        )
+        for (name, default), value in zip(DEFAULTS.items(), settings, strict=True):
             if value is not default:
                 setattr(self, name, value)
         if groups is not None:
@@ -260,14 +267,14 @@ class Updater(Checked):
     }
 
     def __repr__(self) -> str:
-        own, arguments = vars(self), inspect.signature(type(self).__init__).parameters
+        attributes, arguments = vars(self), inspect.signature(type(self).__init__).parameters
         settings = ""
         for name, parameter in list(arguments.items())[2:]:
-            value = own.get(name)
+            value = attributes.get(name)
             if value is not None and value != parameter.default:
                 settings += f"{name}={_shown(value)}, "
-        number = len(own.get("states", ()))
-        return f"{type(self).__name__}({own.get('optimizer')!r}, {settings}states={number})"
+        number = len(attributes.get("states", ()))
+        return f"{type(self).__name__}({attributes.get('optimizer')!r}, {settings}states={number})"
 
     def _start(self) -> None:
         """Initialize all attributes but the optimizer."""
@@ -291,8 +298,8 @@ class Updater(Checked):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OF_OPTIMIZER:
-            own = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(f"{own} to set; set updater.optimizer.learning_rate")
+            missing = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{missing} to set; set updater.optimizer.learning_rate")
         if name == "optimizer":
             # Before this lock: it may wait for another's.
             value = create(value).claimed(self, assigned="optimizer" in vars(self))
@@ -408,8 +415,8 @@ class Updater(Checked):
             return
         synced = Tracked(dict.fromkeys(states, False), weakly(self._forget_records))
         with self.lock, uninterrupted:
-            own = Tracked(states, weakly(self._follow_states))
-            vars(self).update(states=own, states_synced=synced)
+            tracked = Tracked(states, weakly(self._follow_states))
+            vars(self).update(states=tracked, states_synced=synced)
             self._follow_states(*states)
             self.records.follow_load(synced)
 
@@ -563,10 +570,10 @@ class Updater(Checked):
                 self(indices[0], grad, weight)  # bytes, or a NumPy integer or string
                 return
         else:
-            own, grads, weights = as_lists(index, grad, weight)
-            indices = [check_index(each) for each in own]
+            keys, grads, weights = as_lists(index, grad, weight)
+            indices = [check_index(each) for each in keys]
             lists = all(isinstance(each, (list, tuple)) for each in (index, grad, weight))
-            if not (lists and all(map(is_, indices, own))):
+            if not (lists and all(map(is_, indices, keys))):
                 self(indices, grads, weights)  # dictionary views, converted to lists
                 return
         groups = self.parameters.groups
@@ -579,11 +586,11 @@ class Updater(Checked):
                 else:
                     self._info = UNCHANGED
                 return
-        given = Given(indices, grads, weights, single)
+        call = Given(indices, grads, weights, single)
         if {*map(type, grads), *map(type, weights)} <= OURS:
-            self._update(given)
+            self._update(call)
         else:
-            self._update_views(given)
+            self._update_views(call)
 
     def _enter(self, index: Any, grad: Any, weight: Any) -> bool:
         """Update parameters that have records, with what Python has to do before.
@@ -767,7 +774,8 @@ class Updater(Checked):
         """
         new = copies(weights)
         self(*self._leaves(grads, new, missing))
-        return as_given(new, weights)
+        result: T = as_given(new, weights)
+        return result
 
     def _leaves(
         self, grads: Any, weights: Any, missing: str
@@ -1039,38 +1047,38 @@ class Updater(Checked):
                [ 0. ]])
         """
         with between_updates(self.lock, "resize()"), uninterrupted:
-            own = self.parameters.of(check_index(index))
-            index, averages = own.index, self._averages
+            param = self.parameters.of(check_index(index))
+            index, averages = param.index, self._averages
             view = self._viewed(index, weight)
-            taken = checked_rows(own.context, rows, header(view))
+            taken = checked_rows(param.context, rows, header(view))
             if averages is not None:
                 averages.check_free()
-            if not own.optimizer.native:
-                kind = type(own.optimizer).__name__
-                raise TypeError(f"{own.context}: the state of {kind} is not one by rows")
+            if not param.optimizer.native:
+                kind = type(param.optimizer).__name__
+                raise TypeError(f"{param.context}: the state of {kind} is not one by rows")
             if self._windows is not None and index in self._windows.calls:
-                raise ValueError(f"{own.context}: gradients wait for their update: call finish()")
-            if own.copy is not None and np.shape(header(own.copy)) != header(view).shape:
+                raise ValueError(f"{param.context}: gradients wait for their update: call finish()")
+            if param.copy is not None and np.shape(header(param.copy)) != header(view).shape:
                 raise ValueError(
-                    f"{own.context}: its copy has another shape than the weight: call "
+                    f"{param.context}: its copy has another shape than the weight: call "
                     "set_copy(index, None) before, and set_copy with another one after"
                 )
-            known, tables, decay = index in self.states, [], own.optimizer.row_decay
+            known, tables, decay = index in self.states, [], param.optimizer.row_decay
             if known:
-                fresh = own.optimizer.create_state_multi_precision(index, view)
-                state = resized(own, self.states[index], placed(fresh, header(view)), taken)
+                fresh = param.optimizer.create_state_multi_precision(index, view)
+                state = resized(param, self.states[index], placed(fresh, header(view)), taken)
                 tables += [(self.states, state), (self.states_synced, True)]
             if known and averages is not None and index in averages.arrays:
                 exact = exact_copy((header(view),))
-                mean = resized(own, averages.arrays[index], exact, taken)
+                mean = resized(param, averages.arrays[index], exact, taken)
                 tables.append((averages.arrays, mean))
             if known and index in decay:
                 old, total = decay[index]
                 lacking = placed(np.full(len(taken), total), header(view))
-                tables.append((decay, (resized(own, old, lacking, taken), total)))
+                tables.append((decay, (resized(param, old, lacking, taken), total)))
             for table, value in tables:
                 dict.__setitem__(table, index, value)
-            own.weight = view
+            param.weight = view
             self._forget_records(index)
 
     def set_copy(self, index: Any, array: Array | None) -> None:
@@ -1102,12 +1110,12 @@ class Updater(Checked):
         >>> copy
         array([0.9, 0.9], dtype=float16)
         """
-        own = check_index(index)
+        key = check_index(index)
         with self.lock:
             if array is not None:
                 of = header(array)
-                check_like(label(own, self.optimizer.idx2name), "copy", of, HALVES, np.shape(of))
-            self.parameters.of(own).copy = array
+                check_like(label(key, self.optimizer.idx2name), "copy", of, HALVES, np.shape(of))
+            self.parameters.of(key).copy = array
             self.forget()
 
     def finish(self, index: Any = None, weight: Any = None) -> None:
@@ -1154,23 +1162,25 @@ class Updater(Checked):
             if self._averages is not None:
                 self._averages.check_free()
             windows, names = self._windows, optimizer.idx2name
-            found = incomplete(windows, index, weight).items()
-            given = {i: self._given(i, of, "finish") for i, of in found if not self._is_frozen(i)}
-            if windows is None or not given:
+            waiting = incomplete(windows, index, weight).items()
+            owners = {
+                i: self._given(i, of, "finish") for i, of in waiting if not self._is_frozen(i)
+            }
+            if windows is None or not owners:
                 vars(self)["_info"] = UNCHANGED
                 return
-            indices, calls = list(given), [windows.calls[i] for i in given]
-            views = [self._viewed(i, array) for i, array in given.items()]
+            indices, calls = list(owners), [windows.calls[i] for i in owners]
+            views = [self._viewed(i, array) for i, array in owners.items()]
             of = [label(i, names) for i in indices]
             sums = list(map(windows.total, of, indices, views))
             entries = zip(self._checked_entries(indices, sums, views), calls, strict=True)
             means = [  # all gradients have one factor
                 times(total, calls[0] / count) for (*_, total), count in entries
             ]
-            finish = partial(windows.finish, indices, windows.without(given))
+            finish = partial(windows.finish, indices, windows.without(owners))
             with uninterrupted:
                 self._apply(Given(indices, means, views, share=1 / calls[0]), finish)
-            mark_written(list(given.values()))
+            mark_written(list(owners.values()))
 
     def flush(self, index: Any, weight: Array | None = None) -> None:
         """Apply the deferred weight decay to all rows of a parameter.
@@ -1356,8 +1366,8 @@ class Updater(Checked):
             See :meth:`save`.
         """
         with between_updates(self.lock, "states_dict()"):
-            found: dict[str, Any] = copied(describe(self))
-            return found
+            states: dict[str, Any] = copied(describe(self))
+            return states
 
     def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
         """Restore the result of :meth:`states_dict`.
@@ -1503,28 +1513,28 @@ class Updater(Checked):
 
     # Checks
 
-    def _update_views(self, given: Given) -> None:
+    def _update_views(self, call: Given) -> None:
         """Update arrays of other libraries through NumPy views."""
-        indices, grads, weights, single, *_ = given
-        own, views = list(grads), list(weights)
+        indices, grads, weights, single, *_ = call
+        gradients, views = list(grads), list(weights)
         for k, index in enumerate(indices):
             try:
-                own[k], views[k] = as_gradient(grads[k]), as_weight(weights[k])
+                gradients[k], views[k] = as_gradient(grads[k]), as_weight(weights[k])
             except (TypeError, ValueError) as error:
                 context = label(index, self.optimizer.idx2name)
                 raise type(error)(f"{context}: {error}") from error
-        if all(map(is_, views, weights)) and all(map(is_, own, grads)):
-            self._update(given)
+        if all(map(is_, views, weights)) and all(map(is_, gradients, grads)):
+            self._update(call)
             return
         if single:
-            self(indices[0], own[0], views[0])
+            self(indices[0], gradients[0], views[0])
         else:
-            self(indices, own, views)
+            self(indices, gradients, views)
         mark_written(weights)
 
-    def _update(self, given: Given) -> None:
+    def _update(self, call: Given) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
-        indices, grads, weights, single, *_ = given
+        indices, grads, weights, single, *_ = call
         with self.lock, unused(self.optimizer.updating):
             optimizer = self.optimizer
             if self._averages is not None:
@@ -1542,7 +1552,7 @@ class Updater(Checked):
             why = slow.reason(self, indices, grads, weights, unchecked)
             with uninterrupted:
                 if self._windows is None:
-                    self._apply(given)
+                    self._apply(call)
                 else:
                     entries = self._checked_entries(indices, grads, weights)
                     self._add(self._windows, entries, single)
@@ -1573,9 +1583,9 @@ class Updater(Checked):
         """Check that weights and gradients match; return indices, weights and gradients."""
         checked = []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
-            own = self.parameters.of(index)
-            grad = check(own.context, weight, grad, own.copy)
-            if isinstance(grad, RowSparse) and not own.optimizer.native:
+            param = self.parameters.of(index)
+            grad = check(param.context, weight, grad, param.copy)
+            if isinstance(grad, RowSparse) and not param.optimizer.native:
                 grad = self.parameters.optimizer_of(index).dense_gradient(index, weight, grad)
             checked.append((index, weight, grad))
         return checked
@@ -1664,12 +1674,12 @@ class Updater(Checked):
         copies = {index: self.parameters.copy_of(index) for index in optimizers}
         by = lambda call: (optimizers[call[0]], copies[call[0]] is not None)  # noqa: E731
         for (optimizer, _), run in groupby(calls, by):
-            own = list(run)
-            if optimizer.native and copies[own[0][0]] is None:
-                optimizer.update_all(own)
-                self._keep(own)
+            entries = list(run)
+            if optimizer.native and copies[entries[0][0]] is None:
+                optimizer.update_all(entries)
+                self._keep(entries)
                 continue
-            for call in own:
+            for call in entries:
                 index, weight, grad, state = call
                 if type(optimizer).update_multi_precision is not Optimizer.update_multi_precision:
                     optimizer.update_multi_precision(index, weight, grad, state)
@@ -1702,13 +1712,13 @@ class Updater(Checked):
 
     def _given(self, index: Index, weight: Any, call: str) -> Any:
         """Return the weight that was given to a method, or else that of the last call."""
-        given = owner_of(self.parameters.weight_of(index)) if weight is None else weight
-        if given is None:
+        owner = owner_of(self.parameters.weight_of(index)) if weight is None else weight
+        if owner is None:
             raise ValueError(
                 f"{label(index, self.optimizer.idx2name)}: {call} needs the weight, which was in "
                 f"no call yet: pass it, {call}(index, weight)"
             )
-        return given
+        return owner
 
     def _viewed(self, index: Index, weight: Any) -> Any:
         """Return a weight, or the NumPy view of one of another library."""
@@ -1729,17 +1739,17 @@ class Updater(Checked):
                 raise ValueError(f"{context}: accumulate={self.accumulate} takes an index once")
             seen.add(index)
 
-    def _apply(self, given: Given, finish: Callable[[], None] | None = None) -> None:
+    def _apply(self, call: Given, finish: Callable[[], None] | None = None) -> None:
         """Scale and clip gradients, multiply them by a share, and update; then call `finish`."""
         native, records = self.parameters.native, self.records
-        indices, grads, weights, *_ = given
+        indices, grads, weights, *_ = call
         if self.settings.clip_adaptive is not None:
             self.settings.clip_adaptive.check(indices, weights, grads, self.optimizer.idx2name)
         try:
             if native and batches_of(self.optimizer) is None:
-                info = records.take(self, given)
+                info = records.take(self, call)
             else:
-                info = self._apply_in_python(given)
+                info = self._apply_in_python(call)
                 info = self.parameters.stepped(info, indices) if info.stepped else info
             if finish is not None:
                 finish()
@@ -1749,9 +1759,9 @@ class Updater(Checked):
             raise
         self._report(info)
 
-    def _apply_in_python(self, given: Given) -> StepInfo:
+    def _apply_in_python(self, call: Given) -> StepInfo:
         """Clip the gradients in Python, for a user's ``update()`` or a sum of several calls."""
-        indices, grads, weights, single, share, _ = given
+        indices, grads, weights, single, share, _ = call
         self.records.words[DONE] = 0
         checked = [grad for *_, grad in self._checked_entries(indices, grads, weights)]
         of, settings = (self.optimizer, self.backend, indices), self.settings

@@ -24,14 +24,14 @@ def __getattr__(name: str) -> typing.Any:
         raise _no_attribute(f"module {__name__!r}", name, _MODULES, _Advice("ADAPTERS"))
     module = _MODULES[name]
     try:
-        found = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        adapter = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:
         package = module.replace("_", "-")
         raise ImportError(
             f"fastopt.adapters.{name} needs {package}: pip install {package} ({error})"
         ) from error
-    globals()[name] = found
-    return found
+    globals()[name] = adapter
+    return adapter
 
 
 def __dir__() -> list[str]:

@@ -166,8 +166,8 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
         names = [*self._rows]
         whole = np.zeros_like(self._weights)
         whole[: len(names)] = [w[name] for name in names]
-        found = evaluated(self.updater, {INDEX: whole}).get(INDEX, whole)[: len(names)]
-        return {**w, **dict(zip(names, found.tolist(), strict=True))}
+        averages = evaluated(self.updater, {INDEX: whole}).get(INDEX, whole)[: len(names)]
+        return {**w, **dict(zip(names, averages.tolist(), strict=True))}
 
     def _count(self, w: Any) -> Any:
         """Count a step without features, which has an effect on corrections of bias."""

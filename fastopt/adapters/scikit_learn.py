@@ -111,9 +111,9 @@ class _Fastopt:
 
 def _signature(kind: type) -> inspect.Signature:
     """Return the arguments of a class of scikit-learn, which reads them, and `optimizer`."""
-    found = inspect.signature(kind.__init__)  # type: ignore[misc]
+    signature = inspect.signature(kind.__init__)  # type: ignore[misc]
     added = inspect.Parameter("optimizer", inspect.Parameter.KEYWORD_ONLY, default=None)
-    return found.replace(parameters=[*found.parameters.values(), added])
+    return signature.replace(parameters=[*signature.parameters.values(), added])
 
 
 class MLPClassifier(_Fastopt, neural_network.MLPClassifier):  # type: ignore[misc]

@@ -171,12 +171,12 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
             index = self._indices[key] = "/".join(map(str, key))
         if self._scales.get(index, 1.0) != lr_scale:
             self._scales[index] = self.updater.optimizer.lr_mult[index] = lr_scale
-        given = gradient
+        penalized = gradient
         if self._penalty:
             opt = self.updater.optimizer
-            given = self._penalty * opt.multiplier(index, opt.wd_mult, "wd_mult") * weights
-            given += gradient
-        self.updater(index, given, weights)
+            penalized = self._penalty * opt.multiplier(index, opt.wd_mult, "wd_mult") * weights
+            penalized += gradient
+        self.updater(index, penalized, weights)
         gradient.fill(0)  # thinc adds the next gradient to it
         return weights, gradient
 

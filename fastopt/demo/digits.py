@@ -161,8 +161,8 @@ def run(options: Options) -> float:
             f"{shared if comm else ''}\n"
             f"first step: {seconds:.2f} s to compile the kernels or load them from the cache"
         )
-        for each in runs:
-            each.train()
+        for network in runs:
+            network.train()
     _report(options, runs)
     if options.plot and not (comm and comm.rank):
         runs[-1].draw(options.plot)
@@ -240,10 +240,10 @@ class Runner:
     weights: Sequence[Array]
     seconds: list[float] = field(default_factory=list)
 
-    def step(self, given: Any) -> None:
+    def step(self, batch: Any) -> None:
         """Do and time a step."""
         begin = perf_counter()
-        self.act(given)
+        self.act(batch)
         self.seconds.append(perf_counter() - begin)
 
 
@@ -286,22 +286,22 @@ def agreement(races: Sequence[Race]) -> str:
 
     In each run, a step rounds a weight once and its state a few times.
     """
-    found = []
+    deviations = []
     for race in races:
         ours, plain = race.runners.values()
         pairs = [*zip(ours.weights, plain.weights, strict=True)]
         apart = float(np.max([abs(a - b).max() for a, b in pairs]))
         largest = float(np.max([abs(weight).max() for weight in plain.weights]))
         rounding = 4 * len(ours.seconds) * float(np.finfo(ours.weights[0].dtype).eps) * largest
-        found.append((apart / rounding, apart, rounding))
-    if not np.isfinite(found).all():
+        deviations.append((apart / rounding, apart, rounding))
+    if not np.isfinite(deviations).all():
         return "unknown, weights are no longer finite numbers"
-    excess, worst, rounding = max(found)
+    excess, worst, rounding = max(deviations)
     if excess > 1:
         return (
             f"NO, weights differ by {worst:.1e}, more than {rounding:.1e}, which rounding explains"
         )
-    return f"yes, weights differ by {max(apart for _, apart, _ in found):.1e} at most"
+    return f"yes, weights differ by {max(apart for _, apart, _ in deviations):.1e} at most"
 
 
 def check_plot(path: Path) -> None:

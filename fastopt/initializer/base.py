@@ -356,13 +356,13 @@ class Initializer:
         if self._print_func:
             log.info("Initialized %s as %s: %s", desc, pattern, self._print_func(arr))
 
-    def _init_own(self, own: object, desc: InitDesc, arr: Array) -> None:
+    def _init_own(self, chosen: object, desc: InitDesc, arr: Array) -> None:
         """Fill the array with the parameter's own initializer."""
-        if isinstance(own, (str, Initializer)):
-            self._created(own)._init_weight(desc, arr)
+        if isinstance(chosen, (str, Initializer)):
+            self._created(chosen)._init_weight(desc, arr)
         else:
             rest = {name: value for name, value in desc.attrs.items() if name != "__init__"}
-            filler(f"{desc}: init", own)(InitDesc(desc, rest, desc.global_init), arr)
+            filler(f"{desc}: init", chosen)(InitDesc(desc, rest, desc.global_init), arr)
 
     def _created(self, init: "str | Initializer") -> "Initializer":
         """Create an initializer from its text; it draws from this initializer's generator."""

@@ -179,25 +179,26 @@ def rebased(schedule: Any, rate: float, optimizer: type) -> Any:
     Warns if both values were set explicitly, or if the optimizer's rate has no or partial effect.
     A value that equals the default of its argument counts as not set.
     """
-    own, kind = schedule.base_lr, type(schedule)
+    base_lr, kind = schedule.base_lr, type(schedule)
     twin = copy(schedule)
     if twin is not schedule:  # copy() of a function returns the function itself
         twin.base_lr = rate
-    given = f"learning_rate={rate} of {optimizer.__name__}"
+    assigned = f"learning_rate={rate} of {optimizer.__name__}"
     if twin is schedule or getattr(schedule, "keeps_base_lr", False):
         if rate != _default(optimizer, "learning_rate"):
             warn_user(
-                f"{given} has no effect: {kind.__name__} keeps its base_lr={own}; set base_lr of "
-                "the schedule"
+                f"{assigned} has no effect: {kind.__name__} keeps its base_lr={base_lr}; set "
+                "base_lr of the schedule"
             )
     elif getattr(schedule, "warmup_steps", 0):
         warn_user(
-            f"{given} replaces base_lr={own} of {kind.__name__} after warm-up, which still ends at "
-            f"{own}; give both the same value, or learning_rate=None"
+            f"{assigned} replaces base_lr={base_lr} of {kind.__name__} after warm-up, which "
+            f"still ends at {base_lr}; give both the same value, or learning_rate=None"
         )
-    elif own != _default(kind, "base_lr"):
+    elif base_lr != _default(kind, "base_lr"):
         warn_user(
-            f"{given} replaces base_lr={own} of {kind.__name__}; learning_rate=None keeps base_lr"
+            f"{assigned} replaces base_lr={base_lr} of {kind.__name__}; "
+            "learning_rate=None keeps base_lr"
         )
     return twin
 

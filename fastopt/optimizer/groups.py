@@ -34,7 +34,7 @@ class Group:
         The optimizer of the updater.
     """
 
-    def __init__(self, pattern: str, given: Mapping[str, Any], main: Optimizer) -> None:
+    def __init__(self, pattern: str, arguments: Mapping[str, Any], main: Optimizer) -> None:
         self.pattern, self.label = pattern, f"groups[{pattern!r}]"
         if not isinstance(pattern, str):
             raise TypeError(f"groups must have regular expressions as keys, got {brief(pattern)}")
@@ -42,9 +42,11 @@ class Group:
             self.search = re.compile(pattern).search
         except re.error as error:
             raise ValueError(f"{self.label} is not a regular expression: {error}") from None
-        if not isinstance(given, Mapping):
-            raise TypeError(f"{self.label} must be a dict of hyper-parameters, got {brief(given)}")
-        rest = self._completed(given, main)
+        if not isinstance(arguments, Mapping):
+            raise TypeError(
+                f"{self.label} must be a dict of hyper-parameters, got {brief(arguments)}"
+            )
+        rest = self._completed(arguments, main)
         self.given: Mapping[str, Any] = MappingProxyType(dict(rest))
         self.frozen = flag(f"{self.label}: frozen", rest.pop("frozen", False))
         if self.frozen and rest:
@@ -71,12 +73,12 @@ class Group:
             self.optimizer = self._twin(main, rest)
         self.follows = self.optimizer is not main
 
-    def _completed(self, given: Mapping[str, Any], main: Optimizer) -> dict[str, Any]:
+    def _completed(self, arguments: Mapping[str, Any], main: Optimizer) -> dict[str, Any]:
         """Return the settings, with the updater's optimizer for a name or one that others have too.
 
         A schedule becomes `lr_scheduler`.
         """
-        rest = dict(given)
+        rest = dict(arguments)
         try:
             if isinstance(rest.get("optimizer"), str):
                 rest["optimizer"] = create(rest["optimizer"])
@@ -133,17 +135,17 @@ class Group:
 
     def _copy(self, main: Optimizer) -> bool:
         """Copy the shared attributes of the updater's optimizer; return whether one has changed."""
-        own, found, changed = vars(self.optimizer), vars(main), False
-        names = FOLLOWED if self.is_other else [*found.keys() - main.transient]
+        fields, of_main, changed = vars(self.optimizer), vars(main), False
+        names = FOLLOWED if self.is_other else [*of_main.keys() - main.transient]
         for name in names:
             if name in self.own or name in MULTIPLIERS:
                 continue
-            if name not in own or own[name] is not found[name]:
+            if name not in fields or fields[name] is not of_main[name]:
                 changed |= name != "rescale_grad"
-                if name == "rescale_grad" and name in own:
-                    self.optimizer.rescale_grad = found[name]
+                if name == "rescale_grad" and name in fields:
+                    self.optimizer.rescale_grad = of_main[name]
                 else:
-                    own[name] = found[name]
+                    fields[name] = of_main[name]
         return changed
 
     def follow(self, main: Optimizer, tables: bool) -> None:
@@ -159,10 +161,10 @@ class Group:
 
     def _fill(self, name: str, table: Mapping[Any, float]) -> None:
         """Set the multipliers of the optimizer, including those of the group."""
-        own = dict(getattr(self.optimizer, name) if self.is_other else table)
+        filled = dict(getattr(self.optimizer, name) if self.is_other else table)
         if name in self.multipliers:
-            own |= dict.fromkeys(self.indices, self.multipliers[name])
-        setattr(self.optimizer, name, own)
+            filled |= dict.fromkeys(self.indices, self.multipliers[name])
+        setattr(self.optimizer, name, filled)
 
     def _check_rate(self) -> None:
         if "lr" in self.own and self.optimizer.lr_scheduler is not None:
@@ -196,7 +198,9 @@ class Groups:
             )
         self.main = main
         _check_optimizer("groups", self.main)
-        self.groups = [Group(pattern, given, self.main) for pattern, given in groups.items()]
+        self.groups = [
+            Group(pattern, arguments, self.main) for pattern, arguments in groups.items()
+        ]
         self.given = MappingProxyType({group.pattern: group.given for group in self.groups})
         self.freezes = any(group.frozen for group in self.groups)
         self.unchecked = True
@@ -244,8 +248,8 @@ class Groups:
     def optimizer_of(self, index: Index) -> Optimizer:
         """Return the optimizer of a parameter, without synchronizing it."""
         group = self.route(index)
-        found: Optimizer = self.main if group is None else group.optimizer
-        return found
+        optimizer: Optimizer = self.main if group is None else group.optimizer
+        return optimizer
 
     def select(self, indices: Sequence[Index]) -> Callable[[Sequence[Any]], list[Any]] | None:
         """Return a function that removes frozen parameters from a list; None if none is frozen."""
@@ -258,8 +262,8 @@ class Groups:
             self._selectors[key] = (
                 None if all(moving) else lambda each: list(compress(each, moving))
             )
-        found: Callable[[Sequence[Any]], list[Any]] | None = self._selectors[key]
-        return found
+        selector: Callable[[Sequence[Any]], list[Any]] | None = self._selectors[key]
+        return selector
 
     def is_frozen(self, index: Index) -> bool:
         """Whether a parameter is frozen."""
@@ -279,9 +283,9 @@ class Groups:
     def _check_averaged_together(self, other: Optimizer, label: str) -> None:
         """Raise TypeError if only one of two optimizers has averages in its own state."""
         if self.main.evaluates != other.evaluates:
-            own, rest = (self.main, other) if self.main.evaluates else (other, self.main)
+            first, rest = (self.main, other) if self.main.evaluates else (other, self.main)
             raise TypeError(
-                f"{label}: average cannot be combined with groups of {type(own).__name__} and "
+                f"{label}: average cannot be combined with groups of {type(first).__name__} and "
                 f"{type(rest).__name__}, as the former averages in its own state: use two updaters"
             )
 
@@ -347,9 +351,9 @@ class Groups:
 
 def _arguments(optimizer: Optimizer) -> list[str]:
     """Return the arguments of an optimizer's class that are stored as attributes."""
-    kind, own = type(optimizer), vars(optimizer)
+    kind, fields = type(optimizer), vars(optimizer)
     names = dict.fromkeys([*kind.__signature__.parameters, *kind.defaults, *kind._arguments])
-    return [name for name in names if name not in SHARED and attribute_of(kind, name) in own]
+    return [name for name in names if name not in SHARED and attribute_of(kind, name) in fields]
 
 
 def _check_optimizer(label: str, optimizer: object) -> None:

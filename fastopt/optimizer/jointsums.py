@@ -177,19 +177,19 @@ class DistanceFamily(JointSums, AdamFamily):
 
     def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
         """See :meth:`Optimizer.multiplier`; learning rate multipliers must be 0 or 1."""
-        found = super().multiplier(index, table, attribute)
-        if attribute == "lr_mult" and found not in (0, 1):
+        value = super().multiplier(index, table, attribute)
+        if attribute == "lr_mult" and value not in (0, 1):
             raise ValueError(
                 f"{label(index, self.idx2name)}: {type(self).__name__} estimates one learning rate "
-                f"for all parameters: lr_mult must be 0 or 1, got {found}"
+                f"for all parameters: lr_mult must be 0 or 1, got {value}"
             )
-        return found
+        return value
 
     @property
     def sum_decay(self) -> float:
         """Decay rate of the sums."""
-        given: float | None = vars(self).get("beta3")
-        return math.sqrt(self.beta2) if given is None else given
+        beta3: float | None = vars(self).get("beta3")
+        return math.sqrt(self.beta2) if beta3 is None else beta3
 
     def rest(self) -> dict[str, float]:
         """Return hyper-parameters of a step that changes nothing."""

@@ -114,20 +114,20 @@ class Kron(MatrixOptimizer):
         """Return whether the factor of each axis is a triangular matrix; a number has one axis."""
         if len(shape) < 2 or self.diagonal == "all_diag":
             return [False] * max(len(shape), 1)
-        found = [1 < length <= self.max_precond_dim for length in shape]
+        is_triangular = [1 < length <= self.max_precond_dim for length in shape]
         alone = shape.count(max(shape)) == 1
         if self.diagonal == "one_diag" or (self.diagonal == "smart_one_diag" and alone):
-            found[int(np.argsort(shape)[-1])] = False
-        return found
+            is_triangular[int(np.argsort(shape)[-1])] = False
+        return is_triangular
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixOptimizer.slots`."""
-        found: dict[str, Shape] = {"mom": shape, "counts": (2,)}
+        shapes: dict[str, Shape] = {"mom": shape, "counts": (2,)}
         for axis, (length, full) in enumerate(
             zip(shape or (1,), self.triangular(shape), strict=True)
         ):
-            found[f"factor {axis}"] = (length, length) if full else (length,)
-        return found
+            shapes[f"factor {axis}"] = (length, length) if full else (length,)
+        return shapes
 
     def noise(self, t: int, like: Array) -> Array:
         """Return normal random numbers that depend on the seed, the update and the shape alone."""

@@ -161,9 +161,9 @@ class GaLore(LowRank):
         """See :meth:`LowRank.basis`."""
         if not np.isfinite(matrix).all():
             return np.full_like(before, np.nan)
-        found = np.linalg.svd(matrix, full_matrices=False)[2][: before.shape[1]].T
-        turned = np.einsum("ij,ij->j", found, before) < 0
-        return np.where(turned, -found, found)
+        basis = np.linalg.svd(matrix, full_matrices=False)[2][: before.shape[1]].T
+        turned = np.einsum("ij,ij->j", basis, before) < 0
+        return np.where(turned, -basis, basis)
 
     def lifted(self, matrix: Array, low: Array, step: Array, state: dict[str, Array]) -> Array:
         """See :meth:`LowRank.lifted`."""

@@ -219,14 +219,14 @@ class Part:
         """Return the optimizer with the current attributes of `main`, and of the source."""
         version = main.version, -1 if self.source is None else self.source.version
         if self._version != version:
-            own, found = vars(self.optimizer), vars(main)
+            fields, of_main = vars(self.optimizer), vars(main)
             if self.source is not None:
                 of = vars(self.source)
-                own.update((name, of[name]) for name in of if name not in main.transient)
-            own.update((name, found[name]) for name in self.names)
-            own["unchecked"] = False  # `main` checks the multipliers
+                fields.update((name, of[name]) for name in of if name not in main.transient)
+            fields.update((name, of_main[name]) for name in self.names)
+            fields["unchecked"] = False  # `main` checks the multipliers
             for name in {*main.by_index} & {*self.names}:
-                found[name].add_owner(self.optimizer)
+                of_main[name].add_owner(self.optimizer)
             if self._tables != main.multipliers_version:
                 self.optimizer._changed_tables()
             else:
@@ -483,8 +483,8 @@ def orthogonalize(
         raise TypeError(f"matrix must have real numbers, got {matrix.dtype}")
     if matrix.dtype not in (np.float32, np.float64):
         matrix = matrix.astype(np.float32)
-    given = {"coefficients": coefficients, "steps": steps, "eps": eps}
-    checked = [check(name, given[name]) for name, check in CHECKS.items()]
+    arguments = {"coefficients": coefficients, "steps": steps, "eps": eps}
+    checked = [check(name, arguments[name]) for name, check in CHECKS.items()]
     result = np.empty(matrix.shape, matrix.dtype)
     if result.size:
         NewtonSchulz()(matrix, result, *checked)
@@ -638,8 +638,8 @@ class MatrixOptimizer(Optimizer):
     def patterns(self) -> Mapping[str, Sequence[str]]:
         """Return the regular expressions for names of weights, by argument."""
         tables = [name for name, check in self._arguments.items() if isinstance(check, ByPattern)]
-        found = {name: [each for each, _ in vars(self)[name] or ()] for name in tables}
-        return {"fallback_for": self.fallback_for or (), **found}
+        patterns = {name: [each for each, _ in vars(self)[name] or ()] for name in tables}
+        return {"fallback_for": self.fallback_for or (), **patterns}
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
@@ -664,13 +664,13 @@ class MatrixOptimizer(Optimizer):
 
     def name_of(self, index: Index) -> str:
         """Return the name of a parameter, or its index as a string."""
-        own = getattr(self.param_dict.get(index), "name", None)
-        return self.idx2name.get(index, own if isinstance(own, str) else str(index))
+        name = getattr(self.param_dict.get(index), "name", None)
+        return self.idx2name.get(index, name if isinstance(name, str) else str(index))
 
     def selected(self, table: Sequence[tuple[str, Any]] | None, index: Index, usual: object) -> Any:
         """Return the value of the first pattern of a table that is found in a parameter's name."""
         name = self.name_of(index)
-        return next((value for each, value in table or () if re.search(each, name)), usual)
+        return next((value for pattern, value in table or () if re.search(pattern, name)), usual)
 
     def falls_back(self, index: Index, weight: Array) -> bool:
         """Whether the fallback updates a weight.
@@ -684,7 +684,7 @@ class MatrixOptimizer(Optimizer):
         other = len(shape) < 2 and not self.takes_vectors
         if self.fallback is not None:
             name = self.name_of(index)
-            return other or any(re.search(each, name) for each in self.fallback_for or ())
+            return other or any(re.search(pattern, name) for pattern in self.fallback_for or ())
         if other:
             raise ValueError(
                 f"{label(index, self.idx2name)}: {type(self).__name__} updates weights of two or "
@@ -703,9 +703,11 @@ class MatrixOptimizer(Optimizer):
         known = {*indices, *also, *self._index_update_count, *self.idx2name, *self.param_dict}
         names = sorted(map(self.name_of, known))
         for role, patterns in self.patterns().items():
-            for each in patterns:
-                if not any(re.search(each, name) for name in names):
-                    message = f"{role}: {each!r} has no effect: it matches none of {brief(names)}"
+            for pattern in patterns:
+                if not any(re.search(pattern, name) for name in names):
+                    message = (
+                        f"{role}: {pattern!r} has no effect: it matches none of {brief(names)}"
+                    )
                     warn_user(message)
 
     def _check_matrix(self, index: Index, weight: Array) -> None:
@@ -744,18 +746,18 @@ class MatrixOptimizer(Optimizer):
         if work.slots_version != self.mode_version:
             work.slots_version = self.mode_version
             work.slots.clear()
-        found = work.slots.get(shape)
-        if found is None:
-            given = self.slots(shape)
+        shapes = work.slots.get(shape)
+        if shapes is None:
+            declared = self.slots(shape)
             try:
-                found = {name: tuple(map(as_index, size)) for name, size in given.items()}
+                shapes = {name: tuple(map(as_index, size)) for name, size in declared.items()}
             except (AttributeError, TypeError):
                 raise TypeError(
                     f"{type(self).__name__}.slots() must return a dict of a shape for each name, "
-                    f"such as {{'mom': shape}}, got {brief(given)}"
+                    f"such as {{'mom': shape}}, got {brief(declared)}"
                 ) from None
-            work.slots[shape] = found
-        return found
+            work.slots[shape] = shapes
+        return shapes
 
     def dense_gradient(self, index: Index, weight: Array, grad: RowSparse) -> Any:
         """See :meth:`Optimizer.dense_gradient`; a fallback accepts row-sparse gradients."""
@@ -818,9 +820,9 @@ class MatrixOptimizer(Optimizer):
         """Return learning rate and weight decay of a counted step; ask a schedule once."""
         if self.per_index:
             return self._get_lr(index), self._get_wd(index)
-        own = self.rates_at(self.learning_rate, multipliers(self, index))
-        self.check_rates(index, own["lr"], own["wd"])
-        return own["lr"], own["wd"]
+        rates = self.rates_at(self.learning_rate, multipliers(self, index))
+        self.check_rates(index, rates["lr"], rates["wd"])
+        return rates["lr"], rates["wd"]
 
     def _working(self) -> _Work:
         """Return the buffers and inner optimizers of this process."""

@@ -185,11 +185,11 @@ def endings(*words: str) -> tuple[str, ...]:
     return tuple(map("".join, itertools.product("_./", words)))
 
 
-def multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:
+def multipliers(name: str, table: Mapping[Index, float]) -> dict[Index, float]:
     """Return a checked copy of a table of multipliers."""
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{name} must be a dict of multipliers, got {brief(given)}")
-    return {key: number(f"{name}[{key!r}]", value) for key, value in given.items()}
+    if not isinstance(table, Mapping):
+        raise TypeError(f"{name} must be a dict of multipliers, got {brief(table)}")
+    return {key: number(f"{name}[{key!r}]", value) for key, value in table.items()}
 
 
 Class = TypeVar("Class", bound="type[Optimizer]")
@@ -593,17 +593,17 @@ class Optimizer(Checked, metaclass=Declaring):
         else:
             setattr(self, name, value)
 
-    def _initialize(self, given: dict[str, Any]) -> None:
+    def _initialize(self, arguments: dict[str, Any]) -> None:
         """Set all attributes: to the arguments given, or to defaults."""
-        cls, own = type(self), vars(self)
-        taken = [given.pop(name, cls.defaults[name]) for name in TAKEN]
+        cls, fields = type(self), vars(self)
+        taken = [arguments.pop(name, cls.defaults[name]) for name in TAKEN]
         names, parameters, sym, rate, schedule, lazy = taken
         check_parameters(names, parameters, sym)
         if "_ready" not in vars(cls):
             cls._prepare()
-        own.update(cls._ready)
+        fields.update(cls._ready)
         self._put("lr", self._first_rate(rate, schedule))
-        for name, value in {**cls._fresh, **given}.items():
+        for name, value in {**cls._fresh, **arguments}.items():
             attribute = attribute_of(cls, name)
             check = cls._arguments.get(attribute)
             self._put(attribute, value if check is None else check(name, value))
@@ -612,9 +612,9 @@ class Optimizer(Checked, metaclass=Declaring):
         self._put("lazy_update", FLAG("lazy_update", lazy))
         changed = weakly(self._edited_tables)
         for name, factory in cls._factories.items():
-            own[name] = Tracked({}, changed) if name in TABLES else factory()
+            fields[name] = Tracked({}, changed) if name in TABLES else factory()
             if name in cls.by_index:
-                own[name].add_owner(self)
+                fields[name].add_owner(self)
         if self.begin_num_update:
             self.num_update = self.begin_num_update
         self._put("param_dict", Tracked(parameters or {}, changed))
@@ -625,7 +625,7 @@ class Optimizer(Checked, metaclass=Declaring):
         if names or sym is not None or not self._plain:
             self.set_lr_mult({})
             self.set_wd_mult({})
-        own["unchecked"] = True
+        fields["unchecked"] = True
 
     def _start(self) -> None:
         """Initialize the attributes of the current process."""
@@ -679,32 +679,32 @@ class Optimizer(Checked, metaclass=Declaring):
     # Attributes
 
     def __setattr__(self, name: str, value: object) -> None:
-        own = self.__dict__
+        fields = self.__dict__
         plain = name in RATES and type(value) is float and 0 <= value < inf and self._plain_rate
-        if plain and "version" in own and own["lr_scheduler"] is None:
-            if own.get("lr") != value:  # trainers assign it in every step
-                own["lr"] = value
+        if plain and "version" in fields and fields["lr_scheduler"] is None:
+            if fields.get("lr") != value:  # trainers assign it in every step
+                fields["lr"] = value
                 self._set_versions("version")
                 self._share("lr")
             return
-        if name == "lr" and "version" in own and own["lr_scheduler"] is not None:
+        if name == "lr" and "version" in fields and fields["lr_scheduler"] is not None:
             raise ScheduledRateError(SCHEDULED)
         if name in self._followed:
             value = self._stored(name, value)
-        if "version" not in own:  # it is being made, and constructed() sets versions
+        if "version" not in fields:  # it is being made, and constructed() sets versions
             described = self._arguments.get(name)
             object.__setattr__(self, name, value if described is None else described(name, value))
             return
-        before = own.get(name)
+        before = fields.get(name)
         try:
             super().__setattr__(name, value)
-            if name in own and name in self._arguments and name not in VALUES:
+            if name in fields and name in self._arguments and name not in VALUES:
                 self._check_assigned(name, before)
             self._share(name)
         finally:  # even if Ctrl-C interrupts the assignment
             if name not in VALUES:
                 self._set_versions(*(CHANGED_TABLES if self._selects(name) else CHANGED))
-            elif before != own.get(name):  # trainers assign them in every step
+            elif before != fields.get(name):  # trainers assign them in every step
                 self._set_versions("version")
 
     def _selects(self, name: str) -> bool:
@@ -725,8 +725,8 @@ class Optimizer(Checked, metaclass=Declaring):
             return self._table(value)
         if name in self.by_index:
             return self._by_index(name, value)
-        own, names = vars(self), type(self).aliases[name]
-        if name not in own and own.keys() >= {*names}:
+        fields, names = vars(self), type(self).aliases[name]
+        if name not in fields and fields.keys() >= {*names}:
             kind = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{kind} to set; set {' and '.join(names)}")
         return value
@@ -760,10 +760,10 @@ class Optimizer(Checked, metaclass=Declaring):
         self._changed_tables()
 
     def _set_versions(self, *names: str) -> None:
-        own, number = vars(self), next(_versions)
+        fields, number = vars(self), next(_versions)
         for name in names:
-            own[name] = number
-        followers = own.get("followers")
+            fields[name] = number
+        followers = fields.get("followers")
         if followers is not None:
             for follower in followers:
                 follower._set_versions(*names)
@@ -784,13 +784,13 @@ class Optimizer(Checked, metaclass=Declaring):
 
     def _share(self, name: str) -> None:
         """Set an attribute of the siblings to the value here, if it is a setting."""
-        own = self.__dict__
-        siblings = own.get("siblings")
-        if siblings is None or name not in own or not self._is_setting(name):
+        fields = self.__dict__
+        siblings = fields.get("siblings")
+        if siblings is None or name not in fields or not self._is_setting(name):
             return
         for other in list(siblings):
             if other is not self:
-                vars(other)[name] = other._table(own[name]) if name in TABLES else own[name]
+                vars(other)[name] = other._table(fields[name]) if name in TABLES else fields[name]
                 other._set_versions(*(CHANGED_TABLES if self._selects(name) else CHANGED))
 
     def _is_setting(self, name: str) -> bool:
@@ -842,18 +842,18 @@ class Optimizer(Checked, metaclass=Declaring):
 
         A schedule of the same class is restored in place.
         """
-        own = vars(self)
+        present = vars(self)
         if "lr_scheduler" in attributes:
-            schedule = restored(own.get("lr_scheduler"), attributes["lr_scheduler"])
+            schedule = restored(present.get("lr_scheduler"), attributes["lr_scheduler"])
             attributes = {**attributes, "lr_scheduler": schedule}
         for name, value in attributes.items():
             if name in TABLES:
-                own[name] = self._table(value)
+                present[name] = self._table(value)
             elif name in self.by_index:
-                own[name] = self.by_index[name](value)
-                own[name].add_owner(self)
+                present[name] = self.by_index[name](value)
+                present[name].add_owner(self)
             elif name not in self.in_arrays:
-                own[name] = value
+                present[name] = value
         for name in self.in_arrays:
             if name in attributes:
                 setattr(self, name, attributes[name])
@@ -893,11 +893,11 @@ class Optimizer(Checked, metaclass=Declaring):
                 raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
             learning_rate, lr_scheduler = None, check_schedule("learning_rate", learning_rate)
         self._put("lr_scheduler", check_schedule("lr_scheduler", lr_scheduler))
-        own = getattr(lr_scheduler, "base_lr", None)
+        base_lr = getattr(lr_scheduler, "base_lr", None)
         if learning_rate is None:
-            return 0.01 if own is None else float(own)
+            return 0.01 if base_lr is None else float(base_lr)
         rate: float = check_rate("learning_rate", learning_rate)
-        if own is not None and own != rate:
+        if base_lr is not None and base_lr != rate:
             self.lr_scheduler = rebased(lr_scheduler, rate, type(self))
         return rate
 
@@ -1021,9 +1021,9 @@ class Optimizer(Checked, metaclass=Declaring):
         ValueError
             A multiplier is NaN or infinite.
         """
-        given = multipliers("lr_mult", args_lr_mult)
+        table = multipliers("lr_mult", args_lr_mult)
         vars(self)["unchecked"] = True
-        self.lr_mult = self._attributes("__lr_mult__") | given
+        self.lr_mult = self._attributes("__lr_mult__") | table
 
     def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
         """Set weight decay multipliers, replacing all earlier ones.
@@ -1041,10 +1041,10 @@ class Optimizer(Checked, metaclass=Declaring):
         ValueError
             A multiplier is NaN or infinite.
         """
-        given = multipliers("wd_mult", args_wd_mult)
+        table = multipliers("wd_mult", args_wd_mult)
         spared = {n: 0.0 for n in self.idx2name.values() if not n.endswith(self._decayed)}
         vars(self)["unchecked"] = True
-        self.wd_mult = spared | self._attributes("__wd_mult__") | given
+        self.wd_mult = spared | self._attributes("__wd_mult__") | table
 
     def _attributes(self, key: str) -> dict[Index, float]:
         if not self.sym_info:
@@ -1156,9 +1156,9 @@ class Optimizer(Checked, metaclass=Declaring):
         """
         if isinstance(name, Optimizer):
             if kwargs:
-                given = ", ".join(kwargs)
+                names = ", ".join(kwargs)
                 raise ValueError(
-                    f"{given} must be passed with a name, got the optimizer {name}: set its "
+                    f"{names} must be passed with a name, got the optimizer {name}: set its "
                     "attributes instead"
                 )
             return name
@@ -1226,21 +1226,23 @@ class Optimizer(Checked, metaclass=Declaring):
 
         With torch's formula also those whose defaults are others in torch.
         """
-        own = vars(self)
-        always = self.torch_defaults if own.get("formula") == "torch" else ()
-        shown = {} if own.get("lr_scheduler") is not None else {"learning_rate": own.get("lr")}
+        fields = vars(self)
+        always = self.torch_defaults if fields.get("formula") == "torch" else ()
+        shown = (
+            {} if fields.get("lr_scheduler") is not None else {"learning_rate": fields.get("lr")}
+        )
         for name, parameter in type(self).__signature__.parameters.items():
             attribute, default = attribute_of(type(self), name), parameter.default
             if name == "lazy_update" and default is None:
-                default = self.lazy_by_default or own.get("sparse_decay") != "touched"
-            if attribute not in own or isinstance(default, Same):
+                default = self.lazy_by_default or fields.get("sparse_decay") != "touched"
+            if attribute not in fields or isinstance(default, Same):
                 continue
             if name in ("learning_rate", "param_dict"):
                 continue
-            if repr(own[attribute]) != repr(default) or name in always:
-                shown[name] = own[attribute]
+            if repr(fields[attribute]) != repr(default) or name in always:
+                shown[name] = fields[attribute]
         for name in ("lr_mult", "wd_mult", "num_update"):
-            if "_index_update_count" in own and getattr(self, name):
+            if "_index_update_count" in fields and getattr(self, name):
                 shown[name] = getattr(self, name)
         arguments = ", ".join(
             f"{name}={without_address(brief(value), value)}" for name, value in shown.items()
@@ -1354,8 +1356,8 @@ class Optimizer(Checked, metaclass=Declaring):
     @property
     def rule_variant(self) -> Variant:
         """The selected variant."""
-        own = vars(self)
-        return Variant(*[own.get(name, False) for name in Variant._fields])
+        fields = vars(self)
+        return Variant(*[fields.get(name, False) for name in Variant._fields])
 
     @replaceable
     def averaged_gradient(self) -> Callable[..., Any]:
@@ -1740,8 +1742,8 @@ class Optimizer(Checked, metaclass=Declaring):
         siblings = self.siblings or WeakSet([self])
         siblings.add(made)
         vars(self)["siblings"] = siblings
-        own = {"param_dict": made._table(self.param_dict), "divided": self.divided}
-        vars(made).update(own, siblings=siblings)
+        shared = {"param_dict": made._table(self.param_dict), "divided": self.divided}
+        vars(made).update(shared, siblings=siblings)
         return made
 
     def keep_updates(self, indices: Collection[Index]) -> None:

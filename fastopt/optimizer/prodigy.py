@@ -39,12 +39,12 @@ class EstimateOf:
 
     def __call__(self, name: str, value: object) -> dict[str, float]:
         """Return the checked value."""
-        found = TableOf(ANY)(name, value)
-        if found and (tuple(found) != self.names or not found[self.names[0]] > 0):
+        table = TableOf(ANY)(name, value)
+        if table and (tuple(table) != self.names or not table[self.names[0]] > 0):
             raise ValueError(
                 f"{name} must have {self.names} with {self.names[0]} above 0, got {brief(value)}"
             )
-        return found
+        return table
 
 
 class EstimatedAdam(DistanceFamily):
@@ -263,11 +263,11 @@ class Prodigy(EstimatedAdam):
         if size != 0:
             d, known = self.d, self.estimate
             numerator = self.sum_decay * known.get("d_numerator", 0.0) + progress
-            found = self.d_coef * numerator / size
-            if d == self.d0 and found > d:
-                d = found
+            estimate = self.d_coef * numerator / size
+            if d == self.d0 and estimate > d:
+                d = estimate
             largest = known.get("d_max", self.d0)
-            largest = found if found > largest else largest
+            largest = estimate if estimate > largest else largest
             now = min(largest, d * self.growth_rate), largest, numerator
             known.update(zip(ESTIMATE, now, strict=True))
 
@@ -396,8 +396,8 @@ class DAdaptAdam(EstimatedAdam):
             d, beta3 = self.d, self.sum_decay
             numerator = self.estimate.get("numerator_weighted", 0.0)
             numerator = beta3 * numerator + (1 - beta3) * progress
-            found = min(numerator / ((1 - beta3) * size), d * self.growth_rate)
-            self.estimate.update(d=found if found > d else d, numerator_weighted=numerator)
+            estimate = min(numerator / ((1 - beta3) * size), d * self.growth_rate)
+            self.estimate.update(d=estimate if estimate > d else d, numerator_weighted=numerator)
 
 
 FREE_ESTIMATE = "d", "d_numerator"
@@ -552,6 +552,6 @@ class ScheduleFreeProdigy(DistanceFamily, ScheduleFreeFamily):
         if d > self.d0 or progress > 0:
             numerator += progress
         if size > 0:
-            found = self.d_coef * min(numerator / size, d * self.growth_rate)
-            d = found if found > d else d
+            estimate = self.d_coef * min(numerator / size, d * self.growth_rate)
+            d = estimate if estimate > d else d
         self.estimate.update(d=d, d_numerator=numerator)

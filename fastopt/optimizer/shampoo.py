@@ -285,14 +285,14 @@ class Shampoo(MatrixOptimizer, AdamFamily):
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixOptimizer.slots`."""
-        found: dict[str, Shape] = {"mean": shape, "var": shape}
+        shapes: dict[str, Shape] = {"mean": shape, "var": shape}
         blocks = self.blocks(self.axes(shape))
         for k, (_, sizes) in enumerate(blocks):
             of = f" of block {k}" if len(blocks) > 1 else ""
             for axis, length in enumerate(sizes):
                 if length <= self.max_precond_dim:
-                    found[f"factor {axis}{of}"] = found[f"root {axis}{of}"] = (length, length)
-        return found
+                    shapes[f"factor {axis}{of}"] = shapes[f"root {axis}{of}"] = (length, length)
+        return shapes
 
 
 class _Rotated(_OfAdam["SOAP"]):
@@ -341,11 +341,11 @@ class _Rotated(_OfAdam["SOAP"]):
 
 def _whiteners(factors: ByAxis, bases: ByAxis, floor: float) -> ByAxis:
     """Return the basis of each axis, divided by the roots of the eigenvalues that it estimates."""
-    found = {}
+    whiteners = {}
     for axis, factor in factors.items():
         values = np.einsum("ij,ij->j", bases[axis], factor @ bases[axis])
-        found[axis] = bases[axis] / np.sqrt(np.maximum(values, factor.dtype.type(floor)))
-    return found
+        whiteners[axis] = bases[axis] / np.sqrt(np.maximum(values, factor.dtype.type(floor)))
+    return whiteners
 
 
 def _next_bases(
@@ -515,8 +515,8 @@ class SOAP(MatrixOptimizer, AdamFamily):
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixOptimizer.slots`."""
-        found: dict[str, Shape] = {"mean": shape, "var": shape, "steps": (1,)}
+        shapes: dict[str, Shape] = {"mean": shape, "var": shape, "steps": (1,)}
         for axis, length in enumerate(self.axes(shape)):
             if length <= self.max_precond_dim:
-                found[f"factor {axis}"] = found[f"basis {axis}"] = (length, length)
-        return found
+                shapes[f"factor {axis}"] = shapes[f"basis {axis}"] = (length, length)
+        return shapes

@@ -70,14 +70,14 @@ def as_dtype(dtype: DTypeLike | None) -> np.dtype[Any]:
         except ImportError:
             raise TypeError("dtype bfloat16 needs the package ml_dtypes") from None
     try:
-        found: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)
+        dtype_: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)
     except TypeError:
-        found = None
-    if found is None or not (found.kind in "iuf" or found.name == "bfloat16"):
+        dtype_ = None
+    if dtype_ is None or not (dtype_.kind in "iuf" or dtype_.name == "bfloat16"):
         raise TypeError(f"dtype must be a type of real numbers, got {dtype!r}")
-    if not found.isnative:
+    if not dtype_.isnative:
         raise TypeError(f"dtype must have the byte order of this machine, got {dtype!r}")
-    return found
+    return dtype_
 
 
 def as_array(values: object) -> Array:

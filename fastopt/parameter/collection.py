@@ -66,13 +66,13 @@ class ParameterDict:
         return self._prefix
 
     def __getitem__(self, name: str) -> Parameter:
-        found = self._parameters.get(name)
-        if found is None:
+        parameter = self._parameters.get(name)
+        if parameter is None:
             prefixed = f"{self._prefix}{name}"
             meant = prefixed if prefixed in self._parameters else closest(name, self._parameters)
             advice = f"; did you mean {meant!r}?" if meant else ""
             raise KeyError(f"no parameter {name!r}{advice}")
-        return found
+        return parameter
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)
@@ -116,13 +116,13 @@ class ParameterDict:
             An argument is invalid, or does not agree with the existing parameter.
         """
         full = self._full(name)
-        found = self._found(full)
-        if found is None:
-            found = Parameter(full, **kwargs)
+        parameter = self._found(full)
+        if parameter is None:
+            parameter = Parameter(full, **kwargs)
         else:
-            found._check_and_setattr(**kwargs)
-        self._parameters[full] = found
-        return found
+            parameter._check_and_setattr(**kwargs)
+        self._parameters[full] = parameter
+        return parameter
 
     def get_constant(self, name: str, value: ArrayLike | None = None) -> Constant:
         """Return the constant of this name; create it if neither this dict nor `shared` has it.
@@ -141,18 +141,18 @@ class ParameterDict:
             or the existing parameter is not a constant.
         """
         full = self._full(name)
-        found = self._found(full)
-        if found is None:
+        constant = self._found(full)
+        if constant is None:
             if value is None:
                 raise ValueError(f"Constant {full!r} does not exist; pass a value to create it")
-            found = Constant(value)
-            found._name = full
-        if not isinstance(found, Constant):
-            raise ValueError(f"{found!r} is not a Constant")
-        if value is not None and not np.array_equal(found.value, Constant(value).value):
+            constant = Constant(value)
+            constant._name = full
+        if not isinstance(constant, Constant):
+            raise ValueError(f"{constant!r} is not a Constant")
+        if value is not None and not np.array_equal(constant.value, Constant(value).value):
             raise ValueError(f"Constant {full!r} exists with another value")
-        self._parameters[full] = found
-        return found
+        self._parameters[full] = constant
+        return constant
 
     def _full(self, name: str) -> str:
         if not isinstance(name, str):
@@ -404,9 +404,9 @@ class ParameterDict:
             missing = sorted(set(names.values()) - saved)
             extra = sorted(saved - set(names.values()))
             if missing and not allow_missing:
-                found = f" and has {extra}" if extra else ""
+                surplus = f" and has {extra}" if extra else ""
                 hint = "allow_missing=True skips what is missing"
-                raise ValueError(f"{filename} lacks {missing}{found}; {hint}")
+                raise ValueError(f"{filename} lacks {missing}{surplus}; {hint}")
             if extra and not ignore_extra:
                 raise ValueError(f"{filename} also has {extra}; ignore_extra=True skips them")
             calls = [
@@ -453,7 +453,7 @@ def _opened(path: PathLike) -> Iterator[Mapping[str, Callable[[], Array]]]:
             yield {name: partial(read_array, stream, entry) for name, entry in entries.items()}
             return
         arrays = list_from_bytes(stream.read())
-        found = {re.sub("^(arg|aux):", "", name): array.view for name, array in arrays.items()}
-        if len(found) < len(arrays):
+        views = {re.sub("^(arg|aux):", "", name): array.view for name, array in arrays.items()}
+        if len(views) < len(arrays):
             raise CheckpointError("it has a name twice, with and without 'arg:' or 'aux:'")
-        yield found
+        yield views

@@ -881,8 +881,8 @@ class Constant(Parameter):
 
     def __init__(self, value: ArrayLike) -> None:
         is_array = isinstance(value, (np.ndarray, np.generic))
-        given = as_array(value)
-        self.value = np.array(given, None if is_array else np.float32)
+        array = as_array(value)
+        self.value = np.array(array, None if is_array else np.float32)
         super().__init__(
             name="const",
             grad_req="null",

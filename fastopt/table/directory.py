@@ -222,10 +222,10 @@ class RecordFile:
         """Raise CheckpointError unless files and changes have `rows` records with checksums."""
         blocks, written = -(-rows * self.size // BLOCK), self._written() // BLOCK
         for file, unit in ((self._data, BLOCK), (self._summed, SUM.itemsize)):
-            found, needed = max(file.length, written * unit), blocks * unit
-            if found < needed:
+            length, needed = max(file.length, written * unit), blocks * unit
+            if length < needed:
                 name = file.path.name
-                raise CheckpointError(f"{name} must have {needed} bytes or more, got {found}")
+                raise CheckpointError(f"{name} must have {needed} bytes or more, got {length}")
 
     def verify(self, rows: int) -> None:
         """Raise CheckpointError if a block of the first `rows` records is damaged."""

@@ -861,9 +861,9 @@ class EmbeddingTable(Checked):
                 return values(self._index.in_use())
             bits, shape, _ = self._checked_ids(ids)
             rows = self._index.find(bits).rows
-            found = values(np.maximum(rows, 0))
-            found[rows < 0] = absent
-            return found.reshape(shape)
+            numbers = values(np.maximum(rows, 0))
+            numbers[rows < 0] = absent
+            return numbers.reshape(shape)
 
     # Rows
 
@@ -955,8 +955,8 @@ class EmbeddingTable(Checked):
 
     def _admit(self, waiting: RowIndex, ids: Ids, keys: np.dtype[Any]) -> Rows:
         """Count ids without a row, and create rows for those that reach `min_count`."""
-        found = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
-        distinct, first, inverse, times = found
+        unique = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
+        distinct, first, inverse, times = unique
         places, unknown = waiting.find(distinct)
         before = waiting.counts_at(np.maximum(places, 0), self.step)
         before[places < 0] = 0
@@ -972,9 +972,9 @@ class EmbeddingTable(Checked):
         absent = places[inverse][waits[inverse]] < 0
         waiting.reserve(int((waits & (places < 0)).sum()))  # may fail: before rows are created
         if len(chosen):
-            own, _ = self._insert(distinct[chosen], keys)
-            rows[chosen] = own
-            self._index.counts[own], self._index.last[own] = before[chosen], self.step
+            admitted, _ = self._insert(distinct[chosen], keys)
+            rows[chosen] = admitted
+            self._index.counts[admitted], self._index.last[admitted] = before[chosen], self.step
             waiting.remove(places[chosen][places[chosen] >= 0])
         if len(left):
             waiting.insert(left[absent])

@@ -93,9 +93,9 @@ def update(tables: Tables, ids: PerTable, grads: PerTable) -> None:
 
 
 def _check(tables: Tables, ids: PerTable) -> None:
-    for name, given in (("tables", tables), ("ids", ids)):
-        if not isinstance(given, Mapping):
-            raise TypeError(f"{name} must be a mapping by name, got {brief(given)}")
+    for name, mapping in (("tables", tables), ("ids", ids)):
+        if not isinstance(mapping, Mapping):
+            raise TypeError(f"{name} must be a mapping by name, got {brief(mapping)}")
     for name, table in tables.items():
         if not isinstance(table, EmbeddingTable):
             raise TypeError(f"tables[{name!r}] must be an EmbeddingTable, got {brief(table)}")

@@ -88,17 +88,19 @@ def described_by_mxnet(
     """Convert an MXNet file to the argument of :func:`~.restore.restore.restore`."""
     imported = load_mxnet_states(source, max_bytes)
     with refusing("not a file of MXNet's get_states: "):
-        own, given = updater.optimizer.__getstate__(), imported.attributes
-        taken = {k: v for k, v in given.items() if k in own and k not in STAYING}
+        attributes, imported_attributes = updater.optimizer.__getstate__(), imported.attributes
+        taken = {
+            k: v for k, v in imported_attributes.items() if k in attributes and k not in STAYING
+        }
         if "cumgrads" in taken:
             taken["cumgrads"] = dict(_sums(taken, imported))
-        if imported.optimizer and "lr_scheduler" not in given:
+        if imported.optimizer and "lr_scheduler" not in imported_attributes:
             taken["lr_scheduler"] = KEEP  # a schedule is an object that cannot be converted
         keys = keys_of(taken.get("idx2name", {}), imported)
         return {
             **describe(updater),
             "optimizer": imported.optimizer or type(updater.optimizer).__name__,
-            "attributes": own | taken,
+            "attributes": attributes | taken,
             "parameters": keys,
             "states": under_keys(imported, keys),
         }

@@ -299,8 +299,8 @@ def _integer(index: Index) -> int:
 def _form_of(optimizer: Optimizer) -> Form:
     name = type(optimizer).__name__
     forms = FORMS.get(name, ())
-    own, variants = vars(optimizer), plain(optimizer)
-    if forms and (on := [name for name in variants if own[name]]):
+    attributes, variants = vars(optimizer), plain(optimizer)
+    if forms and (on := [name for name in variants if attributes[name]]):
         raise ValueError(f"torch has no {name} with {' and '.join(on)}")
     for form in forms:
         if all(getattr(optimizer, key) == value for key, value in form.when.items()):

@@ -60,8 +60,8 @@ def rebuilt(klass: type[Kind], attributes: Mapping[str, Any], present: object) -
     for name in attributes.keys() - klass._described_attributes():
         if not _is_attribute(klass, name):
             raise CheckpointError(f"{klass.__name__} cannot store an attribute {name!r}")
-    own = vars(present) if type(present) is klass else {}
-    strange = sorted(attributes.keys() - klass._described_attributes() - own.keys())
+    present_attributes = vars(present) if type(present) is klass else {}
+    strange = sorted(attributes.keys() - klass._described_attributes() - present_attributes.keys())
     if strange and _is_ours(klass):
         raise CheckpointError(
             f"{klass.__name__} has no attribute {', '.join(strange)}; set it before a load if it "
@@ -123,8 +123,8 @@ def _is_attribute(klass: type[Checked], name: object) -> bool:
         return True
     if name in klass.transient or name == "param_dict":
         return False
-    own = getattr(klass, name, None)
-    if callable(own) or hasattr(type(own), "__get__"):
+    value = getattr(klass, name, None)
+    if callable(value) or hasattr(type(value), "__get__"):
         return False
     return not any(name in vars(base) for base in klass.__mro__ if _is_ours(base))
 
@@ -155,14 +155,14 @@ def schedule_class(name: str) -> type[LRScheduler]:
 def described_groups(groups: Given | None) -> dict[str, dict[str, Any]]:
     """Return groups in the form of a checkpoint: optimizers as class name and attributes."""
     described: dict[str, dict[str, Any]] = {}
-    for pattern, given in (groups or {}).items():
-        described[pattern] = own = dict(given)
-        opt = own.pop("optimizer", None)
+    for pattern, group in (groups or {}).items():
+        described[pattern] = description = dict(group)
+        opt = description.pop("optimizer", None)
         if opt is not None:
-            own["class"], own["attributes"] = type(opt).__name__, attributes_of(opt)
-        schedule = own.get("lr_scheduler")
+            description["class"], description["attributes"] = type(opt).__name__, attributes_of(opt)
+        schedule = description.get("lr_scheduler")
         if schedule is not None and not is_registered(schedule):
-            own["lr_scheduler"] = KEEP
+            description["lr_scheduler"] = KEEP
     return described
 
 
@@ -186,12 +186,14 @@ def restored_groups(
     CheckpointError
         `saved` is invalid, or a schedule was not saved and `present` does not have it.
     """
-    if not isinstance(saved, dict) or not all(isinstance(own, dict) for own in saved.values()):
+    if not isinstance(saved, dict) or not all(
+        isinstance(description, dict) for description in saved.values()
+    ):
         raise CheckpointError("its groups must be dicts by pattern")
     groups: dict[str, dict[str, Any]] = {}
-    for pattern, own in saved.items():
+    for pattern, description in saved.items():
         label, beside = f"groups[{pattern!r}]", (present or {}).get(pattern, {})
-        groups[pattern] = group = dict(own)
+        groups[pattern] = group = dict(description)
         _put_schedule(f"{label}: its lr_scheduler was", group, beside)
         if "class" not in group:
             continue
@@ -208,14 +210,14 @@ def restored_groups(
     return groups
 
 
-def _put_schedule(context: str, own: dict[str, Any], present: Mapping[str, Any]) -> None:
+def _put_schedule(context: str, group: dict[str, Any], present: Mapping[str, Any]) -> None:
     """Put the present schedule in the place of one that was not saved."""
-    if is_kept(own.get("lr_scheduler")):
+    if is_kept(group.get("lr_scheduler")):
         if "lr_scheduler" not in present:
             raise CheckpointError(
                 f"{context} not saved; give the updater a group of that pattern with one"
             )
-        own["lr_scheduler"] = present["lr_scheduler"]
+        group["lr_scheduler"] = present["lr_scheduler"]
 
 
 def in_place(present: Optimizer | None, saved: Optimizer) -> Optimizer:
@@ -231,12 +233,12 @@ def in_place(present: Optimizer | None, saved: Optimizer) -> Optimizer:
 
 def with_present(groups: Given | None, present: Given | None) -> Given:
     """Replace restored optimizers and schedules by the current ones, which get their attributes."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for pattern, own in (groups or {}).items():
+    result: dict[str, Mapping[str, Any]] = {}
+    for pattern, description in (groups or {}).items():
         now: Mapping[str, Any] = (present or {}).get(pattern, {})
-        found[pattern] = group = dict(own)
-        if isinstance(own.get("optimizer"), Optimizer):
-            group["optimizer"] = in_place(now.get("optimizer"), own["optimizer"])
-        if "lr_scheduler" in own:
-            group["lr_scheduler"] = restored(now.get("lr_scheduler"), own["lr_scheduler"])
-    return found
+        result[pattern] = group = dict(description)
+        if isinstance(description.get("optimizer"), Optimizer):
+            group["optimizer"] = in_place(now.get("optimizer"), description["optimizer"])
+        if "lr_scheduler" in description:
+            group["lr_scheduler"] = restored(now.get("lr_scheduler"), description["lr_scheduler"])
+    return result

@@ -99,20 +99,20 @@ def match(saved: Keys, present: Keys) -> Matching:
     If current parameters have names, a saved parameter with a name is matched by name only.
     """
     named = any(key != index for key, index in present.items())
-    found = {index: present[key] for key, index in saved.items() if key in present}
-    taken = set(found.values())
+    index_of = {index: present[key] for key, index in saved.items() if key in present}
+    taken = set(index_of.values())
     extra: dict[Index, Index] = {}
     for key, index in saved.items():
-        if index in found:
+        if index in index_of:
             continue
         if (named and key != index) or index in taken:
             extra[key] = index
         else:
-            found[index] = index
+            index_of[index] = index
             taken.add(index)
     missing = {key: index for key, index in present.items() if index not in taken}
     return Matching(
-        index=found,
+        index=index_of,
         saved=_both(saved),
         dropped=_both(extra),
         fresh=_both(missing),

@@ -69,12 +69,16 @@ def restore(updater: Stateful, saved: Any, strict: bool, copies: bool = False) -
                     f"the parameters differ: the checkpoint lacks {missing} and has {extra} in "
                     "addition; strict=False loads what both have"
                 )
-            own = copied if copies else lambda part: part
+            copy_of = copied if copies else lambda part: part
             index = {key: matching.index.get(i) for key, i in saved["parameters"].items()}
-            given = saved["states"]
-            states = {i: own(given[k]) for k, i in index.items() if i is not None and k in given}
+            saved_states = saved["states"]
+            states = {
+                i: copy_of(saved_states[k])
+                for k, i in index.items()
+                if i is not None and k in saved_states
+            }
             rest = {
-                name: own(saved[name])
+                name: copy_of(saved[name])
                 for name in ("parameters", "groups", *PROGRESS)
                 if name in saved
             }
@@ -85,7 +89,7 @@ def restore(updater: Stateful, saved: Any, strict: bool, copies: bool = False) -
             same = not any(matching.skipped) and all(i == now for i, now in matching.index.items())
             counts = objects.new_counts(optimizer, attributes) if same else None
             if counts is None:
-                attributes = _attributes(own(attributes), matching, optimizer)
+                attributes = _attributes(copy_of(attributes), matching, optimizer)
                 made, alike = objects.rebuilt(type(optimizer), attributes, optimizer), False
             put = _checked(
                 updater, made, states, rest, index.__getitem__, matching.attribute, alike
@@ -117,8 +121,10 @@ def restore_states(updater: Stateful, tree: Any) -> None:
                 case {"states": dict(states), "optimizer": None | Optimizer() as made, **rest} if (
                     rest.keys() <= {"groups", *PROGRESS}
                 ):
-                    own = made or updater.optimizer
-                    put = _checked(updater, own, states, tree, lambda key: key, lambda value: value)
+                    optimizer = made or updater.optimizer
+                    put = _checked(
+                        updater, optimizer, states, tree, lambda key: key, lambda value: value
+                    )
                 case _:
                     raise CheckpointError(
                         "not the states of an updater, which get_states() makes; load() reads "
@@ -164,16 +170,16 @@ def _checked(
     groups = updater.groups
     if "groups" in saved:
         groups = objects.restored_groups(saved["groups"], groups, attribute)
-    average, found = updater.average, None
+    average, new_groups = updater.average, None
     if average is not None and saved.get("averages") is not None:
         average = rebuilt_average(saved["averages"]["average"])
     if groups:
         with refusing(""):
-            found = Groups(groups, optimizer)
+            new_groups = Groups(groups, optimizer)
             if average is not None:
-                found.check_average(average)
+                new_groups.check_average(average)
     if not alike:
-        _check_states(optimizer, states, found)
+        _check_states(optimizer, states, new_groups)
     restore_progress = _checked_progress(updater, saved, index)
 
     def put() -> None:
@@ -183,9 +189,9 @@ def _checked(
         present = updater.groups
         if "groups" in saved:
             updater.groups = None  # the present groups need not match the new optimizer
-        own = objects.in_place(updater.optimizer, optimizer)
-        if own is not updater.optimizer:
-            updater.optimizer = own
+        restored = objects.in_place(updater.optimizer, optimizer)
+        if restored is not updater.optimizer:
+            updater.optimizer = restored
         if "groups" in saved:
             updater.groups = objects.with_present(groups, present)
         restore_progress()
@@ -253,8 +259,8 @@ def _attributes(
             raise CheckpointError(f"{name} must be a table, got {value!r}")
     attributes = {name: matching.attribute(value) for name, value in saved.items()}
     for name in ("lr_mult", "wd_mult"):
-        own = {k: v for k, v in getattr(optimizer, name).items() if k in matching.fresh}
-        attributes[name] = own | matching.table(saved[name])
+        fresh = {k: v for k, v in getattr(optimizer, name).items() if k in matching.fresh}
+        attributes[name] = fresh | matching.table(saved[name])
     attributes["idx2name"] = matching.table(saved["idx2name"]) | optimizer.idx2name
     attributes["_index_update_count"] = matching.table(saved["_index_update_count"])
     if objects.is_kept(attributes["lr_scheduler"]):
@@ -295,11 +301,11 @@ def _is_like(one: Any, other: Any) -> bool:
 
 def _put_counts(optimizer: Optimizer, counts: Mapping[str, Any]) -> None:
     """Restore update counts, those of the same parameters where records know them."""
-    present, found = optimizer._index_update_count, counts["_index_update_count"]
-    if len(found) != len(present) or not all(index in present for index in found):
+    present, saved = optimizer._index_update_count, counts["_index_update_count"]
+    if len(saved) != len(present) or not all(index in present for index in saved):
         optimizer.restore(counts)
         return
-    present.array[present.positions(list(found))] = list(found.values())
+    present.array[present.positions(list(saved))] = list(saved.values())
     for name in optimizer.in_arrays:
         object.__setattr__(optimizer, name, counts[name])  # no other attribute has changed
 
@@ -318,19 +324,19 @@ def _check_states(optimizer: Optimizer, states: Mapping[Index, Any], groups: Gro
     """
     for index, state in states.items():
         context = f"state of {label(index, optimizer.idx2name)}"
-        own = optimizer if groups is None else groups.optimizer_of(index)
+        of_index = optimizer if groups is None else groups.optimizer_of(index)
         foreign = foreign_part(state)
         if foreign:
             raise CheckpointError(f"{context} holds something of type {foreign}")
-        rule = own.rule_for(index) if own.native else None
+        rule = of_index.rule_for(index) if of_index.native else None
         if rule is None:
             with refusing(f"{context}: "):
-                own.check_saved(index, state)
+                of_index.check_saved(index, state)
             continue
         with refusing(""):
-            slots = _check_arrays(context, rule, state, own)
+            slots = _check_arrays(context, rule, state, of_index)
         if slots:
-            _check_kept(context, own, index, slots[0].shape)
+            _check_kept(context, of_index, index, slots[0].shape)
 
 
 def _check_arrays(context: str, rule: Rule, state: object, optimizer: Optimizer) -> list[Array]:
@@ -418,14 +424,14 @@ def _checked_progress(
     """
     windows, averages = updater._windows, updater._averages
     sums = _checked_sums(saved.get("accumulation"), windows, index)
-    found = _checked_averages(saved, averages, index)
+    checked = _checked_averages(saved, averages, index)
 
     def restore() -> None:
         if windows is not None:
             windows.restore(*sums)
-        if averages is not None and found is not None:
-            updater.average = found[0]
-            averages.arrays, averages.held = found[1:]
+        if averages is not None and checked is not None:
+            updater.average = checked[0]
+            averages.arrays, averages.held = checked[1:]
         elif averages is not None:
             averages.arrays, averages.held = {}, None
 
@@ -444,15 +450,16 @@ def _checked_sums(
     sums = _of_parameters("sums", saved["sums"], index)
     if calls.keys() != sums.keys():
         raise CheckpointError("'accumulation' must have calls and sums of the same parameters")
-    own = 1 if windows is None else windows.every
-    if own != every and saved["calls"]:
+    present = 1 if windows is None else windows.every
+    if present != every and saved["calls"]:
         raise CheckpointError(
             f"it was saved between two updates of accumulate={every}, the updater has "
-            f"accumulate={own}"
+            f"accumulate={present}"
         )
-    if own != every:
+    if present != every:
         warn_user(
-            f"the checkpoint was saved with accumulate={every}, the updater keeps accumulate={own}"
+            f"the checkpoint was saved with accumulate={every}, the updater keeps "
+            f"accumulate={present}"
         )
     for key, so_far in calls.items():
         count(f"calls[{key!r}]", so_far, most=every - 1)

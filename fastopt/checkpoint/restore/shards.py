@@ -450,8 +450,10 @@ class _Reader:
         states: dict[Index, Any] = dict(updater["states"])
         weights: dict[Index, Array] = {}
         attributes = dict(updater["attributes"])
-        given = updater.get("averages", {})
-        averages = {name: dict(given[name]) for name in ("arrays", "weights") if given}
+        saved_averages = updater.get("averages", {})
+        averages = {
+            name: dict(saved_averages[name]) for name in ("arrays", "weights") if saved_averages
+        }
         for key in self.before:
             sources, index = list(self._sources(key)), keys[key]
             names = dict.fromkeys(name for shard, *_ in sources for name in shard["attributes"])
@@ -460,22 +462,22 @@ class _Reader:
                 table |= _taken(sources, index, index, "attributes", name)
             states |= _taken(sources, key, key, "states")
             every = sources or self._without(key)
-            for name, own in averages.items():
-                own |= _taken(every, key, key, "averages", name)
+            for name, arrays in averages.items():
+                arrays |= _taken(every, key, key, "averages", name)
             if index in self.found:
                 weights |= _taken(every, key, self.found[index], "weights")
         for key, now in self.frozen.items():
             every = list(self._sources(key)) or self._without(key)
             weights |= _taken(every, key, now, "weights")
         whole = {**updater, "attributes": attributes, "states": states}
-        if given:
-            whole["averages"] = {**given, **averages}
-        found = {keys[key]: key for key in self.before if keys[key] in self.found}
+        if saved_averages:
+            whole["averages"] = {**saved_averages, **averages}
+        common = {keys[key]: key for key in self.before if keys[key] in self.found}
         return Saved(
             whole,
             weights,
             {self.found[keys[k]]: a for k, a in self.index["masters"].items()},
-            {self.found[index]: self.after[key] for index, key in found.items()},
+            {self.found[index]: self.after[key] for index, key in common.items()},
             frozenset(self.before),
             {now: self.after_all[key] for key, now in self.frozen.items()},
         )

@@ -490,6 +490,32 @@ def check_masters_go_along(folder):
     np.testing.assert_array_equal(last.states[1][1], waiting[first:end])
 
 
+def check_rows_are_pruned_by_one_process(folder):
+    """The way that the error of ``resize`` names."""
+    path, shape = Path(folder, f"pruned_{comm.size}"), (6, 3)
+    updater, alone = ShardedUpdater(optimizer.Adam(), comm), optimizer.Updater(optimizer.Adam())
+    weights = [exact(1, shape, np.float32) for _ in range(2)]
+    updater(0, exact(2, shape, np.float32) / comm.size, weights[0])
+    alone(0, exact(2, shape, np.float32), weights[1])
+    with raised(AttributeError, "save() on all ranks", "resize()"):
+        updater.resize(0, weights[0], range(6))
+    kept = [4, 0, -1]
+    pruned = [np.vstack([each[kept[:2]], np.zeros((1, 3), np.float32)]) for each in weights]
+    alone.resize(0, pruned[1], kept)
+    updater.save(path)
+    if comm.rank == 0:
+        whole = optimizer.Updater(optimizer.Adam())
+        whole.load(path)
+        whole.resize(0, pruned[0], kept)
+        whole.save(f"{path}_whole")
+    comm.Barrier()
+    updater = ShardedUpdater(optimizer.Adam(), comm)
+    updater.load(f"{path}_whole")
+    updater(0, np.full((3, 3), 1 / comm.size, np.float32), pruned[0])
+    alone(0, np.ones((3, 3), np.float32), pruned[1])
+    np.testing.assert_allclose(pruned[0], pruned[1], rtol=1e-6)
+
+
 def check_weights_are_saved_with_their_states(folder):
     path = Path(folder, f"weights_{comm.size}")
     case = next(case for case in CASES if case.name == "adam")

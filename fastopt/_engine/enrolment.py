@@ -499,7 +499,7 @@ class Enrolment:
         words[w.HYPER], words[w.INDEX_ID] = shared.address, id(key)
         if len(others) > records.widest:
             records.widest, records.words[w.CAPACITY] = len(others), 0
-        alive = *others, *written, template.kernels, key
+        alive = [*others, *written, template.kernels, key]
         of.record = Record(block, words, template.layout, template, shared, alive)
         records.slots[key] = base
         if of.record is None:  # a signal handler has dropped all records
@@ -524,7 +524,7 @@ class Enrolment:
         words[template.row + OFFSET] = of.offset
         words[w.FIELDS] = kept.words[w.FIELDS]
         kept.words[w.RESTING] = base
-        alive = (*kept.alive, *others, *written, template.kernels)
+        alive = [*kept.alive, *others, *written, template.kernels]
         resting = block, template.layout
         of.record = kept._replace(alive=alive, resting=resting)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, starmap
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
@@ -62,28 +62,28 @@ class Record(NamedTuple):
     layout: Layout
     template: Template
     shared: Shared
-    alive: tuple[Any, ...]
+    alive: list[Any]
     resting: tuple[Words, Layout] | None = None
     """The record for steps that do not average the weight, with its layout."""
     deferred: Deferred | None = None
     """Deferred decay of the rows, if the optimizer has it."""
 
-    def relinked(self, state: Any) -> Self | None:
-        """Enter the arrays of another state of the same form; return None if it has another."""
-        arrays, places = leaves(state), self.template.leaves
-        if self.resting is not None or not len(arrays) == len(places) == len(self.template.columns):
-            return None
-        arrays = tuple(arrays[k] for k in places)
-        pairs = zip(arrays, self.alive, strict=False)
-        if not (is_fixed(state) and readable() and all(starmap(is_alike, pairs))):
-            return None
+    def relink(self, state: Any) -> bool:
+        """Enter the arrays of another state of the same form; return whether it has that."""
+        found, template, words = leaves(state), self.template, self.words
+        columns, guards, places = template.columns, template.guards, template.leaves
+        if self.resting is not None or not len(found) == len(places) == len(columns):
+            return False
+        arrays = [found[k] for k in places]
+        if not (is_fixed(state) and readable() and all(map(is_alike, arrays, self.alive))):
+            return False
         if any(starmap(np.may_share_memory, combinations(arrays, 2))):
-            return None
-        words, template = self.words, self.template
-        for place, guard, array in zip(template.columns, template.guards, arrays, strict=True):
-            words[place], words[guard] = address_of(array), id(array)
+            return False
+        for column, guard, array in zip(columns, guards, arrays, strict=True):
+            words[column], words[guard] = address_of(array), id(array)
         words[w.CLEAR_WEIGHT] = words[w.CLEAR_GRAD] = 0
-        return self._replace(alive=(*arrays, *self.alive[len(arrays) :]))
+        self.alive[: len(arrays)] = arrays
+        return True
 
 
 class DeviceRecord(NamedTuple):
@@ -112,20 +112,21 @@ class DeviceRecord(NamedTuple):
         """Address of the record."""
         return address_of(self.block)
 
-    def relinked(self, state: Any) -> None:
-        """Return None: tables are those of one state."""
+    def relink(self, state: Any) -> bool:
+        """Return False: tables are those of one state."""
+        return False
 
 
 def is_alike(array: Any, other: Any) -> bool:
     """Whether an array may stand for another one in a record."""
     return (
         type(array) is np.ndarray
-        and array.dtype == other.dtype
-        and array.dtype.kind == "f"  # scales belong to codes, and are checked with them
+        and (dtype := array.dtype) == other.dtype
+        and dtype.kind == "f"  # scales belong to codes, and are checked with them
         and array.shape == other.shape
         and array.strides == other.strides
-        and array.flags.aligned
-        and array.flags.writeable
+        and (flags := array.flags).aligned
+        and flags.writeable
     )
 
 

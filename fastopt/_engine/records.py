@@ -751,10 +751,7 @@ class Records:
     def relink(self, index: Index, state: Any) -> None:
         """Follow another state of a parameter: its record has the new arrays, or is dropped."""
         of = self.by_index.get(index)
-        made = None if of is None or of.record is None else of.record.relinked(state)
-        if of is not None and made is not None:
-            of.record = made
-        else:
+        if of is None or of.record is None or not of.record.relink(state):
             self.drop(index)
 
     def drop(self, index: Index) -> None:

@@ -426,17 +426,18 @@ class Updater(Checked):
         Parameters whose state was removed have made no updates.
         """
         with self.lock, uninterrupted:
+            states, records, synced = self.states, self.records, self.states_synced
             for index in indices:
-                if index in self.states:
-                    self.records.relink(index, self.states[index])
+                if index in states:
+                    records.relink(index, states[index])
                 else:
-                    self.records.drop(index)
+                    records.drop(index)
             if not indices:
                 self.forget()
-            changed = {*indices} & self.states_synced.keys() if indices else self.states_synced
-            if removed := {index for index in changed if index not in self.states}:
+            changed = indices or synced
+            if removed := {each for each in changed if each not in states and each in synced}:
                 for index in removed:
-                    dict.pop(self.states_synced, index)
+                    dict.pop(synced, index)
                     if self._windows:
                         self._windows.drop(index)
                 for optimizer in self.parameters.optimizers():

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.device_steps import DeviceSteps, Finish, Norm
+from fastopt._engine.device_steps import DeviceSteps, Norm, Outcome
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.overlap import Ranges
 from fastopt._engine.parameters import DeviceRecord, Parameter, compiling
 from fastopt._engine.validate import check
 from fastopt._kernels import record_words as w
+from fastopt._kernels.cuda_arrays import Known, Reader
 from fastopt._kernels.cuda_table import CudaTable, launch
 from fastopt._kernels.device_front import TARGET
 from fastopt._kernels.devices import header
@@ -197,6 +198,13 @@ class DeviceCall:
         for table in self.tables:
             table.release()
 
+    def spread(self, name: str) -> Words:
+        """Return what the tables know of the gradient of each tensor."""
+        found: Words = np.empty(self.length, np.int64)
+        for table, places in zip(self.tables, self.places, strict=True):
+            found[places] = getattr(table.given, name)
+        return found
+
     def squares(self) -> NDArray[np.float64]:
         """Return the sum of squares of each gradient; non-finite elements propagate."""
         totals = np.zeros(self.length)
@@ -206,7 +214,7 @@ class DeviceCall:
 
     # One step
 
-    def defer(self, norm: Norm | None = None, finish: Finish | None = None) -> bool:
+    def defer(self, norm: Norm | None = None, outcome: Outcome | None = None) -> bool:
         """Launch a step that the device counts; see :meth:`DeviceSteps.step`.
 
         Returns False, with nothing changed, if the host must count it.
@@ -215,7 +223,7 @@ class DeviceCall:
             return False
         if self.steps is None:
             self.steps = DeviceSteps(self)
-        return self.steps.step(norm, finish)
+        return self.steps.step(norm, outcome)
 
     def launch(
         self,
@@ -267,9 +275,13 @@ class Repeat:
         Whether the arguments are lists.
     measured : bool
         Whether the norm of the gradients is measured.
+    grads : sequence or None
+        The gradients, if those of later calls are read.
 
     Attributes
     ----------
+    version : int
+        That of the records whose hyper-parameters the device has, with `measured`.
     others : list of Repeat
         The same call with other gradients.
     refused : DeviceCall or None
@@ -285,20 +297,22 @@ class Repeat:
         places: Places,
         listed: bool,
         measured: bool,
+        grads: Sequence[Any] | None,
     ) -> None:
-        table = call.tables[0]
+        table, self.version = call.tables[0], -1
         given = [table.given for table in call.tables]
         for lent in call.tables:
             lent.lent = True
         self.others: list[Repeat] = []
-        self.known = [known for of in given for known in (of.grads, of.weights)]
+        kinds = ("weights",) if grads is not None else ("weights", "grads")
+        self.known: list[Known] = [getattr(of, kind) for kind in kinds for of in given]
         self.sets = [known.last for known in self.known if known.last is not None]
         self.call, self.launches, self.measured = call, launches, measured
         n, driver = call.length, table.driver
-        objects, firsts = np.empty((2, n), np.int64), np.empty(n, np.int64)
-        for k, own in enumerate(call.places):
-            objects[0, own], objects[1, own] = self.sets[2 * k].ids, self.sets[2 * k + 1].ids
-            firsts[own] = own[0]
+        objects, firsts = np.zeros((2, n), np.int64), np.empty(n, np.int64)
+        for k, each in enumerate(self.sets):
+            own = call.places[k % len(call.places)]
+            objects[int(k < len(call.places)), own], firsts[own] = each.ids, own[0]
         watched = np.array([id(each.dead) for each in self.sets], np.int64)
         state, rests = np.zeros(2, np.int64), np.array(call.rests, np.int64)
         rows = np.zeros((len(launches), w.LAUNCH), np.int64)
@@ -320,7 +334,11 @@ class Repeat:
                 count = fields.shape[1]
                 numbers = address_of(words) + 8 * (len(words) - count)
                 row[w.L_FIELDS :] = address_of(fields), numbers, count, fields.itemsize == 8
-        functions = driver.addresses()
+        steps, of_steps = call.steps, [0, 0, 0]
+        if measured and steps is not None:
+            self.alive += [steps.reports, steps.base, steps.hypers]
+            of_steps = [steps.reports.address, *map(address_of, (steps.base, steps.hypers))]
+        reader, uploads = self._read(call, grads) if grads is not None else (0, np.empty(0))
         self.memory = np.zeros(w.REPEAT, np.int64)
         folds = all(of.folds for of in call.optimizers)
         self.memory[:] = (
@@ -328,14 +346,38 @@ class Repeat:
             *(address_of(objects), listed, address_of(watched), len(watched)),
             *(folds, table.stream),
             *(driver.context_of(table.device.device_id), address_of(rows), len(rows)),
-            *(*functions, address_of(state), measured, 0),
+            *(address_of(driver.addresses()), address_of(state), measured, 0, *of_steps),
+            *(reader, uploads.ctypes.data, len(uploads)),
         )
-        self.alive.append(places)
+        self.alive += [places, uploads]
         self.address = address_of(self.memory)
+
+    def _read(self, call: DeviceCall, grads: Sequence[Any]) -> tuple[int, NDArray[Any]]:
+        """Return the address of what reads gradients, and those of the rings of their tables.
+
+        The launches get the present memory of the tables for themselves.
+        """
+        tables, slots = [each.table.copy() for each in call.tables], np.empty(call.length, np.int64)
+        for table, own in zip(tables, call.places, strict=True):
+            slots[own] = address_of(table[:, -1:]) + table.strides[0] * np.arange(len(table))
+        of_grads = call.spread("itemsize"), call.spread("grad_bytes")
+        reader, driver = Reader(grads, slots, *of_grads, call.written), call.tables[0].driver
+        with driver.entered(call.tables[0].device.device_id):
+            pairs = zip(call.tables, tables, strict=True)
+            rings = [driver.Ring(each.entry, table) for each, table in pairs]
+        for each in call.tables:
+            each.renew_entry()
+        self.alive += [tables, rings, reader]
+        return reader.address, np.array([each.address for each in rings])
+
+    @property
+    def reads(self) -> bool:
+        """Whether it reads gradients that were not seen before."""
+        return bool(self.memory[w.R_READER])
 
     def raise_error(self) -> None:
         """Raise the error of the driver in the last launch."""
-        self.call.tables[0].driver.check_launch(self.state.item(0))
+        self.call.tables[0].driver.check(self.state.item(0), "cuLaunchKernel")
 
     def holds(self) -> bool:
         """Whether the arrays are those of the call now."""

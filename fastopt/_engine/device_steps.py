@@ -3,7 +3,6 @@
 Tests: ``tests/kernels/test_cuda_driver.py``.
 """
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from math import inf, isfinite
@@ -12,23 +11,54 @@ from weakref import WeakSet, proxy, ref
 
 import numpy as np
 
+from fastopt._engine.clip import overflow
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import compiling
+from fastopt._kernels import device_front
 from fastopt._kernels import record_words as w
 from fastopt._kernels.advance import GROUP, NUMBER, SEED, SLOTS
 from fastopt._kernels.cpu_calls import LENGTH
 from fastopt._kernels.cuda_table import CudaTable
-
-Finish = Callable[[float, Callable[[], Any] | None], None]
-"""Called with the norm of a step, and a function that returns the sums of squares if it was the
-last one."""
+from fastopt._kernels.numpy_abi import address_of
+from fastopt.amp import LossScaler, StepInfo
 
 Norm = tuple[float, float, float, float]
 NOT_MEASURED = 1.0, 1.0, inf, 1.0
 
-AHEAD = 32
-"""Maximum number of steps whose outcomes the host does not know, before it waits for the oldest."""
+
+class Outcome:
+    """Where the outcomes of steps are reported: the updater and its loss scaler, kept by neither.
+
+    Attributes
+    ----------
+    awaited : StepInfo
+        Stands for the outcome of the last step until it is known.
+    """
+
+    def __init__(
+        self,
+        updater: Callable[[], Owner | None],
+        scaler: LossScaler | None,
+        names: dict[Any, str],
+    ) -> None:
+        self.updater, self.names = updater, names
+        self.awaited = StepInfo(stepped=False, skipped=False)
+        self._scaler = None if scaler is None else ref(scaler)
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """The loss scaler, if it lives."""
+        return None if self._scaler is None else self._scaler()
+
+    def report(self, info: StepInfo, last: bool) -> None:
+        """Report a step, to the updater if it is the last one."""
+        updater, scaler = self.updater(), self.scaler
+        if last and updater is not None and vars(updater)["_info"] is self.awaited:
+            vars(updater)["_info"] = info
+        if scaler is not None:
+            scaler.update(overflow=info.skipped)
 
 
 class Rows:
@@ -121,14 +151,18 @@ class DeviceSteps:
         self.indices = frozenset(call.indices)
         self.apart: WeakSet[Any] = WeakSet()
         self.lead = call.tables[0]
-        self.pending: deque[tuple[Any, Any]] = deque()
-        self.counts = self.slots = self.base = np.empty(0, np.int64)
+        self.outcome: Outcome | None = None
+        made = device_front.functions()
+        self._report, self._follow = made["report_call"], made["follow_call"]
+        self.counts = self.slots = np.empty(0, np.int64)
         self.given: Norm | None = None
         self.done = 0  # steps that are not counted on the host, although their outcome is known
-        self.sent, self.hypers = False, b""
+        self.sent, self.hypers = False, np.zeros(call.length, np.int64)
+        self.base = np.zeros(call.length, np.int64)
         self.kept: list[Any] = []
         with self._entered(), self._beside():
             self.norm = self.driver.Memory((cuda_steps.NORM_NUMBERS,), np.float64)
+            self.reports = self.driver.Ring(self.norm)
             self.sums = self.driver.Memory((call.length, 1), np.float64)
             self.order = self.driver.Memory((call.length,), np.int64)
             tables = zip(call.tables, call.places, strict=True)
@@ -169,7 +203,13 @@ class DeviceSteps:
     def _entered(self) -> Any:
         return self.driver.entered(self.lead.device.device_id)
 
-    def step(self, norm: Norm | None = None, finish: Finish | None = None) -> bool:
+    @property
+    def pending(self) -> int:
+        """Number of steps whose outcomes the host does not know."""
+        view = self.reports.view
+        return int(view[w.RING_LAST] - view[w.RING_FIRST])
+
+    def step(self, norm: Norm | None = None, outcome: Outcome | None = None) -> bool:
         """Launch a step whose gradients have been entered into the tables.
 
         If the stream is captured, the launches are part of a graph; each replay is one step.
@@ -179,8 +219,8 @@ class DeviceSteps:
         norm : tuple of float, optional
             ``rescale_grad``, the inverse of the loss scale, the maximum norm, and a further factor.
             Default: gradients are not measured.
-        finish : callable, optional
-            Called when the outcome is known.
+        outcome : Outcome, optional
+            Where the outcome is reported.
 
         Returns
         -------
@@ -191,40 +231,40 @@ class DeviceSteps:
         if call.optimizers[0].skips():
             return False
         with self._entered(), self._beside():
-            self._follow_others()
+            self.prepare(outcome)
             self._send(norm)
             if captured:
                 self._capture(norm is not None)
                 return True
             self._launch(norm is not None)
             if norm is not None:
-                self._await(finish)
+                functions = address_of(self.driver.addresses())
+                if error := self._report(functions, self.reports.address, self.lead.stream):
+                    self.driver.check(error, "cuMemcpyDtoHAsync")
+                self.follow()
             elif self not in self.all_counts.graphs:
                 self._add(1)
         return True
 
-    def repeat(self, launch: Callable[[], int], norm: Norm, finish: Finish) -> bool:
-        """Make the launches of the last :meth:`step` on the same stream of the present device.
-
-        `launch` returns the error of the driver or 0.
-        """
-        if self.call.optimizers[0].skips():
-            return False
+    def prepare(self, outcome: Outcome | None) -> None:
+        """Prepare a step: settle what other calls have counted, and make room for its report."""
         self._follow_others()
-        self._send(norm)
-        if error := launch():
-            self.driver.check_launch(error)
-        self._await(finish)
-        return True
+        if outcome is not None:
+            self.outcome = outcome
+        while self.pending >= self.driver.BUFFERS:
+            self._follow_oldest(waits=True)
 
-    def _await(self, finish: Finish | None) -> None:
-        """Let the device report the norm, and follow the earlier steps whose norm is known."""
-        pending = self.pending
-        pending.append((self.driver.Report(self.norm, self.lead.stream), finish))
+    def send(self, norm: Norm) -> None:
+        """Upload what has changed, for a step that compiled code repeats."""
+        with self._entered():
+            self._send(norm)
+
+    def follow(self) -> None:
+        """Follow a step with a norm, and those before whose norms have arrived."""
         if self not in self.all_counts.ahead:
             self.all_counts.ahead.append(self)
-        while len(pending) > AHEAD or (len(pending) > 1 and pending[0][0].ready()):
-            self._follow(None)
+        while self.pending > 1 and self._follow_oldest(waits=False):
+            pass
 
     def _follow_others(self) -> None:
         """Settle the steps of other calls that have counted some of the parameters."""
@@ -266,15 +306,15 @@ class DeviceSteps:
         if stale or counts.counted[self.slots].tobytes() != self.base.tobytes():
             counts.settle()
             self.counts, self.slots = counts.counted, counts.positions(self.listed)
-            self.base = self.counts[self.slots]
+            self.base[:] = self.counts[self.slots]
             for row in self.rows:
                 row.send("counts", self.base[row.places], again=True)
         call = self.call
-        if call.hypers.tobytes() != self.hypers:
+        if (call.hypers != self.hypers).any():
             shared = call.shared()
             for row in self.rows:
                 row.follow(call, shared)
-            self.hypers = call.hypers.tobytes()
+            self.hypers[:] = call.hypers
         for row in self.rows:
             row.send_hyper()
         if norm != self.given or not self.sent:
@@ -311,19 +351,32 @@ class DeviceSteps:
         """Wait for the outcomes of the steps so far, and count on the host those that updated."""
         try:
             while self.pending:
-                self._follow(self._sums if len(self.pending) == 1 else None)
+                self._follow_oldest(waits=True)
         finally:
             if self.done:
                 self._add(self.done)
                 self.done = 0
 
-    def _follow(self, sums: Callable[[], Any] | None) -> None:
-        """Report the outcome of the oldest step; :meth:`settle` counts it unless it was skipped."""
-        report, finish = self.pending[0]
-        length = report.read()[LENGTH]
-        self.pending.popleft()
-        self.done += isfinite(length)
-        finish(length, sums)
+    def _follow_oldest(self, waits: bool) -> bool:
+        """Report the outcome of the oldest step; :meth:`settle` counts it unless it was skipped.
+
+        Returns False if it has not arrived, unless this `waits`.
+        """
+        ring, outcome = self.reports, self.outcome
+        place = ring.view[w.RING_FIRST] % self.driver.BUFFERS
+        found = self._follow(address_of(self.driver.addresses()), ring.address, waits)
+        if found < 0:
+            self.driver.check(-found, "cuEventSynchronize")
+        if found:
+            norm, last = ring.numbers.item(place, LENGTH), not self.pending
+            self.done += isfinite(norm)
+            if outcome is not None and (last or outcome.scaler is not None):
+                info = StepInfo(stepped=True, skipped=False, global_norm=norm)
+                if not isfinite(norm):
+                    sums = self._sums() if last else np.empty(0)
+                    info = overflow(sums, self.listed, outcome.names, norm)
+                outcome.report(info, last)
+        return bool(found)
 
     def _add(self, steps: Any) -> None:
         """Add to the counts of the tensors on the host."""

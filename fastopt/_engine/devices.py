@@ -26,10 +26,10 @@ from weakref import ref
 
 import numpy as np
 
-from fastopt._engine.clip import overflow, squares, times
+from fastopt._engine.clip import squares, times
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_call import DeviceCall, Places, Repeat, disjoint
-from fastopt._engine.device_steps import Finish, Norm
+from fastopt._engine.device_steps import DeviceSteps, Norm, Outcome
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Owner, RecordsLike
 from fastopt._engine.parameters import DeviceRecord, Parameter
@@ -39,7 +39,7 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels import device_front
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cpu_calls import FACTOR, LENGTH, limit_norm
-from fastopt._kernels.cuda_arrays import UNREADABLE, sets_of
+from fastopt._kernels.cuda_arrays import UNREADABLE, compiled_can_read, sets_of
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.devices import header, readings
 from fastopt._kernels.layout import KEY, Layout, kind_of, real_of
@@ -119,7 +119,7 @@ class Devices:
         self._asked: tuple[DeviceCall | None, bool] = (None, False)
         made = device_front.functions()
         self._admit, self._advance = made["admit_call"], made["advance_call"]
-        self._repeat, self._launch = made["repeat_call"], made["launch_call"]
+        self._repeat = made["repeat_call"]
 
     @property
     def records(self) -> RecordsLike:
@@ -219,15 +219,24 @@ class Devices:
         """Launch a call whose norm the host does not wait for, if it is as it was before."""
         records, call = self.records, repeat.call
         alone = not (self.adding or self.checks or self.between or records.view[w.EACH])
-        if records.mode.asks or not alone:
+        steps, numbers = call.steps, self._norm_numbers()
+        if records.mode.asks or not alone or steps is None:
             return False
-        place = self._repeat(records.context, repeat.address, index, grad, weight)
-        if place < 0 or call.steps is None:
+        steps.prepare(None)
+        if repeat.version != records.version or steps.given != numbers:
+            steps.send(numbers)
+            repeat.version = records.version
+        arguments = records.context, repeat.address, index, grad, weight
+        status = self._repeat(*arguments)
+        if status == w.STALE:
+            steps.send(numbers)
+            status = self._repeat(*arguments)
+        if status == w.FAILED:
+            repeat.raise_error()
+        if status != w.OK:
             return False
-        launch = partial(self._launch, place)
-        if not self._defer(call, self.version, partial(call.steps.repeat, launch)):
-            return False
-        self._enter_done()
+        steps.follow()
+        self._await(steps)
         if call.noted != self.noted:
             self._note(call)
             records.note(index, weight)
@@ -324,9 +333,9 @@ class Devices:
                 return status
             if defers:
                 with self._recorded(call) as launches:
-                    deferred = self._defer(call, version, call.defer)
+                    deferred = self._defer(call, version)
                 if deferred:
-                    self._keep(call, places, key, launches, measured=True)
+                    self._keep(call, places, key, grads, launches, measured=True)
                     return self._end(call, weights, w.AWAITED)
             if not self._measured(call.squares().tolist()):
                 call.release()
@@ -351,7 +360,7 @@ class Devices:
             with self._recorded(call) as launches:
                 if not self._step(call, version):
                     return w.REFUSED
-            self._keep(call, places, key, launches)
+            self._keep(call, places, key, grads, launches)
         return self._end(call, weights, w.OK)
 
     def _recorded(self, call: DeviceCall) -> Any:
@@ -366,10 +375,11 @@ class Devices:
         call: DeviceCall,
         places: Places,
         key: tuple[int | str, int],
+        grads: tuple[Any, ...],
         launches: Sequence[Any] | None,
         measured: bool = False,
     ) -> None:
-        """Keep a call whose arrays stay where they are, so that compiled code makes it again."""
+        """Keep a call whose weights stay where they are, so that compiled code makes it again."""
         if not launches:
             return
         kept = self.repeats.get(key)
@@ -381,14 +391,22 @@ class Devices:
             return
         if any(each.holds() for each in others):
             return
-        if not call.can_repeat(launches, measured) or not call.tables[0].driver.addresses():
+        if not call.can_repeat(launches, measured) or not readable():  # not even lists
             return
-        if not readable():  # compiled code must not look into lists
+        reads = not all(table.given.grads.stay for table in call.tables)
+        if reads and any(table.lent for table in call.tables):
+            for table in call.tables:  # the next launches have memory that can be written to
+                table.renew_entry()
+            return
+        if reads and not compiled_can_read(grads):
             return
         if len(self.repeats) >= REPEATS and key[1] >= 0:
             self.repeats.clear()
-        made = self.repeats[key] = Repeat(call, launches, places, key[1] >= 0, measured)
-        made.follow(others[: sets_of(call.length) - 1])
+        read = grads if reads else None
+        made = Repeat(call, launches, places, key[1] >= 0, measured, read)
+        first, *others = sorted([made, *others], key=lambda each: each.reads)
+        self.repeats[key] = first
+        first.follow(others[: sets_of(call.length) - 1])
 
     def _end(self, call: DeviceCall, weights: tuple[Any, ...], status: int) -> int:
         """End a call that has been launched; return its status."""
@@ -455,37 +473,33 @@ class Devices:
         norm[w.FACTOR], norm[w.GLOBAL_NORM] = values[FACTOR] * norm[w.SHARE], values[LENGTH]
         return math.isfinite(values[LENGTH])
 
-    def _defer(self, call: DeviceCall, version: int, step: Callable[[Norm, Finish], bool]) -> bool:
-        """Update without waiting for the norm, whose outcome is reported later, with `step`.
+    def _norm_numbers(self) -> Norm:
+        """Return what a device needs to clip or unscale gradients."""
+        norm = self.records.norm.data
+        return norm[w.RESCALE_GRAD], norm[w.SCALE], norm[w.LIMIT], norm[w.SHARE]
+
+    def _defer(self, call: DeviceCall, version: int) -> bool:
+        """Update without waiting for the norm, whose outcome is reported later.
 
         Returns False, with nothing changed, if the host must know the norm first.
         """
-        owner, optimizer, norm = self._owner(), self.optimizer, self.records.norm.data
+        owner = self._owner()
         assert owner is not None
-        scaler = owner.settings.loss_scaler
-        indices, names = call.indices, optimizer.idx2name
-        awaited = StepInfo(stepped=False, skipped=False)
-        own = ref(scaler) if scaler is not None else lambda: None
-        updater = self._owner  # weakly, like the scaler: both keep the pending step
-
-        def finish(norm: float, sums: Callable[[], Any] | None) -> None:
-            info = StepInfo(stepped=True, skipped=False, global_norm=norm)
-            if not math.isfinite(norm):
-                info = overflow(sums() if sums else np.empty(0), indices, names, norm)
-            found, scaler = updater(), own()
-            if found is not None and vars(found)["_info"] is awaited:
-                vars(found)["_info"] = info
-            if scaler is not None:
-                scaler.update(overflow=info.skipped)
-
-        numbers = norm[w.RESCALE_GRAD], norm[w.SCALE], norm[w.LIMIT], norm[w.SHARE]
+        outcome = Outcome(self._owner, owner.settings.loss_scaler, self.optimizer.idx2name)
         with uninterrupted:
-            if self.version != version or not step(numbers, finish):
+            if self.version != version or not call.defer(self._norm_numbers(), outcome):
                 return False
-        self.awaited = awaited
-        if scaler is not None:
-            scaler._awaited = partial(settle, optimizer)
+        assert call.steps is not None
+        self._await(call.steps)
         return True
+
+    def _await(self, steps: DeviceSteps) -> None:
+        """Note that the outcome of the last call comes later."""
+        outcome = steps.outcome
+        assert outcome is not None
+        self.awaited = outcome.awaited
+        if (scaler := outcome.scaler) is not None:
+            scaler._awaited = partial(settle, self.optimizer)
 
     def check_scaler(self, index: Any) -> None:
         """Raise RuntimeError if a call with a loss scaler would become part of a graph.

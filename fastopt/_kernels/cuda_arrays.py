@@ -4,6 +4,7 @@ Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``
 """
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any, Self
 from weakref import ref
 
@@ -12,8 +13,9 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._kernels.device_memory import Copy
-from fastopt._kernels.devices import Header, Reading, readings, stays
+from fastopt._kernels.devices import Header, Reading, readings, several_devices, stays
 from fastopt._kernels.layout import Layout
+from fastopt._kernels.numpy_abi import address_of
 
 Array = np.ndarray[Any, Any]
 Addresses = NDArray[np.uint64]
@@ -90,10 +92,12 @@ class Known:
     ----------
     last : ArraySet or None
         The arrays of the last call; None if they may move.
+    passing : bool
+        Whether calls bring objects that have not been seen before.
     """
 
     def __init__(self, sets: int) -> None:
-        self.most = sets
+        self.most, self.passing = sets, False
         self.sets: dict[Ids, ArraySet] = {}
         self.last: ArraySet | None = None
 
@@ -119,7 +123,10 @@ class Known:
             return
         found = self.sets.get(ids)
         if found is None or found.follow(arrays):
-            if found is None and len(self.sets) >= min(self.most, sets_of(len(ids))):
+            full = found is None and len(self.sets) >= min(self.most, sets_of(len(ids)))
+            newest = next(reversed(self.sets.values()), None)
+            self.passing |= full or (newest is not None and newest.ends[0]() is None)
+            if full:
                 del self.sets[next(iter(self.sets))]
             found = self.sets[ids] = ArraySet(arrays, ids, reading)
         self.last = found
@@ -128,6 +135,54 @@ class Known:
         """Know no arrays."""
         self.last = None
         self.sets.clear()
+
+
+ATTRIBUTES = (
+    *("shape", "strides", "dtype", "stream", "gpu_data", "device_ctypes_pointer", "value"),
+    *("_view", "context"),
+)
+"""Names that compiled code reads of an array of numba, of its memory and of that's address."""
+
+
+def compiled_can_read(arrays: Sequence[Any]) -> bool:
+    """Whether the attributes of arrays are no properties, so that reading them runs no Python."""
+    kind = import_module("numba.cuda.cudadrv.devicearray").DeviceNDArray
+    memory = import_module("numba.cuda.cudadrv.driver").OwnedPointer
+    return all(type(each) is kind and type(each.gpu_data) is memory for each in arrays)
+
+
+class Reader:
+    """How compiled code reads gradients; see :data:`~fastopt._kernels.record_words.reader_at`.
+
+    Parameters
+    ----------
+    grads : sequence
+        Gradients, which :func:`compiled_can_read`; later ones have the same forms.
+    slots, units, sizes : numpy.ndarray
+        Where the address of each is written, its divisor, and the bytes of each.
+    written : pair of numpy.ndarray
+        Start and end addresses of the sorted memory ranges that gradients must not overlap.
+    """
+
+    def __init__(
+        self,
+        grads: Sequence[Any],
+        slots: NDArray[np.int64],
+        units: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        written: Written,
+    ) -> None:
+        lead = grads[0]
+        context = lead.gpu_data.context if several_devices() else None
+        forms = [(each.shape, each.strides, each.dtype, each.stream) for each in grads]
+        objects = np.array([[*map(id, form)] for form in forms])
+        table = np.column_stack([objects, units, sizes, slots])
+        kinds, device = (type(lead), type(lead.gpu_data)), id(context) if context else 0
+        ranges = [address_of(each) for each in written]
+        names = [*map(id, ATTRIBUTES), *ranges, len(written[0])]
+        self.words = np.array([address_of(table), *map(id, kinds), device, *names], np.int64)
+        self.kept = forms, table, kinds, context, written
+        self.address = address_of(self.words)
 
 
 class CallArrays:

@@ -6,11 +6,10 @@ pinned memory, which is reused once the device has read it. Numbers may be passe
 a step needs no upload.
 """
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from ctypes import CDLL, c_void_p, cast, memmove
+from ctypes import memmove
 from functools import cache, partial
 from math import prod
 from os import environ
@@ -24,6 +23,7 @@ from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
 from fastopt._kernels.devices import cuda_target
+from fastopt._kernels.record_words import RING_LAST
 from fastopt._kernels.signals import undisturbed
 
 WORDS = 128
@@ -44,6 +44,14 @@ CAPTURED = (
     "stream; the page CUDA of the documentation says what a graph can repeat"
 )
 """Error of a call that cannot be part of a graph."""
+
+VERSION = 12000
+"""Version of CUDA whose functions compiled code calls."""
+
+FUNCTIONS = (
+    *(b"cuCtxGetCurrent", b"cuStreamIsCapturing", b"cuLaunchKernel", b"cuMemcpyHtoDAsync"),
+    *(b"cuMemcpyDtoHAsync", b"cuEventRecord", b"cuEventQuery", b"cuEventSynchronize"),
+)
 
 _MASK = (1 << 64) - 1
 
@@ -231,23 +239,19 @@ def recorded() -> Iterator[list[Launch]]:
         _thread.launches = None
 
 
-def check_launch(error: int) -> None:
-    """Raise RuntimeError for the error of a launch by address."""
-    _checked((_driver().CUresult(error),), "cuLaunchKernel")
+def check(error: int, call: str) -> None:
+    """Raise RuntimeError for the error of a function that compiled code has called."""
+    _checked((_driver().CUresult(error),), call)
 
 
 @cache
-def addresses() -> tuple[int, ...]:
-    """Return the addresses of functions: the current context, whether captured, a launch.
-
-    Empty if default streams are those of threads, for which there are other functions.
-    """
+def addresses() -> NDArray[np.int64]:
+    """Return the functions for :data:`~fastopt._kernels.record_words.driver_at`."""
     names = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"
-    if any(environ.get(name, "0") not in ("", "0") for name in names):
-        return ()
-    library = CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    found = library.cuCtxGetCurrent, library.cuStreamIsCapturing, library.cuLaunchKernel
-    return tuple(cast(each, c_void_p).value or 0 for each in found)
+    of_threads = any(environ.get(name, "0") not in ("", "0") for name in names)
+    flags = _driver().CUdriverProcAddress_flags(2 if of_threads else 0)
+    found = [_driver().cuGetProcAddress(name, VERSION, flags) for name in FUNCTIONS]
+    return np.array([int(_checked(each, "cuGetProcAddress")) for each in found], np.int64)
 
 
 def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
@@ -372,12 +376,12 @@ def order(first: int, then: int) -> None:
 class _Buffer:
     """Pinned memory, and an event that is recorded when the device has read it."""
 
-    __slots__ = ("address", "array", "doubles", "event", "handle")
+    __slots__ = ("address", "array", "event", "handle")
 
     def __init__(self, size: int) -> None:
         cuda = cuda_target()
         self.array = cuda.pinned_array(size, np.uint8)
-        self.address, self.doubles = self.array.ctypes.data, self.array.view(np.float64)
+        self.address = self.array.ctypes.data
         self.event = cuda.event(timing=False)
         self.handle = int(self.event.handle)
 
@@ -392,7 +396,6 @@ class _Device:
         self.lock = Lock()
         self.buffers: dict[int, deque[_Buffer]] = {}
         self.held: deque[tuple[Any, Any]] = deque()
-        self.free: list[_Buffer] = []  # of reports that have been read
 
     def buffer(self, size: int) -> _Buffer:
         """Return a free buffer of at least `size` bytes; the caller holds the lock."""
@@ -443,44 +446,42 @@ def download(memory: Memory, stream: int) -> NDArray[Any]:
     return found
 
 
-class Report:
-    """Copy of a few float64 numbers to the host that is read later.
+class Ring:
+    """Pinned memory in slots that are used in turns, for uploads or downloads by compiled code.
 
-    The copy follows the earlier work on a stream, for which only :meth:`read` waits.
+    See :data:`~fastopt._kernels.record_words.ring_at`.
+
+    Parameters
+    ----------
+    memory : Memory
+        What is copied.
+    source : numpy.ndarray, optional
+        What is uploaded.
+
+    Attributes
+    ----------
+    numbers : numpy.ndarray
+        The slots, as rows of float64.
     """
 
-    buffer: Any = None
-    arrived = False
-
-    def __init__(self, memory: Memory, stream: int) -> None:
-        self.count = memory.shape[0]
-        self.device, driver = _device(_context()), _driver()
-        with self.device.lock:
-            self.buffer = self.device.free.pop() if self.device.free else _Buffer(SMALLEST)
-        result = driver.cuMemcpyDtoHAsync(
-            self.buffer.address, memory.address, memory.nbytes, stream
-        )
-        _checked(result, "cuMemcpyDtoHAsync")
-        _checked(driver.cuEventRecord(self.buffer.handle, stream), "cuEventRecord")
-
-    def ready(self) -> bool:
-        """Whether :meth:`read` does not wait."""
-        self.arrived = not _driver().cuEventQuery(self.buffer.handle)[0]
-        return self.arrived
-
-    def read(self) -> list[float]:
-        """Return the numbers once, after they have arrived."""
-        if not (self.arrived or self.ready()):
-            _checked(_driver().cuEventSynchronize(self.buffer.handle), "cuEventSynchronize")
-        found: list[float] = self.buffer.doubles[: self.count].tolist()
-        with self.device.lock:
-            self.device.free.append(self.buffer)
-        self.buffer = None
-        return found
+    def __init__(self, memory: Memory, source: NDArray[Any] | None = None) -> None:
+        cuda, pitch = cuda_target(), -(-memory.nbytes // SMALLEST) * SMALLEST
+        self.device, self.kept = _device(_context()), (memory, source)
+        self.pinned = cuda.pinned_array(BUFFERS * pitch, np.uint8)
+        self.numbers = self.pinned.view(np.float64).reshape(BUFFERS, -1)
+        self.events = [cuda.event(timing=False) for _ in range(BUFFERS)]
+        self.handles = np.array([int(each.handle) for each in self.events], np.int64)
+        slots, handles = self.pinned.ctypes.data, self.handles.ctypes.data
+        of = 0 if source is None else source.ctypes.data
+        numbers = [slots, pitch, handles, BUFFERS, 0, 0, memory.address, memory.nbytes, of]
+        self.words = np.array(numbers, np.int64)
+        self.view: Any = self.words.data
+        self.address: int = self.words.ctypes.data
 
     def __del__(self) -> None:
-        if self.buffer is not None:  # the device may still write to it
-            self.device.held.append((self.buffer.event, self.buffer))
+        if "view" in vars(self) and self.view[RING_LAST]:  # the device may still use it
+            event = self.events[(self.view[RING_LAST] - 1) % BUFFERS]
+            self.device.held.append((event, self.pinned))
 
 
 def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:

@@ -231,12 +231,17 @@ class CudaTable:
 
     # Kernel arguments
 
+    @property
+    def entry(self) -> Any:
+        """Device memory of the table."""
+        return self.memory.space("entry", self.table.shape, self.table.dtype)
+
     def _send_entry(self) -> Any:
         """Return device memory with the table, uploaded if it has changed."""
         content = self.table.tobytes()
         if self.lent and content != self.uploaded:
             self.renew_entry()
-        memory = self.memory.space("entry", self.table.shape, self.table.dtype)
+        memory = self.entry
         if content != self.uploaded:
             self.uploaded = None
             self.driver.upload(memory, self.table, self.stream)
@@ -405,11 +410,15 @@ class CudaTable:
 
     @property
     def stays(self) -> bool:
-        """Whether no array of the last launches moves, and nothing is copied before them."""
-        given = self.given
+        """Whether no weight of the last launches moves, and nothing is copied before them.
+
+        Nor does a gradient, unless compiled code is to read it.
+        """
+        given, grads = self.given, self.given.grads
         if self.copied or given.strided or given.watched or self.layout.sparse:
             return False
-        return given.weights.stay and given.grads.stay and given.streams == {self.stream}
+        known = given.weights.stay and (grads.stay or (grads.passing and grads.last is not None))
+        return known and given.streams == {self.stream}
 
     def renew_entry(self) -> None:
         """Let the next launches have the table in other memory, as others keep the present."""

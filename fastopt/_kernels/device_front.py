@@ -3,16 +3,23 @@
 Python reads the arrays (:mod:`fastopt._kernels.cuda_arrays`), and launches what updates them. Their
 records have no loops and no arrays: a record has the count, the hyper-parameters and the key of a
 parameter, which :func:`advance_all` writes to the rows of the tables that are launched. A call with
-the arrays of the one before needs nothing but that, and the same launches: :func:`repeat_call`.
+the weights of the one before needs nothing but that, the addresses of new gradients, and the same
+launches: :func:`repeat_call`.
 
 What that relies on:
 
 *Addresses.* Arrays of numba never move. Compiled code compares the ids of the objects with those
-that Python has read last, whose deaths weak references report; other arrays are read in each call.
+that Python has read last, whose deaths weak references report.
 ``test_a_gradient_that_is_gone_is_not_read``, ``test_a_weight_that_is_replaced_is_read_again``.
 
+*Attributes.* Gradients that were not seen before are read with C functions of CPython, in each
+call: of objects whose exact type has no properties, so that no Python runs and their attributes
+stay while they are read (:func:`read`). ``test_new_gradients_run_no_python_and_do_the_same``,
+``test_new_gradients_of_other_forms_are_read_by_python``.
+
 *Tables.* The launches keep the memory of their table on the device, which nothing writes to again:
-a call with other arrays has its table in other memory.
+a call with other arrays has its table in other memory. If gradients are read, the memory belongs to
+these launches alone, and each call uploads to it on their stream.
 ``test_other_arrays_lists_and_single_calls_come_in_between``.
 
 *Owners.* A :class:`~fastopt._engine.device_call.Repeat` keeps the memory of arguments, tables and
@@ -40,8 +47,14 @@ from fastopt._kernels.layout import DONE, KEY
 from fastopt._kernels.objects import (
     Object,
     address,
+    after,
+    attribute,
+    clear_error,
+    compare,
     doubles,
     invoke,
+    long_value,
+    release,
     release_gil,
     restore_gil,
     singles,
@@ -50,18 +63,25 @@ from fastopt._kernels.objects import (
 )
 from fastopt._kernels.record_words import (
     context_at,
+    driver_at,
+    form_at,
     header_at,
     hyper_at,
     launch_at,
     norm_at,
+    reader_at,
     record_at,
     repeat_at,
+    ring_at,
 )
 from fastopt.kernels.rule import scalar
 
 TARGET = 4
 """Words of a target: the address of a tensor's hyper-parameters, their number, the address of its
 row in the table, and whether that has the key of random numbers."""
+
+NOT_READY = 600
+"""Status of an event that the driver has not reached."""
 
 
 @scalar
@@ -118,7 +138,10 @@ def advance_all(context, targets, n):
 
 @scalar
 def is_same(context, repeat, index, grad, weight):
-    """Whether a call has the parameters and the living arrays of the call that is repeated."""
+    """Whether a call has the parameters and the living arrays of the call that is repeated.
+
+    Gradients that are read in each call may be any.
+    """
     n, objects, places = repeat.count, words(repeat.objects), words(repeat.places)
     if repeat.listed:
         lists = items_of(context, index), items_of(context, grad), items_of(context, weight)
@@ -135,7 +158,7 @@ def is_same(context, repeat, index, grad, weight):
         own, g, x = index, grad, weight
         if repeat.listed:
             own, g, x = words(index)[k], words(grad)[k], words(weight)[k]
-        if g != objects[k] or x != objects[n + k]:
+        if x != objects[n + k] or (g != objects[k] and repeat.reader == 0):
             return False
         if record_of(context, own, places[k]) != places[k]:
             return False
@@ -168,15 +191,114 @@ def is_ready(repeat):
     """Whether the device is the current one, and no graph is captured."""
     state = words(repeat.state)
     state[0] = state[1] = 0
-    if invoke(repeat.current, (repeat.state,)) or state[0] != repeat.context:
+    driver = driver_at(repeat.driver)
+    if invoke(driver.current, (repeat.state,)) or state[0] != repeat.context:
         return False
-    return not (invoke(repeat.capturing, (repeat.stream, repeat.state + 8)) or state[1])
+    return not (invoke(driver.capturing, (repeat.stream, repeat.state + 8)) or state[1])
+
+
+@scalar
+def borrowed(value, name):
+    """Return an attribute that its owner keeps alive, or 0 with an error set."""
+    found = attribute(value, name)
+    if found:
+        release(found)
+    return found
+
+
+@scalar
+def is_like(value, wanted):
+    """Whether an attribute, or 0, equals an object."""
+    return value == wanted or (value != 0 and compare(value, wanted, np.int32(2)) == 1)
+
+
+@scalar
+def read(reader, form, array):
+    """Return the address of the memory of a gradient, 0 if it is of another form."""
+    if header_at(array).type != reader.kind:
+        return 0
+    names, wanted = after(reader, w.READ_SHAPE), after(form, w.FORM_SHAPE)
+    for k in range(3):
+        if not is_like(borrowed(array, names[k]), wanted[k]):
+            return 0
+    if borrowed(array, reader.stream) != form.stream:
+        return 0
+    memory = borrowed(array, reader.memory)
+    if memory == 0 or header_at(memory).type != reader.memory_kind:
+        return 0
+    part = borrowed(memory, reader.part) if reader.device else 0
+    if reader.device and (part == 0 or borrowed(part, reader.context) != reader.device):
+        return 0
+    pointer = borrowed(memory, reader.pointer)
+    number = attribute(pointer, reader.value) if pointer else 0
+    if number == 0:
+        return 0
+    found = long_value(number)
+    release(number)
+    return max(found, 0)
+
+
+@scalar
+def is_apart(reader, first, end):
+    """Whether memory overlaps no range that is written to."""
+    low, high = 0, reader.count
+    while low < high:
+        middle = (low + high) // 2
+        if words(reader.last)[middle] <= first:
+            low = middle + 1
+        else:
+            high = middle
+    return low == reader.count or words(reader.first)[low] >= end
+
+
+@scalar
+def read_all(context, repeat, grad):
+    """Enter the addresses of gradients into the tables; return whether all fit."""
+    reader, items = reader_at(repeat.reader), grad
+    if repeat.listed:
+        items = items_of(context, grad)
+    for k in range(repeat.count):
+        form = form_at(reader.forms + 8 * w.FORM * k)
+        found, slot = read(reader, form, words(items)[k] if repeat.listed else grad), form.slot
+        if found == 0:
+            clear_error()
+            return False
+        if found != words(slot)[0]:
+            if found % form.unit or not is_apart(reader, found, found + form.size):
+                return False
+            words(slot)[0] = found
+    return True
+
+
+@scalar
+def transfer(driver, ring, stream):
+    """Upload what the next slot is to have, or download to it; return the error of the driver."""
+    place = ring.last % ring.slot_count
+    slot, event, error = ring.slots + place * ring.pitch, words(ring.events)[place], np.int32(0)
+    if ring.source:
+        error = invoke(driver.query, (event,))
+        if error == NOT_READY:  # the device has not read what was uploaded many calls ago
+            error = invoke(driver.wait, (event,))
+        for k in range(ring.size // 8):
+            words(slot)[k] = words(ring.source)[k]
+        if error == 0:
+            error = invoke(driver.upload, (ring.memory, slot, ring.size, stream))
+    else:
+        error = invoke(driver.download, (slot, ring.memory, ring.size, stream))
+    if error == 0:
+        ring.last += 1
+        error = invoke(driver.record, (event, stream))
+    return error
 
 
 @scalar
 def launch_all(repeat):
-    """Launch the kernels until one fails; return the error of the driver, or 0."""
+    """Upload, launch the kernels and report until something fails; return the driver's error."""
     one, error, thread = np.uint32(1), np.int32(0), release_gil()
+    driver = driver_at(repeat.driver)
+    for k in range(repeat.upload_count):
+        if error == 0:
+            error = transfer(driver, ring_at(words(repeat.uploads)[k]), repeat.stream)
     for k in range(repeat.launch_count):
         own = launch_at(repeat.launches + 8 * w.LAUNCH * k)
         for f in range(own.numbers_count):
@@ -189,7 +311,9 @@ def launch_all(repeat):
         none = np.int64(0)
         if error == 0:
             last = np.uint32(0), repeat.stream, own.arguments, none
-            error = invoke(repeat.launching, (own.handle, *grid, *block, *last))
+            error = invoke(driver.launching, (own.handle, *grid, *block, *last))
+    if error == 0 and repeat.measured:
+        error = transfer(driver, ring_at(repeat.reports), repeat.stream)
     restore_gil(thread)
     return error
 
@@ -207,44 +331,79 @@ def find(context, place, index, grad, weight):
     repeat = repeat_at(place)
     if repeat.measured != (context.measure != 0) or not is_ready(repeat):
         return np.int64(w.REFUSED)
+    if repeat.reader and not read_all(context, repeat, grad):
+        return np.int64(w.REFUSED)
     status = enter_places(context, repeat.places, repeat.count, repeat.found)
     return place if status == w.OK else np.int64(status)
 
 
-def launch_call(place):
-    """See :func:`launch_all`."""
-    return launch_all(repeat_at(place))
+@scalar
+def check_sent(context, repeat):
+    """Return whether the device has the counts and the hyper-parameters, as a status."""
+    counts = words(context.counts)
+    for k in range(repeat.count):
+        tensor = tensor_of(context, k)
+        if hyper_at(tensor.hyper).skips:
+            return w.REFUSED
+        if tensor.hyper != words(repeat.hypers)[k]:
+            return w.STALE
+        if counts[record_at(tensor.record).count] != words(repeat.counts)[k]:
+            return w.STALE
+    return w.OK
 
 
 def repeat_call(at, place, index, grad, weight):
-    """Make a call again whose arrays are known not to have moved; return a status.
+    """Make a call again whose weights are known not to have moved; return a status.
 
-    If its norm is measured, it is only found: the result is what :func:`launch_call` takes, after
-    Python has sent to the device what it counts with. The call is refused, with nothing changed, if
-    anything besides counts and hyper-parameters differs.
-    The caller holds the updater's lock.
+    The call is refused, with nothing changed, if anything besides gradients, counts and
+    hyper-parameters differs. The caller holds the updater's lock.
     """
     context = context_at(at)
     place = find(context, place, address(index), address(grad), address(weight))
-    if place < 0 or context.measure:
+    if place < 0:
         return place
-    repeat = repeat_at(place)
-    if not repeat.folds and norm_at(context.norm).factor != 1:
-        return w.REFUSED
-    if not is_even(context, repeat):
-        return w.REFUSED
-    counts = words(context.counts)
+    repeat, counts = repeat_at(place), words(context.counts)
     largest = counts[0]
-    advance_all(context, repeat.targets, repeat.count)
+    if repeat.measured:
+        status = check_sent(context, repeat)
+        if status < 0:
+            return status
+    elif not is_even(context, repeat) or not (repeat.folds or norm_at(context.norm).factor == 1):
+        return w.REFUSED
+    else:
+        advance_all(context, repeat.targets, repeat.count)
     error = launch_all(repeat)
     if error:
         counts[0] = largest
-        for k in range(repeat.count):
+        for k in range(repeat.count if not repeat.measured else 0):
             counts[record_at(words(repeat.places)[k]).count] -= 1
         words(repeat.state)[0] = error
         return w.FAILED
     context.done, context.asked, context.each, context.expected = 1, 0, 0, 0
     return w.OK
+
+
+def report_call(driver, ring, stream):
+    """See :func:`transfer`."""
+    return transfer(driver_at(driver), ring_at(ring), stream)
+
+
+def follow_call(driver, ring, waits):
+    """Whether the oldest report has arrived, 1 or 0, or minus the error of the driver.
+
+    With `waits` it waits for that, without the GIL.
+    """
+    functions, reports = driver_at(driver), ring_at(ring)
+    event = words(reports.events)[reports.first % reports.slot_count]
+    error = invoke(functions.query, (event,))
+    if error == NOT_READY and waits:
+        thread = release_gil()
+        error = invoke(functions.wait, (event,))
+        restore_gil(thread)
+    if error == 0:
+        reports.first += 1
+        return 1
+    return 0 if error == NOT_READY else -error
 
 
 def admit_call(at, places, n, found):
@@ -265,7 +424,8 @@ def functions() -> dict[str, Callable[..., int]]:
         admit_call: numbers,
         advance_call: numbers[:3],
         repeat_call: arguments,
-        launch_call: numbers[:1],
+        report_call: numbers[:3],
+        follow_call: numbers[:3],
     }
     return {
         kernel.__name__: bind_to(compiled(kernel, None, parallel=False, nogil=False), *signature)

@@ -244,9 +244,9 @@ def _read_tensors(tensors: list[Any]) -> Reading:
 
 
 def _read_numba(arrays: list[Any]) -> Reading:
-    memories = [array.gpu_data for array in arrays]
-    addresses = [memory.device_ctypes_pointer.value or EMPTY for memory in memories]
-    if _several():
+    addresses = [address or EMPTY for address in map(_address, arrays)]
+    if several_devices():
+        memories = [array.gpu_data for array in arrays]
         views = [getattr(memory, "_view", memory) for memory in memories]  # else found in Python
         numbers = [view.context.device.id for view in views]
         kinds = [(*_form(a), number) for a, number in zip(arrays, numbers, strict=True)]
@@ -256,11 +256,11 @@ def _read_numba(arrays: list[Any]) -> Reading:
 
 
 _form: Any = attrgetter("shape", "strides", "dtype")
-_stream = attrgetter("stream")
+_stream, _address = attrgetter("stream"), attrgetter("gpu_data.device_ctypes_pointer.value")
 
 
 @cache
-def _several() -> bool:
+def several_devices() -> bool:
     """Whether this machine has several devices."""
     return len(sys.modules["numba.cuda"].gpus) > 1
 

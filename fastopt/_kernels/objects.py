@@ -178,6 +178,16 @@ def attribute(typingctx, value, name):
 
 
 @intrinsic
+def compare(typingctx, value, other, operation):
+    """Return whether two objects compare like this, -1 with an error set; 2 means equality.
+
+    It runs no Python code for numbers, dtypes and tuples of these.
+    """
+    code = external("PyObject_RichCompareBool", ir.IntType(32), BYTES, BYTES, ir.IntType(32))
+    return types.int32(types.int64, types.int64, types.int32), code
+
+
+@intrinsic
 def clear_error(typingctx):
     """Clear the error that a function of CPython has set, if any."""
     return types.none(), external("PyErr_Clear", ir.VoidType())

@@ -173,7 +173,8 @@ INTEGERS has the dtypes of row indices with their sizes, negative for signed one
 
 repeat_at, REPEAT = _structure(
     "count places found rests targets firsts objects listed watched watched_count folds stream "
-    "context launches launch_count current capturing launching state measured following",
+    "context launches launch_count driver state measured following reports counts hypers reader "
+    "uploads upload_count",
     "R_",
 )
 """A call on devices that is made again; see :mod:`fastopt._kernels.device_front`.
@@ -183,10 +184,36 @@ It has COUNT records at PLACES; FOUND and TARGETS are those of
 does not average each weight. FIRSTS has the position of
 the first tensor of each one's table. OBJECTS are the addresses of the gradients, then of the
 weights, all of which live while the WATCHED lists are empty. LISTED says that the arguments are
-lists, FOLDS that the rules have ``rescale_grad``. CURRENT, CAPTURING and LAUNCHING are functions of
-the driver, STATE is memory for what they return. MEASURED says that the norm of the gradients is
-measured. FOLLOWING is the same call with other gradients, or 0.
+lists, FOLDS that the rules have ``rescale_grad``. DRIVER has the functions of the driver, STATE is
+memory for what they return. MEASURED says that the norm of the gradients is measured: the ring
+REPORTS brings it to the host, and the device has the COUNTS and the addresses of HYPERS. FOLLOWING
+is the same call with other gradients, or 0. A READER reads gradients that were not seen before; the
+UPLOADS are the rings of the tables that they are entered into.
 """
+
+driver_at, DRIVER = _structure(
+    "current capturing launching upload download record query wait", "D_"
+)
+"""Addresses of functions of the driver: the current context, whether a stream is captured, a
+launch, copies to and from the device, and of events: to record one, to query it, to wait for it."""
+
+ring_at, RING = _structure("slots pitch events slot_count first last memory size source", "RING_")
+"""Pinned memory in SLOTS of PITCH bytes that are used in turns, with an event for each: those from
+FIRST to LAST may be in use. SIZE bytes are copied to or from MEMORY on the device; those that are
+uploaded come from SOURCE."""
+
+reader_at, READER = _structure(
+    "forms kind memory_kind device shape strides dtype stream memory pointer value part context "
+    "first last count",
+    "READ_",
+)
+"""How gradients that are objects of numba are read: their type, that of their memory, the context
+of the DEVICE or 0 for any; the names of their attributes; and the COUNT sorted ranges of memory
+from FIRST to LAST that they must not overlap. FORMS has one for each gradient."""
+
+form_at, FORM = _structure("shape strides dtype stream unit size slot", "FORM_")
+"""The form of a gradient: equal objects, the divisor of its address, its bytes, and the SLOT of a
+table for its address."""
 
 launch_at, LAUNCH = _structure(
     "handle blocks across down arguments fields numbers numbers_count wide", "L_"
@@ -207,7 +234,7 @@ FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
 """Codes of dtypes."""
 
 OK, MOVED, SKIPPED, LEFT_OUT, AWAITED = range(5)
-REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS, FAILED = range(-1, -8, -1)
+REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS, FAILED, STALE = range(-1, -9, -1)
 """Statuses of a call.
 
 MOVED: done, and some weight is another object than in the last call. SKIPPED: gradients are not
@@ -216,5 +243,6 @@ a device decides whether it is skipped, which the host learns later. Nothing has
 the status is negative: the arguments do not fit (REFUSED), or an index has no record (UNKNOWN).
 With a smaller status the call can be entered again: scratch memory of NEED bytes is missing
 (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), it should run without the GIL (IS_LARGE), or
-hyper-parameters of an update must be computed (ASKS). FAILED: a driver has reported an error.
+hyper-parameters of an update must be computed (ASKS), or sent to the device (STALE). FAILED: a
+driver has reported an error.
 """

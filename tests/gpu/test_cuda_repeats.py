@@ -4,14 +4,16 @@ import gc
 
 import numpy as np
 import pytest
+from numba import cuda
 
 from fastopt import optimizer
 from fastopt._engine.devices import Devices
 from fastopt._kernels import record_words
+from fastopt._kernels.cuda_arrays import SETS
 from fastopt.amp import LossScaler
 from fastopt.averages import SWA, Lookahead
 from fastopt.lr_scheduler import CosineScheduler
-from helpers.device_arrays import check_close, on_device
+from helpers.device_arrays import Foreign, check_close, on_device
 
 pytestmark = pytest.mark.cuda
 
@@ -235,7 +237,7 @@ def test_a_weight_that_is_replaced_is_read_again(rng):
     pair.check()
 
 
-def test_a_gradient_that_is_gone_is_not_read(in_python, rng):
+def test_a_gradient_that_is_gone_is_not_read(rng):
     """Another array may have its id, or its memory."""
     pair, grads = Pair(rng), arrays(rng)
     moved = on_device(grads)
@@ -245,9 +247,77 @@ def test_a_gradient_that_is_gone_is_not_read(in_python, rng):
         grads = arrays(rng)
         moved = on_device(grads)
         gc.collect()
-        in_python.clear()
         pair.step(grads, moved)
+    pair.check()
+
+
+@pytest.mark.parametrize(
+    ("single", "clip", "keep"),
+    [(False, None, False), (False, 0.5, True), (True, None, True), (True, 0.5, False)],
+    ids=str,
+)
+def test_new_gradients_run_no_python_and_do_the_same(single, clip, keep, in_python, rng):
+    """Beside gradients that are known, for more calls than the memory of uploads has slots."""
+    pair, kept = Pair(rng), []
+    for each in (pair.here, pair.there):
+        each.clip_global_norm = clip
+    known = arrays(rng)
+    there = on_device(known)
+    for turn in range(SETS + 40):
+        if turn == SETS + CALLS:
+            in_python.clear()
+        grads = arrays(rng)
+        moved = on_device(grads)
+        kept += [moved] * keep
+        pair.step(grads, moved, single=single)
+        if turn % 5 == 1:
+            pair.step(known, there, single=single)
+    assert not in_python
+    pair.check()
+
+
+def test_new_gradients_of_other_forms_are_read_by_python(in_python, rng):
+    pair = Pair(rng)
+
+    def step(change, mutate=lambda grads: grads):
+        grads = mutate(arrays(rng))
+        moved = on_device(grads)
+        pair.step(grads, change(moved))
+
+    for _ in range(2 * CALLS):
+        step(list)
+    in_python.clear()
+    step(list)
+    assert not in_python
+    stream = cuda.stream()
+    of_stream = lambda moved: [moved[0].bind(stream), *moved[1:]]  # noqa: E731
+    fortran = lambda grads: [np.asfortranarray(each) for each in grads]  # noqa: E731
+    for change, mutate in (
+        (of_stream, list),
+        (list, fortran),
+        (lambda g: [Foreign(g[0]), *g[1:]], list),
+    ):
+        in_python.clear()
+        step(change, mutate)
         assert in_python
+        step(list)
+    for wrong in ([np.ones((2, 3), np.float32)], [np.ones((3, 2), np.int32)], arrays(rng)[:2]):
+        with pytest.raises((TypeError, ValueError)):
+            pair.there([0, 1, 2], on_device([*wrong, *arrays(rng)][:3]), pair.on_device)
+    pair.check()
+
+
+def test_a_new_gradient_in_memory_that_is_written_to_is_no_new_gradient(rng):
+    """It is the weight, or its state."""
+    pair = Pair(rng)
+    for _ in range(2 * CALLS):
+        grads = arrays(rng)
+        pair.step(grads, on_device(grads))
+    own = pair.on_device[1]
+    grads = [grads[0], pair.weights[1], grads[2]]
+    moved = [on_device(grads[0]), own.view(own.dtype), on_device(grads[2])]
+    with pytest.raises(ValueError, match="memory"):
+        pair.there([0, 1, 2], moved, pair.on_device)
     pair.check()
 
 

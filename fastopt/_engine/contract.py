@@ -61,6 +61,7 @@ class OptimizerLike(Protocol):
     per_index: ClassVar[bool]
     rule_by_index: ClassVar[bool]
     rates_before_count: ClassVar[bool]
+    least_rate: ClassVar[float]
     master_last: ClassVar[bool]
 
     lr_scheduler: Any

@@ -132,7 +132,8 @@ class Shared:
         self.words[w.VALID], self.filled = 0, (rate, time)
         rates = optimizer.rates_at(rate, self.multipliers)
         lr, wd = rates["lr"], rates["wd"]
-        if not (0 <= lr < inf and 0 <= wd < inf):
+        least = optimizer.least_rate
+        if not (least <= lr < inf and least <= wd < inf):
             return
         try:
             if not again:

@@ -88,7 +88,7 @@ class NewtonSchulz:
         self,
         matrix: Array,
         out: Array,
-        coefficients: str,
+        coefficients: str | Polynomial,
         steps: int,
         eps: float,
         scale: float = 1.0,
@@ -102,8 +102,8 @@ class NewtonSchulz:
             Matrix, or batch of matrices in three dimensions; float32 or float64.
         out : numpy.ndarray
             Array of the same shape and dtype, which may be `matrix`.
-        coefficients : str
-            Key of :data:`COEFFICIENTS`.
+        coefficients : str or tuple of float
+            Key of :data:`COEFFICIENTS`, or one polynomial.
         steps : int
             Number of steps.
         eps : float
@@ -114,7 +114,10 @@ class NewtonSchulz:
             Whether to iterate on the Gram matrix. Default: if that takes fewer operations.
         """
         wide = matrix.shape[-2] <= matrix.shape[-1]
-        polynomials, safety, tight = COEFFICIENTS[coefficients]
+        if isinstance(coefficients, str):
+            polynomials, safety, tight = COEFFICIENTS[coefficients]
+        else:
+            polynomials, safety, tight = Scheme((coefficients,))
         chosen = [*polynomials[:steps], *[polynomials[-1]] * (steps - len(polynomials))]
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             for part, target in zip(_stacks(matrix), _stacks(out), strict=True):

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from fastopt._engine.hyper_rows import multipliers
 from fastopt._engine.mixed_precision import has_master, split_state, to_float32
-from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
+from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz, Polynomial
 from fastopt._engine.parameters import Call
 from fastopt._engine.validate import (
     Grad,
@@ -32,7 +32,6 @@ from fastopt._kernels.layout import real_of
 from fastopt._notices import warn_user
 from fastopt.arguments import (
     FLAG,
-    Choice,
     Description,
     Descriptions,
     Integer,
@@ -40,7 +39,9 @@ from fastopt.arguments import (
     Stored,
     arg,
     brief,
+    choice,
     local,
+    number,
 )
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
@@ -421,11 +422,23 @@ class ByPattern:
         )
 
 
-Coefficients = Literal["polar", "polar_express", "quintic"]
-"""Name of the polynomials of an orthogonalization."""
+Coefficients = Literal["polar", "polar_express", "quintic"] | Polynomial
+"""Name of the polynomials of an orthogonalization, or the coefficients of one."""
+
+
+def _coefficients(name: str, value: object) -> Coefficients:
+    """Check the polynomials of an orthogonalization."""
+    if not isinstance(value, (tuple, list)):
+        scheme: Any = choice(name, value, *COEFFICIENTS)
+        return scheme  # type: ignore[no-any-return]
+    if len(value) != 3:
+        raise ValueError(f"{name} must be 3 numbers, got {brief(value)}")
+    a, b, c = (number(f"{name}[{k}]", each) for k, each in enumerate(value))
+    return a, b, c
+
 
 CHECKS: Descriptions = {
-    "coefficients": Choice(*COEFFICIENTS),
+    "coefficients": _coefficients,
     "steps": Integer(1, 100),
     "eps": Real(1e-30),
 }
@@ -447,9 +460,10 @@ def orthogonalize(
     matrix : array_like
         Matrix of shape (rows, columns), or several of shape (count, rows, columns); float32 or
         float64. Other types are converted to float32.
-    coefficients : str
+    coefficients : str or tuple of three floats
         'polar' and 'polar_express', of Polar Express, or 'quintic', of the first Newton-Schulz
-        iteration of Muon. Default 'polar'.
+        iteration of Muon; or :math:`a, b, c` of one polynomial :math:`a s + b s^3 + c s^5` for
+        all steps. Default 'polar'.
     steps : int
         Number of iterations, from 1 to 100. Default 5.
     eps : float

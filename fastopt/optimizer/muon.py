@@ -232,8 +232,9 @@ class Muon(MuonFamily):
         Decay rate :math:`\mu`, at least 0 and below 1. Default 0.95.
     nesterov : bool
         Nesterov's momentum. Default True.
-    coefficients : str
-        'polar', 'polar_express' or 'quintic'. Default 'polar'; torch has 'quintic'.
+    coefficients : str or tuple of three floats
+        'polar', 'polar_express' or 'quintic', or a, b and c for all steps. Default 'polar'; torch
+        has 'quintic'.
     steps : int
         Number of iterations, from 1 to 100. After the fifth, except with 'quintic', the triple is
         15/8, -5/4, 3/8, which converges. Default 5.

@@ -380,6 +380,9 @@ class Optimizer(Checked, metaclass=Declaring):
     first_carried: ClassVar[float] = 0.0
     """This number before the first update of a parameter."""
 
+    least_rate: ClassVar[float] = 0.0
+    """Minimum of learning rates and weight decays."""
+
     copied: ClassVar[tuple[str, ...]] = ()
     """Slots of the rule that start as copies of the weight."""
 
@@ -438,9 +441,9 @@ class Optimizer(Checked, metaclass=Declaring):
         *("carried_in", "carried_slots", "check_multipliers", "check_rates", "claimed"),
         *("codes_of", "copied", "corrects_decay", "decay_term", "direct_state", "evaluates"),
         *("first_carried", "folds", "forget_updates", "in_arrays", "keep_updates", "key"),
-        *("masters_given", "multiplier", "native", "per_index", "put_back", "rates_at"),
-        *("rates_before_count", "restore", "restore_from", "row_decay", "rule_by_index"),
-        *("rule_traits", "rule_variant", "scheduled", "snapshot", "stable_ratio"),
+        *("least_rate", "masters_given", "multiplier", "native", "per_index", "put_back"),
+        *("rates_at", "rates_before_count", "restore", "restore_from", "row_decay"),
+        *("rule_by_index", "rule_traits", "rule_variant", "scheduled", "snapshot", "stable_ratio"),
         *("stable_ratio_fields", "starts_at_zero", "step_sums", "sym_info", "update_in_python"),
     }
     rescale_grad: float = arg(  # AdamW treats NaN and infinity as overflow
@@ -977,10 +980,9 @@ class Optimizer(Checked, metaclass=Declaring):
 
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
         """Raise ValueError unless a parameter's learning rate and weight decay are valid."""
-        if not 0 <= rate < math.inf:
-            number(f"{label(index, self.idx2name)}: learning rate", rate, least=0)
-        if not 0 <= decay < math.inf:
-            number(f"{label(index, self.idx2name)}: weight decay", decay, least=0)
+        for name, value in (("learning rate", rate), ("weight decay", decay)):
+            if not self.least_rate <= value < math.inf:
+                number(f"{label(index, self.idx2name)}: {name}", value, least=self.least_rate)
 
     # Multipliers
 

@@ -23,8 +23,10 @@ except ImportError as error:
 
 from fastopt._advice import Advice as _Advice
 from fastopt._advice import no_attribute as _no_attribute
+from fastopt.optimizer import Optimizer as _Rule
 from fastopt.optimizer import opt_registry as _registry
 from fastopt.torch.optimizer import Optimizer as Optimizer
+from fastopt.torch.optimizer import class_of as _class_of
 from fastopt.torch.optimizer import make as _make
 from fastopt.torch.recipes import is_name as _is_name
 from fastopt.torch.recipes import names as _names
@@ -34,6 +36,43 @@ from fastopt.torch.recipes import recipe as _recipe
 @functools.cache
 def _made(name: str, _kind: typing.Any) -> typing.Any:
     return _make(_recipe(name))
+
+
+def of(kind: type[_Rule]) -> type[Optimizer]:
+    """Return the class for torch of an optimizer of your own.
+
+    Parameters
+    ----------
+    kind : type
+        Subclass of :class:`fastopt.optimizer.Optimizer`. One that is registered is also an
+        attribute of this module, under its name.
+
+    Returns
+    -------
+    type
+        Subclass of :class:`Optimizer` that takes parameters, `lr`, and the arguments of `kind`.
+
+    Raises
+    ------
+    TypeError
+        `kind` is no such class.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import fastopt, fastopt.torch
+    >>> class Half(fastopt.optimizer.SGD):
+    ...     pass
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> opt = fastopt.torch.of(Half)([weight], lr=0.5)
+    >>> weight.grad = torch.ones(2)
+    >>> opt.step()
+    >>> weight.detach()
+    tensor([0.5000, 0.5000])
+    """
+    if not (isinstance(kind, type) and issubclass(kind, _Rule)):
+        raise TypeError(f"kind must be a class of optimizers, got {kind!r}")
+    return _class_of(kind)
 
 
 def __getattr__(name: str) -> typing.Any:

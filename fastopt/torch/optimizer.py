@@ -1,12 +1,16 @@
-"""Optimizers for torch: subclasses of ``torch.optim.Optimizer`` that update with fastopt."""
+"""Optimizers for torch: subclasses of ``torch.optim.Optimizer`` that update with fastopt.
+
+Tests: ``tests/pytorch``.
+"""
 
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from itertools import chain
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from itertools import chain, count
+from operator import attrgetter, is_, itemgetter
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,18 +18,15 @@ from torch.optim import optimizer as hooks
 
 from fastopt._engine.clip import measured, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
-from fastopt._engine.validate import leaves
-from fastopt._foreign import of_tensor, resolved
 from fastopt._interrupts import between_updates, uninterrupted
-from fastopt._kernels.codes import numbers_of
 from fastopt._updater.updater import DEFAULTS, Updater
 from fastopt.amp import StepInfo
-from fastopt.arguments import brief, number
+from fastopt.arguments import brief
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer import Optimizer as Rule
-from fastopt.torch.recipes import COMMON, Made, Recipe, apply, check_arguments, plain
-from fastopt.torch.rules import Buffered, HeavyBall
-from fastopt.torch.views import GRAD, Views, check_parameter
+from fastopt.torch.recipes import Made, Recipe, apply, check_arguments
+from fastopt.torch.state import Exact, Held, State, States, array_of, converted
+from fastopt.torch.views import GRAD, Gradients, Views, check_parameter
 
 SETTINGS = ("clip_global_norm", "average", "clip_adaptive", "clip_adaptive_eps")
 """Arguments of every class that are arguments of an Updater."""
@@ -34,24 +35,27 @@ CLIPS = ("clip_global_norm", "clip_adaptive_eps", "clip_adaptive")
 """Those that limit norms."""
 
 WHOLE = "fastopt"
-"""Key in the state of what torch has no form for: the states of the updaters."""
+"""Key under which version 0.1 saved the states of the updaters, if torch had no form for them."""
+
+ESTIMATE = "estimate"
+"""Option of a group with what its rule knows of all parameters, such as the distance of Prodigy."""
 
 NO_STEP = StepInfo(stepped=False, skipped=False)
+
+GROUP, PARAMS = attrgetter("group"), itemgetter("params")
+
+Number = Callable[[Sequence[torch.Tensor]], list[int]]
+"""Function that returns the indices of parameters."""
 
 increment_version: Callable[[Any], None] = torch.autograd.graph.increment_version
 
 
-class Call(NamedTuple):
-    """Parameters of a group that have gradients, and the arguments of its updater."""
-
-    params: Any
-    indices: list[int]
-    grads: list[Any]
-    arrays: list[Any]
+Call = tuple[Gradients, list[Any]]
+"""Parameters that have gradients, and these."""
 
 
 class Group:
-    """Updater and views of the parameters of one group.
+    """Updater, views and states of the parameters of one group.
 
     Parameters
     ----------
@@ -59,88 +63,141 @@ class Group:
         The optimizer.
     group : dict
         The parameter group.
-    settings : dict
+    settings : mapping
         Arguments of the updater.
     """
 
     def __init__(self, made: Made, group: dict[str, Any], settings: Mapping[str, Any]) -> None:
-        self.made = made
+        self.made, self.group = made, group
         self.updater = Updater(made.optimizer, **settings)
-        self.views: Views | None = None
-        self.known = {name: _constant(group[name]) for name in made.options}
+        self.names = [*made.options, *made.fixed]
         """The options that the optimizer has."""
-        self.known |= {name: group[name] for name in made.fixed}
+        self.known = [_constant(group[name]) for name in self.names]
+        self.leading: dict[int, int] = {}
+        self.held: Held = {}
+        self.views: Views | None = None
+        self.states: States | None = None
+        self.joint = made.optimizer.step_sums
+        """The optimizer, if its rule has numbers that are computed from all parameters."""
+        if self.joint is not None and group.get(ESTIMATE):
+            made.optimizer.estimate = dict(group[ESTIMATE])
 
-    def follow(self, group: Mapping[str, Any]) -> None:
-        """Set the options of the optimizer that have changed in the group."""
-        for name, value in self.known.items():
-            now = group[name]
-            if now is value:
+    def follow(self, values: list[Any]) -> bool:
+        """Set the options that have changed; return False if they need another optimizer."""
+        optimizer, options = self.made.optimizer, self.made.options
+        slots = _slots(optimizer)
+        for name, value, known in zip(self.names, values, self.known, strict=True):
+            if value is known:
                 continue
-            if name in self.made.fixed:
-                if now != value:
-                    raise ValueError(
-                        f"{name} of a parameter group cannot change from {value!r} to {now!r}: "
-                        "construct a new optimizer"
-                    )
-            else:
-                optimizer, option = self.made.optimizer, self.made.options[name]
-                before = None if name in COMMON else _slots(optimizer)
-                momentum = getattr(optimizer, "momentum", None)
-                apply(optimizer, {name: option}, group)
-                if before is not None and _slots(optimizer) != before:
-                    if momentum and isinstance(optimizer, Buffered):
-                        optimizer.buffered = True
-                    else:
-                        self.updater.states_synced, self.updater.states = {}, {}  # counts go on
-                if isinstance(optimizer, HeavyBall) and optimizer.momentum and not momentum:
-                    self._start_buffers(optimizer)
-                self.known[name] = _constant(now)
+            if name in options:
+                apply(optimizer, {name: options[name]}, self.group)
+            elif value != known:
+                return False
+        self.known = list(map(_constant, values))
+        if _slots(optimizer) != slots:
+            self.states, self.held = None, {}
+        return True
 
-    def _start_buffers(self, optimizer: HeavyBall) -> None:
-        """Let the next update be the first one for parameters without momentum so far.
+    def current(
+        self, state: State, number: Number, moved: bool = True, loads: bool = False
+    ) -> Views:
+        """Return the views of the parameters, and enter their states in the updater.
 
-        Torch does not dampen the first gradient in a buffer. Without momentum, a buffer stays zero.
+        Nothing is done unless something has changed; `moved` says whether entries may have. With
+        `loads` they are those of a state dict.
         """
-        counts, states = optimizer._index_update_count, self.updater.states
-        for index in counts:
-            if not any(np.any(array) for array in leaves(states.get(index))):
-                counts[index] = optimizer.begin_num_update
-
-    def current(self, group: Mapping[str, Any], numbers: Mapping[torch.Tensor, int]) -> Views:
-        """Return the views of the parameters, which are created again if one has other memory."""
-        params, views = group["params"], self.views
-        if views is None or not views.fit(params):
-            own = [numbers[param] for param in params]
-            names = _names(group, own)
-            views = Views(params, names, own)
-            self.updater.optimizer.idx2name = dict(zip(own, names, strict=True))
-            self.views = views
+        views = self.views
+        if views is None or not views.fit(self.group["params"]):
+            views = self._view(number)
+        states = self.states
+        if states is None:
+            states = States(self.updater, self.made.form, views, self.held)
+        elif not moved and states.fit():
+            return views
+        states.follow(state, loads)
+        self.states, self.held = states, states.held
         return views
 
-    def update(self, call: Call, factor: float) -> None:
-        """Update the parameters of a call with gradients times `factor`."""
-        _, indices, grads, arrays = call
-        if factor == 1:
-            self.updater(indices, grads, arrays)
-            return
+    def _view(self, number: Number) -> Views:
+        """Create the views of the parameters."""
+        params, before, optimizer = self.group["params"], self.views, self.updater.optimizer
+        indices = number(params)
+        names = [*(self.group.get("param_names") or ())][: len(params)]
+        names += [f"parameter {k}" for k in indices[len(names) :]]
+        self.views = Views(params, names, indices, self.leading)
+        known = dict(zip(indices, names, strict=True))
+        if optimizer.idx2name != known:
+            optimizer.idx2name = known
+        for index in set(self.updater.states).difference(indices):
+            del self.updater.states[index]
+            self.held.pop(index, None)
+        if self.states is not None and before is not None and before.indices == indices:
+            self.states.views = self.views
+        else:
+            self.states = None
+        return self.views
+
+    def call(self, state: State, number: Number, moved: bool) -> Call:
+        """Return the call of the parameters that have gradients."""
+        views, states = self.views, self.states
+        fit = views is not None and states is not None and not moved
+        if views is None or not (fit and views.fit(self.group["params"]) and states.fit()):  # type: ignore[union-attr]
+            views = self.current(state, number)
+        grads, present = list(map(GRAD, views.params)), views.present
+        if len(present.positions) == len(grads):
+            try:
+                if (found := present.at(grads)) is not None:
+                    return present, found
+            except (TypeError, RuntimeError):  # some are None or sparse
+                pass
+        positions = [k for k, grad in enumerate(grads) if grad is not None]
+        if False in [views.follow(k, grads[k]) for k in positions]:  # all are asked
+            self.views = self.states = None
+            self.held = {}
+            views = self.current(state, number)
+            present = views.present
+        if positions != present.positions:
+            present = views.present = Gradients(views, positions)
+        own = [grads[k] for k in positions]
+        with suppress(RuntimeError):
+            if (found := present.at(own)) is not None:
+                return present, found
+        return present, list(map(views.of, positions, own))
+
+    def update(self, call: Call, factor: float, state: State) -> bool:
+        """Update the parameters of a call with gradients times `factor`.
+
+        Returns whether entries of the state are new.
+        """
+        of, grads = call
         optimizer = self.made.optimizer
-        if not optimizer.folds:
-            self.updater(indices, [times(grad, factor) for grad in grads], arrays)
+        if factor == 1:
+            self.updater(of.indices, grads, of.arrays)
+        elif not optimizer.folds:
+            self.updater(of.indices, [times(grad, factor) for grad in grads], of.arrays)
         else:
             with optimizer.call_lock, uninterrupted:  # a copy of the optimizer never has the factor
                 before = optimizer.rescale_grad
                 optimizer.rescale_grad = before * factor
                 try:
-                    self.updater(indices, grads, arrays)
+                    self.updater(of.indices, grads, of.arrays)
                 finally:
                     optimizer.rescale_grad = before
+        increment_version(of.params)
+        if self.joint is not None:
+            self.group[ESTIMATE] = optimizer.estimate  # type: ignore[attr-defined]
+        return self.states is not None and self.states.note(state, of.positions)
 
-
-def _names(group: Mapping[str, Any], numbers: Sequence[int]) -> list[str]:
-    """Return the names of the parameters of a group, for errors."""
-    names = [*(group.get("param_names") or ())][: len(numbers)]
-    return names + [f"parameter {k}" for k in numbers[len(names) :]]
+    def read_earlier(self, whole: Any, state: State, number: Number) -> None:
+        """Enter what version 0.1 saved of a group in the states of its parameters."""
+        self.updater.load_state_dict(
+            converted(whole, lambda part: np.array(array_of("state", part)))
+        )
+        sums: Any = self.updater.optimizer.step_sums
+        if sums is not None:
+            self.group[ESTIMATE] = sums.estimate
+        states = States(self.updater, self.made.form, self._view(number), {})
+        states.show(state)
 
 
 def _slots(optimizer: Rule) -> Any:
@@ -184,11 +241,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         Options of the parameter groups: torch's where torch has the optimizer, else those of the
         class of the same name in :mod:`fastopt.optimizer`.
 
-    Attributes
-    ----------
-    info : fastopt.amp.StepInfo
-        Outcome of the last step, with `clip_global_norm` including the norm.
-
     Raises
     ------
     TypeError
@@ -223,15 +275,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise TypeError(f"{recipe.name} got {sorted(twice)} twice")
         check_arguments(recipe, {**positions, **arguments}, SETTINGS)
         self._settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
+        self._start()
+        super().__init__(params, recipe.defaults({**positions, **arguments}))
+
+    def _start(self) -> None:
+        """Initialize the attributes that follow from groups and states."""
         self._groups: list[Group] = []
         self._numbers: dict[torch.Tensor, int] = {}
+        self._entries: list[Any] = []
         self._units: UnitClip | None = None
-        self.info = NO_STEP
-        super().__init__(params, recipe.defaults({**positions, **arguments}))
+        self._info: StepInfo | Updater = NO_STEP
 
     @property
     def updaters(self) -> list[Updater]:
-        """The updater of each parameter group; indices are positions in all groups together."""
+        """The updater of each parameter group; an index stands for a parameter in all of them."""
         return [group.updater for group in self._groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -248,33 +305,58 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             A parameter or an option is not supported. Nothing changes.
         """
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
         try:
-            names = group.get("param_names") or {}
-            for k, param in enumerate(group["params"]):
-                name = names[k] if names else f"parameter {k} of the group"
-                check_parameter(name, param)
-                type(self).recipe.check_shape(name, param)
-            self._groups.append(self._group(group))
+            self._regroup()
         except BaseException:
             self.param_groups.pop()
             raise
+
+    def _regroup(self) -> None:
+        """Follow the parameter groups: each one that is new gets an updater."""
+        known = {id(own.group): own for own in self._groups}
+        self._groups = [
+            known.get(id(group)) or self._made(group, len(self.param_groups))
+            for group in self.param_groups
+        ]
         self._finish()
 
-    def _group(self, group: dict[str, Any]) -> Group:
-        """Create the updater of a group."""
-        made = type(self).recipe.made(group)
-        if made.optimizer.step_sums is not None and len(self.param_groups) > 1:
+    def _made(self, group: dict[str, Any], count: int) -> Group:
+        """Create the updater of one of `count` groups."""
+        recipe, names = type(self).recipe, group.get("param_names") or ()
+        for name, value in self.defaults.items():
+            group.setdefault(name, value)
+        for k, param in enumerate(group["params"]):
+            name = names[k] if k < len(names) else f"parameter {k} of the group"
+            check_parameter(name, param)
+            recipe.check_shape(name, param)
+        made = recipe.made(group)
+        optimizer = made.optimizer
+        if any(map(torch.is_complex, group["params"])) and not (
+            optimizer.native and optimizer.rule.row is None
+        ):
+            raise TypeError(
+                f"fastopt.torch.{recipe.name} computes with rows or matrices of real numbers, got "
+                "a complex parameter: make torch.view_as_real(x) the parameter"
+            )
+        if optimizer.step_sums is not None and count > 1:
             raise ValueError(
                 f"{type(self).__name__} estimates one learning rate for all parameters: pass one "
                 "parameter group"
             )
         return Group(made, group, self._settings)
 
+    def _number(self, params: Sequence[torch.Tensor]) -> list[int]:
+        """Return the indices of parameters in the updaters, which they keep in other groups."""
+        present = dict.fromkeys(chain.from_iterable(map(PARAMS, self.param_groups)))
+        known = self._numbers = {p: k for p, k in self._numbers.items() if p in present}
+        free = count(max(known.values(), default=-1) + 1)
+        for param in present:
+            if param not in known:
+                known[param] = next(free)
+        return [known[param] for param in params]
+
     def _finish(self) -> None:
-        """Number new parameters, and let the updaters clip, or clip for all of them together."""
-        for param in chain.from_iterable(group["params"] for group in self.param_groups):
-            self._numbers.setdefault(param, len(self._numbers))
+        """Let the updaters clip, or clip for all of them together."""
         clips: dict[str, Any] = {name: self._settings.get(name, DEFAULTS[name]) for name in CLIPS}
         self._clips = clips["clip_global_norm"] is not None and len(self._groups) > 1
         self._units = None
@@ -286,15 +368,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             for name, value in clips.items():
                 setattr(updater, name, value)
 
-    def _pairs(self) -> Iterator[tuple[dict[str, Any], Group]]:
-        """Return each parameter group with its updater."""
-        if len(self.param_groups) != len(self._groups):
-            raise ValueError(
-                f"param_groups must have length {len(self._groups)}, got {len(self.param_groups)}: "
-                "call add_param_group() for another group, and construct a new optimizer to remove "
-                "one"
-            )
-        return zip(self.param_groups, self._groups, strict=True)
+    def _follow(self) -> bool:
+        """Follow the groups and their options; return whether entries of the state are others."""
+        own, groups = self._groups, self.param_groups
+        if len(own) != len(groups) or not all(map(is_, map(GROUP, own), groups)):
+            self._regroup()
+        for k, each in enumerate(self._groups):
+            values = list(map(each.group.__getitem__, each.names))
+            if not (all(map(is_, values, each.known)) or each.follow(values)):
+                self._groups[k] = self._made(each.group, len(groups))
+                self._finish()
+        entries = list(self.state.values())
+        moved = len(entries) != len(self._entries) or not all(map(is_, entries, self._entries))
+        self._entries = entries
+        return moved
 
     # Steps
 
@@ -316,53 +403,44 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         TypeError, ValueError
             A gradient does not match its parameter, or an option is out of range.
         """
-        if self._has_hooks():
-            return _hooked(self, closure)
-        return self._step(closure)
-
-    step.hooked = True  # type: ignore[attr-defined]
-
-    def _has_hooks(self) -> bool:
-        return bool(
+        if (
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
             or hooks._global_optimizer_pre_hooks
             or hooks._global_optimizer_post_hooks
             or torch.autograd._profiler_enabled()
-        )
+        ):
+            return _hooked(self, closure)
+        return self._step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        calls, factor = [self._call(*pair) for pair in self._pairs()], 1.0
-        info = NO_STEP
+        moved, factor = self._follow(), 1.0
+        info: Any = NO_STEP
+        calls = list[Call]()
+        for own in self._groups:
+            calls.append(own.call(self.state, self._number, moved))
         if self._clips:
             calls, info, factor = self._clipped(calls)
+        new = False
         for own, call in zip(self._groups, calls, strict=True):
-            if call.indices and not info.skipped:
-                own.update(call, factor)
-                increment_version(call.params)
-                info = info if self._clips else own.updater.info
-        self.info = info
+            if call[1] and not (self._clips and info.skipped):
+                new |= own.update(call, factor, self.state)
+                info = info if self._clips else own.updater
+        if new:
+            self._entries = list(self.state.values())
+        self._info = info
         return loss
 
-    def _call(self, group: dict[str, Any], own: Group) -> Call:
-        """Return the call of a group."""
-        own.follow(group)
-        try:
-            views = own.current(group, self._numbers)
-        except KeyError:  # a parameter was appended to the group
-            self._finish()
-            views = own.current(group, self._numbers)
-        params = group["params"]
-        grads = list(map(GRAD, params))
-        if views.whole:
-            with suppress(TypeError, RuntimeError):
-                return Call(params, views.indices, views.of(grads), views.arrays)
-        present = [p for p, grad in zip(params, grads, strict=True) if grad is not None]
-        return Call(present, *views.some(grads))
+    @property
+    def info(self) -> StepInfo:
+        """Outcome of the last step, with `clip_global_norm` including the norm."""
+        return self._info.info if isinstance(self._info, Updater) else self._info
 
     def _clipped(self, calls: Sequence[Call]) -> tuple[list[Call], StepInfo, float]:
         """Clip the units of several groups, and measure the norm of all gradients together.
@@ -378,8 +456,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """
         clipped: list[Call] = []
         scales, names = list[float](), dict[Any, str]()
-        for own, (params, indices, grads, arrays) in zip(self._groups, calls, strict=True):
-            optimizer = own.made.optimizer
+        for own, (of, grads) in zip(self._groups, calls, strict=True):
+            optimizer, indices, arrays = own.made.optimizer, of.indices, of.arrays
             if not all(map(_are_alike, grads, arrays)):
                 entries = own.updater._checked_entries(indices, grads, arrays)
                 grads = [grad for *_, grad in entries]
@@ -387,16 +465,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if self._units is not None:
                 grads = self._units.all(indices, arrays, grads, scale, optimizer.idx2name)
             names |= optimizer.idx2name
-            clipped.append(Call(params, indices, grads, arrays))
+            clipped.append((of, grads))
             scales.append(scale)
-        if not (indices := [index for call in clipped for index in call.indices]):
+        if not (indices := [index for of, _ in clipped for index in of.indices]):
             return clipped, NO_STEP, 1.0
 
         def sums(down: float) -> np.ndarray[Any, Any]:
             return np.concatenate(
                 [
-                    scale**2 * squares(call.grads, down)
-                    for scale, call in zip(scales, clipped, strict=True)
+                    scale**2 * squares(grads, down)
+                    for scale, (_, grads) in zip(scales, clipped, strict=True)
                 ]
             )
 
@@ -432,8 +510,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         1.0
         """
         with ExitStack() as stack:
-            for group, own in self._pairs():
-                views = own.current(group, self._numbers)
+            moved = self._follow()
+            for own in self._groups:
+                views = own.current(self.state, self._number, moved)
                 averages = self._settings.get("average") is not None
                 known = own.updater.averages if averages else own.updater.states
                 pairs = zip(views.indices, views.arrays, strict=True)
@@ -447,35 +526,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             increment_version(group["params"])
 
     # State
-
-    @property
-    def state(self) -> Any:
-        """State of each parameter, read-only: tensors that share memory with fastopt's arrays."""
-        return MappingProxyType(self._states(_tensor))
-
-    @state.setter
-    def state(self, value: Mapping[Any, Any]) -> None:
-        if value:
-            raise AttributeError("state is read-only; load_state_dict() loads a state")
-        for k, group in enumerate(self.param_groups if "param_groups" in vars(self) else ()):
-            self._groups[k] = self._group(group)
-        if "param_groups" in vars(self):
-            self._finish()
-
-    def _states(self, convert: Callable[[Any], torch.Tensor]) -> dict[Any, Any]:
-        """Return the state of each parameter, or of all groups, with converted arrays."""
-        found: dict[Any, Any] = defaultdict(dict)
-        if not all(self._has_form(*pair) for pair in self._pairs()):
-            found[WHOLE] = [_mapped(own.updater.state_dict(), _tensor) for own in self._groups]
-            return found
-        for group, own in self._pairs():
-            lock, shares = own.made.optimizer.call_lock, convert is _tensor
-            with nullcontext() if shares else between_updates(lock, "state_dict()"):
-                for param in group["params"]:
-                    entry = _entry(own, self._numbers.get(param), convert)
-                    if entry:
-                        found[param] = entry
-        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return a snapshot for ``load_state_dict()``: copies, which later steps do not change.
@@ -503,82 +553,93 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         >>> before["state"][0]["momentum_buffer"]
         tensor([1.])
         """
-        for hook in self._optimizer_state_dict_pre_hooks.values():
-            hook(self)
-        numbers: dict[torch.Tensor, int] = {}
-        groups, count = [], 0
-        for group in self.param_groups:
-            params = group["params"]
-            numbers |= {p: k for k, p in enumerate(params, count) if p not in numbers}
-            count += len(params)
-            options = {name: value for name, value in group.items() if name != "params"}
-            own = [numbers[param] for param in params]
-            groups.append({**_mapped(options, copied), "params": own})
-        states = self._states(lambda array: _tensor(array).clone())
-        found = {
-            "state": {numbers.get(key, key): entry for key, entry in states.items()},
-            "param_groups": groups,
-        }
-        for hook in self._optimizer_state_dict_post_hooks.values():
-            found = found if (result := hook(self, found)) is None else result
-        return found
+        with ExitStack() as stack:
+            for own in self._groups:
+                lock = own.made.optimizer.call_lock
+                stack.enter_context(between_updates(lock, "state_dict()"))
+            found = super().state_dict()
+        parts = {name: converted(found[name], copied) for name in ("state", "param_groups")}
+        return {**found, **parts}
 
-    def _has_form(self, group: Mapping[str, Any], own: Group) -> bool:
-        """Whether torch's format has the whole state of a group."""
-        optimizer = own.made.optimizer
-        return (
-            own.made.form is not None
-            and not self._settings.get("average")
-            and optimizer.sparse_decay == "touched"
-            and all(param.dtype.itemsize > 2 for param in group["params"])
-            and optimizer.state_dtype is None
-        )
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this class, or of the class of torch with the same name.
+
+        Parameters
+        ----------
+        state_dict : dict
+            Result of :meth:`state_dict`. Tensors are copied.
+
+        Raises
+        ------
+        CheckpointError, TypeError, ValueError
+            The state dict does not match the optimizer. Nothing has changed.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import fastopt.torch
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> opt = fastopt.torch.Adam([weight], lr=1.0)
+        >>> opt.load_state_dict(torch.optim.Adam([weight], lr=0.5).state_dict())
+        >>> opt.param_groups[0]["lr"]
+        0.5
+        """
+        handle = self.register_load_state_dict_pre_hook(_kept)  # after those of users
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "defaults": self.defaults,
-            "state": self._states(lambda array: _tensor(array).clone()),
-            "param_groups": self.param_groups,
-            "_settings": self._settings,
-            "_factors": [own.made.optimizer.rescale_grad for own in self._groups],
-        }
+        factors = [own.made.optimizer.rescale_grad for own in self._groups]
+        return {**super().__getstate__(), "_settings": self._settings, "_factors": factors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load a state: of a pickle, or the one that ``load_state_dict`` passes."""
-        rest = {**state}
-        saved, groups = rest.pop("state"), rest["param_groups"]
-        factors = rest.pop("_factors", ())
-        before = dict(vars(self)) or rest  # empty while a pickle is loaded
-        if "_groups" in before:
-            factors = [own.made.optimizer.rescale_grad for own in before["_groups"]]
-        settings, defaults = before["_settings"], before["defaults"]
-        for k, group in enumerate(groups):
-            for name, value in defaults.items():
-                group.setdefault(name, value)
-            if "_groups" in before:
+        made: Any = object.__new__(type(self))  # another one, until all of it has been checked
+        before, rest = dict(vars(self)), {**state}
+        factors = rest.pop("_factors", None) or [
+            own.made.optimizer.rescale_grad for own in before.get("_groups", ())
+        ]
+        vars(made).update({**before, **rest})
+        made._start()
+        saved = dict(rest["state"])
+        earlier = saved.pop(WHOLE, None)
+        made.state = defaultdict(dict)
+        for key, entry in saved.items():
+            made.state[key] = converted(entry, _owned)
+        if before:
+            for k, group in enumerate(made.param_groups):
                 _check_names(k, group)
-        numbers: dict[torch.Tensor, int] = {}
-        for param in chain.from_iterable(group["params"] for group in groups):
-            numbers.setdefault(param, len(numbers))
-        owns = [Group(type(self).recipe.made(group), group, settings) for group in groups]
-        if WHOLE in saved and len(saved[WHOLE]) != len(groups):
+        if earlier is not None:
+            made._read_earlier(converted(earlier, _owned))
+        made._regroup()
+        for own, factor in zip(made._groups, factors, strict=False):
+            own.made.optimizer.rescale_grad = factor
+        for own in made._groups:
+            own.current(made.state, made._number, loads=bool(before))
+        made._entries = list(made.state.values())
+        super().__setstate__(vars(made))
+
+    def _read_earlier(self, earlier: Sequence[Any]) -> None:
+        """Enter the states that version 0.1 saved for all groups."""
+        if len(earlier) != len(self.param_groups):
             raise CheckpointError(
-                f"the state has {len(saved[WHOLE])} groups, and param_groups {len(groups)}"
+                f"the state has {len(earlier)} groups, and param_groups {len(self.param_groups)}"
             )
-        for k, (group, own) in enumerate(zip(groups, owns, strict=True)):
-            if WHOLE in saved:
-                own.updater.load_state_dict(_mapped(saved[WHOLE][k], _array))
-            else:
-                _load(own, group, numbers, saved)
-            optimizer, form = own.made.optimizer, own.made.form
-            apply(optimizer, own.made.options, group)
-            # Saved attributes do not replace what the class and the user of this one have chosen.
-            optimizer.rescale_grad = factors[k] if k < len(factors) else 1.0
-            for name, value in form.when.items() if form else ():
-                setattr(optimizer, name, value)
-        super().__setstate__(rest)
-        self.info, self._groups, self._numbers = NO_STEP, owns, numbers
-        self._finish()
+        for whole, group in zip(earlier, self.param_groups, strict=True):
+            own = self._made(group, len(self.param_groups))
+            own.read_earlier(whole, self.state, self._number)
+
+
+def _kept(opt: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a state dict whose tensors torch loads as they are."""
+    return {**state_dict, "state": converted(state_dict["state"], Exact)}
+
+
+def _owned(part: Any) -> Any:
+    """Return a copy of a loaded tensor; a pickle has its own."""
+    return part.tensor.detach().clone() if isinstance(part, Exact) else part
 
 
 def _check_names(k: int, group: Mapping[str, Any]) -> None:
@@ -594,109 +655,15 @@ def _check_names(k: int, group: Mapping[str, Any]) -> None:
         )
 
 
-def _entry(own: Group, number: int | None, convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the state of a parameter in torch's form, with converted arrays."""
-    form, optimizer = own.made.form, own.made.optimizer
-    if form is None or number not in own.updater.states:
-        return {}
-    arrays = numbers_of(leaves(own.updater.states[number]))
-    entry: dict[str, Any] = {}
-    if form.counted:
-        count = optimizer._index_update_count.get(number, 0)
-        entry["step"] = count if form.torch == "SparseAdam" else torch.tensor(float(count))
-    if form.torch == "NAdam":
-        entry["mu_product"] = torch.tensor(vars(optimizer)["_m_schedules"].get(number, 1.0))
-    return entry | dict(zip(form.slots, map(convert, arrays), strict=False))
-
-
-def _load(
-    own: Group,
-    group: Mapping[str, Any],
-    numbers: Mapping[torch.Tensor, int],
-    saved: Mapping[torch.Tensor, Mapping[str, Any]],
-) -> None:
-    """Load states of torch, by parameter."""
-    form, updater = own.made.form, own.updater
-    states, counts, products = {}, {}, {}
-    indices = [numbers[param] for param in group["params"]]
-    for param, name, index in zip(group["params"], _names(group, indices), indices, strict=True):
-        entry = {
-            slot: value for slot, value in (saved.get(param) or {}).items() if value is not None
-        }
-        if not entry:
-            continue
-        if form is None:
-            raise CheckpointError(f"torch has no state of {type(updater.optimizer).__name__}")
-        context = f"the state of {name}"
-        slots = [slot for slot in form.slots if slot in entry or slot != form.optional]
-        if missing := [slot for slot in slots if slot not in entry]:
-            raise CheckpointError(f"{context} lacks {missing}")
-        arrays = [_array(entry[slot], f"{context}: {slot}") for slot in slots]
-        for slot, array in zip(slots, arrays, strict=True):
-            if array.shape != param.shape:
-                raise CheckpointError(
-                    f"{context}: {slot} must have shape {tuple(param.shape)}, got {array.shape}"
-                )
-        if form.optional and form.optional not in entry:
-            arrays.append(np.zeros_like(arrays[0]))
-        nested = arrays[0] if len(arrays) == 1 and not form.in_tuple else tuple(arrays)
-        states[index], counts[index] = nested, _steps(context, entry.get("step", 1))
-        products[index] = number(f"{context}: mu_product", plain(entry.get("mu_product", 1.0)))
-    if form is None or not states:
-        return
-    described = updater.state_dict()
-    attributes = described["attributes"]
-    attributes["_index_update_count"] = counts
-    attributes["num_update"] = max(counts.values())
-    if form.torch == "NAdam":
-        attributes["_m_schedules"] = products
-    if form.torch == "SGD":
-        attributes["buffered"] = True
-    described["parameters"] = {index: index for index in states}
-    described["states"] = states
-    updater.load_state_dict(described, strict=False)
-
-
-def _steps(context: str, value: object) -> int:
-    """Return a number of steps; raise CheckpointError if it is not one."""
-    steps = plain(value)
-    if isinstance(steps, (int, float)) and steps >= 0 and float(steps).is_integer():
-        return int(steps)
-    raise CheckpointError(f"{context}: step must be a whole number, at least 0, got {brief(value)}")
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Return a tensor with the memory of an array."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _array(tensor: object, role: str = "state") -> Any:
-    """Return a copy of a tensor as an array."""
-    if not isinstance(tensor, torch.Tensor):
-        raise CheckpointError(f"{role} must be a tensor, got {brief(tensor)}")
-    return np.array(of_tensor(role, resolved(tensor.detach().cpu())))
-
-
 def copied(value: np.ndarray[Any, Any] | torch.Tensor) -> Any:
     """Return a copy of a tensor or an array."""
     return value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
 
 
-def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested dicts, tuples and lists with arrays or tensors converted."""
-    if isinstance(tree, Mapping):
-        return {key: _mapped(part, function) for key, part in tree.items()}
-    if type(tree) in (tuple, list):
-        return type(tree)(_mapped(part, function) for part in tree)
-    return function(tree) if isinstance(tree, (np.ndarray, torch.Tensor)) else tree
-
-
 _hooked = torch.optim.Optimizer.profile_hook_step(Optimizer._step)
 
 
-def make(recipe: Recipe) -> type[Optimizer]:
+def make(recipe: Recipe, **methods: Callable[..., Any]) -> type[Optimizer]:
     """Create the class of a recipe."""
     keyword, position = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter("params", position)]
@@ -709,5 +676,22 @@ def make(recipe: Recipe) -> type[Optimizer]:
         "__module__": "fastopt.torch",
         "__doc__": recipe.summary,
         "__signature__": inspect.Signature(parameters),
+        **methods,
     }
     return type(recipe.name, (Optimizer,), namespace)
+
+
+@cache
+def class_of(kind: type[Rule]) -> type[Optimizer]:
+    """Create the class of an optimizer of a user."""
+    return make(Recipe(kind.__name__, kind), __reduce__=_reduced)
+
+
+def _reduced(opt: Optimizer) -> tuple[Any, ...]:
+    """Pickle an optimizer of a class that is no attribute of the package."""
+    return _blank, (type(opt).recipe.kind,), opt.__getstate__()
+
+
+def _blank(kind: type[Rule]) -> Optimizer:
+    made = class_of(kind)
+    return made.__new__(made)

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from fastopt._advice import choices, closest
 from fastopt.arguments import brief
 from fastopt.checkpoint.foreign.torch import FORMS, MOMENTS, Form, Option, same
 from fastopt.optimizer import Optimizer as Rule
+from fastopt.optimizer.optimizer import CHANGED
 from fastopt.torch.rules import Delta, HeavyBall, Rectified, RMSProp
 
 EXTRAS = (
@@ -31,6 +33,9 @@ COMMON = {
 }
 """Options of every parameter group."""
 
+SIGNED = ("lr", "weight_decay")
+"""Options that a program may set to a negative number, as in torch, but not construct with one."""
+
 TORCHS = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
 TORCHS |= dict.fromkeys(("beta1", "beta2", "beta3"), "betas")
 """Names that torch has for arguments of fastopt."""
@@ -40,6 +45,12 @@ PAIRS = {"betas", "etas", "step_sizes"}
 
 UNSUPPORTED = {"capturable": False, "differentiable": False}
 """Options of torch that CPUs or updates in place do not have."""
+
+ORTHOGONALIZATION = {
+    "ns_steps": same("steps"),
+    "ns_coefficients": Option(("coefficients",), tuple, lambda value: (tuple(value),)),
+}
+"""Options of Muon that have one value in the state dicts of other optimizers."""
 
 MODES = ("foreach", "fused", *UNSUPPORTED)
 """Options of many classes of torch that do not concern the formula; every class accepts them."""
@@ -90,7 +101,11 @@ def apply(optimizer: Rule, options: Mapping[str, Option], group: Mapping[str, An
             kind = "a number" if count == 1 else f"{count} numbers"
             raise TypeError(f"{name} must be {kind}, got {brief(group[name])}")
         for attribute, value in zip(option.attributes, values, strict=True):
-            setattr(optimizer, attribute, value)
+            if name in SIGNED and -math.inf < value < 0:
+                vars(optimizer).update({attribute: value, "least_rate": -sys.float_info.max})
+                optimizer._set_versions(*CHANGED)
+            else:
+                setattr(optimizer, attribute, value)
 
 
 def plain(value: Any) -> Any:
@@ -109,6 +124,8 @@ class Recipe:
     """Package with a class of the same name and options."""
 
     name: str
+    of: type[Rule] | None = None
+    """Class of the optimizer, if it is not the registered one of this name."""
 
     @property
     def summary(self) -> str:
@@ -121,7 +138,7 @@ class Recipe:
     @cached_property
     def kind(self) -> Any:
         """Class of the optimizer in fastopt."""
-        return Rule.opt_registry[self.name.lower()]
+        return self.of or Rule.opt_registry[self.name.lower()]
 
     @cached_property
     def options(self) -> dict[str, tuple[str, ...]]:
@@ -186,7 +203,7 @@ class OfTorch(Recipe):
 
     package = "torch.optim"
 
-    forms: tuple[tuple[Any, Form], ...]
+    forms: tuple[tuple[Any, Form], ...] = ()
     """Classes of fastopt, and the options with which they have torch's formula."""
 
     @cached_property
@@ -218,10 +235,10 @@ class OfTorch(Recipe):
 
     def check_shape(self, name: str, param: torch.Tensor) -> None:
         """See :meth:`Recipe.check_shape`."""
-        if self.name == "Muon" and param.ndim < 2:
+        if self.name == "Muon" and param.ndim != 2:
             raise ValueError(
-                f"{name} has shape {tuple(param.shape)}, and Muon updates parameters of two or "
-                "more dimensions: use another optimizer, such as fastopt.torch.AdamW, for others"
+                f"{name} has shape {tuple(param.shape)}, and Muon updates matrices: give others to "
+                "fastopt.torch.AdamW, or kernels of convolutions to fastopt.torch.NorMuon"
             )
 
     def made(self, group: Mapping[str, Any]) -> Made:
@@ -276,9 +293,9 @@ def _of_torch() -> dict[str, Any]:
     muon = [
         replace(
             form,
-            options={**form.options, "ns_steps": same("steps")},
-            fixed={name: value for name, value in form.fixed.items() if name != "ns_steps"},
-            when={name: value for name, value in form.when.items() if name != "steps"},
+            options={**form.options, **ORTHOGONALIZATION},
+            fixed={k: value for k, value in form.fixed.items() if k not in ORTHOGONALIZATION},
+            when={k: v for k, v in form.when.items() if k not in ("steps", "coefficients")},
         )
         for form in FORMS["Muon"]
     ]
@@ -321,7 +338,7 @@ def names() -> list[str]:
 def recipe(name: str) -> Recipe:
     """Return the recipe of a class."""
     if name in OF_TORCH:
-        return OfTorch(name, tuple(OF_TORCH[name]()))
+        return OfTorch(name, forms=tuple(OF_TORCH[name]()))
     return Recipe(name)
 
 

@@ -1,7 +1,9 @@
-"""Optimizers with torch's formulas where fastopt's own differ: momentum, AdaDelta and RAdam.
+"""Optimizers with torch's formulas where fastopt's own differ.
 
 Torch's buffers of momentum wait while the momentum is 0, such as in a schedule, and are used again
-after it.
+after it: they stay in the state of the parameter, of which the rule without momentum knows nothing.
+
+Tests: ``tests/pytorch/test_torch.py``.
 """
 
 import math
@@ -29,18 +31,6 @@ def buffer(momentum: float, share: float = 1.0, nesterov: bool = False) -> dict[
     return dict(zip(BUFFER, (momentum, share, ahead, float(nesterov)), strict=True))
 
 
-class Buffered:
-    """Optimizer with a buffer of momentum.
-
-    Attributes
-    ----------
-    buffered : bool
-        Whether states have buffers even if the momentum is 0.
-    """
-
-    buffered: bool
-
-
 @rule(state=("mom",), signed=("mom",), hyper=(*COMMON, *BUFFER))
 def heavy_ball(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Momentum whose buffer does not include the learning rate."""
@@ -49,35 +39,23 @@ def heavy_ball(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * (h.of_mom * mom + h.of_grad * grad), (mom,)
 
 
-class HeavyBall(Buffered, NAG):
+class HeavyBall(NAG):
     """SGD as in torch: the momentum buffer does not include the learning rate."""
 
     forms = (sgd, heavy_ball)
     lazy_by_default = True
     dampening: float = arg(default=0.0, check=Real(), kw_only=True)
     nesterov: bool = arg(default=False, check=FLAG, kw_only=True)
-    buffered: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property
     def base_rule(self) -> Rule:
         """See :attr:`NAG.base_rule <fastopt.optimizer.NAG>`."""
-        return self.forms[self.momentum != 0 or self.buffered]
+        return self.forms[self.momentum != 0]
 
     @corrected(first_undamped, when=lambda self: self.momentum != 0 != self.dampening)
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return buffer(self.momentum, 1 - self.dampening, self.nesterov)
-
-
-@rule(state=("n", "buffer"), nonnegative=("n",), hyper=(*rmsprop.FIELDS, *BUFFER))
-def mean_square(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """RMSProp with momentum."""
-    n, mom = state
-    grad = decayed(weight, grad, h)
-    n = h.gamma1 * n + h.one_minus_gamma1 * grad * grad
-    grad = grad / (math.sqrt(n) + h.epsilon)
-    mom = h.momentum * mom + h.one_minus_dampening * grad
-    return clip(weight - h.lr * (h.of_mom * mom + h.of_grad * grad), h.clip_weights), (n, mom)
 
 
 @rule(state=("n", "mean", "buffer"), hyper=(*rmsprop.FIELDS, *BUFFER))
@@ -92,23 +70,19 @@ def centered(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return clip(weight - h.lr * step, h.clip_weights), (n, mean, mom)
 
 
-class RMSProp(Buffered, rmsprop.RMSProp):
-    """RMSProp as in torch."""
-
-    buffered: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
+class RMSProp(rmsprop.RMSProp):
+    """RMSProp as in torch, whose buffer also waits if it is centered."""
 
     @property
     def rule(self) -> Rule:
         """See :attr:`RMSProp.rule <fastopt.optimizer.RMSProp>`."""
-        if self.centered:
-            return centered
-        return mean_square if self.momentum or self.buffered else super().rule
+        return centered if self.centered else super().rule
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        fields = buffer(self.gamma2 if self.centered else self.momentum)
-        return {**super().hyper(t, lr, wd), **fields}
+        fields = super().hyper(t, lr, wd)
+        return {**fields, **buffer(self.gamma2)} if self.centered else fields
 
 
 @rule(

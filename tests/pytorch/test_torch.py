@@ -264,8 +264,8 @@ def test_a_learning_rate_in_a_tensor_may_change_in_place():
 def test_a_group_can_be_added_and_a_failed_addition_changes_nothing():
     param, opt = trained()
     other = Parameter(torch.ones(2))
-    with pytest.raises(TypeError, match=r"complex.*view_as_real"):
-        opt.add_param_group({"params": [Parameter(torch.ones(2, dtype=torch.complex64))]})
+    with pytest.raises(TypeError, match="int64"):
+        opt.add_param_group({"params": [torch.ones(2, dtype=torch.int64)]})
     with pytest.raises(ValueError, match="momentum"):
         opt.add_param_group({"params": [other], "momentum": float("nan")})
     opt.add_param_group({"params": [other], "lr": 0.25})
@@ -495,7 +495,7 @@ def test_the_epsilon_of_sparse_adam_is_that_of_torch(size, dense):
             opt.step()
             if step == 1:  # the other library continues
                 state = saved(opt)
-                assert isinstance(state["state"][0]["step"], int)
+                assert state["state"][0]["step"] == 2
                 other = fastopt.torch if library is torch.optim else torch.optim
                 if not dense:
                     opt = other.SparseAdam([param], lr=0.1)
@@ -533,14 +533,31 @@ def test_rows_without_a_gradient_are_not_touched(name):
     assert changed.tolist() == [False, True, False, True, False]
 
 
-def test_a_gradient_that_numpy_cannot_view_is_named():
-    param = Parameter(torch.ones(2, 3))
-    opt = fastopt.torch.SGD([("table", param)], lr=0.1)
-    with torch.sparse.check_sparse_tensor_invariants():
-        param.grad = torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 3))
-    with pytest.raises(ValueError, match="table: gradient must be sparse by rows"):
-        opt.step()
-    assert param.tolist() == [[1] * 3] * 2
+@pytest.mark.filterwarnings("ignore:Sparse invariant")
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "SparseAdam"])
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3, 2)])
+def test_sparse_gradients_may_have_indices_of_elements(name, shape):
+    """Or of several leading dimensions; some are empty, and others repeat an index."""
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        param = Parameter(torch.ones(shape))
+        opt = getattr(library, name)([param], lr=0.1)
+        for step in range(5):
+            grad = torch.zeros(shape)
+            if step != 3:
+                grad[step % 2, 1] = step + 1.0
+            grad = grad.to_sparse(2)
+            if step == 2:
+                twice = torch.cat([grad.indices()] * 2, 1), torch.cat([grad.values()] * 2)
+                grad = torch.sparse_coo_tensor(*twice, shape, check_invariants=True)
+            if step == 4:
+                state = saved(opt)
+                opt = getattr(library, name)([param], lr=0.1)
+                opt.load_state_dict(state)
+            param.grad = grad
+            opt.step()
+        found.append([param.detach(), {k: v for k, v in opt.state[param].items() if k != "step"}])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -660,10 +677,6 @@ def test_a_state_shows_tensors_that_share_memory():
     assert opt.state[param].keys() == {"step", "exp_avg", "exp_avg_sq"}
     opt.state[param]["exp_avg"].zero_()
     assert opt.updaters[0].states[0][0].tolist() == [0, 0, 0]
-    with pytest.raises((AttributeError, TypeError)):
-        opt.state.clear()
-    opt.state = {}
-    assert opt.state[param] == {}
 
 
 def test_names_of_parameters_are_in_errors():
@@ -672,7 +685,7 @@ def test_names_of_parameters_are_in_errors():
     for param in net.parameters():
         param.grad = torch.ones_like(param)
     before = [param.detach().clone() for param in net.parameters()]
-    opt.param_groups[0]["lr"] = -1.0
+    opt.param_groups[0]["lr"] = float("inf")
     with pytest.raises(ValueError, match="lr must be a finite number"):
         opt.step()
     assert all(map(torch.equal, before, net.parameters()))
@@ -681,8 +694,8 @@ def test_names_of_parameters_are_in_errors():
         opt.add_param_group({"params": list(away.named_parameters())})
     opt.param_groups[0]["lr"] = 0.5
     net[0].weight.grad = None
-    net[0].weight.data = net[0].weight.data.to(torch.complex64)
-    with pytest.raises(TypeError, match=r"0.weight is complex"):
+    net[0].weight.data = net[0].weight.data.to(torch.float8_e5m2)
+    with pytest.raises(TypeError, match=r"0.weight has dtype torch.float8_e5m2"):
         opt.step()
 
 
@@ -699,12 +712,14 @@ WRONG = [
     (ValueError, "differentiable", lambda p: fastopt.torch.Lion([p], differentiable=True)),
     (TypeError, "betas must be 2 num", lambda p: fastopt.torch.Adam([p], betas=(0.9, 0.9, 0.9))),
     (TypeError, "etas must be 2 numbers, got 0.5", lambda p: fastopt.torch.Rprop([p], etas=0.5)),
-    (ValueError, "Muon updates .* or more", lambda p: fastopt.torch.Muon([p])),
+    (ValueError, "shape .2,., and Muon updates matrices", lambda p: fastopt.torch.Muon([p])),
     (
         ValueError,
-        "needs ns_coefficients=",
-        lambda p: fastopt.torch.Muon([torch.ones(2, 2)], ns_coefficients=(3, -4, 2)),
+        "shape .2, 2, 2., and Muon updates matrices: .*NorMuon",
+        lambda p: fastopt.torch.Muon([torch.ones(2, 2, 2)]),
     ),
+    (TypeError, "rows or matrices", lambda p: fastopt.torch.SOAP([torch.ones(2, 2) * 1j])),
+    (TypeError, "kind must be a class of optimizers", lambda p: fastopt.torch.of(p)),
     (ValueError, "one parameter", lambda p: fastopt.torch.Prodigy([{"params": p}, {"params": []}])),
     (AttributeError, "torch.optim.LBFGS", lambda p: fastopt.torch.LBFGS),
     (AttributeError, "Adagrad", lambda p: fastopt.torch.AdaGrad),
@@ -737,16 +752,6 @@ def test_options_of_groups_are_named_in_errors(error, match, change):
     assert param.tolist() == [1, 1, 1]
 
 
-def test_a_group_that_is_removed_or_added_by_hand_is_reported():
-    param, opt = trained()
-    opt.add_param_group({"params": [Parameter(torch.ones(2))]})
-    opt.param_groups.pop()
-    for call in (opt.step, opt.state_dict, lambda: opt.state):
-        with pytest.raises(ValueError, match=r"param_groups must have length 2, got 1: call add_"):
-            call()
-    assert param.tolist() == [1, 1, 1]
-
-
 def test_a_parameter_that_is_appended_to_named_ones_needs_no_name():
     param, other = Parameter(torch.ones(1)), Parameter(torch.ones(1))
     opt = fastopt.torch.SGD([("weight", param)], lr=1.0)
@@ -763,7 +768,14 @@ def test_every_class_accepts_the_modes_of_torch(name):
     assert opt.param_groups[0]["foreach"] is False
 
 
-@pytest.mark.parametrize("options", [{"ns_steps": 3}, {"adjust_lr_fn": "spectral_unclamped"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ns_steps": 3},
+        {"ns_coefficients": (3.0, -4.0, 2.0)},
+        {"adjust_lr_fn": "spectral_unclamped"},
+    ],
+)
 def test_muon_has_the_options_of_torch(options):
     found = []
     for library in (torch.optim, fastopt.torch):
@@ -778,12 +790,60 @@ def test_muon_has_the_options_of_torch(options):
     torch.testing.assert_close(*found, rtol=0.02, atol=1e-3)  # torch computes in bfloat16
 
 
-def test_an_option_that_selects_the_state_cannot_change():
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [{"amsgrad": False}],
+        [{"decoupled_weight_decay": True}],
+        [{"maximize": True}, {"maximize": False}],
+        [{"lr": -0.1}, {"lr": 0.1, "weight_decay": -0.5}],
+        [{"betas": (torch.tensor(0.5), 0.9), "eps": torch.tensor(0.1)}, {"betas": (0.1, 0.2)}],
+    ],
+)
+def test_options_change_at_any_time(changes):
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        param = Parameter(torch.ones(3))
+        opt = library.Adam([param], lr=0.1, weight_decay=0.1, amsgrad=True)
+        for change in ({}, *changes, {}):
+            opt.param_groups[0].update(change)
+            param.grad = torch.tensor([1.0, -2.0, 0.5])
+            opt.step()
+        found.append(param)
+    torch.testing.assert_close(*found)
+
+
+def test_an_option_may_not_need_what_the_state_lacks():
     _, opt = trained(name="Adam")
     opt.step()
     opt.param_groups[0]["amsgrad"] = True
-    with pytest.raises(ValueError, match="amsgrad of a parameter group cannot change"):
+    with pytest.raises(ValueError, match=r"state of parameter 0 lacks .'max_exp_avg_sq'"):
         opt.step()
+    opt.param_groups[0]["amsgrad"] = False
+    opt.step()
+
+
+COMPLEX = [*CASES, ("SGD", {"momentum": 0.9, "nesterov": True})]
+
+
+@pytest.mark.parametrize(("name", "options"), COMPLEX)
+def test_complex_parameters_are_pairs_of_real_numbers(name, options):
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        torch.manual_seed(1)
+        param = Parameter(torch.randn(3, 2, dtype=torch.complex64))
+        opt = getattr(library, name)([param], **{"lr": 0.1, **options})
+        for step in range(4):
+            state = saved(opt)
+            opt = getattr(library, name)([param], **{"lr": 0.1, **options})
+            opt.load_state_dict(state)
+            param.grad = torch.randn(3, 2, dtype=torch.complex64)
+            if step == 2:
+                grad = param.grad.conj()  # torch cannot update with it
+                param.grad = grad if library is fastopt.torch else grad.resolve_conj()
+            opt.step()
+        found.append([param.detach(), opt.state[param]])
+    torch.testing.assert_close(*found, check_dtype=False)
 
 
 @pytest.mark.parametrize("damage", ["slot", "shape", "groups", "other"])
@@ -852,6 +912,10 @@ def test_a_registered_class_of_the_users_has_one_for_torch():
             net = model()
             found.append(losses(net, getattr(library, name)(net.parameters(), 0.1, momentum=0.9)))
         np.testing.assert_allclose(*found, rtol=1e-5)
+        kind = fastopt.torch.of(OwnHeavy)
+        own = kind(net.parameters(), lr=0.1)
+        again = pickle.loads(pickle.dumps(own))
+        assert (type(again), again.param_groups[0]["lr"]) == (kind, 0.1)
         kind = fastopt.torch.OwnHeavy
         assert pickle.loads(pickle.dumps(kind)) is kind
         Again.__name__ = "OwnHeavy"

@@ -51,6 +51,195 @@ def test_a_state_dict_is_a_snapshot_to_which_a_run_can_return(name, options):
     assert torch.equal(param.detach(), expected)
 
 
+def zeroed(opt, p):
+    opt.state[p]["exp_avg"].zero_()
+
+
+def replaced(opt, p):
+    opt.state[p]["exp_avg_sq"] = torch.full_like(p, 0.5)
+
+
+def strided(opt, p):
+    opt.state[p]["exp_avg"] = torch.arange(12.0).view(3, 4).T[:2, :3]
+
+
+def counted(opt, p):
+    opt.state[p]["step"] += 10
+
+
+def count_replaced(opt, p):
+    opt.state[p]["step"] = torch.tensor(0.0)
+
+
+def other_memory(opt, p):
+    opt.state[p]["exp_avg"].data = torch.full_like(p, 0.25)
+
+
+def cleared(opt, p):
+    opt.state[p].clear()
+
+
+def removed(opt, p):
+    del opt.state[p]
+
+
+def emptied(opt, p):
+    opt.state = type(opt.state)(dict)
+
+
+def assigned(opt, p):
+    opt.state[p] = {name: value.clone() for name, value in opt.state[p].items()}
+
+
+def own_key(opt, p):
+    opt.state[p]["mine"] = opt.state["mine"] = {"slow": 1}
+
+
+def moved(opt, p):
+    """The usual lines after a load."""
+    for state in opt.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                state[name] = value.to("cpu", copy=True)
+
+
+def cast_and_back(opt, p):
+    p.data = p.data.double()
+    p.grad = None
+    opt.step()
+    p.data = p.data.float()
+
+
+def other_parameter_memory(opt, p):
+    p.data = p.data.clone()
+
+
+WRITES = [zeroed, replaced, strided, counted, count_replaced, other_memory, cleared, removed]
+WRITES += [emptied, assigned, own_key, moved, cast_and_back, other_parameter_memory]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_what_a_program_writes_to_the_state_is_what_the_next_step_uses(write, amsgrad):
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        torch.manual_seed(1)
+        params = [Parameter(torch.randn(2, 3)) for _ in range(2)]
+        opt = library.Adam(params, lr=0.1, amsgrad=amsgrad)
+        for step in range(5):
+            for param in params:
+                param.grad = torch.randn(2, 3)
+            opt.step()
+            if step in (1, 2):
+                write(opt, params[1])
+        found.append([*params, *(opt.state[param] for param in params)])
+    torch.testing.assert_close(*found)
+
+
+def reverse(opt):
+    opt.param_groups.reverse()
+
+
+def append(opt):
+    opt.param_groups[0]["params"].append(opt.param_groups[1]["params"].pop())
+
+
+def swap(opt):
+    first, second = opt.param_groups
+    first["params"], second["params"] = second["params"], first["params"]
+
+
+def merge(opt):
+    opt.param_groups[0]["params"] += opt.param_groups.pop()["params"]
+
+
+def remove(opt):
+    del opt.param_groups[1:]
+
+
+def replace_group(opt):
+    opt.param_groups[0] = dict(opt.param_groups[0], lr=0.5)
+
+
+def new_group(opt):
+    torch.manual_seed(7)
+    opt.param_groups.append(dict(opt.param_groups[0], params=[Parameter(torch.randn(3))]))
+
+
+SURGERY = [reverse, append, swap, merge, remove, replace_group, new_group]
+
+
+@pytest.mark.parametrize("change", SURGERY, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("SGD", {"momentum": 0.9, "dampening": 0.5}), ("Adam", {}), ("NAdam", {})],
+)
+def test_state_belongs_to_the_parameter_in_whatever_group(change, name, options):
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        torch.manual_seed(1)
+        params = [Parameter(torch.randn(2, 3)) for _ in range(4)]
+        groups = [{"params": params[:2], "lr": 0.1}, {"params": params[2:], "lr": 0.2}]
+        opt = getattr(library, name)(groups, lr=0.1, **options)
+        for step in range(4):
+            if step in (1, 3):
+                change(opt)
+            torch.manual_seed(step)
+            for group in opt.param_groups:
+                for param in group["params"]:
+                    param.grad = torch.randn(param.shape)
+            opt.step()
+        found.append(params)
+    torch.testing.assert_close(*found)
+
+
+def test_a_wrapper_that_keeps_slow_weights_in_the_state_has_an_effect():
+    """As timm's Lookahead does."""
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        param = Parameter(torch.ones(3))
+        opt = library.SGD([param], lr=0.1, momentum=0.9)
+        for step in range(6):
+            param.grad = torch.ones(3)
+            opt.step()
+            slow = opt.state[param].setdefault("slow", param.detach().clone())
+            if step % 3 == 2:
+                slow.add_(param.detach() - slow, alpha=0.5)
+                param.data.copy_(slow)
+        found.append(param)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(("name", "options"), KINDS)
+def test_a_state_has_tensors_alone_in_one_dictionary_for_each_parameter(name, options):
+    param, opt, _ = trained(name, **copy.deepcopy(options))
+    assert list(opt.state) == [param]
+    assert all(isinstance(value, torch.Tensor) for value in opt.state[param].values())
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "entry"),
+    [
+        (ValueError, "weight: exp_avg must have shape .2, 3., got", {"exp_avg": torch.ones(4)}),
+        (ValueError, "weight: exp_avg must have dtype", {"exp_avg": torch.ones(2, 3).int()}),
+        (ValueError, "state of weight lacks", {"exp_avg": None}),
+        (ValueError, "exp_avg_sq must be a tensor, got 1", {"exp_avg_sq": 1}),
+        (ValueError, "step must be a whole number", {"step": torch.tensor(0.5)}),
+    ],
+)
+def test_a_state_that_is_no_state_is_explained_in_the_next_step(error, match, entry):
+    param = Parameter(torch.ones(2, 3))
+    opt = fastopt.torch.Adam([("weight", param)], lr=0.1)
+    param.grad = torch.ones(2, 3)
+    opt.step()
+    before = param.detach().clone()
+    opt.state[param].update(entry)
+    for _ in range(2):
+        with pytest.raises(error, match=match):
+            opt.step()
+        assert torch.equal(param, before)
+
+
 def test_a_state_dict_is_of_complete_steps():
     _, opt, _ = trained("Adam")
     with (
@@ -70,7 +259,7 @@ def test_hooks_see_the_state_dict_and_may_replace_it():
     assert seen == [opt]
     assert (found["own"], found["more"]) == (1, 2)
     found["state"][0]["momentum_buffer"].zero_()
-    assert opt.updaters[0].states[0].any()
+    assert all(entry["momentum_buffer"].any() for entry in opt.state.values())
 
 
 def test_numbers_of_parameters_are_those_of_torch():
@@ -91,7 +280,6 @@ def test_numbers_of_parameters_are_those_of_torch():
 
 @pytest.mark.parametrize("name", ["SGD", "Lion", "ScheduleFreeSGD"])
 def test_clips_are_those_of_the_optimizer_that_loads(name):
-    """States of earlier versions may have the factor of a clip over several groups."""
     params = [Parameter(torch.ones(2)) for _ in range(2)]
     groups = [{"params": [param]} for param in params]
     clips = {"clip_global_norm": 1e-3, "clip_adaptive": 0.1, "clip_adaptive_eps": 0.5}
@@ -101,9 +289,6 @@ def test_clips_are_those_of_the_optimizer_that_loads(name):
         param.grad = torch.tensor([1.0, -2.0])
     first.step()
     state = first.state_dict()
-    for whole in state["state"].get("fastopt", ()):
-        assert whole["attributes"]["rescale_grad"] == 1
-        whole["attributes"]["rescale_grad"] = 1e-3
     second = kind([{**group} for group in groups], lr=0.1)
     second.updaters[1].optimizer.rescale_grad = 0.5
     second.load_state_dict(state)
@@ -124,12 +309,50 @@ def test_a_reset_keeps_the_clip_over_all_groups():
     assert [updater.clip_global_norm for updater in opt.updaters] == [None, None]
 
 
-def test_sparse_adam_continues_an_earlier_state_with_the_formula_of_torch():
-    _, opt, _ = trained("SparseAdam", average=fastopt.EMA(0.5))
-    state = opt.state_dict()
-    state["state"]["fastopt"][0]["attributes"]["formula"] = "torch"
-    opt.load_state_dict(state)
-    assert opt.updaters[0].optimizer.formula == "mxnet"
+def earlier(opt):
+    """The state dict of version 0.1, if torch has no form for its states."""
+    states = [
+        torch_like(updater.state_dict(), lambda array: torch.from_numpy(array.copy()))
+        for updater in opt.updaters
+    ]
+    for whole in states:
+        whole["attributes"]["rescale_grad"] = 1e-3  # as a clip over several groups left it
+    return {**opt.state_dict(), "state": {"fastopt": states}}
+
+
+def torch_like(tree, convert):
+    if isinstance(tree, dict):
+        return {key: torch_like(part, convert) for key, part in tree.items()}
+    if type(tree) in (tuple, list):
+        return type(tree)(torch_like(part, convert) for part in tree)
+    return convert(tree) if isinstance(tree, np.ndarray) else tree
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Lion", {}),
+        ("ScheduleFreeAdamW", {}),
+        ("Prodigy", {"lr": 1.0}),
+        ("SparseAdam", {"average": fastopt.EMA(0.5)}),
+        ("AdamW", {"state_dtype": "int8", "state_min_size": 1}),
+    ],
+)
+def test_states_of_version_0_1_continue(name, options):
+    param, opt, step = trained(name, **copy.deepcopy(options))
+    step(-2.0)
+    state, before = earlier(opt), param.detach().clone()
+    if name == "SparseAdam":
+        state["state"]["fastopt"][0]["attributes"]["formula"] = "torch"  # as it had then
+    step(0.5)
+    expected = param.detach().clone()
+    again, other, step = trained(name, **copy.deepcopy(options))
+    again.data.copy_(before)
+    other.load_state_dict(state)
+    assert other.updaters[0].optimizer.rescale_grad == 1
+    step(0.5)
+    assert torch.equal(again, expected)
+    assert other.state_dict()["state"][0].keys() == opt.state_dict()["state"][0].keys()
 
 
 NOT_STEPS = [float("nan"), float("inf"), 0.5, -1, torch.tensor(torch.nan), torch.ones(2)]
@@ -187,8 +410,7 @@ def test_a_state_dict_that_does_not_fit_is_explained(match, damage):
 
 def test_states_of_fewer_groups_are_refused():
     _, opt, _ = trained("Lion")
-    state = opt.state_dict()
-    state["state"]["fastopt"] = []
+    state = {**earlier(opt), "state": {"fastopt": []}}
     with pytest.raises(ValueError, match="the state has 0 groups, and param_groups 1"):
         opt.load_state_dict(state)
 

@@ -27,7 +27,7 @@ class Option:
 
     attributes: tuple[str, ...]
     to_torch: Callable[..., Any]
-    from_torch: Callable[[Any], tuple[float, ...]]
+    from_torch: Callable[[Any], tuple[Any, ...]]
     default: float | None = None
     """Value for groups without the option; None if groups must have it."""
 

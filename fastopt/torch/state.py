@@ -1,0 +1,353 @@
+"""States of parameters as torch keeps them: tensors by name, whose memory the updater writes.
+
+``opt.state[p]`` is what counts. Before a step, what a program has written, replaced or removed
+there is entered in the updater. After the first update of a parameter its arrays are there as
+tensors.
+
+Tests: ``tests/pytorch/test_torch_state.py``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastopt._engine.mixed_precision import has_master
+from fastopt._engine.per_index import Index
+from fastopt._engine.validate import leaves, mapped
+from fastopt._foreign import Array, of_tensor, resolved
+from fastopt._kernels.codes import is_coded
+from fastopt._updater.updater import Updater
+from fastopt.arguments import brief, number
+from fastopt.checkpoint.foreign.torch import Form
+from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.torch.recipes import plain
+from fastopt.torch.views import ADDRESS, Views, as_real
+
+Entry = dict[str, Any]
+Held = dict[Index, dict[str, tuple[torch.Tensor, int]]]
+State = MutableMapping[torch.Tensor, Entry]
+
+TABLES = ("row_decay", "cumgrads", "shares")
+"""Attributes of optimizers with what is no part of the states, by index."""
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """Return a tensor with the memory of an array."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def array_of(role: str, tensor: object) -> Array:
+    """Return a view of a tensor, or a copy if its memory does not hold its values."""
+    if not isinstance(tensor, torch.Tensor):
+        raise CheckpointError(f"{role} must be a tensor, got {brief(tensor)}")
+    return of_tensor(role, as_real(resolved(tensor.detach().cpu())))
+
+
+class States:
+    """States of the parameters of a group.
+
+    Parameters
+    ----------
+    updater : Updater
+        The updater of the group.
+    form : Form or None
+        Torch's names of the state arrays, if torch has the same rule.
+    views : Views
+        The parameters.
+    held : dict
+        Tensors and addresses of the states that the updater has, by index.
+    """
+
+    def __init__(
+        self,
+        updater: Updater,
+        form: Form | None,
+        views: Views,
+        held: Held,
+    ) -> None:
+        self.updater, self.form, self.views = updater, form, views
+        optimizer, count = updater.optimizer, len(views.params)
+        self.counted = (
+            form is None
+            or form.counted
+            or updater.average is not None
+            or optimizer.rounding != "nearest"
+        )
+        """Whether entries have the number of steps, which torch's SGD and Muon do not count."""
+        self.carried = optimizer.carried_in and (
+            "mu_product" if form else optimizer.carried_in.strip("_").removesuffix("s")
+        )
+        """Name in an entry of a number that the rule carries from step to step."""
+        sums = optimizer.step_sums is not None or optimizer.sparse_decay != "touched"
+        self.changes = sums or not optimizer.native or "cumgrads" in vars(optimizer)
+        """Whether an update may replace arrays or numbers of an entry."""
+        self.steps, self.numbers = torch.zeros(count), torch.zeros(count, dtype=torch.float64)
+        self.own_steps, self.own_numbers = self.steps.numpy(), self.numbers.numpy()
+        self.known: tuple[object, ...] = b"", b""
+        """The two as they were after the last step."""
+        self.positions: Any = None
+        """Positions of the counts, and the array that they are positions in."""
+        self.held = held
+        self.fresh = set[int]()
+        """Positions of parameters that had no state when the group was last followed."""
+        self.entries: list[Entry] = []
+        self.values: list[Any] = []
+        self.tensors: list[torch.Tensor] = []
+        self.addresses: list[int] = []
+
+    # Before a step
+
+    def fit(self) -> bool:
+        """Whether the entries are as they were after the last step."""
+        values = list(chain.from_iterable(map(dict.values, self.entries)))
+        return (
+            len(values) == len(self.values)
+            and all(map(is_, values, self.values))
+            and list(map(ADDRESS, self.tensors)) == self.addresses
+            and self.own_steps.tobytes() == self.known[0]
+            and (not self.carried or self.own_numbers.tobytes() == self.known[1])
+        )
+
+    def follow(self, state: State, loads: bool = False) -> None:
+        """Enter the states of the parameters in the updater, with `loads` those of a state dict.
+
+        Raises
+        ------
+        CheckpointError
+            An entry is not a state of its parameter.
+        """
+        for k, param in enumerate(self.views.params):
+            self._enter(k, state.get(param) or {}, loads)
+        self._note(state)
+
+    def _enter(self, k: int, entry: Entry, loads: bool) -> None:
+        """Enter the state of one parameter."""
+        updater, index, name = self.updater, self.views.indices[k], self.views.names[k]
+        optimizer, counts = updater.optimizer, updater.optimizer._index_update_count
+        context = f"the state of {name}"
+        steps = number_of_steps(context, entry["step"]) if entry.get("step") is not None else None
+        held = self.held.get(index)
+        shown = bool(held) and _is_held(held or {}, entry)
+        if shown and not self.counted:
+            steps = counts.get(index, 0)
+        if not shown:
+            self.held.pop(index, None)
+            template = optimizer.create_state_multi_precision(index, self.views.arrays[k])
+            slots = dict(self._named(k, template))
+            present = [slot for slot in slots if entry.get(slot) is not None]
+            optional = self.form.optional if self.form else None
+            missing = [slot for slot in slots if slot not in present and slot != optional]
+            if missing and (present or (loads and steps)):
+                raise CheckpointError(f"{context} lacks {missing}")
+            if not present:
+                self.fresh.add(k)
+                updater.states.pop(index, None)
+            else:
+                arrays = iter(
+                    [
+                        self._array(k, f"{context}: {slot}", entry[slot], like)
+                        if slot in present
+                        else like
+                        for slot, like in slots.items()
+                    ]
+                )
+                updater.states[index] = mapped(lambda _: next(arrays), template)
+            if updater._averages is not None:
+                self._enter_average(k, context, entry)
+            if steps is None and slots and not self.counted:
+                steps = int(bool(present))  # torch does not count, and knows the first update
+            shown = bool(present)
+        if (steps or 0) != counts.get(index, 0):
+            counts[index] = steps or 0
+            counts.largest = max(counts.values())
+        if self.carried and optimizer.carried is not None:
+            self._enter_carried(index, context, entry.get(self.carried))
+        for table in TABLES:
+            own = vars(optimizer).get(table, {})
+            own.pop(index, None)
+            if entry.get(table) is not None:
+                own[index] = converted(entry[table], lambda part: array_of(context, part))
+        if shown:
+            self._show(k, entry)
+
+    def _enter_carried(self, index: int, context: str, value: object) -> None:
+        carried = self.updater.optimizer.carried
+        if carried is None:
+            return
+        if value is None:
+            carried.pop(index, None)
+        else:
+            carried[index] = number(f"{context}: {self.carried}", plain(value))
+
+    def _enter_average(self, k: int, context: str, entry: Entry) -> None:
+        averages, index = self.updater._averages, self.views.indices[k]
+        average = entry.get("average")
+        if averages is None:
+            return
+        if average is None:
+            averages.arrays.pop(index, None)
+        else:
+            weight = self.views.arrays[k]
+            like = np.empty_like(weight, np.float64 if weight.itemsize == 8 else np.float32)
+            averages.arrays[index] = self._array(k, f"{context}: average", average, like)
+        self.updater.forget()
+
+    def _named(self, k: int, state: Any) -> Iterator[tuple[str, Array]]:
+        """Return the arrays of a state with their names."""
+        optimizer, index = self.updater.optimizer, self.views.indices[k]
+        inner = state
+        if has_master(optimizer, self.views.arrays[k]):
+            master, inner = state[::-1] if optimizer.master_last else state
+            yield "master", master
+        rule = optimizer.rule_for(index) if optimizer.native else None
+        slots = iter(self.form.slots if self.form else rule.slots if rule else ())
+        coded = ""
+        for j, array in enumerate(leaves(inner)):
+            if coded:
+                yield f"{coded}_scale", array
+                coded = ""
+            else:
+                slot = next(slots, f"state_{j}")
+                yield slot, array
+                coded = slot if is_coded(array) else ""
+
+    def _array(self, k: int, role: str, tensor: Any, like: Array) -> Array:
+        """Return the array of a tensor, or a copy in the form of `like` if it has another."""
+        array, views = array_of(role, tensor), self.views
+        if like.shape == views.arrays[k].shape and tensor.shape == views.params[k].shape:
+            array = array.reshape(like.shape)
+        if array.shape != like.shape:
+            raise CheckpointError(f"{role} must have shape {like.shape}, got {array.shape}")
+        same = array.dtype == like.dtype
+        if not same and (like.dtype.kind in "iu" or array.dtype.kind in "iub"):
+            raise CheckpointError(f"{role} must have dtype {like.dtype}, got {array.dtype}")
+        of = like.flags
+        laid = array.flags.c_contiguous if of.c_contiguous else array.flags.f_contiguous
+        if same and laid and array.flags.aligned:
+            return array
+        like[...] = array
+        return like
+
+    # After a step
+
+    def note(self, state: State, positions: Sequence[int]) -> bool:
+        """Show the states of parameters after an update; return whether some are new."""
+        new = self.fresh.intersection(positions) if self.fresh else set[int]()
+        if self.changes:
+            new = {k for k in positions if k in self.fresh or not self._is_shown(k)}
+        for k in new:
+            self._show(k, state.setdefault(self.views.params[k], {}))
+        self.fresh -= new
+        if new:
+            self._note(state)
+        else:
+            self._count()
+        return bool(new)
+
+    def show(self, state: State) -> None:
+        """Show the states of all parameters that have been updated."""
+        for k, (param, index) in enumerate(zip(self.views.params, self.views.indices, strict=True)):
+            if index in self.updater.states:
+                self._show(k, state.setdefault(param, {}))
+        self._count()
+
+    def _is_shown(self, k: int) -> bool:
+        """Whether the arrays of a state are still those that the entry has."""
+        index = self.views.indices[k]
+        optimizer, held = self.updater.optimizer, self.held.get(index, {})
+        if any(index in vars(optimizer).get(table, ()) for table in TABLES):
+            return False
+        named = dict(self._named(k, self.updater.states.get(index)))
+        return all(
+            slot in held and held[slot][1] == array.ctypes.data for slot, array in named.items()
+        )
+
+    def _show(self, k: int, entry: Entry) -> None:
+        """Enter the arrays of a state, and its numbers, as tensors."""
+        updater, index = self.updater, self.views.indices[k]
+        optimizer = updater.optimizer
+        named = dict(self._named(k, updater.states.get(index)))
+        if updater._averages is not None and index in updater._averages.arrays:
+            named["average"] = updater._averages.arrays[index]
+        held = self.held[index] = {}
+        if self.counted:
+            entry["step"] = self.steps[k]
+        if self.carried:
+            entry[self.carried] = self.numbers[k]
+        for slot, array in named.items():
+            tensor = entry.get(slot)
+            if tensor is None or ADDRESS(tensor) != array.ctypes.data or not array.size:
+                tensor = entry[slot] = self._tensor(k, array)
+            held[slot] = tensor, ADDRESS(tensor)
+        for table in TABLES:
+            if index in vars(optimizer).get(table, ()):
+                entry[table] = converted(vars(optimizer)[table][index], tensor_of)
+
+    def _tensor(self, k: int, array: Array) -> torch.Tensor:
+        """Return a tensor with the memory of an array, in the shape of its parameter."""
+        tensor, param = tensor_of(array), self.views.params[k]
+        if array.shape != self.views.arrays[k].shape:
+            return tensor
+        if param.is_complex():
+            tensor = torch.view_as_complex(tensor)
+        return tensor.view(param.shape) if tensor.shape != param.shape else tensor
+
+    def _count(self) -> None:
+        """Write the numbers of steps, and those that the rule carries."""
+        optimizer, indices = self.updater.optimizer, self.views.indices
+        if self.counted:
+            counts = optimizer._index_update_count
+            if self.positions is None or self.positions[1] is not counts.counted:
+                self.positions = counts.slots(indices, 0), counts.counted
+            self.own_steps[:] = self.positions[1][self.positions[0]]
+        if self.carried and (carried := optimizer.carried) is not None:
+            slots = carried.slots(indices, optimizer.first_carried)
+            self.own_numbers[:] = carried.array[slots]
+        self.known = self.own_steps.tobytes(), self.carried and self.own_numbers.tobytes()
+
+    def _note(self, state: State) -> None:
+        """Note what the entries have."""
+        self._count()
+        known = map(state.get, self.views.params)
+        self.entries = [entry for entry in known if isinstance(entry, dict)]
+        self.values = list(chain.from_iterable(map(dict.values, self.entries)))
+        self.tensors = [value for value in self.values if isinstance(value, torch.Tensor)]
+        self.addresses = list(map(ADDRESS, self.tensors))
+
+
+def _is_held(held: Mapping[str, tuple[torch.Tensor, int]], entry: Entry) -> bool:
+    """Whether an entry has the tensors that an updater has, with their memory."""
+    return all(
+        entry.get(slot) is tensor and ADDRESS(tensor) == address
+        for slot, (tensor, address) in held.items()
+    )
+
+
+def number_of_steps(context: str, value: object) -> int:
+    """Return a number of steps; raise CheckpointError if it is not one."""
+    steps = plain(value)
+    if isinstance(steps, (int, float)) and steps >= 0 and float(steps).is_integer():
+        return int(steps)
+    raise CheckpointError(f"{context}: step must be a whole number, at least 0, got {brief(value)}")
+
+
+def converted(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested dicts, tuples and lists with arrays, tensors and the like converted."""
+    if isinstance(tree, Mapping):
+        return {key: converted(part, function) for key, part in tree.items()}
+    if type(tree) in (tuple, list):
+        return type(tree)(converted(part, function) for part in tree)
+    return function(tree) if isinstance(tree, (np.ndarray, torch.Tensor, Exact)) else tree
+
+
+class Exact:
+    """A tensor of a state dict that torch must not convert to the dtype of the parameter."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor

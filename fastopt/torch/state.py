@@ -124,6 +124,8 @@ class States:
         """
         for k, param in enumerate(self.views.params):
             self._enter(k, state.get(param) or {}, loads)
+        counts = self.updater.optimizer._index_update_count
+        counts.largest = max(counts.values(), default=0)
         self._note(state)
 
     def _enter(self, k: int, entry: Entry, loads: bool) -> None:
@@ -145,10 +147,11 @@ class States:
             missing = [slot for slot in slots if slot not in present and slot != optional]
             if missing and (present or (loads and steps)):
                 raise CheckpointError(f"{context} lacks {missing}")
+            self.fresh.add(k)
             if not present:
-                self.fresh.add(k)
                 updater.states.pop(index, None)
             else:
+                self.fresh.discard(k)
                 arrays = iter(
                     [
                         self._array(k, f"{context}: {slot}", entry[slot], like)
@@ -165,7 +168,6 @@ class States:
             shown = bool(present)
         if (steps or 0) != counts.get(index, 0):
             counts[index] = steps or 0
-            counts.largest = max(counts.values())
         if self.carried and optimizer.carried is not None:
             self._enter_carried(index, context, entry.get(self.carried))
         for table in TABLES:

@@ -54,6 +54,7 @@ def _flush(updater: Updating, of: Parameter, weight: Array) -> None:
     enrolment = Enrolment(records, updater, [index], [weight])
     grads = enrolment.checked([no_rows(weight)])
     enrolment.enroll(grads, known=False)
+    records.find_counts(optimizer)  # the record stays, for the next call
     enrolment.provide(grads, dense=False)
     record, (rows, total) = of.record, decay_of(optimizer, index, weight)
     assert isinstance(record, Record)

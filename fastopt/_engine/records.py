@@ -270,6 +270,11 @@ class Records:
         self.quick = self.direct = self.steady = self.freezes = False
         self.tensors[:] = 0
 
+    def find_counts(self, optimizer: OptimizerLike) -> None:
+        """Enter the positions of counts for the first records."""
+        if self.counts is EMPTY:
+            self._find_slots(optimizer)
+
     def _find_slots(self, optimizer: OptimizerLike) -> None:
         """Enter the positions of counts and carried numbers, which may have moved."""
         counts, still = optimizer._index_update_count, True
@@ -712,8 +717,7 @@ class Records:
         """Enter a call whose parameters have records; return None if the front refuses it."""
         if self.version != updater.optimizer.version:  # new indices may have moved the counts
             self.refresh(updater)
-        if self.counts is EMPTY:
-            self._find_slots(updater.optimizer)
+        self.find_counts(updater.optimizer)
         lists: Any = given[:3]
         single = given.single and not isinstance(given.indices[0], tuple)  # that would be a list
         index, grad, weight = (each[0] for each in lists) if single else lists

@@ -432,7 +432,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if call[1] and not (self._clips and info.skipped):
                 new |= own.update(call, factor, self.state)
                 info = info if self._clips else own.updater
-        if new:
+        if new or moved:
             self._entries = list(self.state.values())
         self._info = info
         return loss
@@ -517,6 +517,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 known = own.updater.averages if averages else own.updater.states
                 pairs = zip(views.indices, views.arrays, strict=True)
                 stack.enter_context(own.updater.averaged({i: a for i, a in pairs if i in known}))
+            self._entries = list(self.state.values())
             self._mark_all()
             yield
         self._mark_all()

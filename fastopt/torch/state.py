@@ -9,7 +9,6 @@ Tests: ``tests/pytorch/test_torch_state.py``.
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 
 from fastopt._engine.mixed_precision import has_master
 from fastopt._engine.per_index import Index
+from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import leaves, mapped
 from fastopt._foreign import Array, of_tensor, resolved
 from fastopt._kernels.codes import is_coded
@@ -96,8 +96,8 @@ class States:
         self.held = held
         self.fresh = set[int]()
         """Positions of parameters that had no state when the group was last followed."""
-        self.entries: list[Entry] = []
-        self.values: list[Any] = []
+        self.written = False
+        """Whether a program has written to an entry."""
         self.tensors: list[torch.Tensor] = []
         self.addresses: list[int] = []
 
@@ -105,10 +105,8 @@ class States:
 
     def fit(self) -> bool:
         """Whether the entries are as they were after the last step."""
-        values = list(chain.from_iterable(map(dict.values, self.entries)))
         return (
-            len(values) == len(self.values)
-            and all(map(is_, values, self.values))
+            not self.written
             and list(map(ADDRESS, self.tensors)) == self.addresses
             and self.own_steps.tobytes() == self.known[0]
             and (not self.carried or self.own_numbers.tobytes() == self.known[1])
@@ -314,13 +312,21 @@ class States:
         self.known = self.own_steps.tobytes(), self.carried and self.own_numbers.tobytes()
 
     def _note(self, state: State) -> None:
-        """Note what the entries have."""
+        """Note what the entries have, and let them say when that changes."""
         self._count()
-        known = map(state.get, self.views.params)
-        self.entries = [entry for entry in known if isinstance(entry, dict)]
-        self.values = list(chain.from_iterable(map(dict.values, self.entries)))
-        self.tensors = [value for value in self.values if isinstance(value, torch.Tensor)]
-        self.addresses = list(map(ADDRESS, self.tensors))
+        written = weakly(self._write)
+        for param in self.views.params:
+            entry = state.get(param)
+            if isinstance(entry, Tracked):
+                entry.changed = written
+            elif isinstance(entry, dict):
+                state[param] = Tracked(entry, written)
+        held = chain.from_iterable(map(dict.values, self.held.values()))
+        self.tensors, addresses = [list(each) for each in zip(*held, strict=True)] or ([], [])
+        self.addresses, self.written = addresses, False
+
+    def _write(self, *_: object) -> None:
+        self.written = True
 
 
 def _is_held(held: Mapping[str, tuple[torch.Tensor, int]], entry: Entry) -> bool:

@@ -194,6 +194,7 @@ class Gradients:
         self.sizes, self.dtypes = own(views.sizes), own(views.dtypes)
         self.grads, self.cells = own(views.grads), own(views.cells)
         self.is_readable = readable()
+        self.addresses: list[int] = []
         self.unaligned = max((each.itemsize for each in self.arrays), default=1) - 1
 
     def at(self, grads: Sequence[torch.Tensor]) -> list[Array] | None:
@@ -211,11 +212,14 @@ class Gradients:
             and all(map(IS_CONTIGUOUS, grads))
             and not any(map(IS_NEGATED, grads))
             and not (self.views.is_complex and any(map(IS_CONJUGATED, grads)))
-            and all(addresses)
-            and not reduce(or_, addresses, 0) & self.unaligned
         ):
+            return None
+        if self.is_readable and addresses == self.addresses:
+            return self.grads
+        if not all(addresses) or reduce(or_, addresses, 0) & self.unaligned:
             return None
         if self.is_readable:
             consume(map(POINT, self.cells, addresses))
+            self.addresses = addresses
             return self.grads
         return list(map(self.views.grad_at, self.positions, addresses))

@@ -1,5 +1,6 @@
 """Bringing rows up to date: flush, whatever the weight, and after states were restored."""
 
+import copy
 import signal
 
 import ml_dtypes
@@ -107,6 +108,18 @@ def test_ctrl_c_waits_until_a_weight_that_is_not_contiguous_is_flushed(monkeypat
 
 
 @pytest.mark.further
+def test_a_copy_is_flushed_before_its_first_update():
+    table = fastopt.EmbeddingTable(
+        2, fastopt.AdamW(lr=0.1, wd=0.1, lazy_update=True, sparse_decay="catch_up")
+    )
+    other = copy.deepcopy(table)
+    other.flush()
+    for each in (table, other):
+        each.update([], np.zeros((0, 2), np.float32))
+        each.update([3], np.ones((1, 2), np.float32))
+    np.testing.assert_array_equal(table.lookup([3]), other.lookup([3]))
+
+
 def test_flush_refuses_a_weight_that_it_does_not_know_or_that_does_not_fit():
     updater, weight = catching_up("signum"), np.ones((4, 3))
     with pytest.raises(ValueError, match="index 'table': flush needs the weight"):

@@ -69,7 +69,9 @@ numpydoc_validation_exclude = {
     r"\.JointSums$",  # arguments are those of Optimizer
     r"\.ShardedUpdater\.",  # methods with the same arguments as those of Updater
     r"\.kernels\.scalars\.",  # arguments are those of update rules
-    r"\.(StepInfo|SlowCalls|Functional)\.",  # fields of named tuples, with generated docstrings
+    # fields of named tuples, with generated docstrings
+    r"\.(StepInfo|SlowCalls|Functional)\.",
+    r"\.JitFunctions\.(init|update|update_rows)$",
     r"\.MXNetStates\.optimizer$",  # None, whose class has no docstring
 }
 

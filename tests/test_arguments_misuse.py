@@ -494,7 +494,10 @@ def test_a_quoted_value_is_one_line_of_bounded_length():
     assert brief("a\nb") == r"'a\nb'"
     assert brief(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
     assert brief("x" * (LENGTH - 2)) == f"'{'x' * (LENGTH - 2)}'"
-    assert brief("x" * LENGTH) == f"'{'x' * (LENGTH - 1)}..."
+    assert brief("x" * LENGTH) == f"'{'x' * (LENGTH - 1)} ..."
+    words = brief(["word"] * LENGTH)  # cut between words
+    assert words.endswith("'word', ...")
+    assert len(words) <= LENGTH + 4
 
 
 def test_learning_rates_may_be_assigned():

@@ -75,7 +75,8 @@ def test_help_shows_the_sizes_and_the_time_of_a_benchmark(capsys):
     main(["bench", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     defaults = inspect.signature(report.run).parameters
-    assert f"default {' '.join(map(str, defaults['sizes'].default))};" in words
+    small, large, largest = report.SIZES
+    assert f"default {small} {large} and, in a wide terminal, {largest};" in words
     assert f"default {defaults['seconds'].default:g}," in words
 
 

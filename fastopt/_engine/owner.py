@@ -91,6 +91,9 @@ class RecordsLike(Protocol):
     ) -> Any:
         """Compute the hyper-parameters of the admitted call."""
 
+    def find_counts(self, optimizer: OptimizerLike) -> None:
+        """Enter the positions of counts for the first records."""
+
     def key_of(self, index: Any) -> int | str:
         """Return what stands for an index in compiled code."""
 

@@ -32,6 +32,9 @@ loop that moves the same memory, divided by the time of the update; 1.00 is pure
 NumPy: time of plain NumPy code, divided by the time of the update. Optimizers with a momentum use
 0.9."""
 
+SIZES = (1_000, 1_000_000, 10_000_000)
+"""Default numbers of elements; the last one in wide terminals."""
+
 
 def run(
     optimizers: Sequence[str] = (),
@@ -63,8 +66,7 @@ def run(
     most, count = numba.config.NUMBA_NUM_THREADS, threads or thread_count()
     if count > most:
         raise Refused(f"--threads is at most {most} here, NUMBA_NUM_THREADS changes that")
-    wide = get_terminal_size((120, 24)).columns >= 105
-    sizes = sizes or (1_000, 1_000_000, 10_000_000)[: 2 + wide]
+    sizes = sizes or SIZES[: 3 if get_terminal_size((120, 24)).columns >= 105 else 2]
     with use_threads(count):
         try:
             return _Report(names, sorted(set(sizes)), count, seconds).run()

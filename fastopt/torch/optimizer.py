@@ -140,9 +140,10 @@ class Group:
     def call(self, state: State, number: Number, moved: bool) -> Call:
         """Return the call of the parameters that have gradients."""
         views, states = self.views, self.states
-        fit = views is not None and states is not None and not moved
-        if views is None or not (fit and views.fit(self.group["params"]) and states.fit()):  # type: ignore[union-attr]
+        if moved or views is None or states is None or not states.fit():
             views = self.current(state, number)
+        elif not views.fit(self.group["params"]):
+            views = self.current(state, number, moved)
         grads, present = list(map(GRAD, views.params)), views.present
         if len(present.positions) == len(grads):
             try:
@@ -190,9 +191,9 @@ class Group:
 
     def read_earlier(self, whole: Any, state: State, number: Number) -> None:
         """Enter what version 0.1 saved of a group in the states of its parameters."""
-        self.updater.load_state_dict(
-            converted(whole, lambda part: np.array(array_of("state", part)))
-        )
+        saved = converted(whole, lambda part: np.array(array_of("state", part)))
+        saved["attributes"].pop("buffered", None)  # of SGD, whose buffers now stay in the entry
+        self.updater.load_state_dict(saved)
         sums: Any = self.updater.optimizer.step_sums
         if sums is not None:
             self.group[ESTIMATE] = sums.estimate

@@ -97,7 +97,7 @@ class Views:
         self.memory = [ctypes.c_char * each.nbytes for each in self.arrays]
         self.grads = list(map(self.grad_at, range(len(self.params)), self.addresses))
         self.cells = [ctypes.c_int64.from_address(id(each) + DATA) for each in self.grads]
-        self.present = Gradients(self, range(len(self.params)))
+        self.present = Gradients(self, [*range(len(self.params))])
 
     def _view(self, k: int) -> Array:
         """Return a view of a parameter."""

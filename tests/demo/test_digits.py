@@ -231,7 +231,7 @@ def test_agreement_is_that_of_every_network(far):
 @small
 def test_no_comparison_is_made_up_without_a_reference(capsys):
     demo.run(Options("nag", epochs=1))
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert out.count("no NumPy code for nag") == 1
     assert "times faster" not in out
     assert "times slower" not in out

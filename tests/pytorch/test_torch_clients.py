@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fastopt.torch
+from helpers.cases import OF_MATRICES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
@@ -108,41 +109,98 @@ def test_the_trainer_of_transformers_takes_the_class_and_its_scheduler(tmp_path)
     close(found[1], found[0])
 
 
-def test_lightning_trains_clips_and_resumes(tmp_path):
+def trained_by_lightning(make, net, epochs, resumed=None):
+    """Train with the optimizer `make(parameters)`; return the trainer and the parameters."""
     lightning = pytest.importorskip("lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
     class Module(lightning.LightningModule):
-        def __init__(self, library):
+        def __init__(self):
             super().__init__()
-            self.library, self.net = library, Regression()
+            self.net = net
 
         def training_step(self, batch):
             return self.net(**batch)["loss"]
 
         def configure_optimizers(self):
-            opt = self.library.Adam(self.parameters(), lr=0.02)
+            opt = make(self.parameters())
             schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
-            return {"optimizer": opt, "lr_scheduler": schedule}
+            each_step = {"scheduler": schedule, "interval": "step"}
+            return {"optimizer": opt, "lr_scheduler": each_step}
 
-    def trained(library, steps, resumed=None):
-        module = Module(library)
-        trainer = lightning.Trainer(
-            max_steps=steps,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            gradient_clip_val=0.5,
-        )
-        loader = torch.utils.data.DataLoader(examples(), batch_size=8)
-        trainer.fit(module, loader, ckpt_path=resumed)
-        return trainer, tensors(module)
+    module = Module()
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=0.5,
+    )
+    loader = torch.utils.data.DataLoader(examples(), batch_size=8)
+    trainer.fit(module, loader, ckpt_path=resumed)
+    return trainer, tensors(module)
 
+
+def test_lightning_trains_clips_and_resumes(tmp_path):
     found = []
     for library in (torch.optim, fastopt.torch):
-        trainer, half = trained(library, 4)
+
+        def make(params, library=library):
+            return library.Adam(params, lr=0.02)
+
+        trainer, half = trained_by_lightning(make, Regression(), 1)
         trainer.save_checkpoint(tmp_path / "half.ckpt")
-        found.append([*half, *trained(library, 8, tmp_path / "half.ckpt")[1]])
+        rest = trained_by_lightning(make, Regression(), 2, tmp_path / "half.ckpt")
+        found.append([*half, *rest[1]])
     close(found[1], found[0])
+
+
+class Matrix(Regression):
+    """A model of one matrix, for optimizers that take no vectors."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Linear(3, 1, bias=False)
+
+
+@pytest.mark.parametrize("name", fastopt.torch.recipes.names())
+def test_lightning_resumes_with_every_class(name, tmp_path):
+    """The run continues with the same bits as one that was not interrupted."""
+    net = Matrix if name.lower() in {*OF_MATRICES, "groupadagrad"} else Regression
+
+    def make(params):
+        return getattr(fastopt.torch, name)(params, lr=0.01)
+
+    trainer, _ = trained_by_lightning(make, net(), 1)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    _, resumed = trained_by_lightning(make, net(), 2, tmp_path / "half.ckpt")
+    _, whole = trained_by_lightning(make, net(), 2)
+    assert all(map(torch.equal, resumed, whole))
+    assert not any(map(torch.equal, resumed, tensors(net())))
+
+
+@pytest.mark.parametrize("name", ["Adam", "Lion", "ScheduleFreeAdamW"])
+def test_states_go_through_distributed_checkpoints(name):
+    """By names of parameters, as torch.distributed.checkpoint reads and writes them."""
+    from torch.distributed.checkpoint import state_dict as checkpoints
+
+    def step(net, opt):
+        for param in net.parameters():
+            param.grad = torch.ones_like(param)
+        opt.step()
+
+    runs = []
+    for _ in range(2):
+        net = Regression()
+        runs.append((net, getattr(fastopt.torch, name)(net.parameters(), lr=0.1)))
+    (net, opt), (other, loaded) = runs
+    step(net, opt)
+    saved = checkpoints.get_optimizer_state_dict(net, opt)
+    assert {*saved["state"]} == {key for key, _ in net.named_parameters()}
+    other.load_state_dict(net.state_dict())
+    checkpoints.set_optimizer_state_dict(other, loaded, saved)
+    for pair in runs:
+        step(*pair)
+    assert all(map(torch.equal, net.parameters(), other.parameters()))

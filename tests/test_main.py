@@ -161,8 +161,8 @@ def test_demo_ends_with_how_much_faster_it_is_and_exits_with_0():
     done = python("-W", "error", "-m", "fastopt", "demo", "--epochs", "2")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^64-128-10 +9,610 +\d\.\d{6} +0\.\d{3} ", done.stdout, re.MULTILINE)
-    last = r"by the medians, fastopt is .* times (fast|slow)er \([\d-]+\) than plain NumPy"
-    assert re.fullmatch(last, done.stdout.splitlines()[-1])
+    last = r" by the medians, fastopt is .* times (fast|slow)er \([\d-]+\) than plain NumPy$"
+    assert re.search(last, " ".join(done.stdout.split()))
     assert done.stderr == ""
 
 

@@ -50,8 +50,8 @@ Number = Callable[[Sequence[torch.Tensor]], list[int]]
 increment_version: Callable[[Any], None] = torch.autograd.graph.increment_version
 
 
-Call = tuple[Gradients, list[Any]]
-"""Parameters that have gradients, and these."""
+Call = tuple[Gradients, list[Any], list[torch.Tensor]]
+"""Parameters that have gradients, these as arrays, and the tensors whose memory the arrays have."""
 
 
 class Group:
@@ -148,7 +148,7 @@ class Group:
         if len(present.positions) == len(grads):
             try:
                 if (found := present.at(grads)) is not None:
-                    return present, found
+                    return present, found, grads
             except (TypeError, RuntimeError):  # some are None or sparse
                 pass
         positions = [k for k, grad in enumerate(grads) if grad is not None]
@@ -162,15 +162,15 @@ class Group:
         own = [grads[k] for k in positions]
         with suppress(RuntimeError):
             if (found := present.at(own)) is not None:
-                return present, found
-        return present, list(map(views.of, positions, own))
+                return present, found, own
+        return present, list(map(views.of, positions, own)), own
 
     def update(self, call: Call, factor: float, state: State) -> bool:
         """Update the parameters of a call with gradients times `factor`.
 
         Returns whether entries of the state are new.
         """
-        of, grads = call
+        of, grads, _ = call
         optimizer = self.made.optimizer
         if factor == 1:
             self.updater(of.indices, grads, of.arrays)
@@ -457,7 +457,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """
         clipped: list[Call] = []
         scales, names = list[float](), dict[Any, str]()
-        for own, (of, grads) in zip(self._groups, calls, strict=True):
+        for own, (of, grads, held) in zip(self._groups, calls, strict=True):
             optimizer, indices, arrays = own.made.optimizer, of.indices, of.arrays
             if not all(map(_are_alike, grads, arrays)):
                 entries = own.updater._checked_entries(indices, grads, arrays)
@@ -466,16 +466,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if self._units is not None:
                 grads = self._units.all(indices, arrays, grads, scale, optimizer.idx2name)
             names |= optimizer.idx2name
-            clipped.append((of, grads))
+            clipped.append((of, grads, held))
             scales.append(scale)
-        if not (indices := [index for of, _ in clipped for index in of.indices]):
+        if not (indices := [index for of, *_ in clipped for index in of.indices]):
             return clipped, NO_STEP, 1.0
 
         def sums(down: float) -> np.ndarray[Any, Any]:
             return np.concatenate(
                 [
                     scale**2 * squares(grads, down)
-                    for scale, (_, grads) in zip(scales, clipped, strict=True)
+                    for scale, (_, grads, _) in zip(scales, clipped, strict=True)
                 ]
             )
 

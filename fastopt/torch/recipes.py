@@ -351,8 +351,10 @@ def check_arguments(recipe: Recipe, given: Mapping[str, Any], also: Sequence[str
             raise TypeError(
                 f"fastopt.torch.{recipe.name} has no argument {name!r}; {choices(near, known)}"
             )
-    lr = given.get("lr", 0.0)
-    if not isinstance(plain(lr), Real):
+    lr = plain(given.get("lr", 0.0))
+    if isinstance(lr, torch.Tensor):
+        raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(lr.shape)}")
+    if not isinstance(lr, Real):
         raise TypeError(
             f"lr must be a number, got {brief(lr)}; a schedule of torch.optim.lr_scheduler takes "
             "the optimizer"

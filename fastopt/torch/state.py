@@ -242,7 +242,7 @@ class States:
         if self.changes:
             new = {k for k in positions if k in self.fresh or not self._is_shown(k)}
         for k in new:
-            self._show(k, state.setdefault(self.views.params[k], {}))
+            self._show_in(state, k)
         self.fresh -= new
         if new:
             self._note(state)
@@ -252,10 +252,17 @@ class States:
 
     def show(self, state: State) -> None:
         """Show the states of all parameters that have been updated."""
-        for k, (param, index) in enumerate(zip(self.views.params, self.views.indices, strict=True)):
+        for k, index in enumerate(self.views.indices):
             if index in self.updater.states:
-                self._show(k, state.setdefault(param, {}))
+                self._show_in(state, k)
         self._count()
+
+    def _show_in(self, state: State, k: int) -> None:
+        """Show the state of a parameter, which has no entry if it is empty."""
+        entry = state.get(self.views.params[k], {})
+        self._show(k, entry)
+        if entry:
+            state[self.views.params[k]] = entry
 
     def _is_shown(self, k: int) -> bool:
         """Whether the arrays of a state are still those that the entry has."""

@@ -48,7 +48,9 @@ def check_parameter(name: str, tensor: object) -> None:
             "bfloat16, complex64 and complex128"
         )
     if tensor.layout is not torch.strided:
-        raise TypeError(f"{name} has layout {tensor.layout}, and must be dense")
+        raise ValueError(
+            f"{name} has layout {tensor.layout}, and the optimizer requires dense parameter tensors"
+        )
     if tensor.is_neg() or tensor.is_conj():
         kind, cure = ("negated", "neg") if tensor.is_neg() else ("conjugated", "conj")
         raise TypeError(f"{name} is a lazily {kind} view of its memory: pass x.resolve_{cure}()")

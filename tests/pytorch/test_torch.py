@@ -679,6 +679,12 @@ def test_a_state_shows_tensors_that_share_memory():
     assert opt.updaters[0].states[0][0].tolist() == [0, 0, 0]
 
 
+def test_a_rule_without_state_leaves_the_state_empty():
+    _, opt = trained()
+    opt.step()
+    assert not opt.state
+
+
 def test_names_of_parameters_are_in_errors():
     net = model()
     opt = fastopt.torch.SGD(net.named_parameters(), lr=0.5)
@@ -703,6 +709,7 @@ WRONG = [
     (TypeError, "did you mean 'momentum'", lambda p: fastopt.torch.SGD([p], momentun=0.9)),
     (TypeError, "did you mean 'lr'", lambda p: fastopt.torch.Lion([p], learning_rate=0.1)),
     (TypeError, "lr must be a number.*lr_scheduler", lambda p: fastopt.torch.SGD([p], lr=max)),
+    (ValueError, "1-element, got .* .2,.", lambda p: fastopt.torch.SGD([p], lr=torch.ones(2))),
     (TypeError, "by position", lambda p: fastopt.torch.Lion([p], 0.1, 0.9)),
     (TypeError, "twice", lambda p: fastopt.torch.SGD([p], 0.1, lr=0.1)),
     (TypeError, "iterable", lambda p: fastopt.torch.SGD(p)),

@@ -27,7 +27,7 @@ def train(comm, rank, ranks, path, steps):
     stop = threading.Event()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with updater.join():  # an error of one rank is told to the others, and ends them
+    with updater.join():  # an error of one rank is reported to the others, and ends them
         for step in range(adam.num_update, steps):  # num_update: steps that were done, also before
             batch = np.random.default_rng([SEED, step]).integers(EXAMPLES, size=BATCH)
             rows = batch[rank::ranks]

@@ -115,7 +115,7 @@ class Group:
         elif not moved and states.fit():
             return views
         states.follow(state, loads)
-        self.states, self.held = states, states.held
+        self.states = states
         return views
 
     def _view(self, number: Number) -> Views:

@@ -145,8 +145,8 @@ class States:
             missing = [slot for slot in slots if slot not in present and slot != optional]
             if missing and (present or (loads and steps)):
                 raise CheckpointError(f"{context} lacks {missing}")
-            self.fresh.add(k)
             if not present:
+                self.fresh.add(k)
                 updater.states.pop(index, None)
             else:
                 self.fresh.discard(k)
@@ -159,14 +159,13 @@ class States:
                     ]
                 )
                 updater.states[index] = mapped(lambda _: next(arrays), template)
-            if updater._averages is not None:
-                self._enter_average(k, context, entry)
+            self._enter_average(k, context, entry)
             if steps is None and slots and not self.counted:
                 steps = int(bool(present))  # torch does not count, and knows the first update
             shown = bool(present)
         if (steps or 0) != counts.get(index, 0):
             counts[index] = steps or 0
-        if self.carried and optimizer.carried is not None:
+        if self.carried:
             self._enter_carried(index, context, entry.get(self.carried))
         for table in TABLES:
             own = vars(optimizer).get(table, {})

@@ -150,3 +150,19 @@ def test_orthogonalize_returns_the_nearest_matrix_with_orthonormal_rows_or_colum
 def test_orthogonalize_checks_its_arguments(arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         optimizer.orthogonalize(*arguments)
+
+
+def test_coefficients_of_one_polynomial_are_those_of_its_name_and_are_saved(tmp_path):
+    found = []
+    for coefficients in ("quintic", (3.4445, -4.7750, 2.0315)):
+        updater = fastopt.Updater(fastopt.Muon(lr=0.1, coefficients=coefficients))
+        weight = np.eye(3, 2, dtype=np.float32)
+        for _ in range(2):
+            updater(0, np.arange(6, dtype=np.float32).reshape(3, 2), weight)
+            updater.save(tmp_path / "state.safetensors")
+            updater.load(tmp_path / "state.safetensors")
+        assert updater.optimizer.coefficients == coefficients
+        found.append(weight)
+    np.testing.assert_array_equal(*found)
+    with pytest.raises(ValueError, match="coefficients must be 3 numbers"):
+        fastopt.Muon(coefficients=(1, 2))

@@ -42,7 +42,12 @@ def is_foreign(array: Any) -> bool:
         return not array.is_cuda
     if is_cuda(array):
         return False
-    return hasattr(type(array), "__dlpack__") or _is_buffer(array) or is_simulated(array)
+    return (
+        hasattr(type(array), "__dlpack__")
+        or _is_labelled(array)
+        or _is_buffer(array)
+        or is_simulated(array)
+    )
 
 
 def is_subclass(array: object) -> TypeGuard[Array]:
@@ -128,6 +133,11 @@ def owner_of(view: object) -> Any:
     return view
 
 
+def _is_labelled(array: object) -> bool:
+    """Whether `array` is an array with labels, such as those of pandas and xarray."""
+    return hasattr(type(array), "to_numpy") and hasattr(type(array), "__array__")
+
+
 def _is_buffer(array: Any) -> bool:
     try:
         memoryview(array)
@@ -154,6 +164,8 @@ def _imported(role: str, array: Any) -> Array:
     try:
         if is_simulated(array):
             return np.asarray(array)
+        if _is_labelled(array):
+            return _labelled(array)
         if not hasattr(type(array), "__dlpack__"):
             return np.asarray(memoryview(array))
         try:
@@ -167,6 +179,14 @@ def _imported(role: str, array: Any) -> Array:
     except Exception as error:
         message = f"{role} is a {type(array).__name__} that NumPy cannot view"
         raise TypeError(f"{message}: {error}") from error
+
+
+def _labelled(array: Any) -> Array:
+    """Return the values of an array with labels, read-only if they are not its memory."""
+    values: Array = np.asarray(array)
+    if values.ctypes.data != np.asarray(array).ctypes.data:  # of columns, or computed
+        values.flags.writeable = False
+    return values
 
 
 # Torch tensors

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastopt._foreign import as_gradient, is_foreign
+from fastopt._foreign import as_gradient, is_foreign, is_subclass
 from fastopt._kernels.devices import is_cuda
 from fastopt._notices import warn_user
 from fastopt.arguments import array_inside, choice
@@ -300,7 +300,7 @@ class _Walk:
         cure = ""
         if isinstance(weight, (Iterator, MappingView)):
             cure = "make a list or dict of it"
-        elif inside := array_inside(weight):
+        elif not is_foreign(weight) and (inside := array_inside(weight)):
             cure = f"store {inside}, a NumPy array"
         elif _has_arrays(weight) or (isinstance(grad, Mapping) and not _is_array(weight)):
             cure = "pass a dict of its arrays"
@@ -459,7 +459,8 @@ def copied(leaf: object) -> Any:
     if is_cuda(leaf):
         raise TypeError(f"updated() copies arrays on the host, got {type(leaf).__name__}")
     if isinstance(leaf, np.ndarray) or is_foreign(leaf):
-        return np.array(as_gradient(leaf))
+        own = is_subclass(leaf) and not isinstance(leaf, np.memmap)  # with what it has beside
+        return leaf.copy() if own else np.array(as_gradient(leaf))
     return np.array(leaf) if isinstance(leaf, SCALARS) else leaf
 
 

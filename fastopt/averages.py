@@ -247,7 +247,8 @@ def check_average(value: object) -> Average | None:
     """Return `value` if it is an average or None, else raise TypeError."""
     if value is None or isinstance(value, Average):
         return value
-    raise TypeError(f"average must be an EMA, SWA or Lookahead, got {brief(value)}")
+    one = "one " if isinstance(value, (list, tuple, dict)) else ""
+    raise TypeError(f"average must be {one or 'an '}EMA, SWA or Lookahead, got {brief(value)}")
 
 
 def described(average: Average) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import copy
 import inspect
 import math
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,6 +37,9 @@ SCIPY_NAMES = {
     "options": "pass what they hold as arguments, with steps for maxiter",
 }
 """Arguments of SciPy and what to pass instead."""
+
+RUN_NAMES = frozenset(("steps", "batches", "average", "tol", "window", "progress"))
+"""Arguments of :func:`minimize` that may be options of SciPy."""
 
 CONVERGED, LIMITED, NOT_FINITE, INTERRUPTED, STOPPED = 0, 1, 2, 3, 99
 """Values of ``status``; 99 is SciPy's."""
@@ -114,9 +119,10 @@ def minimize(
     scipy.optimize.OptimizeResult
         ``x``: nested like `x0`. Without `batches` the one with the lowest loss, and ``fun`` its
         loss. With `batches`, whose losses are not comparable, the last one, and ``fun`` the mean
-        of the last `window` losses. ``history``: all losses. ``nit``: steps. ``nfev``, ``njev``:
-        evaluations. ``status`` and ``message``: 0 all steps or `tol` reached, 1 `tol` not reached
-        in `steps`, 2 a loss, gradient or result is not finite, 3 KeyboardInterrupt, 99
+        of the last `window` losses. ``jac``: the gradient there. ``history``: all losses.
+        ``nit``: steps. ``nfev``, ``njev``: evaluations. ``status`` and ``message``: 0 all steps or
+        `tol` reached, 1 `tol` not reached in `steps`, 2 a loss, gradient or result is not finite,
+        3 KeyboardInterrupt, 99
         StopIteration of `callback`. ``success``: whether ``status`` is 0. With 2 and 3, ``x`` has
         the lowest loss so far, or with `batches` the lowest mean.
 
@@ -184,10 +190,11 @@ def minimize(
     with ExitStack() as stack:
         bar = stack.enter_context(_bar(steps)) if progress and flag("progress", progress) else None
         status, message = run.run(steps, _batches(batches), notify, tol, bar)
-    status, message, x, value = run.finished(status, message)
+    status, message, x, value, grads = run.finished(status, message)
     return result(
         x=x,
         fun=value,
+        jac=grads,
         history=np.array(run.history),
         nit=run.nit,
         nfev=objective.calls,
@@ -212,10 +219,13 @@ def scipy_method(optimizer: str | Optimizer | Updater = "adam", **options: Any) 
     Returns
     -------
     callable
-        The method. SciPy's ``options`` may have ``maxiter`` (`steps`), ``disp`` (`progress`) and
-        all of `options`. ``jac`` must be True or a function; ``bounds`` and ``callback`` are those
-        of :func:`minimize`; ``hess`` and ``hessp`` are not used. The result is that of
-        :func:`minimize`.
+        The method. SciPy's ``options`` may have ``maxiter`` (`steps`; a float is rounded up),
+        ``disp`` (`progress`, and the message is printed at the end) and all of `options` but
+        ``eps``, which in SciPy is a step of finite differences: it and unknown names are ignored
+        with an OptimizeWarning, as by SciPy's methods. ``jac`` must be True or a function;
+        ``bounds`` and ``callback`` are those of :func:`minimize`; ``hess`` and ``hessp`` are not
+        used. The result is that of :func:`minimize`; unlike those of SciPy's methods, it is a
+        success after ``maxiter`` steps without `tol`.
 
     Raises
     ------
@@ -263,15 +273,30 @@ class _Method:
         """Minimize `fun`; see :func:`scipy_method`."""
         if constraints:
             raise ValueError(f"{self!r} takes bounds but no constraints, got {brief(constraints)}")
-        options = {**self.options, **options}
+        options = {**self.options, **self._known(options)}
         if maxiter is not None:
-            whole = isinstance(maxiter, float) and maxiter.is_integer()
-            options["steps"] = count("maxiter", int(maxiter) if whole else maxiter, least=0)
+            steps = number("maxiter", maxiter, least=0, infinite=True)
+            options["steps"] = math.ceil(min(steps, sys.maxsize))
         if disp:
             options["progress"] = True
-        return minimize(
+        result = minimize(
             fun, x0, args, jac, self.optimizer, callback=callback, bounds=bounds, **options
         )
+        if disp:
+            print(f"{result.message} fun: {result.fun:.6g}, nfev: {result.nfev}")
+        return result
+
+    def _known(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of SciPy that the run or the optimizer takes; warn of the others."""
+        given = self.optimizer
+        kind = type(given.optimizer if isinstance(given, Updater) else create(given))
+        known = RUN_NAMES | kind.__signature__.parameters.keys() - {"eps"}
+        if unknown := options.keys() - known:
+            from scipy.optimize import OptimizeWarning
+
+            names = ", ".join(sorted(unknown))
+            warnings.warn(f"Unknown solver options: {names}", OptimizeWarning, stacklevel=4)
+        return {name: value for name, value in options.items() if name in known}
 
 
 class _Objective:
@@ -316,8 +341,10 @@ class _Run:
     noisy: bool
     nit: int = 0
     history: list[float] = field(default_factory=list)
-    best: tuple[float, Any] | None = None
-    """Lowest loss, or mean of losses if they are noisy, and its x."""
+    best: tuple[float, Any, Any] | None = None
+    """Lowest loss, or mean of losses if they are noisy, its x and its gradient."""
+    grads: Any = None
+    """The last gradient."""
 
     def __post_init__(self) -> None:
         self._project(self.x)
@@ -352,40 +379,47 @@ class _Run:
             return INTERRUPTED, f"KeyboardInterrupt after {self.nit} steps."
         if tol is not None:
             return LIMITED, f"The mean loss still decreases by tol={tol} after {self.nit} steps."
-        return CONVERGED, f"All {self.nit} steps are done."
+        return CONVERGED, f"All {self.nit} steps are done; no tol was given."
 
-    def finished(self, status: int, message: str) -> tuple[int, str, Any, float]:
-        """Return status, message, x and the loss of the result."""
+    def finished(self, status: int, message: str) -> tuple[int, str, Any, float, Any]:
+        """Return status, message, x, and the loss and gradient of the result."""
         if status in (CONVERGED, LIMITED) and self.nit and self.updater.info.skipped:
             status, message = NOT_FINITE, "The gradient of the last step is not finite."
         if status in (CONVERGED, LIMITED, STOPPED):
-            x, value = self.x, self._mean() if self.history else math.nan
+            x, value, grads = self.x, self._mean() if self.history else math.nan, self.grads
             if self.nit and (self.updater.average is not None or evaluates(self.updater)):
                 with self.updater.averaged():
                     x = _copies(self.x)
                 self._project(x)
                 if not self.noisy:
-                    value, _ = self.objective(x, ())
+                    value, grads = self.objective(x, ())
             elif not self.noisy and self.best is not None:
-                value, x = self.best
+                value, x, grads = self.best
             if all(np.isfinite(leaf).all() for _, leaf in named("", x) if _is_array(leaf)):
-                return status, message, x, value
+                return status, message, x, value, grads
             status, message = NOT_FINITE, f"x is not finite after {self.nit} steps."
-        value = self.history[-1] if self.history else math.nan
-        value, x = (value, self.x) if self.best is None else self.best
-        return status, message, x, value
+        value, x, grads = self.best or (
+            self.history[-1] if self.history else math.nan,
+            self.x,
+            self.grads,
+        )
+        return status, message, x, value, grads
 
     def _evaluate(self, batch: tuple[Any, ...]) -> Any:
         """Record the loss, and x if it is the best; return the gradient."""
         value, grads = self.objective(self.x, batch)
         self.history.append(value)
-        mean = self._mean()
-        if math.isfinite(value) and (self.best is None or mean < self.best[0]):
-            self.best = mean, _copies(self.x)
         if all(leaf is None for _, leaf in named("", grads)):
             raise TypeError(f"fun or jac must return the gradient, got {brief(grads)}")
-        if type(self.x) is np.ndarray and _is_numeric(grads):
-            grads = np.asarray(grads, float)
+        if type(self.x) is np.ndarray:
+            if _is_numeric(grads):
+                grads = np.asarray(grads, float)
+            if np.shape(grads) == (1, self.x.size) and self.x.ndim == 1:  # a Jacobian of one row
+                grads = np.asarray(grads)[0]
+        mean = self._mean()
+        if math.isfinite(value) and (self.best is None or mean < self.best[0]):
+            self.best = mean, _copies(self.x), _copies(grads)
+        self.grads = grads
         return grads
 
     def _mean(self) -> float:

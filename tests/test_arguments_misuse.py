@@ -103,6 +103,9 @@ def waiting():
     return made
 
 
+PLACE = r" \(\S+misuse\.py:\d+\)$"
+
+
 def compiled(fn):
     class Mine(optimizer.Optimizer):
         rule = fastopt.rule(hyper=("lr",))(fn)
@@ -420,23 +423,27 @@ MISTAKES = {
     "rule that reads an attribute": (
         compiled(reads_an_attribute),
         TypeError,
-        "rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type float32$",
+        "rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type float32"
+        + PLACE,
     ),
     "rule with a misspelled function": (
         compiled(misspells),
         TypeError,
-        "index 0: rule misspells cannot be compiled: module 'math' has no attribute 'squrt'$",
+        "index 0: rule misspells cannot be compiled: module 'math' has no attribute 'squrt'"
+        + PLACE,
     ),
     "rule that reads a slot it has not declared": (
         compiled(reads_a_slot),
         TypeError,
-        r"rule reads_a_slot cannot be compiled: tuple index out of range; .* the slots \(\)$",
+        r"rule reads_a_slot cannot be compiled: tuple index out of range; .* the slots \(\)"
+        + PLACE,
     ),
     "rule with other state in another branch": (
         compiled(returns_more_or_less),
         TypeError,
         "rule returns_more_or_less cannot be compiled: "
-        r"(Cannot unify .* defined at .*\(\d+\)|Can't unify return type from .* types: Tuple.*\))$",
+        r"(Cannot unify .* defined at .*\(\d+\)|Can't unify return type from .* types: Tuple.*\))"
+        + PLACE,
     ),
     "rule that imports": (
         compiled(imports),

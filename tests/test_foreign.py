@@ -47,6 +47,24 @@ class Converted(Exported):
         return self.values
 
 
+class Labelled:
+    """An array with labels, as those of pandas and xarray."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+    def to_numpy(self):
+        return self.values
+
+
+class Computed(Labelled):
+    def __array__(self, dtype=None, copy=None):
+        return self.values.copy()
+
+
 def floats(*values):
     return array.array("f", values)
 
@@ -58,6 +76,7 @@ versioned = pytest.mark.skipif(
 
 KINDS = {
     "DLPack": lambda values: Exported(np.array(values, np.float32)),
+    "with labels": lambda values: Labelled(np.array(values, np.float32)),
     "array.array": lambda values: floats(*values),
     "memoryview": lambda values: memoryview(np.array(values, np.float32)),
 }
@@ -71,7 +90,7 @@ KIND = pytest.mark.parametrize(
 
 
 def values_of(made):
-    return made.values.tolist() if isinstance(made, Exported) else list(made)
+    return made.values.tolist() if hasattr(made, "values") else list(made)
 
 
 def adam(**kwargs):
@@ -173,6 +192,7 @@ READ_ONLY = {
     "DLPack that is read-only": Exported(np.broadcast_to(np.float32(1), (2,)).copy()),
     "DLPack without a version": Older(np.ones(2, np.float32)),
     "converted": Converted(np.ones(2, np.float32)),
+    "labels of computed numbers": Computed(np.ones(2, np.float32)),
 }
 READ_ONLY["DLPack that is read-only"].values.flags.writeable = False
 
@@ -273,6 +293,34 @@ def test_an_optimizer_in_numpy_gets_arrays():
     weight = floats(3.0)
     optimizer.Updater(Plain())(0, floats(1.0), weight)
     assert list(weight) == [2.0]
+
+
+def test_labels_of_pandas_and_xarray():
+    pandas, xarray = pytest.importorskip("pandas"), pytest.importorskip("xarray")
+    weights = xarray.Dataset({"a": ("x", np.ones(2))})
+    adam().step({"a": pandas.Series([1.0, -2.0])}, weights)
+    np.testing.assert_allclose(weights["a"].values, [0.9, 1.1])
+    with pytest.raises(ValueError, match="weight is a Series, which is read-only"):
+        adam().step(np.ones(2), pandas.Series([1.0, 1.0]))
+
+
+class Noted(np.ndarray):
+    """An array with something beside it, which a copy keeps, as PennyLane's have."""
+
+    def __array_finalize__(self, array):
+        self.note = getattr(array, "note", None)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_updated_keeps_what_an_array_has_beside(nested):
+    weight = np.ones(2).view(Noted)
+    weight.note = "trainable"
+    if nested:
+        result = adam().updated({"a": np.ones(2)}, {"a": weight})["a"]
+    else:
+        result = adam().updated(np.ones(2), weight)
+    assert (type(result), result.note, weight.tolist()) == (Noted, "trainable", [1, 1])
+    np.testing.assert_allclose(result, 0.9)
 
 
 def test_torch_is_not_imported():

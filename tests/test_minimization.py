@@ -494,13 +494,39 @@ def test_scipy_passes_args_and_tol():
     assert result.nit < 1000
 
 
-def test_the_method_takes_a_number_of_iterations_that_is_a_float():
-    for maxiter in (3, 3.0, np.float64(3)):
-        options = {"maxiter": maxiter}
-        given = {"jac": rosen_der, "method": scipy_method(), "options": options}
-        assert scipy.optimize.minimize(rosen, [0, 0], **given).nit == 3
-    with pytest.raises(TypeError, match=r"maxiter must be an integer, got 3\.5"):
-        scipy.optimize.minimize(rosen, [0, 0], **{**given, "options": {"maxiter": 3.5}})
+@pytest.mark.parametrize("maxiter", [3, 3.0, np.float64(2.5)])
+def test_scipy_rounds_a_number_of_iterations_up(maxiter, capsys):
+    options = {"maxiter": maxiter, "disp": True}
+    method = scipy_method("sgd", lr=0.01)
+    result = scipy.optimize.minimize(rosen, [0, 0], jac=rosen_der, method=method, options=options)
+    assert (result.nit, result.success) == (3, True)
+    assert "All 3 steps are done; no tol was given. fun: " in capsys.readouterr().out
+
+
+def test_scipy_may_run_until_tol_is_reached():
+    given = {"jac": True, "tol": 1e-6, "options": {"maxiter": np.inf}}
+    assert scipy.optimize.minimize(
+        square, np.zeros(2), method=scipy_method(lr=0.1), **given
+    ).success
+
+
+def test_options_of_other_methods_are_ignored_with_scipys_warning():
+    given = {"jac": rosen_der, "method": scipy_method()}
+    options = {"maxiter": 3, "eps": 1e-2, "gtol": 1e-3}
+    with pytest.warns(scipy.optimize.OptimizeWarning, match="Unknown solver options: eps, gtol$"):
+        found = scipy.optimize.minimize(rosen, [0, 0], options=options, **given)
+    expected = scipy.optimize.minimize(rosen, [0, 0], options={"maxiter": 3}, **given)
+    assert found.x.tobytes() == expected.x.tobytes()
+
+
+@pytest.mark.parametrize("average", [None, fastopt.EMA(decay=0.5)])
+def test_the_result_has_the_gradient_at_x(average):
+    given = {"lr": 0.05, "steps": 20, "average": average}
+    result = minimize(rosen, [-1.0, 1.0], jac=rosen_der, **given)
+    np.testing.assert_array_equal(result.jac, rosen_der(result.x))
+    row = minimize(rosen, [-1.0, 1.0], jac=lambda x: rosen_der(x)[np.newaxis], **given)
+    assert row.x.tobytes() == result.x.tobytes()
+    assert row.jac.shape == (2,)
 
 
 def test_the_method_works_in_basinhopping():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, starmap
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -309,8 +310,8 @@ def compiling(optimizer: OptimizerLike, index: Index) -> Iterator[None]:
     """Context that raises compilation errors with the reason why a rule cannot be compiled."""
     try:
         yield
-    except COMPILING as error:
-        raise _uncompiled(optimizer, index, error) from error
+    except COMPILING as error:  # numba's has a hundred lines, in the end those of the reason
+        raise _uncompiled(optimizer, index, error) from None
 
 
 def _uncompiled(optimizer: OptimizerLike, index: Index, error: Exception) -> TypeError:
@@ -325,4 +326,10 @@ def _uncompiled(optimizer: OptimizerLike, index: Index, error: Exception) -> Typ
     reason = reasons[-1] if reasons else str(error)
     if rule and "tuple index out of range" in reason:
         reason = f"{reason}; its state has the slots {rule.state}"
-    return TypeError(f"{context} cannot be compiled: {reason}")
+    place = ""
+    if rule:
+        code = rule.fn.__code__
+        inside = rf'File ".*{re.escape(Path(code.co_filename).name)}", line (\d+)'
+        line = [code.co_firstlineno, *re.findall(inside, str(error))][-1]
+        place = f" ({code.co_filename}:{line})"
+    return TypeError(f"{context} cannot be compiled: {reason}{place}")

@@ -94,6 +94,12 @@ def _keep_apart(kernel: Any) -> None:
         except Exception as error:
             log_failure(place.get_cache_path(), error)
 
+    def load_overload(*signature: object) -> Any:
+        if (found := load(*signature)) is None:
+            log_compiling()
+        return found
+
+    load, cache.load_overload = cache.load_overload, load_overload
     cache._guard_against_spurious_io_errors = failing  # around both reading and writing
     cache._cache_file = KernelFiles(
         cache_path=place.get_cache_path(),
@@ -310,6 +316,12 @@ def engine_digest() -> str:
     files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
     text = [path.read_bytes() for path in files]
     return hashlib.sha256(b"\0".join(text)).hexdigest()[:16]
+
+
+@cache
+def log_compiling() -> None:
+    """Log once that kernels are compiled, as the first steps then take seconds."""
+    log.info("compiling kernels, which takes seconds; on disk they are kept for later processes")
 
 
 @cache

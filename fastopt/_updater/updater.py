@@ -1421,9 +1421,11 @@ class Updater(Checked):
     def averages(self) -> dict[Index, Any]:
         """Average of each index: a float32 array, or float64 for float64 weights.
 
-        Empty without `average`. The arrays are not copies: updates write to them.
+        Empty without `average`. The arrays are not copies: updates write to them. The average of
+        an index begins with its first update; until then it is the weight itself, and a KeyError
+        says so.
         """
-        return {} if self._averages is None else dict(self._averages.arrays)
+        return _AveragesByIndex({} if self._averages is None else self._averages.arrays)
 
     def averaged(self, weights: Mapping[Any, Any] | None = None) -> AbstractContextManager[None]:
         """Context manager that replaces the values of the weights by their averages.
@@ -1788,6 +1790,14 @@ class Updater(Checked):
             return  # the outcome comes later, for the scaler too
         if self.loss_scaler is not None:
             self.loss_scaler.update(overflow=info.skipped)
+
+
+class _AveragesByIndex(dict[Index, Any]):
+    def __missing__(self, index: Index) -> Any:
+        raise KeyError(
+            f"index {index!r} has no average: with average=EMA() or another, it begins with the "
+            "first update, until then the weight is its average"
+        )
 
 
 def _shown(value: Any) -> str:

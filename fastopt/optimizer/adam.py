@@ -72,7 +72,8 @@ class Adam(AdamFamily):
         w &\leftarrow w - \eta \frac{m}{1 - \beta_1^t}
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right)
 
-    With `amsgrad`, :math:`p \leftarrow \max(p, v)` replaces :math:`v` under the root.
+    With `amsgrad`, :math:`p \leftarrow \max(p, v)` replaces :math:`v` under the root. Without bias
+    correction: ``AdamW(correct_bias=False)``.
 
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980:
     algorithm 1 is torch's formula, the end of its section 2 is MXNet's. AMSGrad: Reddi, Kale and

@@ -15,7 +15,7 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
 import fastopt
-from fastopt._kernels.compiling import KernelFiles, created
+from fastopt._kernels.compiling import KernelFiles, created, log_compiling
 from fastopt.kernels.rule import scalar
 from helpers.cases import exhaustive
 
@@ -244,6 +244,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("end", ["nbi", "nbc"])
 def test_a_damaged_file_is_logged_once_and_replaced(end, damage, kernel, tmp_path, caplog):
+    log_compiling()
     caplog.set_level(logging.INFO, "fastopt")
     assert [kernel(), kernel()] == [0, 1]
     for path in tmp_path.rglob(f"*.{end}"):
@@ -260,9 +261,17 @@ def test_a_full_disk_is_logged_once(number, kernel, monkeypatch, caplog):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(IndexDataCacheFile, "_open_for_write", full)
+    log_compiling()
     caplog.set_level(logging.INFO, "fastopt")
     assert [kernel(), kernel()] == [0, 0]
     assert [os.strerror(number) in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_compilation_is_logged_once(kernel, caplog):
+    log_compiling.cache_clear()
+    caplog.set_level(logging.INFO, "fastopt")
+    assert [kernel(), kernel()] == [0, 1]
+    assert ["compiling kernels" in record.getMessage() for record in caplog.records] == [True]
 
 
 SIGNAL = """

@@ -150,10 +150,10 @@ def _keep(array: object, view: Array, signature: tuple[Any, ...]) -> Array:
     """Cache the view of an array for as long as the view lives."""
     key = id(array)
 
-    def forget(of: "ref[Array]") -> None:
-        found = _known.get(key)
-        if found is not None and found.view is of:
-            del _known[key]
+    def forget(of: "ref[Array]", known: dict[int, _Known] = _known) -> None:
+        entry = known.get(key)  # at exit, the module has no names any more
+        if entry is not None and entry.view is of:
+            del known[key]
 
     _known[key] = _Known(ref(view, forget), array, signature)
     return view

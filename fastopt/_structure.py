@@ -459,8 +459,9 @@ def copied(leaf: object) -> Any:
     if is_cuda(leaf):
         raise TypeError(f"updated() copies arrays on the host, got {type(leaf).__name__}")
     if isinstance(leaf, np.ndarray) or is_foreign(leaf):
-        own = is_subclass(leaf) and not isinstance(leaf, np.memmap)  # with what it has beside
-        return leaf.copy() if own else np.array(as_gradient(leaf))
+        if is_subclass(leaf) and not isinstance(leaf, np.memmap):
+            return leaf.copy()  # with what it has beside its numbers
+        return np.array(as_gradient(leaf))
     return np.array(leaf) if isinstance(leaf, SCALARS) else leaf
 
 

@@ -414,8 +414,8 @@ class _Run:
         if type(self.x) is np.ndarray:
             if _is_numeric(grads):
                 grads = np.asarray(grads, float)
-            if np.shape(grads) == (1, self.x.size) and self.x.ndim == 1:  # a Jacobian of one row
-                grads = np.asarray(grads)[0]
+            if getattr(grads, "shape", ()) == (1, *self.x.shape):  # a Jacobian of one row
+                grads = grads[0]
         mean = self._mean()
         if math.isfinite(value) and (self.best is None or mean < self.best[0]):
             self.best = mean, _copies(self.x), _copies(grads)

@@ -71,12 +71,14 @@ class Record(NamedTuple):
 
     def relink(self, state: Any) -> bool:
         """Enter the arrays of another state of the same form; return whether it has that."""
-        found, template, words = leaves(state), self.template, self.words
+        template, words = self.template, self.words
+        flat = type(state) is tuple and {*map(type, state)} == {np.ndarray}
+        found = state if flat else leaves(state) if is_fixed(state) else ()
         columns, guards, places = template.columns, template.guards, template.leaves
         if self.resting is not None or not len(found) == len(places) == len(columns):
             return False
         arrays = [found[k] for k in places]
-        if not (is_fixed(state) and readable() and all(map(is_alike, arrays, self.alive))):
+        if not (readable() and all(map(is_alike, arrays, self.alive))):
             return False
         if any(starmap(np.may_share_memory, combinations(arrays, 2))):
             return False

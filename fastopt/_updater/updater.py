@@ -427,15 +427,15 @@ class Updater(Checked):
         """
         with self.lock, uninterrupted:
             states, records, synced = self.states, self.records, self.states_synced
+            removed = {index for index in indices or synced if index not in states}
             for index in indices:
-                if index in states:
-                    records.relink(index, states[index])
-                else:
+                if index in removed:
                     records.drop(index)
+                else:
+                    records.relink(index, states[index])
             if not indices:
                 self.forget()
-            changed = indices or synced
-            if removed := {each for each in changed if each not in states and each in synced}:
+            if removed := removed & synced.keys():
                 for index in removed:
                     dict.pop(synced, index)
                     if self._windows:

@@ -319,14 +319,15 @@ class _Objective:
         self.calls += 1
         value = self.fun(_copies(x), *self.args, *batch)
         if self.jac is not True:
-            return _loss(value), self.jac(_copies(x), *self.args, *batch)
+            grads = self.jac(_copies(x), *self.args, *batch)
+            return _loss(value), _gradient(x, grads)
         if not isinstance(value, (tuple, list)) or len(value) != 2:
             raise TypeError(
                 f"jac=True: fun must return (loss, gradient), got {brief(value)}; pass a function "
                 "that returns the gradient as jac"
             )
         value, grads = value
-        return _loss(value), grads
+        return _loss(value), _gradient(x, grads)
 
 
 @dataclass(eq=False)
@@ -409,13 +410,6 @@ class _Run:
         """Record the loss, and x if it is the best; return the gradient."""
         value, grads = self.objective(self.x, batch)
         self.history.append(value)
-        if all(leaf is None for _, leaf in named("", grads)):
-            raise TypeError(f"fun or jac must return the gradient, got {brief(grads)}")
-        if type(self.x) is np.ndarray:
-            if _is_numeric(grads):
-                grads = np.asarray(grads, float)
-            if getattr(grads, "shape", ()) == (1, *self.x.shape):  # a Jacobian of one row
-                grads = grads[0]
         mean = self._mean()
         if math.isfinite(value) and (self.best is None or mean < self.best[0]):
             self.best = mean, _copies(self.x), _copies(grads)
@@ -524,6 +518,17 @@ def _loss(value: object) -> float:
         return float(_not_text(np.asarray(value)).item())
     except (TypeError, ValueError):
         raise TypeError(f"fun must return a real number as loss, got {brief(value)}") from None
+
+
+def _gradient(x: object, grads: Any) -> Any:
+    """Return what a function returned as the gradient at `x`, as arrays."""
+    if all(leaf is None for _, leaf in named("", grads)):
+        raise TypeError(f"fun or jac must return the gradient, got {brief(grads)}")
+    if type(x) is np.ndarray:
+        grads = np.asarray(grads, float) if _is_numeric(grads) else grads
+        if getattr(grads, "shape", ()) == (1, *x.shape):  # a Jacobian of one row
+            return grads[0]
+    return grads
 
 
 def _not_text(array: Array) -> Array:

@@ -75,14 +75,6 @@ def run(updater, weight, grads):
     steps=st.integers(1, 8),
     seed=st.integers(0, 1000),
 )
-def test_what_averages_cannot_be_is_one_sentence():
-    with pytest.raises(TypeError, match="must be one EMA, SWA or Lookahead, got \\[EMA"):
-        optimizer.Updater(optimizer.SGD(), average=[EMA(), SWA()])
-    for average in (EMA(), None):
-        with pytest.raises(KeyError, match=r"'w' has no average: .* begins with the first update"):
-            optimizer.Updater(optimizer.SGD(), average=average).averages["w"]
-
-
 def test_averages_are_those_of_the_history(average, shape, dtype, steps, seed):
     rng = np.random.default_rng(seed)
     weight = np.asarray(rng.normal(size=shape), dtype)
@@ -565,3 +557,11 @@ def test_weights_that_the_updater_has_not_seen_are_passed(tmp_path):
     old(0, np.ones(6, np.float32), weight)
     new(0, np.ones(6, np.float32), other)
     np.testing.assert_array_equal(weight, other)
+
+
+def test_what_averages_cannot_be_is_one_sentence():
+    with pytest.raises(TypeError, match="must be one EMA, SWA or Lookahead, got \\[EMA"):
+        optimizer.Updater(optimizer.SGD(), average=[EMA(), SWA()])
+    for average in (EMA(), None):
+        with pytest.raises(KeyError, match=r"'w' has no average: .* begins with the first update"):
+            optimizer.Updater(optimizer.SGD(), average=average).averages["w"]

@@ -51,9 +51,8 @@ def listed(module):
     tables = re.findall(r"^\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", text, re.MULTILINE)
     tables += re.findall(r"^\.\. class:: ((?:\w+\n +)*\w+)$", text, re.MULTILINE)
     names = [line.strip() for table in tables for line in table.splitlines()]
-    return [
-        name.rpartition(".")[2] for name in names + re.findall(r"^\.\. data:: (\w+)$", text, re.M)
-    ]
+    names += re.findall(r"^\.\. (?:data|function):: (\w+)(?:\(.*\))?$", text, re.MULTILINE)
+    return [name.rpartition(".")[2] for name in names]
 
 
 def test_every_module_that_is_not_internal_has_a_page():

@@ -125,10 +125,27 @@ def as_gradient(grad: Any) -> Any:
     return _imported("gradient", grad)
 
 
+def as_real(array: Any) -> Any:
+    """Return the real view of complex numbers, whose last axis has their two parts.
+
+    The array may be row-sparse; real ones, and those of other libraries, are returned unchanged.
+    """
+    if isinstance(array, RowSparse):
+        values, shape = as_real(array.values), (*array.shape, 2)
+        return array if values is array.values else RowSparse(values, array.indices, shape)
+    if isinstance(array, (tuple, list)) and len(array) == 2:
+        values = as_real(array[0])
+        return array if values is array[0] else (values, array[1])
+    if isinstance(array, (np.ndarray, np.generic)) and array.dtype.kind == "c":
+        return np.asarray(array)[..., np.newaxis].view(array.real.dtype)
+    return array
+
+
 def owner_of(view: object) -> Any:
     """Return the foreign array that `view` belongs to; return others unchanged."""
     for known in list(_known.values()):
-        if known.view() is view:
+        found = known.view()
+        if found is not None and (found is view or found is getattr(view, "base", None)):
             return known.owner
     return view
 
@@ -198,9 +215,9 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
 
 
 def resolved(tensor: Any) -> Any:
-    """Return a tensor whose memory holds its values, unlike lazily negated and zero tensors."""
-    if tensor.is_neg():
-        return tensor.resolve_neg()
+    """Return a tensor whose memory holds its values, unlike those that are lazily negated, or 0."""
+    if tensor.is_neg() or tensor.is_conj():
+        return tensor.resolve_neg().resolve_conj()
     return tensor.clone() if tensor._is_zerotensor() else tensor
 
 
@@ -217,7 +234,7 @@ def of_tensor(role: str, tensor: Any) -> Array:
     if tensor.is_neg():
         raise TypeError(f"{role} is a lazily negated view: pass x.resolve_neg()")
     if tensor.is_conj():
-        raise TypeError(f"{role} must be a real tensor, got a conjugate view of {tensor.dtype}")
+        raise TypeError(f"{role} is a lazily conjugated view: pass x.resolve_conj()")
     try:
         address = tensor.data_ptr()
     except (RuntimeError, ValueError) as error:

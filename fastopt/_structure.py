@@ -367,7 +367,7 @@ def _fixed(path: str, got: str) -> TypeError:
 
 ARRAYS_ALONE, COPY = {np.ndarray}, np.ndarray.__copy__  # copy("K") takes twice as long
 
-SCALARS = (float, np.floating)
+SCALARS = (float, complex, np.inexact)
 
 ARRAYS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__")
 """Attributes of arrays, any of which is enough."""

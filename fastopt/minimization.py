@@ -77,9 +77,9 @@ def minimize(
         ``fun(x, *args, *batch)`` returns the loss and its gradient, or with a function as `jac`
         the loss. It gets a copy of `x`, which it may keep.
     x0 : array_like, or nested dict, list, tuple or dataclass of them
-        Start. Arrays may have any shape; the gradient is nested like `x0`. float32 arrays stay
-        float32; all other numbers become float64. It is not written to. For complex numbers see
-        :doc:`minimize functions </scipy>`.
+        Start. Arrays may have any shape; the gradient is nested like `x0`. float32 and
+        complex64 arrays keep their dtype; other numbers become float64 or complex128. It is not
+        written to. Gradients of complex numbers: see :doc:`complex weights </complex-weights>`.
     args : tuple
         Constant arguments of `fun`; another value is one argument.
     jac : True or callable
@@ -131,8 +131,9 @@ def minimize(
     ImportError
         SciPy is not installed, or tqdm with ``progress=True``.
     TypeError
-        `x0` holds something other than real numbers, `fun` does not return what `jac` says, such as
-        None as the gradient, or the optimizer does not have an option.
+        `x0` holds something other than numbers, bounds are those of complex numbers, `fun` does not
+        return what `jac` says, such as None as the gradient, or the optimizer does not have an
+        option.
     ValueError
         An argument is out of range, bounds do not match `x0`, `batches` is empty, a gradient does
         not have the shape of `x0`, or the optimizer has ``maximize=True``.
@@ -169,7 +170,7 @@ def minimize(
     tol = None if tol is None else number("tol", tol, least=0)
     x = mapped(_weight, _with_arrays(x0))
     if not any(_is_array(leaf) for _, leaf in named("", x)):
-        raise TypeError(f"x0 must hold real numbers, got {brief(x0)}")
+        raise TypeError(f"x0 must hold numbers, got {brief(x0)}")
     updater = _updater(optimizer, average, options)
     for used in updater.parameters.optimizers():
         if used.maximize:
@@ -525,7 +526,8 @@ def _gradient(x: object, grads: Any) -> Any:
     if all(leaf is None for _, leaf in named("", grads)):
         raise TypeError(f"fun or jac must return the gradient, got {brief(grads)}")
     if type(x) is np.ndarray:
-        grads = np.asarray(grads, float) if _is_numeric(grads) else grads
+        wide = complex if x.dtype.kind == "c" else float
+        grads = np.asarray(grads, wide) if _is_numeric(grads) else grads
         if getattr(grads, "shape", ()) == (1, *x.shape):  # a Jacobian of one row
             return grads[0]
     return grads
@@ -544,7 +546,7 @@ def _is_finite(grads: object) -> bool:
     for _, leaf in named("", grads):
         values = as_gradient(leaf)
         values = values.values if isinstance(values, RowSparse) else values
-        if _is_array(values) and values.dtype.kind == "f" and not np.isfinite(values).all():
+        if _is_array(values) and values.dtype.kind in "fc" and not np.isfinite(values).all():
             return False
     return True
 
@@ -581,19 +583,15 @@ def _with_arrays(value: object) -> Any:
 
 
 def _weight(leaf: object) -> Any:
-    """Return a new array of float32 or float64 for the values of a leaf of x0."""
+    """Return a new array, in single or double precision, for the values of a leaf of x0."""
     if leaf is None or isinstance(leaf, (str, bytes, bool)) or callable(leaf):
         return leaf
     array = np.asarray(leaf)
-    if array.dtype.kind == "c":
-        raise TypeError(
-            f"x0 must be real, got {array.dtype}: minimize over x0.view(float), and use "
-            "x.view(complex) in fun"
-        )
+    wide: Any = np.complex128 if array.dtype.kind == "c" else np.float64
     try:
-        return _not_text(array).astype(np.float32 if array.dtype.name == "float32" else np.float64)
+        return _not_text(array).astype(array.dtype if array.dtype.char in "fF" else wide)
     except (TypeError, ValueError):
-        raise TypeError(f"x0 must hold real numbers, got {brief(leaf)}") from None
+        raise TypeError(f"x0 must hold numbers, got {brief(leaf)}") from None
 
 
 def _limits(bounds: object, x: object) -> list[tuple[int, Array, Array]]:
@@ -605,6 +603,10 @@ def _limits(bounds: object, x: object) -> list[tuple[int, Array, Array]]:
             continue
         of = bounds_at[path]
         at = f" of {path!r}" if path else ""
+        if leaf.dtype.kind == "c":
+            raise TypeError(
+                f"bounds{at} are for real numbers, got {leaf.dtype}: minimize over x0.view(float)"
+            )
         pairs = (of.lb, of.ub) if hasattr(of, "lb") else _pairs(at, of, leaf.size)
         try:
             low, high = (

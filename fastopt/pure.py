@@ -98,12 +98,11 @@ class _Pair:
         updater, new = self._new(), copies(params)
         paths, _, arrays, _ = updater.structures.flatten(new, new)
         trained = [
-            (path, array)
+            (path, *updater._views(path, np.zeros_like(array), array))
             for path, array in zip(paths, arrays, strict=True)
             if not updater._is_frozen(path)
         ]
-        paths, arrays = zip(*trained, strict=True) if trained else ((), ())
-        updater._keep(updater._checked(paths, list(map(np.zeros_like, arrays)), arrays))
+        updater._keep(updater._checked(*(zip(*trained, strict=True) if trained else ((), (), ()))))
         return _state_of(updater)
 
     def update(self, grads: Any, state: dict[str, Any], params: T) -> tuple[T, dict[str, Any]]:

@@ -13,6 +13,7 @@ __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 
 Array = NDArray[Any]
 HALVES = ("float16", "bfloat16")
+COMPLEX = ("complex64", "complex128")
 REALS = (*HALVES, "float32", "float64")
 
 
@@ -25,10 +26,10 @@ class RowSparse:
     Parameters
     ----------
     values : array_like
-        The indexed rows, of shape ``(*indices.shape, *shape[1:])``: float16, bfloat16, float32 or
-        float64. Arrays are kept without a copy, whatever their layout, unless they have another
-        byte order. They may be on a CUDA device, with indices there or on the host; methods that
-        compute with the values then raise TypeError.
+        The indexed rows, of shape ``(*indices.shape, *shape[1:])``: float16, bfloat16, float32,
+        float64, complex64 or complex128. Arrays are kept without a copy, whatever their layout,
+        unless they have another byte order. They may be on a CUDA device, with indices there or on
+        the host; methods that compute with the values then raise TypeError.
     indices : array_like
         The row indices, from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a copy;
         other integers are converted to int64. They may have any shape on the host, such as
@@ -338,7 +339,7 @@ def _shape(shape: object) -> tuple[int, ...]:
 def _check_order(values: object, indices: object) -> None:
     """Raise TypeError if indices and values are swapped."""
     first, second = (getattr(each, "dtype", None) for each in (values, indices))
-    if first is not None and second is not None and first.kind in "iu" and second.kind == "f":
+    if first is not None and second is not None and first.kind in "iu" and second.kind in "fc":
         raise TypeError(
             f"a row-sparse gradient is (values, indices), in this order, got {first} values and "
             f"{second} indices"
@@ -346,14 +347,15 @@ def _check_order(values: object, indices: object) -> None:
 
 
 def _reals(name: str, values: object) -> Array:
-    """Return `values` as an array in native byte order, after checking its dtype."""
+    """Return floating-point `values` as an array in native byte order."""
     if values is None:
         raise TypeError(f"{name} must be an array, got None")
     array = header(values) if is_cuda(values) else unmasked(name, values)
     dtype = array.dtype  # dtype.name takes microseconds, so `char` is compared first
-    if not (dtype.char in "fd" or dtype.name in REALS):
+    if not (dtype.char in "fdFD" or dtype.name in HALVES):
         cure = ": convert with astype('float32')" if dtype.kind in "biuf" else ""
-        raise TypeError(f"{name} must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {dtype}{cure}")
+        known = (*REALS, *COMPLEX)
+        raise TypeError(f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {dtype}{cure}")
     return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
 

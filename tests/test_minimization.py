@@ -64,7 +64,7 @@ def test_a_noisy_rastrigin_function_of_200_numbers_is_minimized():
     assert np.abs(result.x).max() < 0.5
 
 
-def test_complex_arrays_are_minimized_as_vectors_of_real_numbers():
+def test_a_vector_of_the_parts_of_complex_numbers_is_minimized():
     rng = np.random.default_rng(0)
     target = rng.normal(size=(2, 3)) + 1j * rng.normal(size=(2, 3))
     x0 = np.ones((2, 3), complex)
@@ -76,8 +76,6 @@ def test_complex_arrays_are_minimized_as_vectors_of_real_numbers():
     flat = x0.reshape(-1).view(float)
     result = minimize(overlap, flat, lr=0.1, steps=800)
     np.testing.assert_allclose(result.x.view(complex).reshape(2, 3), target, atol=1e-3)
-    with pytest.raises(TypeError, match=r"x0 must be real, got complex128: .* x0.view\(float\)"):
-        minimize(overlap, x0)
 
 
 def test_many_arrays_of_any_shape_are_minimized_together():
@@ -421,9 +419,9 @@ OTHER_ASCENDS = fastopt.Updater("sgd", groups={"": {"optimizer": ASCENT}})
         ({"fun": lambda x: (x, x)}, TypeError, "fun must return a real number as loss, got"),
         ({"fun": lambda x: (1j, x)}, TypeError, "fun must return a real number as loss, got 1j"),
         ({"fun": lambda x: (1.0, x[:1])}, ValueError, r"gradient must have shape \(2,\), got"),
-        ({"x0": ["a"]}, TypeError, "x0 must hold real numbers"),
-        ({"x0": np.array(["a"])}, TypeError, "x0 must hold real numbers"),
-        ({"x0": None}, TypeError, "x0 must hold real numbers, got None"),
+        ({"x0": ["a"]}, TypeError, "x0 must hold numbers"),
+        ({"x0": np.array(["a"])}, TypeError, "x0 must hold numbers"),
+        ({"x0": None}, TypeError, "x0 must hold numbers, got None"),
         ({"rate": 0.1}, TypeError, "rate"),
         ({"maxiter": 5}, TypeError, "minimize does not take maxiter; steps takes it"),
         ({"options": {"maxiter": 5}}, TypeError, "take options; pass what they hold as arguments"),
@@ -437,7 +435,7 @@ OTHER_ASCENDS = fastopt.Updater("sgd", groups={"": {"optimizer": ASCENT}})
             for loss in ("1", b"1", np.array(["1"]), np.array("1", object), np.timedelta64(1, "ns"))
         ),
         *(
-            ({"x0": np.array(x0, dtype)}, TypeError, "x0 must hold real numbers, got")
+            ({"x0": np.array(x0, dtype)}, TypeError, "x0 must hold numbers, got")
             for x0, dtype in (
                 (["2020-01-01"], "M8[D]"),
                 ([1], "m8[s]"),

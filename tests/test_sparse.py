@@ -164,7 +164,7 @@ BAD = {
         r"values must be float16, .* got int64: convert with astype\('float32'\)",
     ),
     "no values": (None, [0, 1], (5, 3), TypeError, "values must be an array, got None"),
-    "complex values": (ONE * 1j, [0, 1], (5, 3), TypeError, "got complex128"),
+    "words": (ONE.astype(str), [0, 1], (5, 3), TypeError, "or complex128, got <U32"),
     "masked values": (np.ma.array(ONE), [0, 1], (5, 3), TypeError, "values .* MaskedArray"),
     "float indices": (ONE, [0.0, 1.0], (5, 3), TypeError, "indices must be integers, got float64"),
     "empty floats": (ONE[:0], np.zeros(0), (5, 3), TypeError, "indices must be integers"),

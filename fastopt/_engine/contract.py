@@ -101,6 +101,9 @@ class OptimizerLike(Protocol):
     def folds(self) -> bool: ...
 
     @property
+    def takes_complex(self) -> bool: ...
+
+    @property
     def starts_at_zero(self) -> bool: ...
 
     @property

@@ -46,9 +46,18 @@ from fastopt._kernels.codes import is_earlier
 from fastopt._kernels.compiling import entry_of
 from fastopt._kernels.device_memory import allocated_together
 from fastopt._kernels.devices import is_cuda
-from fastopt._kernels.layout import ADDRESS, OFFSET, SPLIT, Layout, kind_of, real_of, state_kind
+from fastopt._kernels.layout import (
+    ADDRESS,
+    OFFSET,
+    PAIRS,
+    SPLIT,
+    Layout,
+    kind_of,
+    real_of,
+    state_kind,
+)
 from fastopt._kernels.noise import index_number
-from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities, kind_word
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
@@ -446,6 +455,10 @@ class Enrolment:
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
         template = template_of(layout, kernels, weight, others, order, column, positions)
         template.block[w.SCALED] = scaled
+        in_pairs = weight.shape[-1:] == (2,) and order == C_ORDER and not layout.pitched
+        if in_pairs and rule.row is None and not (records.mode.clips and weight.ndim == 2):
+            pair = PAIRS.get(kind_of(weight.dtype))
+            template.block[w.PAIR_DTYPE] = 0 if pair is None else kind_word(np.dtype(pair))
         if layout.pitched:
             template.block[w.CLEAR_WEIGHT] = address_of(weight)
         return template

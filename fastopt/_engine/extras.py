@@ -14,7 +14,6 @@ from fastopt._engine.owner import Updating
 from fastopt._engine.parameters import Call
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import Grad, as_lists, check, check_index, is_listed, label
-from fastopt._foreign import as_gradient, as_weight
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda, mark_written
 from fastopt.kernels.rule import Rule
@@ -70,12 +69,8 @@ def update_with(updater: Updating, index: object, grad: object, weight: object, 
     indices = [check_index(each) for each in indices]
     given = list(weights)
     for k, each in enumerate(indices):
-        try:
-            grads[k], weights[k] = as_gradient(grads[k]), as_weight(weights[k])
-            extras[k] = as_gradient(extras[k])
-        except (TypeError, ValueError) as error:
-            context = label(each, updater.optimizer.idx2name)
-            raise type(error)(f"{context}: {error}") from error
+        extras[k], _ = updater._views(each, extras[k], weights[k])
+        grads[k], weights[k] = updater._views(each, grads[k], weights[k])
     optimizer = updater.optimizer
     with optimizer.call_lock, uninterrupted:
         _update(updater, list(zip(indices, grads, weights, extras, strict=True)))

@@ -159,6 +159,9 @@ class Updating(Owner, Protocol):
     def _viewed(self, index: Index, weight: Any) -> Any:
         """Return a weight, or the NumPy view of one of another library."""
 
+    def _views(self, index: Index, grad: Any, weight: Any) -> tuple[Any, Any]:
+        """Return a gradient and its weight, or the views of their real numbers."""
+
     def _checked(
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
     ) -> list[Call]:

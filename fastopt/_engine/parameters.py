@@ -23,6 +23,7 @@ from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import Deferred, DeferredDecay
 from fastopt._engine.templates import Template
 from fastopt._engine.validate import check, is_fixed, label, leaves
+from fastopt._foreign import as_real
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.layout import Layout
@@ -246,7 +247,7 @@ class Parameters:
     def weight_of(self, index: Index) -> Any:
         """Return the weight of the last update, or None."""
         found = self.rows.get(index)
-        return None if found is None else found.weight
+        return None if found is None else as_real(found.weight)
 
     def note(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
         """Keep the weights of a call in place of those of earlier calls."""

@@ -35,6 +35,7 @@ from fastopt._engine.per_index import Index
 from fastopt._engine.reader import front_of
 from fastopt._engine.record_rows import ATTRIBUTES, integer_words
 from fastopt._engine.validate import leaves
+from fastopt._foreign import as_real
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import clipping, front, measuring, strided
 from fastopt._kernels import record_words as w
@@ -43,7 +44,7 @@ from fastopt._kernels.compiling import entry_of
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import header, is_cuda
 from fastopt._kernels.lanes import DOWN
-from fastopt._kernels.layout import Layout, bfloat16
+from fastopt._kernels.layout import PAIRS, Layout, bfloat16
 from fastopt._kernels.numpy_abi import address_of, kind_word
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
@@ -565,7 +566,9 @@ class Records:
         If that is because the squares have overflowed, gradients times the factor are applied.
         """
         indices, grads, weights = zip(*self.moving(index, grad, weight), strict=True)
-        whole = [_whole(each, header(of).shape) for each, of in zip(grads, weights, strict=True)]
+        weights = tuple(map(as_real, weights))
+        pairs = zip(map(as_real, grads), weights, strict=True)
+        whole = [_whole(grad, header(weight).shape) for grad, weight in pairs]
         of, settings = (updater.optimizer, updater.backend, indices), updater.settings
         return settings.measured(*of, settings.clipped(*of, weights, whole, share), share, DOWN)
 
@@ -895,7 +898,8 @@ class Records:
         for (index, weight), step, skips in zip(moving, steps, incomplete, strict=True):
             record = self[index]
             if record.deferred is not None and not skips:
-                after = record.deferred.begin(record.shared.optimizer, index, weight, *step)
+                of = record.shared.optimizer
+                after = record.deferred.begin(of, index, as_real(weight), *step)
                 decays.append((record, index, after))
         return decays
 
@@ -1022,7 +1026,8 @@ def blank_memory() -> Words:
     words[w.NDARRAY : w.FLOAT + 1] = list(map(id, types))
     known = [np.float32, np.float64, np.float16]
     words[w.NUMBERS : w.NUMBERS + 3] = list(map(id, known))
-    for place, kind in enumerate([*known, bfloat16_or_none()], w.DTYPES):
+    kinds = [*known, bfloat16_or_none(), *PAIRS.values()]
+    for place, kind in enumerate(kinds, w.DTYPES):
         words[place] = 0 if kind is None else kind_word(np.dtype(kind))
     words[w.ROW_SPARSE] = id(RowSparse)
     words[w.VALUES_NAME : w.SHAPE_NAME + 1] = list(map(id, ATTRIBUTES))

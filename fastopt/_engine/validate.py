@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastopt._arrays import Gradient
+from fastopt._foreign import as_real
 from fastopt._kernels.codes import is_coded, scales_shape
 from fastopt._kernels.devices import Header, device_of, header, is_cuda
 from fastopt._kernels.layout import kind_of, real_of
@@ -179,6 +180,49 @@ def check(context: str, weight: Array, grad: Any, copy: Any = None, role: str = 
     parts = (values, header(grad.indices)) if isinstance(grad, RowSparse) else (values,)
     _refuse_capture(*parts)
     return np.asarray(grad) if isinstance(grad, np.generic) else grad
+
+
+def real_views(
+    context: str, optimizer: Any, grad: Any, weight: Any, clips: bool
+) -> tuple[Any, Any]:
+    """Return a gradient and its weight, complex ones as views of the pairs of their parts.
+
+    Raises
+    ------
+    TypeError
+        The optimizer does not update complex weights, or their units cannot be clipped; or one of
+        the two is complex, and the other is not its real view.
+    ValueError
+        The shapes of the two differ.
+    """
+    if isinstance(grad, (complex, np.complexfloating)) and np.size(weight) == 1:
+        grad = np.full(np.shape(weight), grad)
+    values, view = as_real(grad), as_real(weight)
+    if view is not weight and not optimizer.takes_complex:
+        raise TypeError(
+            f"{context}: weight is {weight.dtype}, and {type(optimizer).__name__} has no rule by "
+            "element: update its real and imaginary parts as two weights, or use a group with "
+            "another optimizer, such as AdamW"
+        )
+    if view is not weight and clips and view.ndim == 2:
+        raise TypeError(
+            f"{context}: clip_adaptive clips a vector as a whole, and pairs of real numbers each, "
+            f"got a weight of {weight.dtype} with one dimension: reshape it to (1, {len(weight)})"
+        )
+    pair = isinstance(grad, (tuple, list)) and len(grad) == 2
+    of, own = (part[0] if pair else getattr(part, "values", part) for part in (grad, values))
+    arrays = isinstance(of, np.ndarray) and isinstance(weight, np.ndarray)
+    if not arrays or (own is of and view is weight):
+        return values, view
+    rows = np.ndim(grad[1]) if pair else 1
+    if own.ndim != view.ndim - 1 + rows or (own is values and own.shape != view.shape):
+        error = ValueError if (own is of) == (view is weight) else TypeError
+        cure = "pass its real part, x.real" if view is weight else "pass dL/dRe + 1j * dL/dIm"
+        raise error(
+            f"{context}: gradient must match the weight, {weight.dtype} of shape {weight.shape}, "
+            f"got {of.dtype} of shape {of.shape}{f': {cure}' if error is TypeError else ''}"
+        )
+    return values, view
 
 
 def _refuse_capture(*arrays: Array) -> None:

@@ -39,9 +39,9 @@ from fastopt.kernels.rule import scalar
 
 
 @scalar
-def has_shape(array, record):
-    """Whether an array has the shape of a record."""
-    ndim, shape = record.ndims, words(array.shape)
+def has_shape(array, record, pairs):
+    """Whether an array has the shape of a record, in which each complex number is a pair."""
+    ndim, shape = record.ndims - pairs, words(array.shape)
     if array.ndim != ndim:
         return False
     same = True
@@ -100,14 +100,14 @@ def meets(record, low, high):
 
 
 @scalar
-def enter_strides(array, record, target, low, high):
+def enter_strides(array, record, size, target, low, high):
     """Write strides to `target`, and the bounds of an array of numbers to `low` and `high`.
 
-    Returns whether elements share an address.
+    The parts of complex numbers are `size` bytes apart. Returns whether elements share an address.
     """
     strides, shared = words(array.strides), False
     for axis in range(record.ndims):
-        stride, length = strides[axis], lengths_of(record)[axis]
+        stride, length = strides[axis] if axis < array.ndim else size, lengths_of(record)[axis]
         target[axis] = stride
         shared = shared or (stride == 0 and length > 1)
         if stride < 0:
@@ -132,10 +132,14 @@ def admit_pitched(tensor, record, strides, pitch):
 def admit_weight(context, tensor, record, weight):
     """Check a weight, and enter where it lies."""
     array = header_at(weight)
-    if array.type != context.ndarray or header_at(array.dtype).kind != record.weight_dtype:
+    if array.type != context.ndarray:
+        return w.REFUSED
+    kind = header_at(array.dtype).kind
+    pairs = kind != record.weight_dtype
+    if pairs and kind != record.pair_dtype:
         return w.REFUSED
     flags, order = array.flags, record.order | ALIGNED
-    if flags & WRITEABLE == 0 or not has_shape(array, record):
+    if flags & WRITEABLE == 0 or not has_shape(array, record, pairs):
         return w.REFUSED
     first, pitch = array.data, words(record.row)[PITCH]
     tensor.weight = tensor.low = first
@@ -144,9 +148,10 @@ def admit_weight(context, tensor, record, weight):
         return admit_pitched(tensor, record, words(array.strides), pitch)
     tensor.copied = 0 if flags & order == order else 1
     if tensor.copied:
-        tensor.high = first + size_of(record.weight_code)
+        size = size_of(record.weight_code)
+        tensor.high = first + size
         low, high = after(tensor, w.T_LOW), after(tensor, w.T_HIGH)
-        if enter_strides(array, record, after(tensor, w.T_STRIDES), low, high):
+        if enter_strides(array, record, size, after(tensor, w.T_STRIDES), low, high):
             return w.REFUSED
     if tensor.copied or first != record.clear_weight:
         record.clear_weight = record.clear_grad = 0
@@ -176,7 +181,18 @@ def code_of_number(context, kind):
 @scalar
 def code_of_array(context, array):
     """Return the code of the dtype of an array, 0 if gradients cannot have it."""
-    return code_in(after(context, w.DTYPES), 4, header_at(array.dtype).kind)
+    return code_in(after(context, w.DTYPES), 6, header_at(array.dtype).kind)
+
+
+@scalar
+def parts_of(code, record):
+    """Return the code of the real numbers in an array, and whether two of them are one element.
+
+    The code is 0 if a record does not read them.
+    """
+    if code <= w.BFLOAT16:
+        return code, False
+    return (code - w.BFLOAT16 if record.pair_dtype else 0), True
 
 
 @scalar
@@ -185,6 +201,7 @@ def admit_grad(context, k, tensor, record, grad):
     array, wanted, strides = header_at(grad), record.grad_code, after(tensor, w.T_GRAD_STRIDES)
     is_array = array.type == context.ndarray
     code = code_of_array(context, array) if is_array else code_of_number(context, array.type)
+    code, pairs = parts_of(code, record)
     by_row = record.row_kernels != 0 and record.kernels == 0
     if context.admit_rows and (by_row or (code == 0 and not is_array)):
         call(context.admit_rows, context.self, k, grad, 0, 0)
@@ -196,7 +213,7 @@ def admit_grad(context, k, tensor, record, grad):
     copied, size = code != wanted or record.scaled != 0, size_of(code)
     if is_array:
         order = record.order | ALIGNED
-        if not has_shape(array, record):
+        if not has_shape(array, record, pairs):
             return w.REFUSED
         first = array.data
         copied = copied or array.flags & order != order
@@ -218,7 +235,7 @@ def admit_grad(context, k, tensor, record, grad):
             return w.OK
     elif is_array:
         bounds = after(tensor, w.T_GRAD_LOW), after(tensor, w.T_GRAD_HIGH)
-        enter_strides(array, record, strides, bounds[0], bounds[1])
+        enter_strides(array, record, size, strides, bounds[0], bounds[1])
     low, high = tensor.grad_low, tensor.grad_high
     if (low < tensor.high and high > tensor.low) or meets(record, low, high):
         if not (context.apart and is_array):
@@ -226,7 +243,7 @@ def admit_grad(context, k, tensor, record, grad):
         if not copied:
             tensor.grad_copied, tensor.grad_high = 1, first + size
             bounds = after(tensor, w.T_GRAD_LOW), after(tensor, w.T_GRAD_HIGH)
-            enter_strides(array, record, strides, bounds[0], bounds[1])
+            enter_strides(array, record, size, strides, bounds[0], bounds[1])
         return w.OK
     if not (copied or tensor.copied):
         record.clear_grad = first

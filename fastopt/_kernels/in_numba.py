@@ -271,7 +271,9 @@ def _check(function: str, name: str, kind: types.Type) -> None:
         wanted = f"{wanted}, {' or '.join(orders)}-contiguous and writeable"
         fits = fits and kind.layout in orders and kind.mutable
     if not fits:
-        raise TypeError(f"{function}: {name} must be an array of {wanted}, got {kind}")
+        pairs = array and isinstance(kind.dtype, types.Complex) and name != "indices"
+        cure = "; pass x.view(np.float64), for complex64 x.view(np.float32)" if pairs else ""
+        raise TypeError(f"{function}: {name} must be an array of {wanted}, got {kind}{cure}")
 
 
 def _check_state(of: FunctionType, state: types.Type, weight: types.Array) -> None:

@@ -39,6 +39,9 @@ SPLIT = (BFLOAT16, np.uint16)
 CODES = {"int8": np.int8, "uint8": np.uint8}
 """Types of the codes of signed and of nonnegative numbers, by name."""
 
+PAIRS: dict[Any, Any] = {np.float32: np.complex64, np.float64: np.complex128}
+"""Types of complex numbers, by the type of their parts."""
+
 _KINDS = {"float32": np.float32, "float64": np.float64, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 

@@ -91,7 +91,7 @@ record_at, RECORD = _structure(
     "kernels count carried hyper fields sums row guards guarded guard_width weight_column "
     "grad_column weight_dtype weight_code grad_code order ndims size bytes item_count chunks flat "
     "flat_count keyed number seed mark index_id weight_id clear_weight clear_grad resting scaled "
-    "frozen row_kernels",
+    "frozen row_kernels pair_dtype",
     lengths=2,
 )
 """The record of a parameter, which is longer if it has more than two dimensions.
@@ -99,8 +99,9 @@ record_at, RECORD = _structure(
 The KERNELS are the loops for dense gradients, ROW_KERNELS those for row-sparse ones, 0 before the
 first. RESTING is that of the record that is used in steps that do not average the weight, else 0.
 SCALED says that gradients are multiplied by FACTOR, as the rule has no ``rescale_grad``; FROZEN
-that neither weight nor gradient is read. At CLEAR_WEIGHT and CLEAR_GRAD weight and gradient share
-no memory with the other arrays of the parameter.
+that neither weight nor gradient is read. PAIR_DTYPE is that of the complex numbers whose parts are
+the pairs along the last axis, or 0 where complex arrays are not read. At CLEAR_WEIGHT and
+CLEAR_GRAD weight and gradient share no memory with the other arrays of the parameter.
 """
 
 pass_at, PASS_WORDS = _structure("sums finish count largest", "PASS_")
@@ -152,23 +153,23 @@ context_at, CONTEXT = _structure(
     "expected expected_time copy spread update_share measure_share clip_share self admit_rows "
     "list_rows order_rows counting counted need_counted listed apart written row_sparse "
     "values_name indices_name shape_name",
-    dtypes=4,
+    dtypes=6,
     numbers=3,
     integers=2 * INTEGER_KINDS,
 )
 """The context of calls, and what is known of the last one.
 
-DTYPES are those of float32, float64, float16 and bfloat16, NUMBERS the types of NumPy's scalars of
-the first three. With ASKING, Python computes hyper-parameters in each step; SCHEDULED and TIMED
-say that they depend on the number of the update, and on the tensors' counts: those of the call are
-UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and with EACH for each tensor; or
-they are computed for the update EXPECTED, at EXPECTED_TIME, if that is not 0. NOTHING is a record
-without elements. CHECKS: only check the call. COPY, SPREAD and the SHAREs are addresses of
-functions that are compiled when they are first needed. SELF is the context's own address, COUNTING
-that of the numbers from 0 to COUNTED - 1, LISTED the bytes of scratch memory for rows. APART: it
-has been checked that no element of a gradient is one of its weight or state, though they may be
-interleaved; such arrays are copied. WRITTEN: Python has written the headers, which are no objects.
-INTEGERS has the dtypes of row indices with their sizes, negative for signed ones.
+DTYPES are those of float32, float64, float16, bfloat16, complex64 and complex128, NUMBERS the types
+of NumPy's scalars of the first three. With ASKING, Python computes hyper-parameters in each step;
+SCHEDULED and TIMED say that they depend on the number of the update, and on the tensors' counts:
+those of the call are UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and with EACH
+for each tensor; or they are computed for the update EXPECTED, at EXPECTED_TIME, if that is not 0.
+NOTHING is a record without elements. CHECKS: only check the call. COPY, SPREAD and the SHAREs are
+addresses of functions that are compiled when they are first needed. SELF is the context's own
+address, COUNTING that of the numbers from 0 to COUNTED - 1, LISTED the bytes of scratch memory for
+rows. APART: it has been checked that no element of a gradient is one of its weight or state, though
+they may be interleaved; such arrays are copied. WRITTEN: Python has written the headers, which are
+no objects. INTEGERS has the dtypes of row indices with their sizes, negative for signed ones.
 """
 
 repeat_at, REPEAT = _structure(
@@ -231,7 +232,7 @@ are clipped with the magnitude of all factors, the maximum ratio of the norms of
 weight, and the lower bound of the latter."""
 
 FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
-"""Codes of dtypes."""
+"""Codes of dtypes; 4 more than that of their parts are those of complex numbers."""
 
 OK, MOVED, SKIPPED, LEFT_OUT, AWAITED = range(5)
 REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS, FAILED, STALE = range(-1, -9, -1)

@@ -23,7 +23,7 @@ from numba import carray
 
 from fastopt._kernels import record_words as w
 from fastopt._kernels import segments
-from fastopt._kernels.admission import code_of_array, items_of, meets, tensor_of
+from fastopt._kernels.admission import code_of_array, items_of, meets, parts_of, tensor_of
 from fastopt._kernels.chunks import CHUNK, ROW_COST
 from fastopt._kernels.layout import ORDER, ROWS, SEGMENTS, STARTS, WIDTH
 from fastopt._kernels.numpy_abi import ALIGNED, C_ORDER
@@ -108,12 +108,15 @@ def rows_before(place, tensor, work):
 
 @scalar
 def has_shape(context, value, record):
-    """Whether an object is a tuple with the shape of a record."""
+    """Whether an object is a tuple with the shape of a record, or of one of complex numbers."""
     shape = header_at(value)
-    if shape.type != context.tuple or shape.length != record.ndims:
+    if shape.type != context.tuple:
+        return False
+    short = record.ndims - shape.length
+    if short != 0 and (short != 1 or record.pair_dtype == 0):
         return False
     items = words(items_of(context, value))
-    for axis in range(record.ndims):
+    for axis in range(shape.length):
         if header_at(items[axis]).type != context.int:
             return False
         if long_value(items[axis]) != lengths_of(record)[axis]:
@@ -182,13 +185,13 @@ def admit_indices(context, tensor, indices):
 def admit_values(context, tensor, record, values, indices, before):
     """Check the shape of values for indices with `before` axes, and enter where they lie."""
     array, wanted = header_at(values), record.grad_code
-    code = code_of_array(context, array)
+    code, pairs = parts_of(code_of_array(context, array), record)
     if code == 0 or (code != wanted and size_of(wanted) == 2):
         return w.REFUSED
-    axes = before + record.ndims - 1
-    if array.ndim != axes:
+    axes, size = before + record.ndims - 1, size_of(code)
+    if array.ndim != axes - pairs:
         return w.REFUSED
-    shape, strides, low, high = words(array.shape), words(array.strides), 0, size_of(code)
+    shape, strides, low, high = words(array.shape), words(array.strides), 0, size
     own_lengths = after(tensor, w.T_GRAD_LENGTHS)
     own_strides = after(tensor, w.T_GRAD_STRIDES)
     for axis in range(axes):
@@ -196,9 +199,9 @@ def admit_values(context, tensor, record, values, indices, before):
         if axis < before:
             is_array = indices != 0 and header_at(indices).type == context.ndarray
             length = words(header_at(indices).shape)[axis] if is_array else tensor.length
-        if shape[axis] != length:
+        if axis < array.ndim and shape[axis] != length:
             return w.REFUSED
-        stride = strides[axis]
+        stride = strides[axis] if axis < array.ndim else size
         own_lengths[axis], own_strides[axis] = length, stride
         low, high = low + min((length - 1) * stride, 0), high + max((length - 1) * stride, 0)
     first = tensor.grad = array.data

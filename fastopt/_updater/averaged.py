@@ -12,7 +12,7 @@ from fastopt._engine.mixed_precision import has_master, split_state
 from fastopt._engine.owner import Updating
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import Array, check_index, check_like, label, leaves
-from fastopt._foreign import owner_of
+from fastopt._foreign import as_real, owner_of
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
@@ -140,6 +140,7 @@ def _targets(
         weight, of = passed.get(index), updater.parameters.of(index)
         if index not in passed and of.weight is not None:
             weight = of.weight = updater._viewed(index, owner_of(of.weight))
+        weight = as_real(weight)
         if weight is None:
             raise ValueError(
                 f"{context}: its weight was not updated yet by this updater; pass "

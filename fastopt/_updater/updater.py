@@ -6,7 +6,7 @@ from collections.abc import Callable, KeysView, Mapping, Sequence, ValuesView
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
-from operator import is_
+from operator import attrgetter, is_
 from threading import RLock
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, overload
@@ -37,8 +37,9 @@ from fastopt._engine.validate import (
     is_listed,
     label,
     leaves,
+    real_views,
 )
-from fastopt._foreign import as_gradient, as_weight, owner_of
+from fastopt._foreign import as_gradient, as_real, as_weight, owner_of
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels import record_words as w
 from fastopt._kernels.device_memory import allocated_together, host, placed
@@ -78,9 +79,10 @@ from fastopt.sparse import HALVES, REALS, RowSparse
 
 T = TypeVar("T")
 
-OURS = {np.ndarray, RowSparse}
-"""Array types that are used without a view."""
+OURS = {np.ndarray}
+"""Type of arrays that are used without a view, if their numbers are real."""
 
+KIND = attrgetter("dtype.kind")
 
 LIMITS = {
     "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
@@ -588,7 +590,8 @@ class Updater(Checked):
                     self._info = UNCHANGED
                 return
         call = Given(indices, grads, weights, single)
-        if {*map(type, grads), *map(type, weights)} <= OURS:
+        arrays = (*grads, *weights)
+        if {*map(type, arrays)} <= OURS and "c" not in map(KIND, arrays):
             self._update(call)
         else:
             self._update_views(call)
@@ -1517,15 +1520,10 @@ class Updater(Checked):
     # Checks
 
     def _update_views(self, call: Given) -> None:
-        """Update arrays of other libraries through NumPy views."""
+        """Update arrays of other libraries, and complex ones, through views of real numbers."""
         indices, grads, weights, single, *_ = call
-        gradients, views = list(grads), list(weights)
-        for k, index in enumerate(indices):
-            try:
-                gradients[k], views[k] = as_gradient(grads[k]), as_weight(weights[k])
-            except (TypeError, ValueError) as error:
-                context = label(index, self.optimizer.idx2name)
-                raise type(error)(f"{context}: {error}") from error
+        pairs = list(map(self._views, indices, grads, weights))
+        gradients, views = [grad for grad, _ in pairs], [weight for _, weight in pairs]
         if all(map(is_, views, weights)) and all(map(is_, gradients, grads)):
             self._update(call)
             return
@@ -1534,6 +1532,15 @@ class Updater(Checked):
         else:
             self(indices, gradients, views)
         mark_written(weights)
+
+    def _views(self, index: Index, grad: Any, weight: Any) -> tuple[Any, Any]:
+        """Return a gradient and its weight, or the views of their real numbers."""
+        of, context = self.parameters.optimizer_of(index), label(index, self.optimizer.idx2name)
+        try:
+            grad, weight = as_gradient(grad), as_weight(weight)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{context}: {error}") from error
+        return real_views(context, of, grad, weight, self.settings.clip_adaptive is not None)
 
     def _update(self, call: Given) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
@@ -1727,7 +1734,7 @@ class Updater(Checked):
         """Return a weight, or the NumPy view of one of another library."""
         context = label(index, self.optimizer.idx2name)
         try:
-            view = as_weight(weight)
+            view = as_real(as_weight(weight))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{context}: {error}") from error
         check_like(context, "weight", of := header(view), REALS, np.shape(of))

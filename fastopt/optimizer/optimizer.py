@@ -444,7 +444,8 @@ class Optimizer(Checked, metaclass=Declaring):
         *("least_rate", "masters_given", "multiplier", "native", "per_index", "put_back"),
         *("rates_at", "rates_before_count", "restore", "restore_from", "row_decay"),
         *("rule_by_index", "rule_traits", "rule_variant", "scheduled", "snapshot", "stable_ratio"),
-        *("stable_ratio_fields", "starts_at_zero", "step_sums", "sym_info", "update_in_python"),
+        *("stable_ratio_fields", "starts_at_zero", "step_sums", "sym_info", "takes_complex"),
+        "update_in_python",
     }
     rescale_grad: float = arg(  # AdamW treats NaN and infinity as overflow
         default=1.0, check=Real(infinite=True, nan=True), kw_only=True
@@ -1418,6 +1419,11 @@ class Optimizer(Checked, metaclass=Declaring):
         """Whether a common factor of the gradients may be folded into `rescale_grad`."""
         rule = self.rule if self.native and self.batches is None else None
         return rule is not None and "rescale_grad" in rule.hyper
+
+    @property
+    def takes_complex(self) -> bool:
+        """Whether complex weights are updated as pairs of real numbers: not by row or matrix."""
+        return self.native and self.rule is not None and self.rule.row is None
 
     def create_state(self, index: Index, weight: Array) -> Any:
         """Create the state of one parameter: an array for each slot of the rule, usually of zeros.

@@ -332,9 +332,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             recipe.check_shape(name, param)
         made = recipe.made(group)
         optimizer = made.optimizer
-        if any(map(torch.is_complex, group["params"])) and not (
-            optimizer.native and optimizer.rule.row is None
-        ):
+        if any(map(torch.is_complex, group["params"])) and not optimizer.takes_complex:
             raise TypeError(
                 f"fastopt.torch.{recipe.name} computes with rows or matrices of real numbers, got "
                 "a complex parameter: make torch.view_as_real(x) the parameter"

@@ -18,14 +18,14 @@ from fastopt._engine.mixed_precision import has_master
 from fastopt._engine.per_index import Index
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import leaves, mapped
-from fastopt._foreign import Array, of_tensor, resolved
+from fastopt._foreign import Array, as_real, of_tensor, resolved
 from fastopt._kernels.codes import is_coded
 from fastopt._updater.updater import Updater
 from fastopt.arguments import brief, number
 from fastopt.checkpoint.foreign.torch import Form
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.torch.recipes import plain
-from fastopt.torch.views import ADDRESS, Views, as_real
+from fastopt.torch.views import ADDRESS, Views
 
 Entry = dict[str, Any]
 Held = dict[Index, dict[str, tuple[torch.Tensor, int]]]
@@ -46,7 +46,8 @@ def array_of(role: str, tensor: object) -> Array:
     """Return a view of a tensor, or a copy if its memory does not hold its values."""
     if not isinstance(tensor, torch.Tensor):
         raise CheckpointError(f"{role} must be a tensor, got {brief(tensor)}")
-    return of_tensor(role, as_real(resolved(tensor.detach().cpu())))
+    array: Array = as_real(of_tensor(role, resolved(tensor.detach().cpu())))
+    return array
 
 
 class States:

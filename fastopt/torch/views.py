@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastopt._foreign import Array, as_gradient, of_tensor, resolved
+from fastopt._foreign import Array, as_gradient, as_real, of_tensor, resolved
 from fastopt._kernels.numpy_abi import DATA, readable
 from fastopt.sparse import RowSparse
 
@@ -58,11 +58,6 @@ def check_parameter(name: str, tensor: object) -> None:
         raise RuntimeError(f"{name} was created in torch.inference_mode(): pass x.clone()")
 
 
-def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a complex tensor as pairs of real numbers; others are returned."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
 class Views:
     """Views of parameters, and of the gradients of a step.
 
@@ -103,7 +98,7 @@ class Views:
 
     def _view(self, k: int) -> Array:
         """Return a view of a parameter."""
-        index, array = self.indices[k], of_tensor(self.names[k], as_real(self.params[k].detach()))
+        index, array = self.indices[k], as_real(of_tensor(self.names[k], self.params[k].detach()))
         return self._merged(k, array) if index in self.leading else array
 
     def follow(self, k: int, grad: torch.Tensor) -> bool:
@@ -148,13 +143,13 @@ class Views:
         """Return the gradient of one parameter, as an array or row-sparse."""
         try:
             if grad.layout is not torch.sparse_coo:
-                array = as_gradient(as_real(resolved(grad)))
+                array = as_real(as_gradient(grad))
                 return self._merged(k, array) if self.indices[k] in self.leading else array
             if grad.sparse_dim() > 1:
                 grad = self._flat(k, grad)
-            values = as_real(resolved(grad._values()))
+            values = as_real(of_tensor("gradient", resolved(grad._values())))
             rows = of_tensor("gradient", resolved(grad._indices()))[0]
-            return RowSparse(of_tensor("gradient", values), rows, self.arrays[k].shape)
+            return RowSparse(values, rows, self.arrays[k].shape)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.names[k]}: {error}") from error
 

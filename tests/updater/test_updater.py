@@ -45,10 +45,10 @@ BAD_CALLS = {
         TypeError,
         "or float64, got int64",
     ),
-    "complex weight": (0, f32(2), np.ones(2, complex), TypeError, r"complex128; .*x.view\('f8'\)"),
+    "complex weight": (0, f32(2), np.ones(2, complex), TypeError, "complex128 .* got float32"),
     "gradient of integers": (0, np.ones(2, int), f32(2), TypeError, "float32.*int64: .*astype"),
     "gradient of bools": (0, np.ones(2, bool), f32(2), TypeError, "float32.*bool: .*astype"),
-    "complex gradient": (0, np.ones(2, complex), f32(2), TypeError, r"complex128: .* x\.real"),
+    "complex gradient": (0, np.ones(2, complex), f32(2), TypeError, r"got complex128 .* x\.real"),
     "number as gradient": (0, 1.0, f32(2, 3), TypeError, r"float; pass np.full\(\(2, 3\), float"),
     "scalar as gradient": (0, np.float32(1), f32(2), ValueError, r"\(\); pass np.full\(\(2,\), x"),
     "swapped bytes": (

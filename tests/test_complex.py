@@ -1,0 +1,448 @@
+"""Complex weights are updated with the bits of their real views, in every form of a call."""
+
+import copy
+
+import numba
+import numpy as np
+import pytest
+import scipy.sparse
+
+import fastopt
+from fastopt import EMA, SWA, Lookahead, optimizer
+from fastopt._engine.validate import leaves
+from fastopt.amp import LossScaler
+from fastopt.distributed import ShardedUpdater
+from fastopt.distributed.threads import run_threads
+from fastopt.sparse import RowSparse
+from helpers.cases import CASES, FEW, FIRST, by_default, named
+from helpers.frames import frames
+from helpers.trees import assert_same
+from helpers.written_headers import read_in_python
+
+SHAPES = (), (3,), (4, 5), (0, 2), (2, 1, 3), (1,)
+DTYPES = [np.complex64, np.complex128]
+TAKING = [case for case in CASES if case.make().takes_complex]
+REFUSING = sorted({name for name in FIRST if not FIRST[name].make().takes_complex})
+
+
+def real(array):
+    """Copy of the real view."""
+    parts = np.asarray(array)
+    return np.stack([parts.real, parts.imag], -1)
+
+
+def drawn(rng, shape, dtype=np.complex64):
+    return np.asarray(rng.normal(size=shape) + 1j * rng.normal(size=shape), dtype)
+
+
+def weights_of(rng, dtype=np.complex64):
+    """Weights of all shapes, one in Fortran order and one with strides."""
+    made = [drawn(rng, shape, dtype) for shape in SHAPES]
+    strided = np.zeros((6, 4), dtype)[::2, 1:3]
+    strided[...] = drawn(rng, (3, 2), dtype)
+    return [*made, np.asfortranarray(drawn(rng, (3, 4), dtype)), strided]
+
+
+def single(updater, grads, weights):
+    for k, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
+        updater(k, grad, weight)
+
+
+def together(updater, grads, weights):
+    updater([*range(len(weights))], grads, weights)
+
+
+def as_dict(updater, grads, weights):
+    updater.step(dict(enumerate(grads)), dict(enumerate(weights)))
+
+
+def nested(updater, grads, weights):
+    updater.step(*({"a": own[:2], "b": {"c": own[2:]}} for own in (grads, weights)))
+
+
+def bare(updater, grads, weights):
+    updater.step(grads[2], weights[2])
+
+
+def updated(updater, grads, weights):
+    before = copy.deepcopy(weights)
+    after = updater.updated(grads, weights)
+    assert_same([np.array(weight) for weight in weights], before)
+    for weight, new in zip(weights, after, strict=True):
+        assert new.dtype == weight.dtype
+        weight[...] = new
+
+
+FORMS = [single, together, as_dict, nested, bare, updated]
+
+
+def assert_pairs(steps, made, form=together, dtype=np.complex64, grad_of=drawn, scale=1):
+    """Take steps with complex weights and with their real views, which must have the same bits."""
+    rng = np.random.default_rng(0)
+    weights = weights_of(rng, dtype)
+    views, updaters = list(map(real, weights)), [made(), made()]
+    for _ in range(steps):
+        grads = [np.asarray(scale * grad_of(rng, weight.shape, dtype), dtype) for weight in weights]
+        form(updaters[0], grads, weights)
+        form(updaters[1], list(map(real, grads)), views)
+        assert updaters[0].info == updaters[1].info
+    assert_same(list(map(real, weights)), views)
+    assert_same(host_of(updaters[0]), host_of(updaters[1]))
+    return updaters, weights
+
+
+def host_of(updater):
+    """What a checkpoint has, without the names of attributes."""
+    return updater.states_dict()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", by_default(TAKING))
+def test_a_complex_weight_gets_the_bits_of_its_real_view(case, dtype):
+    (updater, _), weights = assert_pairs(3, lambda: case.updater(wd=case.wd), dtype=dtype)
+    state = updater.states[2]
+    shapes = {array.shape for array in leaves(state)}
+    assert shapes <= {(*weights[2].shape, 2), ()}
+    if not case.make().batches:
+        assert updater.info.slow.calls == 0
+
+
+SETTINGS = {
+    "ema": {"average": EMA(decay=0.9)},
+    "swa": {"average": SWA(start=2, every=2)},
+    "lookahead": {"average": Lookahead(k=2)},
+    "accumulate": {"accumulate": 2},
+    "global norm": {"clip_global_norm": 0.1},
+    "scaler": {"loss_scaler": LossScaler(init_scale=4.0)},
+    "groups": {"groups": {r"1$": {"lr_mult": 0.5}, r"3$": {"frozen": True}}},
+    "all": {"average": EMA(), "accumulate": 2, "clip_global_norm": 0.1},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", named(["adam", "lamb", "sgd", "prodigy"], *FEW))
+def test_settings_have_the_bits_of_real_views(name, form, settings):
+    def made():
+        return optimizer.Updater(FIRST[name].make(), **copy.deepcopy(settings))
+
+    if (name == "prodigy" and form is single) or (form is bare and "groups" in settings):
+        pytest.skip("a step of Prodigy is one call, and no group has an array without a name")
+    (updater, other), weights = assert_pairs(5, made, form)
+    assert updater.info.slow == other.info.slow
+    if "average" in settings and form is together:
+        with updater.averaged():
+            average = weights[2].copy()
+        np.testing.assert_array_equal(real(average), updater.averages[2].astype(np.float32))
+        with updater.averaged({2: weights[2]} | dict(enumerate(weights))):
+            np.testing.assert_array_equal(weights[2], average)
+
+
+@pytest.mark.parametrize("kwargs", [{"state_dtype": "bfloat16"}, {"state_dtype": "int8"}])
+def test_states_in_low_precision(kwargs):
+    made = lambda: optimizer.Updater(optimizer.Adam(**kwargs, state_min_size=1))  # noqa: E731
+    assert_pairs(3, made)
+
+
+def test_units_of_matrices_are_clipped_by_their_moduli():
+    rng = np.random.default_rng(0)
+    weight, grad = drawn(rng, (4, 3)), 10 * drawn(rng, (4, 3))
+    updater, before = optimizer.Updater(optimizer.SGD(lr=1.0), clip_adaptive=0.1), weight.copy()
+    updater("w", grad, weight)
+    updater("w", np.zeros_like(grad), weight)
+    norms = np.linalg.norm(weight - before, axis=1) / np.linalg.norm(before, axis=1)
+    np.testing.assert_allclose(norms, 0.1, rtol=1e-5)
+    assert updater.info.slow.calls == 0
+
+
+def test_gradients_whose_squares_overflow_are_clipped():
+    made = lambda: optimizer.Updater(optimizer.SGD(lr=1.0), clip_global_norm=1.0)  # noqa: E731
+    assert_pairs(3, made, dtype=np.complex128, scale=1e200)
+
+
+@pytest.mark.parametrize("single_call", [True, False], ids=["single", "list"])
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"average": EMA()}, SETTINGS["all"]])
+def test_a_warm_call_takes_the_python_frames_of_a_real_one(settings, single_call):
+    found = []
+    for dtype in (np.complex64, np.float32):
+        updater = optimizer.Updater(optimizer.Adam(), **settings)
+        weights = [np.ones((4, 3), dtype) for _ in range(3)]
+        for _ in range(6):
+            grads = [np.ones((4, 3), dtype) for _ in range(3)]
+            call = ([0], grads[:1], weights[:1]) if single_call else ([0, 1, 2], grads, weights)
+            entered = frames(lambda call=call, updater=updater: updater(*call))
+        found.append(entered)
+        assert updater.info.slow.calls == 0
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("shape", [(9,), (9, 3)])
+@pytest.mark.parametrize("kwargs", [{}, {"lazy_update": False}, {"sparse_decay": "catch_up"}])
+@pytest.mark.parametrize("name", named(["adamw", "sgd", "lamb", "sgld"], "adamw"))
+def test_rows_have_the_bits_of_real_views(name, kwargs, shape):
+    if kwargs.get("sparse_decay") and name != "adamw":
+        pytest.skip("it does not defer decay")
+    rng = np.random.default_rng(0)
+    weight = drawn(rng, shape)
+    view, made = real(weight), [FIRST[name].updater(**kwargs, wd=0.1) for _ in range(2)]
+    for step in range(6):
+        rows = rng.integers(0, 9, 5)
+        values = drawn(rng, (5, *shape[1:]), DTYPES[step == 3])
+        grad, parts = (values, rows), (real(values), rows)
+        if step % 2:
+            grad, parts = RowSparse(*grad, weight.shape), RowSparse(*parts, view.shape)
+        made[0]("w", grad, weight)
+        made[1]("w", parts, view)
+        assert made[0].info.slow.calls == 0
+    for each, own in zip(made, (weight, view), strict=True):
+        each.flush("w", own)
+    assert_same(real(weight), view)
+    assert_same(made[0].states_dict(), made[1].states_dict())
+
+
+def test_a_scipy_array_is_its_rows():
+    rng = np.random.default_rng(0)
+    dense = scipy.sparse.random_array((7, 3), density=0.3, rng=rng) * (1 + 2j)
+    rows = RowSparse.from_dense(dense.toarray())
+    weights = [np.ones((7, 3), complex) for _ in range(3)]
+    for weight, grad in zip(weights, (dense.tocsr(), dense.tocoo(), rows), strict=True):
+        updater = optimizer.Updater(optimizer.Adam())
+        for _ in range(3):
+            updater("w", grad, weight)
+        np.testing.assert_array_equal(weight, weights[0])
+
+
+def test_numbers_of_another_precision_are_converted_as_real_ones_are():
+    rng = np.random.default_rng(0)
+    for dtype, other in (DTYPES, DTYPES[::-1]):
+        weight, updaters = drawn(rng, (5,), dtype), [FIRST["adam"].updater() for _ in range(2)]
+        view = real(weight)
+        for _ in range(3):
+            grad = drawn(rng, (5,), other)
+            updaters[0]("w", grad, weight)
+            updaters[1]("w", real(grad), view)
+        assert_same(real(weight), view)
+
+
+def test_a_number_is_a_gradient_of_a_weight_with_one_element():
+    for weight in (np.ones((), complex), np.ones(1, complex)):
+        for number in (1 + 2j, np.complex128(1 + 2j)):
+            weight[...] = 1
+            optimizer.Updater(optimizer.SGD(lr=1.0))("w", number, weight)
+            assert weight == -2j
+    assert optimizer.Updater(optimizer.SGD(lr=1.0)).updated(1j, 2j) == 1j
+
+
+def test_either_array_may_be_the_real_view():
+    rng = np.random.default_rng(0)
+    weight, updater = drawn(rng, (4,)), optimizer.Updater(optimizer.SGD(lr=1.0))
+    expected = weight.copy()
+    for step in range(6):
+        grad = drawn(rng, (4,))
+        expected -= grad
+        own, parts = weight.view("f4").reshape(4, 2), grad.view("f4").reshape(4, 2)
+        updater("w", *((grad, weight), (parts, weight), (grad, own))[step % 3])
+        np.testing.assert_array_equal(weight, expected)
+
+
+def test_the_same_bits_where_python_reads_headers():
+    def made():
+        return read_in_python(optimizer.Updater(optimizer.Adam(), average=EMA()))
+
+    assert_pairs(3, made)
+
+
+def test_any_number_of_threads():
+    found, before = [], numba.get_num_threads()
+    for threads in (1, 2):
+        numba.set_num_threads(threads)
+        rng = np.random.default_rng(0)
+        weight, updater = drawn(rng, (300, 400)), optimizer.Updater(optimizer.LAMB())
+        for _ in range(2):
+            updater("w", drawn(rng, (300, 400)), weight)
+        found.append(weight.tobytes())
+    numba.set_num_threads(before)
+    assert found[0] == found[1]
+
+
+def test_a_checkpoint_resumes_in_the_real_view(tmp_path):
+    made = lambda: optimizer.Updater(optimizer.Adam(), average=EMA(), accumulate=2)  # noqa: E731
+    (updater, _), weights = assert_pairs(3, made)
+    updater.save(tmp_path / "state.safetensors")
+    others = [made(), made()]
+    copies = [weight.copy(order="K") for weight in weights]
+    views = list(map(real, weights))
+    for other in others:
+        other.load(tmp_path / "state.safetensors")
+    grads = [np.ones_like(weight) for weight in weights]
+    for each, own, given in (
+        (updater, weights, grads),
+        (others[0], copies, grads),
+        (others[1], views, list(map(real, grads))),
+    ):
+        together(each, given, own)
+    assert_same(copies, [weight.copy(order="K") for weight in weights])
+    assert_same(list(map(real, weights)), views)
+
+
+def test_a_load_inside_of_averaged_restores_complex_weights():
+    weight = np.zeros(2, complex)
+    old, new = (optimizer.Updater(optimizer.SGD(lr=1.0), average=EMA(decay=0.5)) for _ in range(2))
+    old("w", np.array([-1, -1j]), weight)
+    with old.averaged():
+        np.testing.assert_array_equal(weight, [0.5, 0.5j])
+        new.load_states_dict(old.states_dict())
+        again = weight.copy()
+    new.restore_weights({"w": again})
+    np.testing.assert_array_equal(again, [1, 1j])
+
+
+def test_rows_are_added_and_windows_finished():
+    updater = optimizer.Updater(optimizer.SGD(lr=1.0, momentum=0.5), accumulate=2)
+    weight = np.zeros(2, complex)
+    updater("w", np.array([2, 2j]), weight)
+    updater.finish()
+    np.testing.assert_array_equal(weight, [-2, -2j])
+    weight = np.append(weight[1:], 0)
+    updater.resize("w", weight, [1, -1])
+    updater("w", np.array([0, 1j]), weight)
+    updater.finish()
+    np.testing.assert_array_equal(weight, [-3j, -1j])
+
+
+def test_pure_functions_return_complex_weights():
+    params, grads = {"a": np.ones(2, complex)}, {"a": np.array([1j, 1])}
+    init, update = fastopt.functional(fastopt.SGD(lr=1.0, momentum=0.5))
+    state = init(params)
+    first, state = update(grads, state, params)
+    second, _ = update(grads, state, first)
+    np.testing.assert_array_equal(params["a"], [1, 1])
+    np.testing.assert_array_equal(first["a"], [1 - 1j, 0])
+    np.testing.assert_array_equal(second["a"], [1 - 2.5j, -1.5])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_functions_of_complex_arrays_are_minimized(dtype):
+    target = drawn(np.random.default_rng(0), (2, 3), dtype)
+
+    def fun(x):
+        error = x["x"] - target
+        return np.sum(np.abs(error) ** 2), {"x": 2 * error}
+
+    x0 = {"x": np.zeros((2, 3), dtype)}
+    result = fastopt.minimize(fun, x0, lr=0.1, steps=500, average=EMA(decay=0.5))
+    assert result.x["x"].dtype == dtype
+    np.testing.assert_allclose(result.x["x"], target, atol=1e-3)
+    one = fastopt.minimize(lambda x: (abs(x - 2j) ** 2, 2 * (x - 2j)), 1j, lr=0.1, steps=500)
+    np.testing.assert_allclose(one.x, 2j, atol=1e-3)
+    with pytest.raises(TypeError, match=r"bounds of 'x' are for real numbers, got complex"):
+        fastopt.minimize(fun, x0, bounds={"x": [(0, 1)] * 6})
+
+
+def test_tensors_are_updated_in_place():
+    torch = pytest.importorskip("torch")
+    weight, updater = (
+        torch.ones(2, dtype=torch.complex64),
+        optimizer.Updater(optimizer.SGD(lr=1.0), average=EMA(decay=0.5)),
+    )
+    for _ in range(2):
+        updater("w", torch.tensor([1 + 1j, 2]).conj(), weight)
+    assert weight.tolist() == [-1 + 2j, -3]
+    with updater.averaged():
+        assert weight.tolist() == [-0.25 + 1.25j, -1.5]
+
+
+WRONG = {
+    "real gradient": (np.ones(3), np.ones(3, complex), TypeError, "complex128 .* got float64 of"),
+    "real weight": (
+        np.ones(3, complex),
+        np.ones(3),
+        TypeError,
+        r"float64 .* got complex128.*\.real",
+    ),
+    "shape": (np.ones(4, complex), np.ones(3, complex), ValueError, r"\(3,\), got complex128 of"),
+    "real rows": ((np.ones(1), [0]), np.ones(3, complex), TypeError, "complex128 .* float64"),
+    "rows": ((np.ones(1, complex), [0]), np.ones(3), TypeError, r"got complex128.* x\.real"),
+    "row out of range": ((np.ones(1, complex), [3]), np.ones(3, complex), ValueError, "below 3"),
+    "none": (None, np.ones(3, complex), TypeError, "gradient must be .* got None"),
+    "itself": (ONE := np.ones(3, complex), ONE, ValueError, "weight and gradient share memory"),
+    "read-only": (np.ones(1, complex), np.broadcast_to(1j, 1), ValueError, "weight is read-only"),
+    "byte order": (np.ones(3, "c16"), np.ones(3, ">c16"), TypeError, "got >f8 in another byte"),
+}
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+def test_wrong_arrays_change_nothing(case, seen):
+    grad, weight, error, words = case
+    updater = optimizer.Updater(optimizer.Adam())
+    if seen:
+        kind = complex if np.iscomplexobj(weight) else float
+        updater("w", np.ones(weight.shape, kind), np.ones(weight.shape, kind))
+    before = weight.copy(), updater.states_dict()
+    with pytest.raises(error, match=f"index 'w': .*{words}"):
+        updater("w", grad, weight)
+    assert_same([np.array(weight), updater.states_dict()], list(before))
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_optimizers_of_rows_and_matrices_refuse(name):
+    weights = [np.ones((3, 4)), np.ones((3, 4), complex)]
+    updater = FIRST[name].updater()
+    updater(0, np.ones((3, 4)), weights[0])
+    before = weights[0].copy(), updater.states_dict()
+    kind = type(updater.optimizer).__name__
+    for index in (0, 1):
+        with pytest.raises(TypeError, match=f"index {index}: weight is complex128, and {kind} "):
+            updater(index, np.ones((3, 4), complex), weights[1])
+    assert_same([weights[0], updater.states_dict()], list(before))
+    assert (weights[1] == 1).all()
+
+
+class InPython(optimizer.Optimizer):
+    """An update() in Python."""
+
+    def update(self, index, weight, grad, state):
+        weight -= grad
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: optimizer.Updater(optimizer.Muon()), "'w': weight is complex64, and Muon has no"),
+        (lambda: optimizer.Updater(InPython()), "'w': weight is complex64, and InPython has no"),
+        (
+            lambda: optimizer.Updater(optimizer.Adam(), groups={"w": {"optimizer": "soap"}}),
+            "'w': weight is complex64, and SOAP .* use a group with another optimizer",
+        ),
+        (
+            lambda: optimizer.Updater(optimizer.Adam(), clip_adaptive=0.1),
+            r"'w': clip_adaptive .* complex64 .* reshape it to \(1, 3\)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("real_first", [False, True])
+def test_what_is_ambiguous_is_refused(made, words, real_first):
+    weight, updater = np.ones(3, np.complex64), made()
+    if real_first:
+        view = np.ones((3, 2), np.float32)
+        updater("w", view, view.copy())
+    with pytest.raises(TypeError, match=words):
+        updater("w", weight.copy(), weight)
+    assert (weight == 1).all()
+
+
+def test_ranks_and_compiled_functions_refuse():
+    functions = fastopt.jit_functions(fastopt.Adam())
+    with pytest.raises(Exception, match=r"complex128.*; pass x.view\(np.float64\)"):
+        functions.init(np.ones(3, complex))
+
+    def check(comm):
+        updater = ShardedUpdater(fastopt.Adam(), comm)
+        weights = [np.ones(2), np.ones((), complex)]
+        updater(0, np.ones(2), weights[0])
+        with pytest.raises(TypeError, match=r"weight must be .* complex128; update x.view\('f8'\)"):
+            updater(0, np.ones((), complex), weights[1])
+        assert weights[1] == 1
+
+    run_threads(1, check)

@@ -98,7 +98,7 @@ class _Pair:
         updater, new = self._new(), copies(params)
         paths, _, arrays, _ = updater.structures.flatten(new, new)
         trained = [
-            (path, *updater._views(path, np.zeros_like(array), array))
+            (path, *updater._real_views(path, np.zeros_like(array), array))
             for path, array in zip(paths, arrays, strict=True)
             if not updater._is_frozen(path)
         ]

@@ -1,6 +1,7 @@
 """Complex weights are updated with the bits of their real views, in every form of a call."""
 
 import copy
+import pickle
 
 import numba
 import numpy as np
@@ -310,6 +311,44 @@ def test_rows_are_added_and_windows_finished():
     np.testing.assert_array_equal(weight, [-3j, -1j])
 
 
+def test_states_are_converted_copied_and_reset():
+    rng = np.random.default_rng(0)
+    updaters, weights = assert_pairs(2, FIRST["adam"].updater)
+    views = list(map(real, weights))
+    updaters[0] = pickle.loads(pickle.dumps(updaters[0]))
+    for change in ("set_state_dtype", "reset"):
+        grads = [drawn(rng, weight.shape) for weight in weights]
+        for updater, own, given in (
+            (updaters[0], weights, grads),
+            (updaters[1], views, list(map(real, grads))),
+        ):
+            getattr(updater, change)(*["bfloat16"] * (change == "set_state_dtype"))
+            together(updater, given, own)
+    assert_same(list(map(real, weights)), views)
+    assert_same(updaters[0].states_dict(), updaters[1].states_dict())
+
+
+@fastopt.rule(state=("other",), hyper=("lr",), extra="other")
+def corrected(weight, grad, state, h):
+    return weight - h.lr * (grad - state[0]), state
+
+
+class Corrected(optimizer.Optimizer):
+    """A rule with a second gradient."""
+
+    rule = corrected
+
+
+def test_an_extra_array_is_complex_too():
+    updater, weight = optimizer.Updater(Corrected(lr=1.0)), np.zeros(2, complex)
+    for _ in range(2):
+        updater("w", np.array([1j, 2]), weight, extra=np.array([1, 1j]))
+    np.testing.assert_array_equal(weight, [2 - 2j, -4 + 2j])
+    with pytest.raises(TypeError, match=r"index 'w': .* complex128 of shape .*, got float64"):
+        updater("w", np.array([1j, 2]), weight, extra=np.ones(2))
+    np.testing.assert_array_equal(weight, [2 - 2j, -4 + 2j])
+
+
 def test_pure_functions_return_complex_weights():
     params, grads = {"a": np.ones(2, complex)}, {"a": np.array([1j, 1])}
     init, update = fastopt.functional(fastopt.SGD(lr=1.0, momentum=0.5))
@@ -429,6 +468,16 @@ def test_what_is_ambiguous_is_refused(made, words, real_first):
         updater("w", view, view.copy())
     with pytest.raises(TypeError, match=words):
         updater("w", weight.copy(), weight)
+    assert (weight == 1).all()
+
+
+def test_updates_without_an_updater_refuse():
+    adam, weight = optimizer.Adam(), np.ones(2, complex)
+    state = adam.create_state("w", np.ones((2, 2)))
+    with pytest.raises(
+        TypeError, match=r"'w': weight must .* complex128; update x.view\('f8'\)"
+    ):
+        adam.update("w", weight, weight.copy(), state)
     assert (weight == 1).all()
 
 

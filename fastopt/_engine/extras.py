@@ -4,6 +4,7 @@ Tests: ``tests/optimizer/test_extra.py``.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,8 +70,9 @@ def update_with(updater: Updating, index: object, grad: object, weight: object, 
     indices = [check_index(each) for each in indices]
     given = list(weights)
     for k, each in enumerate(indices):
-        extras[k], _ = updater._views(each, extras[k], weights[k])
-        grads[k], weights[k] = updater._views(each, grads[k], weights[k])
+        view = partial(updater._real_views, each)
+        extras[k], _ = view(*updater._views(each, extras[k], weights[k]))
+        grads[k], weights[k] = view(*updater._views(each, grads[k], weights[k]))
     optimizer = updater.optimizer
     with optimizer.call_lock, uninterrupted:
         _update(updater, list(zip(indices, grads, weights, extras, strict=True)))

@@ -160,7 +160,10 @@ class Updating(Owner, Protocol):
         """Return a weight, or the NumPy view of one of another library."""
 
     def _views(self, index: Index, grad: Any, weight: Any) -> tuple[Any, Any]:
-        """Return a gradient and its weight, or the views of their real numbers."""
+        """Return a gradient and its weight, or NumPy views of those of other libraries."""
+
+    def _real_views(self, index: Index, grad: Any, weight: Any) -> tuple[Any, Any]:
+        """Return a gradient and its weight, or the real views of complex ones."""
 
     def _checked(
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]

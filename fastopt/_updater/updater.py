@@ -506,15 +506,17 @@ class Updater(Checked):
         grad : numpy.ndarray or CUDA array, or a list of them
             Gradient with the weight's shape, in any memory order. On the host it may have any real
             floating dtype, and is converted to that of the arithmetic; on a device it has the
-            weight's, or float32 for half-precision weights. A number is a gradient of a weight
-            with one element. It is not changed. A row-sparse gradient may be a
-            :class:`~fastopt.sparse.RowSparse`, a pair ``(values, indices)``, or a
-            scipy.sparse array in CSR or COO format.
+            weight's, or float32 for half-precision weights. That of a complex weight is
+            ``dL/dRe + 1j * dL/dIm``. A number is a gradient of a weight with one element. It is
+            not changed. A row-sparse gradient may be a :class:`~fastopt.sparse.RowSparse`, a pair
+            ``(values, indices)``, or a scipy.sparse array in CSR or COO format.
         weight : numpy.ndarray or CUDA array, or a list of them
-            float32, float64, float16 or bfloat16 array of any shape and layout, updated in place.
-            A CUDA array is an object with ``__cuda_array_interface__``; its state is created on
-            its device, and its gradient must be on the same device. Torch tensors on the CPU,
-            arrays with ``__dlpack__`` and writable buffers are updated through NumPy views.
+            float32, float64, float16 or bfloat16 array of any shape and layout, updated in place;
+            a complex one is updated as pairs of real numbers, see
+            :doc:`complex weights </complex-weights>`. A CUDA array is an object with
+            ``__cuda_array_interface__``; its state is created on its device, and its gradient must
+            be on the same device. Torch tensors on the CPU, arrays with ``__dlpack__`` and writable
+            buffers are updated through NumPy views.
         extra : numpy.ndarray or row-sparse array, or a list of them, optional
             Array for a rule that takes a second one in each call, such as a gradient at other
             weights, in any form of a gradient on the host; see ``extra`` of
@@ -1522,11 +1524,15 @@ class Updater(Checked):
     def _update_views(self, call: Given) -> None:
         """Update arrays of other libraries, and complex ones, through views of real numbers."""
         indices, grads, weights, single, *_ = call
-        pairs = list(map(self._views, indices, grads, weights))
-        gradients, views = [grad for grad, _ in pairs], [weight for _, weight in pairs]
+        gradients, views = list(grads), list(weights)
+        for k, index in enumerate(indices):
+            gradients[k], views[k] = self._views(index, grads[k], weights[k])
         if all(map(is_, views, weights)) and all(map(is_, gradients, grads)):
-            self._update(call)
-            return
+            for k, index in enumerate(indices):
+                gradients[k], views[k] = self._real_views(index, grads[k], weights[k])
+            if all(map(is_, views, weights)) and all(map(is_, gradients, grads)):
+                self._update(call)
+                return
         if single:
             self(indices[0], gradients[0], views[0])
         else:
@@ -1534,13 +1540,18 @@ class Updater(Checked):
         mark_written(weights)
 
     def _views(self, index: Index, grad: Any, weight: Any) -> tuple[Any, Any]:
-        """Return a gradient and its weight, or the views of their real numbers."""
-        of, context = self.parameters.optimizer_of(index), label(index, self.optimizer.idx2name)
+        """Return a gradient and its weight, or NumPy views of those of other libraries."""
         try:
-            grad, weight = as_gradient(grad), as_weight(weight)
+            return as_gradient(grad), as_weight(weight)
         except (TypeError, ValueError) as error:
+            context = label(index, self.optimizer.idx2name)
             raise type(error)(f"{context}: {error}") from error
-        return real_views(context, of, grad, weight, self.settings.clip_adaptive is not None)
+
+    def _real_views(self, index: Index, grad: Any, weight: Any) -> tuple[Any, Any]:
+        """Return a gradient and its weight, or the real views of complex ones."""
+        clips, names = self.settings.clip_adaptive is not None, self.optimizer.idx2name
+        of = self.parameters.optimizer_of(index)
+        return real_views(label(index, names), of, grad, weight, clips)
 
     def _update(self, call: Given) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""

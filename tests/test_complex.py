@@ -474,9 +474,7 @@ def test_what_is_ambiguous_is_refused(made, words, real_first):
 def test_updates_without_an_updater_refuse():
     adam, weight = optimizer.Adam(), np.ones(2, complex)
     state = adam.create_state("w", np.ones((2, 2)))
-    with pytest.raises(
-        TypeError, match=r"'w': weight must .* complex128; update x.view\('f8'\)"
-    ):
+    with pytest.raises(TypeError, match=r"'w': weight must .* complex128; update x.view\('f8'\)"):
         adam.update("w", weight, weight.copy(), state)
     assert (weight == 1).all()
 

@@ -106,7 +106,7 @@ class RowSparse:
         Parameters
         ----------
         dense : array_like
-            float16, bfloat16, float32 or float64, with at least one dimension.
+            Floating-point or complex numbers, with at least one dimension.
 
         Raises
         ------
@@ -193,7 +193,7 @@ class RowSparse:
         Parameters
         ----------
         dtype : dtype_like
-            float16, bfloat16, float32 or float64.
+            One of the dtypes of values.
         """
         self._require_host()
         return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)

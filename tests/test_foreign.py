@@ -500,6 +500,17 @@ def test_averages_are_in_the_memory_that_a_tensor_has_now(torch):
     assert weight.tolist() == [1, 1]
 
 
+def test_complex_tensors_are_updated_in_place(torch):
+    weight = torch.ones(2, dtype=torch.complex64)
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0), average=EMA(decay=0.5))
+    for _ in range(2):
+        updater("w", torch.tensor([1 + 1j, 2]).conj(), weight)
+    assert weight.tolist() == [-1 + 2j, -3]
+    with updater.averaged():
+        assert weight.tolist() == [-0.25 + 1.25j, -1.5]
+    assert weight.tolist() == [-1 + 2j, -3]
+
+
 def refused(torch):
     one = torch.ones(2)
     matrix = torch.ones(2, 2)

@@ -231,7 +231,8 @@ def _places(value: Function, description: Any) -> Iterator[tuple[str, str]]:
         modules = [each for each in sys.modules.values() if isinstance(each, ModuleType)]
     for module in dict.fromkeys(modules):
         for name, found in list(vars(module).items()):
-            inside = found if isinstance(found, tuple) else (found,)
+            # An object may warn when it is asked for its class, like torch.distributed.reduce_op.
+            inside = found if issubclass(type(found), tuple) else (found,)
             if any(each is value for each in inside):
                 yield module.__name__, name
 

@@ -272,7 +272,8 @@ def held():
     class Object:
         pass
 
-    gc.collect()  # what is freed later would wait for the device
+    gc.collect()
+    cuda.current_context().deallocations.clear()  # what is freed later would wait for the device
     lib.fake_defer(1)
     memory = cuda_driver.Memory((4,), np.float64)
     cuda_driver.upload(memory, np.ones(4), 0)

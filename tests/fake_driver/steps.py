@@ -272,8 +272,9 @@ def held():
     class Object:
         pass
 
+    cuda_driver.hold(None, 0)  # frees what earlier steps held, which would wait for the device
     gc.collect()
-    cuda.current_context().deallocations.clear()  # what is freed later would wait for the device
+    cuda.current_context().deallocations.clear()
     lib.fake_defer(1)
     memory = cuda_driver.Memory((4,), np.float64)
     cuda_driver.upload(memory, np.ones(4), 0)

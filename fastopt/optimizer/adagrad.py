@@ -236,7 +236,7 @@ class AdaDelta(Optimizer):
     Parameters
     ----------
     rho : float
-        Decay rate of :math:`G` and :math:`D`, at least 0 and below 1. Default 0.9.
+        Decay rate of :math:`G` and :math:`D`, at least 0 and at most 1. Default 0.9.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-5; torch has 1e-6.
     **common
@@ -261,7 +261,7 @@ class AdaDelta(Optimizer):
     rule = adadelta
     decoupled = True
     corrects_decay = False
-    rho: float = arg(default=0.9, check=Real(least=0, below=1))
+    rho: float = arg(default=0.9, check=Real(least=0, most=1))
     epsilon: float = arg(default=1e-05, check=Real(least=0))
     eps: float = alias("epsilon", default=1e-8, kw_only=True)
 

@@ -28,7 +28,7 @@ def adamax(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     grad = clipped_decayed(weight, grad, h)
     mean = h.beta1 * mean + h.one_minus_beta1 * grad
     norm = h.beta2 * norm
-    size = abs(grad)
+    size = abs(grad) + h.epsilon
     if not size <= norm:
         norm = size
     if not norm:
@@ -48,7 +48,7 @@ class Adamax(AdamFamily):
     .. math::
         h &= \mathrm{clip}(r g + \lambda w) \\
         m &\leftarrow \beta_1 m + (1 - \beta_1) h \\
-        u &\leftarrow \max(\beta_2 u, |h|) \\
+        u &\leftarrow \max(\beta_2 u, |h| + \epsilon) \\
         w &\leftarrow w - \frac{\eta}{1 - \beta_1^t} \frac{m}{u}
 
     An element with :math:`u = 0` does not change. Source: Kingma and Ba, "Adam: A Method for
@@ -62,6 +62,8 @@ class Adamax(AdamFamily):
         Default 0.002; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`u`, at least 0 and below 1. Defaults 0.9, 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 0, as in the paper and MXNet; torch has 1e-8.
     cautious : bool
         Update only elements whose step has the sign of the gradient including weight decay, see
         :class:`~fastopt.optimizer.AdamW`. Default False.
@@ -86,8 +88,8 @@ class Adamax(AdamFamily):
 
     base_rule = adamax
 
-    epsilon: float = arg(default=0.0, init=False)
-    eps: float = alias("epsilon", default=0.0, kw_only=True, init=False)
+    epsilon: float = arg(default=0.0, check=Real(least=0), kw_only=True)
+    eps: float = alias("epsilon", default=0.0, kw_only=True)
     cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     learning_rate: RateAttribute = arg(default=0.002)
 

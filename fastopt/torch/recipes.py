@@ -245,7 +245,7 @@ class OfTorch(Recipe):
         """Create the optimizer of a parameter group."""
         odd: list[list[str]] = []
         for kind, form in self.forms:
-            needed = {**form.free, **form.fixed}
+            needed = form.fixed
             odd.append([f"{k}={v}" for k, v in needed.items() if group.get(k, v) != v])
             if not odd[-1]:
                 options = {**in_group(group), **form.options}

@@ -27,7 +27,7 @@ NAMES = {
 """Arguments of fastopt for those of other libraries that are called otherwise."""
 MEANINGS = {"ns_coefficients": "quintic", "adjust_lr_fn": "original"}
 """What torch's defaults of these arguments are called in fastopt."""
-WITHOUT = {("AdaDelta", "lr"), ("Adamax", "eps")}
+WITHOUT = {("AdaDelta", "lr")}
 """Arguments that the formula of fastopt does not have."""
 
 

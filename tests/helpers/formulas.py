@@ -157,7 +157,7 @@ def _ftml(opt, t, grad, weight, d, var, z):
 def _adamax(opt, t, grad, weight, mean, norm):
     average(mean, opt.beta1, grad)
     norm *= opt.beta2
-    np.maximum(norm, abs(grad), out=norm)
+    np.maximum(norm, abs(grad) + opt.epsilon, out=norm)
     weight -= opt.learning_rate / (1 - opt.beta1**t) * mean / norm
 
 

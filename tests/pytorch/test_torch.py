@@ -72,7 +72,7 @@ CASES = [
     ("RMSprop", {"momentum": 0.9}),
     ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
     ("Adadelta", {"weight_decay": 0.1, "rho": 0.8}),
-    ("Adamax", {"weight_decay": 0.1}),
+    ("Adamax", {"weight_decay": 0.1, "eps": 0.1}),
     ("NAdam", {"weight_decay": 0.1}),
     ("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
     ("RAdam", {"weight_decay": 0.1, "betas": (0.8, 0.9)}),

@@ -42,7 +42,7 @@ CASES = [
     ("adam", {"formula": "torch", "wd": 0.1, **OURS}, "torch.optim.Adam", {**DECAY, **BETAS}),
     ("adam", {"formula": "torch", "amsgrad": True}, "torch.optim.Adam", {"amsgrad": True}),
     ("adamw", {"formula": "torch", "wd": 0.1, **OURS}, "torch.optim.AdamW", {**DECAY, **BETAS}),
-    ("adamax", {"wd": 0.1, **OURS}, "torch.optim.Adamax", {**DECAY, **BETAS, "eps": 1e-37}),
+    ("adamax", {"wd": 0.1, "eps": 1e-8, **OURS}, "torch.optim.Adamax", {**DECAY, **BETAS}),
     ("nadam", {"formula": "torch", **OURS}, "torch.optim.NAdam", BETAS),
     (
         "radam",

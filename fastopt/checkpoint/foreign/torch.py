@@ -47,9 +47,6 @@ class Form:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Required values of torch's options."""
 
-    free: Mapping[str, Any] = field(default_factory=dict)
-    """Torch's options without effect here, and the values to export for them."""
-
     when: Mapping[str, Any] = field(default_factory=dict)
     """Required values of fastopt's attributes."""
 
@@ -70,7 +67,7 @@ class Form:
     @property
     def vocabulary(self) -> frozenset[str]:
         """Torch's options that this optimizer has, except learning rate and weight decay."""
-        return frozenset((*self.options, *self.fixed, *self.free))
+        return frozenset((*self.options, *self.fixed))
 
 
 def same(attribute: str) -> Option:
@@ -196,7 +193,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
             {"lr": 1, "weight_decay": 0},
         ),
     ),
-    "Adamax": (Form("Adamax", ("exp_avg", "exp_inf"), {"betas": BETAS}, free={"eps": 1e-8}),),
+    "Adamax": (Form("Adamax", ("exp_avg", "exp_inf"), {"betas": BETAS, "eps": same("epsilon")}),),
     "Nadam": tuple(
         Form(
             "NAdam",
@@ -312,7 +309,7 @@ def _form_of(optimizer: Optimizer) -> Form:
 def _group(form: Form, optimizer: Optimizer, lr: float, wd: float) -> dict[str, Any]:
     """Torch's parameter group, without parameters."""
     group = {"lr": lr, "weight_decay": wd, "maximize": optimizer.maximize}
-    group |= {**form.free, **form.fixed}
+    group |= form.fixed
     if group["weight_decay"] != wd:
         raise ValueError(f"torch's {form.torch} decays otherwise: wd must be 0, got {wd}")
     for name, option in form.options.items():

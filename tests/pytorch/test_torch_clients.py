@@ -181,6 +181,126 @@ def test_lightning_resumes_with_every_class(name, tmp_path):
     assert not any(map(torch.equal, resumed, tensors(net())))
 
 
+SEVERAL = ["AdamW", "SGD", "Lion", "ScheduleFreeAdamW", "Prodigy"]
+"""Classes with states of torch, of a rule, that average, and with a number of all parameters."""
+
+
+def trained(run, name, path):
+    """Return parameters of a run of 4 steps, and of 2 that continue after 2 and a checkpoint."""
+    kind, options = getattr(fastopt.torch, name), {"momentum": 0.9} if name == "SGD" else {}
+    found = [tensors(run(kind, options, *steps, path)) for steps in ((0, 4), (0, 2), (2, 4))]
+    assert not any(map(torch.equal, found[0], tensors(Regression())))
+    return found[0], found[2]
+
+
+def by_transformers(kind, options, start, steps, path):
+    transformers = pytest.importorskip("transformers")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    args = transformers.TrainingArguments(
+        str(path / "of_trainer"),
+        max_steps=steps,
+        per_device_train_batch_size=8,
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        save_steps=2,
+        report_to=[],
+        disable_tqdm=True,
+        seed=0,
+    )
+    trainer = transformers.Trainer(
+        Regression(),
+        args,
+        train_dataset=examples(),
+        optimizer_cls_and_kwargs=(kind, {"lr": 0.02, **options}),
+    )
+    last = str(path / "of_trainer" / f"checkpoint-{start}") if start else None
+    trainer.train(resume_from_checkpoint=last)
+    return trainer.model
+
+
+def by_accelerate(kind, options, start, steps, path):
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerator = accelerate.Accelerator(cpu=True)
+    net = Regression()
+    opt = kind(net.parameters(), lr=0.02, **options)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    loader = torch.utils.data.DataLoader(examples(), batch_size=8)
+    net, opt, loader, schedule = accelerator.prepare(net, opt, loader, schedule)
+    if start:
+        accelerator.load_state(str(path / "of_accelerate"))
+    for batch in [*loader][start:steps]:
+        opt.zero_grad()
+        accelerator.backward(net(**batch)["loss"])
+        accelerator.clip_grad_norm_(net.parameters(), 0.5)
+        opt.step()
+        schedule.step()
+    accelerator.save_state(str(path / "of_accelerate"))
+    return accelerator.unwrap_model(net)
+
+
+def by_ignite(kind, options, start, steps, path):
+    pytest.importorskip("ignite")
+    from ignite.engine import Engine, Events
+    from ignite.handlers import Checkpoint, DiskSaver
+
+    net = Regression()
+    opt = kind(net.parameters(), lr=0.02, **options)
+
+    def update(_, batch):
+        opt.zero_grad()
+        net(**batch)["loss"].backward()
+        opt.step()
+
+    trainer = Engine(update)
+    objects = {"net": net, "opt": opt}
+    saver = DiskSaver(str(path / "of_ignite"), require_empty=False)
+    trainer.add_event_handler(Events.COMPLETED, Checkpoint(objects, saver, n_saved=None))
+    loader = torch.utils.data.DataLoader(examples(), batch_size=8)
+    if start:
+        saved = torch.load(path / "of_ignite" / f"checkpoint_{start}.pt", weights_only=True)
+        Checkpoint.load_objects(objects, saved)
+    trainer.run([*loader][start:steps])
+    return net
+
+
+def by_skorch(kind, options, start, steps, path):
+    skorch = pytest.importorskip("skorch")
+
+    class Net(skorch.NeuralNetRegressor):
+        def get_loss(self, output, target, **_):
+            return output["loss"]
+
+    net = Net(
+        Regression,
+        optimizer=kind,
+        lr=0.02,
+        **{f"optimizer__{name}": value for name, value in options.items()},
+        batch_size=-1,
+        train_split=None,
+        verbose=0,
+    ).initialize()
+    files = {f"f_{part}": str(path / part) for part in ("params", "optimizer")}
+    if start:
+        net.load_params(**files)
+    rows = examples()
+    data = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    net.partial_fit(data, data["labels"], classes=None, epochs=steps - start)
+    net.save_params(**files)
+    return net.module_
+
+
+@pytest.mark.parametrize("run", [by_transformers, by_accelerate, by_ignite, by_skorch])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_libraries_save_and_resume_with_the_same_bits(run, name, tmp_path):
+    if (run, name) == (by_transformers, "Prodigy"):
+        with pytest.raises(ValueError, match="one learning rate for all parameters"):
+            trained(run, name, tmp_path)  # it makes a group of the biases
+        return
+    whole, resumed = trained(run, name, tmp_path)
+    assert all(map(torch.equal, whole, resumed))
+
+
 @pytest.mark.parametrize("name", ["Adam", "Lion", "ScheduleFreeAdamW"])
 def test_states_go_through_distributed_checkpoints(name):
     """By names of parameters, as torch.distributed.checkpoint reads and writes them."""

@@ -216,6 +216,12 @@ form_at, FORM = _structure("shape strides dtype stream unit size slot", "FORM_")
 """The form of a gradient: equal objects, the divisor of its address, its bytes, and the SLOT of a
 table for its address."""
 
+impl_at, IMPL = _structure("tensor parameter count storage offset data check own", "IMPL_")
+"""The layout of tensors: the addresses of the two types; of an implementation the COUNT of words,
+and the positions of those with the address of the storage and the OFFSET in it; of a storage the
+position of the word with the address of its DATA, and the offset in bytes of its CHECK; of an
+object the position of the word with the address of its OWN implementation."""
+
 launch_at, LAUNCH = _structure(
     "handle blocks across down arguments fields numbers numbers_count wide", "L_"
 )

@@ -6,7 +6,7 @@ Tests: ``tests/pytorch``.
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import chain, count
 from operator import attrgetter, is_, itemgetter
@@ -18,6 +18,7 @@ from torch.optim import optimizer as hooks
 
 from fastopt._engine.clip import measured, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
+from fastopt._engine.per_index import Index
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._updater.updater import DEFAULTS, Updater
 from fastopt.amp import StepInfo
@@ -25,7 +26,8 @@ from fastopt.arguments import brief
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.optimizer import Optimizer as Rule
 from fastopt.torch.recipes import Made, Recipe, apply, check_arguments
-from fastopt.torch.state import Exact, Held, State, States, array_of, converted
+from fastopt.torch.state import Exact, State, States, array_of, converted
+from fastopt.torch.tensors import Same
 from fastopt.torch.views import GRAD, Gradients, Views, check_parameter
 
 SETTINGS = ("clip_global_norm", "average", "clip_adaptive", "clip_adaptive_eps")
@@ -74,8 +76,9 @@ class Group:
         """The options that the optimizer has."""
         self.known = [_constant(group[name]) for name in self.names]
         self.leading: dict[int, int] = {}
-        self.held: Held = {}
         self.views: Views | None = None
+        self.forms: dict[Index, Any] = {}
+        """Shapes and dtypes of the views, by index."""
         self.states: States | None = None
         self.joint = made.optimizer.step_sums
         """The optimizer, if its rule has numbers that are computed from all parameters."""
@@ -95,7 +98,8 @@ class Group:
                 return False
         self.known = list(map(_constant, values))
         if _slots(optimizer) != slots:
-            self.states, self.held = None, {}
+            self.states = None
+            self.updater.states.clear()
         return True
 
     def current(
@@ -107,11 +111,15 @@ class Group:
         `loads` they are those of a state dict.
         """
         views = self.views
-        if views is None or not views.fit(self.group["params"]):
+        if (
+            views is None
+            or not views.same.match([*self.group["params"]])
+            or views.snapshot.look() != views.snapshot.seen
+        ):
             views = self._view(number)
         states = self.states
         if states is None:
-            states = States(self.updater, self.made.form, views, self.held)
+            states = States(self.updater, self.made.form, views)
         elif not moved and states.fit():
             return views
         states.follow(state, loads)
@@ -120,7 +128,7 @@ class Group:
 
     def _view(self, number: Number) -> Views:
         """Create the views of the parameters."""
-        params, before, optimizer = self.group["params"], self.views, self.updater.optimizer
+        params, optimizer = self.group["params"], self.updater.optimizer
         indices = number(params)
         names = [*(self.group.get("param_names") or ())][: len(params)]
         names += [f"parameter {k}" for k in indices[len(names) :]]
@@ -128,42 +136,34 @@ class Group:
         known = dict(zip(indices, names, strict=True))
         if optimizer.idx2name != known:
             optimizer.idx2name = known
-        for index in set(self.updater.states).difference(indices):
-            del self.updater.states[index]
-            self.held.pop(index, None)
-        if self.states is not None and before is not None and before.indices == indices:
+        forms = [(array.shape, array.dtype) for array in self.views.arrays]
+        before, after = self.forms, dict[Index, Any](zip(indices, forms, strict=True))
+        for index in {*before, *self.updater.states}:
+            if index not in after or before.get(index, after[index]) != after[index]:
+                self.updater.states.pop(index, None)
+        if self.states is not None and [*before.items()] == [*after.items()]:
             self.states.views = self.views
         else:
             self.states = None
+        self.forms = after
         return self.views
 
     def call(self, state: State, number: Number, moved: bool) -> Call:
         """Return the call of the parameters that have gradients."""
-        views, states = self.views, self.states
-        if moved or views is None or states is None or not states.fit():
-            views = self.current(state, number)
-        elif not views.fit(self.group["params"]):
-            views = self.current(state, number, moved)
+        views = self.current(state, number, moved)
         grads, present = list(map(GRAD, views.params)), views.present
-        if len(present.positions) == len(grads):
-            try:
-                if (found := present.at(grads)) is not None:
-                    return present, found, grads
-            except (TypeError, RuntimeError):  # some are None or sparse
-                pass
+        if present.point(grads):
+            return present, present.grads, grads
         positions = [k for k, grad in enumerate(grads) if grad is not None]
         if False in [views.follow(k, grads[k]) for k in positions]:  # all are asked
-            self.views = self.states = None
-            self.held = {}
+            self.views = None
             views = self.current(state, number)
             present = views.present
         if positions != present.positions:
             present = views.present = Gradients(views, positions)
         own = [grads[k] for k in positions]
-        with suppress(RuntimeError):
-            if (found := present.at(own)) is not None:
-                return present, found, own
-        return present, list(map(views.of, positions, own)), own
+        found = present.grads if present.point(own) else list(map(views.of, positions, own))
+        return present, found, own
 
     def update(self, call: Call, factor: float, state: State) -> bool:
         """Update the parameters of a call with gradients times `factor`.
@@ -187,7 +187,11 @@ class Group:
         increment_version(of.params)
         if self.joint is not None:
             self.group[ESTIMATE] = optimizer.estimate  # type: ignore[attr-defined]
-        return self.states is not None and self.states.note(state, of.positions)
+        states: Any = self.states
+        if states.fresh or states.changes:
+            return bool(states.note(state, of.positions))
+        states.count()
+        return False
 
     def read_earlier(self, whole: Any, state: State, number: Number) -> None:
         """Enter what version 0.1 saved of a group in the states of its parameters."""
@@ -197,7 +201,7 @@ class Group:
         sums: Any = self.updater.optimizer.step_sums
         if sums is not None:
             self.group[ESTIMATE] = sums.estimate
-        states = States(self.updater, self.made.form, self._view(number), {})
+        states = States(self.updater, self.made.form, self._view(number))
         states.show(state)
 
 
@@ -283,7 +287,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Initialize the attributes that follow from groups and states."""
         self._groups: list[Group] = []
         self._numbers: dict[torch.Tensor, int] = {}
-        self._entries: list[Any] = []
+        self._entries = Same([])
         self._units: UnitClip | None = None
         self._info: StepInfo | Updater = NO_STEP
 
@@ -328,7 +332,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             group.setdefault(name, value)
         for k, param in enumerate(group["params"]):
             name = names[k] if k < len(names) else f"parameter {k} of the group"
-            check_parameter(name, param)
+            check_parameter(name, param, recipe.name)
             recipe.check_shape(name, param)
         made = recipe.made(group)
         optimizer = made.optimizer
@@ -377,9 +381,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if not (all(map(is_, values, each.known)) or each.follow(values)):
                 self._groups[k] = self._made(each.group, len(groups))
                 self._finish()
-        entries = list(self.state.values())
-        moved = len(entries) != len(self._entries) or not all(map(is_, entries, self._entries))
-        self._entries = entries
+        entries = [*self.state.values()]
+        moved = not self._entries.match(entries)
+        if moved:
+            self._entries = Same(entries)
         return moved
 
     # Steps
@@ -432,7 +437,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 new |= own.update(call, factor, self.state)
                 info = info if self._clips else own.updater
         if new or moved:
-            self._entries = list(self.state.values())
+            self._entries = Same([*self.state.values()])
         self._info = info
         return loss
 
@@ -516,7 +521,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 known = own.updater.averages if averages else own.updater.states
                 pairs = zip(views.indices, views.arrays, strict=True)
                 stack.enter_context(own.updater.averaged({i: a for i, a in pairs if i in known}))
-            self._entries = list(self.state.values())
+            self._entries = Same([*self.state.values()])
             self._mark_all()
             yield
         self._mark_all()
@@ -618,7 +623,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             own.made.optimizer.rescale_grad = factor
         for own in made._groups:
             own.current(made.state, made._number, loads=bool(before))
-        made._entries = list(made.state.values())
+        made._entries = Same([*made.state.values()])
         super().__setstate__(vars(made))
 
     def _read_earlier(self, earlier: Sequence[Any]) -> None:

@@ -237,8 +237,9 @@ class OfTorch(Recipe):
         """See :meth:`Recipe.check_shape`."""
         if self.name == "Muon" and param.ndim != 2:
             raise ValueError(
-                f"{name} has shape {tuple(param.shape)}, and Muon updates matrices: give others to "
-                "fastopt.torch.AdamW, or kernels of convolutions to fastopt.torch.NorMuon"
+                f"{name} has shape {tuple(param.shape)}, and Muon only supports 2D parameters: "
+                "give others to fastopt.torch.AdamW, or kernels of convolutions to "
+                "fastopt.torch.NorMuon"
             )
 
     def made(self, group: Mapping[str, Any]) -> Made:

@@ -8,14 +8,12 @@ Tests: ``tests/pytorch/test_torch_state.py``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
 from fastopt._engine.mixed_precision import has_master
-from fastopt._engine.per_index import Index
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import leaves, mapped
 from fastopt._foreign import Array, as_real, of_tensor, resolved
@@ -25,10 +23,10 @@ from fastopt.arguments import brief, number
 from fastopt.checkpoint.foreign.torch import Form
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.torch.recipes import plain
-from fastopt.torch.views import ADDRESS, Views
+from fastopt.torch.tensors import Snapshot, report
+from fastopt.torch.views import Views
 
 Entry = dict[str, Any]
-Held = dict[Index, dict[str, tuple[torch.Tensor, int]]]
 State = MutableMapping[torch.Tensor, Entry]
 
 TABLES = ("row_decay", "cumgrads", "shares")
@@ -61,17 +59,9 @@ class States:
         Torch's names of the state arrays, if torch has the same rule.
     views : Views
         The parameters.
-    held : dict
-        Tensors and addresses of the states that the updater has, by index.
     """
 
-    def __init__(
-        self,
-        updater: Updater,
-        form: Form | None,
-        views: Views,
-        held: Held,
-    ) -> None:
+    def __init__(self, updater: Updater, form: Form | None, views: Views) -> None:
         self.updater, self.form, self.views = updater, form, views
         optimizer, count = updater.optimizer, len(views.params)
         self.counted = (
@@ -94,13 +84,11 @@ class States:
         """The two as they were after the last step."""
         self.positions: Any = None
         """Positions of the counts, and the array that they are positions in."""
-        self.held = held
         self.fresh = set[int]()
         """Positions of parameters that had no state when the group was last followed."""
         self.written = False
         """Whether a program has written to an entry."""
-        self.tensors: list[torch.Tensor] = []
-        self.addresses: list[int] = []
+        self._snapshot = Snapshot([])
 
     # Before a step
 
@@ -108,7 +96,7 @@ class States:
         """Whether the entries are as they were after the last step."""
         return (
             not self.written
-            and list(map(ADDRESS, self.tensors)) == self.addresses
+            and self._snapshot.look() == self._snapshot.seen
             and self.own_steps.tobytes() == self.known[0]
             and (not self.carried or self.own_numbers.tobytes() == self.known[1])
         )
@@ -133,12 +121,10 @@ class States:
         optimizer, counts = updater.optimizer, updater.optimizer._index_update_count
         context = f"the state of {name}"
         steps = number_of_steps(context, entry["step"]) if entry.get("step") is not None else None
-        held = self.held.get(index)
-        shown = bool(held) and _is_held(held or {}, entry)
+        shown = index in updater.states and self._is_shown(k, entry)
         if shown and not self.counted:
             steps = counts.get(index, 0)
         if not shown:
-            self.held.pop(index, None)
             template = optimizer.create_state_multi_precision(index, self.views.arrays[k])
             slots = dict(self._named(k, template))
             present = [slot for slot in slots if entry.get(slot) is not None]
@@ -238,16 +224,23 @@ class States:
 
     def note(self, state: State, positions: Sequence[int]) -> bool:
         """Show the states of parameters after an update; return whether some are new."""
-        new = self.fresh.intersection(positions) if self.fresh else set[int]()
-        if self.changes:
-            new = {k for k in positions if k in self.fresh or not self._is_shown(k)}
+        new = self.fresh.intersection(positions)
+        tables, views = vars(self.updater.optimizer), self.views
+        for k in positions if self.changes else ():
+            index, entry = views.indices[k], state.get(views.params[k], {})
+            named = self._named(k, self.updater.states.get(index))
+            if any(index in tables.get(table, ()) for table in TABLES) or any(
+                slot not in entry or entry[slot].data_ptr() != array.ctypes.data
+                for slot, array in named
+            ):
+                new.add(k)
         for k in new:
             self._show_in(state, k)
         self.fresh -= new
         if new:
             self._note(state)
         else:
-            self._count()
+            self.count()
         return bool(new)
 
     def show(self, state: State) -> None:
@@ -255,7 +248,7 @@ class States:
         for k, index in enumerate(self.views.indices):
             if index in self.updater.states:
                 self._show_in(state, k)
-        self._count()
+        self.count()
 
     def _show_in(self, state: State, k: int) -> None:
         """Show the state of a parameter, which has no entry if it is empty."""
@@ -264,37 +257,32 @@ class States:
         if entry:
             state[self.views.params[k]] = entry
 
-    def _is_shown(self, k: int) -> bool:
-        """Whether the arrays of a state are still those that the entry has."""
-        index = self.views.indices[k]
-        optimizer, held = self.updater.optimizer, self.held.get(index, {})
-        if any(index in vars(optimizer).get(table, ()) for table in TABLES):
-            return False
-        named = dict(self._named(k, self.updater.states.get(index)))
-        return all(
-            slot in held and held[slot][1] == array.ctypes.data for slot, array in named.items()
-        )
-
-    def _show(self, k: int, entry: Entry) -> None:
-        """Enter the arrays of a state, and its numbers, as tensors."""
+    def _arrays(self, k: int) -> dict[str, Array]:
+        """Return the arrays that the updater has of a parameter."""
         updater, index = self.updater, self.views.indices[k]
-        optimizer = updater.optimizer
         named = dict(self._named(k, updater.states.get(index)))
         if updater._averages is not None and index in updater._averages.arrays:
             named["average"] = updater._averages.arrays[index]
-        held = self.held[index] = {}
+        return named
+
+    def _is_shown(self, k: int, entry: Entry) -> bool:
+        """Whether the tensors of an entry have the memory of the arrays."""
+        own = self._arrays(k).items()
+        return all(_are_one(entry.get(slot), self._tensor(k, array)) for slot, array in own)
+
+    def _show(self, k: int, entry: Entry) -> None:
+        """Enter the arrays of a state, and its numbers, as tensors."""
+        tables, index = vars(self.updater.optimizer), self.views.indices[k]
         if self.counted:
             entry["step"] = self.steps[k]
         if self.carried:
             entry[self.carried] = self.numbers[k]
-        for slot, array in named.items():
-            tensor = entry.get(slot)
-            if tensor is None or ADDRESS(tensor) != array.ctypes.data or not array.size:
-                tensor = entry[slot] = self._tensor(k, array)
-            held[slot] = tensor, ADDRESS(tensor)
+        for slot, array in self._arrays(k).items():
+            if not _are_one(entry.get(slot), tensor := self._tensor(k, array)):
+                entry[slot] = tensor
         for table in TABLES:
-            if index in vars(optimizer).get(table, ()):
-                entry[table] = converted(vars(optimizer)[table][index], tensor_of)
+            if index in tables.get(table, ()):
+                entry[table] = converted(tables[table][index], tensor_of)
 
     def _tensor(self, k: int, array: Array) -> torch.Tensor:
         """Return a tensor with the memory of an array, in the shape of its parameter."""
@@ -305,7 +293,7 @@ class States:
             tensor = torch.view_as_complex(tensor)
         return tensor.view(param.shape) if tensor.shape != param.shape else tensor
 
-    def _count(self) -> None:
+    def count(self) -> None:
         """Write the numbers of steps, and those that the rule carries."""
         optimizer, indices = self.updater.optimizer, self.views.indices
         if self.counted:
@@ -320,28 +308,27 @@ class States:
 
     def _note(self, state: State) -> None:
         """Note what the entries have, and let them say when that changes."""
-        self._count()
+        self.count()
         written = weakly(self._write)
-        for param in self.views.params:
+        tensors = list[torch.Tensor]()
+        for k, param in enumerate(self.views.params):
             entry = state.get(param)
             if isinstance(entry, Tracked):
                 entry.changed = written
             elif isinstance(entry, dict):
                 state[param] = Tracked(entry, written)
-        held = chain.from_iterable(map(dict.values, self.held.values()))
-        self.tensors, addresses = [list(each) for each in zip(*held, strict=True)] or ([], [])
-        self.addresses, self.written = addresses, False
+            if entry:
+                tensors += [entry[slot] for slot in self._arrays(k)]
+        self._snapshot, self.written = Snapshot(tensors), False
 
     def _write(self, *_: object) -> None:
         self.written = True
 
 
-def _is_held(held: Mapping[str, tuple[torch.Tensor, int]], entry: Entry) -> bool:
-    """Whether an entry has the tensors that an updater has, with their memory."""
-    return all(
-        entry.get(slot) is tensor and ADDRESS(tensor) == address
-        for slot, (tensor, address) in held.items()
-    )
+def _are_one(tensor: object, own: torch.Tensor) -> bool:
+    """Whether a tensor has the memory and the form of another one."""
+    is_dense = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+    return is_dense and own.numel() > 0 and report(tensor) == report(own)
 
 
 def number_of_steps(context: str, value: object) -> int:

@@ -5,25 +5,20 @@ Tests: ``tests/pytorch/test_torch.py``.
 
 import ctypes
 import math
-from collections import deque
 from collections.abc import Sequence
-from functools import partial, reduce
-from operator import attrgetter, is_, or_
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
 from fastopt._foreign import Array, as_gradient, as_real, of_tensor, resolved
-from fastopt._kernels.numpy_abi import DATA, readable
+from fastopt._kernels.numpy_abi import DATA
 from fastopt.sparse import RowSparse
+from fastopt.torch.tensors import Places, Same, Snapshot
 
 GRAD = attrgetter("grad")
-ADDRESS, IS_CONTIGUOUS, SIZE = torch.Tensor.data_ptr, torch.Tensor.is_contiguous, torch.Tensor.size
-DTYPE = torch.Tensor.dtype.__get__
-IS_NEGATED, IS_CONJUGATED = torch.Tensor.is_neg, torch.Tensor.is_conj
-POINT = vars(ctypes.c_int64.mro()[1])["value"].__set__
-consume = deque[None](maxlen=0).extend
 
 REALS = {
     torch.complex64: torch.float32,
@@ -33,7 +28,7 @@ REALS = {
 """Dtypes of parameters, with those of their numbers."""
 
 
-def check_parameter(name: str, tensor: object) -> None:
+def check_parameter(name: str, tensor: object, kind: str = "the optimizer") -> None:
     """Raise an error for a parameter that cannot be updated in place by NumPy."""
     if not isinstance(tensor, torch.Tensor):
         return  # torch's own error
@@ -49,7 +44,7 @@ def check_parameter(name: str, tensor: object) -> None:
         )
     if tensor.layout is not torch.strided:
         raise ValueError(
-            f"{name} has layout {tensor.layout}, and the optimizer requires dense parameter tensors"
+            f"{name} has layout {tensor.layout}, and {kind} requires dense parameter tensors"
         )
     if tensor.is_neg() or tensor.is_conj():
         kind, cure = ("negated", "neg") if tensor.is_neg() else ("conjugated", "conj")
@@ -85,15 +80,8 @@ class Views:
         self.leading = leading
         for name, param in zip(names, params, strict=True):
             check_parameter(name, param)
-        self.addresses = list(map(ADDRESS, params))
-        self.contiguous = list(map(IS_CONTIGUOUS, params))
         self.arrays = list(map(self._view, range(len(self.params))))
-        self.sizes, self.dtypes = list(map(SIZE, params)), list(map(DTYPE, params))
-        self.strides = [p.stride() for p in params] if not all(self.contiguous) else None
-        self.is_complex = any(map(torch.is_complex, params))
-        self.memory = [ctypes.c_char * each.nbytes for each in self.arrays]
-        self.grads = list(map(self.grad_at, range(len(self.params)), self.addresses))
-        self.cells = [ctypes.c_int64.from_address(id(each) + DATA) for each in self.grads]
+        self.same, self.snapshot = Same(self.params), Snapshot(self.params)
         self.present = Gradients(self, [*range(len(self.params))])
 
     def _view(self, k: int) -> Array:
@@ -103,11 +91,11 @@ class Views:
 
     def follow(self, k: int, grad: torch.Tensor) -> bool:
         """Return False if the parameter needs another view, for the dimensions of a gradient."""
-        param, index = self.params[k], self.indices[k]
-        if grad.layout is torch.sparse_coo and grad.sparse_dim() != self.leading.get(index, 1):
-            self.leading[index] = grad.sparse_dim()
-            return False
-        return param.shape == self.sizes[k] and param.dtype is self.dtypes[k]
+        index = self.indices[k]
+        if grad.layout is not torch.sparse_coo or grad.sparse_dim() == self.leading.get(index, 1):
+            return True
+        self.leading[index] = grad.sparse_dim()
+        return False
 
     def _merged(self, k: int, array: Array) -> Array:
         """Return an array in which the leading dimensions are one."""
@@ -119,25 +107,6 @@ class Views:
                 f"{self.names[k]}: a gradient with sparse_dim {count} needs a parameter and state "
                 "that are contiguous; x.to_dense() is a dense gradient"
             ) from None
-
-    def fit(self, params: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the parameters, with the memory that the views have.
-
-        They may have another shape or dtype there, which are those of their gradients too.
-        """
-        return (
-            len(params) == len(self.params)
-            and all(map(is_, params, self.params))
-            and list(map(ADDRESS, params)) == self.addresses
-            and list(map(IS_CONTIGUOUS, params)) == self.contiguous
-            and not any(map(IS_NEGATED, params))
-            and (self.strides is None or self.strides == [p.stride() for p in params])
-        )
-
-    def grad_at(self, k: int, address: int) -> Array:
-        """Return a contiguous gradient of a parameter, which does not keep its memory alive."""
-        memory: Any = self.memory[k].from_address(address)
-        return np.ndarray(self.arrays[k].shape, self.arrays[k].dtype, memory)
 
     def of(self, k: int, grad: torch.Tensor) -> Any:
         """Return the gradient of one parameter, as an array or row-sparse."""
@@ -166,9 +135,7 @@ class Views:
 class Gradients:
     """Arrays of the gradients of some parameters, whose memory lies elsewhere in each step.
 
-    The arrays are made once. :meth:`at` writes the addresses of gradients to their headers, which
-    takes a tenth of the time of new arrays. They are used only in the step whose gradients lie
-    there.
+    The arrays are made once. They are used only in the step in which they point to gradients.
 
     Parameters
     ----------
@@ -176,47 +143,26 @@ class Gradients:
         The parameters.
     positions : sequence of int
         Positions of those that have gradients.
+
+    Attributes
+    ----------
+    point : callable
+        Points the arrays to gradients, or returns False: one has another form than its parameter.
     """
 
     def __init__(self, views: Views, positions: Sequence[int]) -> None:
         def own(known: Sequence[Any]) -> list[Any]:
             return [known[k] for k in positions]
 
-        self.views, self.positions = views, positions
-        self.params, self.indices, self.arrays = (
-            own(views.params),
-            own(views.indices),
-            own(views.arrays),
-        )
-        self.sizes, self.dtypes = own(views.sizes), own(views.dtypes)
-        self.grads, self.cells = own(views.grads), own(views.cells)
-        self.is_readable = readable()
-        self.addresses: list[int] = []
-        self.unaligned = max((each.itemsize for each in self.arrays), default=1) - 1
+        self.positions, self.params, self.indices = positions, own(views.params), own(views.indices)
+        self.arrays = own(views.arrays)
+        self.grads = list(map(_unowned, self.arrays))
+        like = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p in self.params]
+        self._places = Places(like, [id(each) + DATA for each in self.grads])
+        self.point = self._places.read
 
-    def at(self, grads: Sequence[torch.Tensor]) -> list[Array] | None:
-        """Return the arrays of gradients, or None if one has another form than its parameter.
 
-        Raises
-        ------
-        TypeError, RuntimeError
-            A gradient is None or sparse.
-        """
-        addresses = list(map(ADDRESS, grads))
-        if not (
-            list(map(DTYPE, grads)) == self.dtypes
-            and list(map(SIZE, grads)) == self.sizes
-            and all(map(IS_CONTIGUOUS, grads))
-            and not any(map(IS_NEGATED, grads))
-            and not (self.views.is_complex and any(map(IS_CONJUGATED, grads)))
-        ):
-            return None
-        if self.is_readable and addresses == self.addresses:
-            return self.grads
-        if not all(addresses) or reduce(or_, addresses, 0) & self.unaligned:
-            return None
-        if self.is_readable:
-            consume(map(POINT, self.cells, addresses))
-            self.addresses = addresses
-            return self.grads
-        return list(map(self.views.grad_at, self.positions, addresses))
+def _unowned(array: Array) -> Array:
+    """Return a contiguous array of the form of another one, which does not own its memory."""
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    return np.ndarray(array.shape, array.dtype, memory)

@@ -7,7 +7,7 @@ try:
     import torch
 except ImportError:
     collect_ignore += ["test_schedules.py", "test_torch.py", "test_torch_clients.py"]
-    collect_ignore += ["test_torch_state.py"]
+    collect_ignore += ["test_torch_state.py", "test_torch_tensors.py"]
 else:
 
     @pytest.fixture(autouse=True)

@@ -719,10 +719,14 @@ WRONG = [
     (ValueError, "differentiable", lambda p: fastopt.torch.Lion([p], differentiable=True)),
     (TypeError, "betas must be 2 num", lambda p: fastopt.torch.Adam([p], betas=(0.9, 0.9, 0.9))),
     (TypeError, "etas must be 2 numbers, got 0.5", lambda p: fastopt.torch.Rprop([p], etas=0.5)),
-    (ValueError, "shape .2,., and Muon updates matrices", lambda p: fastopt.torch.Muon([p])),
     (
         ValueError,
-        "shape .2, 2, 2., and Muon updates matrices: .*NorMuon",
+        "shape .2,., and Muon only supports 2D parameters",
+        lambda p: fastopt.torch.Muon([p]),
+    ),
+    (
+        ValueError,
+        "shape .2, 2, 2., and Muon only supports 2D parameters: .*NorMuon",
         lambda p: fastopt.torch.Muon([torch.ones(2, 2, 2)]),
     ),
     (TypeError, "rows or matrices", lambda p: fastopt.torch.SOAP([torch.ones(2, 2) * 1j])),

@@ -421,3 +421,18 @@ def test_a_state_may_be_negated_lazily():
     state["state"][0]["momentum_buffer"] = torch._neg_view(torch.ones(2, 3))
     opt.load_state_dict(state)
     assert np.array_equal(opt.updaters[0].states[0], -np.ones((2, 3)))
+
+
+@pytest.mark.parametrize("change", [torch.t, torch.fliplr])
+def test_a_state_that_is_replaced_by_a_view_of_itself_counts(change):
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(3, 3))
+        opt = library.Adam([weight], lr=0.1)
+        for _ in range(3):
+            weight.grad = torch.randn(3, 3)
+            opt.step()
+            opt.state[weight]["exp_avg"] = change(opt.state[weight]["exp_avg"])
+        found.append(weight.detach())
+    torch.testing.assert_close(*found)

@@ -765,7 +765,8 @@ class Updater(Checked):
         -------
         dict, list, tuple, named tuple, dataclass instance or array
             The weights, in new containers of the same types. All arrays are copies, as are those
-            without a gradient; arrays of other libraries on the host become NumPy arrays. A weight
+            without a gradient; subclasses of numpy.ndarray are kept, with what they have beside
+            their numbers, and arrays of other libraries on the host become NumPy arrays. A weight
             may be a float or a NumPy scalar, and is one again in the result.
 
         Examples

@@ -42,7 +42,6 @@ from fastopt._engine.validate import (
 )
 from fastopt._kernels import record_words as w
 from fastopt._kernels import row_admission
-from fastopt._kernels.codes import is_earlier
 from fastopt._kernels.compiling import entry_of
 from fastopt._kernels.device_memory import allocated_together
 from fastopt._kernels.devices import is_cuda
@@ -88,8 +87,7 @@ class FirstCall:
         if self.parameter.copy is not None or (self.by_row and not flags.forc):
             return False
         own = leaves(self.state)
-        as_created = all(type(array) is np.ndarray and array.flags.forc for array in own)
-        return as_created and not is_earlier(own)  # which the check of the arrays converts
+        return all(type(array) is np.ndarray and array.flags.forc for array in own)
 
     @property
     def by_row(self) -> bool:

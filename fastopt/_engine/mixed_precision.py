@@ -7,7 +7,7 @@ import numpy as np
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import check_like, check_state, is_half, label, leaves, order_of
-from fastopt._kernels.codes import renew, split_scales
+from fastopt._kernels.codes import split_scales
 from fastopt._kernels.device_memory import assign, host, placed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of
@@ -91,8 +91,6 @@ def arrays_of(
     arrays, scales = map(tuple, split_scales(arrays))
     dtypes = np.dtype(real_of(weight.dtype)).name, "bfloat16"
     check_state(context, rule, weight, dtypes, arrays, scales)
-    if scales:
-        renew(leaves(state))
     return exact, (*arrays, *scales)
 
 

@@ -11,9 +11,6 @@ is a step in learning rates, which has the same size whatever the gradients' sca
 Blocks do not cross rows, the slices along the first axis; the last block of a row may be shorter.
 Rounding is to nearest, ties to even. A block with a non-finite number becomes NaN as a whole. A
 block becomes zero if its largest number to encode, or the root, is below 1e-30.
-
-Where the scale of nonnegative codes is positive, the state has an earlier encoding, which
-:func:`fastopt._kernels.codes.renew` converts.
 """
 
 import math

@@ -78,23 +78,17 @@ def split_scales(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 def numbers_of(arrays: Sequence[Any]) -> list[Any]:
     """Return the arrays of a state, with codes decoded."""
-    pairs = _with_scales(arrays)
-    by = next((pair for pair in pairs if pair[1] is not None and pair[0].dtype == np.uint8), None)
-    return [array if scales is None else decoded(array, scales, by) for array, scales in pairs]
-
-
-def _with_scales(arrays: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Return the arrays of a state, each with its scales, or None if it holds no codes."""
     rest, scales = split_scales(arrays)
     of = iter(scales)
-    return [(array, next(of) if is_coded(array) else None) for array in rest]
+    pairs = [(array, next(of) if is_coded(array) else None) for array in rest]
+    by = next((pair for pair in pairs if pair[1] is not None and pair[0].dtype == np.uint8), None)
+    return [array if scales is None else decoded(array, scales, by) for array, scales in pairs]
 
 
 def decoded(codes: Array, scales: Array, by: tuple[Array, Array] | None = None) -> Array:
     """Decode an array of codes to the dtype of the scales.
 
     Signed codes are those of quotients if `by` has the nonnegative codes and scales of the state.
-    The earlier encoding, in which scales are positive, is decoded too.
     """
     if codes.dtype == np.uint8:
         root = _roots(codes, scales)
@@ -102,12 +96,7 @@ def decoded(codes: Array, scales: Array, by: tuple[Array, Array] | None = None) 
     values = np.empty(codes.shape, scales.dtype)
     for (part, target), scale in _parts(scales, np.ascontiguousarray(codes), values):
         target[...] = signed_value(part.astype(scales.dtype), scale)
-    if by is None:
-        return values
-    roots = _roots(*by)
-    for (part, root), scale in _parts(by[1], values, roots):
-        part *= np.where(scale > 0, root.dtype.type(1), root)
-    return values
+    return values if by is None else values * _roots(*by)
 
 
 def _roots(codes: Array, scales: Array) -> Array:
@@ -115,8 +104,7 @@ def _roots(codes: Array, scales: Array) -> Array:
     values = np.empty(codes.shape, scales.dtype)
     for (part, target), scale in _parts(scales, np.ascontiguousarray(codes), values):
         code = part.astype(scales.dtype)
-        present = stretched(code + code.dtype.type(LIFT)) * -scale
-        target[...] = np.where(scale > 0, code * code * scale, present)
+        target[...] = stretched(code + code.dtype.type(LIFT)) * -scale
     return values
 
 
@@ -146,28 +134,6 @@ def encoded(numbers: Array, kind: np.dtype, by: Array | None = None) -> tuple[Ar
             exact = np.maximum(squeezed(part * inverse_root(part) * found[1]), lift) - lift
         target[...] = np.nan_to_num(np.rint(exact)).astype(np.int16).astype(kind)
     return codes, scales
-
-
-def is_earlier(arrays: Sequence[Any]) -> bool:
-    """Whether a state on the host is of the earlier encoding, whose scales were positive."""
-    rest, scales = split_scales(arrays)
-    if not all(type(array) is np.ndarray for array in scales):
-        return False
-    kinds = [array.dtype for array in rest if is_coded(array)]
-    return any(kind == np.uint8 and (s > 0).any() for kind, s in zip(kinds, scales, strict=False))
-
-
-def renew(arrays: Sequence[Any]) -> None:
-    """Convert a state of the earlier encoding in place, if it is on the host."""
-    if not is_earlier(arrays):
-        return
-    pairs, numbers = _with_scales(arrays), numbers_of(arrays)
-    kinds = [codes.dtype for codes, _ in pairs]
-    by = numbers[kinds.index(np.dtype(np.uint8))]
-    for (codes, its), exact in zip(pairs, numbers, strict=True):
-        if its is not None:
-            signed = codes.dtype == np.int8
-            codes[...], its[...] = encoded(exact, codes.dtype, by if signed else None)
 
 
 def _parts(scales: Array, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Array]]:

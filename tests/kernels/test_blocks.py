@@ -15,7 +15,7 @@ import fastopt
 from fastopt import amp, optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels.blocks import inverse_root
-from fastopt._kernels.codes import decoded, encoded, renew, scales_shape
+from fastopt._kernels.codes import decoded, encoded, scales_shape
 from fastopt._kernels.vectors import LITTLE_THROTTLED, prefer_wide_vectors
 from helpers.cases import exhaustive, named, variants
 from helpers.half_precision import bits
@@ -189,37 +189,6 @@ def test_signed_numbers_beside_nonnegative_ones_keep_their_quotients(shape, real
         top = np.abs(step[there]).max(initial=0)
         difference = np.abs(found[there] / root[there] - step[there])
         assert (difference <= top / 254 * 1.001 + 1e-3 * np.abs(step[there])).all()
-
-
-@pytest.mark.further
-def test_states_of_the_earlier_encoding_are_converted():
-    """Its root was the square of the code times a positive scale, and signed codes were linear."""
-    rng = np.random.default_rng(0)
-    weight = np.zeros((40, 200), np.float32)
-    m, v = rng.integers(-127, 128, weight.shape), rng.integers(0, 256, weight.shape)
-    m, v = m.astype(np.int8), v.astype(np.uint8)
-    m_scales, v_scales = (rng.random((40, 2)).astype(np.float32) + 1e-3 for _ in range(2))
-    spread = np.repeat(np.arange(2), BLOCK)[: weight.shape[1]]
-    mean = m * m_scales[:, spread]
-    var = (v.astype(np.float32) ** 2 * v_scales[:, spread]) ** 2
-    updater = made()
-    updater("of the same form", np.ones_like(weight), np.zeros_like(weight))
-    updater.states = {0: ((m.copy(), m_scales.copy()), (v.copy(), v_scales.copy()))}
-    for found, exact in zip(updater.state_as(0), (mean, var), strict=True):
-        np.testing.assert_allclose(found, exact, rtol=1e-6)
-    expected = encoded(var, np.uint8)
-    state = (m, m_scales), (v, v_scales)
-    renew(leaves(state))
-    assert same_bits(state[1], expected)
-    assert same_bits(state[0], encoded(mean, np.int8, decoded(*expected) * 0 + var))
-    again = copy.deepcopy(state)
-    renew(leaves(again))
-    assert same_bits(again, state)
-    other = made()
-    other.states = {0: state}
-    for each in (updater, other):
-        each(0, np.zeros_like(weight), weight)
-    assert same_bits(updater.states[0], other.states[0])
 
 
 def test_a_block_that_is_not_finite_is_nan_and_others_are_not():

@@ -9,7 +9,7 @@ import numpy as np
 from fastopt._engine.averaging import Averages
 from fastopt._engine.mixed_precision import holds_master
 from fastopt._engine.validate import label, leaves
-from fastopt._kernels.codes import is_coded, renew, scales_shape, split_scales
+from fastopt._kernels.codes import is_coded, scales_shape, split_scales
 from fastopt._notices import warn_user
 from fastopt.amp import LossScaler
 from fastopt.arguments import ArrayOf, brief, count, flag, number
@@ -183,8 +183,6 @@ def _checked(
     restore_progress = _checked_progress(updater, saved, index)
 
     def put() -> None:
-        for state in () if alike else states.values():
-            renew(leaves(state))
         updater._put_states(states, alike)
         present = updater.groups
         if "groups" in saved:

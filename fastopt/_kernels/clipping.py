@@ -12,22 +12,12 @@ Tests: ``tests/engine/test_clip_adaptive.py``, ``tests/engine/test_records_setti
 import numpy as np
 
 from fastopt._kernels import record_words as w
+from fastopt._kernels import strided
 from fastopt._kernels.admission import copy, tensor_of, units_scratch_of
 from fastopt._kernels.layout import WIDTH
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
 from fastopt._kernels.objects import after, call, words
-from fastopt._kernels.record_words import context_at, loops_at, record_at
 from fastopt._kernels.row_admission import cut_rows
-from fastopt._kernels.strided import (
-    COPY_GRAD,
-    COPY_WEIGHT,
-    copy_strided,
-    grad_bytes,
-    in_reals,
-    lengths_of,
-    rounded,
-    size_of,
-)
 from fastopt.kernels.rule import scalar
 
 GATHER, UNITS, FINISH, PHASES = range(4)
@@ -41,33 +31,33 @@ def enter_strides(record, order, size, target):
     for step in range(ndim):
         axis = step if order == F_ORDER else ndim - 1 - step
         target[axis] = stride
-        stride *= lengths_of(record)[axis]
+        stride *= strided.lengths_of(record)[axis]
 
 
 @scalar
 def gather_whole(tensor):
     """Enter where the weight and a dense gradient lie in C order."""
-    record = ordered = record_at(tensor.record)
+    record = ordered = w.record_at(tensor.record)
     code, weights, backward = record.grad_code, record.weight_code, record.order == F_ORDER
-    size, out = rounded(record.size * size_of(code)), tensor.scratch
+    size, out = strided.rounded(record.size * strided.size_of(code)), tensor.scratch
     grad_strides, strides = after(tensor, w.T_GRAD_STRIDES), after(tensor, w.T_STRIDES)
     if backward:
         if not tensor.grad_copied:
-            enter_strides(record, F_ORDER, size_of(code), grad_strides)
+            enter_strides(record, F_ORDER, strided.size_of(code), grad_strides)
         if not tensor.copied:
-            enter_strides(record, F_ORDER, size_of(weights), strides)
-        place = out + 2 * size + rounded(record.bytes)
+            enter_strides(record, F_ORDER, strided.size_of(weights), strides)
+        place = out + 2 * size + strided.rounded(record.bytes)
         for k in range(w.LENGTHS + record.ndims):
             words(place)[k] = after(record, 0)[k]
-        ordered = record_at(place)
+        ordered = w.record_at(place)
         ordered.order = C_ORDER
         out += size
     grad, weight, own = tensor.grad, tensor.weight, out + size
     if backward or tensor.grad_copied:
-        copy_strided(ordered, grad_strides, grad, tensor.grad_code, out, code, False)
+        strided.copy_strided(ordered, grad_strides, grad, tensor.grad_code, out, code, False)
         grad = out
     if backward or tensor.copied:
-        copy_strided(ordered, strides, weight, weights, own, weights, False)
+        strided.copy_strided(ordered, strides, weight, weights, own, weights, False)
         weight = own
     tensor.unit_weight, tensor.unit_grad, tensor.unit_out = weight, grad, out
 
@@ -76,14 +66,14 @@ def gather_whole(tensor):
 def gather_rows(context, k):
     """Enter where the weight and the values of a row-sparse gradient lie in C order."""
     tensor = tensor_of(context, k)
-    first, size = tensor.scratch, grad_bytes(tensor, record_at(tensor.record))
+    first, size = tensor.scratch, strided.grad_bytes(tensor, w.record_at(tensor.record))
     tensor.unit_grad, tensor.unit_weight = tensor.grad, tensor.weight
     tensor.unit_out = first + size
     if tensor.grad_copied:
-        copy(context, k, COPY_GRAD, first)
+        copy(context, k, strided.COPY_GRAD, first)
         tensor.unit_grad = first
     if tensor.copied:
-        copy(context, k, COPY_WEIGHT, first + 2 * size)
+        copy(context, k, strided.COPY_WEIGHT, first + 2 * size)
         tensor.unit_weight = first + 2 * size
 
 
@@ -117,30 +107,32 @@ def exchange(numbers, whole, rows, values, count, back):
 @scalar
 def clip_rows(tensor, numbers, first, last):
     """Sum and clip the rows of a gradient from `first` to `last`; those of a vector are a unit."""
-    record, table = record_at(tensor.record), np.zeros(3, np.int64)
+    record, table = w.record_at(tensor.record), np.zeros(3, np.int64)
     code, width, vector = record.grad_code, words(record.row)[WIDTH], record.ndims == 1
-    units, place = loops_at(tensor.kernels).units, np.int64(table.ctypes.data)
+    units, place = w.loops_at(tensor.kernels).units, np.int64(table.ctypes.data)
     rows, starts = words(tensor.rows), words(tensor.starts)
-    size, unit = width * size_of(code), width * size_of(record.weight_code)
+    size, unit = width * strided.size_of(code), width * strided.size_of(record.weight_code)
     if vector:
         last = tensor.segments
     for k in range(first, last):
         out = tensor.unit_out + k * size
         for entry in range(starts[k], starts[k + 1]):
             source = tensor.unit_grad + words(tensor.order)[entry] * size
-            in_reals(add_row, code, source, out, width, entry > starts[k])
+            strided.in_reals(add_row, code, source, out, width, entry > starts[k])
         if not vector:
             table[0], table[1], table[2] = tensor.unit_weight + rows[k] * unit, out, out
             call(units, 0, 1, place, numbers, width)
     if vector:
         out, count = tensor.unit_out, record.size
-        whole = tensor.scratch + 2 * grad_bytes(tensor, record) + rounded(record.bytes)
-        for k in range(rounded(count * size) // 8):
+        whole = (
+            tensor.scratch + 2 * strided.grad_bytes(tensor, record) + strided.rounded(record.bytes)
+        )
+        for k in range(strided.rounded(count * size) // 8):
             words(whole)[k] = 0
-        in_reals(exchange, code, whole, rows, out, last, False)
+        strided.in_reals(exchange, code, whole, rows, out, last, False)
         table[0], table[1], table[2] = tensor.unit_weight, whole, whole
         call(units, 0, 1, place, numbers, count)
-        in_reals(exchange, code, whole, rows, out, last, True)
+        strided.in_reals(exchange, code, whole, rows, out, last, True)
     table[0] = 0  # a use after the calls: arrays are freed after their last one
 
 
@@ -148,8 +140,8 @@ def clip_rows(tensor, numbers, first, last):
 def clip_units(context, k, share, shares):
     """Clip one share of the units of a tensor."""
     tensor = tensor_of(context, k)
-    record, numbers = record_at(tensor.record), context.norm + 8 * w.UNIT_FACTOR
-    units = tensor.segments if tensor.listed else lengths_of(record)[0]
+    record, numbers = w.record_at(tensor.record), context.norm + 8 * w.UNIT_FACTOR
+    units = tensor.segments if tensor.listed else strided.lengths_of(record)[0]
     if record.size == 0:
         return  # 2**63 units may have no elements
     if record.ndims < 2:
@@ -161,14 +153,14 @@ def clip_units(context, k, share, shares):
     elif first < last:
         row = context.tensors + 8 * (w.TENSOR * k + w.T_UNIT_WEIGHT)
         width = record.size // max(units, 1)
-        call(loops_at(tensor.kernels).units, first, last - first, row, numbers, width)
+        call(w.loops_at(tensor.kernels).units, first, last - first, row, numbers, width)
 
 
 @scalar
 def finish(context, k):
     """Replace the gradient of a tensor, in the order of its record."""
     tensor = tensor_of(context, k)
-    record, first = record_at(tensor.record), tensor.scratch
+    record, first = w.record_at(tensor.record), tensor.scratch
     code, strides = record.grad_code, after(tensor, w.T_GRAD_STRIDES)
     tensor.scratch += units_scratch_of(tensor, record)
     if tensor.listed:
@@ -176,14 +168,14 @@ def finish(context, k):
         tensor.starts = tensor.order = context.counting
         cut_rows(tensor, record)
     elif record.order == F_ORDER:
-        enter_strides(record, C_ORDER, size_of(code), strides)
-        copy_strided(record, strides, tensor.unit_out, code, first, code, False)
+        enter_strides(record, C_ORDER, strided.size_of(code), strides)
+        strided.copy_strided(record, strides, tensor.unit_out, code, first, code, False)
     tensor.grad, tensor.grad_code, tensor.grad_copied = first, code, 0
 
 
 def share_call(at, phase, first, last, share):
     """Do one share of a phase for the tensors from `first` to `last`."""
-    context = context_at(at)
+    context = w.context_at(at)
     shares = context.threads
     if phase == UNITS:
         for k in range(first, last):
@@ -198,7 +190,7 @@ def share_call(at, phase, first, last, share):
 
 def clip_call(at, n, _, __, ___):
     """Clip the gradients of the admitted tensors."""
-    context = context_at(at)
+    context = w.context_at(at)
     for k in range(n):
         gather(context, k)
         clip_units(context, k, 0, 1)
@@ -207,6 +199,6 @@ def clip_call(at, n, _, __, ___):
 
 def clip_large(at, n, _, __, ___):
     """Clip the gradients of a large call on several threads."""
-    context = context_at(at)
+    context = w.context_at(at)
     for phase in range(PHASES):
         call(context.spread, at, phase, 0, n, context.clip_share)

@@ -12,16 +12,9 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from fastopt._kernels import elements
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.cpu_blocks import FAR, dense_blocks, lazy_blocks
-from fastopt._kernels.elements import (
-    element_step,
-    gradient,
-    keep,
-    keep_state,
-    row_locator,
-    take_decay,
-)
 from fastopt._kernels.lanes import BLOCK
 from fastopt._kernels.layout import (
     ADDRESS,
@@ -55,7 +48,7 @@ def element_loop(layout: Layout) -> Callable:
 
 def _dense(layout: Layout) -> Callable:
     """Return the loop of most layouts alone, which compiles in three quarters of the time."""
-    real, update = layout.real, element_step(layout)
+    real, update = layout.real, elements.element_step(layout)
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     first_state, first_grad = layout.first_state, layout.first_grad
 
@@ -78,7 +71,7 @@ def _dense(layout: Layout) -> Callable:
 
 def _in_parts(layout: Layout) -> Callable:
     """Return the loop of updates that gather row-sparse gradients or draw random numbers."""
-    real, sparse, update = layout.real, layout.sparse, element_step(layout)
+    real, sparse, update = layout.real, layout.sparse, elements.element_step(layout)
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad = layout.first_state, layout.first_grad
@@ -109,10 +102,10 @@ def _in_parts(layout: Layout) -> Callable:
                     prefetch(shifted(grads, first + FAR), STEP, False)
                 for i in range(first, first + count):
                     weight, state = read_weight(weights, i), load(states, i)
-                    grad = gradient(grads, i, buffer, i - first)
+                    grad = elements.gradient(grads, i, buffer, i - first)
                     weight, state = update(weight, grad, state, h, real(1), draw, i)
-                    keep(weights, i, weight, rounding, dither)
-                    keep_state(states, i, state, rounding, draws)
+                    elements.keep(weights, i, weight, rounding, dither)
+                    elements.keep_state(states, i, state, rounding, draws)
         table[0, DONE] = 1
 
     return dense
@@ -128,10 +121,10 @@ def lazy_loop(layout: Layout) -> Callable:
 
 def _lazy(layout: Layout) -> Callable:
     real, catch_up = layout.real, layout.catch_up
-    update, kinds, gradient_of = element_step(layout), layout.weight, row_gradient(layout)
+    update, kinds, gradient_of = elements.element_step(layout), layout.weight, row_gradient(layout)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, fetch_row = layout.first_state, row_fetcher(layout)
-    state_kinds, locate_row = layout.state, row_locator(layout.pitched)
+    state_kinds, locate_row = layout.state, elements.row_locator(layout.pitched)
 
     def lazy(chunks, table, hyper):
         for c in prange(len(chunks)):
@@ -149,12 +142,12 @@ def _lazy(layout: Layout) -> Callable:
                 states = locate_row(table, tensor, first_state, row, width, state_kinds)
                 element = np.int64(table[tensor, OFFSET]) + row * width
                 rounding, draw = dither_run(key, element), run(key, element)
-                factor = real(take_decay(table, tensor, row)) if catch_up else real(1)
+                factor = real(elements.take_decay(table, tensor, row)) if catch_up else real(1)
                 for i in range(width):
                     weight, grad = read_weight(weights, i), load(grads, i)[0]
                     weight, state = update(weight, grad, load(states, i), h, factor, draw, i)
-                    keep(weights, i, weight, rounding, dither)
-                    keep_state(states, i, state, rounding, draws)
+                    elements.keep(weights, i, weight, rounding, dither)
+                    elements.keep_state(states, i, state, rounding, draws)
         table[0, DONE] = 1
 
     return lazy
@@ -170,7 +163,7 @@ def number_loop(layout: Layout) -> Callable:
     A row has no buffer and no loop over its elements.
     """
     real, catch_up = layout.real, layout.catch_up
-    update, kinds, state_kinds = element_step(layout), layout.weight, layout.state
+    update, kinds, state_kinds = elements.element_step(layout), layout.weight, layout.state
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad, grad_kinds = layout.first_state, layout.first_grad, (layout.grad,)
 
@@ -193,11 +186,11 @@ def number_loop(layout: Layout) -> Callable:
                 weights = locate(table, tensor, ADDRESS, row, kinds)
                 states = locate(table, tensor, first_state, row, state_kinds)
                 rounding, draw = dither_run(key, offset + row), run(key, offset + row)
-                factor = real(take_decay(table, tensor, row)) if catch_up else real(1)
+                factor = real(elements.take_decay(table, tensor, row)) if catch_up else real(1)
                 weight, state = read_weight(weights, 0), load(states, 0)
                 weight, state = update(weight, grad, state, h, factor, draw, 0)
-                keep(weights, 0, weight, rounding, dither)
-                keep_state(states, 0, state, rounding, draws)
+                elements.keep(weights, 0, weight, rounding, dither)
+                elements.keep_state(states, 0, state, rounding, draws)
         table[0, DONE] = 1
 
     return numbers
@@ -215,7 +208,7 @@ def flush_decay(layout: Layout, parallel: bool) -> Callable:
 def flush_loop(layout: Layout) -> Callable:
     """Return the function of :func:`flush_decay`, without compiling it."""
     real, kinds, dither = layout.real, layout.weight, layout.dither or None
-    locate_row = row_locator(layout.pitched)
+    locate_row = elements.row_locator(layout.pitched)
 
     def flush_decay(chunks, table):
         for c in prange(len(chunks)):
@@ -223,7 +216,7 @@ def flush_loop(layout: Layout) -> Callable:
             width: Any = np.int64(table[tensor, WIDTH])
             key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
             for row in range(start, start + size):
-                factor = real(take_decay(table, tensor, row))
+                factor = real(elements.take_decay(table, tensor, row))
                 if factor == 1:
                     continue
                 weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
@@ -231,6 +224,6 @@ def flush_loop(layout: Layout) -> Callable:
                 rounding = dither_run(key, element)
                 for i in range(width):
                     weight = read_weight(weights, i) * factor
-                    keep(weights, i, weight, rounding, dither)
+                    elements.keep(weights, i, weight, rounding, dither)
 
     return flush_decay

@@ -9,15 +9,8 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from fastopt._kernels import elements
 from fastopt._kernels.cpu_sums import FAR, MANY
-from fastopt._kernels.elements import (
-    element_step,
-    gradient,
-    keep,
-    keep_state,
-    row_locator,
-    row_split,
-)
 from fastopt._kernels.lanes import BLOCK, LANES, PART, add, scratch, total
 from fastopt._kernels.layout import ADDRESS, DONE, KEY, OFFSET, ROWS, WIDTH, Layout
 from fastopt._kernels.noise import dither_run
@@ -84,7 +77,7 @@ def _add_terms(layout: Layout) -> Callable:
     def add_terms(table, tensor, grads, place, buffer, at, width, h, terms, lanes, far):
         def add_part(first, n):
             for i in range(first, first + n):
-                grad = gradient(grads, place + i, buffer, at + i)
+                grad = elements.gradient(grads, place + i, buffer, at + i)
                 store(terms, i - first, (term(grad, h),))
             add(lanes, terms, n)
 
@@ -107,12 +100,12 @@ def _add_terms(layout: Layout) -> Callable:
 
 def _update_row(layout: Layout) -> Callable:
     """Return a function that updates the elements and the state of one row."""
-    real, sparse, step = layout.real, layout.sparse, element_step(layout)
+    real, sparse, step = layout.real, layout.sparse, elements.element_step(layout)
     kinds, (cell_kinds, state_kinds) = layout.weight, layout.split_state
     first_state, of_rows = layout.first_state, layout.first_row_state
-    join, split = row_split(layout)
+    join, split = elements.row_split(layout)
     dither, draws = layout.dither or None, layout.keyed or None
-    locate_row = row_locator(layout.pitched)
+    locate_row = elements.row_locator(layout.pitched)
 
     def update_row(table, tensor, row, width, grads, buffer, at, h, mean):
         weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
@@ -123,11 +116,11 @@ def _update_row(layout: Layout) -> Callable:
         rounding = dither_run(key, offset + row * width)
         state = left = load(states, 0)
         for i in range(width):
-            grad, numbers = gradient(grads, place + i, buffer, at + i), join(own, i, state)
+            grad, numbers = elements.gradient(grads, place + i, buffer, at + i), join(own, i, state)
             weight, new = step(read_weight(weights, i), grad, numbers, h, real(1), mean, i)
-            keep(weights, i, weight, rounding, dither)
+            elements.keep(weights, i, weight, rounding, dither)
             left = split(own, i, new, rounding, draws)
         number = offset // max(width, 1) + row
-        keep_state(states, 0, left, dither_run(key, number), draws)
+        elements.keep_state(states, 0, left, dither_run(key, number), draws)
 
     return inlined(update_row)

@@ -13,24 +13,9 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from fastopt._kernels import cuda_packs as packs
+from fastopt._kernels import elements
 from fastopt._kernels.compiling import created, name_entry
-from fastopt._kernels.cuda_packs import (
-    ALIGNMENT,
-    begin_pack,
-    end_pack,
-    pack_size,
-    read_pack,
-    square_pack,
-    sum_pack,
-)
-from fastopt._kernels.elements import (
-    element_step,
-    keep,
-    keep_state,
-    mark_applied,
-    pending_decay,
-    row_split,
-)
 from fastopt._kernels.lanes import BLOCK, LANES, MAXIMUM, SUM, added, scratch
 from fastopt._kernels.layout import (
     ADDRESS,
@@ -113,7 +98,7 @@ def dense(layout: Layout) -> Callable:
     that are not aligned, and of row-sparse gradients.
     """
     rule, real, sparse, record = layout.rule, layout.real, layout.sparse, layout.record
-    update, slots, pack = element_step(layout), len(rule.state), pack_size(layout)
+    update, slots, pack = elements.element_step(layout), len(rule.state), packs.pack_size(layout)
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
@@ -131,21 +116,21 @@ def dense(layout: Layout) -> Callable:
 
         def step(own, slot, at, i, weight, state, grad, rounding):
             weight, state = update(weight, grad, state, h, real(1), draw, i)
-            keep(own, at, weight, rounding, dither)
-            keep_state(slot, at, state, rounding, draws)
+            elements.keep(own, at, weight, rounding, dither)
+            elements.keep_state(slot, at, state, rounding, draws)
 
         if not sparse and is_aligned(table, tensor, addresses):
             done = size // pack * pack
             for i in range(t * pack, done, across * pack):
-                own = begin_pack(weights, i, pack, False, reads)
-                slot = begin_pack(states, i, pack, True, slots)
-                source = begin_pack(grads, i, pack, True, 1)
+                own = packs.begin_pack(weights, i, pack, False, reads)
+                slot = packs.begin_pack(states, i, pack, True, slots)
+                source = packs.begin_pack(grads, i, pack, True, 1)
                 rounding = dither_run(key, element + i)
                 for k in range(pack):
                     weight, state, grad = read_weight(own, k), load(slot, k), load(source, k)[0]
                     step(own, slot, k, i + k, weight, state, grad, rounding)
-                end_pack(weights, i, pack, False, own)
-                end_pack(states, i, pack, True, slot)
+                packs.end_pack(weights, i, pack, False, own)
+                packs.end_pack(states, i, pack, True, slot)
         rounding = dither_run(key, element)
         for i in range(done + t, size, across):
             weight, state = read_weight(weights, i), load(states, i)
@@ -166,7 +151,7 @@ def lazy(layout: Layout) -> Callable:
     in x take elements.
     """
     rule, real, catch_up, record = layout.rule, layout.real, layout.catch_up, layout.record
-    update, wide = element_step(layout), layout.wide_grad
+    update, wide = elements.element_step(layout), layout.wide_grad
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad = layout.first_state, layout.first_grad
@@ -185,7 +170,7 @@ def lazy(layout: Layout) -> Callable:
             states = locate(table, tensor, first_state, row * width, state_kinds)
             element = offset + row * width
             rounding, draw = dither_run(key, element), run(key, element)
-            factor = real(pending_decay(table, tensor, row)) if catch_up else real(1)
+            factor = real(elements.pending_decay(table, tensor, row)) if catch_up else real(1)
             return weights, states, k, rounding, draw, factor
 
         def taken(place, i):
@@ -196,8 +181,8 @@ def lazy(layout: Layout) -> Callable:
             weights, states, _, rounding, draw, factor = place
             weight, state, grad = values
             weight, state = update(weight, grad, state, h, factor, draw, i)
-            keep(weights, i, weight, rounding, dither)
-            keep_state(states, i, state, rounding, draws)
+            elements.keep(weights, i, weight, rounding, dither)
+            elements.keep_state(states, i, state, rounding, draws)
 
         k, height = start + cuda.threadIdx.y, np.int64(cuda.blockDim.y)
         last = min(start + size, np.int64(table[tensor, SEGMENTS]))
@@ -222,7 +207,7 @@ def is_aligned(table, tensor, columns):
     bits = np.uint64(0)
     for column in columns:
         bits |= table[tensor, column]
-    return bits & np.uint64(ALIGNMENT - 1) == 0
+    return bits & np.uint64(packs.ALIGNMENT - 1) == 0
 
 
 HELD = 8
@@ -236,14 +221,14 @@ def rows(layout: Layout) -> Callable:
     Chunk starts and sizes are in rows of the tensor, or indexed rows; a warp takes a row.
     """
     rule, real, sparse = layout.rule, layout.real, layout.sparse
-    update: Any = element_step(layout)
+    update: Any = elements.element_step(layout)
     term: Any = rule.row
     kinds, grad_kinds = layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
     record, grad_real, of_rows = layout.record, wide[0], layout.first_row_state
     cell_kinds, state_kinds = layout.split_state
-    join, split = row_split(layout)
+    join, split = elements.row_split(layout)
 
     def rows(chunks, table, hyper):
         held = cuda.local.array(HELD, grad_real)
@@ -285,12 +270,12 @@ def rows(layout: Layout) -> Callable:
                 else:
                     grad = summed(table, tensor, grads, k, i, wide)
                 weight, new = update(weight, grad, join(own, i, state), h, real(1), mean, i)
-                keep(weights, i, weight, rounding, dither)
+                elements.keep(weights, i, weight, rounding, dither)
                 left = split(own, i, new, rounding, draws)
             meet()  # all lanes have read the state
             if lane == 0:
                 element = offset // max(width, 1) + row
-                keep_state(states, 0, left, dither_run(key, element), draws)
+                elements.keep_state(states, 0, left, dither_run(key, element), draws)
 
     return compiled(rows, rule)
 
@@ -309,14 +294,14 @@ def flush_decay(layout: Layout) -> Callable:
         width = np.int64(table[tensor, WIDTH])
         key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
         for row in range(start + cuda.threadIdx.y, start + size, cuda.blockDim.y):
-            factor = real(pending_decay(table, tensor, row))
+            factor = real(elements.pending_decay(table, tensor, row))
             if factor != 1:
                 weights = locate(table, tensor, ADDRESS, row * width, kinds)
                 element = offset + row * width
                 rounding = dither_run(key, element)
                 for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
                     weight = read_weight(weights, i) * factor
-                    keep(weights, i, weight, rounding, dither)
+                    elements.keep(weights, i, weight, rounding, dither)
 
     return compiled(flush_decay, layout.rule)
 
@@ -335,7 +320,7 @@ def mark_decay(sparse: bool) -> Callable:
             size = min(size, np.int64(table[tensor, SEGMENTS]) - start)
         first = cuda.threadIdx.x + cuda.threadIdx.y * cuda.blockDim.x
         for k in range(start + first, start + size, cuda.blockDim.x * cuda.blockDim.y):
-            mark_applied(table, tensor, listed(table, tensor, ROWS, k) if sparse else k)
+            elements.mark_applied(table, tensor, listed(table, tensor, ROWS, k) if sparse else k)
 
     return compiled(mark_decay, None)
 
@@ -386,7 +371,7 @@ def sums(layout: Layout, step: int) -> Callable:
     :func:`chunk_lane`.
     """
     rule, real, sparse = layout.rule, layout.real, layout.sparse
-    terms, count, each = rule.passes[step][0], rule.sums[step], sum_pack(layout)
+    terms, count, each = rule.passes[step][0], rule.sums[step], packs.sum_pack(layout)
     state_kinds, grad_kinds, slots = layout.state, (layout.grad,), len(rule.state)
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
     first_weight, kinds = layout.summed
@@ -413,8 +398,8 @@ def sums(layout: Layout, step: int) -> Callable:
 
         i = first
         while i < whole:
-            own, slot = read_pack(weights, i, each), read_pack(states, i, each)
-            source = read_pack(grads, i, each)
+            own, slot = packs.read_pack(weights, i, each), packs.read_pack(states, i, each)
+            source = packs.read_pack(grads, i, each)
             for k in range(each):
                 add(k, read_weight(own, k), load(slot, k), load(source, k)[0])
             i += LANES
@@ -503,7 +488,7 @@ def squares(kind: Any, column: int, sparse: bool) -> Callable:
     The gradients' addresses are in `column`. A chunk has at most BLOCK elements, or is an indexed
     row; a warp takes as many chunks as a pack has elements, see :func:`chunk_lane`.
     """
-    kinds, wide, each = (kind,), wide_of(kind), square_pack(kind, sparse)
+    kinds, wide, each = (kind,), wide_of(kind), packs.square_pack(kind, sparse)
 
     def squares(chunks, table, partial):
         c, first = chunk_lane(each)
@@ -518,7 +503,7 @@ def squares(kind: Any, column: int, sparse: bool) -> Callable:
             whole = size // each * each
         i = first
         while i < whole:
-            source = read_pack(grads, i, each)
+            source = packs.read_pack(grads, i, each)
             for k in range(each):
                 found[k] += np.float64(load(source, k)[0]) ** 2
             i += LANES

@@ -14,16 +14,7 @@ import numpy as np
 from numba import cuda, types
 from numba.core import cgutils
 
-from fastopt._kernels.blocks import (
-    CODE_BLOCK,
-    blocks_of,
-    decode,
-    encode,
-    extent,
-    higher,
-    lowest,
-    prepared,
-)
+from fastopt._kernels import blocks as codec
 from fastopt._kernels.cuda import (
     WARPS,
     chunk_of,
@@ -43,7 +34,7 @@ from fastopt._kernels.storage import given, load, locate, store
 from fastopt._kernels.weights import read_weight
 from fastopt.kernels.rule import scalar
 
-EACH = CODE_BLOCK // LANES
+EACH = codec.CODE_BLOCK // LANES
 """Elements of a block that a lane updates."""
 
 
@@ -92,7 +83,7 @@ def _lane_update(layout: Layout) -> Callable[..., Any]:
         weights, states, source, targets = pointers
         key, element = table[tensor, KEY], np.int64(table[tensor, OFFSET]) + first
         rounding, draw = dither_run(key, element), run(key, element)
-        tops = lowest(targets)
+        tops = codec.lowest(targets)
         for i in range(count):
             weight = read_weight(weights, i)
             if lazy:
@@ -101,12 +92,12 @@ def _lane_update(layout: Layout) -> Callable[..., Any]:
                 grad = scattered(table, tensor, source, first + i, real(0), wide)
             else:
                 grad = load(source, i)[0]
-            state = decode(states, i, before)
+            state = codec.decode(states, i, before)
             weight, state = update(weight, grad, state, h, factor, draw, i)
             keep(weights, i, weight, rounding, dither)
-            numbers = prepared(states, state)
+            numbers = codec.prepared(states, state)
             store(targets, i, numbers)
-            tops = higher(states, tops, numbers, state)
+            tops = codec.higher(states, tops, numbers, state)
         found = highest_of_warp(tops)
         meet()  # all lanes have read the scales
         return found
@@ -131,7 +122,7 @@ def blocks(layout: Layout) -> Callable:
         c, lane, warp = cuda.blockIdx.x, np.int64(cuda.threadIdx.x), cuda.threadIdx.y
         tensor, start, size = chunk_of(chunks, c, table)
         width: Any = np.int64(table[tensor, WIDTH])
-        in_row: Any = blocks_of(width)
+        in_row: Any = codec.blocks_of(width)
         h, aligned = given(hyper, tensor, record), is_aligned(table, tensor, addresses)
         new, fewer = scratch(slots, EACH, real), scratch(slots, EACH, real)
         end = start + size
@@ -142,8 +133,8 @@ def blocks(layout: Layout) -> Callable:
             first, last = (row * in_row, (row + 1) * in_row) if lazy else (k, k + 1)
             factor = real(pending_decay(table, tensor, row)) if catch_up else real(1)
             for block in range(first, last):
-                begin, column, count = extent(block, in_row, width)
-                whole = aligned and count == CODE_BLOCK and begin % EACH == 0
+                begin, column, count = codec.extent(block, in_row, width)
+                whole = aligned and count == codec.CODE_BLOCK and begin % EACH == 0
                 begin += lane * EACH
                 place = k, begin, column + lane * EACH
                 weights = locate(table, tensor, ADDRESS, begin, kinds)
@@ -156,13 +147,13 @@ def blocks(layout: Layout) -> Callable:
                     codes = begin_pack(states, 0, EACH, True, slots)
                     pointers = own, codes, begin_pack(source, 0, EACH, True, 1), new
                     tops = update_lane(table, tensor, place, pointers, before, EACH, h, factor)
-                    encode(codes, scales, new, EACH, tops)
+                    codec.encode(codes, scales, new, EACH, tops)
                     end_pack(weights, 0, EACH, False, own)
                     end_pack(states, 0, EACH, True, codes)
                 else:
                     count = max(min(np.int64(EACH), count - lane * EACH), np.int64(0))
                     pointers = weights, states, source, fewer
                     tops = update_lane(table, tensor, place, pointers, before, count, h, factor)
-                    encode(states, scales, fewer, count, tops)
+                    codec.encode(states, scales, fewer, count, tops)
 
     return compiled(blocks, rule)

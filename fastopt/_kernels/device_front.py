@@ -61,19 +61,6 @@ from fastopt._kernels.objects import (
     unsigned,
     words,
 )
-from fastopt._kernels.record_words import (
-    context_at,
-    driver_at,
-    form_at,
-    header_at,
-    hyper_at,
-    launch_at,
-    norm_at,
-    reader_at,
-    record_at,
-    repeat_at,
-    ring_at,
-)
 from fastopt.kernels.rule import scalar
 
 TARGET = 4
@@ -96,9 +83,9 @@ def enter_places(context, places, n, found):
     if n > context.capacity:
         context.need = n
         return w.NO_CAPACITY
-    loops = record_at(context.nothing).kernels
+    loops = w.record_at(context.nothing).kernels
     for k in range(n):
-        tensor, record = tensor_of(context, k), record_at(words(places)[k])
+        tensor, record = tensor_of(context, k), w.record_at(words(places)[k])
         tensor.record, tensor.kernels, tensor.listed = words(places)[k], loops, 0
         if context.each == 0:
             tensor.hyper = record.hyper
@@ -109,7 +96,7 @@ def enter_places(context, places, n, found):
         record.mark = context.call_number
     asks = context.asking != 0 and not is_asked(context)
     for k in range(n):
-        hyper = hyper_at(tensor_of(context, k).hyper)
+        hyper = w.hyper_at(tensor_of(context, k).hyper)
         if hyper.valid == 0 and not asks:
             return w.REFUSED
         words(found)[k], words(found)[n + k] = tensor_of(context, k).hyper, hyper.rests
@@ -122,7 +109,7 @@ def advance_all(context, targets, n):
     skipped = np.int64(0)
     for k in range(n):
         tensor, target = tensor_of(context, k), words(targets + 8 * TARGET * k)
-        record, wide = record_at(tensor.record), hyper_at(tensor.hyper).wide
+        record, wide = w.record_at(tensor.record), w.hyper_at(tensor.hyper).wide
         advance(context, tensor)
         row, skips = unsigned(target[2]), np.int64(tensor.record == context.nothing)
         row[DONE], skipped = np.uint64(skips), skipped + skips
@@ -148,11 +135,11 @@ def is_same(context, repeat, index, grad, weight):
         if lists[0] == 0 or lists[1] == 0 or lists[2] == 0:
             return False
         for each in (index, grad, weight):
-            if header_at(each).length != n:
+            if w.header_at(each).length != n:
                 return False
         index, grad, weight = lists
     for k in range(repeat.watched_count):
-        if header_at(words(repeat.watched)[k]).length:
+        if w.header_at(words(repeat.watched)[k]).length:
             return False
     for k in range(n):
         own, g, x = index, grad, weight
@@ -175,12 +162,12 @@ def is_even(context, repeat):
     for k in range(repeat.count):
         tensor = tensor_of(context, k)
         first = tensor_of(context, words(repeat.firsts)[k])
-        hyper = hyper_at(tensor.hyper)
+        hyper = w.hyper_at(tensor.hyper)
         if tensor.hyper != first.hyper or hyper.skips or hyper.carries:
             return False
         if rests[k] != words(repeat.rests)[k]:
             return False
-        here, there = record_at(tensor.record).count, record_at(first.record).count
+        here, there = w.record_at(tensor.record).count, w.record_at(first.record).count
         if counts[here] != counts[there] and hyper.prepare:
             return False
     return context.each == 0 and context.repeats == 0
@@ -191,7 +178,7 @@ def is_ready(repeat):
     """Whether the device is the current one, and no graph is captured."""
     state = words(repeat.state)
     state[0] = state[1] = 0
-    driver = driver_at(repeat.driver)
+    driver = w.driver_at(repeat.driver)
     if invoke(driver.current, (repeat.state,)) or state[0] != repeat.context:
         return False
     return not (invoke(driver.capturing, (repeat.stream, repeat.state + 8)) or state[1])
@@ -215,7 +202,7 @@ def is_like(value, wanted):
 @scalar
 def read(reader, form, array):
     """Return the address of the memory of a gradient, 0 if it is of another form."""
-    if header_at(array).type != reader.kind:
+    if w.header_at(array).type != reader.kind:
         return 0
     names, wanted = after(reader, w.READ_SHAPE), after(form, w.FORM_SHAPE)
     for k in range(3):
@@ -224,7 +211,7 @@ def read(reader, form, array):
     if borrowed(array, reader.stream) != form.stream:
         return 0
     memory = borrowed(array, reader.memory)
-    if memory == 0 or header_at(memory).type != reader.memory_kind:
+    if memory == 0 or w.header_at(memory).type != reader.memory_kind:
         return 0
     part = borrowed(memory, reader.part) if reader.device else 0
     if reader.device and (part == 0 or borrowed(part, reader.context) != reader.device):
@@ -254,11 +241,11 @@ def is_apart(reader, first, end):
 @scalar
 def read_all(context, repeat, grad):
     """Enter the addresses of gradients into the tables; return whether all fit."""
-    reader, items = reader_at(repeat.reader), grad
+    reader, items = w.reader_at(repeat.reader), grad
     if repeat.listed:
         items = items_of(context, grad)
     for k in range(repeat.count):
-        form = form_at(reader.forms + 8 * w.FORM * k)
+        form = w.form_at(reader.forms + 8 * w.FORM * k)
         found, slot = read(reader, form, words(items)[k] if repeat.listed else grad), form.slot
         if found == 0:
             clear_error()
@@ -295,12 +282,12 @@ def transfer(driver, ring, stream):
 def launch_all(repeat):
     """Upload, launch the kernels and report until something fails; return the driver's error."""
     one, error, thread = np.uint32(1), np.int32(0), release_gil()
-    driver = driver_at(repeat.driver)
+    driver = w.driver_at(repeat.driver)
     for k in range(repeat.upload_count):
         if error == 0:
-            error = transfer(driver, ring_at(words(repeat.uploads)[k]), repeat.stream)
+            error = transfer(driver, w.ring_at(words(repeat.uploads)[k]), repeat.stream)
     for k in range(repeat.launch_count):
-        own = launch_at(repeat.launches + 8 * w.LAUNCH * k)
+        own = w.launch_at(repeat.launches + 8 * w.LAUNCH * k)
         for f in range(own.numbers_count):
             if own.wide:
                 doubles(own.numbers)[f] = doubles(own.fields)[f]
@@ -313,7 +300,7 @@ def launch_all(repeat):
             last = np.uint32(0), repeat.stream, own.arguments, none
             error = invoke(driver.launching, (own.handle, *grid, *block, *last))
     if error == 0 and repeat.measured:
-        error = transfer(driver, ring_at(repeat.reports), repeat.stream)
+        error = transfer(driver, w.ring_at(repeat.reports), repeat.stream)
     restore_gil(thread)
     return error
 
@@ -324,11 +311,11 @@ def find(context, place, index, grad, weight):
 
     It is at `place`, or with other gradients at one of those that follow.
     """
-    while place != 0 and not is_same(context, repeat_at(place), index, grad, weight):
-        place = repeat_at(place).following
+    while place != 0 and not is_same(context, w.repeat_at(place), index, grad, weight):
+        place = w.repeat_at(place).following
     if place == 0 or context.checks or context.clip:
         return np.int64(w.REFUSED)
-    repeat = repeat_at(place)
+    repeat = w.repeat_at(place)
     if repeat.measured != (context.measure != 0) or not is_ready(repeat):
         return np.int64(w.REFUSED)
     if repeat.reader and not read_all(context, repeat, grad):
@@ -343,11 +330,11 @@ def check_sent(context, repeat):
     counts = words(context.counts)
     for k in range(repeat.count):
         tensor = tensor_of(context, k)
-        if hyper_at(tensor.hyper).skips:
+        if w.hyper_at(tensor.hyper).skips:
             return w.REFUSED
         if tensor.hyper != words(repeat.hypers)[k]:
             return w.STALE
-        if counts[record_at(tensor.record).count] != words(repeat.counts)[k]:
+        if counts[w.record_at(tensor.record).count] != words(repeat.counts)[k]:
             return w.STALE
     return w.OK
 
@@ -358,17 +345,17 @@ def repeat_call(at, place, index, grad, weight):
     The call is refused, with nothing changed, if anything besides gradients, counts and
     hyper-parameters differs. The caller holds the updater's lock.
     """
-    context = context_at(at)
+    context = w.context_at(at)
     place = find(context, place, address(index), address(grad), address(weight))
     if place < 0:
         return place
-    repeat, counts = repeat_at(place), words(context.counts)
+    repeat, counts = w.repeat_at(place), words(context.counts)
     largest = counts[0]
     if repeat.measured:
         status = check_sent(context, repeat)
         if status < 0:
             return status
-    elif not is_even(context, repeat) or not (repeat.folds or norm_at(context.norm).factor == 1):
+    elif not is_even(context, repeat) or not (repeat.folds or w.norm_at(context.norm).factor == 1):
         return w.REFUSED
     else:
         advance_all(context, repeat.targets, repeat.count)
@@ -376,7 +363,7 @@ def repeat_call(at, place, index, grad, weight):
     if error:
         counts[0] = largest
         for k in range(repeat.count if not repeat.measured else 0):
-            counts[record_at(words(repeat.places)[k]).count] -= 1
+            counts[w.record_at(words(repeat.places)[k]).count] -= 1
         words(repeat.state)[0] = error
         return w.FAILED
     context.done, context.asked, context.each, context.expected = 1, 0, 0, 0
@@ -385,7 +372,7 @@ def repeat_call(at, place, index, grad, weight):
 
 def report_call(driver, ring, stream):
     """See :func:`transfer`."""
-    return transfer(driver_at(driver), ring_at(ring), stream)
+    return transfer(w.driver_at(driver), w.ring_at(ring), stream)
 
 
 def follow_call(driver, ring, waits):
@@ -393,7 +380,7 @@ def follow_call(driver, ring, waits):
 
     With `waits` it waits for that, without the GIL.
     """
-    functions, reports = driver_at(driver), ring_at(ring)
+    functions, reports = w.driver_at(driver), w.ring_at(ring)
     event = words(reports.events)[reports.first % reports.slot_count]
     error = invoke(functions.query, (event,))
     if error == NOT_READY and waits:
@@ -408,12 +395,12 @@ def follow_call(driver, ring, waits):
 
 def admit_call(at, places, n, found):
     """See :func:`enter_places`."""
-    return enter_places(context_at(at), places, n, found)
+    return enter_places(w.context_at(at), places, n, found)
 
 
 def advance_call(at, targets, n):
     """See :func:`advance_all`."""
-    return advance_all(context_at(at), targets, n)
+    return advance_all(w.context_at(at), targets, n)
 
 
 @cache

@@ -12,7 +12,6 @@ from fastopt._kernels import record_words as w
 from fastopt._kernels.admission import copy, tensor_of
 from fastopt._kernels.cpu_calls import limit_norm
 from fastopt._kernels.objects import call, doubles, words
-from fastopt._kernels.record_words import context_at, loops_at, norm_at, record_at
 from fastopt._kernels.row_admission import enter_rows
 from fastopt._kernels.strided import COPY_GRAD
 from fastopt.kernels.rule import scalar
@@ -27,7 +26,7 @@ def gather(context, k):
         tensor.measured = tensor.scratch
         copy(context, k, COPY_GRAD, tensor.measured)
     if tensor.listed:
-        record = record_at(tensor.record)
+        record = w.record_at(tensor.record)
         row = words(record.row)
         enter_rows(tensor, row)
         row[record.grad_column] = tensor.measured
@@ -36,7 +35,7 @@ def gather(context, k):
 @scalar
 def chunks_of(tensor):
     """Return the addresses of the chunks of a gradient and of their sums, and their number."""
-    record = record_at(tensor.record)
+    record = w.record_at(tensor.record)
     if tensor.listed:
         return tensor.cuts, tensor.cut_sums, tensor.cut_count
     return record.flat, record.sums, record.flat_count
@@ -52,8 +51,8 @@ def square(context, k, first, count):
         doubles(partial)[c] = 0.0
     row = context.tensors + 8 * (w.TENSOR * k + w.T_MEASURED)
     if tensor.listed:
-        row = record_at(tensor.record).row
-    call(loops_at(tensor.kernels).squares, chunks, count, row, 0, partial)
+        row = w.record_at(tensor.record).row
+    call(w.loops_at(tensor.kernels).squares, chunks, count, row, 0, partial)
 
 
 @scalar
@@ -85,13 +84,13 @@ def square_share(context, first, last, share, shares):
 def conclude(context, total):
     """Compute the norm, and the factor of the gradients, from the sum of all squares."""
     limit_norm(total, carray(doubles(context.norm), (w.NORM_NUMBERS,)))
-    norm = norm_at(context.norm)
+    norm = w.norm_at(context.norm)
     norm.factor *= norm.share
 
 
 def measure_call(at, n, _, __, ___):
     """Measure the gradients of the admitted tensors."""
-    context, total = context_at(at), 0.0
+    context, total = w.context_at(at), 0.0
     for k in range(n):
         gather(context, k)
         square_share(context, k, k + 1, 0, 1)
@@ -105,7 +104,7 @@ GATHER, SQUARE = range(2)
 
 def share_call(at, phase, first, last, share):
     """Do one share of a phase for the tensors from `first` to `last`."""
-    context = context_at(at)
+    context = w.context_at(at)
     shares = context.threads
     if phase == GATHER:
         for k in range(first + share, last, shares):
@@ -116,7 +115,7 @@ def share_call(at, phase, first, last, share):
 
 def measure_large(at, n, _, __, ___):
     """Measure the gradients of a large call on several threads."""
-    context, total = context_at(at), 0.0
+    context, total = w.context_at(at), 0.0
     group = 1 if context.repeats else max(n, 1)  # a tensor has one place for the sums of its chunks
     for first in range(0, n, group):
         last = first + group

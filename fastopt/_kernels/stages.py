@@ -12,22 +12,10 @@ from functools import cache
 import numpy as np
 from numba import types
 
+from fastopt._kernels import front
 from fastopt._kernels.admission import tensor_of
 from fastopt._kernels.chunks import LINE
 from fastopt._kernels.compiling import address_of, bind_to, compiled
-from fastopt._kernels.front import (
-    COVERS,
-    END,
-    ON_CALL,
-    REDUCTIONS,
-    UPDATES,
-    advance,
-    begin,
-    is_asked,
-    order_all,
-    pass_of,
-    share_call,
-)
 from fastopt._kernels.lanes import larger
 from fastopt._kernels.measuring import added
 from fastopt._kernels.objects import call, doubles, words
@@ -39,7 +27,7 @@ IS_ASKED, CLIP, MEASURE, START, REDUCE, COMPLETE, PARTS, UPDATE = range(8)
 each gradient; count, and enter all addresses; sum the terms of a reduction; merge the sums of all
 slices; update parts of tensors; update all, and copy back."""
 
-share_of_call = scalar(share_call)
+share_of_call = scalar(front.share_call)
 
 
 @scalar
@@ -94,7 +82,7 @@ def divide(context, phase, first, last):
 @scalar
 def merge_chunks(tensor, step, target):
     """Write the sums of a tensor, or maxima, from those of its chunks."""
-    record, one = record_at(tensor.record), pass_of(tensor, step)
+    record, one = record_at(tensor.record), front.pass_of(tensor, step)
     each, largest, partial = one.count, one.largest, doubles(record.sums)
     for k in range(each):
         total = 0.0
@@ -107,7 +95,7 @@ def merge_chunks(tensor, step, target):
 @scalar
 def merge_slices(tensor, step, sums, width, apart, slices):
     """End a reduction with the sums of all slices of a tensor, which lie `apart`."""
-    record, one = record_at(tensor.record), pass_of(tensor, step)
+    record, one = record_at(tensor.record), front.pass_of(tensor, step)
     each, finish = one.count, one.finish
     chunks, partial = np.zeros((slices, 3), np.int64), np.empty((slices, each))
     for s in range(slices):
@@ -126,9 +114,9 @@ def stage_call(at, name, n, step, place, width, slices):
     """
     context = context_at(at)
     if name == IS_ASKED:
-        return 1 if is_asked(context) else 0
+        return 1 if front.is_asked(context) else 0
     if name == CLIP:
-        order_all(context, n)
+        front.order_all(context, n)
         if context.clip:
             clip = context.clip_large if context.threads > 1 else context.clip
             call(clip, at, n, context.threads, 0, 0)
@@ -139,16 +127,16 @@ def stage_call(at, name, n, step, place, width, slices):
             doubles(place)[k] = added(tensor_of(context, k))
     elif name == START:
         for k in range(n):
-            advance(context, tensor_of(context, k))
-            begin(context, k)
+            front.advance(context, tensor_of(context, k))
+            front.begin(context, k)
     elif name == PARTS:
         divide(context, PARTS_OF, place, step)
     elif name == UPDATE:
-        for phase in (UPDATES, COVERS, END):
+        for phase in (front.UPDATES, front.COVERS, front.END):
             divide(context, phase, 0, n)
     else:
         if name == REDUCE:
-            divide(context, REDUCTIONS + step, 0, n)
+            divide(context, front.REDUCTIONS + step, 0, n)
         for k in range(n):
             tensor = tensor_of(context, k)
             if step < loops_at(tensor.kernels).passes:
@@ -169,4 +157,4 @@ def stage():
 @cache
 def share() -> int:
     """Return the address of :func:`share_stage`."""
-    return address_of(share_stage, ON_CALL, None)
+    return address_of(share_stage, front.ON_CALL, None)

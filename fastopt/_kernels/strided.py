@@ -10,7 +10,6 @@ from fastopt._kernels import record_words as w
 from fastopt._kernels.copying import move
 from fastopt._kernels.half import widen_bfloat16, widen_float16
 from fastopt._kernels.objects import after, doubles, halves, singles
-from fastopt._kernels.record_words import record_at, tensor_at
 from fastopt.kernels.rule import scalar
 
 COPY_GRAD, COPY_WEIGHT, COPY_BACK = range(3)
@@ -197,8 +196,8 @@ def copy_grad(tensor, record, scratch):
 
 def copy_call(at, what, target, _, __):
     """Copy an array of a tensor to scratch memory at `target`, or its weight back."""
-    tensor = tensor_at(at)
-    record = record_at(tensor.record)
+    tensor = w.tensor_at(at)
+    record = w.record_at(tensor.record)
     if what == COPY_GRAD:
         copy_grad(tensor, record, target)
     else:

@@ -24,20 +24,11 @@ from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.format.objects import is_registered
 from fastopt.checkpoint.format.tree import chunks
+from fastopt.checkpoint.restore import shards
 from fastopt.checkpoint.restore.describe import describe, under_keys
 from fastopt.checkpoint.restore.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.restore.restore import check_outside, restore
-from fastopt.checkpoint.restore.shards import (
-    BY_ROW,
-    RUN,
-    Placement,
-    Reading,
-    Saved,
-    cut_state,
-    read_saved,
-    shard_path,
-    tables_of,
-)
+from fastopt.checkpoint.restore.shards import Placement, Reading, Saved
 from fastopt.distributed.agreement import Facts, agree, attempt, is_agreed, share_texts
 from fastopt.distributed.fingerprint import holds_array
 from fastopt.distributed.job import private
@@ -270,7 +261,7 @@ class Resumable(Sharded):
         """Read the part of a checkpoint that this rank loads."""
         check_outside(self.shard)
         reading = Reading(self.optimizer, self.rank, self.ranks, self.placements)
-        return read_saved(reading, path, self._kind)
+        return shards.read_saved(reading, path, self._kind)
 
     def _restored(self, trial: Trial, saved: Saved, strict: bool) -> Skipped:
         """Restore a checkpoint into `trial`, slicing whole states if their placement is known."""
@@ -283,7 +274,7 @@ class Resumable(Sharded):
                 if placement is None or key in saved.cut:
                     continue
                 context = f"parameter {key!r}"
-                states, *averages = tables_of(tree)
+                states, *averages = shards.tables_of(tree)
                 attributes = arrays_by_index(tree["attributes"])
                 for kind, table, name in [
                     ("states", states, key),
@@ -293,8 +284,10 @@ class Resumable(Sharded):
                     if isinstance(table, dict) and name in table:
                         value = table.pop(name)
                         if self._takes(kind, placement):
-                            by_row = kind in BY_ROW
-                            table[name] = cut_state(value, placement, self.rank, context, by_row)
+                            by_row = kind in shards.BY_ROW
+                            table[name] = shards.cut_state(
+                                value, placement, self.rank, context, by_row
+                            )
             saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
         skipped = restore(trial, tree, strict)
         if trial.groups is not None:
@@ -315,7 +308,7 @@ class Resumable(Sharded):
         """Slices of the loaded state of a whole weight, and of attributes that contain arrays."""
         context = self._label(index)
         return {
-            name: cut_state(value, placement, self.rank, context, name in BY_ROW)
+            name: shards.cut_state(value, placement, self.rank, context, name in shards.BY_ROW)
             for name, value in self.uncut[index].items()
             if self._takes(name, placement)
         }
@@ -378,7 +371,7 @@ def write_together(
     """
     ranks, rank, size = sharded._ranks, sharded.rank, sharded.ranks
     run = share_texts(ranks, new_run())[0]
-    own = shard_path(path, run, rank, size)
+    own = shards.shard_path(path, run, rank, size)
 
     def write_shard() -> Tree:
         shard, index = contents()
@@ -425,7 +418,7 @@ def _check_shards(path: PathLike, run: str, ranks: int) -> None:
     missing = [*range(ranks)]
     for pause in (0.0, 0.1, 0.4, 1.5):
         time.sleep(pause)
-        missing = [r for r in missing if not shard_path(path, run, r, ranks).exists()]
+        missing = [r for r in missing if not shards.shard_path(path, run, r, ranks).exists()]
         if not missing:
             return
     folder = Path(path).absolute().parent
@@ -438,7 +431,7 @@ def _check_shards(path: PathLike, run: str, ranks: int) -> None:
 def remove_others(path: PathLike, run: str) -> None:
     """Remove the shards of earlier checkpoints, which the index no longer lists."""
     target = Path(path)
-    pattern = re.compile(re.escape(target.name) + rf"\.({RUN})\.\d+-of-\d+")
+    pattern = re.compile(re.escape(target.name) + rf"\.({shards.RUN})\.\d+-of-\d+")
     for file in target.parent.iterdir():
         found = pattern.fullmatch(file.name)
         if found and found[1] != run:
@@ -543,7 +536,7 @@ def save_checkpoint(
         raise
     if ranks.rank == 0:
         for other in Path(folder).iterdir():
-            if re.fullmatch(RUN, other.name) and other.name != run:
+            if re.fullmatch(shards.RUN, other.name) and other.name != run:
                 shutil.rmtree(other, ignore_errors=True)
     agree(ranks)
 
@@ -574,7 +567,7 @@ def latest_checkpoint(folder: PathLike) -> dict[str, Path]:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     match found:
-        case {"run": str(run), "parts": [*names]} if re.fullmatch(RUN, run):
+        case {"run": str(run), "parts": [*names]} if re.fullmatch(shards.RUN, run):
             if all(map(_is_file_name, names)):
                 return {name: Path(folder, run, name) for name in names}
     raise CheckpointError(f"{path}: not a file of save_checkpoint()")

@@ -20,14 +20,8 @@ from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import dumps, loads, read
 from fastopt.checkpoint.restore.describe import copied
 from fastopt.checkpoint.restore.shards import RUN, Placement, read_shard
-from fastopt.distributed.agreement import (
-    Facts,
-    agree,
-    attempt,
-    gathered_together,
-    is_agreed,
-    of_all,
-)
+from fastopt.distributed import agreement
+from fastopt.distributed.agreement import Facts
 from fastopt.distributed.checkpoint import write_together
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import Ranks, time_limit
@@ -109,12 +103,12 @@ class ShardedEmbeddingTable(Sharded):
         used = bool(table.step or len(table) or (table._waiting and len(table._waiting)))
         start = table._start
         seen = np.array([used, start.seed, KEYS.index(table._keys)], np.int64)
-        every = of_all(self._ranks, seen)
+        every = agreement.of_all(self._ranks, seen)
         if not every[:, 0].any():
             start.seed = int(every[0, 1])  # initial values depend on seed and id only
         if table._keys is None:
             table._keys = KEYS[every[:, 2].max()]
-        _, error = attempt(self._check_owned)
+        _, error = agreement.attempt(self._check_owned)
         names = "dim", "dtype", "min_count", "half_life", "step"
         facts = Facts({name: str(getattr(table, name)) for name in names}, name=repr(table.name))
         facts |= {"init": str(start.text), "seed of init": str(start.seed)}
@@ -181,7 +175,7 @@ class ShardedEmbeddingTable(Sharded):
         wanted, times, inverse, shape = given
         routes = RowExchange(self._ranks, [HashedIds(self.ranks)], [wanted])
         (came,), (counted,) = routes.there([times])
-        rows, error = attempt(self._taken, came, counted, create)
+        rows, error = agreement.attempt(self._taken, came, counted, create)
         self._agree(Facts(), error)
         (values,) = routes.back([rows])
         return np.reshape(values[inverse], (*shape, self.table.dim))
@@ -241,7 +235,7 @@ class ShardedEmbeddingTable(Sharded):
         chosen = {"unused_for": str(unused_for), "count_below": str(count_below)}
 
         def evicted(_: object) -> Array:
-            gone, error = attempt(self.table.evict, unused_for, count_below, keep)
+            gone, error = agreement.attempt(self.table.evict, unused_for, count_below, keep)
             self._agree(Facts(), error)
             return np.asarray(gone)
 
@@ -369,19 +363,19 @@ class ShardedEmbeddingTable(Sharded):
         ranks = private(comm, limit).ranks
         ranks.begin("load of a ShardedEmbeddingTable", limit)
 
-        found, error = attempt(read_rows, path, ranks.rank, ranks.size, optimizer, init)
+        found, error = agreement.attempt(read_rows, path, ranks.rank, ranks.size, optimizer, init)
         run, fields, parts = found or ("", None, False)
-        agree(ranks, [Facts(path=str(path), run=run)], error)
+        agreement.agree(ranks, [Facts(path=str(path), run=run)], error)
         try:
             if parts:
                 fields = share_rows(ranks, fields, optimizer)
         except Exception as problem:
-            if not is_agreed(problem):
+            if not agreement.is_agreed(problem):
                 ranks.fail(f"failed: {type(problem).__name__}: {problem}")
             raise
-        table, error = attempt(cls._restored, fields, optimizer, init, directory)
+        table, error = agreement.attempt(cls._restored, fields, optimizer, init, directory)
         try:
-            agree(ranks, (), error)
+            agreement.agree(ranks, (), error)
         except BaseException:
             if table is not None and table._directory is not None:
                 table._directory.discard()
@@ -413,7 +407,7 @@ class ShardedEmbeddingTable(Sharded):
         table, before = self.table, self.table._keys
         done = False
         if before is None:
-            array, _ = attempt(np.asarray, ids)
+            array, _ = agreement.attempt(np.asarray, ids)
             known = array is not None and array.size
             kind = np.array([1 + (array.dtype == np.uint64) if known else 0], np.int64)
             self._ranks.wait(self._ranks.comm.all_reduce_max(kind))
@@ -565,14 +559,14 @@ def share_rows(
     none = lambda records: np.empty(0, np.int64)  # noqa: E731
     last = fields is not None and ranks.rank == ranks.size - 1
     own = dumps(_merged(iter([fields]), none)) if last else b""  # type: ignore[list-item]
-    (data,), _ = gathered_together(ranks, [np.frombuffer(own, np.uint8)])
+    (data,), _ = agreement.gathered_together(ranks, [np.frombuffer(own, np.uint8)])
     if fields is None:
         fields = loads(data.tobytes(), optimizer)
     assert fields is not None
-    rows, error = attempt(_described, fields)
-    agree(ranks, [Facts(rows=str(rows))], error)
+    rows, error = agreement.attempt(_described, fields)
+    agreement.agree(ranks, [Facts(rows=str(rows))], error)
     waiting, decay = fields["waiting"], fields["decay"]
-    totals = of_all(ranks, np.array([np.nan if decay is None else decay[1]]))
+    totals = agreement.of_all(ranks, np.array([np.nan if decay is None else decay[1]]))
     known = totals[~np.isnan(totals)].tolist()
     arrays = _to_owners(ranks, _rows(fields, bool(known)))
     waiting = None if waiting is None else _to_owners(ranks, waiting)

@@ -30,29 +30,12 @@ from fastopt.checkpoint.format.container import can_hold, dtype_of
 from fastopt.checkpoint.format.errors import CheckpointError
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import chunks, dumps, loads
+from fastopt.checkpoint.restore import shards
 from fastopt.checkpoint.restore.describe import copied
 from fastopt.checkpoint.restore.parameters import Skipped
-from fastopt.checkpoint.restore.shards import (
-    Form,
-    Placement,
-    Saved,
-    merged,
-    of_one,
-    placed,
-)
-from fastopt.distributed.agreement import (
-    Fact,
-    Facts,
-    Idle,
-    Numbers,
-    agree,
-    attempt,
-    checksum,
-    copier,
-    gathered_together,
-    is_agreed,
-    summer,
-)
+from fastopt.checkpoint.restore.shards import Form, Placement, Saved
+from fastopt.distributed import agreement
+from fastopt.distributed.agreement import Fact, Facts, Idle, Numbers
 from fastopt.distributed.backend import compile_stages
 from fastopt.distributed.checkpoint import NOTHING, Resumable, listing_of
 from fastopt.distributed.exchange import EarlyGradients, Exchange
@@ -134,7 +117,7 @@ class Slices:
         """Write the slices of all ranks to the weights and their copies; collective."""
         for group in _batches(self.weights, self.limit):
             flats = [self.own[index].reshape(-1) for index in group]
-            elements, _ = gathered_together(self.ranks, flats)
+            elements, _ = agreement.gathered_together(self.ranks, flats)
             for index, each in zip(group, elements, strict=True):
                 weight = self.weights[index]
                 weight[...] = each.reshape(weight.shape)
@@ -468,7 +451,7 @@ class ShardedUpdater(Resumable):
         >>> run_threads(2, program)[1], old
         ({'scale': array([0.7, 0.7])}, {'scale': array([1., 1.])})
         """
-        new, error = attempt(copies, weights)
+        new, error = agreement.attempt(copies, weights)
         self(Nested(grads, new, missing, error), None, None)
         return as_given(new, weights)
 
@@ -500,14 +483,14 @@ class ShardedUpdater(Resumable):
     ) -> bool:
         """Add the gradients of this rank to its sums, and update with them in the last call."""
         self._begin("accumulate")
-        found, error = attempt(self._entries, windows, index, grad, weight)
+        found, error = agreement.attempt(self._entries, windows, index, grad, weight)
         entries, single = cast(list[Entry], found or []), not isinstance(index, (list, tuple))
         indices = [each[0] for each in entries]
         before, after = windows.before(indices), windows.after(indices)
         gate = self._gate(lambda: [self._window_facts(windows, indices)], active)
         try:
             if error is None:
-                _, error = attempt(windows.add, entries, self.optimizer.idx2name, single)
+                _, error = agreement.attempt(windows.add, entries, self.optimizer.idx2name, single)
             gate.enter(error)
             if indices and indices[0] not in after:
                 sums = [times(windows.sums[each], 1 / windows.every) for each in indices]
@@ -560,7 +543,7 @@ class ShardedUpdater(Resumable):
         """
         with self.optimizer.call_lock:
             self._begin("finish")
-            found, error = attempt(self._incomplete, index, weight)
+            found, error = agreement.attempt(self._incomplete, index, weight)
             entries: list[Entry] = found or []
             indices, windows = [each[0] for each in entries], self._windows
             self._gate(lambda: [self._window_facts(windows, indices)]).enter(error)
@@ -724,7 +707,7 @@ class ShardedUpdater(Resumable):
         try:
             yield
         except BaseException as error:
-            if not is_agreed(error):
+            if not agreement.is_agreed(error):
                 self._ranks.fail(f"left join() by {type(error).__name__}: {error}")
             raise
         with self.optimizer.call_lock:
@@ -751,7 +734,7 @@ class ShardedUpdater(Resumable):
     def _update(self, index: object, grad: object, weight: object, active: bool = True) -> bool:
         """Update like :meth:`__call__`; return False if no rank has work of its own."""
         self._begin("update")
-        found, error = attempt(self._planned, index, grad, weight)
+        found, error = agreement.attempt(self._planned, index, grad, weight)
         step, plan = cast(Step, found), cast(Plan, found and found.plan)
         layered = self._layered is not None
         apart = layered and (error is not None or plan.is_apart(step.grads, step.at))
@@ -771,7 +754,7 @@ class ShardedUpdater(Resumable):
         except Idle:
             return False
         except Exception as problem:
-            if is_agreed(problem):
+            if agreement.is_agreed(problem):
                 self._discard()
             raise
         return True
@@ -792,7 +775,7 @@ class ShardedUpdater(Resumable):
         """Compile kernels, provide memory, and slice masters and states that are known whole."""
         optimizer = self.optimizer
         if not self._fits(plan):
-            _, error = attempt(cast(Layered, self._layered).reserve, plan)
+            _, error = agreement.attempt(cast(Layered, self._layered).reserve, plan)
             self.backend.gate.again(error)
         if new:
             self._compile(
@@ -851,7 +834,7 @@ class ShardedUpdater(Resumable):
                 self._follow(plan)
         if before is not None and self.ranks > 1:
             try:
-                agree(self._ranks, (), problem)
+                agreement.agree(self._ranks, (), problem)
             except BaseException:
                 self._roll_back(*before)
                 raise
@@ -866,7 +849,7 @@ class ShardedUpdater(Resumable):
 
     def _is_in_python(self, error: Exception) -> bool:
         """Whether an error comes from an ``update()`` in NumPy, after all sums over the ranks."""
-        if self.optimizer.native or is_agreed(error) or self._ranks.broken:
+        if self.optimizer.native or agreement.is_agreed(error) or self._ranks.broken:
             return False
         return self.backend.gate.added or not self.shard.settings.measures
 
@@ -998,7 +981,7 @@ class ShardedUpdater(Resumable):
             for k, (index, weight) in enumerate(zip(indices, weights, strict=True))
             if index not in self.placements
         )
-        return placed(new, self.ranks)
+        return shards.placed(new, self.ranks)
 
     def _form(self, index: Index, shape: tuple[int, ...], listed: bool) -> Form:
         coded, clips = self._is_coded(index, shape), self.shard.clip_adaptive is not None
@@ -1117,7 +1100,7 @@ class ShardedUpdater(Resumable):
             own = by_index(weights)
             return {
                 f"frozen weight of {self._label(i)}": f"{place.dtype} of shape {place.shape} with "
-                f"checksum {checksum(own[i]):#x}"
+                f"checksum {agreement.checksum(own[i]):#x}"
                 for i, place in frozen.items()
             }
 
@@ -1139,7 +1122,7 @@ class ShardedUpdater(Resumable):
                 if not can_hold(kind):
                     raise TypeError(f"{context}: weight cannot be saved with dtype {kind}")
                 new.append((index, shape, kind.name, flat_form))
-        return placed(new, self.ranks)
+        return shards.placed(new, self.ranks)
 
     def load(
         self, path: PathLike, strict: bool = True, weights: Mapping[Any, Array] | None = None
@@ -1178,7 +1161,7 @@ class ShardedUpdater(Resumable):
             Ranks disagree, such as on the indices of `weights`.
         """
         chosen, own = dict[Index, Array](), dict[Index, Array]()
-        found, error = attempt(by_index, weights)
+        found, error = agreement.attempt(by_index, weights)
         chosen.update(found or {})
         compared = {"path": os.fspath(path), "weights": listing_of(chosen)}
 
@@ -1249,11 +1232,11 @@ class ShardedUpdater(Resumable):
 
         def gathered(found: tuple[bytes, Any]) -> dict[str, Any]:
             own, index = np.frombuffer(found[0], np.uint8), found[1]
-            (data,), (sizes,) = gathered_together(self._ranks, [own])
+            (data,), (sizes,) = agreement.gathered_together(self._ranks, [own])
             parts = np.split(data, np.cumsum(sizes)[:-1])
             index = {"run": "0" * 16, "ranks": self.ranks, **copied(index)}
             read = lambda rank: loads(parts[rank].tobytes(), self.optimizer)  # noqa: E731
-            tree: dict[str, Any] = merged(self.optimizer, index, read)
+            tree: dict[str, Any] = shards.merged(self.optimizer, index, read)
             return tree
 
         with self.optimizer.call_lock:
@@ -1627,7 +1610,7 @@ class ShardedUpdater(Resumable):
             )
         else:
             self.shard.set_master(index, placement.slice_of(flat(array), self.rank))
-        self._unchecked[f"checksum of the master of {context}"] = f"{checksum(array):#x}"
+        self._unchecked[f"checksum of the master of {context}"] = f"{agreement.checksum(array):#x}"
 
     def set_copy(self, index: Index | bytes, array: Array | None) -> None:
         """Set a half-precision copy of a float32 weight that each update on this rank writes too.
@@ -1657,7 +1640,7 @@ class ShardedUpdater(Resumable):
 
 def compile_common() -> None:
     """Compile what the calls of all updaters need."""
-    addresses([]), copier(), copier(False), comparer(), summer()
+    addresses([]), agreement.copier(), agreement.copier(False), comparer(), agreement.summer()
     compile_stages()
 
 
@@ -1665,7 +1648,7 @@ def _as_read(states: Mapping[str, Any]) -> tuple[str, Saved]:
     """Return a copy of a checkpoint of one process, with a digest; see ``read_saved()``."""
     tree = copied(states)
     header = next(iter(chunks(tree)))  # it has checksums of all arrays
-    return hashlib.blake2b(header, digest_size=8).hexdigest(), of_one(tree)
+    return hashlib.blake2b(header, digest_size=8).hexdigest(), shards.of_one(tree)
 
 
 def by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:

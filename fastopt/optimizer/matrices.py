@@ -11,20 +11,12 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastopt._engine import validate
 from fastopt._engine.hyper_rows import multipliers
 from fastopt._engine.mixed_precision import has_master, split_state, to_float32
 from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz, Polynomial
 from fastopt._engine.parameters import Call
-from fastopt._engine.validate import (
-    Grad,
-    check_key,
-    check_like,
-    is_fortran,
-    is_half,
-    label,
-    leaves,
-    order_of,
-)
+from fastopt._engine.validate import Grad, label
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import like
 from fastopt._kernels.devices import header, is_cuda
@@ -43,16 +35,10 @@ from fastopt.arguments import (
     local,
     number,
 )
+from fastopt.kernels import variants
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
-from fastopt.kernels.variants import (
-    Traits,
-    Variant,
-    aligned_finish,
-    cautious_move,
-    shrunk_by,
-    varied,
-)
+from fastopt.kernels.variants import Traits, Variant
 from fastopt.optimizer.optimizer import (
     FOLLOWED,
     MULTIPLIERS,
@@ -111,11 +97,11 @@ def _aligned_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State
 
 @rule(
     hyper=("rescale_grad", "clip_gradient", "aligned_scale"),
-    passes=((_aligned_sums, aligned_finish),),
+    passes=((_aligned_sums, variants.aligned_finish),),
 )
 def mask(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Set a direction to 0 where its sign is not that of the gradient, and scale up the rest."""
-    return -cautious_move(-weight, rescaled(grad, h), h), ()
+    return -variants.cautious_move(-weight, rescaled(grad, h), h), ()
 
 
 @scalar
@@ -123,7 +109,7 @@ def _direction(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
     return grad
 
 
-OF_DESCENT = Traits(_direction, shrunk_by, from_zero=True)
+OF_DESCENT = Traits(_direction, variants.shrunk_by, from_zero=True)
 
 DESCENTS = (descent, OF_DESCENT), (descent_and_decay, OF_DESCENT._replace(step=_undecayed))
 """Last part of a step with its traits, with decay before it and after it."""
@@ -146,7 +132,9 @@ class _Descent(Optimizer):
     @property
     def rule(self) -> Rule:
         """Descent, with decay of all weights or cautious decay."""
-        return varied(*DESCENTS[self.decays_last], Variant(cautious_decay=self.cautious_decay))
+        return variants.varied(
+            *DESCENTS[self.decays_last], Variant(cautious_decay=self.cautious_decay)
+        )
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -298,7 +286,7 @@ class _Work:
     def _reserved(self, main: "MatrixOptimizer", index: Index, weight: Array) -> Array:
         """Return memory for a direction, after all allocations and checks of the step."""
         real = np.dtype(real_of(weight.dtype))
-        fortran = weight.ndim == 2 and is_fortran(weight)
+        fortran = weight.ndim == 2 and validate.is_fortran(weight)
         direction = self._kept.get((weight.shape, real, fortran))
         if direction is None:
             direction = np.empty(weight.shape, real, order="F" if fortran else "C")
@@ -735,7 +723,7 @@ class MatrixOptimizer(Optimizer):
 
     def _check_slots(self, context: str, exact: Array, state: object) -> Arrays:
         """Raise unless a state matches a weight with the shape and dtype of `exact`."""
-        slots, arrays = self.named_slots(exact.shape), leaves(state)
+        slots, arrays = self.named_slots(exact.shape), validate.leaves(state)
         if len(arrays) == len(slots) and all(map(_has, arrays, slots.values(), repeat(exact))):
             return arrays
         if len(arrays) != len(slots):
@@ -745,7 +733,7 @@ class MatrixOptimizer(Optimizer):
             )
         dtypes = [np.dtype(real_of(exact.dtype)).name] + ["bfloat16"] * self.rounds_state
         for (slot, shape), array in zip(slots.items(), map(header, arrays), strict=True):
-            check_like(context, f"state {slot!r}", array, dtypes, shape)
+            validate.check_like(context, f"state {slot!r}", array, dtypes, shape)
         return arrays
 
     def named_slots(self, shape: Shape) -> Mapping[str, Shape]:
@@ -791,7 +779,7 @@ class MatrixOptimizer(Optimizer):
             return self._fallback().create_state(index, weight)
         weight = header(weight)
         self._check_matrix(index, weight)
-        dtype, order = self._state_dtype(weight), order_of(weight)
+        dtype, order = self._state_dtype(weight), validate.order_of(weight)
         arrays = tuple(
             like(weight, shape, dtype, order) for shape in self.named_slots(weight.shape).values()
         )
@@ -855,7 +843,7 @@ class MatrixOptimizer(Optimizer):
         """See :meth:`Optimizer.check_calls <fastopt.optimizer.Optimizer.check_calls>`."""
         for index, weight, grad, state in calls:
             if self.falls_back(index, weight):
-                if grad.dtype != weight.dtype and not is_half(weight):
+                if grad.dtype != weight.dtype and not validate.is_half(weight):
                     grad = to_float32(grad)  # the weight has a half-precision copy
                 self._fallback().check_calls([(index, weight, grad, state)])
                 continue
@@ -869,7 +857,7 @@ class MatrixOptimizer(Optimizer):
 
     def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """See :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
-        check_key(index)
+        validate.check_key(index)
         with self.call_lock, unused(self.stepping), uninterrupted:
             if self.falls_back(index, weight):
                 self._fallback().update(index, weight, grad, state)
@@ -878,7 +866,7 @@ class MatrixOptimizer(Optimizer):
             arrays = self._check_slots(label(index, self.idx2name), weight, state)
             if isinstance(grad, RowSparse):
                 self.dense_gradient(index, weight, grad)
-            if is_half(weight):
+            if validate.is_half(weight):
                 grad = to_float32(grad)
             self._working().step(self, index, weight, grad, arrays)
 

@@ -15,17 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._advice import LIBRARIES, STEPS, Advice, choices, closest
+from fastopt._engine import mixed_precision
 from fastopt._engine.contract import Batches, StepSums
 from fastopt._engine.direct import Direct
 from fastopt._engine.hyper import bound, constant, corrected, hyper_of
-from fastopt._engine.mixed_precision import (
-    check_copy,
-    has_master,
-    round_into,
-    split_state,
-    state_with_master,
-    to_float32,
-)
 from fastopt._engine.per_index import Counts, Index, PerIndex
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import Array, Grad, check_key, is_half, label, order_of
@@ -61,16 +54,10 @@ from fastopt.arguments import (
     unknown_arguments,
     without_address,
 )
+from fastopt.kernels import variants
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.scalars import decayed
-from fastopt.kernels.variants import (
-    Traits,
-    Variant,
-    beside_decay,
-    no_decay,
-    rate_times_decay,
-    varied,
-)
+from fastopt.kernels.variants import Traits, Variant
 from fastopt.lr_scheduler.base import Schedule, rebased, restored
 from fastopt.optimizer.registry import SHARED, Registry
 from fastopt.optimizer.unbound import warn_if_unbound
@@ -1349,7 +1336,7 @@ class Optimizer(Checked, metaclass=Declaring):
         plain: Rule | None = self.base_rule
         if plain is None or not any(which := self.rule_variant):
             return plain
-        return varied(plain, self.rule_traits, which)
+        return variants.varied(plain, self.rule_traits, which)
 
     @replaceable
     def base_rule(self) -> Rule | None:
@@ -1365,12 +1352,12 @@ class Optimizer(Checked, metaclass=Declaring):
     @replaceable
     def averaged_gradient(self) -> Callable[..., Any]:
         """Scalar function ``(weight, grad, h)``: the gradient that moving averages average."""
-        return beside_decay if self.decoupled else decayed
+        return variants.beside_decay if self.decoupled else decayed
 
     @replaceable
     def decay_term(self) -> Callable[..., Any]:
         """Scalar function ``(weight, h)``: what decoupled decay subtracts from a weight."""
-        return rate_times_decay if self.decoupled else no_decay
+        return variants.rate_times_decay if self.decoupled else variants.no_decay
 
     @property
     def rule_traits(self) -> Traits:
@@ -1555,7 +1542,7 @@ class Optimizer(Checked, metaclass=Declaring):
         if not self.multi_precision:
             self._warn_of_halves(weight)
             return self.create_state(index, given)
-        return state_with_master(self, index, weight)
+        return mixed_precision.state_with_master(self, index, weight)
 
     def _warn_of_halves(self, weight: Array) -> None:
         if self._warned or (self.native and self.rounding == "stochastic"):
@@ -1620,20 +1607,22 @@ class Optimizer(Checked, metaclass=Declaring):
     ) -> None:
         """Update with an overridden ``update()``, handling masters and half-precision copies."""
         context = label(index, self.idx2name)
-        if is_cuda(weight) and (copy is not None or has_master(self, header(weight))):
+        if is_cuda(weight) and (
+            copy is not None or mixed_precision.has_master(self, header(weight))
+        ):
             raise TypeError(
                 f"{context}: an update() in Python has no masters or copies on a device"
             )
         if copy is not None:
-            check_copy(context, weight, copy)
-            self.update(index, weight, to_float32(grad), state)
-            round_into(copy, weight)
-        elif has_master(self, weight):
-            exact, inner = split_state(self, context, weight, state)
+            mixed_precision.check_copy(context, weight, copy)
+            self.update(index, weight, mixed_precision.to_float32(grad), state)
+            mixed_precision.round_into(copy, weight)
+        elif mixed_precision.has_master(self, weight):
+            exact, inner = mixed_precision.split_state(self, context, weight, state)
             if len(exact) != 2 or exact[0].dtype != np.float32:
                 raise TypeError(f"{context}: an update() in NumPy needs master='float32'")
-            self.update(index, exact[0], to_float32(grad), inner)
-            round_into(weight, exact[0])
+            self.update(index, exact[0], mixed_precision.to_float32(grad), inner)
+            mixed_precision.round_into(weight, exact[0])
         else:
             self.update(index, weight, grad, state)
 

@@ -8,18 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fastopt._engine import eigenbases
 from fastopt._engine.buffers import Buffers
-from fastopt._engine.eigenbases import (
-    ByAxis,
-    averaged,
-    axes,
-    by_axis,
-    eigenbasis,
-    first_whiteners,
-    inverse_root,
-    iterated,
-    rotated,
-)
+from fastopt._engine.eigenbases import ByAxis
 from fastopt._engine.validate import leaves
 from fastopt.arguments import FLAG, Integer, OrNone, Real, arg
 from fastopt.optimizer.adam import Adam
@@ -76,7 +67,7 @@ class _Preconditioned(_OfAdam["Shampoo"]):
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             for at, sizes in blocks:
                 own = list(islice(rest, 2 * sum(size <= main.max_precond_dim for size in sizes)))
-                given = by_axis(sizes, own, main.max_precond_dim)
+                given = eigenbases.by_axis(sizes, own, main.max_precond_dim)
                 averages, roots = self._renewed(main, given, gradient.reshape(lengths)[at], count)
                 if len(blocks) > 1:  # the buffers are those of the next block
                     averages = {axis: each.copy() for axis, each in averages.items()}
@@ -103,14 +94,16 @@ class _Preconditioned(_OfAdam["Shampoo"]):
         factors, roots = given
         whiteners = None
         if main.kl:
-            whiteners = roots if count > main.start else first_whiteners(factors, gradient)
-        averages = averaged(factors, gradient, 1 - main.beta2, self._buffers, whiteners)
+            whiteners = (
+                roots if count > main.start else eigenbases.first_whiteners(factors, gradient)
+            )
+        averages = eigenbases.averaged(factors, gradient, 1 - main.beta2, self._buffers, whiteners)
         return averages, main.roots(averages, count) if main.renews(count) else roots
 
     def _precondition(self, step: Array, mean: Array, roots: ByAxis) -> None:
         """Turn a step of Adam, which is negative, into a preconditioned one of the same norm."""
         size, turned = _norm(step), self._buffers("turned", step.shape, step.dtype)
-        rotated(mean, roots, False, self._buffers, turned)
+        eigenbases.rotated(mean, roots, False, self._buffers, turned)
         own = _norm(turned)
         np.multiply(turned, step.dtype.type(size / own if own != 0 else 0.0), out=step)
 
@@ -262,13 +255,13 @@ class Shampoo(MatrixOptimizer, AdamFamily):
         """Return the inverse roots of the bias-corrected averages of each axis."""
         root, share = 2 if self.kl else 2 * len(factors), 1 - self.beta2**count
         return {
-            axis: inverse_root(each / share, root, self.root_epsilon)
+            axis: eigenbases.inverse_root(each / share, root, self.root_epsilon)
             for axis, each in factors.items()
         }
 
     def axes(self, shape: Shape) -> Shape:
         """Return the lengths of the axes that may have a preconditioner, merged if requested."""
-        return axes(shape, self.max_precond_dim, self.merge_dims)
+        return eigenbases.axes(shape, self.max_precond_dim, self.merge_dims)
 
     directions = _Preconditioned
 
@@ -311,7 +304,7 @@ class _Rotated(_OfAdam["SOAP"]):
         shape, dtype = direction.shape, direction.dtype
         inside, step = (self._buffers(name, shape, dtype) for name in ("inside", "step"))
         lengths, count = main.axes(direction.shape), int(steps[0])
-        factors, bases = by_axis(lengths, pairs, main.max_precond_dim)
+        factors, bases = eigenbases.by_axis(lengths, pairs, main.max_precond_dim)
         share = 1 - (main.beta2 if main.shampoo_beta is None else main.shampoo_beta)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             shaped, whiteners = gradient.reshape(lengths), None
@@ -319,19 +312,19 @@ class _Rotated(_OfAdam["SOAP"]):
                 whiteners = (
                     _whiteners(factors, bases, main.epsilon)
                     if count
-                    else first_whiteners(factors, shaped)
+                    else eigenbases.first_whiteners(factors, shaped)
                 )
-            averages = averaged(factors, shaped, share, self._buffers, whiteners)
+            averages = eigenbases.averaged(factors, shaped, share, self._buffers, whiteners)
             new, orders = _next_bases(lengths, averages, bases, count, main.precondition_frequency)
             if count:
-                rotated(shaped, bases, False, self._buffers, inside)
+                eigenbases.rotated(shaped, bases, False, self._buffers, inside)
                 step.fill(0)
                 self._adam.step(main, index, count - 1, step, inside, (mean, var))
-                rotated(step.reshape(lengths), bases, True, self._buffers, direction)
+                eigenbases.rotated(step.reshape(lengths), bases, True, self._buffers, direction)
                 np.negative(direction, out=direction)
             if orders is not None:
-                rotated(mean.reshape(lengths), bases, True, self._buffers, inside)
-                rotated(inside.reshape(lengths), new, False, self._buffers, mean)
+                eigenbases.rotated(mean.reshape(lengths), bases, True, self._buffers, inside)
+                eigenbases.rotated(inside.reshape(lengths), new, False, self._buffers, mean)
                 var[...] = var.reshape(lengths)[np.ix_(*orders)].reshape(var.shape)
         _assign(factors, averages)
         _assign(bases, new)
@@ -353,12 +346,12 @@ def _next_bases(
 ) -> tuple[ByAxis, list[Array] | None]:
     """Return the bases of the next step, and, if they change, the column order for each axis."""
     if count == 0:
-        return {axis: eigenbasis(factor) for axis, factor in factors.items()}, None
+        return {axis: eigenbases.eigenbasis(factor) for axis, factor in factors.items()}, None
     if count % every:
         return bases, None
     new, orders = {}, [np.arange(length) for length in lengths]
     for axis, factor in factors.items():
-        new[axis], orders[axis] = iterated(factor, bases[axis])
+        new[axis], orders[axis] = eigenbases.iterated(factor, bases[axis])
     return new, orders
 
 
@@ -496,7 +489,7 @@ class SOAP(MatrixOptimizer, AdamFamily):
 
     def axes(self, shape: Shape) -> Shape:
         """Return the lengths of the axes that may have a basis, merged if requested."""
-        return axes(shape or (1,), self.max_precond_dim, self.merge_dims)
+        return eigenbases.axes(shape or (1,), self.max_precond_dim, self.merge_dims)
 
     def check_saved(self, index: Index, state: Any) -> None:
         """See :meth:`Optimizer.check_saved <fastopt.optimizer.Optimizer.check_saved>`."""

@@ -19,21 +19,8 @@ from fastopt.arguments import Checked, brief, choice, number, unknown_arguments
 from fastopt.device import Device, cpu, current_device
 from fastopt.initializer import FusedRNN, InitDesc, Initializer, create
 from fastopt.initializer.base import Init
-from fastopt.parameter.checks import (
-    ASSIGNED,
-    COMPARED,
-    Array,
-    Shape,
-    as_array,
-    as_devices,
-    as_dtype,
-    as_shape,
-    ctx_is_device,
-    is_known,
-    merged,
-    renamed,
-    storage_type,
-)
+from fastopt.parameter import checks
+from fastopt.parameter.checks import Array, Shape, ctx_is_device
 from fastopt.parameter.gradient import DeviceGradient, Gradient
 from fastopt.sparse import RowSparse
 
@@ -157,12 +144,12 @@ class Parameter(Checked):
         self._name = name
         self.differentiable, self.allow_deferred_init = differentiable, allow_deferred_init
         with self._named():
-            self._shape = as_shape(shape)
-            self._dtype = as_dtype(dtype)
+            self._shape = checks.as_shape(shape)
+            self._dtype = checks.as_dtype(dtype)
             self.lr_mult = number("lr_mult", lr_mult)
             self.wd_mult = number("wd_mult", wd_mult)
-            self._stype = storage_type("stype", stype)
-            self._grad_stype = storage_type("grad_stype", grad_stype)
+            self._stype = checks.storage_type("stype", stype)
+            self._grad_stype = checks.storage_type("grad_stype", grad_stype)
             if not (init is None or isinstance(init, str) or callable(init)):
                 raise TypeError(f"init must be an initializer or its name, got {init!r}")
         self.init = init
@@ -174,8 +161,8 @@ class Parameter(Checked):
         return f"{kind}(name={self._name!r}, shape={self.shape}, dtype={dtype})"
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in ASSIGNED or callable(getattr(type(self), name, None)):
-            instead = ASSIGNED.get(name, f"call {name}()")
+        if name in checks.ASSIGNED or callable(getattr(type(self), name, None)):
+            instead = checks.ASSIGNED.get(name, f"call {name}()")
             raise AttributeError(f"{self._words}: {name} cannot be assigned; {instead}")
         super().__setattr__(name, value)
 
@@ -240,7 +227,7 @@ class Parameter(Checked):
         array([1., 1.])
         """
         with self._named():
-            exact = as_dtype(dtype)
+            exact = checks.as_dtype(dtype)
             if exact == self._dtype:
                 return
             data, gradient = self._data, self._gradient
@@ -267,7 +254,7 @@ class Parameter(Checked):
     @shape.setter
     def shape(self, shape: object) -> None:
         new = self._merged(shape)
-        if new != as_shape(shape):
+        if new != checks.as_shape(shape):
             raise ValueError(f"{self._words}: shape {new} is known, got {shape}")
         self._complete(new)
 
@@ -288,7 +275,7 @@ class Parameter(Checked):
     def _merged(self, shape: object) -> Shape | None:
         """Return the current shape merged with `shape`."""
         with self._named():
-            return merged(self._shape, as_shape(shape))
+            return checks.merged(self._shape, checks.as_shape(shape))
 
     def _check_and_setattr(self, **given: Any) -> None:
         """Set the shape and the initializer if they are missing; check all other attributes.
@@ -302,9 +289,9 @@ class Parameter(Checked):
         """
         shape = self._merged(given.pop("shape", None))
         for key, value in given.items():
-            if key not in COMPARED:
+            if key not in checks.COMPARED:
                 raise TypeError(f"{self._words} has no attribute {key!r}")
-            stored, form = getattr(self, key), COMPARED[key]
+            stored, form = getattr(self, key), checks.COMPARED[key]
             if not (value is None or stored is None or form(value) == form(stored)):
                 raise ValueError(f"{self._words} exists with {key}={stored!r}, got {value!r}")
         self._complete(shape)
@@ -367,8 +354,8 @@ class Parameter(Checked):
         with self._named():
             if isinstance(init, str):
                 create(init)  # raises if the name is invalid
-            deferred = Deferred(init, default_init, as_devices(device))
-        if is_known(self._shape):
+            deferred = Deferred(init, default_init, checks.as_devices(device))
+        if checks.is_known(self._shape):
             self._fill(deferred)
         elif self.allow_deferred_init:
             self._deferred = deferred
@@ -399,7 +386,7 @@ class Parameter(Checked):
 
     def _complete(self, shape: Shape | None) -> None:
         before, self._shape = self._shape, shape
-        if self._deferred is None or not is_known(shape):
+        if self._deferred is None or not checks.is_known(shape):
             return
         try:
             self._fill(self._deferred)
@@ -527,7 +514,7 @@ class Parameter(Checked):
         if self._deferred is None:
             self._arrays()
         with self._named():
-            array = data.to_dense() if isinstance(data, RowSparse) else as_array(data)
+            array = data.to_dense() if isinstance(data, RowSparse) else checks.as_array(data)
         self._check_shape(array)
         if not np.can_cast(array.dtype, self._dtype, "same_kind"):
             raise TypeError(f"{self._words} cannot hold {array.dtype}, it is {self._dtype}")
@@ -568,7 +555,7 @@ class Parameter(Checked):
         """
         with self._named():
             choice("dtype_source", dtype_source, "current", "saved")
-            as_dtype(data.dtype)
+            checks.as_dtype(data.dtype)
         self._check_shape(data)
         if data.dtype != self._dtype and not cast_dtype:
             raise ValueError(
@@ -579,7 +566,7 @@ class Parameter(Checked):
         devices = there or (cpu(),)
         if device is not None:
             with self._named():
-                devices = as_devices(device)
+                devices = checks.as_devices(device)
             if there and set(devices) != set(there):
                 raise ValueError(
                     f"{self._words} cannot be loaded on {list(devices)}, it is on {list(there)}"
@@ -623,7 +610,7 @@ class Parameter(Checked):
         [cpu(0), cpu(1)]
         """
         with self._named():
-            devices = as_devices(device)
+            devices = checks.as_devices(device)
         if self._data is not None:
             self._place(self._mean(), devices)
         elif self._deferred is not None:
@@ -651,12 +638,12 @@ class Parameter(Checked):
         ctx : Device or sequence of Device
             The devices.
         """
-        renamed("reset_ctx", "reset_device")
+        checks.renamed("reset_ctx", "reset_device")
         self.reset_device(ctx)
 
     def list_ctx(self) -> list[Device]:
         """Deprecated name of :meth:`list_device`."""
-        renamed("list_ctx", "list_device")
+        checks.renamed("list_ctx", "list_device")
         return self.list_device()
 
     # Gradient
@@ -881,7 +868,7 @@ class Constant(Parameter):
 
     def __init__(self, value: ArrayLike) -> None:
         is_array = isinstance(value, (np.ndarray, np.generic))
-        array = as_array(value)
+        array = checks.as_array(value)
         self.value = np.array(array, None if is_array else np.float32)
         super().__init__(
             name="const",

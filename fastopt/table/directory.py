@@ -18,15 +18,8 @@ from numpy.typing import NDArray
 
 from fastopt._kernels.pages import PAGE, allocate, bring, map_file, reserved
 from fastopt._kernels.threads import in_forked_child
+from fastopt.checkpoint.format import files
 from fastopt.checkpoint.format.errors import CheckpointError, read_from
-from fastopt.checkpoint.format.files import (
-    PathLike,
-    is_temporary,
-    lock,
-    sync_directory,
-    unlock,
-    write_atomically,
-)
 from fastopt.checkpoint.format.tree import chunks, read
 from fastopt.optimizer import Optimizer
 
@@ -371,7 +364,7 @@ class Directory:
         Another process, or another table in this process, has it open.
     """
 
-    def __init__(self, path: PathLike) -> None:
+    def __init__(self, path: files.PathLike) -> None:
         self.path = Path(path)
         self.files: dict[str, RecordFile] = {}
         self._rows: dict[str, int] = {}
@@ -386,11 +379,11 @@ class Directory:
         _used.add(self)
         self._reader: ThreadPoolExecutor | None = None
         self._reading: list[Future[None]] = []
-        if lock(descriptor, wait=False) is None:
+        if files.lock(descriptor, wait=False) is None:
             raise CheckpointError(f"{self.path}: another process or table has it open")
 
     @classmethod
-    def created(cls, path: PathLike) -> "Directory":
+    def created(cls, path: files.PathLike) -> "Directory":
         """Create a directory for a new table; the first flush creates its files.
 
         Raises
@@ -409,7 +402,7 @@ class Directory:
         if directory is not None:
             directory._incomplete, directory._made = True, made
             # A process that was killed before its first flush may have left a temporary file.
-            if all(is_temporary(entry.name, LOG) for entry in where.iterdir()):
+            if all(files.is_temporary(entry.name, LOG) for entry in where.iterdir()):
                 return directory
             directory.close()
         is_table = (where / TABLE).exists() or (where / LOG).exists()
@@ -511,10 +504,10 @@ class Directory:
         if not self._close.alive:
             raise OSError(f"{self.path} is closed, and another process may have it open")
         if self._made and self._incomplete:
-            sync_directory(self.path.absolute().parent)
+            files.sync_directory(self.path.absolute().parent)
         self._wait()
         changes = {name: file.changes() for name, file in self.files.items()}
-        write_atomically(self.path / LOG, chunks({"table": table, "changes": changes}))
+        files.write_atomically(self.path / LOG, chunks({"table": table, "changes": changes}))
         logged()
         del changes
         self._write(chunks(table))
@@ -522,7 +515,7 @@ class Directory:
     def _write(self, description: Iterable[bytes | memoryview]) -> None:
         for file in self.files.values():
             file.write()
-        write_atomically(self.path / TABLE, description)
+        files.write_atomically(self.path / TABLE, description)
         (self.path / LOG).unlink(missing_ok=True)
         self._incomplete = False
         for file in self.files.values():
@@ -569,7 +562,7 @@ class Directory:
 def _release(descriptor: int, process: int) -> None:
     """Unlock and close a directory; a forked child shares the lock, and may not release it."""
     if os.getpid() == process:
-        unlock(descriptor)
+        files.unlock(descriptor)
     os.close(descriptor)
 
 

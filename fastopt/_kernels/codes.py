@@ -80,7 +80,7 @@ def numbers_of(arrays: Sequence[Any]) -> list[Any]:
     """Return the arrays of a state, with codes decoded."""
     rest, scales = split_scales(arrays)
     of = iter(scales)
-    pairs = [(array, next(of) if is_coded(array) else None) for array in rest]
+    pairs: list[Any] = [(array, next(of) if is_coded(array) else None) for array in rest]
     by = next((pair for pair in pairs if pair[1] is not None and pair[0].dtype == np.uint8), None)
     return [array if scales is None else decoded(array, scales, by) for array, scales in pairs]
 

@@ -13,21 +13,11 @@ import numpy as np
 from numba import prange
 
 from fastopt._kernels import elements
+from fastopt._kernels import layout as columns
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.cpu_blocks import FAR, dense_blocks, lazy_blocks
 from fastopt._kernels.lanes import BLOCK
-from fastopt._kernels.layout import (
-    ADDRESS,
-    DONE,
-    KEY,
-    OFFSET,
-    ORDER,
-    ROWS,
-    SEGMENTS,
-    STARTS,
-    WIDTH,
-    Layout,
-)
+from fastopt._kernels.layout import Layout
 from fastopt._kernels.noise import dither_run, run
 from fastopt._kernels.segments import gather, listed, row_fetcher, row_gradient
 from fastopt._kernels.storage import inside, load, locate, prefetch, private, shifted, store
@@ -55,7 +45,7 @@ def _dense(layout: Layout) -> Callable:
     def dense(chunks, table, hyper):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            weights = locate(table, tensor, ADDRESS, start, kinds)
+            weights = locate(table, tensor, columns.ADDRESS, start, kinds)
             states = locate(table, tensor, first_state, start, state_kinds)
             grads = locate(table, tensor, first_grad, start, grad_kinds)
             h = private(hyper, tensor)
@@ -64,7 +54,7 @@ def _dense(layout: Layout) -> Callable:
                 weight, state = update(weight, grad, state, h, real(1), None, i)
                 write_weight(weights, i, weight)
                 store(states, i, state)
-        table[0, DONE] = 1
+        table[0, columns.DONE] = 1
 
     return dense
 
@@ -79,10 +69,10 @@ def _in_parts(layout: Layout) -> Callable:
     def dense(chunks, table, hyper):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            weights = locate(table, tensor, ADDRESS, start, kinds)
+            weights = locate(table, tensor, columns.ADDRESS, start, kinds)
             states = locate(table, tensor, first_state, start, state_kinds)
-            h, key = private(hyper, tensor), table[tensor, KEY]
-            element = np.int64(table[tensor, OFFSET]) + start
+            h, key = private(hyper, tensor), table[tensor, columns.KEY]
+            element = np.int64(table[tensor, columns.OFFSET]) + start
             rounding, draw = dither_run(key, element), run(key, element)
             if draws:
                 prefer_wide_vectors()
@@ -106,7 +96,7 @@ def _in_parts(layout: Layout) -> Callable:
                     weight, state = update(weight, grad, state, h, real(1), draw, i)
                     elements.keep(weights, i, weight, rounding, dither)
                     elements.keep_state(states, i, state, rounding, draws)
-        table[0, DONE] = 1
+        table[0, columns.DONE] = 1
 
     return dense
 
@@ -129,18 +119,18 @@ def _lazy(layout: Layout) -> Callable:
     def lazy(chunks, table, hyper):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            width: Any = np.int64(table[tensor, WIDTH])
-            h, key = private(hyper, tensor), table[tensor, KEY]
+            width: Any = np.int64(table[tensor, columns.WIDTH])
+            h, key = private(hyper, tensor), table[tensor, columns.KEY]
             buffer = np.empty((1, width), real)
             if draws:
                 prefer_wide_vectors()
             for k in range(start, start + size):
                 fetch_row(table, tensor, k, width)
                 grads = gradient_of(table, tensor, k, width, buffer)
-                row = listed(table, tensor, ROWS, k)
-                weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
+                row = listed(table, tensor, columns.ROWS, k)
+                weights = locate_row(table, tensor, columns.ADDRESS, row, width, kinds)
                 states = locate_row(table, tensor, first_state, row, width, state_kinds)
-                element = np.int64(table[tensor, OFFSET]) + row * width
+                element = np.int64(table[tensor, columns.OFFSET]) + row * width
                 rounding, draw = dither_run(key, element), run(key, element)
                 factor = real(elements.take_decay(table, tensor, row)) if catch_up else real(1)
                 for i in range(width):
@@ -148,7 +138,7 @@ def _lazy(layout: Layout) -> Callable:
                     weight, state = update(weight, grad, load(states, i), h, factor, draw, i)
                     elements.keep(weights, i, weight, rounding, dither)
                     elements.keep_state(states, i, state, rounding, draws)
-        table[0, DONE] = 1
+        table[0, columns.DONE] = 1
 
     return lazy
 
@@ -170,20 +160,23 @@ def number_loop(layout: Layout) -> Callable:
     def numbers(chunks, table, hyper):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            h, key = private(hyper, tensor), table[tensor, KEY]
-            offset, last = np.int64(table[tensor, OFFSET]), np.int64(table[tensor, SEGMENTS])
+            h, key = private(hyper, tensor), table[tensor, columns.KEY]
+            offset, last = (
+                np.int64(table[tensor, columns.OFFSET]),
+                np.int64(table[tensor, columns.SEGMENTS]),
+            )
             values = locate(table, tensor, first_grad, 0, grad_kinds)
-            end = listed(table, tensor, STARTS, start)
+            end = listed(table, tensor, columns.STARTS, start)
             for k in range(start, start + size):
-                ahead = listed(table, tensor, ROWS, min(k + NUMBERS_AHEAD, last - 1))
-                prefetch(locate(table, tensor, ADDRESS, ahead, kinds), 1, True)
+                ahead = listed(table, tensor, columns.ROWS, min(k + NUMBERS_AHEAD, last - 1))
+                prefetch(locate(table, tensor, columns.ADDRESS, ahead, kinds), 1, True)
                 prefetch(locate(table, tensor, first_state, ahead, state_kinds), 1, True)
-                begin, end = end, listed(table, tensor, STARTS, k + 1)
-                grad = real(load(values, listed(table, tensor, ORDER, begin))[0])
+                begin, end = end, listed(table, tensor, columns.STARTS, k + 1)
+                grad = real(load(values, listed(table, tensor, columns.ORDER, begin))[0])
                 for entry in range(begin + 1, end):
-                    grad += real(load(values, listed(table, tensor, ORDER, entry))[0])
-                row = listed(table, tensor, ROWS, k)
-                weights = locate(table, tensor, ADDRESS, row, kinds)
+                    grad += real(load(values, listed(table, tensor, columns.ORDER, entry))[0])
+                row = listed(table, tensor, columns.ROWS, k)
+                weights = locate(table, tensor, columns.ADDRESS, row, kinds)
                 states = locate(table, tensor, first_state, row, state_kinds)
                 rounding, draw = dither_run(key, offset + row), run(key, offset + row)
                 factor = real(elements.take_decay(table, tensor, row)) if catch_up else real(1)
@@ -191,7 +184,7 @@ def number_loop(layout: Layout) -> Callable:
                 weight, state = update(weight, grad, state, h, factor, draw, 0)
                 elements.keep(weights, 0, weight, rounding, dither)
                 elements.keep_state(states, 0, state, rounding, draws)
-        table[0, DONE] = 1
+        table[0, columns.DONE] = 1
 
     return numbers
 
@@ -213,13 +206,13 @@ def flush_loop(layout: Layout) -> Callable:
     def flush_decay(chunks, table):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            width: Any = np.int64(table[tensor, WIDTH])
-            key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
+            width: Any = np.int64(table[tensor, columns.WIDTH])
+            key, offset = table[tensor, columns.KEY], np.int64(table[tensor, columns.OFFSET])
             for row in range(start, start + size):
                 factor = real(elements.take_decay(table, tensor, row))
                 if factor == 1:
                     continue
-                weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
+                weights = locate_row(table, tensor, columns.ADDRESS, row, width, kinds)
                 element = offset + row * width
                 rounding = dither_run(key, element)
                 for i in range(width):

@@ -68,15 +68,9 @@ def meet():
 @scalar
 def warp_sum(value):
     """Return the sum of a value of each lane of a warp, added pairwise by halves, to all lanes."""
-    return warp_merged(value, added)
-
-
-@scalar
-def warp_merged(value, merge):
-    """Return the values of the lanes of a warp, merged pairwise by halves, to all lanes."""
     half = LANES // 2
     while half:
-        value = merge(value, exchange(value, half))
+        value += exchange(value, half)
         half //= 2
     return value
 

@@ -45,14 +45,6 @@ MOST = 64
 Addresses = NDArray[np.uint64]
 
 
-def joined_ranges(
-    begin: NDArray[np.uint64], end: NDArray[np.uint64], arrays: Sequence[Array]
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return flattened start and end addresses, with the bounds of `arrays` appended."""
-    bounds = np.array([byte_bounds(array) for array in arrays], np.uint64).reshape(-1, 2)
-    return np.append(begin, bounds[:, 0]), np.append(end, bounds[:, 1])
-
-
 @final
 class CudaTable:
     """Kernel arguments for the arrays of one tensor, or of several with one layout and stream.
@@ -198,7 +190,9 @@ class CudaTable:
     def written(self) -> tuple[Addresses, Addresses]:
         """Return the start and end addresses of the written arrays."""
         begin = self.table[:, ADDRESS:-1]
-        return joined_ranges(begin, begin + self.nbytes, [each for each, _ in self.copied])
+        bounds = [byte_bounds(each) for each, _ in self.copied]
+        first, last = np.array(bounds, np.uint64).reshape(-1, 2).T
+        return np.append(begin, first), np.append(begin + self.nbytes, last)
 
     def read(self) -> tuple[Addresses, Addresses]:
         """Return the start and end addresses of the gradients, where the caller has them."""

@@ -106,7 +106,7 @@ def normal(run, i):
     # Only conversions of signed integers vectorize on every processor.
     square = _minus_2_log(_signed(np.uint32(bits >> np.uint32(1))) + _HALF)
     # The sine over a half turn has the same distribution as the cosine over a whole turn.
-    return _sqrt(square) * _sin(_signed(turns) * _TO_QUARTER)
+    return np.float32(math.sqrt(square)) * _sin(_signed(turns) * _TO_QUARTER)
 
 
 @scalar
@@ -196,11 +196,6 @@ def mix(z):
     z = _multiply(z ^ (z >> np.uint64(30)), _MIX_1)
     z = _multiply(z ^ (z >> np.uint64(27)), _MIX_2)
     return z ^ (z >> np.uint64(31))
-
-
-@scalar
-def _sqrt(x):
-    return np.float32(math.sqrt(x))
 
 
 @scalar

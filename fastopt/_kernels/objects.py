@@ -129,89 +129,46 @@ def prepare_step(typingctx, function, t, fields, carried):
     return types.none(types.int64, types.float64, types.int64, types.int64), _call
 
 
-def external(name: str, result: ir.Type, *arguments: ir.Type) -> Any:
-    """Return the code generator of a call to a C function, such as those of CPython's interface."""
-
-    def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(result, arguments)
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        given = [
-            builder.inttoptr(value, BYTES) if wanted is BYTES else value
-            for value, wanted in zip(args, arguments, strict=True)
-        ]
-        value = builder.call(function, given)
-        if isinstance(result, ir.VoidType):
-            return context.get_dummy_value()
-        return builder.ptrtoint(value, WORD) if result is BYTES else value
-
-    return codegen
+def c_function(name: str, result: types.Type, *arguments: types.Type) -> Any:
+    """Return a C function for compiled code, where objects and pointers are addresses."""
+    return types.ExternalFunction(name, result(*arguments))
 
 
-@intrinsic
-def dictionary_item(typingctx, mapping, key):
-    """Return the address of a dictionary's value, 0 if there is none.
+dictionary_item = c_function("PyDict_GetItem", types.int64, types.int64, types.int64)
+"""Return the address of a dictionary's value, 0 if there is none.
 
-    It runs no Python code if the key is exactly an int or a str, like the keys of the dictionary.
-    """
-    return types.int64(types.int64, types.int64), external("PyDict_GetItem", BYTES, BYTES, BYTES)
+It runs no Python code if the key is exactly an int or a str, like the keys of the dictionary.
+"""
 
+long_value = c_function("PyLong_AsLong", types.int64, types.int64)
+"""Return the value of a Python int."""
 
-@intrinsic
-def long_value(typingctx, number):
-    """Return the value of a Python int."""
-    return types.int64(types.int64), external("PyLong_AsLong", WORD, BYTES)
+new_int = c_function("PyLong_FromLongLong", types.int64, types.int64)
+"""Return a new Python int, which the caller releases."""
 
+attribute = c_function("PyObject_GetAttr", types.int64, types.int64, types.int64)
+"""Return a new reference to an attribute of an object, or 0 with an error set.
 
-@intrinsic
-def new_int(typingctx, value):
-    """Return a new Python int, which the caller releases."""
-    return types.int64(types.int64), external("PyLong_FromLongLong", BYTES, WORD)
+It runs no Python code if the object's class has no properties and no ``__getattr__``.
+"""
 
+compare = c_function("PyObject_RichCompareBool", types.int32, types.int64, types.int64, types.int32)
+"""Return whether two objects compare like this, -1 with an error set; 2 means equality.
 
-@intrinsic
-def attribute(typingctx, value, name):
-    """Return a new reference to an attribute of an object, or 0 with an error set.
+It runs no Python code for numbers, dtypes and tuples of these.
+"""
 
-    It runs no Python code if the object's class has no properties and no ``__getattr__``.
-    """
-    return types.int64(types.int64, types.int64), external("PyObject_GetAttr", BYTES, BYTES, BYTES)
+clear_error = c_function("PyErr_Clear", types.none)
+"""Clear the error that a function of CPython has set, if any."""
 
+keep_alive = c_function("Py_IncRef", types.none, types.int64)
+"""Count a reference to an object."""
 
-@intrinsic
-def compare(typingctx, value, other, operation):
-    """Return whether two objects compare like this, -1 with an error set; 2 means equality.
+release = c_function("Py_DecRef", types.none, types.int64)
+"""Drop a reference to an object."""
 
-    It runs no Python code for numbers, dtypes and tuples of these.
-    """
-    code = external("PyObject_RichCompareBool", ir.IntType(32), BYTES, BYTES, ir.IntType(32))
-    return types.int32(types.int64, types.int64, types.int32), code
+release_gil = c_function("PyEval_SaveThread", types.int64)
+"""Let other threads run Python; return what :func:`restore_gil` takes."""
 
-
-@intrinsic
-def clear_error(typingctx):
-    """Clear the error that a function of CPython has set, if any."""
-    return types.none(), external("PyErr_Clear", ir.VoidType())
-
-
-@intrinsic
-def keep_alive(typingctx, value):
-    """Count a reference to an object."""
-    return types.none(types.int64), external("Py_IncRef", ir.VoidType(), BYTES)
-
-
-@intrinsic
-def release(typingctx, value):
-    """Drop a reference to an object."""
-    return types.none(types.int64), external("Py_DecRef", ir.VoidType(), BYTES)
-
-
-@intrinsic
-def release_gil(typingctx):
-    """Let other threads run Python; return what :func:`restore_gil` takes."""
-    return types.int64(), external("PyEval_SaveThread", BYTES)
-
-
-@intrinsic
-def restore_gil(typingctx, state):
-    """Wait for the GIL."""
-    return types.none(types.int64), external("PyEval_RestoreThread", ir.VoidType(), BYTES)
+restore_gil = c_function("PyEval_RestoreThread", types.none, types.int64)
+"""Wait for the GIL."""

@@ -12,13 +12,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numpy.typing import DTypeLike
 
 from fastopt._kernels.compiling import compiled
-from fastopt._kernels.intrinsics import intrinsic
-from fastopt._kernels.objects import BYTES, WORD, external
+from fastopt._kernels.objects import c_function
 
 LARGE = 1 << 22
 """Size in bytes from which NumPy requests huge pages."""
@@ -148,11 +146,8 @@ POPULATE_WRITE = 23 if sys.platform == "linux" else WILL_NEED
 """Advice that maps pages as if they were written to; kernels before 5.14 refuse it."""
 
 
-@intrinsic
-def madvise(typingctx, address, size, advice):
-    """Call ``madvise``: give the operating system a hint about a memory range."""
-    numbers = types.int64, types.int64, types.int32
-    return types.int32(*numbers), external("madvise", ir.IntType(32), BYTES, WORD, ir.IntType(32))
+madvise = c_function("madvise", types.int32, types.int64, types.int64, types.int32)
+"""Give the operating system a hint about a memory range."""
 
 
 @cache

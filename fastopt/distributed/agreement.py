@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -204,17 +204,6 @@ def _unpack(data: Array, results: Sequence[Array], counts: Counts, size: int) ->
         copier(False)(segments[:, [1, 0, 2]].copy(), 0)
 
 
-class Fact(Protocol):
-    """Values that must be equal on all ranks."""
-
-    @property
-    def digest(self) -> int:
-        """62-bit hash of the values."""
-
-    def in_words(self) -> Mapping[str, str]:
-        """Names and values, for an error message."""
-
-
 def _digest(parts: Iterable[Any]) -> int:
     found = hashlib.blake2b(digest_size=8)
     for part in parts:
@@ -252,6 +241,9 @@ class Numbers:
         )
         self.in_words = describe
 
+
+Fact = Facts | Numbers
+"""Values that must be equal on all ranks: their hash of 62 bits, and in words for an error."""
 
 KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind

@@ -58,7 +58,8 @@ class Fingerprint:
         optimizer, own = self.optimizer, vars(self.optimizer)
         if self._version != optimizer.version:
             names = [name for name in own if name not in optimizer.transient]
-            self._loose = [name for name in names if _may_change(own[name])]
+            known = Tracked, PerIndex
+            self._loose = [n for n in names if not (_is_plain(own[n]) or isinstance(own[n], known))]
             simple = {name: described(own[name]) for name in names if _is_plain(own[name])}
             fixed = {"optimizer": type(optimizer).__name__, **simple, **self._codes}
             self._fixed = self._named(fixed)
@@ -118,10 +119,6 @@ def _label(index: Index, optimizer: Optimizer) -> str:
 def _is_plain(value: object) -> bool:
     """Whether a value cannot change without being assigned."""
     return value is None or isinstance(value, (bool, int, float, str, bytes, np.generic))
-
-
-def _may_change(value: object) -> bool:
-    return not (_is_plain(value) or isinstance(value, (Tracked, PerIndex)))
 
 
 def described(value: object, depth: int = DEPTH) -> str | None:

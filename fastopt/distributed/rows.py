@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,14 +156,8 @@ class Blocks:
         return ids - self.cuts[self.of(ids)]
 
 
-class OwnerMap(Protocol):
-    """Assignment of rows to ranks."""
-
-    def of(self, ids: Ids) -> Ids:
-        """Rank that owns each row."""
-
-    def local(self, ids: Ids) -> Ids:
-        """Number of each row on its owner."""
+OwnerMap = Owners | HashedIds | Blocks
+"""Assignment of rows to ranks, and their numbers there."""
 
 
 @dataclass(frozen=True)

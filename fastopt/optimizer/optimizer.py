@@ -18,10 +18,16 @@ from fastopt._advice import LIBRARIES, STEPS, Advice, choices, closest
 from fastopt._engine import mixed_precision
 from fastopt._engine.contract import Batches, StepSums
 from fastopt._engine.direct import Direct
-from fastopt._engine.hyper import bound, constant, corrected, hyper_of
-from fastopt._engine.per_index import Counts, Index, PerIndex
+from fastopt._engine.hyper import bound as bound
+from fastopt._engine.hyper import constant as constant
+from fastopt._engine.hyper import corrected as corrected
+from fastopt._engine.hyper import hyper_of
+from fastopt._engine.per_index import Counts
+from fastopt._engine.per_index import Index as Index
+from fastopt._engine.per_index import PerIndex as PerIndex
 from fastopt._engine.tracked import Tracked, weakly
-from fastopt._engine.validate import Array, Grad, check_key, is_half, label, order_of
+from fastopt._engine.validate import Array as Array
+from fastopt._engine.validate import Grad, check_key, is_half, label, order_of
 from fastopt._kernels import noise
 from fastopt._kernels.codes import encoded, is_worth_codes, scales_shape
 from fastopt._kernels.device_memory import host, lie_alike, like, placed
@@ -58,26 +64,11 @@ from fastopt.kernels import variants
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.scalars import decayed
 from fastopt.kernels.variants import Traits, Variant
-from fastopt.lr_scheduler.base import Schedule, rebased, restored
+from fastopt.lr_scheduler.base import Schedule as Schedule
+from fastopt.lr_scheduler.base import rebased, restored
 from fastopt.optimizer.registry import SHARED, Registry
 from fastopt.optimizer.unbound import warn_if_unbound
 from fastopt.sparse import RowSparse
-
-__all__ = [
-    "Array",
-    "Index",
-    "Optimizer",
-    "PerIndex",
-    "RateAttribute",
-    "Schedule",
-    "ScheduledRateError",
-    "bound",
-    "constant",
-    "corrected",
-    "create",
-    "endings",
-    "register",
-]
 
 Rate = float | Schedule | None
 """A learning rate or a schedule."""

@@ -8,7 +8,8 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,22 +107,15 @@ def added(ranks: Ranks, own: Array) -> Array:
     Each rank sums an equal part of the arrays and sends it to all, if :data:`APART_FROM` says so.
     """
     if ranks.size * own.nbytes < APART_FROM:
-        return _in_order(of_all(ranks, own))
+        return reduce(add, of_all(ranks, own), np.zeros(own.shape))
     numbers = np.arange(ranks.size + 1) * own.size // ranks.size
     first, last = numbers[ranks.rank : ranks.rank + 2]
     counts = np.diff(numbers)
     parts = np.full((1, ranks.size), last - first)
     (every,) = exchanged(ranks, [own.reshape(-1)], counts[None], parts)
     total = np.empty(own.shape)
-    total.reshape(-1)[first:last] = _in_order(every.reshape(ranks.size, -1))
+    total.reshape(-1)[first:last] = reduce(add, every.reshape(ranks.size, -1), 0.0)
     ranks.wait(ranks.comm.all_gather(_bytes(total), _parts(counts * own.itemsize)))
-    return total
-
-
-def _in_order(every: Array) -> Array:
-    total = np.zeros(every.shape[1:])
-    for part in every:
-        total += part
     return total
 
 

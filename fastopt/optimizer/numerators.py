@@ -166,8 +166,7 @@ def mixed_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
 
 def scheduled(t: Scalar, h: Hyper, carried: Carried) -> None:
     """Compute the bias corrections, and the factor and decay rate of the slow average."""
-    h.mean_scale = 1 / (1 - h.beta1**t)
-    h.var_scale = 1 / (1 - h.beta2**t)
+    mean_and_var(t, h, carried)
     if t < h.alpha_steps:
         h.alpha = h.alpha * (t / h.alpha_steps)
     if t < h.beta3_steps and h.beta1 > 0 and h.beta3 > 0:

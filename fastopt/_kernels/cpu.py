@@ -16,6 +16,7 @@ from fastopt._kernels import elements
 from fastopt._kernels import layout as columns
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.cpu_blocks import FAR, dense_blocks, lazy_blocks
+from fastopt._kernels.cpu_rows import row_loop
 from fastopt._kernels.lanes import BLOCK
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.noise import dither_run, run
@@ -27,6 +28,13 @@ from fastopt._kernels.weights import read_weight, write_weight
 STEP = 128
 """Elements that are prefetched at a time, in updates that draw random numbers: their arithmetic
 overlaps with their memory traffic only if the data are in the cache when it begins."""
+
+
+def update_loop(layout: Layout) -> Callable:
+    """Return the loop of an update; its chunks consist of elements, blocks or rows."""
+    if layout.rule.row:
+        return row_loop(layout)
+    return lazy_loop(layout) if layout.lazy else element_loop(layout)
 
 
 def element_loop(layout: Layout) -> Callable:

@@ -13,8 +13,7 @@ import numpy as np
 from numba import carray, types
 
 from fastopt._kernels.compiling import ON_WORDS, address_of
-from fastopt._kernels.cpu import element_loop, flush_loop, lazy_loop, number_loop
-from fastopt._kernels.cpu_rows import row_loop
+from fastopt._kernels.cpu import element_loop, flush_loop, number_loop, update_loop
 from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
 from fastopt._kernels.layout import ADDRESS, WIDTH, Layout
 from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigned, words
@@ -37,11 +36,7 @@ def update(layout: Layout, numbers: bool = False) -> int:
     """
     if numbers and layout.lazy and not layout.coded:
         return _on_chunks(layout, "numbers", scalar(number_loop(layout)), 0)
-    if layout.rule.row:
-        loop = row_loop(layout)
-    else:
-        loop = lazy_loop(layout) if layout.lazy else element_loop(layout)
-    return _on_chunks(layout, "update", scalar(loop), 0)
+    return _on_chunks(layout, "update", scalar(update_loop(layout)), 0)
 
 
 @cache

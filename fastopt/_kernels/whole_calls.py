@@ -22,8 +22,7 @@ from numba.np.arrayobj import _empty_nd_impl, populate_array
 
 from fastopt._kernels.chunks import CHUNK
 from fastopt._kernels.compiling import engine_digest
-from fastopt._kernels.cpu import element_loop, lazy_loop
-from fastopt._kernels.cpu_rows import row_loop
+from fastopt._kernels.cpu import update_loop
 from fastopt._kernels.cpu_sums import finish_loop, sum_loop
 from fastopt._kernels.intrinsics import intrinsic
 from fastopt._kernels.layout import ADDRESS, ORDER, ROWS, SEGMENTS, STARTS, WIDTH, Layout
@@ -375,11 +374,7 @@ def _advance(spec: Spec) -> Callable:
 
 def _application(layout: Layout) -> Callable:
     """Return ``(table, hyper, size, items)``, which applies the rule to items of a weight."""
-    if layout.rule.row:
-        loop = row_loop(layout)
-    else:
-        loop = lazy_loop(layout) if layout.lazy else element_loop(layout)
-    loop, reduce = scalar(loop), None
+    loop, reduce = scalar(update_loop(layout)), None
     for step in range(len(layout.rule.passes)):
         reduce = _with_reduction(reduce, layout, step)
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastopt import arguments
 from fastopt._engine import validate
 from fastopt._engine.hyper_rows import multipliers
 from fastopt._engine.mixed_precision import has_master, split_state, to_float32
@@ -22,19 +23,7 @@ from fastopt._kernels.device_memory import like
 from fastopt._kernels.devices import header, is_cuda
 from fastopt._kernels.layout import real_of
 from fastopt._notices import warn_user
-from fastopt.arguments import (
-    FLAG,
-    Description,
-    Descriptions,
-    Integer,
-    Real,
-    Stored,
-    arg,
-    brief,
-    choice,
-    local,
-    number,
-)
+from fastopt.arguments import FLAG, Description, Descriptions, Integer, Real, Stored, arg, local
 from fastopt.kernels import variants
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
@@ -368,7 +357,7 @@ def _check_fallback(name: str, value: str | Optimizer | None) -> Any:
 def pattern(name: str, value: object) -> str:
     """Check a regular expression."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a regular expression, got {brief(value)}")
+        raise TypeError(f"{name} must be a regular expression, got {arguments.brief(value)}")
     try:
         re.compile(value)
     except re.error as error:
@@ -383,7 +372,7 @@ def _check_patterns(name: str, value: object) -> tuple[str, ...] | None:
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{name} must be regular expressions, got {brief(value)}")
+        raise TypeError(f"{name} must be regular expressions, got {arguments.brief(value)}")
     return tuple(pattern(f"{name}[{k}]", each) for k, each in enumerate(value))
 
 
@@ -403,7 +392,7 @@ class ByPattern:
             isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs
         ):
             raise TypeError(
-                f"{name} must map regular expressions to {self.kind}, got {brief(value)}"
+                f"{name} must map regular expressions to {self.kind}, got {arguments.brief(value)}"
             )
         return tuple(
             (pattern(name, key), self.check(f"{name}[{key!r}]", each)) for key, each in pairs
@@ -417,11 +406,11 @@ Coefficients = Literal["polar", "polar_express", "quintic"] | Polynomial
 def _coefficients(name: str, value: object) -> Coefficients:
     """Check the polynomials of an orthogonalization."""
     if not isinstance(value, (tuple, list)):
-        scheme: Any = choice(name, value, *COEFFICIENTS)
+        scheme: Any = arguments.choice(name, value, *COEFFICIENTS)
         return scheme  # type: ignore[no-any-return]
     if len(value) != 3:
-        raise ValueError(f"{name} must be 3 numbers, got {brief(value)}")
-    a, b, c = (number(f"{name}[{k}]", each) for k, each in enumerate(value))
+        raise ValueError(f"{name} must be 3 numbers, got {arguments.brief(value)}")
+    a, b, c = (arguments.number(f"{name}[{k}]", each) for k, each in enumerate(value))
     return a, b, c
 
 
@@ -485,8 +474,8 @@ def orthogonalize(
         raise TypeError(f"matrix must have real numbers, got {matrix.dtype}")
     if matrix.dtype not in (np.float32, np.float64):
         matrix = matrix.astype(np.float32)
-    arguments = {"coefficients": coefficients, "steps": steps, "eps": eps}
-    checked = [check(name, arguments[name]) for name, check in CHECKS.items()]
+    given = {"coefficients": coefficients, "steps": steps, "eps": eps}
+    checked = [check(name, given[name]) for name, check in CHECKS.items()]
     result = np.empty(matrix.shape, matrix.dtype)
     if result.size:
         NewtonSchulz()(matrix, result, *checked)
@@ -707,10 +696,10 @@ class MatrixOptimizer(Optimizer):
         for role, patterns in self.patterns().items():
             for pattern in patterns:
                 if not any(re.search(pattern, name) for name in names):
-                    message = (
-                        f"{role}: {pattern!r} has no effect: it matches none of {brief(names)}"
+                    warn_user(
+                        f"{role}: {pattern!r} has no effect: it matches none of "
+                        f"{arguments.brief(names)}"
                     )
-                    warn_user(message)
 
     def _check_matrix(self, index: Index, weight: Array) -> None:
         """Raise unless a weight can be updated, regardless of its gradient and state."""
@@ -756,7 +745,7 @@ class MatrixOptimizer(Optimizer):
             except (AttributeError, TypeError):
                 raise TypeError(
                     f"{type(self).__name__}.slots() must return a dict of a shape for each name, "
-                    f"such as {{'mom': shape}}, got {brief(declared)}"
+                    f"such as {{'mom': shape}}, got {arguments.brief(declared)}"
                 ) from None
             work.slots[shape] = shapes
         return shapes

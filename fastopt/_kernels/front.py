@@ -79,17 +79,8 @@ from functools import cache
 import numpy as np
 from numba import prange, types
 
+from fastopt._kernels import admission, strided
 from fastopt._kernels import record_words as w
-from fastopt._kernels.admission import (
-    admit,
-    admit_list,
-    column_of,
-    copy,
-    guard_of,
-    items_of,
-    scratch_of,
-    tensor_of,
-)
 from fastopt._kernels.chunks import LINE
 from fastopt._kernels.compiling import ON_WORDS, address_of, bind_to, compiled, entry_of
 from fastopt._kernels.layout import DECAY, KEY
@@ -108,26 +99,7 @@ from fastopt._kernels.objects import (
     unsigned,
     words,
 )
-from fastopt._kernels.record_words import (
-    context_at,
-    hyper_at,
-    loops_at,
-    norm_at,
-    pass_at,
-    record_at,
-)
 from fastopt._kernels.row_admission import enter_rows, row_room, rows_before, work_of
-from fastopt._kernels.strided import (
-    COPY_BACK,
-    COPY_GRAD,
-    COPY_WEIGHT,
-    elements_of,
-    grad_bytes,
-    grad_elements,
-    in_reals,
-    lengths_of,
-    proportion,
-)
 from fastopt.kernels.rule import scalar
 
 ON_CALL = ON_WORDS
@@ -148,7 +120,7 @@ def count(context, tensor, record):
 @scalar
 def advance(context, tensor):
     """Count an update of a tensor, write its hyper-parameters, and choose its record."""
-    record, hyper = record_at(tensor.record), hyper_at(tensor.hyper)
+    record, hyper = w.record_at(tensor.record), w.hyper_at(tensor.hyper)
     t = count(context, tensor, record)
     values, names, rescale = doubles(hyper.values), hyper.names, hyper.rescale
     source = 1
@@ -163,23 +135,23 @@ def advance(context, tensor):
     for f in range(hyper.own):
         value = values[source + f]
         if f == rescale:
-            value = value * norm_at(context.norm).factor
+            value = value * w.norm_at(context.norm).factor
         if hyper.wide:
             doubles(record.fields)[f] = value
         else:
             singles(record.fields)[f] = np.float32(value)
-    follows, tensor.follow = loops_at(tensor.kernels).follow, 0
+    follows, tensor.follow = w.loops_at(tensor.kernels).follow, 0
     if hyper.skips:
         tensor.record, tensor.listed = context.nothing, 0
-        tensor.kernels = record_at(context.nothing).kernels
+        tensor.kernels = w.record_at(context.nothing).kernels
     elif record.resting and (hyper.rests or follows):
         if not hyper.rests:
             tensor.follow = tensor.record
-        resting = record_at(record.resting)
+        resting = w.record_at(record.resting)
         tensor.record = record.resting
         tensor.kernels = resting.row_kernels if tensor.listed else resting.kernels
     if record.keyed:
-        row = unsigned(record_at(tensor.record).row)
+        row = unsigned(w.record_at(tensor.record).row)
         row[KEY] = stream_key(record.seed, record.number, t)
 
 
@@ -193,46 +165,46 @@ def scale(numbers, place, count, factor):
 @scalar
 def begin(context, k):
     """Copy the arrays that are not in the record's order, and enter all addresses."""
-    tensor = tensor_of(context, k)
-    record = record_at(tensor.record)
+    tensor = admission.tensor_of(context, k)
+    record = w.record_at(tensor.record)
     row, grad, weight = words(record.row), tensor.grad, tensor.weight
     own = scratch = tensor.scratch
     if tensor.grad_copied:
-        copy(context, k, COPY_GRAD, scratch)
-        grad, own = scratch, scratch + grad_bytes(tensor, record)
-    if record.scaled and norm_at(context.norm).factor != 1:
-        count = grad_elements(tensor, record)
-        in_reals(scale, record.grad_code, grad, count, norm_at(context.norm).factor)
+        admission.copy(context, k, strided.COPY_GRAD, scratch)
+        grad, own = scratch, scratch + strided.grad_bytes(tensor, record)
+    if record.scaled and w.norm_at(context.norm).factor != 1:
+        count = strided.grad_elements(tensor, record)
+        strided.in_reals(scale, record.grad_code, grad, count, w.norm_at(context.norm).factor)
     if tensor.copied:
-        copy(context, k, COPY_WEIGHT, own)
+        admission.copy(context, k, strided.COPY_WEIGHT, own)
         weight = own
     if tensor.listed:
         enter_rows(tensor, row)
     row[record.weight_column], row[record.grad_column] = weight, grad
     if tensor.follow:
-        follower = record_at(tensor.follow)
+        follower = w.record_at(tensor.follow)
         words(follower.row)[follower.weight_column] = weight
 
 
 @scalar
 def end(context, k):
     """Copy a weight back."""
-    tensor = tensor_of(context, k)
+    tensor = admission.tensor_of(context, k)
     if tensor.copied:
-        record = record_at(tensor.record)
-        copy(context, k, COPY_BACK, words(record.row)[record.weight_column])
+        record = w.record_at(tensor.record)
+        admission.copy(context, k, strided.COPY_BACK, words(record.row)[record.weight_column])
 
 
 @scalar
 def pass_of(tensor, step):
     """Return reduction `step` of a tensor."""
-    return pass_at(tensor.kernels + 8 * (w.PASS + w.PASS_WORDS * step))
+    return w.pass_at(tensor.kernels + 8 * (w.PASS + w.PASS_WORDS * step))
 
 
 @scalar
 def reduce(tensor, step, first, count):
     """Compute the sums of chunks of a reduction."""
-    record, one = record_at(tensor.record), pass_of(tensor, step)
+    record, one = w.record_at(tensor.record), pass_of(tensor, step)
     partial = record.sums + 8 * one.count * first
     for k in range(one.count * count):
         doubles(partial)[k] = 0.0
@@ -242,7 +214,7 @@ def reduce(tensor, step, first, count):
 @scalar
 def finalize(tensor, step):
     """Compute the hyper-parameters that follow from the sums of a reduction."""
-    record = record_at(tensor.record)
+    record = w.record_at(tensor.record)
     finish = pass_of(tensor, step).finish
     call(finish, record.flat, record.flat_count, record.row, record.fields, record.sums)
 
@@ -250,22 +222,22 @@ def finalize(tensor, step):
 @scalar
 def covers(tensor):
     """Whether all rows are changed after an update of the indexed ones."""
-    return loops_at(tensor.kernels).flush != 0 or tensor.follow != 0
+    return w.loops_at(tensor.kernels).flush != 0 or tensor.follow != 0
 
 
 @scalar
 def cover(tensor, first, count):
     """Apply the deferred decay of rows, including this step's, and average them."""
-    record, chunk = record_at(tensor.record), np.empty(3, np.int64)
+    record, chunk = w.record_at(tensor.record), np.empty(3, np.int64)
     chunk[0], chunk[1], chunk[2] = 0, first, count
-    place, flush = np.int64(chunk.ctypes.data), loops_at(tensor.kernels).flush
+    place, flush = np.int64(chunk.ctypes.data), w.loops_at(tensor.kernels).flush
     if flush:
         totals = doubles(words(record.row)[DECAY])
         totals[0] = totals[1]
         call(flush, place, 1, record.row, record.fields, 0)
     if tensor.follow:
-        record = record_at(tensor.follow)
-        follow = loops_at(record.row_kernels).follow
+        record = w.record_at(tensor.follow)
+        follow = w.loops_at(record.row_kernels).follow
         call(follow, place, 1, record.row, record.fields, 0)
     chunk[0] = 1  # a use after the calls: arrays are freed after their last one
 
@@ -273,27 +245,27 @@ def cover(tensor, first, count):
 @scalar
 def update(context, k):
     """Count and update one tensor."""
-    tensor = tensor_of(context, k)
+    tensor = admission.tensor_of(context, k)
     advance(context, tensor)
     begin(context, k)
-    record, kernels = record_at(tensor.record), loops_at(tensor.kernels)
+    record, kernels = w.record_at(tensor.record), w.loops_at(tensor.kernels)
     for step in range(kernels.passes):
         reduce(tensor, step, 0, record.flat_count)
         finalize(tensor, step)
     if kernels.update:
         call(kernels.update, tensor.chunks, 1, record.row, record.fields, 0)
     if covers(tensor):
-        cover(tensor, 0, lengths_of(record)[0])
+        cover(tensor, 0, strided.lengths_of(record)[0])
     end(context, k)
 
 
 @scalar
 def admit_call(context, index, grad, weight):
     """Check the arguments of a call; return the number of its tensors and a status."""
-    if items_of(context, index) == 0:
-        status = admit(context, 0, index, grad, weight)
+    if admission.items_of(context, index) == 0:
+        status = admission.admit(context, 0, index, grad, weight)
         return 1, w.REFUSED if status == w.LEFT_OUT else status
-    return admit_list(context, index, grad, weight)
+    return admission.admit_list(context, index, grad, weight)
 
 
 @scalar
@@ -312,17 +284,17 @@ def divide_scratch(context, n):
     """
     total, need, largest, listed, counted, asked = 0, 0, 0, 0, 0, is_asked(context)
     for k in range(n):
-        tensor = tensor_of(context, k)
-        record = record_at(tensor.record)
-        if hyper_at(tensor.hyper).valid == 0 and (asked or not context.asking):
+        tensor = admission.tensor_of(context, k)
+        record = w.record_at(tensor.record)
+        if w.hyper_at(tensor.hyper).valid == 0 and (asked or not context.asking):
             return w.REFUSED
-        if max(elements_of(tensor, record), listed, need) > w.MOST:
+        if max(strided.elements_of(tensor, record), listed, need) > w.MOST:
             return w.REFUSED
         total += work_of(tensor, record)
         if tensor.listed:
             tensor.region = context.scratch + listed
             listed, counted = listed + row_room(tensor, record), max(counted, tensor.length)
-        size = scratch_of(context, tensor)
+        size = admission.scratch_of(context, tensor)
         tensor.scratch = context.scratch + need
         need, largest = need + size, max(largest, size)
     context.large, context.listed = total >= context.large_from, listed
@@ -332,7 +304,7 @@ def divide_scratch(context, n):
     if context.need > context.room or (listed > 0 and counted >= context.counted):
         return w.NO_ROOM
     for k in range(n if listed > 0 or not apart else 0):
-        tensor = tensor_of(context, k)
+        tensor = admission.tensor_of(context, k)
         tensor.scratch = listed + (tensor.scratch if apart else context.scratch)
     if context.clip and context.repeats:
         return w.REFUSED
@@ -345,7 +317,7 @@ def divide_scratch(context, n):
 def list_all(context, n):
     """Copy the row indices of a call; return a status."""
     for k in range(n):
-        tensor = tensor_of(context, k)
+        tensor = admission.tensor_of(context, k)
         if tensor.listed:
             call(context.list_rows, context.self, k, 0, 0, 0)
             if tensor.status != w.OK:
@@ -357,7 +329,7 @@ def list_all(context, n):
 def order_all(context, n):
     """Order the rows of row-sparse gradients, as kernels read them."""
     for k in range(n if context.listed else 0):
-        if tensor_of(context, k).listed:
+        if admission.tensor_of(context, k).listed:
             call(context.order_rows, context.self, k, 0, 0, 0)
 
 
@@ -365,7 +337,7 @@ def order_all(context, n):
 def hold(context, n, held):
     """Keep the arrays of a call alive, or release them."""
     for k in range(0 if context.written else n):
-        tensor = tensor_of(context, k)
+        tensor = admission.tensor_of(context, k)
         if held:
             keep_alive(tensor.grad_id)
             keep_alive(tensor.weight_id)
@@ -387,7 +359,7 @@ def perform(context, n):
     if context.measure and not context.asked:
         measure = context.measure_large if shared else context.measure
         call(measure, context.self, n, context.threads, 0, 0)
-        if not math.isfinite(norm_at(context.norm).global_norm):
+        if not math.isfinite(w.norm_at(context.norm).global_norm):
             return w.SKIPPED
     if asks:
         return w.ASKS
@@ -426,7 +398,7 @@ def enter_at(context, index, grad, weight):
 
 def enter_call(at, index, grad, weight):
     """Update the tensors of a call; return a status."""
-    return enter_at(context_at(at), address(index), address(grad), address(weight))
+    return enter_at(w.context_at(at), address(index), address(grad), address(weight))
 
 
 def enter_headers(at, index, grad, weight):
@@ -434,7 +406,7 @@ def enter_headers(at, index, grad, weight):
 
     In the place of each index stands the address of its record.
     """
-    context = context_at(at)
+    context = w.context_at(at)
     context.written = 1
     status = enter_at(context, index, grad, weight)
     context.written = 0
@@ -465,16 +437,16 @@ def are_apart(context, n):
     """Whether no tensor writes to memory that another one reads or writes."""
     spans, count = words(context.spans), 0
     for k in range(n):
-        tensor = tensor_of(context, k)
-        record = record_at(tensor.record)
+        tensor = admission.tensor_of(context, k)
+        record = w.record_at(tensor.record)
         row = words(record.row)
         if record.size > 0:
             spans[2 * count], spans[2 * count + 1] = tensor.low, tensor.high
             count += 1
         for g in range(record.guarded):
-            size = guard_of(record, g).nbytes
+            size = admission.guard_of(record, g).nbytes
             if size > 0:
-                first = row[column_of(record, g)]
+                first = row[admission.column_of(record, g)]
                 spans[2 * count], spans[2 * count + 1] = first, first + size
                 count += 1
     sort_spans(spans, count)
@@ -482,7 +454,7 @@ def are_apart(context, n):
         if spans[2 * i] < spans[2 * i - 1]:
             return False
     for k in range(n):
-        tensor = tensor_of(context, k)
+        tensor = admission.tensor_of(context, k)
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
@@ -498,14 +470,14 @@ def are_apart(context, n):
 @scalar
 def cut(place, tensor):
     """Return the number of items before some work, in whole cache lines of dense tensors."""
-    record = record_at(tensor.record)
-    if tensor.listed and loops_at(tensor.kernels).by_row:
+    record = w.record_at(tensor.record)
+    if tensor.listed and w.loops_at(tensor.kernels).by_row:
         return rows_before(place, tensor, work_of(tensor, record))
     size, items = record.size, record.item_count
     if place <= 0 or place >= size:
         return 0 if place <= 0 else items
     line = LINE if items == size else 1
-    return proportion(place, size, items) // line * line
+    return strided.proportion(place, size, items) // line * line
 
 
 BEGIN, END, UPDATES, COVERS, REDUCTIONS = range(5)
@@ -514,7 +486,7 @@ BEGIN, END, UPDATES, COVERS, REDUCTIONS = range(5)
 
 def share_call(at, phase, first, last, share):
     """Do one share of a phase for the tensors from `first` to `last`."""
-    context = context_at(at)
+    context = w.context_at(at)
     shares = context.threads
     if phase in (BEGIN, END):
         for k in range(first + share, last, shares):
@@ -525,23 +497,23 @@ def share_call(at, phase, first, last, share):
         return
     if phase == COVERS:
         for k in range(first, last):
-            tensor = tensor_of(context, k)
-            height = lengths_of(record_at(tensor.record))[0]
+            tensor = admission.tensor_of(context, k)
+            height = strided.lengths_of(w.record_at(tensor.record))[0]
             if covers(tensor):
                 start, stop = height * share // shares, height * (share + 1) // shares
                 cover(tensor, start, stop - start)
         return
     total, before = 0, 0
     for k in range(first, last):
-        tensor = tensor_of(context, k)
-        record = record_at(tensor.record)
+        tensor = admission.tensor_of(context, k)
+        record = w.record_at(tensor.record)
         total += work_of(tensor, record) if phase == UPDATES else record.flat_count
     low, high = total * share // shares, total * (share + 1) // shares
     chunk = np.empty(3, np.int64)
     chunk[0] = 0
     for k in range(first, last):
-        tensor = tensor_of(context, k)
-        record, kernels = record_at(tensor.record), loops_at(tensor.kernels)
+        tensor = admission.tensor_of(context, k)
+        record, kernels = w.record_at(tensor.record), w.loops_at(tensor.kernels)
         if phase == UPDATES:
             chunk[1] = cut(low - before, tensor)
             chunk[2] = cut(high - before, tensor) - chunk[1]
@@ -559,20 +531,20 @@ def share_call(at, phase, first, last, share):
 
 def spread_call(at, phase, first, last, function):
     """Do the shares of a phase on several threads, each by a call of the function."""
-    for share in prange(context_at(at).threads):
+    for share in prange(w.context_at(at).threads):
         call(function, at, phase, first, last, np.int64(share))
 
 
 def run_call(at, n, _, __, ___):
     """Update the admitted tensors of a large call on several threads."""
-    context = context_at(at)
+    context = w.context_at(at)
     group = 1 if context.repeats or (n > 1 and not are_apart(context, n)) else n
     for first in range(0, n, max(group, 1)):
         last, passes, copies, covered = first + group, 0, False, False
         for k in range(first, last):
-            tensor = tensor_of(context, k)
+            tensor = admission.tensor_of(context, k)
             advance(context, tensor)
-            passes = max(passes, loops_at(tensor.kernels).passes)
+            passes = max(passes, w.loops_at(tensor.kernels).passes)
             covered = covered or covers(tensor)
             copies = copies or tensor.copied != 0 or tensor.grad_copied != 0
             if not (tensor.copied or tensor.grad_copied):
@@ -586,8 +558,8 @@ def run_call(at, n, _, __, ___):
                 call(context.spread, at, phase, first, last, context.update_share)
             if phase >= REDUCTIONS:
                 for k in range(first, last):
-                    tensor = tensor_of(context, k)
-                    if phase - REDUCTIONS < loops_at(tensor.kernels).passes:
+                    tensor = admission.tensor_of(context, k)
+                    if phase - REDUCTIONS < w.loops_at(tensor.kernels).passes:
                         finalize(tensor, phase - REDUCTIONS)
 
 

@@ -79,6 +79,8 @@ def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
 
 def array_inside(value: object) -> str:
     """Return how to get the NumPy array of a Series, DataArray or Tensor `x`; empty for others."""
+    if is_array(value):  # whose `data` is a buffer, which bfloat16 has none of
+        return ""
     if callable(getattr(value, "to_numpy", None)):
         return "x.to_numpy()"
     return "x.data" if isinstance(getattr(value, "data", None), np.ndarray) else ""

@@ -637,6 +637,7 @@ class Records:
             of = updater.optimizer, updater.backend, indices
             info, factor = updater.settings.measured(*of, checked, share)
         averages = {} if self.averages is None else self.averages.arrays
+        averaged = {index: averages[index] for index in indices if index in averages}
         before = [(each, each.snapshot()) for each in self.parameters.optimizers()]
         arrays = self._written(updater, indices, weights)
         values, known = [np.array(host(array)) for array in arrays], {*updater.states}
@@ -655,6 +656,7 @@ class Records:
                 dict.pop(updater.states_synced, index, None)
                 averages.pop(index, None)
                 self.drop(index)
+            averages.update(averaged)
             raise
         return info
 

@@ -42,7 +42,7 @@ def _check_sum(name: str, value: object) -> dict[str, Any]:
     total, calls = value["cum_grad"], Integer(least=0)(f"{name}['num_cums']", value["num_cums"])
     check = ArrayOf(("float32", "float64"))
     if isinstance(total, tuple):
-        values, rows = PairOf(check, ArrayOf(("int64",)))(f"{name}['cum_grad']", total)
+        values, rows = PairOf(check, ArrayOf(("int32", "int64")))(f"{name}['cum_grad']", total)
         RowSparse(values, rows, (LARGEST, *values.shape[1:]))
     elif total is not None:
         check(f"{name}['cum_grad']", total)

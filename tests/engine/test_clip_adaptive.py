@@ -186,22 +186,6 @@ def test_an_optimizer_in_numpy_sees_clipped_gradients(rng):
     np.testing.assert_allclose(weight, expected)
 
 
-def test_a_failed_call_changes_nothing(rng):
-    made, twin = (
-        optimizer.Updater(optimizer.Adam(learning_rate=0.1), clip_adaptive=0.1) for _ in range(2)
-    )
-    weight, other = np.ones((2, 2)), np.ones((2, 2))
-    for _ in range(3):
-        grad = rng.normal(size=(2, 2))
-        with pytest.raises(ValueError, match="index 0: gradient must have shape"):
-            made(0, np.ones((2, 3)), weight)
-        with pytest.raises(ValueError, match="index 0: clip_adaptive updates an index once"):
-            made([0, 0], [grad, grad], [weight, weight])
-        made(0, grad, weight)
-        twin(0, grad, other)
-        np.testing.assert_array_equal(weight, other)
-
-
 @pytest.mark.parametrize("wrong", [-0.1, np.nan, np.inf, "a", True])
 @pytest.mark.parametrize("name", ["clip_adaptive", "clip_adaptive_eps"])
 def test_arguments_are_checked(name, wrong):

@@ -10,19 +10,17 @@ from fastopt import optimizer
 from fastopt._engine.templates import ALONE_FROM, LINE
 from fastopt._engine.validate import leaves
 from fastopt._kernels.numpy_abi import readable
-from helpers.cases import CASES, FIRST, LIGHT, named
-from helpers.tensor_lists import everything, normal
+from helpers.cases import CASES, FIRST
+from helpers.tensor_lists import normal
 
 pytestmark = pytest.mark.skipif(not readable(), reason="records are read by compiled code")
 
-SHAPES = [(3, 4), (5,), (3, 4), (), (0, 2), (3, 4), (5,), (), (64, 64), (64, 64), (3, 4)]
 SETTINGS = {
     "plain": {},
     "8 bits": {"state_dtype": "int8", "state_min_size": 1},
     "bfloat16": {"state_dtype": "bfloat16"},
     "multipliers": {"param_idx2name": {0: "0_weight", 2: "2_bias", 4: "4_bias"}},
 }
-ORDERS = {"C": np.ascontiguousarray, "F": np.asfortranarray}
 
 
 def make(name, setting):
@@ -30,49 +28,6 @@ def make(name, setting):
         return FIRST[name].make(wd=FIRST[name].wd, **SETTINGS[setting])
     except (TypeError, ValueError) as error:
         pytest.skip(f"refused: {error}")
-
-
-def story(made, order, shapes=SHAPES, groups=None):
-    updater, weights = fastopt.Updater(made, groups=groups), []
-    for k, shape in enumerate(shapes):
-        layout = ORDERS[order if k % 2 else "C"] if len(shape) > 1 else np.array
-        weights.append(layout(normal(k, shape, "float32")))
-    for step in range(3):
-        grads = [normal(10 + step + k, shape, "float32") for k, shape in enumerate(shapes)]
-        updater(list(range(len(shapes))), grads, weights)
-    return updater, weights
-
-
-def forms_of(updater):
-    """Nesting, dtypes, shapes and strides of all states, in the order of the dictionary."""
-
-    def form(state):
-        if isinstance(state, tuple):
-            return tuple(map(form, state))
-        return None if state is None else (state.dtype, state.shape, state.strides)
-
-    return [(index, form(state)) for index, state in updater.states.items()]
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("groups", [None, {"[05]": {"wd": 0.5}}], ids=["", "groups"])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", named(sorted(FIRST), *LIGHT, "adam"))
-def test_states_created_together_equal_those_created_alone(
-    name, setting, order, groups, monkeypatch
-):
-    if setting == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    shapes = SHAPES if name != "groupadagrad" else [s for s in SHAPES if len(s) == 2]
-    try:
-        found = story(make(name, setting), order, shapes, groups)
-    except (TypeError, ValueError) as error:
-        pytest.skip(f"refused: {error}")
-    monkeypatch.setattr(type(found[0].optimizer), "starts_at_zero", False)
-    expected = story(make(name, setting), order, shapes, groups)
-    assert everything(*found) == everything(*expected)
-    assert forms_of(found[0]) == forms_of(expected[0])
 
 
 @pytest.mark.further
@@ -119,21 +74,6 @@ def test_many_parameters_may_come_at_once(kind, rng):
             alone(index, others[index].copy(), others[index])
     for one, other in zip(weights, others, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_a_failed_first_call_leaves_nothing():
-    updater = optimizer.Updater(optimizer.Adam())
-    weights = [np.ones((3, 4), np.float32) for _ in range(5)]
-    grads = [*map(np.ones_like, weights[:-1]), np.ones((4, 3), np.float32)]
-    before = [weight.copy() for weight in weights]
-    with pytest.raises(ValueError, match="index 4: gradient must have shape"):
-        updater(list(range(5)), grads, weights)
-    assert not updater.states
-    assert not updater.states_synced
-    assert not updater.optimizer._index_update_count
-    assert not updater.records.slots
-    assert not updater.records.known()
-    assert all(map(np.array_equal, before, weights))
 
 
 class OfWeight(optimizer.Adam):

@@ -11,10 +11,8 @@ import fastopt
 from fastopt import optimizer
 from fastopt._kernels import cpu
 from helpers.row_sparse import listing, same_bits
-from helpers.tensor_lists import everything
 
 WD = 0.3
-DECOUPLED = ["adagrad", "adadelta", "adamw", "adabelief", "radam", "lion", "signum"]
 
 
 def catching_up(name="adagrad", **kwargs):
@@ -165,25 +163,3 @@ def test_decay_is_deferred_at_rates_that_a_class_computes(how, rng):
     for updater in (ours, theirs):
         updater.flush(0)
     np.testing.assert_array_equal(*weights)
-
-
-@pytest.mark.parametrize("average", [None, fastopt.EMA()], ids=str)
-def test_a_list_with_an_index_twice_that_fails_changes_nothing(average):
-    def schedule(update):
-        if update == 4:
-            raise RuntimeError("no rate")
-        return 0.1
-
-    made = optimizer.AdamW(lr_scheduler=schedule, wd=WD, lazy_update=True, sparse_decay="catch_up")
-    updater, weight = fastopt.Updater(made, average=average), np.ones((4, 3))
-    rows = [(np.ones((1, 3)), np.array([k])) for k in range(2)]
-    updater([0, 0], rows, [weight, weight])
-    before = everything(updater, [weight])
-    with pytest.raises(RuntimeError, match="no rate"):
-        updater([0, 0], rows, [weight, weight])
-    assert everything(updater, [weight]) == before
-    with pytest.raises(RuntimeError, match="no rate"):
-        updater(
-            ["new", "new", 0, 0], [*rows, *rows], [weight.copy(), weight.copy(), weight, weight]
-        )
-    assert everything(updater, [weight]) == before

@@ -4,9 +4,6 @@ import copy
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from fastopt import optimizer
 from fastopt.sparse import RowSparse
@@ -81,47 +78,6 @@ def describe(state):
     if isinstance(state, np.ndarray):
         return state.dtype, state.shape
     return tuple(map(describe, state)) if isinstance(state, tuple) else state
-
-
-@pytest.mark.further
-@silent
-@pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
-@given(
-    shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
-    kinds=st.tuples(*[st.sampled_from(["plain", "fortran", "strided", "unaligned"])] * 2),
-)
-def test_every_layout_gives_the_same_numbers(form, shape, kinds):
-    bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
-    rng = np.random.default_rng(0)
-    start, gradient = (np.array(rng.normal(size=shape), np.float32) for _ in range(2))
-    plain = start.astype(bfloat16)
-    other, laid = (
-        lay(array.astype(bfloat16), kind)
-        for array, kind in zip((start, gradient), kinds, strict=True)
-    )
-    first, second = (
-        optimizer.get_updater(optimizer.Adam(0.1, wd=0.1, **FORMS[form])) for _ in range(2)
-    )
-    for _ in range(2):
-        first(0, gradient.astype(bfloat16), plain)
-        second(0, laid, other)
-    np.testing.assert_array_equal(bits(np.ascontiguousarray(other)), bits(plain.reshape(shape)))
-    assert plain.size == 0 or not np.array_equal(plain, start)
-
-
-def lay(array, kind):
-    """The same numbers in another layout of memory."""
-    if not array.ndim or kind == "plain":
-        return array
-    if kind == "fortran":
-        return np.asfortranarray(array)
-    if kind == "strided":
-        spread = np.zeros([2 * n for n in array.shape], array.dtype)
-        laid = spread[tuple(slice(None, None, 2) for _ in array.shape)]
-    else:
-        laid = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
-    laid[...] = array
-    return laid
 
 
 @pytest.mark.further

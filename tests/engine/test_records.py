@@ -13,18 +13,12 @@ from fastopt._engine.validate import leaves
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.record_words import AXES
-from helpers.cases import FIRST, LIGHT, OF_MATRICES, exhaustive, named
-from helpers.tensor_lists import dtype_of, everything, laid, normal
+from helpers.tensor_lists import everything, laid, normal
 
 pytestmark = [
     pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
     pytest.mark.usefixtures("unrecorded"),
 ]
-
-OF_SUMS = ("lamb", "lans", "mars", "novograd", "prodigy", "stablespam")
-LARGE = (300, PARALLEL_FROM // 300 + 1)
-UNSERVED = {*OF_MATRICES}
-"""Optimizers that compute in Python in every step."""
 
 
 def reversed_copy(array):
@@ -57,15 +51,6 @@ LAYOUTS = {
     "padded": padded,
     "moved axes": moved_axes,
 }
-DTYPES = ["float32", "float64", "float16"]
-
-
-def outcome(make, shape, grads=np.array, weights=np.array):
-    """An updater and its weight after steps with arrays of some form."""
-    updater, weight = optimizer.Updater(make()), weights(normal(0, shape, "float32"))
-    for step in range(3):
-        updater(0, grads(normal(1 + step, shape, "float32")), weight)
-    return updater, np.ascontiguousarray(weight)
 
 
 def same(first, second):
@@ -84,28 +69,6 @@ def served(updater):
     """Assert that records served all calls."""
     assert not hasattr(updater.parameters, "unrecorded")
     assert updater.records.slots
-
-
-def make_of(name):
-    return partial(FIRST[name].make, wd=FIRST[name].wd)
-
-
-NAMES = named([name for name in sorted(FIRST) if name not in UNSERVED], *LIGHT)
-
-
-@pytest.mark.parametrize("shape", [(20, 50), (4, 5, 6), *exhaustive(LARGE)], ids=str)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("array", ["grads", "weights"])
-def test_arrays_in_any_order_have_the_bits_of_plain_ones(array, name, layout, shape):
-    if name == "groupadagrad" and len(shape) != 2:
-        pytest.skip("it works on rows of matrices")
-    plain = outcome(make_of(name), shape)
-    found = outcome(make_of(name), shape, **{array: LAYOUTS[layout]})
-    same(found, plain)
-    # Sums over a tensor are in C order, but its state has the order of the weight at first.
-    if not (name in OF_SUMS and array == "weights" and layout in ("fortran", "moved axes")):
-        served(found[0])
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3, 5, 6, 7, 9, 32, AXES])
@@ -128,27 +91,6 @@ def test_arrays_have_any_number_of_axes(clip, array, layout, axes):
         assert updater.info.slow.calls == 0
         ends.append([np.ascontiguousarray(each).tobytes() for each in weights])
     assert ends[0] == ends[1]
-
-
-@pytest.mark.parametrize("shape", [(20, 50), *exhaustive(LARGE)], ids=str)
-@pytest.mark.parametrize("layout", ["plain", "fortran"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("given", [*DTYPES, "bfloat16", "longdouble", ">f4"])
-def test_a_gradient_of_any_real_dtype_is_converted(dtype, given, layout, shape):
-    if given == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    kind = np.dtype(given) if given == ">f4" else dtype_of(given)
-    make = partial(optimizer.Adam, multi_precision=True)
-    # Numbers that every dtype has.
-    grad = np.sign(normal(1, shape, "float32")) * np.float32(0.5)
-    ends = []
-    for each in (grad.astype(dtype), LAYOUTS[layout](grad).astype(kind, order="K")):
-        updater, weight = optimizer.Updater(make()), normal(0, shape, dtype)
-        for _ in range(3):
-            updater(0, each, weight)
-        ends.append((updater, weight))
-    same(*ends)
-    served(ends[1][0])
 
 
 @pytest.mark.further
@@ -198,25 +140,6 @@ def test_numbers_that_are_not_real_floats_are_refused(value):
         assert updater.optimizer.num_update == updater.optimizer._index_update_count[0]
 
 
-@pytest.mark.parametrize("size", [6, PARALLEL_FROM])
-def test_every_call_may_bring_another_weight(size):
-    """As in a functional style, with views, or with arrays from a pool."""
-    updater, weight, kept = optimizer.Updater(optimizer.Adam()), np.ones(size), np.ones(size)
-    other = optimizer.Updater(optimizer.Adam())
-    for step in range(6):
-        grad = normal(step, (size,), "float64")
-        other(0, grad, kept)
-        if step % 3 == 0:
-            weight = weight.copy()
-            updater(0, grad, weight)
-        elif step % 3 == 1:
-            updater(0, grad, weight[:])
-        else:
-            updater([0], [grad], [weight.view()])
-    np.testing.assert_array_equal(weight, kept)
-    served(updater)
-
-
 def test_the_weight_of_the_last_call_alone_is_kept_alive():
     updater = optimizer.Updater(optimizer.SGD(momentum=0.9))
     weights = [np.ones(3) for _ in range(4)]
@@ -235,43 +158,6 @@ def test_the_weight_of_the_last_call_alone_is_kept_alive():
         assert watches[-1]() is not None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("size", [5, *exhaustive(30_000)])
-@pytest.mark.parametrize("name", ["adam", "nadam", *exhaustive("lamb")])
-def test_any_subset_in_any_order_has_the_bits_of_single_calls(name, size):
-    rng = np.random.default_rng(0)
-    updaters = [optimizer.Updater(FIRST[name].make()) for _ in "ab"]
-    weights = [[normal(k, (size, 1 + k % 3), "float32") for k in range(12)] for _ in "ab"]
-    for _ in range(20):
-        chosen = rng.permutation(12)[: rng.integers(1, 12)].tolist()
-        if rng.random() < 0.3:
-            chosen += chosen[:1]  # an index twice
-        grads = [normal(rng.integers(99), weights[0][k].shape, "float32") for k in chosen]
-        updaters[0](tuple(chosen), grads, [weights[0][k] for k in chosen])
-        for k, grad in zip(chosen, grads, strict=True):
-            updaters[1](k, grad, weights[1][k])
-    assert everything(updaters[0], weights[0]) == everything(updaters[1], weights[1])
-    served(updaters[0])
-
-
-@pytest.mark.parametrize("size", [6, PARALLEL_FROM])
-def test_tied_and_chained_weights_are_updated_in_order(size):
-    """The second weight is the first one's gradient, the third one is the first again."""
-    ends = []
-    for way in ("list", "single"):
-        updater = optimizer.Updater(optimizer.SGD(momentum=0.5))
-        first, second = normal(0, (size,), "float32"), normal(1, (size,), "float32")
-        for _ in range(3):
-            calls = [(0, second, first), (1, first, second), (2, second, first)]
-            if way == "list":
-                updater(*map(list, zip(*calls, strict=True)))
-            else:
-                for call in calls:
-                    updater(*call)
-        served(updater)
-        ends.append((first.tobytes(), second.tobytes()))
-    assert ends[0] == ends[1]
 
 
 def test_a_gradient_between_the_elements_of_its_weight_is_read():
@@ -298,33 +184,6 @@ def test_indices_of_other_types_are_those_of_python(index):
     np.testing.assert_array_equal(weight, [-6, -6])
     assert updater.info.slow.calls == 0
     served(updater)
-
-
-@pytest.mark.parametrize("size", [3, PARALLEL_FROM])
-def test_settings_between_calls_are_followed(size):
-    """Rates, decay, multipliers, rescaling, a schedule that comes and goes."""
-    ends = []
-    for fresh in (False, True):
-        made = optimizer.Adam(param_idx2name={0: "a_weight", 1: "b_weight"})
-        updater, weights = optimizer.Updater(made), [np.ones(size), np.ones(size)]
-        for step in range(12):
-            made.learning_rate = 0.1 / (1 + step // 2)
-            made.rescale_grad = 1 + step % 3
-            if step == 3:
-                made.wd = 0.5
-            if step == 5:
-                made.set_lr_mult({0: 0.5})
-            if step == 7:
-                made.clip_gradient = 0.5
-            if step == 9:
-                made.beta1 = 0.5
-            if fresh:
-                updater.states = updater.states
-            updater([0, 1], [np.ones(size), np.ones(size)], weights)
-            updater(1, np.ones(size), weights[1])
-        served(updater)
-        ends.append(everything(updater, weights))
-    assert ends[0] == ends[1]
 
 
 def test_a_schedule_is_called_in_every_step():

@@ -11,7 +11,6 @@ from fastopt._kernels.numpy_abi import readable
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.sparse import RowSparse
-from helpers.cases import FIRST, LIGHT, OF_MATRICES
 from helpers.tensor_lists import everything, normal
 
 pytestmark = [
@@ -53,60 +52,6 @@ SETTINGS = {
         "groups": {"^[03]$": {"wd": 0.5, "lr_scheduler": scheduled()}},
     },
 }
-FORMS = {
-    "plain": np.array,
-    "fortran": np.asfortranarray,
-    "strided": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
-}
-UNSERVED = {"groupadagrad", *OF_MATRICES}
-
-
-def story(made, settings, form="plain", shapes=SHAPES, watch=None):
-    """Steps with lists, subsets and single tensors; from the second epoch on, `watch` is called."""
-    updater, weights = fastopt.Updater(made, **settings), [normal(9, s, "float32") for s in shapes]
-    for epoch in range(4):
-        if epoch == 2 and watch is not None:
-            watch()
-        for step, indices in enumerate([[0, 1, 2, 3, 4], [3, 1], [4, 2], [0]]):
-            grads = [FORMS[form](normal(epoch + step + k, shapes[k], "float32")) for k in indices]
-            if form != "plain":  # in a functional style
-                for k in indices:
-                    weights[k] = weights[k].copy()
-            if len(indices) == 1:
-                updater(indices[0], grads[0], weights[indices[0]])
-            else:
-                updater(indices, grads, [weights[k] for k in indices])
-    averages = {index: array.tobytes() for index, array in updater.averages.items()}
-    return (everything(updater, weights), averages), updater
-
-
-NAMES = [
-    pytest.param(name, marks=() if name == "adam" else pytest.mark.exhaustive)
-    for name in sorted(FIRST)
-    if name in LIGHT or name == "adam"
-]
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("form", ["fortran", "strided"])
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", NAMES)
-def test_no_form_of_a_call_needs_python_twice(name, setting, form, monkeypatch):
-    """Whatever the settings, and with the bits of plain arrays."""
-
-    def watch():
-        def refused(*arguments):
-            raise AssertionError("a call was checked in Python again")
-
-        monkeypatch.setattr(fastopt.Updater, "_update", refused)
-
-    def make():
-        return FIRST[name].make(wd=FIRST[name].wd)
-
-    plain, _ = story(make(), SETTINGS[setting]())
-    found, updater = story(make(), SETTINGS[setting](), form, watch=watch)
-    assert found == plain
-    assert not hasattr(updater.parameters, "unrecorded")
 
 
 @pytest.mark.parametrize("setting", ["clip", "scaler"])

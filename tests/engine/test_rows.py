@@ -11,7 +11,7 @@ from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
 from helpers.cases import CASES, CHOICES, LIGHT, every_choice, exhaustive, sampled
-from helpers.row_sparse import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
+from helpers.row_sparse import ARGUMENTS, all_rows, eighths, problems, same_bits, with_rows
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
 few = settings(max_examples=12)
@@ -135,45 +135,6 @@ def test_a_first_gradient_without_rows_makes_the_state(case):
     assert (weight == 1).all()
     fresh = case.make().create_state(0, np.ones(case.shape))
     same_bits(leaves(updater.states[0]), leaves(fresh))
-
-
-@pytest.mark.further
-@every_case
-@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
-def test_sparse_and_dense_gradients_may_alternate(case, lazy, rng):
-    """The dense form of each gradient gives the same where listed rows are all rows."""
-    weight = rng.normal(size=case.shape)
-    other, dense, mixed = weight.copy(), made(case, lazy), made(case, lazy)
-    for step in range(4):
-        grad = rng.normal(size=case.shape)
-        dense(0, grad, weight)
-        mixed(0, all_rows(grad) if step % 2 else grad, other)
-    same_bits((other, *leaves(mixed.states[0])), (weight, *leaves(dense.states[0])))
-
-
-@pytest.mark.further
-@every_case
-@pytest.mark.parametrize("many", [1, 6], ids=["few", "many"])
-def test_a_list_with_sparse_and_dense_gradients_equals_single_calls(case, many, rng):
-    lists, singles = made(case, None), made(case, None)
-    weights = [rng.normal(size=(9, 4)) for _ in range(4 * many)]
-    others = [weight.copy() for weight in weights]
-    for _ in range(3):
-        gradients = []
-        for _ in range(many):
-            grad = listing(rng, (9, 4), np.float64, 7)
-            gradients += [
-                grad,
-                rng.normal(size=(9, 4)),
-                (grad.values, grad.indices),
-                grad.retain([3]),
-            ]
-        lists(list(range(len(weights))), gradients, weights)
-        for index, (grad, weight) in enumerate(zip(gradients, others, strict=True)):
-            singles(index, grad, weight)
-    for index, pair in enumerate(zip(weights, others, strict=True)):
-        same_bits(*pair)
-        same_bits(*(leaves(updater.states[index]) for updater in (lists, singles)))
 
 
 LAZY = {"sgd", "ccsgd", "adam", "adagrad", "ftrl", "groupadagrad", "lars", "lbsgd"}

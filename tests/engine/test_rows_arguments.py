@@ -4,71 +4,14 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
-from helpers.cases import exhaustive
-from helpers.row_sparse import listing, problems, same_bits
+from helpers.row_sparse import listing, same_bits
 
 
 def updater(name, **kwargs):
     return optimizer.get_updater(optimizer.create(name, learning_rate=0.1, **kwargs))
-
-
-def laid(array, kind):
-    """The same numbers in memory of another kind."""
-    if kind == "fortran":
-        return np.asfortranarray(array)
-    if kind == "strided":
-        wide = np.zeros([2 * n for n in array.shape], array.dtype)
-        wide[tuple(slice(None, None, 2) for _ in array.shape)] = array
-        return wide[tuple(slice(None, None, 2) for _ in array.shape)]
-    if kind == "reversed":
-        return array[::-1].copy()[::-1]
-    if kind == "unaligned":
-        raw = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
-        raw[...] = array
-        return raw
-    made = array.copy()
-    made.flags.writeable = kind != "read-only"
-    return made
-
-
-LAYOUTS = st.sampled_from(["plain", "fortran", "strided", "reversed", "unaligned"])
-SOURCES = LAYOUTS | st.just("read-only")
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
-@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb")])
-@given(problem=problems(), layout=LAYOUTS, sources=st.tuples(SOURCES, SOURCES))
-def test_every_layout_gives_the_same_bits(name, lazy, problem, layout, sources):
-    expected = problem.run(updater(name, wd=0.1, lazy_update=lazy))
-    made, weight = updater(name, wd=0.1, lazy_update=lazy), laid(problem.weight, layout)
-    for grad in problem.grads:
-        values, indices = map(laid, (grad.values, grad.indices), sources)
-        before = values.tobytes(), indices.tobytes()
-        made(0, RowSparse(values, indices, grad.shape), weight)
-        assert (values.tobytes(), indices.tobytes()) == before
-    same_bits((np.array(weight), *map(np.array, leaves(made.states[0]))), expected)
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("kind", ["strided", "fortran"])
-def test_a_state_of_any_layout_is_read_in_every_step(kind, rng):
-    """Also when the weight itself needs no copy."""
-    for grad in (listing(rng, (6, 4), np.float64, 5), rng.normal(size=(6, 4))):
-        made, weight = updater("adagrad"), np.ones((6, 4))
-        made.states[0] = laid(np.zeros((6, 4)), kind)
-        for _ in range(2):
-            made.states[0][...] = 0
-            made(0, grad, weight)
-        once, other = updater("adagrad"), np.ones((6, 4))
-        once(0, grad, other)
-        np.testing.assert_array_equal(made.states[0], once.states[0])
 
 
 def test_strides_that_are_assigned_to_a_weight_with_spaced_rows_are_those_of_the_next_update():

@@ -1,0 +1,395 @@
+"""Plans of calls, which two updaters are given: in their forms, and one plain call at a time."""
+
+import copy
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from fastopt import RowSparse, lr_scheduler
+from helpers.resuming import WAYS, resumed
+from helpers.tensor_lists import dtype_of, everything, frozen, one_by_one
+from helpers.written_headers import read_in_python
+
+
+class Labelled(np.ndarray):
+    """An array of a class of its own."""
+
+
+def unaligned(array):
+    """The same numbers at an odd address."""
+    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
+    moved = memory.view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+def in_fields(array):
+    """The same numbers as a field of records of 6 or 9 bytes, so that strides are odd."""
+    records = np.zeros(array.shape, [("x", array.dtype), ("y", "u1")])
+    records["x"] = array
+    return records["x"]
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+LAYOUTS = {
+    "plain": np.array,
+    "Fortran order": np.asfortranarray,
+    "strided": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
+    "reversed": lambda array: np.array(array[..., ::-1], order="C")[..., ::-1],
+    "padded": lambda array: np.pad(array, [*[(0, 0)] * (array.ndim - 1), (2, 1)])[..., 2:-1],
+    "moved axes": lambda array: np.moveaxis(np.array(np.moveaxis(array, 0, -1), order="C"), -1, 0),
+    "of a subclass": lambda array: array.copy().view(Labelled),
+    "unaligned": unaligned,
+    "in fields": in_fields,
+}
+IN_PYTHON = ("unaligned", "in fields")
+"""Layouts that compiled code does not read."""
+DENSE = {
+    **{name: LAYOUTS[name] for name in LAYOUTS if name not in IN_PYTHON},
+    "read-only": read_only,
+    "float32": lambda array: array.astype(np.float32),
+    "float64": lambda array: array.astype(np.float64),
+    "float64, strided": lambda array: LAYOUTS["strided"](array.astype(np.float64)),
+    "longdouble": lambda array: array.astype(np.longdouble),
+    "big-endian": lambda array: array.astype(">f4"),
+    "float16": lambda array: array.astype(np.float16),
+    "bfloat16": lambda array: array.astype(dtype_of("bfloat16")),
+}
+"""Forms of a dense gradient whose numbers every dtype has."""
+
+
+def by_batch(values, rows, shape):
+    """Two sequences of rows."""
+    half = len(rows) // 2
+    return values.reshape(2, half, *shape[1:]), rows.reshape(2, half)
+
+
+def backwards(array):
+    return np.array(array[::-1], order="C")[::-1]
+
+
+ROWS = {
+    "rows": RowSparse,
+    "pair": lambda values, rows, shape: (values, rows),
+    "list of ints": lambda values, rows, shape: [values, rows.tolist()],
+    "list of integers of NumPy": lambda values, rows, shape: (values, list(rows)),
+    "batch": by_batch,
+    "batch in Fortran order": lambda *of: tuple(map(np.asfortranarray, by_batch(*of))),
+    "rows, strided": lambda values, rows, shape: (LAYOUTS["strided"](values), rows.repeat(2)[::2]),
+    "rows, backwards": lambda values, rows, shape: RowSparse(
+        backwards(values), backwards(rows), shape
+    ),
+    "rows in float64": lambda values, rows, shape: (values.astype(np.float64), rows),
+    **{
+        f"rows of {dtype}": lambda values, rows, shape, dtype=dtype: (values, rows.astype(dtype))
+        for dtype in ("i1", "u1", "i2", "u2", "i4", "u4", "u8")
+    },
+}
+"""Forms of a row-sparse gradient."""
+
+
+def each(form, state):
+    """A state whose arrays have another form."""
+    if isinstance(state, (tuple, list)):
+        return type(state)(each(form, part) for part in state)
+    return form(state) if isinstance(state, np.ndarray) and state.ndim else state
+
+
+def restate(form):
+    """A change of the states of an updater to arrays of another form."""
+
+    def change(world):
+        states = world.updater.states
+        for index in states:
+            states[index] = form(states[index])
+
+    return change
+
+
+def replace(world):
+    world.weights = {name: weight.copy() for name, weight in world.weights.items()}
+
+
+def resume(way, world):
+    if way == "get_states" and world.updater.loss_scaler is not None:
+        return  # MXNet's bytes have no place for it
+    with tempfile.TemporaryDirectory() as folder:
+        world.updater = resumed(way, world.updater, world.setting.fresh(), Path(folder))
+
+
+def copied(world):
+    world.updater, world.weights = copy.deepcopy((world.updater, world.weights))
+
+
+def averaged(world):
+    names = [*world.updater.averages]
+    if names:
+        with world.updater.averaged(weights={name: world.weights[name] for name in names}):
+            pass
+
+
+ASIDE = {
+    "nothing": lambda world: None,
+    "copies of the weights": replace,
+    "views of the weights": lambda world: world.weights.update(
+        {name: weight[...] for name, weight in world.weights.items()}
+    ),
+    "the same states": restate(lambda state: state),
+    "copies of the states": restate(partial(each, np.copy)),
+    "states as lists": restate(lambda state: [*state] if isinstance(state, tuple) else state),
+    "strided states": restate(partial(each, LAYOUTS["strided"])),
+    "unaligned states": restate(partial(each, unaligned)),
+    "a copy of the updater": copied,
+    "averages, and back": averaged,
+    "arrays read in Python": lambda world: read_in_python(world.updater),
+    **{f"resumed by {way}": partial(resume, way) for way in WAYS},
+}
+"""What may happen between two calls of one updater, and changes no number."""
+LIGHTLY = ("nothing", "views of the weights", "the same states")
+"""What of it needs no Python in the next call."""
+
+
+def assign(**attributes):
+    def change(world):
+        for name, value in attributes.items():
+            if hasattr(world.updater.optimizer, name):
+                setattr(world.updater.optimizer, name, value)
+
+    return change
+
+
+def multiply(world):
+    made, name = world.updater.optimizer, next(iter(world.weights))
+    made.lr_mult[name] = 3 * made.lr_mult.get(name, 0.5)
+    made.wd_mult[name] = np.float32(0.7)
+
+
+def flush(world):
+    if world.updater.optimizer.sparse_decay == "catch_up":
+        for name in world.updater.states:
+            world.updater.flush(name, world.weights[name])
+
+
+CHANGES = {
+    "nothing": lambda world: None,
+    "a decay": assign(wd=0.3),
+    "a schedule": assign(lr_scheduler=lr_scheduler.PolyScheduler(9, base_lr=0.1)),
+    "another beta": assign(beta1=0.5),
+    "flushed rows": flush,
+    "another scale": assign(rescale_grad=0.75),
+    "a bound": assign(clip_gradient=1.5),
+    "multipliers": multiply,
+    "no states": lambda world: world.updater.states.pop(next(iter(world.weights)), None),
+}
+"""What a user may change between two calls."""
+
+
+def nested(by_name):
+    """A structure whose paths are the names."""
+    tree = {}
+    for name, value in by_name.items():
+        *outer, last = name.split(".")
+        place = tree
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return tree
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a plan: its way, forms of gradients by name, and what happens after it."""
+
+    way: str
+    forms: tuple
+    aside: str = "nothing"
+    change: str = "nothing"
+    fault: str | None = None
+
+
+class World:
+    """An updater and its weights, which calls of one plan are given, plain or in their forms."""
+
+    def __init__(self, setting, layouts=()):
+        self.setting, self.updater, self.weights = setting, setting.updater(), setting.weights()
+        for (name, weight), layout in zip(self.weights.items(), layouts, strict=False):
+            self.weights[name] = LAYOUTS[layout](weight) if weight.ndim else weight
+
+    def gradient(self, name, form, seed):
+        """A gradient of eighths, whose sums are exact, in some form; and in the plain one."""
+        weight, rng = self.weights[name], np.random.default_rng(seed)
+        if form in ROWS:
+            rows = rng.integers(0, len(weight), 6)
+            shape = 6, *weight.shape[1:]
+            values = (rng.integers(-32, 33, shape) / 8).astype(weight.dtype)
+            return ROWS[form](values, rows, weight.shape), RowSparse(values, rows, weight.shape)
+        plain = np.asarray(rng.integers(-32, 33, weight.shape) / 8).astype(weight.dtype)
+        return (DENSE[form](plain) if plain.ndim else plain), plain
+
+    def call(self, way, names, grads):
+        weights = [self.weights[name] for name in names]
+        if way == "single":
+            one_by_one(self.updater, names, grads, weights)
+        elif way == "list":
+            self.updater(list(names), list(grads), weights)
+        elif way == "tuple":
+            self.updater(tuple(names), tuple(grads), tuple(weights))
+        elif way == "dict":
+            self.updater.step(dict(zip(names, grads, strict=True)), self.weights, missing="skip")
+        elif way == "nested":
+            absent = dict.fromkeys(self.weights) | dict(zip(names, grads, strict=True))
+            self.updater.step(nested(absent), nested(self.weights))
+        else:
+            given = dict(zip(names, grads, strict=True))
+            new = self.updater.updated(given, self.weights, missing="skip")
+            self.weights = {name: np.asarray(array) for name, array in new.items()}
+
+    def bits(self):
+        """All that a call may change."""
+        return everything(self.updater, self.weights), frozen(dict(self.updater.averages))
+
+    def results(self):
+        """What another updater has too that was given the same numbers."""
+        updater, scaler = self.updater, self.updater.loss_scaler
+        counts = updater.optimizer.num_update, dict(updater.optimizer._index_update_count)
+        numbers = frozen((self.weights, updater.states, dict(updater.averages)))
+        return numbers, counts, scaler and scaler.state_dict()
+
+    def fail(self, call, names, grads):
+        """Make a call of which the last parameter has a fault: nothing changes."""
+        if call.fault in OF_RATES and not self.setting.takes_rates(names[-1]):
+            return
+        made, weights, grads = self.updater.optimizer, self.weights, [*grads]
+        way = {"single": "list", "updated": "dict"}.get(call.way, call.way)
+        kept = made.lr_mult.copy(), made.lr_scheduler
+        self.weights = dict(weights)
+        grads[-1] = FAULTS[call.fault](self, names[-1], grads[-1])
+        before = self.bits()
+        for _ in range(2):
+            with pytest.raises((TypeError, ValueError, ZeroDivisionError, KeyboardInterrupt)):
+                self.call(way, names, grads)
+            assert self.bits() == before
+        self.weights = weights
+        made.lr_mult.clear()
+        made.lr_mult.update(kept[0])
+        made.lr_scheduler = kept[1]
+
+
+def lock(world, name, grad):
+    world.weights[name] = world.weights[name].view()
+    world.weights[name].flags.writeable = False
+    return grad
+
+
+def spoil_rate(world, name, grad):
+    world.updater.optimizer.lr_mult[name] = float("nan")
+    return grad
+
+
+def raising(error):
+    def schedule(update):
+        raise error
+
+    def spoil(world, name, grad):
+        world.updater.optimizer.lr_scheduler = schedule
+        return grad
+
+    return spoil
+
+
+def listing(row):
+    def spoil(world, name, grad):
+        shape = world.weights[name].shape
+        return np.ones((2, *shape[1:]), np.float32), np.array([row, 0])
+
+    return spoil
+
+
+OF_RATES = {
+    "a rate that is NaN": spoil_rate,
+    "a schedule that raises": raising(ZeroDivisionError()),
+    "Ctrl-C in a schedule": raising(KeyboardInterrupt()),
+}
+FAULTS = {
+    "another shape": lambda world, name, grad: np.ones((9, 9), np.float32),
+    "integers": lambda world, name, grad: np.ones(world.weights[name].shape, "i4"),
+    "a string": lambda world, name, grad: "1",
+    "the weight": lambda world, name, grad: world.weights[name],
+    "a read-only weight": lock,
+    "a row that is too large": listing(99),
+    "a negative row": listing(-1),
+    **OF_RATES,
+}
+"""Gradients, weights and rates that are refused."""
+
+
+def follow(setting, plan, *, plain=False, fails=False):
+    """The world after the calls of a plan."""
+    layouts, calls = plan
+    world = World(setting, () if plain else layouts)
+    for step, call in enumerate(calls):
+        names = [name for name, _ in call.forms]
+        made = [world.gradient(*call.forms[k], [step, k]) for k in range(len(names))]
+        if "loss_scaler" in setting.settings() and (step, type(made[0][1])) == (1, np.ndarray):
+            made[0] = [np.full_like(made[0][1], np.inf)] * 2
+        grads = [pair[plain] for pair in made]
+        if fails and call.fault:
+            world.fail(call, names, grads)
+        way = ("list" if setting.is_whole else "single") if plain else call.way
+        world.call(way, names, grads)
+        CHANGES[call.change](world)
+        if not plain:
+            ASIDE[call.aside](world)
+    return world
+
+
+@st.composite
+def plans(draw, setting, faults=()):
+    """Layouts of the weights, and calls that update some of them in some form."""
+    names, count = list(setting.weights()), draw(st.integers(2, 5))
+    layouts = [draw(st.sampled_from([*LAYOUTS])) for _ in names]
+    forms, asides = st.sampled_from([*DENSE]), draw(st.sampled_from([LIGHTLY, [*ASIDE]]))
+    with_rows = st.sampled_from([*ROWS]) | forms if setting.rows else forms
+    ways = ["list", "tuple", "dict", "nested", "updated"]
+    calls = []
+    for _ in range(count):
+        way = draw(st.sampled_from(ways if setting.is_whole else ["single", *ways]))
+        chosen = draw(st.permutations(names))[: draw(st.integers(1, len(names)))]
+        if way in ("dict", "nested", "updated"):
+            chosen = [name for name in names if name in chosen]
+        elif not setting.takes_once() and draw(st.booleans()):
+            chosen = [*chosen, chosen[0]]
+        call = Call(
+            way,
+            tuple(
+                (name, draw(with_rows if setting.rows and setting.shapes[name] else forms))
+                for name in chosen
+            ),
+            draw(st.sampled_from(asides)),
+            draw(st.sampled_from([*CHANGES])),
+            draw(st.sampled_from(faults)) if faults else None,
+        )
+        calls.append(call)
+    return tuple(layouts), tuple(calls)
+
+
+def is_compiled(setting, plan):
+    """Whether compiled code is known to read all arrays of a plan, without Python."""
+    layouts, calls = plan
+    forms = [form for call in calls for _, form in call.forms]
+    return (
+        setting.case is None
+        and not {*layouts, *forms} & {*IN_PYTHON, *ROWS, "longdouble", "big-endian"}
+        and {call.aside for call in calls} <= {*LIGHTLY}
+        and all(call.way != "updated" and call.change != "no states" for call in calls)
+    )

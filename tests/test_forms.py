@@ -63,24 +63,6 @@ def in_place(of_grads=lambda grads: grads, params=None):
     return params
 
 
-def transposed():
-    return in_place(lambda g: {"w": np.ascontiguousarray(g["w"].T).T, "b": g["b"]})
-
-
-def by_einsum():
-    params, step = copies(), updater().step
-    for _ in range(STEPS):
-        error = errors(**params)
-        step({"w": np.einsum("ni,nj->ij", A, error, optimize=True), "b": error.sum(0)}, params)
-    return params
-
-
-def strided_weights():
-    both = np.zeros((4, 6))
-    both[:, 1::2] = START["w"]
-    return in_place(params={"w": both[:, 1::2], "b": np.zeros(6)[::2]})
-
-
 def new_arrays():
     params, ours = dict(START), updater()
     for _ in range(STEPS):
@@ -96,45 +78,12 @@ def pure_functions():
     return params
 
 
-def copies_in_each_step():
-    params, step = dict(START), updater().step
-    for _ in range(STEPS):
-        grads = gradients(**params)
-        params = {name: weight.copy() for name, weight in params.items()}
-        step(grads, params)
-    return params
-
-
 def one_vector():
     vector, views = fastopt.flat(START)
     step = updater()
     for _ in range(STEPS):
         step("all", np.concatenate([g.ravel() for g in gradients(**views).values()]), vector)
     return views
-
-
-def views_made_in_each_step():
-    vector, _ = fastopt.flat(START)
-    step = updater().step
-    for _ in range(STEPS):
-        views = {"w": vector[:12].reshape(4, 3), "b": vector[12:]}
-        step(gradients(**views), views)
-    return views
-
-
-def single_calls():
-    params, step = copies(), updater()
-    for _ in range(STEPS):
-        for name, grad in gradients(**params).items():
-            step(name, grad, params[name])
-    return params
-
-
-def lists():
-    params, step = copies(), updater()
-    for _ in range(STEPS):
-        step(list(params), list(gradients(**params).values()), list(params.values()))
-    return params
 
 
 def twenty_layers():
@@ -151,13 +100,6 @@ def experts():
     for chosen in ("ab", "bc", "ca", "abc", "abc"):
         step({k: gradients(**params[k]) for k in chosen}, params, missing="skip")
     return params["b"]
-
-
-def none_for_the_others():
-    params = {**copies(), "frozen": np.ones(2)}
-    in_place(lambda g: {**g, "frozen": None}, params)
-    assert params.pop("frozen").tolist() == [1, 1]
-    return params
 
 
 def episodes():
@@ -193,22 +135,6 @@ def named_tuples():
     return params._asdict()
 
 
-def assigned_rates():
-    params, ours = copies(), updater()
-    for _ in range(STEPS):
-        ours.optimizer.learning_rate = LR
-        ours.step(gradients(**params), params)
-    return params
-
-
-def two_networks():
-    networks = [(copies(), updater().step) for _ in range(2)]
-    for _ in range(STEPS):
-        for params, step in networks:
-            step(gradients(**params), params)
-    return networks[1][0]
-
-
 def threads():
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda _: in_place(), range(3)))[-1]
@@ -221,10 +147,8 @@ def forked():
 
 
 FORMS = [
-    *(in_place, transposed, by_einsum, strided_weights, new_arrays, pure_functions),
-    *(copies_in_each_step, one_vector, views_made_in_each_step, single_calls, lists),
-    *(twenty_layers, experts, none_for_the_others, episodes, dataclasses_with_settings),
-    *(named_tuples, assigned_rates, two_networks, threads, forked),
+    *(in_place, new_arrays, pure_functions, one_vector, twenty_layers, experts, episodes),
+    *(dataclasses_with_settings, named_tuples, threads, forked),
 ]
 
 

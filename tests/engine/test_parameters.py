@@ -188,41 +188,6 @@ def shared_beside_rows(updater, call):
     return weights
 
 
-def replaced_states(updater, call):
-    weights, grads = [np.ones(3), np.ones(3)], [np.ones(3), np.full(3, 2.0)]
-    call([0, 1], grads, weights)
-    updater.states[0] = list(updater.states[0])
-    for value in (5.0, 7.0):
-        call([0, 1], grads, weights)
-        updater.states[0][0] = np.full(3, value)
-    updater.states[1] = tuple(np.full(3, 2.0) for _ in range(2))
-    call([0, 1], grads, weights)
-    updater.set_states(updater.get_states(dump_optimizer=True))
-    call([0, 1], grads, weights)
-    return weights
-
-
-def strided_states(updater, call):
-    """Worked on as copies, which must not be taken for the state."""
-    weights, grads = [np.ones(3), np.ones(3)], [np.ones(3), np.ones(3)]
-    updater.states[0] = tuple(np.zeros((2, 6))[:, ::2])
-    updater.states_synced[0] = True
-    for value in (1.0, 2.0):
-        call([0, 1], grads, weights)
-        updater.states[0][0][...] = value
-    call([0, 1], grads, weights)
-    return weights
-
-
-def changing_lists(updater, call):
-    weights = [np.full(4, float(k)) for k in range(6)]
-    for indices in ([0, 1, 2], [0, 1, 2, 3], [3, 1, 0], [5, 4], [1], [0, 1, 2]):
-        for _ in range(2):
-            call(indices, [np.full(4, 1.0 + i) for i in indices], [weights[i] for i in indices])
-        weights[indices[0]] = weights[indices[0]].copy()
-    return weights
-
-
 def changing_copies(updater, call):
     weights = [np.ones(3, np.float32), np.ones(3, np.float32)]
     grads = [np.ones(3, np.float32), -np.ones(3, np.float32)]
@@ -234,32 +199,13 @@ def changing_copies(updater, call):
     return weights + copies
 
 
-def changing_attributes(updater, call):
-    made = updater.optimizer
-    rows = RowSparse(np.ones((2, 2)), np.array([0, 2]), (4, 2))
-    weights, grads = [np.ones((4, 2)), np.ones(5)], [rows, np.ones(5)]
-    changes = {"beta1": 0.5, "lazy_update": False, "rescale_grad": 2.0, "wd": 0.3, "lr": 0.01}
-    for name, value in changes.items():
-        for _ in range(2):
-            call([0, 1], grads, weights)
-        setattr(made, name, value)
-    made.lr, made.wd, made.lr_mult[0] = np.float32(0.1), np.float32(0.3), np.float32(0.7)
-    call([0, 1], grads, weights)
-    call([0, 1], [np.ones((4, 2)), np.ones(5)], weights)
-    return weights
-
-
 STORIES = [
     overlapping,
     tied,
     suddenly_shared,
     rows_in_a_weight,
     shared_beside_rows,
-    replaced_states,
-    strided_states,
-    changing_lists,
     changing_copies,
-    changing_attributes,
 ]
 
 

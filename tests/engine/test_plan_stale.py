@@ -39,20 +39,6 @@ def test_states_made_for_a_skipped_step_are_those_that_are_kept(way):
     np.testing.assert_allclose(mean, (1 - 0.9**2) / updater.loss_scaler.scale)
 
 
-@both_ways
-def test_states_made_for_a_failed_step_are_those_that_are_kept(way):
-    made = optimizer.Adam(param_idx2name={0: "a_weight", 1: "b_weight"})
-    updater, weights = optimizer.Updater(made), ones()
-    made.lr_mult[0] = -1.0
-    for _ in range(2):
-        with pytest.raises(ValueError, match="learning rate"):
-            way(updater, [0, 1], ones(), weights)
-        assert updater.states == {}
-    made.lr_mult[0] = 1.0
-    way(updater, [0, 1], ones(), weights)
-    assert updater.states.keys() == {0, 1}
-
-
 def test_a_failed_call_is_not_the_last_update():
     made = optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
     updater, weight, other = optimizer.Updater(made), np.ones((2, 1)), np.ones((2, 1))
@@ -117,20 +103,6 @@ def test_noise_is_drawn_again_under_a_schedule(way):
             way(updater, [0, 1], ones(), weights)
         ends.append(weights)
     np.testing.assert_array_equal(*ends)
-
-
-def test_a_rate_that_cannot_be_computed_changes_nothing():
-    made = OwnRates(learning_rate=0.1)
-    updater, weights = optimizer.Updater(made), ones()
-    for _ in range(2):
-        updater([0, 1], ones(), weights)
-    before = everything(updater, weights)
-    object.__setattr__(made, "broken", True)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="no rate"):
-            updater([0, 1], ones(), weights)
-    object.__delattr__(made, "broken")
-    assert everything(updater, weights) == before
 
 
 @pytest.mark.exhaustive

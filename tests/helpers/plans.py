@@ -157,6 +157,8 @@ ASIDE = {
 """What may happen between two calls of one updater, and changes no number."""
 LIGHTLY = ("nothing", "views of the weights", "the same states")
 """What of it needs no Python in the next call."""
+AS_THEY_LIE = [name for name in ASIDE if not name.startswith(("strided", "unaligned"))]
+"""What of it leaves arrays in C order."""
 
 
 def assign(**attributes):
@@ -296,9 +298,11 @@ def spoil_rate(world, name, grad):
     return grad
 
 
-def raising(error):
+def scheduled(rate=None, error=None):
     def schedule(update):
-        raise error
+        if error is not None:
+            raise error
+        return rate
 
     def spoil(world, name, grad):
         world.updater.optimizer.lr_scheduler = schedule
@@ -317,8 +321,9 @@ def listing(row):
 
 OF_RATES = {
     "a rate that is NaN": spoil_rate,
-    "a schedule that raises": raising(ZeroDivisionError()),
-    "Ctrl-C in a schedule": raising(KeyboardInterrupt()),
+    "a schedule that raises": scheduled(error=ZeroDivisionError()),
+    **{f"a rate of {rate} from a schedule": scheduled(rate) for rate in (-0.1, np.nan, np.inf)},
+    "Ctrl-C in a schedule": scheduled(error=KeyboardInterrupt()),
 }
 FAULTS = {
     "another shape": lambda world, name, grad: np.ones((9, 9), np.float32),
@@ -357,8 +362,11 @@ def follow(setting, plan, *, plain=False, fails=False):
 def plans(draw, setting, faults=()):
     """Layouts of the weights, and calls that update some of them in some form."""
     names, count = list(setting.weights()), draw(st.integers(2, 5))
-    layouts = [draw(st.sampled_from([*LAYOUTS])) for _ in names]
-    forms, asides = st.sampled_from([*DENSE]), draw(st.sampled_from([LIGHTLY, [*ASIDE]]))
+    if setting.is_elementwise:
+        layouts = [draw(st.sampled_from([*LAYOUTS])) for _ in names]
+        forms, asides = st.sampled_from([*DENSE]), draw(st.sampled_from([LIGHTLY, [*ASIDE]]))
+    else:  # products of matrices depend on the layouts of arrays
+        layouts, forms, asides = (), st.sampled_from(["plain", "read-only", "float64"]), AS_THEY_LIE
     with_rows = st.sampled_from([*ROWS]) | forms if setting.rows else forms
     ways = ["list", "tuple", "dict", "nested", "updated"]
     calls = []

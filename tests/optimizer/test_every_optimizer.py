@@ -9,9 +9,7 @@ from fastopt.bench.steps import momentum_of
 from helpers.cases import (
     CASES,
     CHOICES,
-    LIGHT,
     OF_MATRICES,
-    OF_STEPS,
     SAMPLE,
     by_default,
     every_choice,
@@ -98,16 +96,6 @@ def test_nan_stays_where_it_is(case, rng):
     np.testing.assert_array_equal(np.isnan(weight), hit)
 
 
-@pytest.mark.further
-@every_case
-def test_the_gradient_is_not_written(case, rng):
-    gradient = rng.normal(size=case.shape)
-    gradient.flags.writeable = False
-    updater, weight = case.updater(wd=case.wd, rescale_grad=0.5), np.ones(case.shape)
-    for _ in range(2):
-        updater(0, gradient, weight)
-
-
 @pytest.mark.parametrize("case", sampled(CASES), ids=str)
 def test_update_can_be_called_directly(case, rng):
     gradients = rng.normal(size=(3, *case.shape))
@@ -117,19 +105,6 @@ def test_update_can_be_called_directly(case, rng):
     for gradient in gradients:
         made.update(0, weight, gradient, state)
     np.testing.assert_array_equal(weight, through_updater)
-
-
-@pytest.mark.parametrize(
-    "case", sampled((c for c in CASES if c.name not in OF_STEPS), LIGHT), ids=str
-)
-def test_an_index_may_come_twice_in_a_list(case, rng):
-    lists, singles = case.updater(), case.updater()
-    weight, other = np.ones(case.shape), np.ones(case.shape)
-    gradients = list(rng.normal(size=(12, *case.shape)))
-    lists([0] * len(gradients), gradients, [weight] * len(gradients))
-    for gradient in gradients:
-        singles(0, gradient, other)
-    np.testing.assert_array_equal(weight, other)
 
 
 @pytest.mark.parametrize("wd", [0.0, 0.1])

@@ -60,30 +60,6 @@ def bits(weights):
     return [weight.tobytes() for weight in weights]
 
 
-@WAYS
-def test_each_group_is_updated_as_by_an_updater_of_its_own(way):
-    made, weights, expected = updater(), arrays(0), arrays(0)
-    alone = {
-        "embed.weight": optimizer.Adam(learning_rate=0.1, wd=0.1, beta1=0.5),
-        "body.weight": optimizer.Adam(learning_rate=0.1, wd=0.1),
-        "body.bias": optimizer.Adam(learning_rate=0.1, wd=0.0),
-        "norm.scale": optimizer.Adam(learning_rate=0.1, wd=0.0),
-        "head.weight": optimizer.SGD(learning_rate=1.0, momentum=0.9),
-    }
-    alone["embed.weight"].set_lr_mult({"embed.weight": 0.1})
-    each = {name: optimizer.Updater(own) for name, own in alone.items()}
-    for step in range(4):
-        grads = grads_of(step)
-        way(made, grads, weights)
-        for name, grad, weight in zip(NAMES, grads, expected, strict=True):
-            if name in each:
-                each[name](name, grad, weight)
-    assert bits(weights) == bits(expected)
-    assert made.optimizer._index_update_count == dict.fromkeys(NAMES[:-1], 4)
-    assert made.optimizer.num_update == 4
-    assert made.states.keys() == set(NAMES[:-1])
-
-
 @pytest.mark.parametrize("factor", [1.0, 2.0**-3])
 @WAYS
 def test_the_clip_of_the_norm_covers_all_groups(way, factor):

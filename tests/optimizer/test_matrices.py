@@ -45,14 +45,6 @@ def test_gradients_are_rescaled_clipped_and_turned_before_all_else(form, rng):
 
 @pytest.mark.further
 @every_form
-def test_the_gradient_is_not_written(form, rng):
-    weight, (grad, *_) = single(rng)
-    grad.flags.writeable = False
-    trained(FORMS[form](rescale_grad=0.5, clip_gradient=0.1), weight, [grad] * 3)
-
-
-@pytest.mark.further
-@every_form
 def test_a_list_call_equals_single_calls_and_the_fallback_updates_the_rest(form, rng):
     shapes = (4, 6), (6, 4), (5,), (4, 6), (2, 3, 2, 2), (4, 12), (3, 2)
     weights, gradients = drawn(rng, *shapes)

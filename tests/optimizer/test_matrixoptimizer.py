@@ -5,7 +5,7 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from helpers.matrix_rules import check_lists, drawn, trained
+from helpers.matrix_rules import drawn, trained
 
 
 class Momentum(optimizer.MatrixOptimizer):
@@ -33,18 +33,6 @@ def test_the_base_counts_rescales_clips_and_decays(rng):
     made = Momentum(0.1, wd=0.2, rescale_grad=0.5, clip_gradient=0.4)
     _, after = trained(made, weight, gradients)
     np.testing.assert_allclose(after, by_hand(weight, gradients, 0.1, 0.2), rtol=1e-12)
-
-
-def test_lists_and_single_calls_agree_with_masters_and_a_fallback(rng):
-    weights, gradients = drawn(rng, (4, 3), (5,), (2, 3, 2))
-    weights[0] = weights[0].astype(np.float16)
-    gradients = [[grads[0].astype(np.float16), *grads[1:]] for grads in gradients]
-
-    def make():
-        return Momentum(0.1, cautious=True, multi_precision=True, fallback="adamw")
-
-    updater = check_lists(make, ["a", "b", "c"], weights, gradients)
-    assert updater.states["c"].shape == (2, 3, 2)
 
 
 def test_without_slots_there_is_no_state():

@@ -34,7 +34,7 @@ def cast(grad, dtype):
     return grad.astype(dtype)
 
 
-@every_setting(lambda setting: setting.is_elementwise)
+@every_setting()
 @few
 @given(data=st.data())
 def test_every_form_of_a_call_equals_the_plain_form(setting, data):

@@ -17,108 +17,6 @@ def novograd(w, lr=0.01, beta1=0.95, beta2=0.98, eps=1e-8, wd=0.0):
         w = w - lr * m
 
 
-def adam_of_torch(w, lr, eps, wd, beta1=0.9, beta2=0.999):
-    """arXiv:1412.6980, algorithm 1, with decay in the gradient: torch.optim.Adam."""
-    m, v, t = 0.0, 0.0, 0
-    while True:
-        g = yield w
-        t += 1
-        g = g + wd * w
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        w = w - lr * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
-
-
-def adamw_of_torch(w, lr, eps, wd, beta1=0.9, beta2=0.999):
-    """arXiv:1711.05101, algorithm 2, without its schedule multiplier: torch.optim.AdamW."""
-    m, v, t = 0.0, 0.0, 0
-    while True:
-        g = yield w
-        t += 1
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
-        w = w - lr * wd * w - lr * step
-
-
-def adagrad_of_torch(w, lr, eps, wd):
-    """torch.optim.Adagrad: epsilon beside the root, decay in the gradient."""
-    total = 0.0
-    while True:
-        g = yield w
-        g = g + wd * w
-        total = total + g**2
-        w = w - lr * g / (np.sqrt(total) + eps)
-
-
-def rmsprop_of_torch(w, lr, eps, wd, alpha=0.99):
-    """torch.optim.RMSprop: epsilon beside the root."""
-    v = 0.0
-    while True:
-        g = yield w
-        g = g + wd * w
-        v = alpha * v + (1 - alpha) * g**2
-        w = w - lr * g / (np.sqrt(v) + eps)
-
-
-def nadam_of_torch(w, lr, eps, wd, beta1=0.9, beta2=0.999, psi=0.004):
-    """torch.optim.NAdam: Dozat 2016 with a schedule of the momentum."""
-    m, v, t, product = 0.0, 0.0, 0, 1.0
-    while True:
-        g = yield w
-        t += 1
-        g = g + wd * w
-        now, ahead = (beta1 * (1 - 0.5 * 0.96 ** (n * psi)) for n in (t, t + 1))
-        product *= now
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        m_hat = ahead * m / (1 - product * ahead) + (1 - now) * g / (1 - product)
-        w = w - lr * m_hat / (np.sqrt(v / (1 - beta2**t)) + eps)
-
-
-def amsgrad(w, lr, wd, amsgrad=True, beta1=0.9, beta2=0.999, eps=1e-8):
-    """arXiv:1904.09237, with decay in the gradient and the bias correction of MXNet's Adam."""
-    m, v, peak, t = 0.0, 0.0, 0.0, 0
-    while True:
-        g = yield w
-        t += 1
-        g = g + wd * w
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        peak = np.maximum(peak, v)
-        rate = lr * np.sqrt(1 - beta2**t) / (1 - beta1**t)
-        w = w - rate * m / (np.sqrt(peak) + eps)
-
-
-def adamw_amsgrad(w, lr, wd, amsgrad=True, beta1=0.9, beta2=0.999, eps=1e-6):
-    """The same with MXNet's decoupled decay."""
-    m, v, peak, t = 0.0, 0.0, 0.0, 0
-    while True:
-        g = yield w
-        t += 1
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        peak = np.maximum(peak, v)
-        rate = lr * np.sqrt(1 - beta2**t) / (1 - beta1**t)
-        w = w - rate * (m / (np.sqrt(peak) + eps) + wd * w)
-
-
-def nadam_amsgrad(w, lr, wd, amsgrad=True, formula="mxnet", beta1=0.9, beta2=0.999, eps=1e-8):
-    """Dozat 2016 for one parameter, over the largest second moment."""
-    m, v, peak, t, product = 0.0, 0.0, 0.0, 0, 1.0
-    while True:
-        g = yield w
-        t += 1
-        g = g + wd * w
-        now, ahead = (beta1 * (1 - 0.5 * 0.96 ** (n * 0.004)) for n in (t, t + 1))
-        product *= now
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        peak = np.maximum(peak, v)
-        m_hat = ahead * m / (1 - product * ahead) + (1 - now) * g / (1 - product)
-        w = w - lr * m_hat / (np.sqrt(peak / (1 - beta2**t)) + eps)
-
-
 def with_caution(
     w, u, g, ratio, lr, wd, cautious=False, cautious_decay=False, stable=False, grams=False
 ):
@@ -137,37 +35,38 @@ def with_caution(
     return w - lr * wd * decays * w - lr * u
 
 
-def nadamw(w, lr, wd, amsgrad=False, correction="next", **flags):
-    """optax.nadamw, and the baseline of AlgoPerf with the present correction."""
-    beta1, beta2, eps = 0.9, 0.999, 1e-8
-    m, v, peak, t = 0.0, 0.0, 0.0, 0
+def adam(
+    w, lr, wd, kind="adam", decoupled=False, formula="torch", amsgrad=False, correction="next",
+    beta1=0.9, beta2=0.999, eps=1e-8, **flags,
+):  # fmt: skip
+    """arXiv:1412.6980 and 1904.09237 with the bias correction of torch or MXNet, in any form.
+
+    `kind` "nadam" is Dozat 2016 for one parameter, with a schedule of the momentum; "nadamw" is
+    optax.nadamw, and the baseline of AlgoPerf with the present correction.
+    """
+    m, v, peak, t, product = 0.0, 0.0, 0.0, 0, 1.0
     while True:
         g = yield w
         t += 1
+        g = g if decoupled else g + wd * w
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
-        peak = np.maximum(peak, v)
-        if correction == "next":
-            ahead = beta1 * m / (1 - beta1 ** (t + 1)) + (1 - beta1) * g / (1 - beta1**t)
+        peak = np.maximum(peak, v) if amsgrad else v
+        decay, root = wd * decoupled, np.sqrt(peak / (1 - beta2**t))
+        if kind == "nadam":
+            now, ahead = (beta1 * (1 - 0.5 * 0.96 ** (n * 0.004)) for n in (t, t + 1))
+            product *= now
+            u = ahead * m / (1 - product * ahead) + (1 - now) * g / (1 - product)
+        elif kind == "nadamw":
+            last = t + (correction == "next")
+            u = beta1 * m / (1 - beta1**last) + (1 - beta1) * g / (1 - beta1**t)
+        elif formula == "torch":
+            u = m / (1 - beta1**t)
         else:
-            ahead = (beta1 * m + (1 - beta1) * g) / (1 - beta1**t)
-        u = ahead / (np.sqrt((peak if amsgrad else v) / (1 - beta2**t)) + eps)
+            rate = np.sqrt(1 - beta2**t) / (1 - beta1**t)
+            u, root, decay = rate * m, np.sqrt(peak), rate * decay
         ratio = g**2 / np.maximum(v / (1 - beta2**t), eps**2)
-        w = with_caution(w, u, g, ratio, lr, wd, **flags)
-
-
-def adamw_cautious(w, lr, wd, formula, **flags):
-    """torch.optim.AdamW in its cautious and stable forms."""
-    beta1, beta2, eps = 0.9, 0.999, 1e-8
-    m, v, t = 0.0, 0.0, 0
-    while True:
-        g = yield w
-        t += 1
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        v_hat = v / (1 - beta2**t)
-        u = m / (1 - beta1**t) / (np.sqrt(v_hat) + eps)
-        w = with_caution(w, u, g, g**2 / np.maximum(v_hat, eps**2), lr, wd, **flags)
+        w = with_caution(w, u / (root + eps), g, ratio, lr, decay, **flags)
 
 
 def sgd_cautious(w, lr, wd, momentum, **flags):
@@ -178,21 +77,6 @@ def sgd_cautious(w, lr, wd, momentum, **flags):
         g = g + wd * w
         m = momentum * m + g
         w = with_caution(w, m, g, 0.0, lr, 0.0, **flags)
-
-
-def adam_cautious(w, lr, wd, formula, **flags):
-    """torch.optim.Adam in its cautious and stable forms; decay is part of the gradient."""
-    beta1, beta2, eps = 0.9, 0.999, 1e-8
-    m, v, t = 0.0, 0.0, 0
-    while True:
-        g = yield w
-        t += 1
-        g = g + wd * w
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        v_hat = v / (1 - beta2**t)
-        u = m / (1 - beta1**t) / (np.sqrt(v_hat) + eps)
-        w = with_caution(w, u, g, g**2 / np.maximum(v_hat, eps**2), lr, 0.0, **flags)
 
 
 def lion_cautious(w, lr, wd, **flags):

@@ -147,317 +147,218 @@ FORMS = r"or row-sparse: a RowSparse, a pair \(values, indices\) of arrays"
 FLAG = "must be True or False, got"
 
 MISTAKES = {
-    "gradient as a list": (lambda: updater()(0, [1.0] * 3, ones()), TypeError, FORMS),
-    "rows as lists": (lambda: updater()(0, ([[1.0]], [0]), ones(3, 1)), TypeError, FORMS),
-    "rows in CSC": (
-        lambda: updater()(0, scipy.sparse.csc_array(ones(3, 2)), ones(3, 2)),
+    "updater()(0, [1.0] * 3, ones())": (TypeError, FORMS),
+    "updater()(0, ([[1.0]], [0]), ones(3, 1))": (TypeError, FORMS),
+    "updater()(0, scipy.sparse.csc_array(ones(3, 2)), ones(3, 2))": (
         TypeError,
         "CSR or COO format, got csc_array",
     ),
-    "gradients as a generator": (
-        lambda: updater()([0], (g for g in [ones()]), [ones()]),
+    "updater()([0], (g for g in [ones()]), [ones()])": (
         TypeError,
         "needs a list of as many gradients, got generator",
     ),
-    "too few weights": (
-        lambda: updater()([0, 1], [ones(), ones()], [ones()]),
+    "updater()([0, 1], [ones(), ones()], [ones()])": (
         TypeError,
         "a list of 2 indices needs a list of as many weights, got 1",
     ),
-    "rows as an array": (
-        lambda: np.asarray(RowSparse(ones(1, 2), [0], (5, 2))),
-        TypeError,
-        r"call to_dense\(\)",
-    ),
-    "argument that no class has": (
-        lambda: optimizer.Adam(swing=0.1),
+    "np.asarray(RowSparse(ones(1, 2), [0], (5, 2)))": (TypeError, r"call to_dense\(\)"),
+    "optimizer.Adam(swing=0.1)": (
         TypeError,
         "Adam does not take swing; it takes learning_rate, beta1, .*rescale_grad, .*seed",
     ),
-    "weights in place of the rate": (
-        lambda: optimizer.Adam([ones(100, 100), ones()], 0.1),
+    "optimizer.Adam([ones(100, 100), ones()], 0.1)": (
         TypeError,
         r"Adam takes no weights, got \[array\(\[\[1., .{70,90}\.\.\. as learning_rate; weights",
     ),
-    "weights in place of parameters": (
-        lambda: Trainer([ones(5, 5)]),
-        TypeError,
-        r"params must hold Parameters, got array",
-    ),
-    "multi_precision": (lambda: optimizer.SGD(multi_precision="no"), TypeError, FLAG),
-    "lazy_update": (lambda: optimizer.SGD(lazy_update="no"), TypeError, FLAG),
-    "correct_bias": (lambda: optimizer.AdamW(correct_bias=None), TypeError, FLAG),
-    "bias_correction": (lambda: optimizer.LAMB(bias_correction=2), TypeError, FLAG),
-    "momentum_correction": (lambda: optimizer.LARS(momentum_correction="x"), TypeError, FLAG),
-    "per_parameter": (lambda: optimizer.Nadam(per_parameter=0.5), TypeError, FLAG),
-    "centered": (lambda: optimizer.RMSProp(centered="no"), TypeError, FLAG),
-    "truncated": (lambda: initializer.HeNormal("x"), TypeError, FLAG),
-    "sym": (lambda: optimizer.SGD(sym=3), TypeError, r"sym must have attr_dict\(\)"),
-    "param_dict": (
-        lambda: updater(param_dict={0: 3})(0, ones(), ones()),
+    "Trainer([ones(5, 5)])": (TypeError, r"params must hold Parameters, got array"),
+    "optimizer.SGD(multi_precision='no')": (TypeError, FLAG),
+    "optimizer.SGD(lazy_update='no')": (TypeError, FLAG),
+    "optimizer.AdamW(correct_bias=None)": (TypeError, FLAG),
+    "optimizer.LAMB(bias_correction=2)": (TypeError, FLAG),
+    "optimizer.LARS(momentum_correction='x')": (TypeError, FLAG),
+    "optimizer.Nadam(per_parameter=0.5)": (TypeError, FLAG),
+    "optimizer.RMSProp(centered='no')": (TypeError, FLAG),
+    "initializer.HeNormal('x')": (TypeError, FLAG),
+    "optimizer.SGD(sym=3)": (TypeError, r"sym must have attr_dict\(\)"),
+    "updater(param_dict={0: 3})(0, ones(), ones())": (
         TypeError,
         "index 0: lr_mult of its parameter must be a number, got None",
     ),
-    "rate that is set to a text": (
-        lambda: assigned("lr", "high")(0, ones(), ones()),
-        TypeError,
-        "lr must be a number, got 'high'",
-    ),
-    "decay that is set to None": (
-        lambda: assigned("wd", None)([0], [ones()], [ones()]),
-        TypeError,
-        "wd must be a number, got None",
-    ),
-    "clip that is set to a text": (
-        lambda: assigned("clip_gradient", "low")(0, ones(), ones()),
+    "assigned('lr', 'high')(0, ones(), ones())": (TypeError, "lr must be a number, got 'high'"),
+    "assigned('wd', None)([0], [ones()], [ones()])": (TypeError, "wd must be a number, got None"),
+    "assigned('clip_gradient', 'low')(0, ones(), ones())": (
         TypeError,
         "clip_gradient must be a number, got 'low'",
     ),
-    "rescaling that is set to None": (
-        lambda: assigned("rescale_grad", None)(0, ones(), ones()),
+    "assigned('rescale_grad', None)(0, ones(), ones())": (
         TypeError,
         "rescale_grad must be a number, got None",
     ),
-    "multiplier that is set to a text": (
-        lambda: assigned("lr_mult", {0: "low"})(0, ones(), ones()),
+    "assigned('lr_mult', {0: 'low'})(0, ones(), ones())": (
         TypeError,
         "index 0: lr_mult must be a number, got 'low'",
     ),
-    "multiplier of a name": (
-        lambda: updater(param_idx2name={0: "w"}).optimizer.multiplier(0, {"w": None}, "wd_mult"),
+    "updater(param_idx2name={0: 'w'}).optimizer.multiplier(0, {'w': None}, 'wd_mult')": (
         TypeError,
         r"index 0 \(w\): wd_mult must be a number, got None",
     ),
-    "schedule that is set to a number": (
-        lambda: assigned("lr_scheduler", 0.1)(0, ones(), ones()),
+    "assigned('lr_scheduler', 0.1)(0, ones(), ones())": (
         TypeError,
         "lr_scheduler must be a function of the number of updates, got 0.1",
     ),
-    "loss None": (
-        lambda: LossScaler().scale_loss(None),
-        TypeError,
-        "loss must be a number or an array, got None",
-    ),
-    "loss as a list": (
-        lambda: LossScaler().scale_loss([1.0]),
-        TypeError,
-        "loss must be a number or an array, got",
-    ),
-    "weight to flush as a list": (
-        lambda: waiting().flush(0, [[1.0]]),
-        TypeError,
-        "index 0: weight must be a NumPy array, got list",
-    ),
-    "weight as a number": (
-        lambda: updater()("bias", 0.5, 1.0),
+    "LossScaler().scale_loss(None)": (TypeError, "loss must be a number or an array, got None"),
+    "LossScaler().scale_loss([1.0])": (TypeError, "loss must be a number or an array, got"),
+    "waiting().flush(0, [[1.0]])": (TypeError, "index 0: weight must be a NumPy array, got list"),
+    "updater()('bias', 0.5, 1.0)": (
         TypeError,
         r"index 'bias': weight must be .* got float, which cannot change .* store np.array\(x\)$",
     ),
-    "parameter as an array": (
-        lambda: ones(2, 2) @ parameter(),
-        TypeError,
-        r"Parameter 'p' is not an array, its data\(\) is one",
-    ),
-    "schedule of a text": (
-        lambda: lr_scheduler.CosineScheduler(10)("1"),
+    "ones(2, 2) @ parameter()": (TypeError, r"Parameter 'p' is not an array, its data\(\) is one"),
+    "lr_scheduler.CosineScheduler(10)('1')": (
         TypeError,
         "num_update must be a number of updates, got '1'",
     ),
-    "schedule of NaN": (
-        lambda: lr_scheduler.FactorScheduler(10)(np.nan),
+    "lr_scheduler.FactorScheduler(10)(np.nan)": (
         TypeError,
         "num_update must be a number of updates, got nan",
     ),
-    "unknown argument of a parameter": (
-        lambda: Parameter("p", size=3),
-        TypeError,
-        "Parameter 'p' does not take size",
-    ),
-    "unknown initializer": (
-        lambda: Parameter("p", shape=2).initialize("hee"),
+    "Parameter('p', size=3)": (TypeError, "Parameter 'p' does not take size"),
+    "Parameter('p', shape=2).initialize('hee')": (
         ValueError,
         "Parameter 'p': Cannot find initializer 'hee'",
     ),
-    "gradient None": (
-        lambda: parameter().add_grad(None),
+    "parameter().add_grad(None)": (
         TypeError,
         "Parameter 'p': expected an array of numbers, got None",
     ),
-    "rows of a parameter with one axis too many": (
-        lambda: parameter().add_grad((ones(1, 1), [0])),
+    "parameter().add_grad((ones(1, 1), [0]))": (
         ValueError,
         r"Parameter 'p': values must have shape \(1,\) for 1 indices into .*, got \(1, 1\)",
     ),
-    "data as a text": (lambda: parameter().set_data("12"), TypeError, "expected an array"),
-    "constant None": (lambda: Constant(None), TypeError, "expected an array of numbers, got None"),
-    "parameters as a list": (
-        lambda: ParameterDict().update([parameter()]),
+    "parameter().set_data('12')": (TypeError, "expected an array"),
+    "Constant(None)": (TypeError, "expected an array of numbers, got None"),
+    "ParameterDict().update([parameter()])": (
         TypeError,
         "other must hold Parameters by name, got list",
     ),
-    "pattern": (lambda: ParameterDict().select(None), ValueError, "got None"),
-    "attribute": (
-        lambda: (params := ParameterDict()).update({"p": parameter()}) or params.setattr(1, 2),
+    "ParameterDict().select(None)": (ValueError, "got None"),
+    "(params := ParameterDict()).update({'p': parameter()}) or params.setattr(1, 2)": (
         ValueError,
         "has no attribute 1 that can be set",
     ),
-    "name of a parameter": (
-        lambda: (params := ParameterDict()).update({"p": parameter()}) or params.setattr("name", 2),
+    "(params := ParameterDict()).update({'p': parameter()}) or params.setattr('name', 2)": (
         ValueError,
         "has no attribute 'name' that can be set",
     ),
-    "method of a parameter": (
-        lambda: (params := ParameterDict()).update({"p": parameter()}) or params.setattr("data", 2),
+    "(params := ParameterDict()).update({'p': parameter()}) or params.setattr('data', 2)": (
         ValueError,
         "has no attribute 'data' that can be set",
     ),
-    "loading numbers": (
-        lambda: initializer.Load({1: [2.0]}),
-        TypeError,
-        "param must have names as keys, got 1",
-    ),
-    "rate in place of arguments": (
-        lambda: Trainer([parameter()], "sgd", 0.1),
+    "initializer.Load({1: [2.0]})": (TypeError, "param must have names as keys, got 1"),
+    "Trainer([parameter()], 'sgd', 0.1)": (
         TypeError,
         "optimizer_params must be a dict of arguments, got 0.1",
     ),
-    "workspace": (
-        lambda: Initializer("ones").create_param("w", 3, 2),
+    "Initializer('ones').create_param('w', 3, 2)": (
         TypeError,
         "init_net must be a dict of arrays or None, got 3",
     ),
-    "binding nothing": (
-        lambda: Initializer("ones").create_param("w", None, 2).bind(None),
+    "Initializer('ones').create_param('w', None, 2).bind(None)": (
         TypeError,
         "updater must be an Updater, got NoneType",
     ),
-    "index of a binding": (
-        lambda: (
-            ReversePseudoFP16Initializer("ones").create_param("w", None, 2).bind(updater(), [1])
-        ),
+    "ReversePseudoFP16Initializer('ones').create_param('w', None, 2).bind(updater(), [1])": (
         TypeError,
         "index must be an int, str or bytes",
     ),
-    "class of an initializer": (
-        lambda: update_initializer(3, None, ("ones", {})),
+    "update_initializer(3, None, ('ones', {}))": (
         TypeError,
         "initializer_class must be a class or None, got 3",
     ),
-    "swapped arguments": (
-        lambda: checkpoint.from_torch_state_dict({}, updater()),
+    "checkpoint.from_torch_state_dict({}, updater())": (
         TypeError,
         "updater must be an Updater, got dict",
     ),
-    "no updater": (
-        lambda: checkpoint.to_torch_state_dict(None),
-        TypeError,
-        "updater must be an Updater, got NoneType",
-    ),
-    "number in place of a file": (lambda: updater().load(0), TypeError, "os.PathLike"),
-    "file in place of a flag": (
-        lambda: updater().get_states("run.safetensors"),
+    "checkpoint.to_torch_state_dict(None)": (TypeError, "updater must be an Updater, got NoneType"),
+    "updater().load(0)": (TypeError, "os.PathLike"),
+    "updater().get_states('run.safetensors')": (
         TypeError,
         "dump_optimizer must be True or False, got 'run.safetensors'",
     ),
-    "strict": (
-        lambda: updater().load_states_dict(updater().states_dict(), "no"),
+    "updater().load_states_dict(updater().states_dict(), 'no')": (
         TypeError,
         "strict must be True or False, got 'no'",
     ),
-    "bytes of nothing": (
-        lambda: updater().set_states(b"abc"),
+    "updater().set_states(b'abc')": (
         checkpoint.CheckpointError,
         "not a safetensors file, or a truncated one",
     ),
-    "tree that holds itself": (
-        lambda: (tree := []).append(tree) or checkpoint.dumps(tree),
+    "(tree := []).append(tree) or checkpoint.dumps(tree)": (
         TypeError,
         "the tree is nested too deeply, or holds itself",
     ),
-    "no pickle": (
-        lambda: updater().load_mxnet(b"K\x03" + b"\xff" * 10_000),
+    "updater().load_mxnet(b'K\\x03' + b'\\xff' * 10000)": (
         checkpoint.CheckpointError,
         "^.{0,200}$",
     ),
-    "names of fields": (
-        lambda: fastopt.rule(state=3, hyper=("lr",)),
-        TypeError,
-        "state must be a sequence of names, got 3",
-    ),
-    "rule of a number": (
-        lambda: fastopt.rule(hyper=("lr",))(3),
-        TypeError,
-        "a rule is made of functions of scalars, got 3",
-    ),
-    "scalar of a number": (lambda: scalar(3), TypeError, "functions of scalars, got 3"),
-    "row of a number": (
-        lambda: fastopt.rule(hyper=("lr",), row=3)(lambda weight, grad, state, h, mean: None),
+    "fastopt.rule(state=3, hyper=('lr',))": (TypeError, "state must be a sequence of names, got 3"),
+    "fastopt.rule(hyper=('lr',))(3)": (TypeError, "a rule is made of functions of scalars, got 3"),
+    "scalar(3)": (TypeError, "functions of scalars, got 3"),
+    "fastopt.rule(hyper=('lr',), row=3)(lambda weight, grad, state, h, mean: None)": (
         TypeError,
         "functions of scalars, got 3",
     ),
-    "pass of one function": (
-        lambda: fastopt.rule(hyper=("lr",), passes=[plain]),
-        TypeError,
-        "passes must be pairs of functions",
-    ),
-    "pass with another reduction": (
-        lambda: fastopt.rule(hyper=("lr",), passes=[(plain, plain, min)]),
+    "fastopt.rule(hyper=('lr',), passes=[plain])": (TypeError, "passes must be pairs of functions"),
+    "fastopt.rule(hyper=('lr',), passes=[(plain, plain, min)])": (
         TypeError,
         r"\(sums, finish, max\) for the largest numbers",
     ),
-    "row with noise": (
-        lambda: fastopt.rule(hyper=("lr",), row=plain, noise=True),
+    "fastopt.rule(hyper=('lr',), row=plain, noise=True)": (
         TypeError,
         "row cannot be combined with noise or passes",
     ),
-    "row with passes": (
-        lambda: fastopt.rule(hyper=("lr",), row=plain, passes=[(plain, plain)]),
+    "fastopt.rule(hyper=('lr',), row=plain, passes=[(plain, plain)])": (
         TypeError,
         "row cannot be combined with noise or passes",
     ),
-    "rule that takes an element": (
-        compiled(takes_an_element),
+    "compiled(takes_an_element)()": (
         TypeError,
         r"rule takes_an_element cannot be compiled: there is no getitem\(float32",
     ),
-    "rule that reads an attribute": (
-        compiled(reads_an_attribute),
+    "compiled(reads_an_attribute)()": (
         TypeError,
         "rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type float32"
         + PLACE,
     ),
-    "rule with a misspelled function": (
-        compiled(misspells),
+    "compiled(misspells)()": (
         TypeError,
         "index 0: rule misspells cannot be compiled: module 'math' has no attribute 'squrt'"
         + PLACE,
     ),
-    "rule that reads a slot it has not declared": (
-        compiled(reads_a_slot),
+    "compiled(reads_a_slot)()": (
         TypeError,
         r"rule reads_a_slot cannot be compiled: tuple index out of range; .* the slots \(\)"
         + PLACE,
     ),
-    "rule with other state in another branch": (
-        compiled(returns_more_or_less),
+    "compiled(returns_more_or_less)()": (
         TypeError,
         "rule returns_more_or_less cannot be compiled: "
         r"(Cannot unify .* defined at .*\(\d+\)|Can't unify return type from .* types: Tuple.*\))"
         + PLACE,
     ),
-    "rule that imports": (
-        compiled(imports),
-        TypeError,
-        "rule imports cannot be compiled: .*IMPORT_NAME",
-    ),
+    "compiled(imports)()": (TypeError, "rule imports cannot be compiled: .*IMPORT_NAME"),
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_reported_in_a_sentence(mistake):
-    call, error, words = MISTAKES[mistake]
+KNOWN = (scipy, Constant, Initializer, ReversePseudoFP16Initializer, RowSparse, scalar)
+NAMES = {each.__name__: each for each in (*KNOWN, update_initializer)}
+
+
+@pytest.mark.parametrize("code", MISTAKES)
+def test_a_mistake_is_reported_in_a_sentence(code):
+    error, words = MISTAKES[code]
     with pytest.raises(error, match=words) as caught:
-        call()
+        eval(code, globals() | NAMES)
     assert "\n" not in str(caught.value)
 
 

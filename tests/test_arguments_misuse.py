@@ -351,7 +351,9 @@ MISTAKES = {
 
 
 KNOWN = (scipy, Constant, Initializer, ReversePseudoFP16Initializer, RowSparse, scalar)
-NAMES = {each.__name__: each for each in (*KNOWN, update_initializer)}
+NAMES = {each.__name__: each for each in (*KNOWN, update_initializer)} | {
+    "initializer": initializer
+}
 
 
 @pytest.mark.parametrize("code", MISTAKES)

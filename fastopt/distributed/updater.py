@@ -16,6 +16,7 @@ import numpy as np
 from fastopt._arrays import Gradient
 from fastopt._engine.averaging import Averages
 from fastopt._engine.clip import UNCHANGED, times
+from fastopt._engine.contract import batches_of
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, check_like, label
@@ -861,6 +862,8 @@ class ShardedUpdater(Resumable):
             updates = optimizer._index_update_count[index] - optimizer.begin_num_update
             if average.rate(updates):
                 return True
+        if (batches := batches_of(optimizer)) is not None and batches.completes(index):
+            return True  # the rows of earlier calls too
         lazy = optimizer.lazy_update or bool(rule and rule.row)
         return not lazy or optimizer.sparse_decay == "dense"
 

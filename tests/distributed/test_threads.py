@@ -18,6 +18,7 @@ ONES = np.ones(4, np.float32)
 
 JOBS = [
     ("divergence", 3),
+    ("plans", 3),
     ("join", 3),
     ("states", 3),
     ("trainer", 2),
@@ -26,7 +27,7 @@ JOBS = [
 
 MORE = [
     *(("checkpoints", 1), ("checkpoints", 4), ("embeddings", 3), ("overlap", 4)),
-    *(("settings", 1), ("settings", 3), ("states", 1)),
+    *(("plans", 1), ("plans", 4), ("settings", 1), ("settings", 3), ("states", 1)),
     *(("tables", 1), ("tables", 3), ("updates", 1), ("updates", 3)),
 ]
 FILES = "checkpoints", "embeddings", "trainer"
@@ -51,7 +52,7 @@ def test_checks_pass(job, folders):
 
 @pytest.mark.parametrize("choice", variants("every case"))
 def test_rules_have_the_bits_of_one_process(choice):
-    assert run_checks(3, "ranks_rules", choice) == names_of("ranks_rules")
+    assert run_checks(3, "ranks_plans", choice) == names_of("ranks_plans")
 
 
 @pytest.mark.parametrize("module", exhaustive("overlap", "settings", "updates"))

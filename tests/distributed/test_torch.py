@@ -46,7 +46,7 @@ def torchrun():
     "parts",
     [
         ("updates", "divergence"),
-        *exhaustive(("rules", "settings", "overlap", "join")),
+        *exhaustive(("settings", "overlap", "join")),
     ],
     ids=" ".join,
 )
@@ -60,8 +60,8 @@ def test_checks_pass(torchrun, parts):
 
 @pytest.mark.parametrize("choice", variants("every case"))
 def test_rules_have_the_bits_of_one_process(torchrun, choice):
-    done = torchrun(3, CHECKS / "run_torch.py", f"ranks_rules={choice}")
-    assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == names_of("ranks_rules")
+    done = torchrun(3, CHECKS / "run_torch.py", f"ranks_plans={choice}")
+    assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == names_of("ranks_plans")
 
 
 ENDS = """

@@ -15,7 +15,7 @@ from fastopt import lr_scheduler, optimizer
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.optimizer import Updater
 from fastopt.sparse import RowSparse
-from helpers.cases import CASES, FEW, exhaustive, kept
+from helpers.cases import CASES, exhaustive, kept
 from helpers.tensor_lists import (
     Tensor,
     as_list,
@@ -27,7 +27,6 @@ from helpers.tensor_lists import (
     tensors_of,
 )
 
-every_case = pytest.mark.parametrize("case", kept(CASES, *FEW), ids=str)
 adam_by_default = pytest.mark.parametrize("case", kept(CASES, "adam"), ids=str)
 NAMES = {0: "conv_weight", 8: "table_weight"}
 
@@ -256,30 +255,6 @@ def test_the_norm_is_exact_to_float64(listed, seed):
     updater = Updater(optimizer.SGD(multi_precision=True), clip_global_norm=1e9)
     as_list(updater, range(len(listed)), grads, weights)
     np.testing.assert_allclose(updater.info.global_norm, math.sqrt(sum(squares)), rtol=1e-12)
-
-
-NORMS = """
-import numba
-from helpers.tensor_lists import MIXED
-from fastopt import optimizer
-from fastopt.optimizer import Updater
-for threads in (1, 2, 3, 4):
-    numba.set_num_threads(threads)
-    updater = Updater(optimizer.Adam(multi_precision=True), clip_global_norm=1.0)
-    sizes = {**MIXED, "large": type(MIXED[0])((300, 1111)), "tall": type(MIXED[0])((90_001,))}
-    weights = [tensor.make(0) for tensor in sizes.values()]
-    for step in range(2):
-        grads = [tensor.slope(step) for tensor in sizes.values()]
-        updater(list(sizes), grads, weights)
-        print(step, updater.info.global_norm.hex())
-"""
-
-
-@pytest.mark.further
-def test_the_norm_has_the_same_bits_for_any_number_of_threads(run_python):
-    lines = run_python(NORMS, NUMBA_NUM_THREADS="4").splitlines()
-    assert len(lines) == 8
-    assert len(set(lines)) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,6 @@ from helpers.paths import TESTS
 pytest.importorskip("ml_dtypes")
 pytestmark = pytest.mark.exhaustive
 
-STEPS = "from helpers import half_forms; half_forms.main({})"
-
-
-def test_random_numbers_are_the_same_for_any_number_of_threads(run_python):
-    names, forms = ["adam", "groupadagrad"], ["stochastic", "compressed state"]
-    outputs = [
-        run_python(
-            STEPS.format(f"{names}, {forms}, rows=40_000, threads={threads}"),
-            NUMBA_NUM_THREADS="4",
-        )
-        for threads in (1, 2, 4)
-    ]
-    assert len(outputs[0].splitlines()) == len(names) * len(forms) * 2 * 2
-    assert outputs[0] == outputs[1] == outputs[2]
-
 
 SUITE = """
 import sys, pytest

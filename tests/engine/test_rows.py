@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
-from helpers.cases import CASES, CHOICES, LIGHT, every_choice, exhaustive, sampled
+from helpers.cases import CASES, LIGHT, exhaustive, sampled
 from helpers.row_sparse import ARGUMENTS, all_rows, eighths, problems, same_bits, with_rows
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
@@ -148,14 +148,3 @@ def test_updates_are_lazy_by_default_where_mxnet_is(name):
         chosen = [optimizer.create(name, lazy_update=lazy).lazy_update for lazy in (True, False)]
     assert by_default == (name in LAZY)
     assert chosen == [True, False]
-
-
-IN_A_PROCESS = "from helpers import row_bits; row_bits."
-
-
-@every_choice
-def test_any_number_of_threads_gives_the_same_bits(choice, run_python):
-    """Cases lazy and standard, with repeated rows, above and below the serial limit."""
-    lines = run_python(IN_A_PROCESS + f"print_same({choice!r})", NUMBA_NUM_THREADS="4").split()
-    assert len(lines) == 2 * len(CHOICES[choice])
-    assert [line for line in lines if not line.endswith(":same")] == []

@@ -80,7 +80,7 @@ def test_checks_pass(mpi, module, ranks):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("choice", ["every kind", *variants("every case")])
 def test_rules_have_the_bits_of_one_process(mpi, ranks, choice):
-    assert passes(mpi(ranks, RUN, "ranks_rules", choice), "ranks_rules")
+    assert passes(mpi(ranks, RUN, "ranks_plans", choice), "ranks_plans")
 
 
 @pytest.mark.parametrize("ranks", [2])

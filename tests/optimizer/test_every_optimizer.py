@@ -8,11 +8,9 @@ from fastopt import optimizer
 from fastopt.bench.steps import momentum_of
 from helpers.cases import (
     CASES,
-    CHOICES,
     OF_MATRICES,
     SAMPLE,
     by_default,
-    every_choice,
     kept,
     sampled,
 )
@@ -157,18 +155,6 @@ def test_every_registered_optimizer_is_in_the_table():
         if klass.__module__.startswith("fastopt.")
     }
     assert library == {case.name for case in CASES} | {*OF_MATRICES}
-
-
-@every_choice
-def test_threads_do_not_change_a_bit(choice, run_python):
-    """Cases with 1, 2 and 4 threads, above and below the serial limit."""
-    output = run_python(
-        f"from helpers import thread_bits; thread_bits.main({choice!r})",
-        NUMBA_NUM_THREADS="4",
-    )
-    lines = output.split()
-    assert len(lines) == len(CHOICES[choice])
-    assert [line for line in lines if not line.endswith(":same")] == []
 
 
 def flat(state):

@@ -7,12 +7,9 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt._kernels.chunks import PARALLEL_FROM
-from fastopt._kernels.threads import use_threads
 from fastopt.checkpoint import CheckpointError
 from fastopt.kernels.rule import rule
 from fastopt.optimizer import NovoGrad
-from helpers import oracles
 
 F32 = np.float32
 
@@ -84,22 +81,6 @@ def test_the_norm_of_indexed_rows_is_that_of_the_whole_gradient(lazy, rng):
         expected = np.where(touched, expected - 0.1 * mom, expected)
     np.testing.assert_allclose(got, expected, rtol=1e-11)
     np.testing.assert_allclose(updater.states[0][1], var, rtol=1e-12)
-
-
-@pytest.mark.exhaustive
-def test_any_number_of_threads_gives_the_same_bits(rng):
-    (weight,), gradients = drawn(rng, (2 * PARALLEL_FROM + 17,), steps=3)
-    results = []
-    for threads in (1, 2):
-        with use_threads(threads):
-            updater, got = trained(NovoGrad(), weight, [grads[0] for grads in gradients])
-        results.append((got, updater.states[0]))
-    np.testing.assert_equal(*results)
-    expected = oracles.novograd(weight.astype(float))
-    next(expected)
-    for grads in gradients:
-        last = expected.send(grads[0].astype(float))
-    np.testing.assert_allclose(results[0][0], last, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.exhaustive

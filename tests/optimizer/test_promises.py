@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from fastopt import RowSparse
 from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.threads import use_threads
-from helpers.cases import CASES
+from helpers.cases import CASES, exhaustive
 from helpers.plans import FAULTS, Call, follow, is_compiled, plans
 from helpers.resuming import WAYS, resumed
-from helpers.settings import PARALLEL, SHAPES, TABLE, adam, every_setting
+from helpers.settings import TABLE, adam, every_setting
 from helpers.tensor_lists import as_list, everything, frozen
 
 # Parameters come late, and weights are replaced.
@@ -113,16 +113,25 @@ def test_a_resumed_run_has_the_same_bits(setting, tmp_path):
             assert again.optimizer._index_update_count == updater.optimizer._index_update_count
 
 
-@every_setting(lambda setting: setting.shapes is SHAPES and setting.is_elementwise)
+@every_setting(lambda setting: setting.is_elementwise)
 def test_any_number_of_threads_gives_the_same_bits(setting):
-    large = dataclasses.replace(setting, shapes=PARALLEL)
-    ends = []
-    for threads in {1, numba.get_num_threads()}:
+    """Also of repeated rows, of sums over a tensor and of their norm."""
+    large = {name: (7_000, *shape[1:]) for name, shape in setting.shapes.items()}
+    large, ends = dataclasses.replace(setting, shapes=large), []
+    for threads in range(1, numba.config.NUMBA_NUM_THREADS + 1):
         updater, weights = large.updater(), large.weights()
         with use_threads(threads):
             large.train(updater, weights, range(3))
-        ends.append(all_of(updater, weights))
+        ends.append((all_of(updater, weights), updater.info))
     assert all(end == ends[0] for end in ends)
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("choice", ["not further", *exhaustive("exhaustive")])
+def test_more_threads_than_processors_give_the_same_bits(choice, run_python):
+    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    chosen = "-k", "test_any_number_of_threads", "-m", choice
+    run_python(code, __file__, "-q", *chosen, "-p", "no:cacheprovider", NUMBA_NUM_THREADS="4")
 
 
 @every_setting(lambda setting: setting.make is adam and setting.is_float32())

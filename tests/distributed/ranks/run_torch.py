@@ -19,7 +19,7 @@ class GlooWorld(World, GlooCommunicator):
 def main(*names):
     """Call the checks of the modules, in order, except those of formulas without an argument.
 
-    ``ranks_rules=every case`` names a module and the argument of its checks.
+    ``ranks_plans=every case`` names a module and the argument of its checks.
     """
     dist.init_process_group("gloo")
     world = joined(dist.group.WORLD, timeout=60)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fastopt
-from fastopt.checkpoint import CheckpointError, Skipped
+from fastopt.checkpoint import CheckpointError
 from helpers.cases import CASES, CHOICES, every_choice, kept
 from helpers.resumed_runs import SETTINGS, SHAPES, digits, start, train, updater_of, updater_with
 
@@ -33,21 +33,6 @@ def test_a_new_process_resumes_with_the_same_bits(choice, tmp_path, run_python):
         expected.append(digits(weights))
     got = json.loads(run_python(RESUME.format(choice), tmp_path))
     assert got == expected
-
-
-@pytest.mark.parametrize("case", kept(CASES, "adam"), ids=str)
-def test_an_updater_reloads_its_own_checkpoint(case, tmp_path):
-    updater, weights = updater_of(case, learning_rate=0.01), start()
-    train(updater, weights, range(3))
-    updater.save(tmp_path / "file")
-    before, saved = copy.deepcopy(weights), updater.states_dict()
-    train(updater, weights, range(3, 6))
-    for again in (lambda: updater.load(tmp_path / "file"), lambda: updater.load_states_dict(saved)):
-        assert again() == Skipped([], [])
-        assert updater.states_synced == dict.fromkeys(updater.states, False)
-        repeated = copy.deepcopy(before)
-        train(updater, repeated, range(3, 6))
-        assert digits(repeated) == digits(weights)
 
 
 @pytest.mark.parametrize("case", kept(CASES, "adam", "nadam", "sgd"), ids=str)

@@ -317,28 +317,6 @@ def test_repeated_rows_are_summed_before_the_norm():
             assert updater.info.global_norm == pytest.approx(math.sqrt(41))
 
 
-@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
-def test_gradients_are_checked_before_they_are_measured(made):
-    updater, weight = Updater(made(), LossScaler()), np.ones(4)
-    updater(0, np.ones(4), weight)
-    before, info = everything(updater, weight), updater.info
-    for wrong in (
-        np.full(5, np.nan),
-        np.full((4, 1), np.nan),
-        np.full(4, 1),
-        [np.nan] * 4,
-    ):
-        for call in (
-            (0, wrong, weight),
-            ([0], [wrong], [weight]),
-            ([0, 0], [wrong] * 2, [weight] * 2),
-        ):
-            with pytest.raises((TypeError, ValueError), match="index 0: gradient"):
-                updater(*call)
-            assert everything(updater, weight) == before
-            assert updater.info is info
-
-
 def test_info_reports_the_last_call():
     updater, weight = Updater(optimizer.SGD()), np.ones(3)
     assert updater.info == StepInfo(stepped=False, skipped=False)

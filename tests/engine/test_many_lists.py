@@ -49,13 +49,6 @@ def test_rows_have_records(unrecorded):
     assert unrecorded == []
 
 
-@pytest.mark.further
-def test_any_number_of_lists_is_served(unrecorded):
-    updater = optimizer.Updater(optimizer.Prodigy())
-    train(updater, [[k, 100 + k] for k in range(40)], steps=2)
-    assert unrecorded == []
-
-
 def test_updaters_that_share_an_optimizer_keep_records_of_their_own():
     ends = []
     for fresh in (False, True):

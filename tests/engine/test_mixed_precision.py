@@ -1,7 +1,5 @@
 """Half-precision weights with float32 masters: the float32 trajectory, and its rounded copy."""
 
-import copy
-
 import numpy as np
 import pytest
 
@@ -97,17 +95,3 @@ def test_a_gradient_of_all_rows_is_a_dense_one(name, form, rng, bfloat16):
         dense(0, gradient, weight)
         listed(0, RowSparse(gradient[rows], rows, weight.shape), other)
     np.testing.assert_array_equal(bits(weight), bits(other))
-
-
-@pytest.mark.further
-@silent
-@pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
-def test_lazy_updates_touch_indexed_rows_only(form, rng, bfloat16):
-    updater = optimizer.get_updater(optimizer.Adam(0.1, wd=0.1, **FORMS[form]))
-    weight = rng.normal(size=(6, 5)).astype(bfloat16)
-    updater(0, rng.normal(size=weight.shape).astype(bfloat16), weight)
-    arrays = [weight, *flat(updater.states[0])]
-    before = copy.deepcopy(arrays)
-    updater(0, (np.ones((2, 5), bfloat16), np.array([4, 1])), weight)
-    for array, was in zip(arrays, before, strict=True):
-        assert np.unique(np.nonzero(bits(array) != bits(was))[0]).tolist() == [1, 4]

@@ -49,19 +49,6 @@ def test_a_gradient_at_the_address_of_a_freed_one_is_checked_again(way):
     np.testing.assert_array_equal(weights, -20 * np.ones((2, 4)))
 
 
-@both_ways
-def test_a_refused_gradient_is_refused_again(way):
-    updater, weights = sgd(), [np.zeros(4), np.zeros(4)]
-    way(updater, [0, 1], [np.ones(4), np.ones(4)], weights)
-    for _ in range(3):
-        for alias in (weights[1], weights[1][:]):
-            with pytest.raises(ValueError, match="share memory"):
-                as_list(updater, [0, 1], [np.ones(4), alias], weights)
-            with pytest.raises(ValueError, match="share memory"):
-                updater(1, alias, weights[1])
-    np.testing.assert_array_equal(weights, -np.ones((2, 4)))
-
-
 def test_gradients_that_another_thread_drops_stay_alive_during_the_call():
     """Weights of a sequence that makes its arrays as they are asked for, too."""
 
@@ -84,20 +71,6 @@ def own_states(updater, weights):
     """States in memory of their own, which can be resized; those of a call share a block."""
     create = updater.optimizer.create_state_multi_precision
     updater.states = {index: create(index, weight) for index, weight in enumerate(weights)}
-
-
-@both_ways
-def test_memory_that_moves_is_followed(way):
-    expected, other = adam(), [np.ones(1000), np.ones(1000)]
-    updater, weights = adam(), [np.ones(1000), np.ones(1000)]
-    own_states(updater, weights)
-    for _ in range(3):
-        grads = [np.ones(1000), np.ones(1000)]
-        way(updater, [0, 1], grads, weights)
-        one_by_one(expected, [0, 1], grads, other)
-        for size in (200_000, 1000):
-            resized([*weights, *updater.states[0], *updater.states[1], *grads], size)
-    np.testing.assert_array_equal(weights, other)
 
 
 @both_ways
@@ -265,18 +238,6 @@ def test_no_gradient_is_kept_alive(way):
         del grads, arrays
         gc.collect()
         assert [watch() for watch in watches] == [None] * len(tensors)
-
-
-def test_weights_are_kept_alive_until_they_are_replaced():
-    """A table of addresses must not outlive the arrays."""
-    updater, weights = adam(), [np.ones(3), np.ones(3)]
-    watches = [weakref.ref(weight) for weight in weights]
-    updater([0, 1], [np.ones(3), np.ones(3)], weights)
-    del weights
-    gc.collect()
-    assert all(watch() is not None for watch in watches)
-    updater([0, 1], [np.ones(3), np.ones(3)], [np.ones(3), np.ones(3)])
-    assert [watch() for watch in watches] == [None, None]
 
 
 def test_states_that_are_deleted_are_made_again():

@@ -13,7 +13,7 @@ from fastopt._engine.validate import leaves
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.record_words import AXES
-from helpers.tensor_lists import everything, laid, normal
+from helpers.tensor_lists import laid, normal
 
 pytestmark = [
     pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
@@ -90,26 +90,6 @@ def test_arrays_have_any_number_of_axes(clip, array, layout, axes):
         served(updater)
         assert updater.info.slow.calls == 0
         ends.append([np.ascontiguousarray(each).tobytes() for each in weights])
-    assert ends[0] == ends[1]
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_gradient_that_an_earlier_weight_of_the_list_is_has_its_new_values(steps, rows):
-    """Also where it is interleaved with its own weight, so that a copy is read."""
-    ends = []
-    for listed in (True, False):
-        updater, memory = optimizer.Updater(optimizer.Adam()), normal(0, (6, 2), "float32")
-        one, other = memory[:, 0], memory[:, 1]
-        for _ in range(steps):
-            grads = [normal(1, 6, "float32"), (one, list(range(6))) if rows else one]
-            if listed:
-                updater([0, 1], grads, [one, other])
-            else:
-                updater(0, grads[0], one)
-                updater(1, grads[1], other)
-        ends.append(everything(updater, [memory]))
     assert ends[0] == ends[1]
 
 

@@ -17,7 +17,6 @@ def updater(name, **kwargs):
 
 
 TABLE = np.ones((5, 2))
-STATE = np.zeros((5, 2))
 BAD = {
     "values of another dtype": (np.ones((1, 2), int), [1], TypeError, "int64"),
     "values of integers": (np.ones((1, 2), int), [1], TypeError, "values must be float16, "),
@@ -91,19 +90,6 @@ def test_a_gradient_that_was_spoilt_after_it_was_made_is_refused(name, lazy, spo
             made(index, spoilt, table)
         after = (weight, leaves(made.states[0]), made.optimizer.num_update)
         np.testing.assert_equal(after, before)
-
-
-@pytest.mark.parametrize("grads", [[], [1, 2], {}, 3, None], ids=repr)
-def test_a_repeated_list_of_one_table_is_checked_like_a_new_one(grads):
-    updater, weight = optimizer.get_updater(optimizer.SGD(lazy_update=True)), np.ones((4, 2))
-    rows = RowSparse(np.ones((1, 2)), np.array([1]), (4, 2))
-    for _ in range(3):
-        updater([0], [rows], [weight])
-    before = weight.copy()
-    with pytest.raises(TypeError, match="a list of 1 indices needs a list of as many gradients"):
-        updater([0], grads, [weight])
-    np.testing.assert_array_equal(weight, before)
-    assert updater.optimizer.num_update == 3
 
 
 def repeated(count, dtype=np.int8):

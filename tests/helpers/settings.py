@@ -14,6 +14,7 @@ from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import FactorScheduler
 from helpers.cases import CASES, LIGHT, OF_STEPS, Case, marks_of
 from helpers.matrix_rules import FORMS
+from helpers.row_rules import RowAdam
 from helpers.tensor_lists import as_list, dtype_of
 
 SHAPES = {"embed.weight": (6, 4), "body.weight": (4, 6), "body.bias": (5,), "norm.scale": (3,)}
@@ -146,6 +147,9 @@ OPTIMIZERS = {
     ),
     "decay of all rows": Setting(
         lambda: optimizer.AdamW(lr=0.1, wd=0.1, sparse_decay="dense"), rows=True
+    ),
+    "state of rows and of elements": Setting(
+        lambda: RowAdam(learning_rate=0.1, lazy_update=True), rows=True, shapes=MATRICES
     ),
     "sums of rows": Setting(lambda: optimizer.LBSGD(batch_scale=2, lr=0.1), rows=True, period=2),
 }

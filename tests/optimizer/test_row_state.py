@@ -1,14 +1,11 @@
 """Rules with state of elements and state of rows: ``fastopt.rule(row_state=...)``."""
 
-import copy
-
 import numpy as np
 import pytest
 
 import fastopt
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
-from fastopt.distributed import ShardedUpdater, run_threads
 from fastopt.kernels.rule import rule
 from fastopt.sparse import RowSparse
 from helpers.cases import exhaustive, further
@@ -84,27 +81,6 @@ def test_elements_and_rows_have_numbers_of_their_own(form, layout, grads, precis
         np.testing.assert_allclose(array.astype(np.float64), exact, rtol=tolerance, atol=tolerance)
 
 
-def run(updater, grads, weight):
-    for grad in grads:
-        updater("w", grad, weight)
-    return weight.tobytes(), *(array.tobytes() for array in updater.state_as("w", "float32"))
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("made", [{}, {"state_dtype": "bfloat16"}], ids=["float32", "bfloat16"])
-def test_a_resumed_run_continues_with_the_same_bits(made, tmp_path):
-    grads = [grad.astype(np.float32) for grad in (*DENSE, *SPARSE)]
-    make = lambda: fastopt.Updater(RowAdam(learning_rate=0.1, lazy_update=True, **made))  # noqa: E731
-    whole, first, weight = make(), make(), START.astype(np.float32)
-    bits = run(whole, grads, START.astype(np.float32))
-    run(first, grads[:4], weight)
-    first.save(tmp_path / "saved")
-    restored = make()
-    restored.load(tmp_path / "saved")
-    for again in (restored, copy.deepcopy(first)):
-        assert run(again, grads[4:], weight.copy()) == bits
-
-
 def test_a_state_of_another_shape_is_refused():
     updater = fastopt.Updater(RowAdam())
     updater("w", DENSE[0], START.copy())
@@ -115,21 +91,6 @@ def test_a_state_of_another_shape_is_refused():
     updater.states["w"] = (var, var.copy())
     with pytest.raises(ValueError, match=r"state 'mean' must have shape \(7, 37\), got \(7, 1\)"):
         updater("w", DENSE[0], START.copy())
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_have_the_bits_of_one_updater(ranks):
-    grads = [grad.astype(np.float32) for grad in DENSE]
-    bits = run(fastopt.Updater(RowAdam(learning_rate=0.1)), grads, START.astype(np.float32))[0]
-
-    def program(comm):
-        updater, weight = ShardedUpdater(RowAdam(learning_rate=0.1), comm), START.astype("float32")
-        for grad in grads:
-            updater("w", grad if comm.rank == 0 else np.zeros_like(grad), weight)
-        return weight.tobytes()
-
-    assert run_threads(ranks, program) == [bits] * ranks
 
 
 def test_a_table_keeps_both_with_each_row():

@@ -332,6 +332,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.further
 def test_callers_in_numbas_cache_are_reused_until_optimizer_or_numbers_change(tmp_path, run_python):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)

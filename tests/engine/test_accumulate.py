@@ -264,3 +264,31 @@ def test_the_number_of_calls_changes_between_windows_alone():
 def test_the_number_of_calls_is_checked(wrong):
     with pytest.raises((TypeError, ValueError), match="accumulate must be"):
         adam(accumulate=wrong)
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
+def test_a_window_whose_last_call_fails_is_as_before(listed, rows):
+    fails = []
+    schedule = lambda update: fails[0] / 0 if fails else 0.1  # noqa: E731
+    made, twin = (
+        optimizer.Updater(optimizer.SGD(momentum=0.9, lr_scheduler=schedule), accumulate=2)
+        for _ in "ab"
+    )
+    weights = [np.ones((4, 2)), np.ones((4, 2))]
+    grad = RowSparse(np.ones((2, 2)), [3, 1], (4, 2)) if rows else np.ones((4, 2))
+    for k in range(6):
+        calls = [([0], [grad], [weight]) if listed else (0, grad, weight) for weight in weights]
+        if k % 2:
+            fails.append(1)
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError):
+                    made(*calls[0])
+            fails.clear()
+        made(*calls[0])
+        twin(*calls[1])
+        assert (
+            made.states_dict()["accumulation"]["calls"]
+            == twin.states_dict()["accumulation"]["calls"]
+        )
+        np.testing.assert_array_equal(*weights)

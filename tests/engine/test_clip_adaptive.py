@@ -206,3 +206,11 @@ def test_settings_are_part_of_a_checkpoint():
     saved["updater"]["clip_adaptive_eps"] = None
     with pytest.raises(CheckpointError, match="clip_adaptive_eps"):
         new.load_states_dict(saved)
+
+
+def test_an_index_comes_once_in_a_call():
+    updater, weight = optimizer.Updater(optimizer.SGD(), clip_adaptive=0.1), np.ones(2)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="index 0: clip_adaptive updates an index once a call"):
+            updater([0, 0], [np.ones(2), np.ones(2)], [weight, weight])
+    assert (weight == 1).all()

@@ -139,6 +139,20 @@ def test_a_loss_scale_and_a_bound_of_the_norm_measure_all_gradients(rng):
     np.testing.assert_equal((weights, dict(scaled.states)), before)
 
 
+def test_maximize_is_the_step_of_the_opposite_gradient(rng):
+    weights, gradients = drawn(rng, (4, 6), (5,))
+    results = []
+    for maximize, sign in ((True, 1), (False, -1)):
+        made = Muon(lr=0.1, wd=0.1, maximize=maximize, fallback="sgd")
+        updater, own = fastopt.Updater(made), copy.deepcopy(weights)
+        for grads in gradients:
+            updater([0, 1], [sign * g for g in grads], own)
+        results.append(own)
+    np.testing.assert_equal(*results)
+    with pytest.raises(ValueError, match="maximize is True, that of the fallback False"):
+        Muon(maximize=True, fallback=fastopt.AdamW())
+
+
 def test_a_weight_of_a_convolution_is_a_matrix_of_its_first_axis_by_the_others(rng):
     weight, gradients = single(rng, (4, 3, 2, 2))
     _, got = trained(Muon(lr=0.1), weight, gradients)

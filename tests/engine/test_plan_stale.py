@@ -105,6 +105,20 @@ def test_noise_is_drawn_again_under_a_schedule(way):
     np.testing.assert_array_equal(*ends)
 
 
+def test_a_rate_that_cannot_be_computed_changes_nothing():
+    made = OwnRates(learning_rate=0.1)
+    updater, weights = optimizer.Updater(made), ones()
+    for _ in range(2):
+        updater([0, 1], ones(), weights)
+    before = everything(updater, weights)
+    object.__setattr__(made, "broken", True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no rate"):
+            updater([0, 1], ones(), weights)
+    object.__delattr__(made, "broken")
+    assert everything(updater, weights) == before
+
+
 @pytest.mark.exhaustive
 def test_lars_remembers_the_rate_that_each_tensor_of_a_list_had():
     """Counts differ, and the schedule steps between the updates of the two."""

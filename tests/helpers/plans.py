@@ -164,8 +164,9 @@ AS_THEY_LIE = [name for name in ASIDE if not name.startswith(("strided", "unalig
 def assign(**attributes):
     def change(world):
         for name, value in attributes.items():
-            if hasattr(world.updater.optimizer, name):
-                setattr(world.updater.optimizer, name, value)
+            made = world.updater.optimizer
+            if hasattr(made, name) and (name != "lazy_update" or made.sparse_decay == "touched"):
+                setattr(made, name, value)
 
     return change
 
@@ -187,6 +188,9 @@ CHANGES = {
     "a decay": assign(wd=0.3),
     "a schedule": assign(lr_scheduler=lr_scheduler.PolyScheduler(9, base_lr=0.1)),
     "another beta": assign(beta1=0.5),
+    "rates of NumPy": assign(wd=np.float32(0.3), rescale_grad=np.float32(0.5)),
+    "lazy rows": assign(lazy_update=True),
+    "all rows": assign(lazy_update=False),
     "flushed rows": flush,
     "another scale": assign(rescale_grad=0.75),
     "a bound": assign(clip_gradient=1.5),

@@ -14,6 +14,7 @@ from helpers.paths import TESTS
 from helpers.untraced import trace_no_compiler
 
 settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("nightly", deadline=None, max_examples=400)
 settings.load_profile("suite")
 trace_no_compiler()
 

@@ -20,7 +20,7 @@ from helpers.tensor_lists import as_list, everything, frozen
 
 # Parameters come late, and weights are replaced.
 pytestmark = pytest.mark.filterwarnings("ignore:.* has no effect", "ignore:.*arguments swapped")
-few = settings(max_examples=6, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=settings().max_examples // 4, suppress_health_check=list(HealthCheck))
 
 
 def all_of(updater, weights):

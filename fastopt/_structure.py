@@ -47,11 +47,15 @@ class Structures:
         self._latest: dict[str, _Cached] = {}
         """The structure that was cached last, by `missing`; for containers that are new each time.
         """
+        self._warned = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the gradients of earlier steps."""
         self.first_gradient = 0
         """Id of the first gradient of the last step."""
         self._repeated: tuple[bytes, int] = b"", 0
         """Values of a first gradient that came again with other weights, and how often it did."""
-        self._warned = False
 
     def flatten(
         self,
@@ -328,9 +332,11 @@ class _Walk:
             arrays = [own for own, leaf in named(_join(path, name), weight) if _is_array(leaf)]
             self.spared = self.spared or bool(arrays)
             if not all(map(self.spares, arrays)):
+                surplus = sorted(_join(path, other) for other in beside.keys() - below)
+                also = f", and gradient {surplus[0]!r} no weight" if surplus else ""
                 raise ValueError(
-                    f"weight {_join(path, name)!r} has no gradient; pass None as gradient, or "
-                    'missing="skip", to skip it'
+                    f"weight {_join(path, name)!r} has no gradient{also}; pass None as gradient, "
+                    'or missing="skip", to skip it'
                 )
         for name in beside:
             if name not in below:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import count as counted
 from itertools import repeat
 from typing import Any
@@ -221,9 +222,9 @@ def scipy_method(optimizer: str | Optimizer | Updater = "adam", **options: Any) 
     -------
     callable
         The method. SciPy's ``options`` may have ``maxiter`` (`steps`; a float is rounded up),
-        ``disp`` (`progress`, and the message is printed at the end) and all of `options` but
-        ``eps``, which in SciPy is a step of finite differences: it and unknown names are ignored
-        with an OptimizeWarning, as by SciPy's methods. ``jac`` must be True or a function;
+        ``disp`` (the message is printed, and with tqdm `progress` is shown) and all of `options`
+        but ``eps``, which in SciPy is a step of finite differences: it and unknown names are
+        ignored with an OptimizeWarning, as by SciPy's methods. ``jac`` must be True or a function;
         ``bounds`` and ``callback`` are those of :func:`minimize`; ``hess`` and ``hessp`` are not
         used. The result is that of :func:`minimize`; unlike those of SciPy's methods, it is a
         success after ``maxiter`` steps without `tol`.
@@ -279,7 +280,7 @@ class _Method:
             steps = number("maxiter", maxiter, least=0, infinite=True)
             options["steps"] = math.ceil(min(steps, sys.maxsize))
         if disp:
-            options["progress"] = True
+            options.setdefault("progress", find_spec("tqdm") is not None)
         result = minimize(
             fun, x0, args, jac, self.optimizer, callback=callback, bounds=bounds, **options
         )

@@ -217,6 +217,11 @@ def test_a_call_that_fails_changes_nothing():
     for error, call in (
         (ValueError, lambda: functions.update(np.ones((2, 3)), weight, state)),
         (ValueError, lambda: functions.update(one, weight, of_other)),
+        (ValueError, lambda: functions.update(np.ones((3, 2, 2)), weight, state)),
+        (ValueError, lambda: functions.update(np.ones(6), weight, state)),
+        (ValueError, lambda: functions.update(np.ones((2, 3)), np.ones((2, 3)), state)),
+        (ValueError, lambda: functions.update_rows(np.ones((2, 2, 5)), rows, weight, state)),
+        (TypeError, lambda: functions.update_rows(one[:2], rows[np.newaxis], weight, state)),
         (ValueError, lambda: functions.update(one, weight, state, -0.1)),
         (ValueError, lambda: functions.update(one, weight, state, np.nan)),
         (ValueError, lambda: functions.update_rows(one, rows, weight, state)),

@@ -501,6 +501,13 @@ def test_scipy_rounds_a_number_of_iterations_up(maxiter, capsys):
     assert "All 3 steps are done; no tol was given. fun: " in capsys.readouterr().out
 
 
+def test_without_tqdm_only_the_message_is_shown(capsys, monkeypatch):
+    monkeypatch.setattr(fastopt.minimization, "find_spec", lambda name: None)
+    options = {"maxiter": 3, "disp": True}
+    scipy.optimize.minimize(rosen, [0, 0], jac=rosen_der, method=scipy_method(), options=options)
+    assert capsys.readouterr().err == ""
+
+
 def test_scipy_may_run_until_tol_is_reached():
     given = {"jac": True, "tol": 1e-6, "options": {"maxiter": np.inf}}
     assert scipy.optimize.minimize(

@@ -184,6 +184,12 @@ HOLDS_ITSELF["a"] = HOLDS_ITSELF
 
 MISTAKES = {
     "missing": ({"a": {"w": ones()}, "c": [ones()]}, WEIGHTS, ValueError, "'a.b' has no gradient"),
+    "misnamed": (
+        {"a": {"w": ones(), "bias": ones()}, "c": [ones()]},
+        WEIGHTS,
+        ValueError,
+        "weight 'a.b' has no gradient, and gradient 'a.bias' no weight",
+    ),
     "missing container": ({"c": [ones()]}, WEIGHTS, ValueError, "weight 'a' has no gradient"),
     "additional": (
         {"a": {"w": ones(), "b": ones(), "x": ones()}, "c": [ones()]},

@@ -229,6 +229,18 @@ def values_of(
     turned = "rescale_grad" in names or ("direction" in names and "direction" not in hyper)
     if optimizer.maximize and not turned:
         raise ValueError(f"rule {rule.name} reads no rescale_grad, so it cannot maximize")
+    if not hyper:  # else it may have read them
+        given = {
+            "wd": rates.get("wd"),
+            "clip_gradient": optimizer.clip_gradient,
+            "rescale_grad": optimizer.rescale_grad != 1,
+        }
+        for name in filterfalse(names.__contains__, given):
+            if given[name]:
+                raise ValueError(
+                    f"rule {rule.name} reads no {name}, so that it has no effect: name it in "
+                    "hyper=(...) and use h." + name
+                )
     fields = {
         **rates,
         "rescale_grad": optimizer.rescale_grad,

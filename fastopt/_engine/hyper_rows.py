@@ -34,6 +34,14 @@ With them are the fields of :meth:`Optimizer.fields_of`.
 RATES = ("rate", "lr", "wd")
 """Hyper-parameters that schedules change."""
 
+READ = {"average_rate", "clip_gradient", "rescale_grad"}
+"""Hyper-parameters that are not entered as they are, or not alone."""
+
+
+def is_plain(given: Mapping[str, float]) -> bool:
+    """Whether all values are Python's numbers, which do not change."""
+    return {float, int}.issuperset(map(type, given.values()))
+
 
 def rate_at(
     optimizer: OptimizerLike, update: int, found: dict[tuple[OptimizerLike, int], float]
@@ -96,6 +104,8 @@ class Shared:
         self.view: Any = self.values.data
         self.given: Mapping[str, float] | None = None
         self.summed = optimizer.step_sums is not None
+        self.columns: dict[str, int] = {}
+        """Columns in `values` of what ``hyper()`` returns, 0 for what the rule does not read."""
         self.fixed: bool | None = None
         """Whether ``hyper()`` reads no rates, so that it need not be called; None if unknown."""
         self.address, words = address_of(memory), self.words_view
@@ -140,8 +150,14 @@ class Shared:
                 self.fixed = None
             if not self.fixed:
                 given = self.hyper.given(optimizer, time, lr, wd)
-                if not again or self.given is None or given != self.given:
+                before = self.given if again else None
+                if before is None or given.keys() != before.keys() or not is_plain(given):
                     self._enter(rates, given)
+                elif given != before:
+                    for name, value in given.items():
+                        if column := self.columns[name]:
+                            values[column] = value
+                    self.given = given
                 if again and self.fixed is None:
                     self.fixed = self.hyper.constant and reads_no_rates(
                         self.hyper, optimizer, given
@@ -198,8 +214,10 @@ class Shared:
         for k, name in enumerate(RATES):
             own = name in self.names and name not in given
             self.rates[k] = 1 + self.names.index(name) if own else 0
-        immutable = {float, int}.issuperset(map(type, given.values()))
-        self.given = given if immutable else None
+        immutable = is_plain(given)
+        columns = {name: k for k, name in enumerate(self.names, 1)}
+        self.columns = {name: columns.get(name, 0) for name in given}
+        self.given = given if immutable and READ.isdisjoint(given) else None
         if self.summed or not immutable:
             self.fixed = False
         self.words[w.RESTS] = given.get("average_rate") == 0

@@ -119,7 +119,7 @@ def set_master(optimizer: OptimizerLike, index: Index, array: Array, state: Any)
             f"{context}: a split or missing master cannot be set after the first update"
         )
     held = header(state[optimizer.master_last])
-    check_like(context, "state's master", held, ("float32",), array.shape)
+    check_like(context, "master", array, (held.dtype.name,), held.shape, written=False)
     assign(held, array)
 
 

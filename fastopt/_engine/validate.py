@@ -172,7 +172,11 @@ def check(context: str, weight: Array, grad: Any, copy: Any = None, role: str = 
             values = grad.values if isinstance(grad, RowSparse) else grad
     shape = grad.shape if isinstance(grad, RowSparse) else values.shape
     if shape != weight.shape:
-        hint = f"; pass grad.reshape({weight.shape})" if values.size == weight.size > 1 else ""
+        hint = ""
+        if [n for n in shape if n != 1] == [n for n in weight.shape if n != 1]:
+            hint = f"; pass grad.reshape({weight.shape})"
+        elif shape == weight.shape[::-1]:
+            hint = "; pass grad.T"
         hint = f"; pass np.full({weight.shape}, x)" if shape == () else hint
         raise ValueError(f"{context}: {role} must have shape {weight.shape}, got {shape}{hint}")
     check_together(context, {"weight": weight, role: values})

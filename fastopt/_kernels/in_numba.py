@@ -263,7 +263,8 @@ def _check(function: str, name: str, kind: types.Type) -> None:
     """Raise TypeError for an argument that is not an array, or one of another type."""
     changes, array = name in ("weight", "table"), isinstance(kind, types.Array)
     if name == "indices":
-        wanted, fits = "integers", array and isinstance(kind.dtype, types.Integer)
+        wanted = "integers with one axis"
+        fits = array and isinstance(kind.dtype, types.Integer) and kind.ndim == 1
     else:
         wanted = "float32 or float64"
         fits = array and kind.dtype in (types.float32, types.float64)

@@ -297,7 +297,7 @@ def as_records(typingctx, row, dtype):
 def _entering(layout: Layout) -> Callable:
     """Return ``(table, weight, grad, arrays)``, which enters addresses and the width of rows.
 
-    It returns whether the arrays of the state have the sizes that they must have for the weight,
+    It returns whether the arrays of the state have the shapes that they must have for the weight,
     and the gradient its shape, except for the number of rows of a row-sparse one.
     """
     rule, first, sparse = layout.rule, layout.first_state, layout.sparse
@@ -317,21 +317,29 @@ def _entering(layout: Layout) -> Callable:
             def place(column, array):
                 put(column, builder.ptrtoint(array.data, _word(0).type))
 
-            shape, other = (cgutils.unpack_tuple(builder, array.shape) for array in (own, given))
+            def same(array, start=0):
+                lengths = cgutils.unpack_tuple(builder, array.shape)
+                if len(lengths) != len(shape):
+                    return cgutils.false_bit
+                found = cgutils.true_bit
+                for one, other in zip(shape[start:], lengths[start:], strict=True):
+                    found = builder.and_(found, builder.icmp_signed("==", one, other))
+                return found
+
+            shape = cgutils.unpack_tuple(builder, own.shape)
             height = shape[0] if shape else _word(1)
             some = builder.select(builder.icmp_signed(">", height, _word(0)), height, _word(1))
-            fits = cgutils.true_bit
-            for k in range(int(sparse), len(shape)):
-                fits = builder.and_(fits, builder.icmp_signed("==", shape[k], other[k]))
+            fits = same(given, int(sparse))
             put(WIDTH, builder.sdiv(own.nitems, some))
             place(ADDRESS, own)
             place(layout.first_grad, given)
-            sizes = [own.nitems] * cells + [height] * rows + [_word(1)] * len(rule.kept)
+            sizes = [None] * cells + [height] * rows + [_word(1)] * len(rule.kept)
             parts = cgutils.unpack_tuple(builder, args[3], len(arrays))
             for k, (kind, part, size) in enumerate(zip(arrays, parts, sizes, strict=True)):
                 array = context.make_array(kind)(context, builder, part)
                 place(first + k, array)
-                fits = builder.and_(fits, builder.icmp_signed("==", array.nitems, size))
+                of_size = size and builder.icmp_signed("==", array.nitems, size)
+                fits = builder.and_(fits, of_size or same(array))
             return fits
 
         return types.boolean(table, weight, grad, arrays), codegen

@@ -57,6 +57,7 @@ from fastopt.arguments import (
     Instance,
     OrNone,
     Real,
+    brief,
     constructs,
     count,
     flag,
@@ -983,6 +984,7 @@ class Updater(Checked):
     def _reset(self) -> None:
         """See :meth:`reset`."""
         records = self.records
+        self.structures.restart()
         if self._averages is not None:
             self._averages.check_free()
             self._averages.arrays.clear()
@@ -1032,9 +1034,9 @@ class Updater(Checked):
         ------
         TypeError, ValueError
             The arguments do not match each other or the state; the state is not one by rows, since
-            the optimizer overrides ``update()``; gradients wait for their update (call
-            :meth:`finish` before); or :meth:`set_copy` has set a copy of another shape. Nothing
-            changes.
+            the optimizer overrides ``update()``; other parameters have states, and this one has
+            none; gradients wait for their update (call :meth:`finish` before); or :meth:`set_copy`
+            has set a copy of another shape. Nothing changes.
         RuntimeError
             The call comes from inside an update, for example from a signal handler; or the weights
             hold their averages.
@@ -1071,6 +1073,11 @@ class Updater(Checked):
                     "set_copy(index, None) before, and set_copy with another one after"
                 )
             known, tables, decay = index in self.states, [], param.optimizer.row_decay
+            if not known and self.states:
+                raise ValueError(
+                    f"{param.context} has no state to resize; indices that have one are "
+                    f"{brief(list(self.states))}"
+                )
             if known:
                 fresh = param.optimizer.create_state_multi_precision(index, view)
                 state = resized(param, self.states[index], placed(fresh, header(view)), taken)

@@ -457,6 +457,11 @@ def rule(
                 f"{fn.__name__} must take {takes} arguments (weight, grad, state, h, ...), "
                 f"not {signature}"
             )
+        if fields := written(fn):
+            raise TypeError(
+                f"{fn.__name__} must not assign to h.{min(fields)}, which other elements read too: "
+                "return what changes, or compute it in hyper()"
+            )
         # Numba's cache pickles the function in a kernel's closure. With this name it is found in
         # its module, so it is pickled by reference and the cache hits.
         fn.__qualname__ = f"{fn.__qualname__}.fn"

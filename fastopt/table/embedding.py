@@ -143,6 +143,7 @@ class EmbeddingTable(Checked):
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = Advice("TABLE_ATTRIBUTES")
+    argument_advice: ClassVar[Mapping[str, str]] = Advice("TABLE_ARGUMENTS")
 
     buffer_bytes: int = BUFFER
     capacity: int

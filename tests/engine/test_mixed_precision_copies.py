@@ -102,7 +102,7 @@ def test_a_master_of_another_shape_is_refused_at_the_first_update_and_later(half
     assert updater.optimizer.num_update == 0
     updater.set_master(0, np.ones(4, np.float32))
     updater(0, np.ones(4, half), weight)
-    with pytest.raises(ValueError, match=r"master must have shape \(3,\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"master must have shape \(4,\), got \(3,\)"):
         updater.set_master(0, F32)
 
 

@@ -260,6 +260,15 @@ def test_a_rule_with_other_arguments_is_refused(declared):
         rule(hyper=("lr",), **declared)(short)
 
 
+def test_a_rule_that_changes_its_hyper_parameters_is_refused():
+    def doubling(weight, grad, state, h):
+        h.lr = 2 * h.lr
+        return weight - h.lr * grad, ()
+
+    with pytest.raises(TypeError, match=r"doubling must not assign to h\.lr"):
+        rule(hyper=("lr",))(doubling)
+
+
 def test_a_class_without_a_real_rule_is_refused():
     with pytest.raises(TypeError, match=r"Forgotten.rule must be a function decorated"):
 

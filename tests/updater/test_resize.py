@@ -97,6 +97,9 @@ def test_a_parameter_without_state_stays_one():
     updater = made("adam")
     updater.resize("w", np.ones((2, 2)), [0, 1])
     assert "w" not in updater.states
+    updater("net.w", np.ones((2, 2)), np.ones((2, 2)))
+    with pytest.raises(ValueError, match=r"'w' has no state to resize; .* are \['net.w'\]"):
+        updater.resize("w", np.ones((2, 2)), [0, 1])
 
 
 @pytest.mark.parametrize(

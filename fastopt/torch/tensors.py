@@ -164,7 +164,9 @@ def _layout() -> Layout:
     def word(starts: Iterable[int], values: Sequence[int], step: int = 8, bits: int = -1) -> int:
         """Return the position of the word, or byte, that has these values after these addresses."""
         pairs = list(zip(starts, values, strict=True))
-        return next(k for k in range(100) if all(at(a, step * k) & bits == v for a, v in pairs))
+        return next(
+            k for k in range(256 // step) if all(at(a, step * k) & bits == v for a, v in pairs)
+        )
 
     own, of = [tensor._cdata for tensor in plain], [storage._cdata for storage in storages]
     return (

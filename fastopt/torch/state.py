@@ -230,8 +230,7 @@ class States:
             index, entry = views.indices[k], state.get(views.params[k], {})
             named = self._named(k, self.updater.states.get(index))
             if any(index in tables.get(table, ()) for table in TABLES) or any(
-                slot not in entry or entry[slot].data_ptr() != array.ctypes.data
-                for slot, array in named
+                _is_elsewhere(entry.get(slot), array) for slot, array in named
             ):
                 new.add(k)
         for k in new:
@@ -278,8 +277,8 @@ class States:
         if self.carried:
             entry[self.carried] = self.numbers[k]
         for slot, array in self._arrays(k).items():
-            if not _are_one(entry.get(slot), tensor := self._tensor(k, array)):
-                entry[slot] = tensor
+            if _is_elsewhere(entry.get(slot), array):
+                entry[slot] = self._tensor(k, array)
         for table in TABLES:
             if index in tables.get(table, ()):
                 entry[table] = converted(tables[table][index], tensor_of)
@@ -323,6 +322,11 @@ class States:
 
     def _write(self, *_: object) -> None:
         self.written = True
+
+
+def _is_elsewhere(tensor: torch.Tensor | None, array: Array) -> bool:
+    """Whether a tensor lies elsewhere than an array."""
+    return tensor is None or not array.size or tensor.data_ptr() != array.ctypes.data
 
 
 def _are_one(tensor: object, own: torch.Tensor) -> bool:

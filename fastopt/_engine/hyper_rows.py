@@ -37,10 +37,7 @@ RATES = ("rate", "lr", "wd")
 READ = {"average_rate", "clip_gradient", "rescale_grad"}
 """Hyper-parameters that are not entered as they are, or not alone."""
 
-
-def is_plain(given: Mapping[str, float]) -> bool:
-    """Whether all values are Python's numbers, which do not change."""
-    return {float, int}.issuperset(map(type, given.values()))
+IMMUTABLE = {float, int}
 
 
 def rate_at(
@@ -105,7 +102,10 @@ class Shared:
         self.given: Mapping[str, float] | None = None
         self.summed = optimizer.step_sums is not None
         self.columns: dict[str, int] = {}
-        """Columns in `values` of what ``hyper()`` returns, 0 for what the rule does not read."""
+        """Columns in `values` of what ``hyper()`` returns, 0 for what the rule does not read.
+
+        Empty if some of it is not entered as it is.
+        """
         self.fixed: bool | None = None
         """Whether ``hyper()`` reads no rates, so that it need not be called; None if unknown."""
         self.address, words = address_of(memory), self.words_view
@@ -151,13 +151,15 @@ class Shared:
             if not self.fixed:
                 given = self.hyper.given(optimizer, time, lr, wd)
                 before = self.given if again else None
-                if before is None or given.keys() != before.keys() or not is_plain(given):
-                    self._enter(rates, given)
-                elif given != before:
-                    for name, value in given.items():
-                        if column := self.columns[name]:
-                            values[column] = value
-                    self.given = given
+                if before is None or given != before:
+                    alike = before is not None and given.keys() == self.columns.keys()
+                    if alike and IMMUTABLE.issuperset(map(type, given.values())):
+                        for name, column in self.columns.items():
+                            if column:
+                                values[column] = given[name]
+                        self.given = given
+                    else:
+                        self._enter(rates, given)
                 if again and self.fixed is None:
                     self.fixed = self.hyper.constant and reads_no_rates(
                         self.hyper, optimizer, given
@@ -214,10 +216,11 @@ class Shared:
         for k, name in enumerate(RATES):
             own = name in self.names and name not in given
             self.rates[k] = 1 + self.names.index(name) if own else 0
-        immutable = is_plain(given)
-        columns = {name: k for k, name in enumerate(self.names, 1)}
-        self.columns = {name: columns.get(name, 0) for name in given}
-        self.given = given if immutable and READ.isdisjoint(given) else None
+        immutable = IMMUTABLE.issuperset(map(type, given.values()))
+        self.given, self.columns = given if immutable else None, {}
+        if READ.isdisjoint(given):
+            for name in given:
+                self.columns[name] = 1 + self.names.index(name) if name in self.names else 0
         if self.summed or not immutable:
             self.fixed = False
         self.words[w.RESTS] = given.get("average_rate") == 0

@@ -424,7 +424,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moved, factor = self._follow(), 1.0
+        try:
+            moved, factor = self._follow(), 1.0
+        except ValueError:  # torch has no limits: what nothing is updated with may be out of range
+            if all(param.grad is None for each in self.param_groups for param in each["params"]):
+                return loss
+            raise
         info: Any = NO_STEP
         calls = list[Call]()
         for own in self._groups:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as theirs
 
+import fastopt.torch
 from fastopt import lr_scheduler as ours
 
 UPDATES = 20
@@ -71,3 +72,16 @@ def test_a_plateau_reduces_at_the_metrics_of_torch(threshold):
         schedule.step(loss)
         own.step(loss)
         assert own(1) == optimizer.param_groups[0]["lr"]
+
+
+def test_a_schedule_may_pass_values_that_nothing_is_updated_with():
+    weight = torch.nn.Parameter(torch.ones(1))
+    opt = fastopt.torch.Adam([weight], lr=0.1)
+    opt.param_groups[0]["betas"] = (22.0, 0.999)
+    opt.step()
+    weight.grad = torch.ones(1)
+    with pytest.raises(ValueError, match=r"beta1 must be .* below 1, got 22\.0"):
+        opt.step()
+    opt.param_groups[0]["betas"] = (0.9, 0.999)
+    opt.step()
+    assert weight.item() == pytest.approx(0.9)

@@ -38,6 +38,7 @@ READ = {"average_rate", "clip_gradient", "rescale_grad"}
 """Hyper-parameters that are not entered as they are, or not alone."""
 
 IMMUTABLE = {float, int}
+"""Types of numbers that can be compared later with those that ``hyper()`` returns then."""
 
 
 def rate_at(

@@ -186,10 +186,10 @@ def check(context: str, weight: Array, grad: Any, copy: Any = None, role: str = 
     return np.asarray(grad) if isinstance(grad, np.generic) else grad
 
 
-def real_views(
-    context: str, optimizer: Any, grad: Any, weight: Any, clips: bool
-) -> tuple[Any, Any]:
+def real_views(context: str, refused: str, grad: Any, weight: Any, clips: bool) -> tuple[Any, Any]:
     """Return a gradient and its weight, complex ones as views of the pairs of their parts.
+
+    `refused` is the name of an optimizer that does not update complex weights, else empty.
 
     Raises
     ------
@@ -202,9 +202,9 @@ def real_views(
     if isinstance(grad, (complex, np.complexfloating)) and np.size(weight) == 1:
         grad = np.full(np.shape(weight), grad)
     values, view = as_real(grad), as_real(weight)
-    if view is not weight and not optimizer.takes_complex:
+    if view is not weight and refused:
         raise TypeError(
-            f"{context}: weight is {weight.dtype}, and {type(optimizer).__name__} has no rule by "
+            f"{context}: weight is {weight.dtype}, and {refused} has no rule by "
             "element: update its real and imaginary parts as two weights, or use a group with "
             "another optimizer, such as AdamW"
         )

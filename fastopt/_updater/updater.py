@@ -1559,7 +1559,8 @@ class Updater(Checked):
         """Return a gradient and its weight, or the real views of complex ones."""
         clips, names = self.settings.clip_adaptive is not None, self.optimizer.idx2name
         of = self.parameters.optimizer_of(index)
-        return real_views(label(index, names), of, grad, weight, clips)
+        refused = "" if of.takes_complex else type(of).__name__
+        return real_views(label(index, names), refused, grad, weight, clips)
 
     def _update(self, call: Given) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""

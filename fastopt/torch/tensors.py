@@ -2,8 +2,8 @@
 
 Six calls of torch say where a tensor lies, and that its form is what it was. Compiled code compares
 the words in memory instead, see :mod:`fastopt._kernels.tensors`. Where they are is found once per
-process, with tensors whose properties torch reports. If forms that torch tells apart are not told
-apart there, or if there is no GIL, the calls are made.
+process, with tensors whose properties torch reports. If forms that differ for torch do not differ
+there, or if there is no GIL, the calls are made.
 
 Tests: ``tests/pytorch/test_torch_tensors.py``.
 """
@@ -147,7 +147,7 @@ def layout() -> Layout | None:
     """Return the layout of tensors, or None if compiled code must not read them."""
     try:
         found = _layout()
-        return found if readable() and _tells_apart(found) else None
+        return found if readable() and _distinguishes(found) else None
     except Exception:
         return None
 
@@ -181,8 +181,8 @@ def _layout() -> Layout:
     )
 
 
-def _tells_apart(impl: Layout) -> bool:
-    """Whether tensors of a form are read, and what torch tells apart is not."""
+def _distinguishes(impl: Layout) -> bool:
+    """Whether tensors of a form are read, and tensors that differ from it for torch are not."""
     cell = np.zeros(1, np.int64)
 
     def reads(like: torch.Tensor, other: torch.Tensor) -> bool:

@@ -11,6 +11,15 @@ from helpers.cases import OF_MATRICES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
+OF_TRAINER = {
+    "per_device_train_batch_size": 8,
+    "use_cpu": True,
+    "report_to": [],
+    "disable_tqdm": True,
+    "seed": 0,
+}
+"""Arguments of the Trainer of transformers."""
+
 
 def tensors(module):
     return [param.detach().clone() for param in module.parameters()]
@@ -84,16 +93,12 @@ def test_the_trainer_of_transformers_takes_the_class_and_its_scheduler(tmp_path)
         args = transformers.TrainingArguments(
             str(tmp_path),
             max_steps=8,
-            per_device_train_batch_size=8,
             gradient_accumulation_steps=2,
             max_grad_norm=0.5,
             lr_scheduler_type="cosine",
             learning_rate=0.02,
-            use_cpu=True,
             save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            seed=0,
+            **OF_TRAINER,
         )
         trainer = transformers.Trainer(
             Regression(),
@@ -199,13 +204,9 @@ def by_transformers(kind, options, start, steps, path):
     args = transformers.TrainingArguments(
         str(path / "of_trainer"),
         max_steps=steps,
-        per_device_train_batch_size=8,
         lr_scheduler_type="constant",
-        use_cpu=True,
         save_steps=2,
-        report_to=[],
-        disable_tqdm=True,
-        seed=0,
+        **OF_TRAINER,
     )
     trainer = transformers.Trainer(
         Regression(),

@@ -27,7 +27,7 @@ from fastopt._foreign import as_real
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.layout import Layout
-from fastopt._kernels.numpy_abi import address_of, readable
+from fastopt._kernels.numpy_abi import DATA, address_of, at, readable
 from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
@@ -73,9 +73,9 @@ class Record(NamedTuple):
     def relink(self, state: Any) -> bool:
         """Enter the arrays of another state of the same form; return whether it has that."""
         template, words = self.template, self.words
-        flat = type(state) is tuple and {*map(type, state)} == {np.ndarray}
-        found = state if flat else leaves(state) if is_fixed(state) else ()
         columns, guards, places = template.columns, template.guards, template.leaves
+        flat = type(state) is tuple and len(state) == len(places)  # or an item is no array
+        found = state if flat else leaves(state) if is_fixed(state) else ()
         if self.resting is not None or not len(found) == len(places) == len(columns):
             return False
         arrays = [found[k] for k in places]
@@ -84,7 +84,7 @@ class Record(NamedTuple):
         if any(starmap(np.may_share_memory, combinations(arrays, 2))):
             return False
         for column, guard, array in zip(columns, guards, arrays, strict=True):
-            words[column], words[guard] = address_of(array), id(array)
+            words[column], words[guard] = at(id(array), DATA), id(array)
         words[w.CLEAR_WEIGHT] = words[w.CLEAR_GRAD] = 0
         self.alive[: len(arrays)] = arrays
         return True

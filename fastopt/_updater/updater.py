@@ -430,15 +430,14 @@ class Updater(Checked):
         """
         with self.lock, uninterrupted:
             states, records, synced = self.states, self.records, self.states_synced
-            removed = {index for index in indices or synced if index not in states}
             for index in indices:
-                if index in removed:
-                    records.drop(index)
-                else:
+                if index in states:
                     records.relink(index, states[index])
+                else:
+                    records.drop(index)
             if not indices:
                 self.forget()
-            if removed := removed & synced.keys():
+            if removed := {i for i in indices or synced if i in synced and i not in states}:
                 for index in removed:
                     dict.pop(synced, index)
                     if self._windows:

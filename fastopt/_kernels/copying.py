@@ -62,13 +62,37 @@ def move_past_caches(typingctx, target, source):
 
 @intrinsic
 def fence(typingctx):
-    """Let other threads see the stores that bypass the caches before any later store."""
+    """Order memory: other threads and processes see all stores before any later one.
+
+    Loads after it are not done before it. Stores past the caches take part.
+    """
 
     def codegen(context, builder, signature, args):
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
     return types.none(), codegen
+
+
+@cache
+def meet() -> Callable:
+    """Kernel ``(counters, counter, rank, number)`` of ranks that share memory.
+
+    It enters a number in a counter of a rank, if that is less, and returns whether those of all
+    ranks have the number. What a rank wrote before, others then read.
+    """
+
+    def meet(counters, counter, rank, number):
+        fence()
+        if counters[rank, counter] < number:
+            counters[rank, counter] = number
+        for other in range(len(counters)):
+            if counters[other, counter] < number:
+                return False
+        fence()
+        return True
+
+    return compiled(meet, None, False)
 
 
 @scalar

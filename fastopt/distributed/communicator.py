@@ -35,6 +35,8 @@ class Communicator(Protocol):
 
     rank: int
     size: int
+    sends_in_memory: bool
+    """Whether bytes are sent within a node by a copy from the memory of one rank to another's."""
 
     def all_reduce_max(self, values: Array) -> Request:
         """Replace int64 values by the largest of all ranks.
@@ -165,7 +167,8 @@ def late(rank: int, size: int, timeout: float) -> TimeoutError:
     )
 
 
-_let_others: Any = getattr(os, "sched_yield", lambda: None)
+leave_cpu: Any = getattr(os, "sched_yield", lambda: None)
+"""Let other processes go first."""
 
 
 def rest(request: Request | None, seconds: float) -> None:
@@ -174,7 +177,7 @@ def rest(request: Request | None, seconds: float) -> None:
     MPI libraries have no such wait: with them, a rank only lets other processes go first.
     """
     own = getattr(request, "rest", None)
-    own(seconds) if own is not None else _let_others()
+    own(seconds) if own is not None else leave_cpu()
 
 
 def _roots(comm: object) -> list[str]:

@@ -69,6 +69,8 @@ class ThreadRequest:
 class ThreadRank:
     """Communicator of one of several threads, see :func:`run_threads`."""
 
+    sends_in_memory = True
+
     def __init__(self, board: Board, rank: int) -> None:
         self.rank, self.size = rank, board.size
         self._board, self._number = board, 0

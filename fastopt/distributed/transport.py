@@ -316,6 +316,11 @@ class Layered(Transport):
         self._packed = self._gathered = 0
         """Numbers of buckets so far, which have slots in turn."""
 
+    @property
+    def always(self) -> bool:
+        """Whether arrays that are contiguous in memory are not sent from where they are instead."""
+        return self.layers.count > 1 or not self.node_comm.sends_in_memory
+
     def _needed(self, plan: Plan) -> tuple[tuple[int, int], int]:
         """Bytes of a slot for gradients and of one for weights, and number of slots."""
         kinds = [(bucket.starts[-1], bucket.group) for bucket in plan.buckets]

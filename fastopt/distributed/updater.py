@@ -315,27 +315,33 @@ class ShardedUpdater(Resumable):
             self._lease = node.lease(self)
             comm, node_comm = self._lease.comm, self._lease.node_comm
         direct = Transport(node.ranks, comm)
-        if layers is None or (self.overlap and not several):
+        if layers is None:
             return direct, None
-        return direct, Layered(node.ranks, layers, comm, node_comm, self.wire, self.overlap)
+        layered = Layered(node.ranks, layers, comm, node_comm, self.wire, self.overlap)
+        return direct, layered if layered.always or not self.overlap else None
 
     def _choose(self, plan: Plan) -> Transport:
         """Choose the transport of the buckets of a call, once the ranks have agreed on it.
 
-        Within one node, arrays that are contiguous in memory are not copied to its shared memory:
-        the sums have the same bits.
+        Within one node, arrays that are contiguous in memory need not be copied to its shared
+        memory: the sums have the same bits.
         """
         layered = self._layered
-        if layered is not None and (layered.layers.count > 1 or self.backend.gate.apart):
-            try:
-                layered.reserve(plan)
+        if layered is not None and (layered.always or self.backend.gate.apart):
+            self._reserve(layered, plan)
+            if self._layered is not None:
                 return layered
-            except OSError as error:  # on all ranks of the node
-                if layered.layers.count > 1 or isinstance(error, TimeoutError):
-                    raise
-                self._layered = None
         self._direct.reserve(plan)
         return self._direct
+
+    def _reserve(self, layered: Layered, plan: Plan) -> None:
+        """Provide shared memory for the buckets of a plan; a single node can do without."""
+        try:
+            layered.reserve(plan)
+        except OSError as error:  # on all ranks of the node
+            if layered.layers.count > 1 or isinstance(error, TimeoutError):
+                raise
+            self._layered = None
 
     def __call__(self, index: object, grad: object, weight: object) -> None:
         """Update weights with the gradients of all ranks, summed; all ranks must call it.
@@ -770,13 +776,13 @@ class ShardedUpdater(Resumable):
     def _fits(self, plan: Plan) -> bool:
         """Whether there is memory for the buckets of a plan, without which nodes cannot sum."""
         layered = self._layered
-        return layered is None or layered.layers.count == 1 or layered.fits(plan)
+        return layered is None or not layered.always or layered.fits(plan)
 
     def _prepare(self, plan: Plan, new: dict[Index, Placement]) -> None:
         """Compile kernels, provide memory, and slice masters and states that are known whole."""
         optimizer = self.optimizer
         if not self._fits(plan):
-            _, error = agreement.attempt(cast(Layered, self._layered).reserve, plan)
+            _, error = agreement.attempt(self._reserve, cast(Layered, self._layered), plan)
             self.backend.gate.again(error)
         if new:
             self._compile(

@@ -35,6 +35,8 @@ TAG = 77
 class MPICommunicator:
     """A communicator of mpi4py that nothing else uses."""
 
+    sends_in_memory = True
+
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
         self.rank: int = comm.rank

@@ -24,7 +24,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fastopt.distributed.communicator import Parts, Request, late, wait_for_all
+from fastopt.distributed.agreement import of_all
+from fastopt.distributed.communicator import Parts, Request, late
+from fastopt.distributed.counters import ROOM, SharedCounters, shared_counters
 from fastopt.distributed.job import ENDED, Node
 from fastopt.distributed.ranks import Ranks, is_forked
 from fastopt.optimizer.optimizer import Array
@@ -123,6 +125,8 @@ def _work(tasks: "SimpleQueue[Any]") -> None:
 class GlooCommunicator:
     """A process group that nothing else uses.
 
+    Its ranks meet in shared memory if they are on one node, see :class:`SharedCounters`.
+
     Parameters
     ----------
     thread : StoreThread
@@ -133,18 +137,23 @@ class GlooCommunicator:
         This rank, and the number of ranks.
     """
 
+    sends_in_memory = False
+
     def __init__(self, thread: StoreThread, name: str, rank: int, size: int) -> None:
         self.rank, self.size, self.name = rank, size, name
         self._thread, self._copies, self._read = thread, 0, 0
         self._store = store = dist.PrefixStore(name, thread.store)
         limit = timedelta(seconds=max(thread.limit, 1e-3))
         self.group: Any = thread.result(lambda: dist.ProcessGroupGloo(store, rank, size, limit))
+        self._counters: SharedCounters | None = None
         self._looking: Future[bytes | None] | None = None
         self._started: Sequence[Any] = ()
         """The last operation, which keeps connections alive."""
 
     def all_reduce_max(self, values: Array) -> Request:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
+        if self._counters is not None and len(values) <= ROOM:
+            return self._counters.all_reduce_max(values)
         options = _patient(dist.AllreduceOptions())
         options.reduceOp = dist.ReduceOp.MAX
         return self._start([self.group.allreduce([torch.from_numpy(values)], options)])
@@ -180,6 +189,8 @@ class GlooCommunicator:
 
     def barrier(self) -> Request:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
+        if self._counters is not None:
+            return self._counters.barrier()
         return self._start([self.group.barrier(_patient(dist.BarrierOptions()))])
 
     def _start(self, works: Sequence[Any], then: Callable[[], None] | None = None) -> Works:
@@ -223,19 +234,27 @@ class GlooCommunicator:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
         self._copies += 1
         name = f"{self.name}.{self._copies}"
-        return GlooCommunicator(self._thread, name, self.rank, self.size), Works([])
+        copy = GlooCommunicator(self._thread, name, self.rank, self.size)
+        if self._counters is not None:
+            copy._counters = self._counters.of_copy(self._copies)
+        return copy, Works([])
 
     def on_node(self) -> "GlooCommunicator":
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        hosts = np.zeros((self.size, HOST), np.uint8)
-        own = socket.gethostname().encode()[:HOST]
-        hosts[self.rank, : len(own)] = np.frombuffer(own, np.uint8)
-        parts = [HOST] * self.size, [*range(0, HOST * self.size, HOST)]
-        request = self.all_gather(hosts.reshape(-1), parts)
-        wait_for_all(request, self.rank, self.size, self._thread.limit)
-        here = np.flatnonzero((hosts == hosts[self.rank]).all(axis=1)).tolist()
-        name = f"{self.name}.node of {here[0]}"
-        return GlooCommunicator(self._thread, name, here.index(self.rank), len(here))
+        ranks, host = Ranks(self), np.zeros(HOST, np.uint8)
+        ranks.timeout = self._thread.limit
+        name = socket.gethostname().encode()[:HOST]
+        host[: len(name)] = np.frombuffer(name, np.uint8)
+        here = np.flatnonzero((of_all(ranks, host) == host).all(axis=1)).tolist()
+        group = f"{self.name}.node of {here[0]}"
+        node = GlooCommunicator(self._thread, group, here.index(self.rank), len(here))
+        if node.size > 1:
+            beside = Ranks(node)
+            beside.timeout = self._thread.limit
+            node._counters = shared_counters(beside)
+        if node.size == self.size > 1:
+            self._counters = shared_counters(ranks)
+        return node
 
     def flush(self) -> None:
         """Wait until messages are in the store, if it answers."""

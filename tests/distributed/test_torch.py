@@ -46,13 +46,16 @@ def torchrun():
     "parts",
     [
         ("updates", "divergence"),
+        ("nodes", "overlap"),
         *exhaustive(("settings", "overlap", "join")),
     ],
     ids=" ".join,
 )
 def test_checks_pass(torchrun, parts):
-    modules = [f"ranks_{part}" for part in parts]
-    done = torchrun(3, CHECKS / "run_torch.py", *modules)
+    """The ranks of a node meet in its memory, and others by gloo."""
+    modules = [f"ranks_{part}" for part in parts if part != "nodes"]
+    nodes = ["nodes"] * ("nodes" in parts)
+    done = torchrun(3, CHECKS / "run_torch.py", *nodes, *modules)
     names = [name for module in modules for name in names_of(module)]
     found = [name for name in names if name not in OF_FORMULAS]
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == found

@@ -3,6 +3,7 @@
 ``PYTHONPATH=.:tests torchrun --nproc-per-node 2 tests/distributed/ranks/run_torch.py ranks_join``
 """
 
+import socket
 import sys
 
 import torch.distributed as dist
@@ -19,9 +20,13 @@ class GlooWorld(World, GlooCommunicator):
 def main(*names):
     """Call the checks of the modules, in order, except those of formulas without an argument.
 
-    ``ranks_plans=every case`` names a module and the argument of its checks.
+    ``ranks_plans=every case`` names a module and the argument of its checks. After ``nodes``, two
+    ranks are one node and others another.
     """
     dist.init_process_group("gloo")
+    if names[0] == "nodes":
+        names, node = names[1:], f"node {dist.get_rank() // 2}"
+        socket.gethostname = lambda: node
     world = joined(dist.group.WORLD, timeout=60)
     world.__class__ = GlooWorld
     for name in names:

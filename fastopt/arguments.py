@@ -824,3 +824,21 @@ def constructs(
         return checked
 
     return decorate
+
+
+if TYPE_CHECKING:
+    constructor = classmethod
+else:
+
+    class constructor(classmethod):
+        """Class method that returns a new object; it raises TypeError on an instance."""
+
+        def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+            method = super().__get__(instance, owner)
+
+            @functools.wraps(method)
+            def refuse(*args: object, **kwargs: object) -> None:
+                call = f"{type(instance).__name__}.{method.__name__}"
+                raise TypeError(f"{call}(...) returns a new object: call it on the class")
+
+            return method if instance is None else refuse

@@ -346,6 +346,15 @@ MISTAKES = {
         r"(Cannot unify .* defined at .*\(\d+\)|Can't unify return type from .* types: Tuple.*\))"
         + PLACE,
     ),
+    "fastopt.EmbeddingTable(2, 'sgd').load('table')": (
+        TypeError,
+        r"EmbeddingTable.load\(...\) returns a new object: call it on the class",
+    ),
+    "fastopt.Updater('sgd').finish('w')": (ValueError, "'w' is of no parameter; those so far"),
+    "fastopt.Updater('sgd', groups={'w': {}}).groups['w'].update(wd=0.1)": (
+        TypeError,
+        "groups are read-only; assign updater.groups = {",
+    ),
     "compiled(imports)()": (TypeError, "rule imports cannot be compiled: .*IMPORT_NAME"),
 }
 

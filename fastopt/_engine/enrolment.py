@@ -57,6 +57,8 @@ from fastopt._kernels.layout import (
 )
 from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities, kind_word
+from fastopt._notices import warn_user
+from fastopt.arguments import brief
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
@@ -301,9 +303,23 @@ class Enrolment:
             self._complete = ready
             if len(made) > len(ready):  # in the order of the call
                 made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
+        if len(indices) > 1 and not made.keys() <= self.updater.states.keys():
+            self._warn_of_renamed()
         dict.update(self.updater.states, made)
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))
         return True
+
+    def _warn_of_renamed(self) -> None:
+        """Warn if a call has new parameters, but not all whose states were loaded."""
+        known, slots, key_of = self.updater.states_synced, self.records.slots, self.records.key_of
+        loaded = [i for i, synced in known.items() if not synced and key_of(i) not in slots]
+        if unused := [i for i in loaded if i not in self.indices]:
+            new = [i for i in self.indices if i not in self.updater.states]
+            warn_user(
+                f"this call starts states of {brief(new)}, and does not use those that were loaded "
+                f"of {brief(unused)}: load with the new names if these are the same weights, else "
+                "delete them from updater.states"
+            )
 
     def _enroll_on_devices(self, grads: Sequence[Any]) -> dict[Index, Any]:
         """Create the missing records and states of parameters on devices; return the states."""

@@ -26,6 +26,8 @@ Array = np.ndarray[Any, Any]
 Grad = Array | RowSparse
 """A gradient in a form that updates use, see :func:`check`."""
 
+STALE = "the state is of other settings: updater.states.clear() starts a new one"
+
 OF_ONE = "; each index has the state of one weight, another weight needs another index"
 
 
@@ -418,7 +420,7 @@ def check_state(
     if len(arrays) != len(rule.slots):
         raise ValueError(
             f"{context}: rule {rule.name} needs {len(rule.slots)} state arrays "
-            f"{rule.slots}, got {len(arrays)}"
+            f"{rule.slots}, got {len(arrays)}; {STALE}"
         )
     if rule.row and like.ndim != 2:
         raise ValueError(

@@ -1149,7 +1149,8 @@ class Updater(Checked):
         Raises
         ------
         ValueError
-            No weight is given, and no call has had one. Nothing changes.
+            No weight is given, and no call has had one, or the index is of no parameter. Nothing
+            changes.
         TypeError, ValueError
             The arguments do not match, or as in a call. Nothing changes.
         RuntimeError
@@ -1175,7 +1176,7 @@ class Updater(Checked):
             if self._averages is not None:
                 self._averages.check_free()
             windows, names = self._windows, optimizer.idx2name
-            waiting = incomplete(windows, index, weight).items()
+            waiting = incomplete(optimizer, self._is_frozen, windows, index, weight).items()
             owners = {
                 i: self._given(i, of, "finish") for i, of in waiting if not self._is_frozen(i)
             }

@@ -564,8 +564,10 @@ class ShardedUpdater(Resumable):
         """Return the tensors of :meth:`finish`, with the means of their gradients."""
         self._check_free()
         windows, entries = self._windows, []
-        for each, given in incomplete(windows, index, weight).items():
-            if windows is not None and not self.shard._is_frozen(each):
+        is_frozen = self.shard._is_frozen
+        of = incomplete(self.optimizer, is_frozen, windows, index, weight)
+        for each, given in of.items():
+            if windows is not None and not is_frozen(each):
                 mean = times(windows.sums[each], 1 / windows.calls[each])
                 entries.append((each, self._latest[each] if given is None else given, mean))
         return entries

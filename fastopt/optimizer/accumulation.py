@@ -1,6 +1,6 @@
 """Gradient accumulation: gradients of several calls are summed and applied as their mean."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,13 +86,21 @@ class Adder(Unmeasured):
         return bool(status >= 0)
 
 
-def incomplete(windows: "Windows | None", index: Any, weight: object) -> dict[Index, Any]:
+def incomplete(
+    optimizer: Optimizer,
+    is_frozen: Callable[[Index], bool],
+    windows: "Windows | None",
+    index: Any,
+    weight: object,
+) -> dict[Index, Any]:
     """Return the indices with an incomplete sum, all or of the given ones, with given weights.
 
     Raises
     ------
     TypeError
         The arguments do not match.
+    ValueError
+        An index without a weight belongs to no parameter.
     """
     calls = windows.calls if windows is not None else {}
     if index is None:
@@ -102,7 +110,13 @@ def incomplete(windows: "Windows | None", index: Any, weight: object) -> dict[In
     single = not is_listed(index)
     indices = [check_index(each) for each in ([index] if single else index)]
     weights: list[Any] = [weight] * len(indices)
-    if not single and weight is not None:
+    if weight is None:
+        known = {*calls, *optimizer.idx2name, *optimizer._index_update_count}
+        for i in indices:
+            if i not in known and not is_frozen(i):
+                names = ", ".join(map(repr, known)) or "none"
+                raise ValueError(f"index {i!r} is of no parameter; those so far are {names}")
+    elif not single:
         _, _, weights = as_lists(indices, indices, weight)
     return {i: of for i, of in zip(indices, weights, strict=True) if i in calls}
 

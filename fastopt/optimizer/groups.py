@@ -8,8 +8,7 @@ the names and everything that is not overridden.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from fastopt._engine.per_index import Index
 from fastopt._notices import warn_user
@@ -19,6 +18,19 @@ from fastopt.optimizer.optimizer import FOLLOWED, MULTIPLIERS, Optimizer, attrib
 
 SHARED = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict", "sym")
 """Arguments that are common to all groups and cannot be overridden."""
+
+
+class ReadOnly(dict[str, Any]):
+    """Settings of groups, which change only together."""
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError("groups are read-only; assign updater.groups = {**updater.groups, ...}")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = _refuse
+    pop = popitem = clear = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
 class Group:
@@ -47,7 +59,7 @@ class Group:
                 f"{self.label} must be a dict of hyper-parameters, got {brief(arguments)}"
             )
         rest = self._completed(arguments, main)
-        self.given: Mapping[str, Any] = MappingProxyType(dict(rest))
+        self.given: Mapping[str, Any] = ReadOnly(rest)
         self.frozen = flag(f"{self.label}: frozen", rest.pop("frozen", False))
         if self.frozen and rest:
             raise ValueError(f"{self.label} is frozen and cannot have {', '.join(rest)} too")
@@ -201,7 +213,7 @@ class Groups:
         self.groups = [
             Group(pattern, arguments, self.main) for pattern, arguments in groups.items()
         ]
-        self.given = MappingProxyType({group.pattern: group.given for group in self.groups})
+        self.given = ReadOnly({group.pattern: group.given for group in self.groups})
         self.freezes = any(group.frozen for group in self.groups)
         self.unchecked = True
         self._others: dict[Optimizer, None] = {}

@@ -21,7 +21,7 @@ from fastopt._kernels.hashing import FREE
 from fastopt._kernels.layout import bfloat16, kind_of
 from fastopt._kernels.threads import start_locks
 from fastopt._updater.updater import Updater
-from fastopt.arguments import Checked, brief, count, flag, number
+from fastopt.arguments import Checked, brief, constructor, count, flag, number
 from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike, write_atomically
 from fastopt.checkpoint.format.tree import chunks, read
@@ -530,7 +530,7 @@ class EmbeddingTable(Checked):
                 self._access.closed = True
                 self._directory.close()
 
-    @classmethod
+    @constructor
     def open(
         cls,
         path: PathLike,
@@ -602,7 +602,7 @@ class EmbeddingTable(Checked):
         with self.lock, self._access.to_read(), self.optimizer.call_lock:
             write_atomically(path, chunks(self._described()))
 
-    @classmethod
+    @constructor
     def load(
         cls, path: PathLike, optimizer: Optimizer | None = None, init: Init | None = None
     ) -> Self:

@@ -345,10 +345,11 @@ def recipe(name: str) -> Recipe:
 
 def check_arguments(recipe: Recipe, given: Mapping[str, Any], also: Sequence[str]) -> None:
     """Raise TypeError for arguments that a class does not have, and for a schedule."""
-    known = [*recipe.parameters, *EXTRAS, *MODES, *also]
+    known = [*dict.fromkeys([*recipe.parameters, *EXTRAS, *MODES, *also])]
     for name in given:
         if name not in known:
-            near = TORCHS.get(name) or closest(name, known)
+            near = closest(name, [*known, *TORCHS])
+            near = TORCHS.get(near or "", near)
             raise TypeError(
                 f"fastopt.torch.{recipe.name} has no argument {name!r}; {choices(near, known)}"
             )

@@ -1,6 +1,8 @@
 """What a checkpoint restores fits together, or is refused whole, whoever wrote it."""
 
 import copy
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -216,3 +218,17 @@ def test_states_with_masters_are_loaded(name, dtype, tmp_path):
         updater(0, *np.ones((2, *SHAPE), dtype_of(dtype)))
     ours, theirs = (leaves(each.states[0]) for each in (first, second))
     assert [each.tobytes() for each in ours] == [each.tobytes() for each in theirs]
+
+
+@pytest.mark.parametrize(("names", "words"), [("ac", r"of \['c'\], .* of \['b'\]"), ("abc", "")])
+def test_a_weight_with_another_name_than_in_the_checkpoint_is_reported_once(names, words):
+    updaters = [optimizer.Updater(optimizer.Adam()) for _ in range(2)]
+    old, new = [{name: np.ones(3) for name in text} for text in ("ab", names)]
+    updaters[0].step(copy.deepcopy(old), old)
+    updaters[1].load_state_dict(updaters[0].state_dict())
+    for call in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            updaters[1].step(copy.deepcopy(new), new)
+        assert len(caught) == bool(words and call == 0)
+        assert all(re.search(words, str(warning.message)) for warning in caught)

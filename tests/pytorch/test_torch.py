@@ -708,6 +708,11 @@ def test_names_of_parameters_are_in_errors():
 WRONG = [
     (TypeError, "did you mean 'momentum'", lambda p: fastopt.torch.SGD([p], momentun=0.9)),
     (TypeError, "did you mean 'lr'", lambda p: fastopt.torch.Lion([p], learning_rate=0.1)),
+    (TypeError, "did you mean 'lr'", lambda p: fastopt.torch.Lion([p], learning_rat=0.1)),
+    *(
+        (TypeError, "mean 'foreach'", lambda p, k=k: getattr(fastopt.torch, k)([p], foreac=1))
+        for k in fastopt.torch.recipes.names()
+    ),
     (TypeError, "lr must be a number.*lr_scheduler", lambda p: fastopt.torch.SGD([p], lr=max)),
     (ValueError, "1-element, got .* .2,.", lambda p: fastopt.torch.SGD([p], lr=torch.ones(2))),
     (TypeError, "by position", lambda p: fastopt.torch.Lion([p], 0.1, 0.9)),

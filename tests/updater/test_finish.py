@@ -81,7 +81,7 @@ def test_chosen_parameters_and_nothing():
         made(["a", "b"], [np.ones(1), np.ones(1)], weights)
         made("b", np.ones(1), weights[1])
         assert made.info.stepped
-        made.finish(["b", "unknown"])
+        made.finish(["b"])
         assert not made.info.stepped
         made.finish("a")
         assert made.info.stepped

@@ -13,10 +13,25 @@ from helpers.cases import exhaustive
 from helpers.paths import TESTS
 from helpers.untraced import trace_no_compiler
 
-settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
+PROFILES = ("default", "exhaustive", "nightly")
+"""Profiles of Hypothesis; slow tests run in the one that their mark has, and in later ones."""
+
+for name in PROFILES[:2]:
+    settings.register_profile(name, deadline=None, max_examples=25, derandomize=True)
 settings.register_profile("nightly", deadline=None, max_examples=400)
-settings.load_profile("suite")
+settings.load_profile("default")
 trace_no_compiler()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out slow tests of later profiles than that of the run."""
+    present = PROFILES.index(config.getoption("--hypothesis-profile") or "default")
+    kept, later = [], []
+    for item in items:
+        profiles = (PROFILES.index(*mark.args) for mark in item.iter_markers("slow") if mark.args)
+        (later if max(profiles, default=0) > present else kept).append(item)
+    config.hook.pytest_deselected(items=later)
+    items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)

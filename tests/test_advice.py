@@ -126,7 +126,7 @@ def test_a_class_of_the_users_is_an_attribute_too():
         del optimizer.opt_registry["steepest"]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_package_imports_no_more_than_its_parts(run_python):
     """Names at the top level cost nothing that ``fastopt.optimizer`` does not."""
     code = "import sys, {}; print(sum(name.startswith('fastopt') for name in sys.modules))"

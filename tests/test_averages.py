@@ -103,7 +103,7 @@ def test_every_rule_updates_as_without_an_average(case, average, rng):
     np.testing.assert_allclose(averaging.averages[0], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("average", [SWA(start=1, every=2), Lookahead(k=4)], ids=str)
 def test_steps_without_an_average_read_the_state_in_its_dtype(average):
     """Whatever the dtype of the state in updaters before it."""
@@ -146,7 +146,7 @@ def test_lookahead_returns_to_the_slow_weights(k, alpha, steps):
         np.testing.assert_allclose(made.averages[0], slow, rtol=1e-12)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_split_masters_are_averaged(bfloat16, rng):
     kwargs = {"multi_precision": True}
     split, whole = adam(EMA(0.5), **kwargs, master="split"), adam(EMA(0.5), **kwargs)
@@ -159,7 +159,7 @@ def test_split_masters_are_averaged(bfloat16, rng):
     np.testing.assert_array_equal(split.averages[0], whole.averages[0])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_state_in_bfloat16_leaves_the_average_in_float32(bfloat16, rng):
     weight = rng.normal(size=30).astype(np.float32)
     made = adam(EMA(0.5), state_dtype="bfloat16")
@@ -184,7 +184,7 @@ def test_a_lazy_ema_is_that_of_the_updates_of_each_row(rng):
         np.testing.assert_allclose(made.averages[0][row], expected, rtol=1e-5)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("lazy", [True, *exhaustive(False)])
 @pytest.mark.parametrize("average", kept(SPECS[3:], str(SPECS[3])), ids=str)
 def test_row_sparse_gradients_average_all_rows_every_so_many_steps(average, lazy, rng):
@@ -227,7 +227,7 @@ def test_optimizers_without_a_rule_are_refused():
 # Errors and changes
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_skipped_step_leaves_the_average_alone():
     made = optimizer.Updater(optimizer.Adam(), loss_scaler=LossScaler(), average=EMA(decay=0.5))
     weight = np.ones(2, np.float32)
@@ -238,7 +238,7 @@ def test_a_skipped_step_leaves_the_average_alone():
     np.testing.assert_array_equal(made.averages[0], before)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_deferred_decay_is_applied_before_the_average(rng):
     made = optimizer.Updater(
         optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up"), average=EMA(0.5)
@@ -286,7 +286,7 @@ def test_weights_are_restored_after_an_exception():
         pass
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_half_precision_weights_and_copies_hold_rounded_averages(half):
     made, weight = adam(EMA(decay=0.5), multi_precision=True), np.ones(3, half)
     made(0, np.ones(3, half), weight)
@@ -439,7 +439,7 @@ def test_arguments_are_checked():
             wrong()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_kernels_with_averages_are_cached_on_disk(run_python, tmp_path):
     code = """
 import numpy as np
@@ -518,7 +518,7 @@ def test_inside_nothing_is_updated_or_saved_and_an_error_gives_the_weights_back(
     assert updater.averages == {}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_averages_of_half_precision_weights_come_from_masters(rng):
     updater, weight = schedule_free(multi_precision=True), rng.normal(size=6).astype(np.float16)
     single, exact = schedule_free(), weight.astype(np.float32)
@@ -530,7 +530,7 @@ def test_averages_of_half_precision_weights_come_from_masters(rng):
         np.testing.assert_array_equal(weight, exact.astype(np.float16))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_only_groups_whose_optimizer_has_averages_are_evaluated():
     groups = {"free": {"optimizer": optimizer.ScheduleFreeSGD(learning_rate=0.1)}}
     updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1), groups=groups)

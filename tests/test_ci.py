@@ -23,7 +23,8 @@ def test_the_commands_of_the_readme_run_in_a_new_environment():
 
 
 @pytest.mark.parametrize(
-    "command", ['-m "further and not exhaustive"', '-m "exhaustive and', "tests/mpi/test_jobs.py"]
+    "command",
+    ["'slow and not gpu' ${later", "'slow and not gpu' --hypothesis", "tests/mpi/test_jobs.py"],
 )
 def test_what_the_readme_leaves_out_runs_afterwards(command):
     assert sum(command in step for step in STEPS) == 1
@@ -35,7 +36,7 @@ def test_no_test_of_another_library_is_skipped(tests):
     (line,) = (
         line
         for line in script.splitlines()
-        if re.search(rf"pytest +-n 2 (-m .not exhaustive. )?+{tests}", line)
+        if re.search(rf"pytest +-n 2 (-m .not gpu. )?+{tests}", line)
     )
     assert "FASTOPT_TEST_SKIPS=fail" in line
 
@@ -69,19 +70,7 @@ def test_it_ends_with_the_time_of_each_step(last, status, tmp_path):
     assert re.findall(r"^ +0:0\d  (.*)$", table, re.MULTILINE) == ["true", last]
 
 
-@pytest.mark.exhaustive
-def test_exhaustive_tests_need_no_gpu(run_python):
-    code = """
-import sys
-import pytest
-options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "exhaustive and cuda"]
-sys.exit(pytest.main([*options, sys.argv[1]]))
-"""
-    done = run_python(code, ROOT / "tests" / "gpu", check=False, cwd=ROOT, PYTEST_ADDOPTS="")
-    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
-
-
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_tests_are_collected_without_mpi4py_from_any_directory(run_python):
     code = """
 import sys

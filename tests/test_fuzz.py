@@ -1,6 +1,6 @@
 """No damaged checkpoint and no odd call costs memory, a signal, a foreign error or half a change.
 
-The long attack: ``python -m pytest -m fuzz``, with ``FUZZ_CASES`` for each kind (default 20000) and
+The long attack is in the profile nightly, with ``FUZZ_CASES`` for each kind (default 20000) and
 ``FUZZ_SEED`` for the first of them.
 """
 
@@ -23,13 +23,13 @@ def check(kind, first, count, every):
     assert sum(outcomes.values()) == count
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_short_attack_finds_nothing(kind):
     check(kind, 0, SHORT[kind], every=False)
 
 
-@pytest.mark.fuzz
+@pytest.mark.slow("nightly")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_attack_finds_nothing(kind):
     count, seed = (

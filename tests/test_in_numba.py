@@ -102,7 +102,7 @@ def test_every_rule_has_the_bits_of_an_updater(case, rng):
 @pytest.mark.parametrize(
     ("name", "orders", "shape", "dtype"),
     [
-        pytest.param(*form, marks=() if k in (1, 10) else pytest.mark.exhaustive)
+        pytest.param(*form, marks=() if k in (1, 10) else pytest.mark.slow("exhaustive"))
         for k, form in enumerate(
             product(("adamw", "lamb"), ("CC", "FC", "FF", "CA"), ((6, 5), (70_000, 1)), "fd")
         )
@@ -337,7 +337,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_callers_in_numbas_cache_are_reused_until_optimizer_or_numbers_change(tmp_path, run_python):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)

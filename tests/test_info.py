@@ -86,7 +86,7 @@ def test_threading_layer_is_the_one_that_numba_runs():
     assert described.split(",")[0] == numba.threading_layer()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_settings_of_the_environment_are_reported():
     described = report_of_process(
         NUMBA_CPU_NAME="generic", NUMBA_THREADING_LAYER="workqueue", NUMBA_NUM_THREADS="1"
@@ -98,7 +98,7 @@ def test_settings_of_the_environment_are_reported():
     assert described["threads"].endswith(", NUMBA_NUM_THREADS=1")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_threading_layer_that_does_not_exist_is_reported_with_the_reason():
     described = report_of_process(NUMBA_THREADING_LAYER="none_such")
     assert described["threading layer"].startswith("none: ")
@@ -189,7 +189,7 @@ def test_calls_are_checked_by_compiled_code_or_the_reason_is_given(reason, line,
     assert info.calls() == line
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_simulated_cuda_is_not_taken_for_a_device():
     assert report_of_process(NUMBA_ENABLE_CUDASIM="1")["cuda"].startswith("simulated")
 

@@ -41,7 +41,7 @@ print(updater.optimizer._index_update_count)
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_threads_that_share_an_updater_take_turns(run_python):
     total = 240 * 241 / 2
     assert run_python(ONE_UPDATER).split("\n")[:2] == [
@@ -73,7 +73,7 @@ print([alone[number] == together[number] for number in range(8)])
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_threads_with_updaters_of_their_own_do_not_disturb_each_other(run_python):
     assert run_python(MANY_UPDATERS).strip() == str([True] * 8)
 
@@ -107,7 +107,7 @@ stop = True
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_other_threads_run_while_kernels_run(run_python):
     assert run_python(PROGRESS).split() == ["0", "True", "True"]
 
@@ -116,8 +116,8 @@ def test_other_threads_run_while_kernels_run(run_python):
 @pytest.mark.parametrize(
     ("arguments", "least"),
     [
-        pytest.param("71", 100, marks=pytest.mark.exhaustive),
-        pytest.param("17", 500, marks=[pytest.mark.exhaustive, pytest.mark.variant]),
+        pytest.param("71", 100, marks=pytest.mark.slow("exhaustive")),
+        pytest.param("17", 500, marks=pytest.mark.slow("nightly")),
     ],
     ids=["every form", "every form, at more moments"],
 )
@@ -251,7 +251,7 @@ print("alive")
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_gradients_that_another_thread_drops_from_a_list_stay_alive(run_python):
     """The kernels of large tensors run without the interpreter's lock."""
     assert run_python(DROPPED) == "alive\n"
@@ -399,8 +399,8 @@ def halves(name, setting, call, before, stride):
     ("name", "stride"),
     [
         ("sgd", 37),
-        pytest.param("sgd", 1, marks=pytest.mark.exhaustive),
-        pytest.param("lamb", 1, marks=[pytest.mark.exhaustive, pytest.mark.variant]),
+        pytest.param("sgd", 1, marks=pytest.mark.slow("exhaustive")),
+        pytest.param("lamb", 1, marks=pytest.mark.slow("nightly")),
     ],
 )
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -134,7 +134,7 @@ def test_interrupt_is_one_line_and_exit_code_130(monkeypatch, capsys):
     assert capsys.readouterr().err == "fastopt: interrupted\n"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to another process")
 @pytest.mark.usefixtures("ctrl_c")
 def test_interrupted_process_shows_no_traceback():
@@ -156,7 +156,7 @@ def test_interrupted_process_shows_no_traceback():
     assert "Traceback" not in err
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_demo_ends_with_how_much_faster_it_is_and_exits_with_0():
     done = python("-W", "error", "-m", "fastopt", "demo", "--epochs", "2")
     assert done.returncode == 0, done.stderr
@@ -176,7 +176,7 @@ def test_demo_of_half_precision_takes_its_options(monkeypatch):
     ]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_demo_without_masters_does_not_warn_of_what_was_asked_for():
     command = "-W error -m fastopt demo --dtype float16 --no-master --epochs 1"
     done = python(*command.split())
@@ -184,7 +184,7 @@ def test_demo_without_masters_does_not_warn_of_what_was_asked_for():
     assert done.stderr == ""
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_missing_extra_is_one_line_and_exit_code_2():
     program = """\
         import sys
@@ -200,7 +200,7 @@ def test_missing_extra_is_one_line_and_exit_code_2():
     assert "pip install scikit-learn tqdm matplotlib" in line
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows reports a closed pipe in another way")
 @pytest.mark.parametrize("arguments", [*exhaustive(["demo", "--epochs", "1"]), ["info"]])
 def test_closed_pipe_shows_no_traceback(arguments):

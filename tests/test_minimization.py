@@ -50,7 +50,7 @@ def test_the_minimum_of_rosenbrock_is_found(x0):
     np.testing.assert_array_equal(x0, kept)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_noisy_rastrigin_function_of_200_numbers_is_minimized():
     rng = np.random.default_rng(0)
 

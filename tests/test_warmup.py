@@ -24,8 +24,8 @@ main(["warmup", *sys.argv[1:]])
 @pytest.mark.parametrize(
     ("arguments", "least"),
     [
-        pytest.param("Adam", 3, marks=pytest.mark.exhaustive, id="as typed"),
-        pytest.param("Adam sgd --rows", 10, marks=pytest.mark.exhaustive, id="rows"),
+        pytest.param("Adam", 3, marks=pytest.mark.slow("exhaustive"), id="as typed"),
+        pytest.param("Adam sgd --rows", 10, marks=pytest.mark.slow("exhaustive"), id="rows"),
     ],
 )
 def test_after_a_warmup_nothing_is_compiled(arguments, least, run_python, tmp_path):

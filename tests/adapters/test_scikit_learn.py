@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["MLPClassifier", "MLPRegressor"])
 def test_coefficients_are_those_of_scikit_learn(case, name):
@@ -186,7 +186,7 @@ def test_estimators_have_the_parameters_of_scikit_learn_and_optimizer():
     assert search.best_params_ == {"optimizer": "adam"}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_float32_data_may_have_float64_targets():
     model = fitted(adapters.MLPRegressor, Y.astype(float), X.astype(np.float32))
     assert model.coefs_[0].dtype == np.float32

@@ -56,7 +56,7 @@ def test_layers_have_medians_and_percentiles(compare):
     assert lines == [["adam, 65,536", "5.0 us / 9.0 us", "2.00 ms / 2.00 ms"]]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_one_command_prints_one_table(compare, monkeypatch, capfd):
     """In the libraries that are always there; the others are skipped with a line."""
     monkeypatch.setattr(compare, "find_spec", lambda library: library == "numpy")

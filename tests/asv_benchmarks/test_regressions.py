@@ -66,7 +66,7 @@ def test_wrong_arguments_are_reported(regressions, capsys):
         assert words in capsys.readouterr().err
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_a_planted_slowdown_is_found_and_nothing_else(tmp_path):
     pytest.importorskip("asv_runner")

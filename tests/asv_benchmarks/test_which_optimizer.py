@@ -73,7 +73,7 @@ def test_the_kept_results_say_what_they_depend_on(which, kept):
             assert kept["optimizers"][name][model]["arguments"] in drawn
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_one_command_writes_the_page_again(which, monkeypatch, tmp_path, capsys):
     pytest.importorskip("sklearn")
     (tmp_path / PAGE.name).write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")

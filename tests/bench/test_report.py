@@ -46,7 +46,7 @@ def bench(monkeypatch, capsys):
     return printed
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_report_has_the_memory_the_threads_and_the_standings(bench):
     out = bench("Adam", "groupadagrad", "--sizes", "1000", "70000")
     assert out.startswith(f"fastopt {fastopt.__version__}, ")
@@ -65,7 +65,7 @@ def test_report_has_the_memory_the_threads_and_the_standings(bench):
     assert [int(number) for number in threads] == counts * (most > 1)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_threads_of_small_weights_are_not_compared(bench):
     assert "threads  " not in bench("adam", "--sizes", "64", "100")
 
@@ -78,7 +78,7 @@ def test_report_ends_when_time_is_over_and_names_what_is_missing(bench):
     assert text.endswith("; give more --seconds")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_time_to_compile_counts(monkeypatch, bench):
     """The clock says an hour after the first optimizer has been compiled."""
 
@@ -120,7 +120,7 @@ def test_report_says_that_a_machine_is_busy(load, monkeypatch, bench):
     assert said == (load == 12.0)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_report_uses_the_requested_threads_and_then_all_again(bench):
     before = numba.get_num_threads()
     out = bench("sgd", "--sizes", "70000", "--threads", "1")
@@ -166,7 +166,7 @@ def test_rounds_end_with_the_budget_but_not_before_the_third():
     assert len(interleaved([lambda: 1.0], 5)) == 5
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_limit_moves_the_memory_and_leaves_the_numbers_alone():
     step = Step("lamb", (30, 30))
     before = [array.copy() for array in (step.weight, step.grad, *step.updater.states[0])]

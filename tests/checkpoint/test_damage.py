@@ -227,7 +227,7 @@ def image(updater):
     return copy.deepcopy((updater.states, updater.states_synced, made.__getstate__()))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_any_states_are_loaded_or_refused_as_a_whole(data):
@@ -244,7 +244,7 @@ def test_any_states_are_loaded_or_refused_as_a_whole(data):
         updater.states_dict()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
 def test_any_text_is_read_or_refused(data):
@@ -256,7 +256,7 @@ def test_any_text_is_read_or_refused(data):
         loads(changed, optimizer.Adam())
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(max_examples=800)
 @given(st.data())
 def test_any_bytes_are_read_or_refused(data):

@@ -130,7 +130,7 @@ for call in (updater.save, updater.load):
 
 
 @posix
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_killed_process_leaves_the_old_or_the_new_file(tmp_path, run_python):
     last, left, files = map(int, run_python(KILLS, tmp_path, 100).split())
     assert last > 0
@@ -138,7 +138,7 @@ def test_a_killed_process_leaves_the_old_or_the_new_file(tmp_path, run_python):
     assert files == 1  # what they left is gone
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @posix
 def test_at_every_step_the_old_or_the_new_file_is_there(tmp_path, run_python):
     seen = run_python(STEPS, tmp_path).split()
@@ -310,7 +310,7 @@ def test_temporary_files_of_the_living_and_of_others_stay(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "other"]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @posix
 def test_leftovers_are_removed_for_the_same_path_alone(tmp_path, run_python):
     kill = """

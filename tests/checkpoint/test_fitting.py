@@ -132,7 +132,7 @@ def digest(updater):
     return copy.deepcopy((made.__getstate__(), updater.states, updater.states_synced))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
 def test_what_does_not_fit_is_refused_and_nothing_changes(case):
     make, change, value, words = case
@@ -204,7 +204,7 @@ def test_states_that_fit_are_loaded(make):
     np.testing.assert_equal(fresh.states, old.states)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["groupadagrad", "sgd", "nag", "adagrad", "adam", "lars"])
 def test_states_with_masters_are_loaded(name, dtype, tmp_path):

@@ -222,7 +222,7 @@ def test_one_array_may_not_stand_for_thousands():
         tracemalloc.stop()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(max_examples=800)
 @given(st.sampled_from(SAMPLES), st.data())
 def test_damaged_files_are_read_or_refused(path, data):

@@ -32,7 +32,7 @@ def through_file(old, new, path, **kwargs):
     return new.load(path / "file", **kwargs)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize(
     ("klass", "kwargs"),
     [

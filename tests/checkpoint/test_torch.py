@@ -139,7 +139,11 @@ def test_torch_resumes_a_run_of_an_updater(name, options, klass, torch):
 
 @pytest.mark.parametrize(
     ("name", "options", "klass"),
-    [*PAIRS[:2], PAIRS[4], *(pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in OTHERS)],
+    [
+        *PAIRS[:2],
+        PAIRS[4],
+        *(pytest.param(*pair, marks=pytest.mark.slow("exhaustive")) for pair in OTHERS),
+    ],
 )
 def test_there_and_back_nothing_changes(name, options, klass):
     old, weights = optimizer.get_updater(klass(learning_rate=0.25)), start()
@@ -221,7 +225,7 @@ def test_epsilon_in_the_root_agrees_where_it_is_small_or_alone(name, klass, size
     np.testing.assert_allclose(weight - 1, peer.weights()[0] - 1, 1e-5)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("klass", ["Adam", "AdamW", "AdaGrad", "RMSProp", "Nadam"])
 def test_states_of_torch_choose_its_formula(klass):
     old = optimizer.get_updater(getattr(optimizer, klass)(formula="torch", maximize=True))

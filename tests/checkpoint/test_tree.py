@@ -36,7 +36,7 @@ trees = st.recursive(
 )
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @given(trees)
 def test_a_tree_comes_back_with_types_and_nesting(tree):
     assert_same(checkpoint.loads(checkpoint.dumps(tree)), tree)

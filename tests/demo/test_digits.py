@@ -79,7 +79,7 @@ def test_half_precision_is_that_of_weights_and_gradients_alone(dtype):
     assert scores.dtype == np.float32
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_default_demo_trains_two_networks_and_says_first_what_was_shown(capsys, monkeypatch):
     monkeypatch.setattr("textwrap.fill", lambda line, width: line)
     accuracy = demo.run(Options())
@@ -108,7 +108,7 @@ def test_accuracy_does_not_hang_on_the_seed(seed):
 
 
 @small
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ccSGD is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", kept(sorted({"adam", *demo.ARGUMENTS}), "adam", "sgd"))
 def test_optimizers_read_at_least_90_percent_with_their_arguments(name):
@@ -132,14 +132,14 @@ def test_double_precision_learns_as_well():
 
 
 @small
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("dtype", ["float16", *exhaustive("bfloat16")])
 def test_half_precision_with_masters_is_as_accurate_as_single(dtype):
     assert abs(accuracy(dtype=dtype) - accuracy()) <= 0.005
 
 
 @small
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_small_steps_are_lost_without_masters_unless_rounding_is_stochastic():
     exact = accuracy(learning_rate=1e-4)
     options = {"learning_rate": 1e-4, "dtype": "bfloat16", "no_master": True}
@@ -148,7 +148,7 @@ def test_small_steps_are_lost_without_masters_unless_rounding_is_stochastic():
 
 
 @small
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -180,7 +180,7 @@ def test_equal_seeds_repeat_the_run_and_others_do_not(capsys):
     assert other > 0
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -198,7 +198,7 @@ def test_comparison_reports_both_times_and_that_the_weights_agree(options, capsy
     assert re.search(r"first step: [\d.]+ s", out)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @small
 def test_comparison_says_so_when_the_rules_differ(monkeypatch, capsys):
     adam = demo.PLAIN["adam"]
@@ -262,7 +262,7 @@ def test_both_take_the_same_gradients(monkeypatch):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_progress_is_one_line_of_a_terminal_that_is_removed_in_the_end(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     demo.run(Options(epochs=2))
@@ -325,7 +325,7 @@ def test_missing_bfloat16_is_named_with_the_command_that_installs_it(monkeypatch
 
 
 @small
-@pytest.mark.further
+@pytest.mark.slow
 def test_plot_is_an_image(tmp_path):
     from matplotlib.image import imread
 
@@ -336,7 +336,7 @@ def test_plot_is_an_image(tmp_path):
     assert np.ptp(pixels[..., :3]) > 0.5
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_plot_shows_the_loss_over_the_time_of_each_way_to_update(tmp_path, monkeypatch, capsys):
     drawn = []
     monkeypatch.setattr(demo, "plot_race", lambda *given: drawn.append(given))

@@ -92,7 +92,7 @@ LAYOUTS = [(4, 2), (6, 3), (6, 2), (3, 3), (7, 4), (3, 2), (7, 1, 4, 2), (8, 3, 
 """Ranks, and numbers of ranks on nodes."""
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
@@ -109,7 +109,7 @@ def test_sums_are_those_of_nodes_in_order(layout, dtype, wire, flat):
     assert every == [expected(ranks, kind, dtype, wire)] * ranks
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "options"),
     [((4, 2), {"hierarchical": False}), ((3, 1), {})],
@@ -126,7 +126,7 @@ def test_other_sums_are_in_rank_order(layout, options):
     assert run_threads(ranks, program, kind) == [expected(ranks, nodes(1), "float32")] * ranks
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [(4, 2), (2, 2), (5, 3)], ids=str)
 def test_gradients_can_be_sent_early(layout):
     ranks, kind = layout[0], nodes(*layout[1:])
@@ -183,7 +183,7 @@ def test_tensors_of_one_rank_are_summed_by_all(layout, overlap):
     assert max(received) <= 200_000  # a share of up to two thirds of a bucket, from two ranks
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_slow_ranks_read_what_was_packed_for_them(overlap, monkeypatch):
     """Memory is used again by later buckets and steps, also after a step that was skipped."""
@@ -314,7 +314,7 @@ def test_bytes_and_messages_between_nodes_are_those_of_the_model():
         assert total == 2 * 4 * size * (nodes - 1) / nodes
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_norms_of_many_ranks_are_summed_in_shares(monkeypatch):
     """With the same bits; no rank receives the arrays of all others."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from fastopt import EmbeddingTable, optimizer
 from fastopt.distributed import ShardedEmbeddingTable, ShardedUpdater, embedding, run_threads
-from helpers.cases import exhaustive, further, variants
+from helpers.cases import exhaustive, nightly, slow
 from helpers.ranks import THREADS_CANNOT, NodeWorld, names_of, run_checks
 
 ONES = np.ones(4, np.float32)
@@ -41,7 +41,7 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "job",
-    [*JOBS, *further(("checkpoints", 2), ("embeddings", 2)), *exhaustive(*MORE)],
+    [*JOBS, *slow(("checkpoints", 2), ("embeddings", 2)), *exhaustive(*MORE)],
     ids="{0[0]}-{0[1]}".format,
 )
 def test_checks_pass(job, folders):
@@ -50,7 +50,7 @@ def test_checks_pass(job, folders):
     assert done == [name for name in names_of(module) if name not in THREADS_CANNOT]
 
 
-@pytest.mark.parametrize("choice", variants("every case"))
+@pytest.mark.parametrize("choice", nightly("every case"))
 def test_rules_have_the_bits_of_one_process(choice):
     assert run_checks(3, "ranks_plans", choice) == names_of("ranks_plans")
 
@@ -72,7 +72,7 @@ def test_a_rank_whose_program_ends_is_an_error_of_the_others():
         run_threads(2, program)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named():
     late = threading.Event()
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from helpers.cases import exhaustive, variants
+from helpers.cases import exhaustive, nightly
 from helpers.paths import ROOT, TESTS
 from helpers.ranks import CHECKS, OF_FORMULAS, names_of
 
@@ -61,7 +61,7 @@ def test_checks_pass(torchrun, parts):
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == found
 
 
-@pytest.mark.parametrize("choice", variants("every case"))
+@pytest.mark.parametrize("choice", nightly("every case"))
 def test_rules_have_the_bits_of_one_process(torchrun, choice):
     done = torchrun(3, CHECKS / "run_torch.py", f"ranks_plans={choice}")
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == names_of("ranks_plans")

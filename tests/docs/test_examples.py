@@ -22,7 +22,7 @@ def test_every_example_is_included_in_its_page():
         assert f"```{{literalinclude}} examples/{name}.py\n" in text
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run_and_find_what_they_should(name):
     command = [sys.executable, "-W", "error", DOCS / "examples" / f"{name}.py"]

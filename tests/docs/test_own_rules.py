@@ -29,7 +29,7 @@ def written():
     return namespace
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_mars_with_both_gradients(written):
     made = written["ExactMARS"](learning_rate=0.1)
     updater, weight, exact = optimizer.get_updater(made), np.ones(5), np.ones(5)
@@ -43,7 +43,7 @@ def test_mars_with_both_gradients(written):
         np.testing.assert_allclose(weight, exact, rtol=1e-12)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_spam(written):
     made = written["SPAM"](learning_rate=0.1)
     made.bound, made.period = 2.0, 3
@@ -63,7 +63,7 @@ def test_spam(written):
         np.testing.assert_allclose(weight, exact, rtol=1e-12)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_sophia(written):
     made = written["Sophia"](learning_rate=0.1, wd=0.5, gamma=0.7, interval=2, beta2=0.9)
     updater, weight, exact = optimizer.get_updater(made), np.ones(5), np.ones(5)
@@ -78,7 +78,7 @@ def test_sophia(written):
         np.testing.assert_allclose(weight, exact, rtol=1e-12)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("betas", [(0.5,), (0.0, 0.9, 0.99), (0.0, 0.5, 0.9, 0.99)])
 def test_aggmo_has_a_slot_for_each_momentum(written, betas):
     updater = optimizer.get_updater(written["AggMo"](learning_rate=0.1, betas=betas))

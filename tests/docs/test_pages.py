@@ -69,7 +69,7 @@ def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out.splitlines() == printed(code)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 def test_a_pool_that_forks_after_an_update_trains_in_its_workers(run_python):
     page = ROOT / "docs" / "loops.md"
@@ -189,7 +189,7 @@ def test_default_rates_are_those_that_the_schedules_page_lists():
     assert said == actual
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_worked_example_passes_the_tests_of_the_library(tmp_path):
     """In a copy of the package: the new file, and the added lines of the page."""
     (module,) = (code for _, code in blocks(WORKED, "python") if code.startswith('"""'))

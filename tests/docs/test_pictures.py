@@ -11,7 +11,7 @@ from fastopt import lr_scheduler
 from helpers.paths import DOCS
 
 pytest.importorskip("matplotlib")
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 PAGE = (DOCS / "performance.md").read_text(encoding="utf-8")
 

@@ -50,14 +50,14 @@ def recipe(monkeypatch):
     return imported
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments", "rtol"),
     [
         ("plain_numpy", (), 1e-12),
         ("scikit_learn", ("adam",), 1e-12),
-        pytest.param("scikit_learn", ("sgd",), 1e-12, marks=pytest.mark.exhaustive),
-        pytest.param("scikit_learn", ("sgd", False), 1e-12, marks=pytest.mark.exhaustive),
+        pytest.param("scikit_learn", ("sgd",), 1e-12, marks=pytest.mark.slow("exhaustive")),
+        pytest.param("scikit_learn", ("sgd", False), 1e-12, marks=pytest.mark.slow("exhaustive")),
         ("hips_autograd", ("adam",), 1e-12),
         ("hips_autograd", ("sgd",), 1e-12),
         ("thinc_digits", (), 1e-4),
@@ -65,7 +65,7 @@ def recipe(monkeypatch):
         ("river_phishing", (), 1e-12),
         ("pennylane_circuit", (), 1e-10),
         ("bpr_factorization", (), 1e-5),
-        pytest.param("word_vectors", (), 1e-5, marks=pytest.mark.exhaustive),
+        pytest.param("word_vectors", (), 1e-5, marks=pytest.mark.slow("exhaustive")),
         ("online_learner", (), 1e-12),
         ("torch_views", (), 1e-3),
         ("jax_gradients", (), 1e-3),

@@ -117,7 +117,7 @@ def lbsgd(weight, gradients, rate, decay, strategy, batch_scale, momentum, lengt
         yield weight
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_scale", [1, 2, 3])
 @pytest.mark.parametrize("strategy", ["linear", "power2", "sqrt", "lars", "none"])
 def test_lbsgd_follows_its_formula_in_every_strategy(strategy, batch_scale, rng):

@@ -30,7 +30,7 @@ def adam(**kwargs):
     return optimizer.Updater(optimizer.Adam(learning_rate=0.1, wd=0.01), **kwargs)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("case", kept(NATIVE, "adam"), ids=str)
 def test_every_optimizer_takes_the_step_of_the_mean(case, rng):
     weight = rng.normal(size=case.shape).astype(np.float32)
@@ -45,7 +45,7 @@ def test_every_optimizer_takes_the_step_of_the_mean(case, rng):
         np.testing.assert_array_equal(weight, expected)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @given(
     every=st.integers(1, 7),
     shape=st.sampled_from([(), (1,), (0,), (5,), (3, 4), (70_000,)]),
@@ -102,7 +102,7 @@ def test_a_gradient_in_the_memory_of_its_weight_is_refused_in_every_call():
     assert made.info.slow.calls == 0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("multi_precision", [True, *exhaustive(False)])
 def test_gradients_of_half_precision_are_summed_in_float32(half, multi_precision, rng):
     kwargs = {"multi_precision": multi_precision, "rounding": "stochastic"}
@@ -133,7 +133,7 @@ def test_row_sparse_gradients_touch_indexed_rows_alone(rng):
     assert [row for row in range(9) if (weight[row] != 1).any()] == [1, 7]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @given(order=st.lists(st.booleans(), min_size=2, max_size=5), seed=st.integers(0, 99))
 def test_dense_and_row_sparse_gradients_mix(order, seed):
     rng = np.random.default_rng(seed)
@@ -235,7 +235,7 @@ def test_an_optimizer_in_numpy_takes_the_mean():
     assert weight[0] == -2
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_lbsgd_adds_up_means():
     kwargs = {"learning_rate": 1.0, "batch_scale": 2, "warmup_epochs": 0}
     made = optimizer.Updater(optimizer.LBSGD(**kwargs), accumulate=2)

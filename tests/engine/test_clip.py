@@ -71,7 +71,7 @@ def slopes(tensors, step):
     return [tensor.slope(100 * step + k) for k, tensor in enumerate(tensors.values())]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @adam_by_default
 def test_a_power_of_two_as_scale_changes_no_bit(case):
     tensors = {i: t for i, t in tensors_of(case).items() if t.dtype != "float16"}
@@ -90,7 +90,7 @@ def test_a_power_of_two_as_scale_changes_no_bit(case):
     assert outcomes[2] == outcomes[3]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lbsgd")])
 def test_gradients_in_float16_are_divided_in_float32(name):
     """1e-7 is no number of float16; the gradient of a scaled loss tells it."""
@@ -142,7 +142,7 @@ def test_an_overflow_changes_nothing_and_names_the_parameter(case, bad):
     assert frozen([weights[i] for i in exact]) == frozen([others[i] for i in exact])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_overflow_leaves_the_decay_of_rows_and_the_sums_of_lbsgd():
     for made in (
         optimizer.AdamW(wd=0.5, sparse_decay="catch_up"),
@@ -230,7 +230,7 @@ shapes = st.sampled_from([(0, 2), (1, 1), (5, 3), (300, 7), (2, 20_000)])
 dtypes = st.sampled_from(["float32", "float64", "float16", "bfloat16"])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @given(
     listed=st.lists(
         st.tuples(kinds, shapes, dtypes, st.sampled_from([1e-3, 1.0, 50.0])), min_size=1, max_size=5
@@ -303,7 +303,7 @@ def test_a_large_finite_gradient_is_not_named_beside_one_that_is_not(made):
         assert (updater.info.skipped, updater.info.non_finite) == (True, ("1",))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_repeated_rows_are_summed_before_the_norm():
     rows = RowSparse(np.array([[3.0], [1.0], [3.0]]), np.array([2, 0, 2]), (4, 1))
     for made in MADE.values():
@@ -342,7 +342,7 @@ def test_a_step_that_fails_is_no_step():
     assert updater.optimizer.rescale_grad == 1
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_skipped_gradient_is_not_kept_alive():
     updater = Updater(optimizer.SGD(), LossScaler())
     for shape, layout in (((4, 2), "rows"), ((4, 2), "strided"), ((4, 2), "plain")):

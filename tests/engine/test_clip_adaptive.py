@@ -35,7 +35,7 @@ def plain(**kwargs):
     return optimizer.Updater(optimizer.Test(rescale_grad=rescale_grad), **kwargs)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @given(
     shape=st.sampled_from(SHAPES),
     dtype=st.sampled_from([np.float32, np.float64]),
@@ -75,7 +75,7 @@ def test_large_weights_and_gradients_are_clipped_like_small_ones(dtype):
     np.testing.assert_allclose(*results, rtol=1e-6)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_numbers_are_those_of_optax():
     # optax 0.2.8, adaptive_grad_clip(0.1, eps=1e-3), on the transpose: its units are the last axis.
     weight = np.array([[0.5, -1.0, 2.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]], np.float32)
@@ -93,7 +93,7 @@ def test_the_numbers_are_those_of_optax():
     np.testing.assert_allclose(vector, [3.30000001192092896, -3.5999999940395354], rtol=1e-6)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_norm_is_measured_after_units_are_clipped(rng):
     weight, grad = rng.normal(size=(4, 3)), 100 * rng.normal(size=(4, 3))
     expected = clipped(weight, grad, 0.5)
@@ -102,7 +102,7 @@ def test_the_norm_is_measured_after_units_are_clipped(rng):
     assert made.info.global_norm == pytest.approx(np.linalg.norm(expected))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_gradients_are_unscaled_before_units_are_clipped(rng):
     weight = rng.normal(size=(4, 3)).astype(np.float32)
     grad, other = rng.normal(size=(4, 3)).astype(np.float32), weight.copy()
@@ -132,7 +132,7 @@ def test_the_value_is_clipped_last(rng):
     assert (expected == 0.7).any()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("in_float32", [False, True])
 def test_half_precision_gradients_are_clipped_in_float32(half, in_float32, rng):
     weight = rng.normal(size=(4, 3)).astype(half)
@@ -145,7 +145,7 @@ def test_half_precision_gradients_are_clipped_in_float32(half, in_float32, rng):
     np.testing.assert_allclose(made.states[0][1], expected, rtol=1e-5)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("lazy", [True, False])
 def test_units_of_row_sparse_gradients_are_indexed_rows(lazy, rng):
     weight = rng.normal(size=(6, 2)).astype(np.float32)
@@ -157,7 +157,7 @@ def test_units_of_row_sparse_gradients_are_indexed_rows(lazy, rng):
     np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_vector_of_row_sparse_gradients_is_one_unit(rng):
     weight = rng.normal(size=6)
     grad = RowSparse(np.array([10.0, 20.0]), np.array([4, 1]), 6)

@@ -26,7 +26,7 @@ def strided(array):
     return np.repeat(array, 2, -1)[..., ::2]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("lay", [as_given, np.asfortranarray, strided, np.float64])
 @pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
 @pytest.mark.parametrize("name", MAKES)

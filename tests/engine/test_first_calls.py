@@ -30,7 +30,7 @@ def make(name, setting):
         pytest.skip(f"refused: {error}")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [False, True], ids=["alone", "after others of its shape"])
 def test_part_of_a_large_tensor_has_the_state_of_the_whole(before):
     """In 8 bits, although the part is small."""
@@ -41,7 +41,7 @@ def test_part_of_a_large_tensor_has_the_state_of_the_whole(before):
     assert np.uint8 in {array.dtype.type for array in leaves(updater.states[2])}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(7, 5), (ALONE_FROM // 64, 16)], ids=str)
 def test_states_are_apart_and_aligned(shape):
     weights = [np.ones(shape, np.float32) for _ in range(4)]

@@ -119,7 +119,7 @@ def agree(actual, expected):
     np.testing.assert_allclose(actual, expected, *((1e-4, 1e-5) if rough else (1e-9, 1e-12)))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["catch_up", "dense"])
 def test_adagrad_agrees_with_its_formula_in_numpy(how, rng):
     made = optimizer.AdaGrad(learning_rate=0.1, wd=WD, sparse_decay=how)
@@ -152,7 +152,7 @@ def test_only_indexed_rows_are_written_before_a_flush(case, rng):
     same_bits(weight, once)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @decaying
 def test_dense_decay_reaches_all_rows_in_every_step(case, rng):
     updater, weight = case.updater(wd=WD, sparse_decay="dense"), rng.normal(size=(9, 4))
@@ -169,7 +169,7 @@ def test_dense_decay_reaches_all_rows_in_every_step(case, rng):
         np.testing.assert_allclose(weight[spared], expected, rtol=1e-12)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[0], Case("adagrad")], ids=str)
 def test_dense_decay_of_rules_that_leave_rows_without_gradient_alone_is_that_of_dense_steps(
     case, rng
@@ -203,7 +203,7 @@ def test_arguments_that_do_not_fit_are_refused():
         optimizer.AdaGrad(sparse_decay="lazy")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "how"),
     [
@@ -229,7 +229,7 @@ def test_a_decay_that_would_take_all_is_refused_and_changes_nothing(case, how, r
         assert repr(updater.optimizer.__getstate__()) == attributes
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["catch_up", "dense"])
 @pytest.mark.parametrize("rescale", [math.inf, math.nan, 0.0])
 def test_steps_that_adamw_skips_decay_nothing(how, rescale, rng):
@@ -246,7 +246,7 @@ def test_steps_that_adamw_skips_decay_nothing(how, rescale, rng):
     assert made.num_update == 3
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["touched", "catch_up", "dense"])
 def test_an_optimizer_without_decay_ignores_sparse_decay(how, rng):
     grads = [listing(rng, (6, 2), np.float64, 3) for _ in range(3)]
@@ -261,7 +261,7 @@ def test_an_optimizer_without_decay_ignores_sparse_decay(how, rng):
     same_bits(*results)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["test", "groupadagrad"])
 def test_optimizers_without_decay_ignore_dense_decay(name, rng):
     made = optimizer.create(name, sparse_decay="dense")

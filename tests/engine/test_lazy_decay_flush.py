@@ -22,7 +22,7 @@ def catching_up(name="adagrad", **kwargs):
     return optimizer.get_updater(made)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("half", "master"),
     [
@@ -45,7 +45,7 @@ def test_masters_catch_up_and_their_weights_follow(half, master, rng):
     np.testing.assert_array_equal(weight, single.astype(half))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_copies_catch_up_too(rng):
     updater, weight = catching_up(learning_rate=0.1), np.ones((5, 2), np.float32)
     beside = weight.astype(np.float16)
@@ -56,7 +56,7 @@ def test_copies_catch_up_too(rng):
     np.testing.assert_array_equal(beside, weight.astype(np.float16))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["strided", "fortran"])
 def test_flush_knows_the_last_weight_whatever_its_layout(layout):
     updater = catching_up(learning_rate=0.1)
@@ -66,7 +66,7 @@ def test_flush_knows_the_last_weight_whatever_its_layout(layout):
     np.testing.assert_allclose(weight[[0, 2, 3]], 1 - 0.1 * WD)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [None, {"table": {"wd": 0.5}}], ids=["", "groups"])
 def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
     updater = fastopt.Updater(catching_up().optimizer, groups=groups)
@@ -81,7 +81,7 @@ def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
     assert (tables[1] == before).all()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_flush_knows_the_weight_of_an_index_that_came_twice_in_a_list():
     updater, weight = catching_up(learning_rate=0.1), np.ones((4, 3))
     updater([0, 0], [(np.ones((1, 3)), np.array([1]))] * 2, [weight] * 2)
@@ -105,7 +105,7 @@ def test_ctrl_c_waits_until_a_weight_that_is_not_contiguous_is_flushed(monkeypat
     np.testing.assert_allclose(weight[[0, 2, 3]], 1 - 0.1 * WD)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_copy_is_flushed_before_its_first_update():
     table = fastopt.EmbeddingTable(
         2, fastopt.AdamW(lr=0.1, wd=0.1, lazy_update=True, sparse_decay="catch_up")
@@ -132,7 +132,7 @@ def test_flush_refuses_a_weight_that_it_does_not_know_or_that_does_not_fit():
     assert (longer == 1).all()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["touched", "dense"])
 def test_flush_changes_nothing_without_pending_decay(how, rng):
     made = optimizer.AdaGrad(learning_rate=0.1, wd=WD, sparse_decay=how)

@@ -8,7 +8,7 @@ from fastopt.sparse import RowSparse
 from helpers.tensor_lists import Tensor, as_list, everything, frozen
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_products_and_corrections_advance_in_the_order_of_the_list(rng):
     weights, grads = rng.normal(size=(2, 3, 4))
     for name in ("nadam", "lars"):

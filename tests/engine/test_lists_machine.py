@@ -267,7 +267,7 @@ class OfEveryForm(Lists):
         super().begin(name)
 
 
-TestLists = pytest.mark.further(Lists.TestCase)
+TestLists = pytest.mark.slow(Lists.TestCase)
 TestLists.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
-TestEveryForm = pytest.mark.exhaustive(OfEveryForm.TestCase)
+TestEveryForm = pytest.mark.slow("exhaustive")(OfEveryForm.TestCase)
 TestEveryForm.settings = TestLists.settings

@@ -31,7 +31,7 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 50_000])
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=["adam", "prodigy", "test", "nadam"])
 def test_no_list_needs_python(unrecorded, make, size):

@@ -9,7 +9,7 @@ from helpers.cases import CASES, LIGHT, exhaustive, kept
 from helpers.half_precision import FORMS, bits, every_case, flat, lively, master_of, silent
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", kept([c for c in CASES if c.name != "lars"], *LIGHT), ids=str)
 def test_a_master_moves_bit_for_bit_as_a_float32_weight(case, half, rng):
     single, mixed = case.updater(**lively(case)), case.updater(multi_precision=True, **lively(case))
@@ -27,7 +27,7 @@ def test_a_master_moves_bit_for_bit_as_a_float32_weight(case, half, rng):
     assert not np.array_equal(exact, exact.astype(half)) or case.name == "test"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("momentum", [0.0, *exhaustive(0.5)])
 def test_lars_takes_the_norm_of_the_rounded_weight(momentum, half, rng):
     exact = np.full((4, 3), 1 + float(np.spacing(half.type(1))) * 0.49, np.float32)
@@ -59,7 +59,7 @@ def test_a_float32_gradient_is_used_as_it_is(name, half, rng):
     assert not np.array_equal(master_of(wide)[0], master_of(narrow)[0])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 def test_state_is_nested_as_in_mxnet(case, half):
     single, mixed = case.updater(), case.updater(multi_precision=True)
@@ -78,7 +78,7 @@ def describe(state):
     return tuple(map(describe, state)) if isinstance(state, tuple) else state
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @silent
 @pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
 @pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad")])

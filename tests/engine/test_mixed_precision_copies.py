@@ -106,7 +106,7 @@ def test_a_master_of_another_shape_is_refused_at_the_first_update_and_later(half
         updater.set_master(0, F32)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", "ftrl", "rmsprop"])
 def test_the_state_of_a_weight_without_a_master_is_not_taken_for_one(name):
     updater = optimizer.get_updater(optimizer.create(name, multi_precision=True))
@@ -125,7 +125,7 @@ def test_a_restored_master_can_be_set(half):
     np.testing.assert_array_equal(master_of(new)[0], np.float32(0.3))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 def test_a_copy_is_the_rounded_weight(case, half, rng):
     with_copy, alone = case.updater(**lively(case)), case.updater(**lively(case))
@@ -141,7 +141,7 @@ def test_a_copy_is_the_rounded_weight(case, half, rng):
             np.testing.assert_array_equal(bits(rounded), bits(weight.astype(half)))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["strided", "fortran", "row-sparse"])
 def test_a_copy_may_have_any_layout_and_gradients_may_be_row_sparse(kind, half, rng):
     updater, weight = updater_of(), rng.normal(size=(6, 4)).astype(np.float32)

@@ -5,7 +5,7 @@ import pytest
 from helpers.paths import TESTS
 
 pytest.importorskip("ml_dtypes")
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.slow("exhaustive")
 
 
 SUITE = """

@@ -47,7 +47,7 @@ def updater_of(klass=optimizer.Adam, **kwargs):
     return optimizer.get_updater(klass(learning_rate=0.1, **kwargs))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_form
 def test_a_user_defined_rule_works_in_every_form(form, rng, bfloat16):
     ours = updater_of(HeavyBall, **FORMS[form])
@@ -108,7 +108,7 @@ def test_what_is_beyond_float16_becomes_infinite_without_a_warning(klass):
     assert np.isfinite(master_of(updater)[0]).all()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_form
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1, 1)])
 def test_odd_shapes_work_in_every_form(form, shape, bfloat16):
@@ -120,7 +120,7 @@ def test_odd_shapes_work_in_every_form(form, shape, bfloat16):
     np.testing.assert_allclose(weight.astype(float), 0.8, rtol=0.01)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_form
 @pytest.mark.parametrize("name", ["sgd", *exhaustive("adam", "groupadagrad")])
 def test_nan_and_infinity_go_where_they_go_in_float32(form, name, bfloat16):

@@ -217,7 +217,7 @@ def test_momentum_and_masters_are_switched_with_a_state_that_fits(way):
     way(updater, [0, 1], grads, weights)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @both_ways
 def test_no_gradient_is_kept_alive(way):
     tensors = {

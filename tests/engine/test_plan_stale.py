@@ -93,7 +93,7 @@ class OwnRates(optimizer.SGLD):
         return super()._get_lr(index)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @both_ways
 def test_noise_is_drawn_again_under_a_schedule(way):
     ends = []
@@ -119,7 +119,7 @@ def test_a_rate_that_cannot_be_computed_changes_nothing():
     assert everything(updater, weights) == before
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_lars_remembers_the_rate_that_each_tensor_of_a_list_had():
     """Counts differ, and the schedule steps between the updates of the two."""
     ends = []

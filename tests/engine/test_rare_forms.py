@@ -10,7 +10,7 @@ from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
 from helpers.tensor_lists import everything, normal
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 SHAPE = (6, 4)
 

@@ -123,7 +123,7 @@ def test_a_schedule_may_change_attributes_while_gradients_are_scaled(setting):
     assert ends[0] == ends[1]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", ["dr", "drd", "ddrrd", "drdr", "drrdr"])
 def test_averages_replace_the_last_weight_of_dense_and_of_row_sparse_calls(calls):
     """Whether records serve them or not."""
@@ -213,7 +213,7 @@ class UnscaledInNumPy(optimizer.Optimizer):
         weight -= self._get_lr(index) * grad
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("setting", ["scaler and clip", "accumulate", "clip_adaptive"])
 def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype):
@@ -231,7 +231,7 @@ def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype):
         np.testing.assert_allclose(found, expected, rtol=1e-3 if dtype == "float16" else 1e-5)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["plain", "clip", "scaler", "clip_adaptive", "accumulate"])
 @pytest.mark.parametrize(
     "scheduled_by", [None, lambda update: 0.1 / update], ids=["rate", "schedule"]

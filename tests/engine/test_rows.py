@@ -21,7 +21,7 @@ def made(case, lazy):
     return case.updater(wd=case.wd, lazy_update=lazy, **ARGUMENTS)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 @few
 @given(data=st.data())
@@ -32,7 +32,7 @@ def test_a_lazy_update_of_all_rows_is_the_dense_one(case, data):
     same_bits(listed, problem.run(made(case, True), dense))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 @few
 @given(data=st.data())
@@ -42,7 +42,7 @@ def test_a_standard_update_is_dense_with_zeros_in_rows_that_are_not_listed(case,
     same_bits(problem.run(made(case, False)), problem.run(made(case, False), dense))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 @few
 @given(data=st.data(), lazy=st.booleans())
@@ -68,7 +68,7 @@ def shuffled(rng, grad):
     return RowSparse(grad.values[order], grad.indices[order], grad.shape)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("height", [40, 2048, 2049, 70_000, 3_000_000])
 @pytest.mark.parametrize("dtype", [np.float32, *exhaustive(np.float64)])
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_repeated_rows_are_added_up_in_the_order_of_the_list(name, lazy, dtype, 
     assert len(grad.coalesce().indices) < 1000
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 @few
 @given(data=st.data())
@@ -112,7 +112,7 @@ def test_rows_without_gradient_keep_weight_and_state_under_lazy_updates(case, da
     same_bits(tuple(array[spared] for array in after), tuple(array[spared] for array in before))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 def test_a_gradient_without_rows_is_counted_but_changes_nothing_under_lazy_updates(case, rng):
     updater, weight = made(case, True), rng.normal(size=case.shape)

@@ -22,7 +22,7 @@ MASTERED = ["adam"]
 MASTERED += exhaustive("groupadagrad", "sgd", "adagrad", "ftrl", "dcasgd", "lamb", "sgld")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("half", HALVES, ids=str)
 @pytest.mark.parametrize("name", MASTERED)
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
@@ -41,7 +41,7 @@ def test_a_weight_with_a_master_is_the_rounded_float32_weight(name, lazy, half, 
     np.testing.assert_array_equal(master, single)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("half", HALVES, ids=str)
 def test_rows_without_gradient_keep_masters_copies_and_low_bits(half, rng):
     grad = listing(rng, (9, 5), half, 4)
@@ -64,7 +64,7 @@ def test_rows_without_gradient_keep_masters_copies_and_low_bits(half, rng):
     assert (beside[spared] == 7).all()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("kwargs", [{}, {"state_dtype": "bfloat16"}], ids=["weight", "state"])
 def test_rounding_does_not_depend_on_the_form_of_the_gradient(kwargs, rng):
     """The draws belong to elements of the table, not to the order of the rows."""

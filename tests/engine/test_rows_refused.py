@@ -74,7 +74,7 @@ def wider(grad):
     grad.indices = np.arange(4)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [outside, negative, shorter, wider])
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 @pytest.mark.parametrize("name", ["adam", "groupadagrad", "lbsgd"])

@@ -84,7 +84,7 @@ def test_single_calls_in_compiled_code_are_not_slow(form):
     assert updater.info.slow == SlowCalls()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("kind", ["row-sparse", "deferred"])
 def test_only_sums_of_rows_need_python(setting, kind):

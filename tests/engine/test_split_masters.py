@@ -28,7 +28,7 @@ def sgd(**kwargs):
     return optimizer.get_updater(optimizer.SGD(**{"learning_rate": 0.1, **SPLIT, **kwargs}))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 def test_the_trajectory_is_that_of_a_float32_master_bit_for_bit(case, rng, bfloat16):
     kwargs = {"multi_precision": True, **lively(case)}

@@ -36,7 +36,7 @@ def agree_in_the_mean(compressed, exact):
     return bool((abs(compressed.mean(axis=0) - exact[0]) <= 5 * deviation + 1e-6).all())
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", sampled((c for c in CASES if c.name not in OF_STEPS), LIGHT), ids=str
 )
@@ -55,7 +55,7 @@ def test_the_trajectory_is_that_of_float32_state_in_the_mean(case, bfloat16):
     assert compressed.std(axis=0).any() == (case.name not in UNMOVED)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", *exhaustive("float64", "bfloat16")])
 @pytest.mark.parametrize("listed", [False, True], ids=["dense", "listed"])
 @pytest.mark.parametrize("name", ["adam", *exhaustive("sgd-momentum=0.9", "groupadagrad", "lamb")])

@@ -22,7 +22,7 @@ def updater_of(name="sgd", learning_rate=0.1, **kwargs):
     return optimizer.get_updater(optimizer.create(name, learning_rate=learning_rate, **kwargs))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @silent
 @pytest.mark.parametrize(
     ("case", "half"),
@@ -132,7 +132,7 @@ def run(updater, steps, weight, index=0):
     return weight
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("form", DITHERED)
 def test_seed_index_and_step_each_change_the_draws(form, bfloat16):
     def outcome(seed=0, index=0, begin=0):
@@ -148,7 +148,7 @@ def test_seed_index_and_step_each_change_the_draws(form, bfloat16):
         assert other != first
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_weight_and_state_have_draws_of_their_own(bfloat16):
     updater = updater_of("sgd", 1.0, momentum=0.9, **DITHERED["both"])
     weight = np.ones(20_000, bfloat16)

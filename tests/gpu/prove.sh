@@ -53,10 +53,10 @@ trap 'rm -f "$output"' EXIT
 
 many=()
 "$python" -c 'import xdist' 2>/dev/null && many=(-n "$(($(nproc) < 16 ? $(nproc) : 16))")
-check "Tests" 240 "$python" -m pytest -q -p no:cacheprovider -m cuda "${many[@]}" tests/gpu
+check "Tests" 240 "$python" -m pytest -q -p no:cacheprovider -m gpu "${many[@]}" tests/gpu
 if command -v compute-sanitizer >/dev/null; then
     check "Memory check" 80 compute-sanitizer --tool memcheck --error-exitcode 3 \
-        "$python" -m pytest -q -p no:cacheprovider -m cuda tests/gpu/test_cuda_updater.py \
+        "$python" -m pytest -q -p no:cacheprovider -m gpu tests/gpu/test_cuda_updater.py \
         -k "interface or moves or state_is_made"
 else
     printf '\n## Memory check\n\ncompute-sanitizer is not installed\n' >>"$report"

@@ -9,7 +9,7 @@ import pytest
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
 from helpers.device_arrays import Bare, check_close, host, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 SPECS = [EMA(decay=0.5), EMA(decay=0.5, bias_correction=True), SWA(2, 2), Lookahead(2)]
 

@@ -7,7 +7,7 @@ from fastopt import RowSparse, optimizer
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [
-    pytest.mark.cuda,
+    pytest.mark.gpu,
 ]
 
 

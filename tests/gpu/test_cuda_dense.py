@@ -11,7 +11,7 @@ from fastopt._kernels.devices import header
 from helpers.cases import CASES
 from helpers.device_arrays import Foreign, check_close, check_steps, host, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -10,7 +10,7 @@ from fastopt._kernels import dlpack
 from fastopt._kernels.devices import header
 from helpers.device_arrays import Foreign, host, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype = ctypes.py_object

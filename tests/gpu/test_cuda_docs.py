@@ -5,7 +5,7 @@ import pytest
 from helpers.pages import blocks, printed
 from helpers.paths import ROOT
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 
 def test_code_runs_and_prints_what_it_says(capsys):

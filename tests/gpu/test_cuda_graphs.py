@@ -8,7 +8,7 @@ from fastopt import optimizer
 from helpers.device_arrays import Foreign, host, on_device
 
 pytestmark = [
-    pytest.mark.cuda,
+    pytest.mark.gpu,
 ]
 
 

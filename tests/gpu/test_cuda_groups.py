@@ -7,7 +7,7 @@ from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
 from fastopt.amp import LossScaler
 from helpers.device_arrays import check_close, host, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 NAMES = ["embed", "body", "bias", "head", "frozen"]
 SETTINGS = {

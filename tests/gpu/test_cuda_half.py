@@ -11,7 +11,7 @@ from fastopt.amp import LossScaler
 from fastopt.device import cuda as cuda_device
 from helpers.device_arrays import check_close, check_steps, host, leaves, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 
 def halves(rng, dtype, count=2, size=50):

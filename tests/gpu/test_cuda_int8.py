@@ -6,7 +6,7 @@ import pytest
 from fastopt import RowSparse, optimizer
 from helpers.device_arrays import host, leaves, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 
 def updater_of(name, **kwargs):

@@ -6,7 +6,7 @@ import pytest
 from fastopt import optimizer
 from helpers.device_arrays import check_close, host, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("name", ["Muon", "SOAP"])

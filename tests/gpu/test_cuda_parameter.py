@@ -13,7 +13,7 @@ from fastopt.device import cuda as cuda_device
 from fastopt.parameter import ParameterDict
 from helpers.device_arrays import host, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 
 def parameter(device, dtype="float32", **kwargs):

@@ -15,7 +15,7 @@ from fastopt.averages import SWA, Lookahead
 from fastopt.lr_scheduler import CosineScheduler
 from helpers.device_arrays import Foreign, check_close, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 SHAPES = [(3, 2), (7, 10), (5, 1)]
 CALLS = 4

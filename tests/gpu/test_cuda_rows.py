@@ -12,7 +12,7 @@ from helpers.cases import CASES
 from helpers.device_arrays import Bare, check_close, check_steps, host, leaves, on_device
 from helpers.row_rules import RowAdam
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 SHAPE = (12, 5)
 

@@ -15,7 +15,7 @@ from fastopt._kernels.devices import header, is_cuda
 from fastopt.device import cuda as cuda_device
 from helpers.device_arrays import Foreign, host, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 
 def ones(*shape):

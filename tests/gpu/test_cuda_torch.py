@@ -10,7 +10,7 @@ from helpers.device_arrays import on_device
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("torch cannot use the GPU", allow_module_level=True)
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 
 class Tensor(torch.Tensor):

@@ -12,7 +12,7 @@ from fastopt._kernels.devices import header
 from fastopt.device import cuda as cuda_device
 from helpers.device_arrays import Foreign, check_close, host, leaves, on_device
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.gpu
 
 
 def step(updater, weight, value=1.0, index=0):

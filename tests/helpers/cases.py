@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
@@ -211,20 +212,13 @@ KINDS = (
 OF_KINDS = [FIRST[name] for name in KINDS]
 
 
-def further(*values):
-    """Parameters of tests with the mark of that name."""
-    return [pytest.param(value, marks=pytest.mark.further) for value in values]
+def slow(*values, profile="default"):
+    """Parameters of slow tests, which run in a profile of Hypothesis and in later ones."""
+    return [pytest.param(value, marks=pytest.mark.slow(profile)) for value in values]
 
 
-def exhaustive(*values):
-    """Parameters of exhaustive tests."""
-    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
-
-
-def variants(*values):
-    """Parameters of exhaustive tests that ``.ci/run exhaustive`` leaves out."""
-    marks = [pytest.mark.exhaustive, pytest.mark.variant]
-    return [pytest.param(value, marks=marks) for value in values]
+exhaustive = partial(slow, profile="exhaustive")
+nightly = partial(slow, profile="nightly")
 
 
 def by_default(cases):
@@ -256,12 +250,9 @@ def named(names, *sample):
 
 
 def marks_of(value):
-    """Marks of an exhaustive test of a combination.
-
-    Where `value` is not the first form of one of `KINDS`, it is a `variant` too.
-    """
-    variant = isinstance(value, Case) and value not in OF_KINDS
-    return [pytest.mark.exhaustive, *[pytest.mark.variant] * variant]
+    """Mark of a slow test of a combination: exhaustive for the first form of each of `KINDS`."""
+    later = isinstance(value, Case) and value not in OF_KINDS
+    return pytest.mark.slow("nightly" if later else "exhaustive")
 
 
 CHOICES = {
@@ -271,5 +262,5 @@ CHOICES = {
 """Cases of tests in child processes."""
 
 every_choice = pytest.mark.parametrize(
-    "choice", [*exhaustive("every kind"), *variants("every case")]
+    "choice", [*exhaustive("every kind"), *nightly("every case")]
 )

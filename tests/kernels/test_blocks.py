@@ -16,7 +16,7 @@ from fastopt._engine.validate import leaves
 from fastopt._kernels.blocks import inverse_root
 from fastopt._kernels.codes import decoded, encoded, scales_shape
 from fastopt._kernels.vectors import LITTLE_THROTTLED, prefer_wide_vectors
-from helpers.cases import exhaustive, named, variants
+from helpers.cases import exhaustive, named, nightly
 from helpers.half_precision import bits
 from helpers.paths import ROOT
 
@@ -318,7 +318,7 @@ def test_matrix_optimizers_refuse(name):
         optimizer.create(name, state_dtype="int8")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [48, *exhaustive(200)])
 @pytest.mark.parametrize("place", ["memory", "files"])
 def test_tables_that_grow_keep_8_bits_for_each_row(dim, place, tmp_path):
@@ -349,7 +349,7 @@ def test_tables_that_grow_keep_8_bits_for_each_row(dim, place, tmp_path):
     assert bytes_of_row == 2 * (dim + 4 * -(-dim // BLOCK))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["memory", "files"])
 def test_tables_in_8_bits_continue_with_the_same_bits(place, tmp_path):
     adam = optimizer.Adam(learning_rate=0.1, state_dtype="int8")
@@ -410,7 +410,7 @@ def test_states_that_do_not_fit_are_refused():
     np.testing.assert_array_equal(weight, before)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_slots_in_float32_and_in_8_bits_work_together():
     updater, plain = made(), made(state_dtype=None)
     weight, other = (trained(each, (64, 64), 0) for each in (updater, plain))
@@ -456,7 +456,7 @@ def test_a_checkpoint_with_other_scales_is_refused():
             made().load_states_dict(saved)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("masters", [{}, {"multi_precision": True}])
 def test_states_are_converted_between_all_precisions(masters, bfloat16):
     dtype = np.float16 if masters else np.float32
@@ -528,7 +528,7 @@ def test_a_lazy_update_is_the_one_of_float32_and_touches_its_rows_alone(shape):
         assert same_bits(found, (encoded(m, np.int8, v), encoded(v, np.uint8)))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("lazy", [True, False])
 def test_rows_on_all_rows_are_a_dense_gradient(lazy):
     shape = (300, 200)
@@ -567,7 +567,7 @@ def test_rows_of_a_vector_are_refused():
 # What works around an update
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_averages_copies_and_sums_of_gradients_work():
     plain = made()
     expected = trained(plain, (40, 200), 4)
@@ -613,7 +613,7 @@ def steps_of(errors, name, stream, small=False):
     return errors.compared({name: ours}, exact, stream, small)[name]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", MOST)
 @pytest.mark.parametrize("seed", [11, *exhaustive(*range(15))])
 def test_updates_of_adam_stay_near_those_of_float32(errors, stream, seed):
@@ -625,7 +625,7 @@ def test_updates_of_adam_stay_near_those_of_float32(errors, stream, seed):
     assert found.error <= MOST[stream]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [10.0**-k for k in range(1, 9)])
 @pytest.mark.parametrize("seed", [0, *exhaustive(*range(1, 16))])
 def test_small_elements_of_a_block_move_as_with_float32_or_less(errors, share, seed):
@@ -636,7 +636,7 @@ def test_small_elements_of_a_block_move_as_with_float32_or_less(errors, share, s
     assert found.mean >= 0.5 or share < 1e-6
 
 
-@pytest.mark.parametrize("stream", ["sigma 0.5", *variants("sigma 2", "sigma 2, in 1 of 20 steps")])
+@pytest.mark.parametrize("stream", ["sigma 0.5", *nightly("sigma 2", "sigma 2, in 1 of 20 steps")])
 @pytest.mark.parametrize(
     "name",
     exhaustive("rmsprop", "adadelta", "adamax", "adopt", "adamatan2", "nadam", "radam", "ademamix")

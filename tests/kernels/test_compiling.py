@@ -78,7 +78,7 @@ class Mine(fastopt.optimizer.Optimizer):
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_an_edited_rule_is_compiled_again(run_python, tmp_path):
     code = STEP.format(
         load="import mine, fastopt\n    updater = fastopt.get_updater(mine.Mine(learning_rate=1.0))"
@@ -96,7 +96,7 @@ def test_an_edited_rule_is_compiled_again(run_python, tmp_path):
     assert [compiled > 0 for _, compiled in seen] == [True, False, True, False]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_an_edited_helper_of_the_library_is_compiled_again(run_python, install, tmp_path):
     environment = {"PYTHONPATH": str(install), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     before, _ = result(run_python(ADAM, **environment))
@@ -110,7 +110,7 @@ def test_an_edited_helper_of_the_library_is_compiled_again(run_python, install, 
     assert compiled > 0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_rule_in_a_script_is_cached_too(run_python, tmp_path):
     script = tmp_path / "train.py"
     load = f"{RULE.format(factor=1)}\nupdater = fastopt.get_updater(Mine(learning_rate=1.0))"
@@ -121,7 +121,7 @@ def test_a_rule_in_a_script_is_cached_too(run_python, tmp_path):
     assert result(run_python(code, script, **environment)) == (-1, 0)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_rule_typed_into_a_repl_works(run_python):
     """Code from ``python -c`` has no source file either."""
     typed = STEP.format(
@@ -133,7 +133,7 @@ def test_a_rule_typed_into_a_repl_works(run_python):
     assert result(run_python(typed))[0] == -3
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("home", [None, "/dev/null"], ids=["unset", "unusable"])
 def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, home):
     """Directories are read-only for anyone; a file in place of the directory stops root too."""
@@ -153,7 +153,7 @@ def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, 
         assert result(done.stdout)[1] > 0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_cell_of_a_notebook_is_cached_across_kernels(run_python, tmp_path):
     """IPython puts the number of the process into the file names of cells."""
     cell = RULE.format(factor=1)
@@ -180,7 +180,7 @@ for made in sys.argv[1:]:
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("made", [
     ("AdamW(formula='torch')", "Adam()"),  # records of equal number
     ("SGD(momentum=0.9)", "NAG(momentum=0.9)"),  # functions of equal name, number and arguments

@@ -30,14 +30,14 @@ def dense(request):
     return request.param, compile_anew(cpu.element_loop, request.param, np.float32)[0]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_float32_arithmetic_is_never_widened(dense):
     name, llvm = dense
     assert "fmul float" in llvm or "x float>" in llvm or name == "test"
     assert "fpext" not in llvm
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_loop_over_elements_is_vectorized(dense):
     _, llvm = dense
     assert "x float>" in llvm
@@ -47,7 +47,7 @@ AVX2 = "+avx,+avx2,+fma,+bmi,+bmi2,+f16c"
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions of x86")
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("name", ["adam", "sgld"])
 def test_avx2_is_enough_for_vectors_of_eight(name):
     """Normal numbers need no instruction that AVX-512 alone has."""
@@ -67,7 +67,7 @@ def test_avx2_is_enough_for_vectors_of_eight(name):
     assert "sqrt.v8f32" in llvm
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lamb", *exhaustive("lans", "lars")])
 def test_sums_are_added_in_vectors(name):
     llvm, _ = compile_anew(
@@ -80,7 +80,7 @@ def test_sums_are_added_in_vectors(name):
     assert "x float>" in llvm
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_test_for_widening_can_fail():
     @rule(hyper=("lr",))
     def wide(weight, grad, state, h):
@@ -130,7 +130,7 @@ def test_norms_are_exact_to_float64(scale, rng):
     np.testing.assert_allclose(step, 0.5 * np.linalg.norm(before), rtol=1e-6)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [(3, 1), (1, 7), (5, 64), *exhaustive((4, 1000), (2, 40_000), (20_000, 2))]
 )

@@ -109,7 +109,7 @@ def combinations(rules, kinds, usual):
     found, sample = [], {case.make().rule for case in CASES if str(case) in SAMPLE}
     for rule, weights, capability in itertools.product(rules, kinds, CAPABILITIES):
         default = rule in sample or (weights in usual and capability == (8, 0))
-        marks = () if default else pytest.mark.exhaustive
+        marks = () if default else pytest.mark.slow("exhaustive")
         name = f"{rule.name}-{weights}-{CAPABILITIES[capability]}"
         found.append(pytest.param(rule, weights, capability, marks=marks, id=name))
     names = "rule", "weights", "capability"

@@ -58,13 +58,13 @@ except ImportError as error:
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_arrays_of_the_simulator_are_updated_as_host_arrays(run_python):
     told = run_python(SIMULATED, NUMBA_ENABLE_CUDASIM="1")
     assert told == "CUDA arrays need a device, and NUMBA_ENABLE_CUDASIM=1 simulates one\n"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_without_cuda_an_array_on_a_device_is_refused_by_name(run_python):
     told = run_python(FAKE, NUMBA_ENABLE_CUDASIM=None)
     assert "CUDA arrays need" in told
@@ -121,7 +121,7 @@ def test_the_proof_on_a_gpu_reports_each_step(found, tmp_path):
     assert "## Measurements" in words
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_proof_on_a_gpu_needs_one(tmp_path):
     done = prove(tmp_path / "report.md", sys.executable, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1

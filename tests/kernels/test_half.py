@@ -139,7 +139,7 @@ def assert_rounded(format, x, narrow):
     np.testing.assert_array_equal(got[missing] & SIGN != 0, np.signbit(x[missing]))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @ALL
 def test_every_half_is_widened_exactly(format):
     got, magnitude = convert(format.widen, BITS), BITS & ~SIGN
@@ -150,7 +150,7 @@ def test_every_half_is_widened_exactly(format):
     np.testing.assert_array_equal(np.isnan(got), format.is_nan(BITS))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @ALL
 def test_every_half_comes_back(format):
     back = convert(format.narrow, convert(format.widen, BITS))
@@ -159,14 +159,14 @@ def test_every_half_comes_back(format):
     assert format.is_nan(back[missing]).all()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @ALL
 def test_numbers_are_rounded_to_nearest_even(format, patterns):
     for x in (patterns[: MANY // 5], format.ties(), specials()):
         assert_rounded(format, x, format.nearest)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @ALL
 def test_other_libraries_round_identically(format, patterns):
     dtype = np.float16 if format.name == "float16" else pytest.importorskip("ml_dtypes").bfloat16
@@ -218,7 +218,7 @@ def away(format, x, draws):
     return step == 1
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @BOTH
 @given(data=st.data())
 def test_the_probability_of_rounding_away_is_the_part_that_is_cut_off(format, data):
@@ -235,7 +235,7 @@ def test_the_probability_of_rounding_away_is_the_part_that_is_cut_off(format, da
     np.testing.assert_array_equal(away(format, x, draws), away(format, x, draws | upper))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_probability_is_exact_to_21_bits_below_the_normal_numbers():
     draws = np.arange(1 << 21, dtype=np.uint32)
     rng = np.random.default_rng(0)
@@ -348,7 +348,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_process_for_any_processor_passes_these_tests(run_python):
     output = run_python(PROCESS, __file__, "-k", "not process", NUMBA_CPU_NAME="generic")
     assert output.startswith("False\n")

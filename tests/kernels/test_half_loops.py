@@ -39,7 +39,7 @@ def compile_anew(weight, grad, state, options):
     return compile_loop(cpu.element_loop(layout), layout, used)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["float16 masters", *exhaustive(*(form for form in FORMS if form != "float16 masters"))]
 )
@@ -52,7 +52,7 @@ def test_the_loop_over_elements_is_vectorized(form):
         assert "vcvtph2ps" in code
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["compressed state", *exhaustive("float16, stochastic", "bfloat16, stochastic")]
 )

@@ -59,7 +59,7 @@ def of_another_layout(monkeypatch):
     monkeypatch.setattr(numpy_abi, "_reads_arrays", lambda: False)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [without_a_gil, of_another_layout])
 @pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lamb", "groupadagrad", "nadam")])
 @pytest.mark.filterwarnings("ignore:the object layouts of")

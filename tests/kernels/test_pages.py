@@ -40,10 +40,13 @@ def share(run_python, *args):
     return resident
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("adam", "touched"), *[pytest.param("adamw", "catch_up", marks=pytest.mark.exhaustive)]],
+    [
+        ("adam", "touched"),
+        *[pytest.param("adamw", "catch_up", marks=pytest.mark.slow("exhaustive"))],
+    ],
 )
 def test_one_row_in_a_hundred_takes_its_pages_alone(name, how, run_python):
     """A page of 4 KB has 16 rows: rows at random need a page each, rows in order share them."""
@@ -51,7 +54,7 @@ def test_one_row_in_a_hundred_takes_its_pages_alone(name, how, run_python):
     assert share(run_python, name, how, "first") <= 0.05
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_all_rows_take_all_memory(run_python):
     """Standard updates write the whole state: the measurement above can fail."""
     code = STEP.replace("sparse_decay=how", "lazy_update=False")

@@ -136,21 +136,21 @@ print(global_compiler_lock.is_locked())
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @forks
 @pytest.mark.parametrize("layer", BEST)
 def test_a_forked_child_continues_with_the_bits_of_its_parent(layer, run_python):
     assert run_python(CHILD + FORK, NUMBA_THREADING_LAYER=layer).strip() == "True"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @forks
 @pytest.mark.parametrize("layer", BEST)
 def test_locks_are_fresh_in_a_forked_child(layer, run_python):
     assert run_python(CHILD + HELD, NUMBA_THREADING_LAYER=layer).strip() == "0"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @forks
 @pytest.mark.skipif("tbb" not in LAYERS, reason="the package tbb is not installed")
 def test_a_child_uses_tbb_unless_other_threads_of_its_parent_have(run_python):
@@ -159,13 +159,13 @@ def test_a_child_uses_tbb_unless_other_threads_of_its_parent_have(run_python):
     assert [line for line in printed if line and "Unable to join" not in line] == ["1", "{0}"]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @forks
 def test_a_fork_waits_for_a_compilation_in_another_thread(run_python):
     assert run_python(CHILD + COMPILING).split() == ["0", "0", "False"]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("method", kept(multiprocessing.get_all_start_methods(), "spawn"))
 @pytest.mark.parametrize("layer", BEST)
 def test_pools_of_every_start_method_work(layer, method, run_python, tmp_path):
@@ -189,7 +189,7 @@ print(set(joblib.Parallel(2, backend="loky")(joblib.delayed(work)(k) for k in ra
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("layer", BEST)
 def test_joblib_workers_work(layer, run_python):
     pytest.importorskip("joblib")
@@ -207,7 +207,7 @@ print(len(results), len(set(results)))
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", BEST)
 def test_several_updaters_may_run_at_once(layer, run_python):
     """Without turns numba's workqueue layer ends the process."""
@@ -232,14 +232,14 @@ print(subprocess.run(command, capture_output=True, text=True, check=True).stdout
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_processes_that_start_at_once_fill_an_empty_cache(run_python, tmp_path):
     printed = run_python(COLD, NUMBA_CACHE_DIR=str(tmp_path)).split()
     assert printed == ["{'-0.01'}", "-0.01", "False"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory that is free from /proc")
-@pytest.mark.slow
+@pytest.mark.slow("nightly")
 def test_a_tensor_of_more_than_two_to_the_31_elements():
     """Its last elements are updated: places are counted with 64 bits."""
     import numpy as np

@@ -60,7 +60,7 @@ class Largest(optimizer.Optimizer):
         return {"of_grad": 1.0, "of_weight": 1.0}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_pass_computes_maxima(dtype, rng):
     """Of every element of any number of blocks and threads; a NaN is the largest."""
@@ -209,7 +209,7 @@ def undefined_name(weight, grad, state, h):
     return weight - no_such_number, (grad,)  # noqa: F821
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 50_000])
 @pytest.mark.parametrize(
     ("function", "words"),

@@ -19,7 +19,7 @@ DRAWING = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("kind", DRAWING)
 def test_slices_draw_the_numbers_of_the_whole_tensor(kind, bfloat16):
     name, arguments, dtype = DRAWING[kind]
@@ -39,7 +39,7 @@ def test_slices_draw_the_numbers_of_the_whole_tensor(kind, bfloat16):
     ] + [lower.tobytes()]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_sums_of_slices_are_combined_before_a_pass_ends():
     """And elements are updated once, in parts that threads share."""
     start, grad = normal(0, (90_001,), "float32"), normal(1, (90_001,), "float32")

@@ -35,7 +35,7 @@ needs_tbb = [
 ]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [pytest.param("", marks=needs_tbb), pytest.param(SET_FIRST, marks=needs_tbb)],
@@ -45,12 +45,12 @@ def test_tbb_is_preferred_where_it_is_installed(first, run_python):
     assert run_python(first + STEP, NUMBA_THREADING_LAYER=None).strip() == "tbb"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_users_choice_of_layer_is_respected(run_python):
     assert run_python(STEP, NUMBA_THREADING_LAYER="workqueue").strip() == "workqueue"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_missing_tbb_is_no_error(run_python):
     assert run_python(WITHOUT_TBB + STEP, NUMBA_THREADING_LAYER=None).strip() != ""
 
@@ -114,14 +114,14 @@ print(set(weight.tolist()), updater.optimizer.num_update)
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["default", *exhaustive("workqueue")])
 def test_threads_may_share_an_updater(run_python, layer):
     """Without the lock numba's workqueue layer ends the process."""
     assert run_python(THREADS, NUMBA_THREADING_LAYER=layer).strip() == "{-400.0} 400"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be chosen here")
 def test_a_process_ends_though_another_thread_made_the_first_step(run_python):
     """On one CPU nobody else runs the task that numba spawns when it starts TBB."""

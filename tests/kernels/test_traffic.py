@@ -12,7 +12,7 @@ def filled(size, rng):
     return tuple(rng.normal(size=n).astype(np.float32) for n in (size, size, size, size // 2))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 1000, PARALLEL_FROM])
 def test_a_compiled_loop_changes_nothing(size, rng):
     arrays = filled(size, rng)

@@ -22,8 +22,8 @@ for what in ("cache_misses", "cache_hits"):
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param({"name": "groupadagrad"}, marks=pytest.mark.exhaustive),
-        pytest.param({"name": "adam", "state_dtype": "int8"}, marks=pytest.mark.exhaustive),
+        pytest.param({"name": "groupadagrad"}, marks=pytest.mark.slow("exhaustive")),
+        pytest.param({"name": "adam", "state_dtype": "int8"}, marks=pytest.mark.slow("exhaustive")),
     ],
     ids=["rows", "blocks"],
 )

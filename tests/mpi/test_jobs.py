@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.cases import exhaustive, variants
+from helpers.cases import exhaustive, nightly
 from helpers.paths import ROOT, TESTS
 from helpers.ranks import CHECKS, names_of
 
@@ -35,6 +35,7 @@ STARTED = ("PMI_", "PMIX_", "OMPI_", "HYDRA_")
 """Beginnings of variables by which a process is told that it is one of a job."""
 
 pytestmark = [
+    pytest.mark.mpi,
     pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is missing"),
     pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec, as of pip install mpich"),
 ]
@@ -78,7 +79,7 @@ def test_checks_pass(mpi, module, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("choice", ["every kind", *variants("every case")])
+@pytest.mark.parametrize("choice", ["every kind", *nightly("every case")])
 def test_rules_have_the_bits_of_one_process(mpi, ranks, choice):
     assert passes(mpi(ranks, RUN, "ranks_plans", choice), "ranks_plans")
 

@@ -10,7 +10,7 @@ def test_mpi_is_not_imported_with_the_package(run_python):
     assert run_python(code) == "[]\n"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_error_says_how_to_install_a_missing_mpi4py(run_python):
     code = """
 import sys
@@ -29,7 +29,7 @@ def test_a_trainer_says_what_its_comm_can_be():
         Trainer([Parameter("w", shape=2)], comm=object())
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_demo_names_what_mpi_needs(run_python):
     code = """
 import sys

@@ -25,7 +25,7 @@ def verdict(copy: Path, path: str, text: str, defect: str, tests: str) -> str:
         return "stale"
     module.write_text(source.replace(text, defect), "utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command += ["-m", "not exhaustive and not slow and not cuda"]
+    command += ["-m", "not gpu"]
     files, *chosen = tests.split(" -k ")
     try:
         done = subprocess.run(

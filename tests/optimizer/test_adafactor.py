@@ -46,7 +46,7 @@ def test_there_are_steps_of_both_libraries_and_of_vectors():
 @pytest.mark.parametrize("case", CASES, ids=named)
 @pytest.mark.parametrize(
     ("dtype", "rtol"),
-    [(F32, 3e-5), pytest.param(np.float64, 1e-8, marks=pytest.mark.exhaustive)],
+    [(F32, 3e-5), pytest.param(np.float64, 1e-8, marks=pytest.mark.slow("exhaustive"))],
 )
 def test_each_step_is_that_of_the_library(case, dtype, rtol):
     """That of optax has decay rates of float32."""

@@ -27,7 +27,7 @@ def run(case, dtype, gradients, weight, **kwargs):
     return weight, updater
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", kept(CASES, *SAMPLE), ids=str)
 def test_float32_agrees_with_float64(case, rng):
     weight, gradients = rng.normal(size=case.shape), rng.normal(size=(5, *case.shape))
@@ -38,7 +38,7 @@ def test_float32_agrees_with_float64(case, rng):
     assert not np.array_equal(double, weight)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sampled(CASES), ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_weight_and_state_keep_the_dtype(case, dtype, rng):
@@ -47,7 +47,7 @@ def test_weight_and_state_keep_the_dtype(case, dtype, rng):
     assert all(array.dtype == dtype for array in flat(updater.states[0]))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sampled(CASES), ids=str)
 def test_new_rates_decays_and_shapes_compile_nothing(case, rng):
     updater = case.updater(wd=case.wd)
@@ -83,7 +83,7 @@ def test_a_rate_of_zero_freezes_the_weight(case, rng):
     np.testing.assert_array_equal(weight, start)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 def test_nan_stays_where_it_is(case, rng):
     gradients = rng.normal(size=(4, *case.shape))

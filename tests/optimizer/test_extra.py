@@ -61,7 +61,7 @@ def views(updater, grad, weight, extra):
     updater("w", memoryview(grad), memoryview(weight), extra=memoryview(extra))
 
 
-FURTHER = pytest.mark.further
+FURTHER = pytest.mark.slow
 
 
 @pytest.mark.parametrize("form", [single, listed, stepped, views])
@@ -97,7 +97,7 @@ def test_a_list_has_extras_for_the_rules_that_take_one():
     assert weights["still"].tolist() == [1, 1]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("dense", [False, True])
 def test_row_sparse_extras(lazy, dense):
@@ -151,7 +151,7 @@ def test_refused_calls_change_nothing(message, first):
     np.testing.assert_equal(after, before)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_skipped_and_failed_updates_change_no_state():
     updater = fastopt.Updater(Reduced(learning_rate=0.1), loss_scaler=LossScaler())
     weight = START.copy()

@@ -140,17 +140,17 @@ def check(name, flags, rng):
 
 
 def by_default(name):
-    return () if name in BY_DEFAULT else pytest.mark.exhaustive
+    return () if name in BY_DEFAULT else pytest.mark.slow("exhaustive")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=by_default(n)) for n in FORMS])
 def test_a_variant_masks_and_scales_the_step_of_the_plain_form(name, rng):
     flags = [flag for flag in flags_of(name) if (name, flag) != ("soap", "stable")]
     check(name, dict.fromkeys(flags, True), rng)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize(
     ("name", "flag"),
     [("adamw", flag) for flag in ("cautious", "cautious_decay", "stable")]
@@ -168,7 +168,7 @@ def test_every_class_with_variants_is_compared():
     assert len(varied) > 20
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_soap_is_stable_in_the_bases(rng):
     """Without rotations, it is Adam: a diagonal basis keeps the elements apart."""
     plain, stable = (fastopt.Updater(optimizer.SOAP(lr=RATE, stable=on)) for on in (False, True))

@@ -48,14 +48,14 @@ def test_each_step_is_that_of_the_library(case):
         np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-15, err_msg=f"step {step}")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @every_case
 def test_float32_is_as_near_as_rounding_allows(case):
     steps = trained(made_of(case), RECORDED["start"], RECORDED["gradients"], np.float32)
     np.testing.assert_allclose(list(steps), case["weights"], rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_case
 def test_the_formula_of_mxnet_is_another(case):
     """So the comparison would notice a wrong choice."""
@@ -93,7 +93,7 @@ def test_each_step_is_that_of_the_installed_torch(case):
         np.testing.assert_allclose(got, weight.detach().numpy(), rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_EPSILON)
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_clipping_comes_before_decay_as_it_does_with_torch(name, clip):
@@ -138,7 +138,7 @@ def test_decay_of_torchs_adagrad_cannot_be_deferred():
         fastopt.AdaGrad(sparse_decay="catch_up", formula="torch")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_deferred_decay_of_adamw_is_that_of_each_step(rng):
     """Rows that were not touched are decayed by rate times decay, without bias correction."""
     updater = fastopt.Updater(

@@ -30,7 +30,7 @@ def test_trajectories_and_states(name, replay):
     assert [r for r in records if r["status"] != right(cases[r["id"]])] == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_recommended_behaviour_is_taken_where_mxnet_is_questionable(replay):
     """Cases that say 'diverge' have our numbers wherever these were recorded."""
     diverge = {

@@ -245,7 +245,7 @@ def test_dense_weights_of_groups_have_records(way, unrecorded):
     assert made.records.slots
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_row_sparse_gradients_masters_and_copies_of_groups():
     own = {"^table": {"sparse_decay": "catch_up", "lazy_update": True}, "^half": {"beta1": 0.5}}
     adamw = optimizer.AdamW(learning_rate=0.1, wd=0.5, multi_precision=True)

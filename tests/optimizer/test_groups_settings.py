@@ -14,7 +14,7 @@ import fastopt
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
-from helpers.cases import exhaustive, variants
+from helpers.cases import exhaustive, nightly
 
 NAMES = ["embed.weight", "body.weight", "body.bias", "norm.scale", "head.weight", "frozen.weight"]
 TRAINED = NAMES[:-1]
@@ -41,7 +41,7 @@ MOST = pytest.mark.parametrize(
     [
         SETTINGS["all"],
         *exhaustive(SETTINGS["all with SWA"], SETTINGS["Lookahead"]),
-        *variants(*(SETTINGS[name] for name in ALONE)),
+        *nightly(*(SETTINGS[name] for name in ALONE)),
     ],
     ids=["all", "all with SWA", "Lookahead", *ALONE],
 )
@@ -191,7 +191,7 @@ KINDS_ = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @KINDS_
 @MOST
 def test_row_sparse_gradients_and_half_precision_in_one_group(kind, settings, rng):
@@ -227,7 +227,7 @@ def test_row_sparse_gradients_and_half_precision_in_one_group(kind, settings, rn
     assert weights["x"].tobytes() == expected["x"].tobytes()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("name", ["signum", *exhaustive("lamb", "sgld", "lars", "adadelta")])
 @pytest.mark.parametrize(
     "settings", [ALL, *exhaustive(SETTINGS["Lookahead"])], ids=["all", "Lookahead"]
@@ -247,7 +247,7 @@ def test_rules_with_sums_and_noise_in_a_group(name, settings):
     is_equal(made, each, weights, expected)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", Unscaled])
 @MOST
 def test_rules_that_do_not_scale_gradients_take_scaled_ones(name, settings):
@@ -442,7 +442,7 @@ MIXED = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize(("main", "other", "words"), MIXED.values(), ids=MIXED)
 def test_averages_beside_those_of_one_optimizer_are_one_error(main, other, words):
     main, other = (optimizer.create(x() if callable(x) else x) for x in (main, other))
@@ -467,7 +467,7 @@ def test_averages_beside_those_of_one_optimizer_are_one_error(main, other, words
     as_list(averaging, arrays(1, "ab"), arrays(0, "ab"))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("settings", [{"accumulate": 2}, {"clip_adaptive": 0.05}], ids=str)
 def test_averages_of_an_optimizer_go_with_other_settings(settings):
     made = optimizer.Updater("adam", groups={"b": {"optimizer": free()}}, **settings)

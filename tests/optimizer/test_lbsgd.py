@@ -40,7 +40,7 @@ def summed(grads):
 FLAGS = st.lists(st.booleans(), min_size=2 * SUMMED, max_size=2 * SUMMED)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 @pytest.mark.parametrize("momentum", [0.9, *exhaustive(0.0)])
 @given(problem=problems(steps=2 * SUMMED), dense=FLAGS)
@@ -54,7 +54,7 @@ def test_an_update_is_that_of_sgd_with_the_sum(lazy, momentum, problem, dense):
     same_bits(problem.run(lbsgd(**kwargs), grads), expected)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["linear", *exhaustive("lars")])
 @given(problem=problems(steps=2 * SUMMED), dense=FLAGS)
 def test_standard_updates_of_row_sparse_gradients_are_dense_ones(strategy, problem, dense):
@@ -65,7 +65,7 @@ def test_standard_updates_of_row_sparse_gradients_are_dense_ones(strategy, probl
     same_bits(problem.run(updater(), dense_where(dense, problem.grads)), expected)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize(
     "half", [np.dtype("float16"), *exhaustive(np.dtype(ml_dtypes.bfloat16))], ids=str
 )
@@ -97,7 +97,7 @@ def test_gradients_may_be_overwritten_after_the_call(dense):
     same_bits(weight, same)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [True, False])
 def test_gradients_of_the_copys_precision_are_added_up(sparse, rng):
     updater, weight = lbsgd(), np.ones((9, 4), np.float32)

@@ -32,7 +32,7 @@ def test_every_optimizer_of_matrices_is_in_the_table():
     assert {name.split()[0] for name in FORMS} == {*OF_MATRICES}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_form
 def test_gradients_are_rescaled_clipped_and_turned_before_all_else(form, rng):
     weight, gradients = single(rng)
@@ -43,7 +43,7 @@ def test_gradients_are_rescaled_clipped_and_turned_before_all_else(form, rng):
     np.testing.assert_array_equal(got, other)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @every_form
 def test_a_list_call_equals_single_calls_and_the_fallback_updates_the_rest(form, rng):
     shapes = (4, 6), (6, 4), (5,), (4, 6), (2, 3, 2, 2), (4, 12), (3, 2)

@@ -37,7 +37,7 @@ def opposite(gradient):
     return -gradient
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", by_default(CASES), ids=str)
 def test_ascent_is_descent_along_the_opposite_gradient(case, rng):
     gradients = rng.normal(size=(4, *case.shape))

@@ -63,14 +63,14 @@ def test_the_file_names_its_packages_and_has_both_libraries():
 @every_case
 @pytest.mark.parametrize(
     ("dtype", "rtol"),
-    [(F32, 3e-5), pytest.param(np.float64, 1e-11, marks=pytest.mark.exhaustive)],
+    [(F32, 3e-5), pytest.param(np.float64, 1e-11, marks=pytest.mark.slow("exhaustive"))],
 )
 def test_each_step_is_that_of_the_library(case, dtype, rtol):
     data = RECORDED["data"]["x".join(map(str, case["shape"]))]
     check_recorded(Muon(**case["arguments"]), data, case["weights"], dtype, rtol)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("case", [case for case in CASES if "options" in case], ids=[*"012345678"])
 def test_each_step_is_that_of_the_installed_torch(case, monkeypatch):
     torch = pytest.importorskip("torch")
@@ -329,7 +329,7 @@ def test_a_half_precision_copy_is_written_too(rng):
         np.testing.assert_equal(copies, [weight.astype(np.float16) for weight in weights])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_without_masters_there_is_a_warning_or_stochastic_rounding(rng):
     weight, gradients = single(rng, dtype=np.float16)
     with pytest.warns(UserWarning, match="float16 weights without masters"):
@@ -441,7 +441,7 @@ def test_settings_that_torch_lacks_are_refused(rng):
 # Beside other features
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_accumulated_gradients_give_the_step_of_their_mean(rng):
     weights, gradients = drawn(rng, (4, 6), (5,))
     summed = fastopt.Updater(Muon(lr=0.1, fallback="adamw"), accumulate=2)
@@ -498,7 +498,7 @@ def test_direct_updates_and_copies_resume_identically(rng):
         np.testing.assert_array_equal(result, others)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_it_reads_digits_in_fewer_steps_than_adamw():
     images, digits = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
     images, losses = images.astype(F32) / F32(16), []

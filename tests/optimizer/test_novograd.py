@@ -26,7 +26,7 @@ def trained(made, weight, gradients):
     return updater, weight
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_state_is_an_array_and_a_number(rng):
     (weight,), gradients = drawn(rng, (4, 3), steps=2)
     updater, _ = trained(NovoGrad(beta2=0.75), weight, [grads[0] for grads in gradients])
@@ -36,7 +36,7 @@ def test_the_state_is_an_array_and_a_number(rng):
     np.testing.assert_allclose(var, 0.75 * first + 0.25 * second, rtol=1e-6)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1,), (4, 3)])
 def test_a_state_with_another_shape_is_refused(shape, rng):
     (weight,), ((grad,), *_) = drawn(rng, (4, 3))
@@ -59,7 +59,7 @@ def test_numbers_are_kept_by_passes_alone():
         rule(hyper=("lr",), kept=("a b",))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("lazy", [False, True])
 def test_the_norm_of_indexed_rows_is_that_of_the_whole_gradient(lazy, rng):
     (weight,), _ = drawn(rng, (6, 3), dtype=np.float64)
@@ -83,7 +83,7 @@ def test_the_norm_of_indexed_rows_is_that_of_the_whole_gradient(lazy, rng):
     np.testing.assert_allclose(updater.states[0][1], var, rtol=1e-12)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_master_can_be_set_after_the_first_update(rng):
     """The state without a master is a pair too: of the array and of the number."""
     (weight,), ((grad,), *_) = drawn(rng, (3,), dtype=np.float16)

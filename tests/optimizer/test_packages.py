@@ -19,7 +19,7 @@ def named(case):
     return f"{case['name']}-{'x'.join(map(str, case['shape'])) or 'number'}"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=named)
 @pytest.mark.parametrize(("dtype", "rtol"), [(F32, 3e-5), (F64, 1e-8)])
 def test_each_step_is_that_of_the_package(case, dtype, rtol):
@@ -154,7 +154,7 @@ MORE = {"galore": LOW, "apollo": LOW}
 FORMULAS = {each.__name__: each for each in (galore, apollo, came, adammini, scion, kron)}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("shape", [(4, 6), (9, 2), (3, 4, 2)], ids=str)
 def test_each_step_is_that_of_the_paper(name, shape, rng):

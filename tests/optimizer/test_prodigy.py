@@ -61,12 +61,14 @@ def test_the_file_names_its_packages_and_estimates_grow():
     assert all(case["d"][-1] > 1.5 * case["d"][0] for case in RECORDS)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "dtype", "tolerance", "of_d"),
     [
         pytest.param(
-            case, *rest, marks=() if case in FIRST and rest[0] is F64 else pytest.mark.exhaustive
+            case,
+            *rest,
+            marks=() if case in FIRST and rest[0] is F64 else pytest.mark.slow("exhaustive"),
         )
         for case in RECORDS
         for rest in ((F32, 3e-5, 1e-2), (F64, 1e-6, 1e-6))
@@ -84,7 +86,7 @@ def test_each_step_is_that_of_the_library(case, dtype, tolerance, of_d):
             np.testing.assert_allclose(weight, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("wd", [0.0, *exhaustive(0.1)])
 def test_each_step_is_that_of_the_paper(wd):
     weights, steps = start(F64)
@@ -110,7 +112,7 @@ def test_single_calls_are_the_step_of_a_list_in_any_order(name):
     same(lists, singles)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_parameters_without_a_gradient_have_no_share_in_the_step():
     weights, steps = start()
     others = copy.deepcopy(weights)
@@ -146,7 +148,7 @@ def test_a_step_that_fails_changes_nothing():
     assert made.d > numbers[0]["d"]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_skipped_step_leaves_the_estimate(rng):
     weights, steps = start()
     scaler = LossScaler(init_scale=4.0)
@@ -158,7 +160,7 @@ def test_a_skipped_step_leaves_the_estimate(rng):
     assert numbers == (updater.optimizer.estimate, updater.optimizer.shares)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_gradients_with_a_loss_scale_make_the_same_steps():
     weights, steps = start()
     others = copy.deepcopy(weights)
@@ -170,7 +172,7 @@ def test_gradients_with_a_loss_scale_make_the_same_steps():
     assert updater.info.global_norm > 0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_groups_share_the_estimate():
     weights, steps = start()
     others = copy.deepcopy(weights)
@@ -221,7 +223,7 @@ def test_a_gradient_that_is_not_finite_ends_the_growth(name):
     assert np.isnan(weights[1]).sum() == 1
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("master", ["float32", "split"])
 def test_masters_make_the_steps_of_float32_rounded(half, master):

@@ -126,11 +126,11 @@ def test_any_number_of_threads_gives_the_same_bits(setting):
     assert all(end == ends[0] for end in ends)
 
 
-@pytest.mark.further
-@pytest.mark.parametrize("choice", ["not further", *exhaustive("exhaustive")])
-def test_more_threads_than_processors_give_the_same_bits(choice, run_python):
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["default", *exhaustive("exhaustive")])
+def test_more_threads_than_processors_give_the_same_bits(profile, run_python):
     code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    chosen = "-k", "test_any_number_of_threads", "-m", choice
+    chosen = "-k", "test_any_number_of_threads", "-m", "not gpu", "--hypothesis-profile", profile
     run_python(code, __file__, "-q", *chosen, "-p", "no:cacheprovider", NUMBA_NUM_THREADS="4")
 
 

@@ -105,13 +105,13 @@ def check(case, dtype, **tolerance):
             np.testing.assert_allclose(weight, case["averages"][-1], **tolerance)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("case", once_by_default(OTHERS), ids=ids)
 def test_float32_steps_are_those_of_the_library(case):
     check(case, np.float32, rtol=3e-5, atol=1e-5)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @recorded
 def test_float64_steps_are_those_of_the_library(case):
     check(case, np.float64, rtol=1e-11, atol=1e-15)
@@ -130,7 +130,7 @@ def agrees(name, dtype, **tolerance):
         np.testing.assert_allclose(weight, expected.send(gradient), **tolerance)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in BY_DEFAULT else exhaustive(name)[0] for name in FORMULAS]
 )
@@ -138,7 +138,7 @@ def test_float32_steps_are_those_of_the_formula(name):
     agrees(name, np.float32, rtol=3e-5, atol=1e-5)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @formulas
 def test_float64_steps_are_those_of_the_formula(name):
     agrees(name, np.float64, rtol=1e-11, atol=1e-15)

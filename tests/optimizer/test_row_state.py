@@ -8,7 +8,7 @@ from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.kernels.rule import rule
 from fastopt.sparse import RowSparse
-from helpers.cases import exhaustive, further
+from helpers.cases import exhaustive, slow
 from helpers.row_rules import RowAdam, row_adam, row_adam_formula
 
 SHAPE = (7, 37)
@@ -61,7 +61,7 @@ def strided(array):
     "precision",
     [
         ("float64", {}, 1e-13),
-        *further(("float16", {"multi_precision": True}, 0.05)),
+        *slow(("float16", {"multi_precision": True}, 0.05)),
         *exhaustive(
             ("float32", {}, 1e-5),
             ("float32", {"state_dtype": "bfloat16"}, 0.05),

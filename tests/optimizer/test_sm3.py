@@ -41,7 +41,7 @@ def stepped(weight, gradients, lr=0.1, momentum=0.9, wd=0.0):
 @pytest.mark.parametrize("case", CASES, ids=named)
 @pytest.mark.parametrize(
     ("dtype", "rtol"),
-    [(F32, 3e-5), pytest.param(np.float64, 1e-12, marks=pytest.mark.exhaustive)],
+    [(F32, 3e-5), pytest.param(np.float64, 1e-12, marks=pytest.mark.slow("exhaustive"))],
 )
 def test_each_step_is_that_of_optax(case, dtype, rtol):
     data = RECORDED["data"]["x".join(map(str, case["shape"]))]
@@ -73,7 +73,7 @@ def test_the_state_has_one_number_for_each_row_and_column(rng):
     np.testing.assert_allclose(without.states[0][0], np.square(grads[0]).max(1), rtol=1e-6)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_accumulators_bound_the_sums_of_squares(rng):
     (weight,), gradients = drawn(rng, (4, 6), steps=9, dtype=np.float64)
     updater, _ = trained(SM3(), weight, [grad for (grad,) in gradients])

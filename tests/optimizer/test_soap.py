@@ -18,7 +18,7 @@ from helpers.paths import GOLDEN
 
 RECORDED = json.loads((GOLDEN / "soap.json").read_text())
 F32 = np.float32
-PRECISIONS = [(F32, 3e-5), pytest.param(np.float64, 1e-11, marks=pytest.mark.exhaustive)]
+PRECISIONS = [(F32, 3e-5), pytest.param(np.float64, 1e-11, marks=pytest.mark.slow("exhaustive"))]
 precisions = pytest.mark.parametrize(("dtype", "rtol"), PRECISIONS)
 
 

@@ -96,7 +96,7 @@ print(*(float(weight.sum()).hex() for weight in weights))
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_updates_files_and_tables_need_nothing_that_a_system_lacks(run_python, tmp_path):
     printed = {}
     for system in WITHOUT:

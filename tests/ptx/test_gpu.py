@@ -1,4 +1,4 @@
-"""The tests of ``tests/gpu``, whose kernels run from their PTX: ``python -m pytest -m ptx``."""
+"""The tests of ``tests/gpu``, whose kernels run from their PTX, in the profile nightly."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from helpers.paths import ROOT, TESTS
 from ptx.executor import build_driver, environment, needs_numba_cuda
 
-pytestmark = [pytest.mark.ptx, *needs_numba_cuda]
+pytestmark = [pytest.mark.slow("nightly"), *needs_numba_cuda]
 
 LONG = ["between_the_writes_of_its_stream", "test_every_rule_steps"]
 """Tests that only take time: a kernel that would run for days, and 713 steps of every rule, which
@@ -29,7 +29,7 @@ def test_a_file_of_tests_for_gpus_passes(name, folder):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "ptx.executor", "-p", "no:cacheprovider"),
-            *("-m", "cuda and not slow", "-k", f"not ({' or '.join(LONG)})", TESTS / "gpu" / name),
+            *("-m", "gpu and not slow", "-k", f"not ({' or '.join(LONG)})", TESTS / "gpu" / name),
         ],
         env=environment(folder, FAKE_DEFER="1"),
         cwd=ROOT,

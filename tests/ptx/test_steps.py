@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from helpers.cases import exhaustive, variants
+from helpers.cases import exhaustive, nightly
 from helpers.paths import ROOT, TESTS
 from ptx.executor import build_driver, environment, needs_numba_cuda
 
@@ -37,7 +37,7 @@ SAMPLE = [
 FAMILIES = [
     *("dense", "half", "int8", "reductions", "lists", "rows", "clip", "averages", "accumulation"),
     *("graphs", "streams", "every optimizer", "every optimizer, rows", "float64"),
-    *variants("other forms", "other forms, rows", "float64, other forms"),
+    *nightly("other forms", "other forms, rows", "float64, other forms"),
 ]
 RULES = [
     *("every optimizer", "every optimizer, rows", "other forms", "other forms, rows"),
@@ -188,13 +188,13 @@ def test_each_kernel_runs_with_the_bits_of_the_cpu(device, folder):
     assert ran == KERNELS
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steps_have_the_bits_of_the_cpu(family, folder):
     check_equal(run(folder, family)["different"])
 
 
-@pytest.mark.ptx
+@pytest.mark.slow("nightly")
 @pytest.mark.parametrize(
     ("family", "device"),
     [
@@ -209,7 +209,7 @@ def test_what_is_compiled_for_every_rule_is_executed(family, device, folder):
     assert sorted(found["compiled"]) == sorted(found["launched"])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_the_sectors_that_a_kernel_moves_are_those_of_its_arrays(folder):
     """Besides what a block reads once: less than a byte for each element."""
     command = [sys.executable, TESTS / "ptx" / "counts.py", *{step: 0 for step, _ in BYTES}]
@@ -222,7 +222,7 @@ def test_the_sectors_that_a_kernel_moves_are_those_of_its_arrays(folder):
     assert {key for key, bytes_ in BYTES.items() if not 0 <= found[key] - bytes_ < 1} == set()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_in_fastopt_is_found(name, folder, tmp_path):
     file, code, replacement, case, expected = DEFECTS[name]

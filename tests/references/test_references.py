@@ -1,4 +1,4 @@
-"""Optimizers beside the packages of their authors, live: ``pytest -m references tests/references``.
+"""Optimizers beside the packages of their authors, live: ``pytest -m packages``.
 
 The extra ``references`` installs the packages. The default run has recorded steps instead, in
 ``tests/golden``, and the formulas of ``tests/helpers/oracles.py``.
@@ -9,7 +9,7 @@ import pytest
 
 from fastopt import optimizer
 
-pytestmark = pytest.mark.references
+pytestmark = pytest.mark.packages
 
 STEPS = 30
 TOLERANCE = 1e-7

@@ -45,7 +45,7 @@ DEFAULT = ("adam", "min_count")
 @pytest.mark.parametrize(
     "form",
     [
-        name if name in DEFAULT else pytest.param(name, marks=pytest.mark.exhaustive)
+        name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow("exhaustive"))
         for name in FORMS
     ],
 )

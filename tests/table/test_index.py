@@ -32,7 +32,7 @@ def displacements(index):
     return (places - np.array(homes)) % len(index.slots)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 1 << 16, 1 << 32, 1 << 40, 0x9E3779B97F4A7C15 >> 14])
 def test_arithmetic_progressions_of_ids_are_spread(stride):
     """As evenly as random ids: linear probing at a load of 0.8 is off by 2 slots on average."""
@@ -44,7 +44,7 @@ def test_arithmetic_progressions_of_ids_are_spread(stride):
     assert off.max() < 500
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_rows_take_24_bytes_besides_weight_and_state():
     index = RowIndex(1 << 20)
     for count in range(2_000, 60_000, 500):
@@ -73,7 +73,7 @@ def test_ids_come_and_go_without_an_end_to_the_slots():
     assert len(index.slots) == 1024
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_row_never_moves():
     table = plain(capacity=200_000)
     table.update([5], np.ones((1, 2), np.float32))
@@ -195,7 +195,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc 
 
 
 @on_linux
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_without_address_space_a_table_reserves_less_or_says_so(run_python):
     rows, error = run_python(LIMITED).splitlines()
     assert 1 << 20 <= int(rows) < 1 << 25
@@ -231,10 +231,11 @@ print((everything - before) / (len(ids) * 64 * 4))
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @on_linux
 @pytest.mark.parametrize(
-    ("updated", "most"), [(200, 2), pytest.param(100_000, 3.8, marks=pytest.mark.exhaustive)]
+    ("updated", "most"),
+    [(200, 2), pytest.param(100_000, 3.8, marks=pytest.mark.slow("exhaustive"))],
 )
 def test_memory_is_that_of_the_rows_in_use(updated, most, run_python):
     """State takes none before the first update of a row; what a call needed stays with malloc."""

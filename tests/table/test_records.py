@@ -216,7 +216,7 @@ KINDS = {
 }
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", kept(KINDS, "deferred decay"))
 def test_the_bits_are_those_of_a_table_in_memory(kind):
     if KINDS[kind].get("dtype") == "bfloat16":
@@ -227,21 +227,21 @@ def test_the_bits_are_those_of_a_table_in_memory(kind):
     )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_killed_process_leaves_a_whole_flush(tmp_path, run_python):
     last, _ = map(int, run_python(TRAINING + RANDOM, tmp_path, 8).split())
     assert last > 2
 
 
-@pytest.mark.fuzz
+@pytest.mark.slow("nightly")
 def test_hundreds_of_killed_processes_leave_a_whole_flush(tmp_path, run_python):
     last, logs = map(int, run_python(TRAINING + RANDOM, tmp_path, 320).split())
     assert last > 0
     assert logs > 0  # some kills came between the log and the end of a flush
 
 
-@pytest.mark.further
-@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.fuzz)])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow("nightly"))])
 def test_a_kill_at_any_system_call_leaves_a_whole_flush(every, tmp_path, run_python):
     kills, opened = map(int, run_python(TRAINING + CALLS, tmp_path, every).split())
     assert kills > 100 / every
@@ -464,7 +464,7 @@ print(len(fastopt.EmbeddingTable.open(f"{where}/a", verify=True)))
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("mount"), reason="needs a tmpfs of its own"
 )
@@ -554,7 +554,7 @@ with fastopt.EmbeddingTable.open(path, verify=True) as table:
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow("exhaustive")
 def test_a_machine_with_larger_pages_opens_the_files_and_the_other_way_round(tmp_path, run_python):
     """Pages have 4 KB on x86-64, 16 KB on Apple's processors and 64 KB on some ARM servers."""
     path = tmp_path / "table"

@@ -59,7 +59,7 @@ def test_every_optimizer_starts_again(name):
     check(partial(FIRST[name].make, wd=FIRST[name].wd))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["adam", "sgld"])
 def test_updaters_with_settings_start_again(name, setting):

@@ -480,8 +480,8 @@ class Constructor(ABCMeta):
                 unknown = [name for name in kwargs if name not in parameters]
                 if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
                     raise unknown_arguments(cls, unknown)
-                given = {*kwargs, *positions}
-                if missing := [name for name in cls._required if name not in given]:
+                passed = {*kwargs, *positions}
+                if missing := [name for name in cls._required if name not in passed]:
                     raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
             made = super().__call__(*args, **kwargs)
             cls._constructed(made)
@@ -533,11 +533,11 @@ def _keyword(name: str, default: object) -> inspect.Parameter:
 
 def _declared(cls: "type[Checked]") -> Iterator[inspect.Parameter]:
     """Yield the parameters of declared arguments: by position, then by name, its own first."""
-    known = {name: each for name, each in cls.declared.items() if each.init and not each.names}
+    known = {name: arg for name, arg in cls.declared.items() if arg.init and not arg.names}
     for name in cls.positional:
         default = known.pop(name).default
         yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-    bases = [own for base in cls.__mro__[1:] if (own := getattr(base, "declared", ()))]
+    bases = [declared for base in cls.__mro__[1:] if (declared := getattr(base, "declared", ()))]
     common = bases[-1] if bases else {}
     for name in sorted(known, key=lambda name: name in common):
         yield _keyword(name, known[name].default)
@@ -624,7 +624,7 @@ def unknown_arguments(
 
 def _meant(cls: "type[Checked]", name: str, taken: Sequence[str]) -> str | None:
     """Return the argument to suggest for an unknown name, or None."""
-    meant = [each for each in cls.argument_names.get(name, ()) if each in taken]
+    meant = [argument for argument in cls.argument_names.get(name, ()) if argument in taken]
     return meant[0] if meant else closest(name, taken)
 
 
@@ -640,8 +640,8 @@ def check_new(owner: "Checked", name: str) -> None:
     if name.startswith("_") or hasattr(kind, name):
         return
     names = {*kind.__signature__.parameters, *first, *kind.argument_names}
-    names |= {each for each in dir(kind) if isinstance(getattr(kind, each), property)}
-    meant = _meant(kind, name, [each for each in names if not each.startswith("_")])
+    names |= {attr for attr in dir(kind) if isinstance(getattr(kind, attr), property)}
+    meant = _meant(kind, name, [other for other in names if not other.startswith("_")])
     advice = f"did you mean {meant}?" if meant else kind.argument_advice.get(name)
     if meant == name:
         advice = f"{name} is an argument of {kind.__name__}(...) alone"
@@ -706,39 +706,39 @@ class Checked(metaclass=Constructor):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        own = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
+        defined = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
         for name, argument in cls.declared.items():  # a plain value is another default
             value = vars(cls).get(name, argument)
             if not isinstance(value, Argument) and not hasattr(type(value), "__get__"):
-                own[name] = replace(argument, default=value, check=None)
-        for name in own:
+                defined[name] = replace(argument, default=value, check=None)
+        for name in defined:
             type.__delattr__(cls, name)
         declared: dict[str, Argument] = {}
         checks: dict[str, dict[str, Description]] = {"arguments": {}, "progress": {}}
-        cls._own = own
+        cls._own = defined
         for base in reversed(cls.__mro__):
             for kind, known in checks.items():
                 described: Any = vars(base).get(kind, {})
                 if not isinstance(described, Mapping) or not all(map(callable, described.values())):
                     raise TypeError(f"{base.__name__}.{kind} must map names to descriptions")
                 known.update(described)
-            for name, given in vars(base).get("_own", {}).items():
-                argument = declared[name] = given.over(declared.get(name))
+            for name, layer in vars(base).get("_own", {}).items():
+                argument = declared[name] = layer.over(declared.get(name))
                 if argument.check is not None:
                     kind = "progress" if argument.factory else "arguments"
                     checks[kind][argument.stored or name] = argument.check
         cls.declared, cls._arguments, cls._progress = declared, *checks.values()
-        kept = {name: each for name, each in declared.items() if not (each.names or each.local)}
-        cls.transient = frozenset(name for name, each in declared.items() if each.local)
+        kept = {name: arg for name, arg in declared.items() if not (arg.names or arg.local)}
+        cls.transient = frozenset(name for name, arg in declared.items() if arg.local)
         first = {name: declared[name].default for name in cls.transient}
         cls._local = {name: value for name, value in first.items() if value is not ...}
-        cls.defaults = {name: each.default for name, each in kept.items() if not each.factory}
-        cls._factories = {name: each.factory for name, each in kept.items() if each.factory}
-        cls.torch_defaults = {n: each.torch for n, each in kept.items() if each.torch is not ...}
-        others = {name: each.names for name, each in own.items() if each.names}
+        cls.defaults = {name: arg.default for name, arg in kept.items() if not arg.factory}
+        cls._factories = {name: arg.factory for name, arg in kept.items() if arg.factory}
+        cls.torch_defaults = {n: arg.torch for n, arg in kept.items() if arg.torch is not ...}
+        others = {name: arg.names for name, arg in defined.items() if arg.names}
         cls.aliases = {**cls.aliases, **others}
-        if "positional" not in vars(cls) and any(each.positional for each in own.values()):
-            order = [name for name, each in declared.items() if each.positional]
+        if "positional" not in vars(cls) and any(arg.positional for arg in defined.values()):
+            order = [name for name, arg in declared.items() if arg.positional]
             cls.positional = tuple(sorted(order, key=lambda name: declared[name].last))
 
     @classmethod
@@ -801,7 +801,7 @@ class Checked(metaclass=Constructor):
             if not name.startswith("__") and hasattr(kind, name):
                 return object.__getattribute__(self, name)  # raises the property's own error
             known = {*dir(kind), *vars(self)} - kind.unlisted - kind.transient
-            known = {each for each in known if not each.startswith("_")}
+            known = {other for other in known if not other.startswith("_")}
             raise no_attribute(f"{kind.__name__!r} object", name, known, kind.elsewhere)
 
 

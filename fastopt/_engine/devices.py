@@ -124,9 +124,9 @@ class Devices:
     @property
     def records(self) -> RecordsLike:
         """The records of the updater, which keep this object."""
-        found = self._records()
-        assert found is not None
-        return found
+        records = self._records()
+        assert records is not None
+        return records
 
     @property
     def optimizer(self) -> OptimizerLike:
@@ -143,7 +143,7 @@ class Devices:
         """Drop the record of a parameter, and the calls with it."""
         if self.known.pop(key, None) is not None:
             self.version += 1
-            self.listed = {k: each for k, each in self.listed.items() if key not in k}
+            self.listed = {k: places for k, places in self.listed.items() if key not in k}
             self.repeats = {}
             self._asked = None, False
 
@@ -194,7 +194,7 @@ class Devices:
         if not {*map(type, index)} <= KINDS:
             return self.front(context, index, grad, weight)
         indices = tuple(index)
-        there = None if indices in self.listed else [each in known for each in indices]
+        there = None if indices in self.listed else [key in known for key in indices]
         if there is not None and True not in there:
             return self.front(context, index, grad, weight)
         lists = type(grad) in LISTS and type(weight) in LISTS
@@ -204,7 +204,7 @@ class Devices:
         if there is not None and self.records.freezes:
             moving = self.records.moving(indices, grads, weights)
             indices, grads, weights = zip(*moving, strict=True)
-            there = [each in known for each in indices]
+            there = [key in known for key in indices]
         if there is None or all(there):
             return self._enter(indices, grads, weights)
         return self._enter_mixed(there, (indices, grads, weights))
@@ -250,8 +250,8 @@ class Devices:
         records, words = self.records, self.records.view
         owner, places = self._owner(), range(len(there))
         assert owner is not None
-        here = [tuple([each[k] for k in places if not there[k]]) for each in lists]
-        others = [tuple([each[k] for k in places if there[k]]) for each in lists]
+        here = [tuple([items[k] for k in places if not there[k]]) for items in lists]
+        others = [tuple([items[k] for k in places if there[k]]) for items in lists]
         if words[w.CHECKS]:
             status = records.with_room(w.NO_ROOM, (here[0], here[1], here[2]))
             return status if status < 0 else self._enter(others[0], others[1], others[2])
@@ -261,30 +261,30 @@ class Devices:
             call = self._call(self._places(others[0]), *others)
             if call is None:
                 return w.REFUSED
-            found = iter(call.squares().tolist())
+            sums = iter(call.squares().tolist())
             call.release()
             grads = zip(there, lists[1], strict=True)
-            if not self._measured([next(found) if on else squares([g])[0] for on, g in grads]):
+            if not self._measured([next(sums) if on else squares([g])[0] for on, g in grads]):
                 return w.SKIPPED
             words[w.MEASURE] = 0
 
         incomplete = records.incomplete
 
         def between() -> None:
-            asked, each = words[w.ASKED], words[w.EACH]
+            asked, by_tensor = words[w.ASKED], words[w.EACH]
             words[w.ASKED] = words[w.EACH] = 0
             records.incomplete = [
-                each for each, on in zip(incomplete, there, strict=False) if not on
+                flag for flag, on in zip(incomplete, there, strict=False) if not on
             ]
             status = self.front(records.context, *here)
             if status != w.OK:
                 status = records.resolve(owner, status, *here)
-            words[w.ASKED], words[w.EACH] = asked, each
+            words[w.ASKED], words[w.EACH] = asked, by_tensor
             if status < 0:
                 raise Refused
 
         self.between = between
-        records.incomplete = [each for each, on in zip(incomplete, there, strict=False) if on]
+        records.incomplete = [flag for flag, on in zip(incomplete, there, strict=False) if on]
         try:
             status = self._enter(others[0], others[1], others[2])
             return records.resolve(owner, status, *others)
@@ -389,7 +389,7 @@ class Devices:
         elif kept is not None and kept.call.rests != call.rests and kept.refused is not call:
             kept.refused = call  # steps that average may come in turns with others
             return
-        if any(each.holds() for each in others):
+        if any(other.holds() for other in others):
             return
         if not call.can_repeat(launches, measured) or not readable():  # not even lists
             return
@@ -404,7 +404,7 @@ class Devices:
             self.repeats.clear()
         read = grads if reads else None
         made = Repeat(call, launches, places, key[1] >= 0, measured, read)
-        first, *others = sorted([made, *others], key=lambda each: each.reads)
+        first, *others = sorted([made, *others], key=lambda repeat: repeat.reads)
         self.repeats[key] = first
         first.follow(others[: sets_of(call.length) - 1])
 
@@ -442,7 +442,7 @@ class Devices:
             if counts.ahead or counts.graphs:
                 counts.settle()
             kept = [of.carried for of in call.optimizers if of.carried is not None]
-            before = [(each, each.copy()) for each in (each.array for each in kept)]
+            before = [(array, array.copy()) for array in (table.array for table in kept)]
             count = counts.counted.copy()
             steps = np.zeros_like(count)
             try:
@@ -509,8 +509,8 @@ class Devices:
         keys = tuple(index) if type(index) in LISTS else (index,)
         places = self.listed.get(keys) if {*map(type, keys)} <= KINDS else None
         for call in places.calls.values() if places is not None else ():
-            given = call.tables[0].given
-            if given.driver.is_captured(given.stream):
+            arrays = call.tables[0].given
+            if arrays.driver.is_captured(arrays.stream):
                 raise RuntimeError(
                     "a loss scaler adapts its scale on the host, which a CUDA graph does not "
                     "reach: call the updater outside of the capture, or scale by a fixed "
@@ -550,7 +550,7 @@ class Devices:
                 if len(lists) >= LISTS_KEPT:
                     del self.listed[lists[0]]
             records = [self.known[index].record for index in indices]
-            places = np.array([each.address for each in records if type(each) is DeviceRecord])
+            places = np.array([r.address for r in records if type(r) is DeviceRecord])
             hypers, rests = memory = np.zeros((2, len(indices)), np.int64)
             found = Places(places, hypers, rests, address_of(places), address_of(memory), {})
             self.listed[indices] = found
@@ -594,19 +594,19 @@ class Devices:
         lists = list(zip(parameters, grads, weights, rest, strict=True))
         once = len(set(indices)) == len(indices)
         tables, kept = list[CudaTable](), once
-        for each in lists:
-            table, again = self._known_table(*each) if once else None, True
+        for item in lists:
+            table, again = self._known_table(*item) if once else None, True
             if table is None:
                 if not self.checks:
                     return None, False
-                table, again = self._new_table(*each)
+                table, again = self._new_table(*item)
             tables.append(table)
             kept = kept and again
         apart = once and disjoint(tables)
         if not apart:
             if not self.checks:
                 return None, False
-            tables = [self._new_table(*each, keep=False)[0] for each in lists]
+            tables = [self._new_table(*item, keep=False)[0] for item in lists]
         call = DeviceCall(parameters, tables, ordered=not apart)
         call.rests, call.keys = rest, indices
         return call, kept and apart

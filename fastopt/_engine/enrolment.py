@@ -88,8 +88,8 @@ class FirstCall:
         flags = self.weight.flags
         if self.parameter.copy is not None or (self.by_row and not flags.forc):
             return False
-        own = leaves(self.state)
-        return all(type(array) is np.ndarray and array.flags.forc for array in own)
+        arrays = leaves(self.state)
+        return all(type(array) is np.ndarray and array.flags.forc for array in arrays)
 
     @property
     def by_row(self) -> bool:
@@ -110,10 +110,10 @@ class FirstCall:
 
         They are those of the state and of the average, `arrays`, and the half-precision copy.
         """
-        own = [arrays[k] for k in template.leaves]
+        others = [arrays[k] for k in template.leaves]
         copy = self.parameter.copy
-        own = own if copy is None else [copy, *own]
-        return tuple(self.copies.get(id(array), (array, array))[1] for array in own)
+        others = others if copy is None else [copy, *others]
+        return tuple(self.copies.get(id(array), (array, array))[1] for array in others)
 
     def check(
         self, rule: Rule | None = None, average: tuple[Array, ...] = ()
@@ -128,8 +128,8 @@ class FirstCall:
             An array does not match the rule, or two arrays share memory.
         """
         of, own = self.parameter, self.parameter.rule
-        given = self.weight, self.state, of.copy, of.masters
-        exact, arrays = arrays_of(of.optimizer, of.context, own, *given)
+        arguments = self.weight, self.state, of.copy, of.masters
+        exact, arrays = arrays_of(of.optimizer, of.context, own, *arguments)
         arrays = (*arrays[: len(own.state)], *average, *arrays[len(own.state) :])
         named = dict(roles_of(rule or own, exact, arrays))
         if isinstance(self.grad, np.ndarray):  # values of rows are read before a state is written
@@ -182,9 +182,9 @@ class Enrolment:
         tables = [updater.states, updater.states_synced]
         if self.parameters.averages is not None:
             tables.append(self.parameters.averages.arrays)
-        self._tables = [(each, {i: each[i] for i in indices if i in each}) for each in tables]
-        kept = [(each._index_update_count, each.carried) for each in self.parameters.optimizers()]
-        self._numbers = [(each, len(each)) for own in kept for each in own if each is not None]
+        self._tables = [(table, {i: table[i] for i in indices if i in table}) for table in tables]
+        kept = [(opt._index_update_count, opt.carried) for opt in self.parameters.optimizers()]
+        self._numbers = [(each, len(each)) for pair in kept for each in pair if each is not None]
 
     def _unknown(self) -> list[int]:
         """Return the positions of parameters without a record."""
@@ -205,20 +205,20 @@ class Enrolment:
 
     def checked(self, grads: list[Any]) -> list[Any]:
         """Return the gradients, checked, as plain arrays."""
-        check, states, found = self.parameters.check, self.updater.states, []
+        check, states, plain_grads = self.parameters.check, self.updater.states, []
         for k, (index, grad, weight) in enumerate(
             zip(self.indices, grads, self.weights, strict=True)
         ):
-            own = self.parameters.of(index)
-            grad = check(own.context, weight, grad, own.copy)
+            param = self.parameters.of(index)
+            grad = check(param.context, weight, grad, param.copy)
             if is_cuda(weight):  # its tables are created with the other checks
-                found.append(grad)
+                plain_grads.append(grad)
                 continue
-            found.append(plain(own.context, grad))
+            plain_grads.append(plain(param.context, grad))
             self.weights[k] = np.asarray(weight)
             if index in states:
-                FirstCall(own, found[k], self.weights[k], states[index]).check()
-        return found
+                FirstCall(param, plain_grads[k], self.weights[k], states[index]).check()
+        return plain_grads
 
     def provide(self, grads: Sequence[Any], dense: bool) -> bool:
         """Enter the missing loops for row-sparse gradients, and with `dense` for others.
@@ -226,18 +226,18 @@ class Enrolment:
         Returns whether the records, which may be older, support all of them.
         """
         lists = zip(self.indices, grads, self.weights, strict=True)
-        own = self._complete
-        left = (each for each in lists if each[0] not in own or type(each[1]) is not np.ndarray)
-        return all(self._provide(*each, dense) for each in left)
+        ready = self._complete
+        left = (item for item in lists if item[0] not in ready or type(item[1]) is not np.ndarray)
+        return all(self._provide(*item, dense) for item in left)
 
     def _provide(self, index: Index, grad: Any, weight: Any, dense: bool) -> bool:
         """Enter the missing loops of a parameter; return whether records support them."""
         records = self.records
-        own = self.parameters.of(index)
-        kept = own.record
+        param = self.parameters.of(index)
+        kept = param.record
         if isinstance(kept, DeviceRecord):
             return True
-        sparse = own.is_by_row(grad, weight)
+        sparse = param.is_by_row(grad, weight)
         place = w.ROW_KERNELS if sparse else w.KERNELS
         if kept is None or not (sparse or dense) or kept.words[place]:
             return True
@@ -245,23 +245,23 @@ class Enrolment:
         if kept.layout.pitched and not sparse:
             return False
         for record, layout in (*resting, (kept.block, kept.layout)):
-            found = row_layout(own.context, own.optimizer, layout, record) if sparse else layout
-            if found is None:
+            rows = row_layout(param.context, param.optimizer, layout, record) if sparse else layout
+            if rows is None:
                 return False
             alone = None  # the rule that averages all rows, after the update of some
             rests, averages = kept.resting, records.averages
-            if sparse and rests and averages and updates_rows(own.optimizer, layout):
+            if sparse and rests and averages and updates_rows(param.optimizer, layout):
                 alone = None if layout is rests[1] else averages.average.alone
-            with own.compiling():
+            with param.compiling():
                 numbers = sparse and kept.words[w.NDIMS] == 1
-                flushed = found.catch_up and own.optimizer.sparse_decay == "dense"
+                flushed = rows.catch_up and param.optimizer.sparse_decay == "dense"
                 passes = records.mode.norms, records.mode.clips, numbers, flushed, alone
-                kernels = Loops(found, kind_of(weight.dtype), *passes).addresses
+                kernels = Loops(rows, kind_of(weight.dtype), *passes).addresses
                 if sparse and not records.words[w.ADMIT_ROWS]:
                     entries = list(map(entry_of, row_admission.ENTRIES))
                     records.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = entries
-            if found.catch_up and kept.deferred is None:
-                kept = own.record = kept._replace(deferred=Deferred(record))
+            if rows.catch_up and kept.deferred is None:
+                kept = param.record = kept._replace(deferred=Deferred(record))
             record[place] = kernels.ctypes.data
         return True
 
@@ -284,18 +284,18 @@ class Enrolment:
                 continue
             if type(weight) is not np.ndarray:
                 return False
-            own = self.parameters.of(index)
-            key = self._key(own, grads[k], weight)
+            param = self.parameters.of(index)
+            key = self._key(param, grads[k], weight)
             template = TEMPLATES.get(key) if known else None
             if template is not None:
-                ready[index] = own, template
+                ready[index] = param, template
                 continue
             state = self.updater._state(index, weight, isinstance(grads[k], RowSparse))
-            template = self._create(FirstCall(own, grads[k], weight, state), known)
+            template = self._create(FirstCall(param, grads[k], weight, state), known)
             if template is None:
                 return False
             made[index] = state
-            blank = key and blank_of(own.optimizer, weight, made[index])
+            blank = key and blank_of(param.optimizer, weight, made[index])
             if blank:
                 remember(key, template._replace(blank=blank))
         if ready:
@@ -327,20 +327,20 @@ class Enrolment:
         if not new:
             return {}
         records, updater, made = self.records, self.updater, dict[Index, Any]()
-        plain = all(each.starts_at_zero for each in self.parameters.optimizers())
+        plain = all(optimizer.starts_at_zero for optimizer in self.parameters.optimizers())
         with allocated_together() if plain else nullcontext():
             for k in new:
                 index, weight, grad = self.indices[k], self.weights[k], grads[k]
                 if index not in made:
-                    own = self.parameters.of(index)
-                    self.parameters.check(own.context, weight, grad, own.copy)
+                    param = self.parameters.of(index)
+                    self.parameters.check(param.context, weight, grad, param.copy)
                     made[index] = updater._state(index, weight, isinstance(grad, RowSparse))
         for k in new:
             index = self.indices[k]
             if records.record_of(index) is None:
-                own = self.parameters.of(index)
-                with own.compiling():
-                    records.on_devices(updater).enroll(own, records.key_of(index), self.weights[k])
+                of = self.parameters.of(index)
+                with of.compiling():
+                    records.on_devices(updater).enroll(of, records.key_of(index), self.weights[k])
         return made
 
     def _number(self) -> None:
@@ -364,7 +364,7 @@ class Enrolment:
         """Create states of zeros, and records, of parameters with templates; return the states."""
         made, end = dict[Index, Any](), 0
         blanks = [template.blank for _, template in ready.values() if template.blank is not None]
-        memory = zeros(sum(each.spacing for each in blanks if each.spacing < ALONE_FROM))
+        memory = zeros(sum(blank.spacing for blank in blanks if blank.spacing < ALONE_FROM))
         first = address_of(memory)
         for (index, (of, template)), blank in zip(ready.items(), blanks, strict=True):
             if blank.spacing < ALONE_FROM:
@@ -407,22 +407,22 @@ class Enrolment:
         refuses the arrays if they have another form.
         """
         of, weight, state = new.parameter, new.weight, new.state
-        own, arrays = of.rule, [*leaves(state)]
+        basic, arrays = of.rule, [*leaves(state)]
         if kind_of(weight.dtype) is None:
             return None  # the checks report it
-        rule, average = own, tuple[Array, ...]()
+        rule, average = basic, tuple[Array, ...]()
         averages = self.parameters.averages
         if averages is not None:
-            rule, average = averages.derived(of.context, of.index, own, new.check()[0], ())
+            rule, average = averages.derived(of.context, of.index, basic, new.check()[0], ())
             arrays = [*arrays, *average]
         known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
         template = self._template(new, rule, average, known)
         others = new.others(template, arrays)
         self._write(of, template, others, list(map(address_of, others)))
         if averages is not None and averages.average.alternates:
-            rests = self._template(new, own, (), False)  # the front checks the other record alone
+            rests = self._template(new, basic, (), False)  # the front checks the other record alone
             self._write_resting(new, rests, arrays)
-        if own.extra:
+        if basic.extra:
             self.records.prepared, self.records.quick, self.records.direct = True, False, False
         if new.copies or not is_fixed(state):
             self._single.append(of.index)
@@ -535,8 +535,8 @@ class Enrolment:
     def _shared_by(self, of: Parameter, layout: Layout) -> Shared:
         """Return the hyper-parameters of a parameter, which those without multipliers share."""
         optimizer, key = of.optimizer, (of.optimizer, layout.rule, layout.real)
-        own = optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict
-        shared = None if own or optimizer.fields_of(of.index) else self._alike.get(key)
+        differs = optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict
+        shared = None if differs or optimizer.fields_of(of.index) else self._alike.get(key)
         if shared is None:
             shared = self._alike[key] = self.records.shared_by(of, layout)
         return shared
@@ -575,6 +575,6 @@ class Enrolment:
                     dict.__setitem__(table, index, values[index])
                 else:
                     dict.pop(table, index, None)
-        for each, length in self._numbers:
-            for index in list(each)[length:]:
-                each.pop(index)
+        for table, length in self._numbers:
+            for index in list(table)[length:]:
+                table.pop(index)

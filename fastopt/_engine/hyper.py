@@ -133,7 +133,7 @@ def named(optimizer: OptimizerLike, rule: Rule, names: Iterable[str]) -> dict[st
     reductions of the rule, or a correction, compute.
     """
     kind: Any = type(optimizer)
-    found = {}
+    fields = {}
     for name in names:
         argument = name.removeprefix("one_minus_")
         declared = kind.declared.get(argument)
@@ -141,10 +141,10 @@ def named(optimizer: OptimizerLike, rule: Rule, names: Iterable[str]) -> dict[st
             argument, declared = declared.names[0], kind.declared[declared.names[0]]
         value = declared and getattr(optimizer, declared.stored or argument, None)
         if isinstance(value, (int, float)) and argument not in ("learning_rate", "wd"):
-            found[name] = 1 - value if name.startswith("one_minus_") else value
-        elif name in rule.computed or any(name in written(each) for each in _corrections(kind)):
-            found[name] = 1.0
-    return found
+            fields[name] = 1 - value if name.startswith("one_minus_") else value
+        elif name in rule.computed or any(name in written(fn) for fn in _corrections(kind)):
+            fields[name] = 1.0
+    return fields
 
 
 def _corrections(kind: type) -> Iterator[Callable[..., None]]:
@@ -173,10 +173,10 @@ def hyper_of(optimizer: OptimizerLike) -> Hyper:
     if marked is None:
         for base in type(optimizer).__mro__:  # an overridden hyper() still carries numbers
             inherited: Any = vars(base).get("hyper")
-            found: Hyper | None = getattr(inherited, "marked", None)
-            if found is not None and found.carries:
-                own = found._replace(given=method, constant=False)
-                return own._replace(shares=inherited.shares(optimizer))
+            above: Hyper | None = getattr(inherited, "marked", None)
+            if above is not None and above.carries:
+                hyper = above._replace(given=method, constant=False)
+                return hyper._replace(shares=inherited.shares(optimizer))
         return Hyper(method, False)
     if marked.correct is None:
         return marked
@@ -208,8 +208,8 @@ def reads_no_rates(hyper: Hyper, optimizer: OptimizerLike, given: Mapping[str, f
     if not hyper.given.__module__.startswith("fastopt."):
         return False
     try:
-        found = hyper.given(optimizer, 0, _UNREAD, _UNREAD)
-        return found.keys() == given.keys() and all(found[name] == given[name] for name in given)
+        fields = hyper.given(optimizer, 0, _UNREAD, _UNREAD)
+        return fields.keys() == given.keys() and all(fields[name] == given[name] for name in given)
     except (TypeError, AttributeError):
         return False
 

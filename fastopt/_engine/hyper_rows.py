@@ -42,7 +42,7 @@ IMMUTABLE = {float, int}
 
 
 def rate_at(
-    optimizer: OptimizerLike, update: int, found: dict[tuple[OptimizerLike, int], float]
+    optimizer: OptimizerLike, update: int, rates: dict[tuple[OptimizerLike, int], float]
 ) -> float:
     """Return the rate before multipliers at an update count, which a schedule can ask for.
 
@@ -50,9 +50,9 @@ def rate_at(
     """
     if optimizer.lr_scheduler is not None:
         optimizer._index_update_count.largest = update
-    if (optimizer, update) not in found:
-        found[optimizer, update] = float(optimizer.learning_rate)
-    return found[optimizer, update]
+    if (optimizer, update) not in rates:
+        rates[optimizer, update] = float(optimizer.learning_rate)
+    return rates[optimizer, update]
 
 
 def multipliers(optimizer: OptimizerLike, index: Index) -> tuple[Any, ...]:
@@ -150,20 +150,20 @@ class Shared:
             if not again:
                 self.fixed = None
             if not self.fixed:
-                given = self.hyper.given(optimizer, time, lr, wd)
+                fields = self.hyper.given(optimizer, time, lr, wd)
                 before = self.given if again else None
-                if before is None or given != before:
-                    alike = before is not None and given.keys() == self.columns.keys()
-                    if alike and IMMUTABLE.issuperset(map(type, given.values())):
+                if before is None or fields != before:
+                    alike = before is not None and fields.keys() == self.columns.keys()
+                    if alike and IMMUTABLE.issuperset(map(type, fields.values())):
                         for name, column in self.columns.items():
                             if column:
-                                values[column] = given[name]
-                        self.given = given
+                                values[column] = fields[name]
+                        self.given = fields
                     else:
-                        self._enter(rates, given)
+                        self._enter(rates, fields)
                 if again and self.fixed is None:
                     self.fixed = self.hyper.constant and reads_no_rates(
-                        self.hyper, optimizer, given
+                        self.hyper, optimizer, fields
                     )
         except (TypeError, ValueError):
             return
@@ -187,10 +187,10 @@ class Shared:
         rates = optimizer.rates_at(rate, self.multipliers)
         optimizer.check_rates(index, rates["lr"], rates["wd"])
         try:
-            given = self.hyper.given(optimizer, time, rates["lr"], rates["wd"])
+            fields = self.hyper.given(optimizer, time, rates["lr"], rates["wd"])
         except ValueError as error:
             raise ValueError(f"{label(index, optimizer.idx2name)}: {error}") from error
-        values_of(optimizer, self.rule, self.names, rates, given)
+        values_of(optimizer, self.rule, self.names, rates, fields)
 
     def follow(self, rate: float) -> bool:
         """Enter a learning rate before multipliers, if nothing else has changed or depends on it.
@@ -202,48 +202,48 @@ class Shared:
             return False
         if self.optimizer.corrected_decay is not None:
             return False
-        values, (own, column, _) = self.view, self.rates
-        if own:
-            values[own] = rate
+        values, (rate_column, column, _) = self.view, self.rates
+        if rate_column:
+            values[rate_column] = rate
         if column:
             values[column] = lr
         values[0] = -1.0
         return True
 
-    def _enter(self, rates: Rates, given: Mapping[str, float]) -> None:
+    def _enter(self, rates: Rates, fields: Mapping[str, float]) -> None:
         """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
-        values = values_of(self.optimizer, self.rule, self.names, rates, given)
+        values = values_of(self.optimizer, self.rule, self.names, rates, fields)
         self.values[1 : 1 + len(values)] = values
         for k, name in enumerate(RATES):
-            own = name in self.names and name not in given
-            self.rates[k] = 1 + self.names.index(name) if own else 0
-        immutable = IMMUTABLE.issuperset(map(type, given.values()))
-        self.given, self.columns = given if immutable else None, {}
-        if READ.isdisjoint(given):
-            for name in given:
+            plain = name in self.names and name not in fields
+            self.rates[k] = 1 + self.names.index(name) if plain else 0
+        immutable = IMMUTABLE.issuperset(map(type, fields.values()))
+        self.given, self.columns = fields if immutable else None, {}
+        if READ.isdisjoint(fields):
+            for name in fields:
                 self.columns[name] = 1 + self.names.index(name) if name in self.names else 0
         if self.summed or not immutable:
             self.fixed = False
-        self.words[w.RESTS] = given.get("average_rate") == 0
+        self.words[w.RESTS] = fields.get("average_rate") == 0
 
     def counted(self, index: Index, slot: int) -> tuple[int, Rates]:
         """Count an update with an optimizer that overrides how; return its number and its rates.
 
         The number that the parameter carries from step to step is at `slot`.
         """
-        optimizer, own = self.optimizer, hyper_of(self.optimizer)
+        optimizer, base = self.optimizer, hyper_of(self.optimizer)
         optimizer._update_count(index)
         t = optimizer._index_update_count.get(index, 0)
         lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
-        rate = optimizer.learning_rate if own.carries else lr
+        rate = optimizer.learning_rate if base.carries else lr
         rates = {"rate": rate, "lr": lr, "wd": wd, **optimizer.fields_of(index)}
-        returned = completed(optimizer, own.extra, optimizer.hyper(t, lr, wd))
+        returned = completed(optimizer, base.extra, optimizer.hyper(t, lr, wd))
         fields: Mapping[str, float] = {**rates, **returned}
-        if self.hyper.given is not own.given:  # that of an average
+        if self.hyper.given is not base.given:  # that of an average
             fields = {**self.hyper.given(optimizer, t, lr, wd), **fields}
-        if own.carries and own.correct:
+        if base.carries and base.correct:
             carried = None if self.carried is None else self.carried[slot : slot + 1]
-            fields = corrected_fields(t, fields, own.correct, carried)
+            fields = corrected_fields(t, fields, base.correct, carried)
         self._enter(rates, fields)
         self.words[w.VALID] = 1
         return t, rates

@@ -245,7 +245,7 @@ class Records:
         """Follow the changes of attributes besides VALUES."""
         parameters, words = self.parameters, self.words
         mode = mode_of(updater.settings, parameters, updater.runs_updates)
-        by_index = any(each.rule_by_index for each in parameters.optimizers())
+        by_index = any(optimizer.rule_by_index for optimizer in parameters.optimizers())
         if mode.kernels != self.mode.kernels or by_index:
             self.forget()
         self.mode, self.averages = mode, parameters.averages
@@ -308,21 +308,21 @@ class Records:
             record = self.record_of(index)
             if record is None:
                 continue
-            own = self.parameters.of(index)
+            parameter = self.parameters.of(index)
             try:
-                shared = self.shared_by(own, record.layout)
+                shared = self.shared_by(parameter, record.layout)
             except (TypeError, ValueError):  # reported by the next call with this index
                 self.drop(index)
                 continue
             if shared is not record.shared:  # in an order that may be interrupted and repeated
                 record.words[w.HYPER] = shared.address
-                own.record = record._replace(shared=shared)
+                parameter.record = record._replace(shared=shared)
             if self.mode.live:
                 self.asked[index] = multipliers_of(self.parameters.optimizer.param_dict.get(index))
         known = self.known()
         if len(self.shared) > len(known):
             used = {id(record.shared) for record in known.values()}
-            self.shared = {key: each for key, each in self.shared.items() if id(each) in used}
+            self.shared = {key: shared for key, shared in self.shared.items() if id(shared) in used}
             self.rows = {}
 
     def ask(self, index: Any) -> bool:
@@ -332,14 +332,14 @@ class Records:
         if not {*map(type, indices)} <= {int, str}:
             return False
         changed = []
-        for each in indices:
-            of = objects.get(each)
+        for key in indices:
+            of = objects.get(key)
             try:
-                same = asked.get(each) == (of.lr_mult, of.wd_mult)
+                same = asked.get(key) == (of.lr_mult, of.wd_mult)
             except AttributeError:
-                same = asked.get(each) == multipliers_of(of)
+                same = asked.get(key) == multipliers_of(of)
             if not same:
-                changed.append(each)
+                changed.append(key)
         if changed:
             self._share_all(changed)
         return True
@@ -374,8 +374,8 @@ class Records:
 
     def record_of(self, index: Index) -> Record | DeviceRecord | None:
         """Return the record of a parameter, None if it has none."""
-        found = self.by_index.get(index)
-        return None if found is None else found.record
+        parameter = self.by_index.get(index)
+        return None if parameter is None else parameter.record
 
     def __getitem__(self, index: Index) -> Record | DeviceRecord:
         record = self.by_index[index].record
@@ -386,12 +386,12 @@ class Records:
     def layouts(self, indices: Iterable[Index]) -> list[Layout]:
         """Return the different layouts of parameters, without a function call for each."""
         known = self.by_index
-        found = [record.layout for index in indices if (record := known[index].record)]
-        return list({id(each): each for each in found}.values())
+        layouts = [record.layout for index in indices if (record := known[index].record)]
+        return list({id(layout): layout for layout in layouts}.values())
 
     def known(self) -> dict[Index, Record | DeviceRecord]:
         """Return the records of all parameters that have one."""
-        return {i: each.record for i, each in self.by_index.items() if each.record is not None}
+        return {i: of.record for i, of in self.by_index.items() if of.record is not None}
 
     def admits(self, index: Any, grad: Any, weight: Any) -> int:
         """Return the status of a call, with memory for it; nothing is updated."""
@@ -469,24 +469,24 @@ class Records:
         if not self.freezes:
             return list(items)
         slots, frozen = self.slots, address_of(FROZEN)
-        return [each for each in items if slots.get(each[0]) != frozen]
+        return [item for item in items if slots.get(item[0]) != frozen]
 
     def note(self, index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
         known, listed = self.by_index, type(index) in (list, tuple) and not self.freezes
         pairs = zip(index, weight, strict=True) if listed else self.moving(index, weight)
-        for each, array in pairs:
+        for key, array in pairs:
             try:
-                own = known[each]
+                parameter = known[key]
             except KeyError:
-                own = self.parameters.of(each)
-            own.weight = array
-            if (record := own.record) is not None:  # a signal handler may have changed the states
+                parameter = self.parameters.of(key)
+            parameter.weight = array
+            if (record := parameter.record) is not None:  # a signal handler may have dropped it
                 record.words[WEIGHT_ID] = id(array)
         if self.loaded:
-            for each, _ in self.moving(index, weight):
-                if each in self.loaded:
-                    dict.__setitem__(self.loaded, each, True)
+            for key, _ in self.moving(index, weight):
+                if key in self.loaded:
+                    dict.__setitem__(self.loaded, key, True)
             if all(self.loaded.values()):
                 self.loaded = {}
 
@@ -531,10 +531,10 @@ class Records:
             return self.stepped
         if status != w.SKIPPED:
             return self.stepped._replace(global_norm=self.norm.item(w.GLOBAL_NORM))
-        info, found = self._skipped(updater, index, grad, weight, share)
+        info, factor = self._skipped(updater, index, grad, weight, share)
         if not info.stepped:
             return info
-        outcome = self.enter_measured(updater, index, grad, weight, share, found)
+        outcome = self.enter_measured(updater, index, grad, weight, share, factor)
         return outcome and outcome._replace(global_norm=info.global_norm)
 
     def _set_norm(self, updater: Owner, share: float = 1.0, factor: float | None = None) -> None:
@@ -572,7 +572,7 @@ class Records:
         of, settings = (updater.optimizer, updater.backend, indices), updater.settings
         return settings.measured(*of, settings.clipped(*of, weights, whole, share), share, DOWN)
 
-    def take(self, updater: Owner, given: Given) -> StepInfo:
+    def take(self, updater: Owner, call: Given) -> StepInfo:
         """Update tensors that may be new or of a rare form, and return the outcome.
 
         Raises
@@ -580,23 +580,23 @@ class Records:
         TypeError, ValueError
             An argument is wrong. Nothing has changed.
         """
-        optimizer, indices = updater.optimizer, given.indices
+        optimizer, indices = updater.optimizer, call.indices
         self.words[w.DONE] = self.words[w.EXPECTED] = 0
         if self.version != optimizer.version:
             self.refresh(updater)
         if self.mode.live:
             self.ask(indices)
         repeats = len(set(indices)) < len(indices)
-        info = None if repeats and self.mode.defers else self._take_together(updater, given)
+        info = None if repeats and self.mode.defers else self._take_together(updater, call)
         if info is None:
-            for each in self.mode.sums:
-                check_once(each, indices)
-            return self._take_in_turn(updater, given)
+            for summing in self.mode.sums:
+                check_once(summing, indices)
+            return self._take_in_turn(updater, call)
         for index in indices if not info.skipped else ():
             optimizer.masters_given.pop(index, None)
         return info
 
-    def _take_together(self, updater: Owner, given: Given) -> StepInfo | None:
+    def _take_together(self, updater: Owner, call: Given) -> StepInfo | None:
         """Update tensors with one call of the front.
 
         The result is None, and nothing has changed, if a tensor must have been updated before the
@@ -607,14 +607,14 @@ class Records:
         try:
             batches = batches_of(optimizer)
             if batches is not None:
-                checked = [*map(self._checked, *given[:3])]
-                if self._reads_written(updater, given):
+                checked = [*map(self._checked, *call[:3])]
+                if self._reads_written(updater, call):
                     return None
                 before = optimizer.snapshot()
-                grads = self._sum(updater, batches, given._replace(grads=checked))
-                given = given._replace(grads=grads, share=1.0, factor=None)
+                grads = self._sum(updater, batches, call._replace(grads=checked))
+                call = call._replace(grads=grads, share=1.0, factor=None)
             for plan in Plan:
-                info = self._follow_plan(updater, plan, given)
+                info = self._follow_plan(updater, plan, call)
                 if info is not None:
                     return info
             return None  # a repeated index needs records of several forms
@@ -625,12 +625,12 @@ class Records:
             if before is not None and not self.words[w.DONE]:
                 optimizer.put_back(before)
 
-    def _take_in_turn(self, updater: Owner, given: Given) -> StepInfo:
+    def _take_in_turn(self, updater: Owner, call: Given) -> StepInfo:
         """Update tensors one by one, like single calls.
 
         What has changed is put back if one of them fails.
         """
-        indices, grads, weights, _, share, factor = given
+        indices, grads, weights, _, share, factor = call
         checked = Enrolment(self, updater, indices, list(weights)).checked(grads)
         info = self.stepped
         if self.mode.norms and factor is None:
@@ -638,7 +638,7 @@ class Records:
             info, factor = updater.settings.measured(*of, checked, share)
         averages = {} if self.averages is None else self.averages.arrays
         averaged = {index: averages[index] for index in indices if index in averages}
-        before = [(each, each.snapshot()) for each in self.parameters.optimizers()]
+        before = [(optimizer, optimizer.snapshot()) for optimizer in self.parameters.optimizers()]
         arrays = self._written(updater, indices, weights)
         values, known = [np.array(host(array)) for array in arrays], {*updater.states}
         try:
@@ -671,27 +671,27 @@ class Records:
             others = self.parameters.copy_of(index), averages.get(index), states.get(index)
             arrays += leaves(others)
             arrays += () if batches is None else batches.arrays(index)
-        decays = [each.row_decay for each in self.parameters.optimizers()]
-        arrays += [each[index][0] for each in decays for index in indices if index in each]
+        decays = [optimizer.row_decay for optimizer in self.parameters.optimizers()]
+        arrays += [decay[index][0] for decay in decays for index in indices if index in decay]
         return list(map(header, arrays))
 
-    def _reads_written(self, updater: Owner, given: Given) -> bool:
+    def _reads_written(self, updater: Owner, call: Given) -> bool:
         """Whether the gradient of one of several tensors may share memory with what is written."""
-        indices, grads, weights, *_ = given
+        indices, grads, weights, *_ = call
         if len(indices) < 2:
             return False
         written = Ranges(*bounds(self._written(updater, indices, weights)))
-        whole = [_whole(each, header(of).shape) for each, of in zip(grads, weights, strict=True)]
-        values = [each.values if isinstance(each, RowSparse) else each for each in whole]
+        whole = [_whole(grad, header(of).shape) for grad, of in zip(grads, weights, strict=True)]
+        values = [array.values if isinstance(array, RowSparse) else array for array in whole]
         return written.meets(*bounds(list(map(header, values))))
 
     def check(self, updater: Owner, index: Index, grad: Any, weight: Any) -> None:
         """Raise unless the arrays of one tensor, with a state, are valid."""
         Enrolment(self, updater, [index], [weight]).checked([grad])
 
-    def _follow_plan(self, updater: Owner, plan: Plan, given: Given) -> StepInfo | None:
+    def _follow_plan(self, updater: Owner, plan: Plan, call: Given) -> StepInfo | None:
         """Enter a call in one of three ways; return None if the front refuses it."""
-        (indices, grads, weights, *_), trusts = given, plan is Plan.TRUST
+        (indices, grads, weights, *_), trusts = call, plan is Plan.TRUST
         for index in indices if plan is Plan.REBUILD else ():
             self.drop(index)
         enrolment = Enrolment(self, updater, indices, list(weights))
@@ -703,7 +703,7 @@ class Records:
             info, known = None, plan is not Plan.REBUILD
             served = checked and enrolment.enroll(checked, known)
             if served and enrolment.provide(checked, not trusts):
-                entered = given._replace(grads=checked, weights=enrolment.weights)
+                entered = call._replace(grads=checked, weights=enrolment.weights)
                 info = self._enter_enrolled(updater, entered)
             if info is None and not known and len(set(indices)) == len(indices):
                 raise self._refusal(indices)
@@ -718,27 +718,27 @@ class Records:
                 enrolment.withdraw()
             enrolment.drop_single()
 
-    def _enter_enrolled(self, updater: Owner, given: Given) -> StepInfo | None:
+    def _enter_enrolled(self, updater: Owner, call: Given) -> StepInfo | None:
         """Enter a call whose parameters have records; return None if the front refuses it."""
         if self.version != updater.optimizer.version:  # new indices may have moved the counts
             self.refresh(updater)
         self.find_counts(updater.optimizer)
-        lists: Any = given[:3]
-        single = given.single and not isinstance(given.indices[0], tuple)  # that would be a list
-        index, grad, weight = (each[0] for each in lists) if single else lists
-        return self.enter_measured(updater, index, grad, weight, given.share, given.factor)
+        lists: Any = call[:3]
+        single = call.single and not isinstance(call.indices[0], tuple)  # that would be a list
+        index, grad, weight = (items[0] for items in lists) if single else lists
+        return self.enter_measured(updater, index, grad, weight, call.share, call.factor)
 
-    def _sum(self, updater: Owner, batches: Batches, given: Given) -> list[Any]:
+    def _sum(self, updater: Owner, batches: Batches, call: Given) -> list[Any]:
         """Return the sums of gradients that an optimizer of several calls per update has so far."""
-        found, factor = [], given.share * (1.0 if given.factor is None else given.factor)
-        for index, grad, weight in zip(*given[:3], strict=True):
+        sums, factor = [], call.share * (1.0 if call.factor is None else call.factor)
+        for index, grad, weight in zip(*call[:3], strict=True):
             context, grad = self.parameters.of(index).context, times(grad, factor)
             total, tables = batches.add(context, index, grad, weight)
             if tables:
                 self.on_devices(updater).adding += tables
             self.incomplete.append(total is None)
-            found.append(grad if total is None else total)
-        return found
+            sums.append(grad if total is None else total)
+        return sums
 
     def _checked(self, index: Index, grad: Any, weight: Any) -> Any:
         """Return the checked gradient of one tensor."""
@@ -748,7 +748,7 @@ class Records:
     def _refusal(self, indices: Sequence[Index]) -> Exception:
         """Return the reason why a call is refused whose arrays have been checked."""
         rows = self.tensors[w.T_HYPER :: w.TENSOR][: len(indices)].tolist()
-        known = {each.address: each for each in (*self.shared.values(), *self.rows.values())}
+        known = {shared.address: shared for shared in (*self.shared.values(), *self.rows.values())}
         for index, address in zip(indices, rows, strict=False):
             if address in known:
                 known[address].check(index)
@@ -782,22 +782,22 @@ class Records:
         tracked = updater.optimizer._index_update_count  # a schedule may replace their array
         indices = index if type(index) in (list, tuple) else [index]
         if self.freezes:
-            indices = [each for (each,) in self.moving(indices)]
+            indices = [key for (key,) in self.moving(indices)]
         before = counts.item(0)
         undo: list[Callable[[], None]] = []
-        found = {} if self.scheduled is None else self.scheduled
+        scheduled = {} if self.scheduled is None else self.scheduled
         decays: list[tuple[Record | DeviceRecord, Index, Any]] = []
         status: int = w.REFUSED
         try:
             if self.mode.begins:
                 self._begin(indices, undo)
-            own, rates = self.fill(updater, indices, found)
+            steps, rates = self.fill(updater, indices, scheduled)
             if not self.mode.usable:  # the schedule has changed settings
                 return w.REFUSED
             if self.mode.defers:
                 if words[w.REPEATS] or None in map(self.record_of, indices):
                     return w.REFUSED  # a schedule may have changed states
-                decays = self._defer(index, arguments[2], own or self._even(indices, rates))
+                decays = self._defer(index, arguments[2], steps or self._even(indices, rates))
             words[w.ASKED] = 1
             status = self.enter(self.context, *arguments)
             if status in ROOM:
@@ -807,8 +807,8 @@ class Records:
             if not words[w.DONE] or status == w.AWAITED:
                 tracked.counted[0] = before
             if not words[w.DONE]:
-                for each in reversed(undo):
-                    each()
+                for action in reversed(undo):
+                    action()
             else:
                 for record, index, decay in decays:
                     record.shared.optimizer.row_decay[index] = decay
@@ -817,27 +817,27 @@ class Records:
         return status
 
     def fill(
-        self, updater: Owner, indices: Sequence[Index], found: dict[tuple[Any, int], float]
+        self, updater: Owner, indices: Sequence[Index], scheduled: dict[tuple[Any, int], float]
     ) -> tuple[Sequence[Step], dict[Any, float]]:
         """Compute the hyper-parameters of the admitted call.
 
-        `found` has what schedules have returned. Returns the steps of the tensors if they differ,
-        and otherwise the learning rates by optimizer.
+        `scheduled` has what schedules have returned. Returns the steps of the tensors if they
+        differ, and otherwise the learning rates by optimizer.
         """
         words, counts, rates = self.words, self.counts, dict[Any, float]()
         if self.mode.by_tensor or words[w.UNEVEN]:
-            return self._fill_each(updater, indices, found), rates
+            return self._fill_each(updater, indices, scheduled), rates
         update = words.item(w.UPDATE_NUMBER)
         alone = self.parameters.groups is None
         for of in (updater.optimizer,) if alone else self._optimizers(indices):
             rates[of] = of.lr
-            if of.lr_scheduler is not None and (of, update) in found:
-                rates[of] = found[of, update]
+            if of.lr_scheduler is not None and (of, update) in scheduled:
+                rates[of] = scheduled[of, update]
             elif of.lr_scheduler is not None:
                 counts[0] = update
                 rate = of.lr_scheduler(update)
                 rates[of] = rate if type(rate) is float else of.scheduled(rate)
-                found[of, update] = rates[of]
+                scheduled[of, update] = rates[of]
         if self.version != updater.optimizer.version:
             self.refresh(updater)
         for shared in self.shared.values():
@@ -882,13 +882,13 @@ class Records:
 
     def _even(self, indices: Sequence[Index], rates: Mapping[Any, float]) -> list[Step]:
         """Return the steps of tensors whose update counts are equal, given rates by optimizer."""
-        found = []
+        steps = []
         for index in indices:
             record = self[index]
             t, of = self.counts.item(record.words[w.COUNT]) + 1, record.shared.optimizer
-            own = of.rates_at(rates[of], record.shared.multipliers)
-            found.append((t, own["lr"], own["wd"]))
-        return found
+            fields = of.rates_at(rates[of], record.shared.multipliers)
+            steps.append((t, fields["lr"], fields["wd"]))
+        return steps
 
     def _defer(
         self, indices: Any, weights: Any, steps: Sequence[Step]
@@ -922,11 +922,11 @@ class Records:
         """Add the numbers that the tensors of a completed step have kept to its sums."""
         for optimizer in self.mode.sums:
             known = [(index, self[index]) for index in indices]
-            own = {i: r.layout.rule.kept for i, r in known if r.shared.optimizer is optimizer}
-            arrays = (leaves(states[index])[-len(names) :] for index, names in own.items())
-            numbers = [[float(host(header(array))) for array in each] for each in arrays]
+            kept = {i: r.layout.rule.kept for i, r in known if r.shared.optimizer is optimizer}
+            arrays = (leaves(states[index])[-len(names) :] for index, names in kept.items())
+            numbers = [[float(host(header(array))) for array in group] for group in arrays]
             if optimizer.step_sums is not None:
-                optimizer.step_sums.add(list(own), numbers)
+                optimizer.step_sums.add(list(kept), numbers)
 
     def _fill_each(
         self, updater: Owner, indices: Sequence[Index], asked: dict[tuple[Any, int], float]
@@ -954,11 +954,11 @@ class Records:
             found = self.record_of(index)
             if found is None:  # the schedule has changed states, so that the front refuses the call
                 return []
-            shared, own = found.shared, -1
+            shared, count = found.shared, -1
             skips = bool(self.incomplete) and self.incomplete[k]
             if shared.optimizer.per_index:
                 row = used[k] = self._row(shared, len(used))
-                own, of = row.counted(index, found.words[w.CARRIED])
+                count, of = row.counted(index, found.words[w.CARRIED])
             else:
                 of = NONE
                 if self.mode.defers:
@@ -973,7 +973,7 @@ class Records:
                 row = used[key]
             row.words[w.SKIPS] = shared.words[w.SKIPS] or skips
             place = k * w.TENSOR
-            tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, own
+            tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, count
             found_steps.append((t, of["lr"], of["wd"]))
         words[w.EACH] = 1
         return found_steps
@@ -992,7 +992,7 @@ class Records:
 
     def _optimizers(self, indices: Sequence[Index]) -> list[Any]:
         """Return the optimizers of a call's parameters, in the order of its list."""
-        return list(dict.fromkeys(self[each].shared.optimizer for each in indices))
+        return list(dict.fromkeys(self[index].shared.optimizer for index in indices))
 
     # Memory
 

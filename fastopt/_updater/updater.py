@@ -354,22 +354,22 @@ class Updater(Checked):
 
     def _group(self, groups: Any, parameters: Parameters, main: Optimizer) -> None:
         """Set the groups of `parameters`."""
-        found = None if groups is None else Groups(groups, main)
-        if found is not None:
-            self.backend.check([main, *found.optimizers()])
+        new = None if groups is None else Groups(groups, main)
+        if new is not None:
+            self.backend.check([main, *new.optimizers()])
             if (average := vars(self).get("average")) is not None:
-                found.check_average(average)
-        parameters.groups = found
-        vars(self)["groups"] = None if found is None else found.given
-        if found is not None:
-            found.main.unchecked = True  # patterns are checked with the names of multipliers
+                new.check_average(average)
+        parameters.groups = new
+        vars(self)["groups"] = None if new is None else new.given
+        if new is not None:
+            new.main.unchecked = True  # patterns are checked with the names of multipliers
 
     def _set(self, name: str, value: Any) -> Any:
         """Validate a setting, and create the object that implements it."""
-        own = vars(self)
+        attributes = vars(self)
         if name == "accumulate":
             value = count(name, value)
-            own["_windows"] = Windows.changed(self._windows, value)
+            attributes["_windows"] = Windows.changed(self._windows, value)
         elif name == "average":
             value = check_average(value)
             if value is not None:
@@ -378,7 +378,7 @@ class Updater(Checked):
                     self.parameters.groups.check_average(value)
             now = self._averages
             if value is None or now is None or type(now.average) is not type(value):
-                own["_averages"] = None if value is None else Averages(value)
+                attributes["_averages"] = None if value is None else Averages(value)
             else:
                 now.average = value
         elif value is not None:
@@ -460,7 +460,7 @@ class Updater(Checked):
         }
         kept = {name: value for name, value in vars(self).items() if name not in hidden}
         if self.groups is not None:  # a read-only view, which cannot be pickled
-            kept["groups"] = {pattern: dict(given) for pattern, given in self.groups.items()}
+            kept["groups"] = {pattern: dict(settings) for pattern, settings in self.groups.items()}
         if objects := self.optimizer.param_dict:  # a copy has their multipliers
             kept["param_dict"] = {
                 index: SimpleNamespace(**{k: getattr(of, k) for k in OF_OBJECT if hasattr(of, k)})
@@ -576,8 +576,8 @@ class Updater(Checked):
                 return
         else:
             keys, grads, weights = as_lists(index, grad, weight)
-            indices = [check_index(each) for each in keys]
-            lists = all(isinstance(each, (list, tuple)) for each in (index, grad, weight))
+            indices = [check_index(key) for key in keys]
+            lists = all(isinstance(arg, (list, tuple)) for arg in (index, grad, weight))
             if not (lists and all(map(is_, indices, keys))):
                 self(indices, grads, weights)  # dictionary views, converted to lists
                 return
@@ -636,7 +636,7 @@ class Updater(Checked):
             return False
         if records.freezes and None in map(records.record_of, indices):
             return False  # sums are those of parameters that are not frozen
-        phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
+        phase, sums = windows.phase(indices), [windows.sums.get(i) for i in indices]
         summed = sums if listed else sums[0]
         adder, last = windows.adders[phase > 0], phase + 1 == windows.every
         status = records.admits(index, grad, weight) if phase >= 0 else UNKNOWN
@@ -736,9 +736,9 @@ class Updater(Checked):
         >>> list(updater.states)
         ['layers.0', 'layers.1']
         """
-        paths, own, arrays = self._leaves(grads, weights, missing)
+        paths, flat, arrays = self._leaves(grads, weights, missing)
         if paths:
-            grad, structures = own[0], self.structures
+            grad, structures = flat[0], self.structures
             of = self.parameters.rows.get(paths[0])
             before = None if of is None else of.weight
             again = structures.first_gradient == id(grad) and before is not arrays[0]
@@ -746,9 +746,9 @@ class Updater(Checked):
                 structures.check_order(paths[0], grad, arrays[0], before)
             structures.first_gradient = id(grad)
         if extra is None:
-            self(paths, own, arrays)
+            self(paths, flat, arrays)
         else:
-            self(paths, own, arrays, extras_at(paths, self._leaves(extra, weights, "skip")))
+            self(paths, flat, arrays, extras_at(paths, self._leaves(extra, weights, "skip")))
 
     def updated(self, grads: Any, weights: T, missing: Literal["raise", "skip"] = "raise") -> T:
         """Return updated copies of nested weights; the arguments do not change.
@@ -791,10 +791,10 @@ class Updater(Checked):
         flatten, groups = self.structures.flatten, self.parameters.groups
         freezes = groups is not None and groups.freezes
         spares = (groups.is_frozen,) if freezes else ()
-        paths, own, arrays, left = flatten(grads, weights, missing, *spares)
+        paths, flat, arrays, left = flatten(grads, weights, missing, *spares)
         if left and groups is not None:
             groups.note(left)
-        return paths, own, arrays
+        return paths, flat, arrays
 
     def refresh_graphs(self) -> None:
         """Let CUDA graphs with calls of this updater use the present hyper-parameters.
@@ -1625,7 +1625,7 @@ class Updater(Checked):
     def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
         """Return the calls with states, which are created for new indices."""
         states: dict[Index, Any] = {}
-        zeros = all(each.starts_at_zero for each in self.parameters.optimizers())
+        zeros = all(optimizer.starts_at_zero for optimizer in self.parameters.optimizers())
         with allocated_together() if zeros else nullcontext():
             for index, weight, grad in checked:
                 if index not in states:
@@ -1672,15 +1672,15 @@ class Updater(Checked):
     def _stored(self, calls: Sequence[Call]) -> Callable[[], None]:
         """Store states; return a function that puts back what was there before."""
         known = [
-            (own, {index: own[index] for index, *_ in calls if index in own})
-            for own in (self.states, self.states_synced, self.optimizer.masters_given)
+            (table, {index: table[index] for index, *_ in calls if index in table})
+            for table in (self.states, self.states_synced, self.optimizer.masters_given)
         ]
 
         def undo() -> None:
-            for own, before in known:
+            for table, before in known:
                 for index, *_ in calls:
-                    dict.pop(own, index, None)
-                dict.update(own, before)
+                    dict.pop(table, index, None)
+                dict.update(table, before)
 
         try:
             self._keep(calls)
@@ -1728,9 +1728,9 @@ class Updater(Checked):
         try:
             windows.add(entries, optimizer.idx2name, single)
             if last:
-                own, weights = [i for i, *_ in last], [weight for _, weight, _ in last]
-                sums = [windows.sums[i] for i in own]
-                self._apply(Given(own, sums, weights, single, 1 / windows.every), finish)
+                complete, weights = [i for i, *_ in last], [weight for _, weight, _ in last]
+                sums = [windows.sums[i] for i in complete]
+                self._apply(Given(complete, sums, weights, single, 1 / windows.every), finish)
             finish()
         except BaseException:
             if windows.calls is not after:
@@ -1800,8 +1800,8 @@ class Updater(Checked):
         if not info.stepped:
             return info
         if self.parameters.native:
-            own = grads if self.settings.clip_adaptive is None else [*clipped]
-            self.records.take(self, Given(indices, own, weights, single, share, factor))
+            applied = grads if self.settings.clip_adaptive is None else [*clipped]
+            self.records.take(self, Given(indices, applied, weights, single, share, factor))
             return info
         grads = [times(grad, factor * share) for grad in clipped]
         calls = self._with_states(list(zip(indices, weights, grads, strict=True)))

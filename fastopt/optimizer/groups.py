@@ -272,7 +272,7 @@ class Groups:
             if len(self._selectors) > 256:
                 self._selectors.clear()
             self._selectors[key] = (
-                None if all(moving) else lambda each: list(compress(each, moving))
+                None if all(moving) else lambda items: list(compress(items, moving))
             )
         selector: Callable[[Sequence[Any]], list[Any]] | None = self._selectors[key]
         return selector

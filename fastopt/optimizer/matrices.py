@@ -373,7 +373,7 @@ def _check_patterns(name: str, value: object) -> tuple[str, ...] | None:
         value = (value,)
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{name} must be regular expressions, got {arguments.brief(value)}")
-    return tuple(pattern(f"{name}[{k}]", each) for k, each in enumerate(value))
+    return tuple(pattern(f"{name}[{k}]", text) for k, text in enumerate(value))
 
 
 @dataclass(frozen=True)
@@ -395,7 +395,7 @@ class ByPattern:
                 f"{name} must map regular expressions to {self.kind}, got {arguments.brief(value)}"
             )
         return tuple(
-            (pattern(name, key), self.check(f"{name}[{key!r}]", each)) for key, each in pairs
+            (pattern(name, key), self.check(f"{name}[{key!r}]", entry)) for key, entry in pairs
         )
 
 
@@ -410,7 +410,7 @@ def _coefficients(name: str, value: object) -> Coefficients:
         return scheme  # type: ignore[no-any-return]
     if len(value) != 3:
         raise ValueError(f"{name} must be 3 numbers, got {arguments.brief(value)}")
-    a, b, c = (arguments.number(f"{name}[{k}]", each) for k, each in enumerate(value))
+    a, b, c = (arguments.number(f"{name}[{k}]", item) for k, item in enumerate(value))
     return a, b, c
 
 
@@ -474,8 +474,8 @@ def orthogonalize(
         raise TypeError(f"matrix must have real numbers, got {matrix.dtype}")
     if matrix.dtype not in (np.float32, np.float64):
         matrix = matrix.astype(np.float32)
-    given = {"coefficients": coefficients, "steps": steps, "eps": eps}
-    checked = [check(name, given[name]) for name, check in CHECKS.items()]
+    options = {"coefficients": coefficients, "steps": steps, "eps": eps}
+    checked = [check(name, options[name]) for name, check in CHECKS.items()]
     result = np.empty(matrix.shape, matrix.dtype)
     if result.size:
         NewtonSchulz()(matrix, result, *checked)
@@ -629,7 +629,7 @@ class MatrixOptimizer(Optimizer):
     def patterns(self) -> Mapping[str, Sequence[str]]:
         """Return the regular expressions for names of weights, by argument."""
         tables = [name for name, check in self._arguments.items() if isinstance(check, ByPattern)]
-        patterns = {name: [each for each, _ in vars(self)[name] or ()] for name in tables}
+        patterns = {name: [regex for regex, _ in vars(self)[name] or ()] for name in tables}
         return {"fallback_for": self.fallback_for or (), **patterns}
 
     def check_together(self) -> None:

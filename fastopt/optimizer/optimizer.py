@@ -535,7 +535,7 @@ class Optimizer(Checked, metaclass=Declaring):
 
     if not TYPE_CHECKING:  # checkers read the declarations
 
-        def __init__(self, *args, **given):
+        def __init__(self, *args, **kwargs):
             cls = type(self)
             if len(args) > len(cls.positional):
                 most = len(cls.positional)
@@ -543,13 +543,13 @@ class Optimizer(Checked, metaclass=Declaring):
                     f"{cls.__name__} takes at most {most} positional arguments, got {len(args)}"
                 )
             for name, value in zip(cls.positional, args, strict=False):
-                if name in given:
+                if name in kwargs:
                     raise TypeError(f"{cls.__name__} got {name} by position and by name")
-                given[name] = value
-            if unknown := [name for name in given if name not in cls.defaults]:
+                kwargs[name] = value
+            if unknown := [name for name in kwargs if name not in cls.defaults]:
                 raise unknown_arguments(cls, unknown)
             self._start()
-            self._initialize(given)
+            self._initialize(kwargs)
             self.check_together()
 
         __init__.takes_declared = True
@@ -558,7 +558,7 @@ class Optimizer(Checked, metaclass=Declaring):
     def _prepare(cls) -> None:
         """Check the defaults once."""
         ready, fresh = dict[str, Any](), dict[str, Any]()
-        for name in [each for each in cls.defaults if each not in TAKEN]:
+        for name in [name for name in cls.defaults if name not in TAKEN]:
             attribute, value = attribute_of(cls, name), cls.defaults[name]
             check = cls._arguments.get(attribute)
             checked = value if check is None else check(name, value)
@@ -952,10 +952,10 @@ class Optimizer(Checked, metaclass=Declaring):
             Those of learning rate and weight decay, and pairs of the parameter's own fields, which
             are returned too.
         """
-        (lr_mult, wd_mult, *own), decay = multipliers, self.wd
+        (lr_mult, wd_mult, *fields), decay = multipliers, self.wd
         if self.corrected_decay is not None and self.corrects_decay:
             decay = decay * (rate / self.corrected_decay)
-        return {"rate": rate, "lr": rate * lr_mult, "wd": decay * wd_mult, **dict(own)}
+        return {"rate": rate, "lr": rate * lr_mult, "wd": decay * wd_mult, **dict(fields)}
 
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
         """Raise ValueError unless a parameter's learning rate and weight decay are valid."""
@@ -1525,14 +1525,14 @@ class Optimizer(Checked, metaclass=Declaring):
         index, weight
             See :meth:`create_state`.
         """
-        given, weight = weight, header(weight)
+        array, weight = weight, header(weight)
         if not is_half(weight):
-            return self.create_state(index, given)
+            return self.create_state(index, array)
         context = label(index, self.idx2name)
-        warn_if_unbound(context, given)
+        warn_if_unbound(context, array)
         if not self.multi_precision:
             self._warn_of_halves(weight)
-            return self.create_state(index, given)
+            return self.create_state(index, array)
         return mixed_precision.state_with_master(self, index, weight)
 
     def _warn_of_halves(self, weight: Array) -> None:

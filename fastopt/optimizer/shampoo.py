@@ -63,35 +63,35 @@ class _Preconditioned(_OfAdam["Shampoo"]):
         index, _, direction, gradient, (mean, var, *pairs) = update
         lengths = main.axes(direction.shape)
         count = main.updates_of(index)
-        blocks, rest, found = main.blocks(lengths), iter(pairs), []
+        blocks, rest, renewed = main.blocks(lengths), iter(pairs), []
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             for at, sizes in blocks:
-                own = list(islice(rest, 2 * sum(size <= main.max_precond_dim for size in sizes)))
-                given = eigenbases.by_axis(sizes, own, main.max_precond_dim)
-                averages, roots = self._renewed(main, given, gradient.reshape(lengths)[at], count)
+                arrays = list(islice(rest, 2 * sum(size <= main.max_precond_dim for size in sizes)))
+                factors = eigenbases.by_axis(sizes, arrays, main.max_precond_dim)
+                averages, roots = self._renewed(main, factors, gradient.reshape(lengths)[at], count)
                 if len(blocks) > 1:  # the buffers are those of the next block
-                    averages = {axis: each.copy() for axis, each in averages.items()}
-                found.append((at, given, (averages, roots)))
+                    averages = {axis: average.copy() for axis, average in averages.items()}
+                renewed.append((at, factors, (averages, roots)))
             direction.fill(0)
             self._adam.step(main, index, count - 1, direction, gradient, (mean, var))
             if count >= main.start:
                 result = direction.reshape(lengths)
-                for at, _, (_, roots) in found:
+                for at, _, (_, roots) in renewed:
                     self._precondition(result[at], mean.reshape(lengths)[at], roots)
                 if not np.may_share_memory(result, direction):
                     direction[...] = result.reshape(direction.shape)
             else:
                 np.negative(direction, out=direction)
-        for _, given, results in found:
-            for targets, values in zip(given, results, strict=True):
+        for _, factors, results in renewed:
+            for targets, values in zip(factors, results, strict=True):
                 _assign(targets, values)
         return True
 
     def _renewed(
-        self, main: "Shampoo", given: Sequence[ByAxis], gradient: Array, count: int
+        self, main: "Shampoo", matrices: Sequence[ByAxis], gradient: Array, count: int
     ) -> tuple[ByAxis, ByAxis]:
         """Return the averages and the roots of a block after update `count`."""
-        factors, roots = given
+        factors, roots = matrices
         whiteners = None
         if main.kl:
             whiteners = (
@@ -104,8 +104,8 @@ class _Preconditioned(_OfAdam["Shampoo"]):
         """Turn a step of Adam, which is negative, into a preconditioned one of the same norm."""
         size, turned = _norm(step), self._buffers("turned", step.shape, step.dtype)
         eigenbases.rotated(mean, roots, False, self._buffers, turned)
-        own = _norm(turned)
-        np.multiply(turned, step.dtype.type(size / own if own != 0 else 0.0), out=step)
+        norm = _norm(turned)
+        np.multiply(turned, step.dtype.type(size / norm if norm != 0 else 0.0), out=step)
 
 
 def _norm(array: Array) -> float:
@@ -255,8 +255,8 @@ class Shampoo(MatrixOptimizer, AdamFamily):
         """Return the inverse roots of the bias-corrected averages of each axis."""
         root, share = 2 if self.kl else 2 * len(factors), 1 - self.beta2**count
         return {
-            axis: eigenbases.inverse_root(each / share, root, self.root_epsilon)
-            for axis, each in factors.items()
+            axis: eigenbases.inverse_root(factor / share, root, self.root_epsilon)
+            for axis, factor in factors.items()
         }
 
     def axes(self, shape: Shape) -> Shape:
@@ -274,7 +274,7 @@ class Shampoo(MatrixOptimizer, AdamFamily):
             else [slice(0, length)]
             for length in lengths
         ]
-        return [(at, tuple(each.stop - each.start for each in at)) for at in product(*cuts)]
+        return [(at, tuple(cut.stop - cut.start for cut in at)) for at in product(*cuts)]
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
         """See :meth:`MatrixOptimizer.slots`."""

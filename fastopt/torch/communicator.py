@@ -263,6 +263,7 @@ class GlooCommunicator:
     def free(self) -> None:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
         own = vars(self)
+        self._counters = None  # their memory has a descriptor
         started, group = own.pop("_started", ()), own.pop("group", None)
         own.pop("_thread", None), own.pop("_store", None)
         if group is not None and not all(work.is_completed() for work in started):

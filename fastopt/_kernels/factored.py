@@ -4,8 +4,7 @@ They run on one thread. Arrays are in C order; matrices are a batch of shape (co
 or the rows along the last axis. The update subtracts ``lr`` times a step from ``shrink`` times the
 target; from 0 with rates of 0 and -1 it writes the step. `hyper` is an array of one record.
 
-Tests: ``tests/optimizer/test_matrices.py``, ``tests/optimizer/test_adafactor.py``,
-``tests/optimizer/test_sm3.py``.
+Tests: ``tests/optimizer/test_matrices.py``, ``tests/optimizer/test_packages.py``.
 """
 
 import math

@@ -17,32 +17,14 @@ def novograd(w, lr=0.01, beta1=0.95, beta2=0.98, eps=1e-8, wd=0.0):
         w = w - lr * m
 
 
-def with_caution(
-    w, u, g, ratio, lr, wd, cautious=False, cautious_decay=False, stable=False, grams=False
-):
-    """Weight after the step `u` with decay, in the forms of 2411.16085, 2510.12402, 2304.13013.
-
-    `grams` is the form of 2412.17107.
-    """
-    if grams:
-        u = np.abs(u) * np.sign(g)
-    if stable:
-        lr = lr / max(1, np.sqrt(np.mean(ratio)))
-    decays = (u * w >= 0) if cautious_decay else 1.0
-    if cautious:
-        mask = (u * g > 0).astype(float)
-        u = u * mask / max(mask.mean(), 1e-3)
-    return w - lr * wd * decays * w - lr * u
-
-
 def adam(
     w, lr, wd, kind="adam", decoupled=False, formula="torch", amsgrad=False, correction="next",
-    beta1=0.9, beta2=0.999, eps=1e-8, **flags,
+    beta1=0.9, beta2=0.999, eps=1e-8, grams=False,
 ):  # fmt: skip
     """arXiv:1412.6980 and 1904.09237 with the bias correction of torch or MXNet, in any form.
 
     `kind` "nadam" is Dozat 2016 for one parameter, with a schedule of the momentum; "nadamw" is
-    optax.nadamw, and the baseline of AlgoPerf with the present correction.
+    optax.nadamw, and the baseline of AlgoPerf with the present correction; `grams` is 2412.17107.
     """
     m, v, peak, t, product = 0.0, 0.0, 0.0, 0, 1.0
     while True:
@@ -65,28 +47,9 @@ def adam(
         else:
             rate = np.sqrt(1 - beta2**t) / (1 - beta1**t)
             u, root, decay = rate * m, np.sqrt(peak), rate * decay
-        ratio = g**2 / np.maximum(v / (1 - beta2**t), eps**2)
-        w = with_caution(w, u / (root + eps), g, ratio, lr, decay, **flags)
-
-
-def sgd_cautious(w, lr, wd, momentum, **flags):
-    """Heavy ball in its cautious form; decay is part of the gradient."""
-    m = 0.0
-    while True:
-        g = yield w
-        g = g + wd * w
-        m = momentum * m + g
-        w = with_caution(w, m, g, 0.0, lr, 0.0, **flags)
-
-
-def lion_cautious(w, lr, wd, **flags):
-    """arXiv:2302.06675, algorithm 2, in its cautious forms."""
-    beta1, beta2, m = 0.9, 0.99, 0.0
-    while True:
-        g = yield w
-        u = np.sign(beta1 * m + (1 - beta1) * g)
-        w = with_caution(w, u, g, 0.0, lr, wd, **flags)
-        m = beta2 * m + (1 - beta2) * g
+        u = u / (root + eps)
+        u = np.abs(u) * np.sign(g) if grams else u
+        w = w - lr * decay * w - lr * u
 
 
 def adamatan2(w, lr, wd, a, b, beta1=0.9, beta2=0.999):
@@ -138,26 +101,6 @@ def stablespam(w, lr, wd, reset_interval, beta1=0.9, beta2=0.999, eps=1e-8):
         v = beta2 * v + (1 - beta2) * g**2
         u = m / (1 - beta1**since) / (np.sqrt(v / (1 - beta2**since)) + eps)
         w = w - lr * (u + wd * w)
-
-
-def prodigy(weights, d=1e-6, lr=1.0, wd=0.0, beta1=0.9, beta2=0.999, eps=1e-8):
-    """arXiv:2306.06101, algorithm 4, over a list of tensors."""
-    first, beta3, r = weights, np.sqrt(beta2), 0.0
-    m, v, s = ([np.zeros_like(w) for w in weights] for _ in range(3))
-    while True:
-        gs = yield weights, d
-        rate = lr * d
-        m = [beta1 * a + (1 - beta1) * d * g for a, g in zip(m, gs, strict=True)]
-        v = [beta2 * a + (1 - beta2) * (d * g) ** 2 for a, g in zip(v, gs, strict=True)]
-        r = beta3 * r + (1 - beta3) * rate * d * sum(
-            np.sum(g * (a - w)) for g, a, w in zip(gs, first, weights, strict=True)
-        )
-        s = [beta3 * a + (1 - beta3) * rate * d * g for a, g in zip(s, gs, strict=True)]
-        weights = [
-            (1 - rate * wd) * w - rate * a / (np.sqrt(b) + d * eps)
-            for w, a, b in zip(weights, m, v, strict=True)
-        ]
-        d = max(d, r / sum(np.abs(a).sum() for a in s))
 
 
 def sgdw(w, lr, wd, momentum, decouple, formula="mxnet", dampening=0.0):

@@ -322,7 +322,8 @@ def scheduled(rate=None, error=None):
 def listing(row):
     def spoil(world, name, grad):
         shape = world.weights[name].shape
-        return np.ones((2, *shape[1:]), np.float32), np.array([row, 0])
+        rows = [row, 0] if row > 2**64 else np.array([row, 0])
+        return np.ones((2, *shape[1:]), np.float32), rows
 
     return spoil
 
@@ -341,6 +342,7 @@ FAULTS = {
     "a read-only weight": lock,
     "a row that is too large": listing(99),
     "a negative row": listing(-1),
+    "a row that no integer of NumPy holds": listing(2**70),
     **OF_RATES,
 }
 """Gradients, weights and rates that are refused."""

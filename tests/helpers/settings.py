@@ -18,6 +18,7 @@ from helpers.row_rules import RowAdam
 from helpers.tensor_lists import as_list, dtype_of
 
 SHAPES = {"embed.weight": (6, 4), "body.weight": (4, 6), "body.bias": (5,), "norm.scale": (3,)}
+STACKED = {**SHAPES, "body.other": (4, 6), "body.kernel": (2, 3, 2, 2)}
 LARGE = {"a": (40, 200), "b": (5000,), "c": (64, 64)}
 MATRICES = {"embed.weight": (6, 4), "body.weight": (4, 6), "head.weight": (5, 3)}
 
@@ -43,7 +44,9 @@ class Setting:
 
     def is_float32(self):
         """Whether masters take the same steps: no weight in half precision is measured."""
-        return not {"groups", "clip_adaptive"} & {*self.settings()}
+        measured = self.case is not None and self.case.name == "lars"
+        halves = self.dtype in ("float16", "bfloat16")
+        return not (measured or halves or {"groups", "clip_adaptive"} & {*self.settings()})
 
     def updater(self):
         return fastopt.Updater(self.make(), **self.settings())
@@ -130,6 +133,7 @@ OPTIMIZERS = {
     "8-bit state": Setting(partial(adam, state_dtype="int8"), shapes=LARGE),
     "schedule": Setting(lambda: optimizer.Adam(lr_scheduler=FactorScheduler(2))),
     "maximize": Setting(partial(adam, maximize=True)),
+    "an initial count": Setting(partial(adam, begin_num_update=5)),
     "stochastic rounding of bfloat16": Setting(
         partial(adam, rounding="stochastic", state_dtype="bfloat16"), dtype="bfloat16"
     ),
@@ -188,10 +192,22 @@ TABLE = {
             partial(make, lr=0.01, wd=0.1, fallback="adamw", **(MASTERS if half else {})),
             dtype="float16" if half else "float32",
             is_elementwise=False,
+            shapes=STACKED,
         )
         for form, make in FORMS.items()
         for half in (False, True)
     },
+    "matrices in groups": Setting(
+        partial(FORMS["muon"], lr=0.01, wd=0.1, fallback="adamw"),
+        lambda: {
+            "groups": {
+                r"bias$|norm": {"wd_mult": 0.0},
+                r"^embed": {"optimizer": optimizer.Adam(learning_rate=0.2)},
+                r"^body.w": {"lr_mult": 2.0, "clip_gradient": 0.3},
+            }
+        },
+        is_elementwise=False,
+    ),
     **{
         str(case): Setting(
             partial(case.make, wd=case.wd),

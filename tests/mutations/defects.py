@@ -5,7 +5,7 @@ __all__ = ["DEFECTS"]
 GOLDEN = "tests/optimizer/test_golden.py -k adam"
 RECORDED = "tests/optimizer/test_recorded.py"
 SCHEDULES = "tests/lr_scheduler/test_schedules.py"
-MATRICES = "tests/optimizer/test_matrices.py tests/optimizer/test_{}.py"
+MATRICES = "tests/optimizer/test_packages.py"
 CONTAINER = "checkpoint/format/container.py"
 RANKS = "tests/distributed/test_threads.py -k plans-3"
 PROMISES = "tests/optimizer/test_promises.py"
@@ -20,18 +20,18 @@ DEFECTS = [
     ("kernels/scalars.py", "grad, h) + h.wd * weight", "grad, h) - h.wd * weight", RECORDED),
     ("optimizer/adam.py", "root / (1 - h.beta1**t)", "root / (1 - h.beta1)", GOLDEN),
     # optimizers of matrices
-    ("_kernels/factored.py", "lower(before[j], cover)", "larger(before[j], cover)", "sm3"),
-    ("optimizer/rowsteps.py", "if self.momentum else", "if not self.momentum else", "sm3"),
+    ("_kernels/factored.py", "lower(before[j], cover)", "larger(before[j], cover)", MATRICES),
+    ("optimizer/rowsteps.py", "if self.momentum else", "if not self.momentum else", MATRICES),
     (
         "_kernels/factored.py",
         "(total(lanes[:1])[0] / width - rows[b, i]) * share",
         "total(lanes[:1])[0] / width * share",
-        "adafactor",
+        MATRICES,
     ),
-    ("optimizer/muon.py", "0.2 * math.sqrt(max(", "0.2 * math.sqrt(min(", "muon"),
-    ("optimizer/muon.py", "if sum(sizes) != rows:", "if sum(sizes) > rows:", "muon"),
-    ("optimizer/shampoo.py", "1 - self.beta2**count", "1.0", "shampoo"),
-    ("optimizer/shampoo.py", "decays_last = True", "decays_last = False", "soap"),
+    ("optimizer/muon.py", "0.2 * math.sqrt(max(", "0.2 * math.sqrt(min(", MATRICES),
+    ("optimizer/muon.py", "if sum(sizes) != rows:", "if sum(sizes) > rows:", MATRICES),
+    ("optimizer/shampoo.py", "1 - self.beta2**count", "1.0", MATRICES),
+    ("optimizer/shampoo.py", "decays_last = True", "decays_last = False", MATRICES),
     # schedules and averages
     (
         "lr_scheduler/factor.py",
@@ -125,8 +125,4 @@ DEFECTS = [
         "tests/test_trainer.py",
     ),
     ("minimization.py", "mean < self.best[0]", "mean > self.best[0]", "tests/test_minimization.py"),
-]
-DEFECTS = [
-    (path, text, defect, tests if tests.startswith("tests/") else MATRICES.format(tests))
-    for path, text, defect, tests in DEFECTS
 ]

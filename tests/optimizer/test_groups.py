@@ -1,6 +1,5 @@
 """Groups: each weight is updated as by an optimizer of its own, in one call for all."""
 
-import copy
 import re
 
 import numpy as np
@@ -9,11 +8,10 @@ import pytest
 from fastopt import lr_scheduler, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
-from fastopt.sparse import RowSparse
 from fastopt.trainer import Trainer
+from helpers.groups import NAMES, WAYS
 from helpers.resuming import resumed
-
-NAMES = ["embed.weight", "body.weight", "body.bias", "norm.scale", "head.weight", "frozen.weight"]
+from helpers.tensor_lists import as_list, everything, frozen, one_by_one
 
 
 def groups(**changes):
@@ -31,37 +29,20 @@ def updater(name="adam", own=None, **options):
     return optimizer.Updater(made, groups=groups() if own is None else own, **options)
 
 
-def arrays(seed, names=NAMES):
+def arrays(seed):
     rng = np.random.default_rng(seed)
-    return [rng.normal(size=4).astype(np.float32) for _ in names]
+    return [rng.normal(size=4).astype(np.float32) for _ in NAMES]
 
 
 def grads_of(seed):
     return [*arrays(seed)[:-1], None]  # a frozen weight needs no gradient
 
 
-def as_list(made, grads, weights, names=NAMES):
-    made(names, grads, weights)
-
-
-def one_by_one(made, grads, weights, names=NAMES):
-    for call in zip(names, grads, weights, strict=True):
-        made(*call)
-
-
-def nested(made, grads, weights, names=NAMES):
-    made.step(dict(zip(names, grads, strict=True)), dict(zip(names, weights, strict=True)))
-
-
-WAYS = pytest.mark.parametrize("way", [as_list, one_by_one, nested])
-
-
-def bits(weights):
-    return [weight.tobytes() for weight in weights]
+every_way = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0**-3])
-@WAYS
+@every_way
 def test_the_clip_of_the_norm_covers_all_groups(way, factor):
     """A list is clipped as a whole, so that single calls have a norm each."""
     options = {"clip_global_norm": 0.5}
@@ -72,7 +53,7 @@ def test_the_clip_of_the_norm_covers_all_groups(way, factor):
     weights, grads = arrays(2), arrays(3)
     expected = [weight.astype(float) for weight in weights]
     for _ in range(3):
-        way(made, [(grad / factor).astype(np.float32) for grad in grads], weights)
+        way(made, NAMES, [(grad / factor).astype(np.float32) for grad in grads], weights)
         norm = np.sqrt(sum(np.square(grad, dtype=float).sum() for grad in grads))
         for name, grad, weight in zip(NAMES, grads, expected, strict=True):
             single = np.linalg.norm(grad.astype(float)) if way is one_by_one else norm
@@ -80,43 +61,37 @@ def test_the_clip_of_the_norm_covers_all_groups(way, factor):
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     if way is not one_by_one:
         assert made.info.global_norm == pytest.approx(norm, rel=1e-6)
-    before = bits(weights)
+    before = frozen(weights)
     grads[4][0] = np.inf
-    way(made, grads, weights) if way is not one_by_one else made(NAMES[4], grads[4], weights[4])
+    way(made, NAMES, grads, weights) if way is not one_by_one else made(
+        NAMES[4], grads[4], weights[4]
+    )
     assert made.info.skipped
     assert made.info.non_finite == ("head.weight",)
-    assert bits(weights) == before
+    assert frozen(weights) == before
 
 
-def everything(made, weights):
-    state = made.optimizer.__getstate__()
-    others = [own["optimizer"].__getstate__() for own in made.groups.values() if "optimizer" in own]
-    return copy.deepcopy((weights, dict(made.states), state, others))
+def tied():
+    weight = np.ones(4, np.float32)
+    return [weight, weight], [np.full(4, 0.5, np.float32), np.ones(4, np.float32)]
 
 
-def test_weights_of_two_groups_may_share_memory():
+def gradient_of_another():
+    weights = arrays(0)[:2]
+    return weights, [np.ones(4, np.float32), weights[0]]
+
+
+@pytest.mark.parametrize("make", [tied, gradient_of_another])
+def test_weights_of_two_groups_may_share_memory(make):
+    """In list order."""
     ends = []
-    for way in (as_list, one_by_one):
-        tied = np.ones(4, np.float32)
+    for way in WAYS[:2]:
+        weights, grads = make()
         made = updater(own={"^b": {"optimizer": optimizer.SGD(learning_rate=0.5)}})
-        for step in range(3):
-            way(made, arrays(step)[:3], [tied, tied, np.ones(4, np.float32)], ["a", "b", "c"])
-        ends.append(tied.tobytes())
-    assert ends[0] == ends[1]
-
-
-def test_a_gradient_may_be_a_weight_of_another_group():
-    ends = []
-    for way in (as_list, one_by_one):
-        weights = arrays(0)[:2]
-        made = updater(own={"^b": {"learning_rate": 0.5}})
         for _ in range(3):
-            way(made, [np.ones(4, np.float32), weights[0]], weights, ["a", "b"])
-        ends.append(bits(weights))
+            way(made, ["a", "b"], grads, weights)
+        ends.append(frozen(weights))
     assert ends[0] == ends[1]
-
-
-# What is frozen
 
 
 def test_a_frozen_weight_has_no_state_and_no_count():
@@ -136,9 +111,6 @@ def test_a_frozen_weight_may_share_memory():
     made, weight = updater(), np.ones(2)
     made(["frozen", "w"], [weight, np.ones(2)], [weight[:1], weight])
     assert weight.round(6).tolist() == [0.9, 0.9]
-
-
-# Names, precedence, changes
 
 
 def test_names_come_from_the_optimizer_or_are_the_index():
@@ -182,7 +154,7 @@ def test_multipliers_of_a_group_replace_those_of_the_table():
     assert change() == [2, 3, 5]
 
 
-@pytest.mark.parametrize("way", [as_list, one_by_one])
+@every_way
 def test_what_a_group_does_not_override_follows_the_optimizer(way):
     own = {
         "b": {"wd": 0.0},
@@ -195,7 +167,7 @@ def test_what_a_group_does_not_override_follows_the_optimizer(way):
 
     def change():
         before = np.array(weights)
-        way(made, [np.ones(1)] * 4, weights, list("abcd"))
+        way(made, list("abcd"), [np.ones(1)] * 4, weights)
         return (before - np.array(weights)).ravel().tolist()
 
     assert change() == [1, 1, 0.5, 3]
@@ -236,40 +208,6 @@ def test_a_schedule_of_the_optimizer_serves_its_groups():
     assert weight.item() == 0
 
 
-@WAYS
-def test_dense_weights_of_groups_have_records(way, unrecorded):
-    made, weights = updater(), arrays(0)
-    for step in range(3):
-        way(made, grads_of(step), weights)
-    assert not unrecorded
-    assert made.records.slots
-
-
-@pytest.mark.slow
-def test_row_sparse_gradients_masters_and_copies_of_groups():
-    own = {"^table": {"sparse_decay": "catch_up", "lazy_update": True}, "^half": {"beta1": 0.5}}
-    adamw = optimizer.AdamW(learning_rate=0.1, wd=0.5, multi_precision=True)
-    made = optimizer.Updater(adamw, groups=own)
-    alone = optimizer.Updater(
-        optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up", lazy_update=True)
-    )
-    table, half = np.ones((3, 2), np.float32), np.ones(2, np.float16)
-    expected, exact = table.copy(), np.full(2, 1.0001, np.float32)
-    made.set_master("half", exact)
-    copied = np.zeros((3, 2), np.float16)
-    made.set_copy("table", copied)
-    for rows in ([0], [2], [0]):
-        grad = RowSparse(np.ones((1, 2), np.float32), rows, (3, 2))
-        made(["table", "half"], [grad, np.zeros(2, np.float16)], [table, half])
-        alone("table", grad, expected)
-    assert made.states["half"][0].dtype == np.float32
-    assert table.tobytes() == expected.tobytes()
-    made.flush("table")
-    alone.flush("table")
-    assert table.tobytes() == expected.tobytes()
-    np.testing.assert_array_equal(copied, table.astype(np.float16))
-
-
 def test_a_trainer_takes_an_updater_with_groups():
     from fastopt.parameter import ParameterDict
 
@@ -286,12 +224,9 @@ def test_a_trainer_takes_an_updater_with_groups():
     assert params["fc_bias"].data().tolist() == [1, 1]
 
 
-# Copies and checkpoints
-
-
 def test_an_optimizer_of_a_group_stays_the_same_object(tmp_path):
     made = updater()
-    as_list(made, grads_of(0), arrays(0))
+    as_list(made, NAMES, grads_of(0), arrays(0))
     head = optimizer.SGD(learning_rate=5.0, momentum=0.5)
     other = resumed("save", made, updater(own={"^head": {"optimizer": head}}), tmp_path)
     assert other.groups["^head"]["optimizer"] is head
@@ -300,7 +235,7 @@ def test_an_optimizer_of_a_group_stays_the_same_object(tmp_path):
 
 def test_a_file_without_groups_leaves_those_of_the_updater(tmp_path):
     made = optimizer.Updater(optimizer.Adam(learning_rate=0.1))
-    as_list(made, arrays(0), arrays(1))
+    as_list(made, NAMES, arrays(0), arrays(1))
     other = resumed("save", made, updater(own={"bias": {"frozen": True}}), tmp_path)
     assert list(other.groups) == ["bias"]
     assert "groups" not in made.states_dict()
@@ -337,29 +272,27 @@ BAD_FILES = {
 @pytest.mark.parametrize(("bad", "words"), BAD_FILES.values(), ids=BAD_FILES)
 def test_damaged_groups_are_refused_and_change_nothing(bad, words):
     made, head = updater(), optimizer.SGD(learning_rate=2.0)
-    as_list(made, grads_of(0), arrays(0))
+    as_list(made, NAMES, grads_of(0), arrays(0))
     other = updater(own={"^head": {"optimizer": head}})
     weights = arrays(0)
-    as_list(other, arrays(0)[:5], weights[:5], NAMES[:5])
+    as_list(other, NAMES[:5], arrays(0)[:5], weights[:5])
     before = everything(other, weights)
     with pytest.raises(CheckpointError, match=re.escape(words)):
         other.load_states_dict({**made.states_dict(), "groups": bad})
-    np.testing.assert_equal(everything(other, weights), before)
-    as_list(other, arrays(1)[:5], weights[:5], NAMES[:5])
+    assert everything(other, weights) == before
+    as_list(other, NAMES[:5], arrays(1)[:5], weights[:5])
     assert other.optimizer._index_update_count["head.weight"] == 2
 
 
 def test_states_of_another_optimizer_are_refused():
     made = updater()
-    as_list(made, grads_of(0), arrays(0))
+    as_list(made, NAMES, grads_of(0), arrays(0))
     other = optimizer.Updater(optimizer.Adam(), groups={"^head": {"optimizer": optimizer.SGD()}})
     states = made.states_dict()
     del states["groups"]
     with pytest.raises(CheckpointError, match=r"state of index 'head.weight' must have 0 arrays"):
         other.load_states_dict(states)
 
-
-# Errors and warnings
 
 MISTAKES = {
     "no mapping": (3, TypeError, "groups must map patterns to .*wd_mult.*, got 3"),
@@ -422,9 +355,9 @@ def test_a_schedule_of_a_group_may_be_its_learning_rate(name):
     made = updater(own=groups(**{"^head": {name: schedule}}))
     other = updater(own=groups(**{"^head": {"lr_scheduler": schedule}}))
     for step in range(3):
-        as_list(made, grads_of(step), weights)
-        as_list(other, grads_of(step), expected)
-    assert bits(weights) == bits(expected)
+        as_list(made, NAMES, grads_of(step), weights)
+        as_list(other, NAMES, grads_of(step), expected)
+    assert frozen(weights) == frozen(expected)
     assert dict(made.groups) == dict(other.groups)
 
 
@@ -432,9 +365,9 @@ def test_an_optimizer_of_a_group_may_be_named(tmp_path):
     weights, expected = arrays(0), arrays(0)
     made = updater(own=groups(**{"^head": {"optimizer": "SGD"}}))
     other = updater(own=groups(**{"^head": {"optimizer": optimizer.SGD()}}))
-    as_list(made, grads_of(0), weights)
-    as_list(other, grads_of(0), expected)
-    assert bits(weights) == bits(expected)
+    as_list(made, NAMES, grads_of(0), weights)
+    as_list(other, NAMES, grads_of(0), expected)
+    assert frozen(weights) == frozen(expected)
     made.save(tmp_path / "named.safetensors")
     other.load(tmp_path / "named.safetensors")
     assert isinstance(other.groups["^head"]["optimizer"], optimizer.SGD)
@@ -454,7 +387,7 @@ def test_mistakes_are_reported_at_construction(own, error, words):
     with pytest.raises(error, match=words):
         made.groups = own
     assert dict(made.groups) == before
-    as_list(made, grads_of(0), arrays(0))
+    as_list(made, NAMES, grads_of(0), arrays(0))
 
 
 def test_groups_are_read_only():

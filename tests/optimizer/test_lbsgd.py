@@ -3,7 +3,6 @@
 from functools import reduce
 from operator import add
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,8 +13,8 @@ from fastopt._engine.validate import leaves
 from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
 from helpers.cases import exhaustive
-from helpers.row_sparse import eighths, listing, problems, same_bits
-from helpers.tensor_lists import as_list, everything, frozen, normal, one_by_one
+from helpers.row_sparse import listing, problems, same_bits
+from helpers.tensor_lists import everything
 
 SUMMED = 3
 """Gradients in a sum."""
@@ -63,23 +62,6 @@ def test_standard_updates_of_row_sparse_gradients_are_dense_ones(strategy, probl
 
     expected = problem.run(updater(), dense_where([True] * 2 * SUMMED, problem.grads))
     same_bits(problem.run(updater(), dense_where(dense, problem.grads)), expected)
-
-
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize(
-    "half", [np.dtype("float16"), *exhaustive(np.dtype(ml_dtypes.bfloat16))], ids=str
-)
-@given(dense=FLAGS)
-def test_sums_for_weights_of_half_precision_are_exact(half, dense):
-    rng = np.random.default_rng(0)
-    grads = [listing(rng, (9, 4), half, 12) for _ in dense]
-    weight = eighths(rng, (9, 4), half)
-    halves, singles = lbsgd(multi_precision=True), lbsgd()
-    single = weight.astype(np.float32)
-    for grad in dense_where(dense, grads):
-        halves(0, grad, weight)
-        singles(0, grad.astype(np.float32), single)
-    np.testing.assert_array_equal(weight, single.astype(half))
 
 
 @given(dense=st.lists(st.booleans(), min_size=SUMMED, max_size=SUMMED))
@@ -153,22 +135,6 @@ def test_sums_of_weights_without_dimensions_are_saved_and_restored(dtype, scaler
         total = updater.optimizer.cumgrads[0]["cum_grad"]
         assert (type(total), total.shape) == (np.ndarray, ())
         assert total == ((calls - 1) % SUMMED + 1) / (scaler or 1)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("scaler", [None, 2.0], ids=["plain", "scaled"])
-@pytest.mark.parametrize("listed", [False, True], ids=["dense", "rows"])
-def test_a_gradient_may_be_the_weight_of_an_earlier_tensor_of_the_list(dtype, scaler, listed):
-    """Which has been updated when it is added, like in single calls."""
-    results = []
-    for way in (as_list, one_by_one):
-        updater, weights = lbsgd(momentum=0.9), [normal(0, (4, 3), dtype), np.ones((4, 3), "f4")]
-        updater.loss_scaler = scaler and LossScaler(scaler)
-        own = (weights[0], np.array([2, 0, 1, 2])) if listed else weights[0]
-        for step in range(3 * SUMMED):
-            way(updater, [0, 1], [normal(step, (4, 3), dtype), own], weights)
-        results.append(frozen((weights, updater.states, updater.optimizer.cumgrads)))
-    assert results[0] == results[1]
 
 
 def test_such_a_list_that_fails_changes_nothing():

@@ -10,20 +10,9 @@ from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError
 from fastopt.kernels.rule import rule
 from fastopt.optimizer import NovoGrad
+from helpers.matrix_rules import drawn, trained
 
 F32 = np.float32
-
-
-def drawn(rng, *shapes, steps=4, dtype=F32):
-    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
-    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
-
-
-def trained(made, weight, gradients):
-    updater, weight = fastopt.Updater(made), weight.copy()
-    for grad in gradients:
-        updater(0, grad, weight)
-    return updater, weight
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import fastopt
 from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.optimizer import Prodigy
-from helpers import oracles
 from helpers.cases import exhaustive
 from helpers.paths import GOLDEN
 
@@ -19,8 +18,6 @@ RECORDS = RECORDED["cases"]
 NAMES = "prodigy", "dadaptadam", "schedulefreeprodigy"
 FIRST = [next(case for case in RECORDS if case["name"] == name) for name in NAMES]
 EVERY = [NAMES[0], *exhaustive(*NAMES[1:])]
-ids = [f"{i}-{case['library']}" for i, case in enumerate(RECORDS)]
-LAST = len(RECORDED["gradients"]) - 1
 F32, F64 = np.float32, np.float64
 
 
@@ -84,21 +81,6 @@ def test_each_step_is_that_of_the_library(case, dtype, tolerance, of_d):
         np.testing.assert_allclose(updater.info.d, case["d"][step], rtol=of_d)
         for weight, expected in zip(weights, case["weights"][step], strict=True):
             np.testing.assert_allclose(weight, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("wd", [0.0, *exhaustive(0.1)])
-def test_each_step_is_that_of_the_paper(wd):
-    weights, steps = start(F64)
-    oracle = oracles.prodigy([weight.copy() for weight in weights], 1e-3, lr=0.5, wd=wd)
-    updater, (_, d) = fastopt.Updater(growing(lr=0.5, wd=wd)), next(oracle)
-    for grads in steps:
-        updater([0, 1, 2], grads, weights)
-        assert updater.info.d == pytest.approx(d, rel=1e-11)
-        expected, d = oracle.send(grads)
-        for weight, other in zip(weights, expected, strict=True):
-            np.testing.assert_allclose(weight, other, rtol=1e-11)
-    assert d > 2e-3
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -223,25 +205,6 @@ def test_a_gradient_that_is_not_finite_ends_the_growth(name):
     assert np.isnan(weights[1]).sum() == 1
 
 
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("half", ["float16", "bfloat16"])
-@pytest.mark.parametrize("master", ["float32", "split"])
-def test_masters_make_the_steps_of_float32_rounded(half, master):
-    if half == "float16" and master == "split":
-        pytest.skip("only bfloat16 splits")
-    pytest.importorskip("ml_dtypes")
-    dtype = np.dtype(half)
-    weights, steps = start()
-    halves = [weight.astype(dtype) for weight in weights]
-    weights = [weight.astype(F32) for weight in halves]
-    _, estimates = trained(growing(), weights, steps)
-    made = growing(multi_precision=True, master=master)
-    updater, found = trained(made, halves, steps)
-    assert found == estimates
-    np.testing.assert_equal(halves, [weight.astype(dtype) for weight in weights])
-    assert len(updater.states[0]) == 2
-
-
 def test_rounded_state_and_deferred_decay_are_refused():
     with pytest.raises(ValueError, match="state_dtype must be None"):
         Prodigy(state_dtype="bfloat16")
@@ -257,15 +220,3 @@ def test_a_damaged_estimate_is_refused():
         saved["attributes"]["estimate"] = estimate
         with pytest.raises(fastopt.checkpoint.CheckpointError, match="estimate"):
             updater.load_states_dict(saved)
-
-
-def test_one_step_without_an_updater_counts_too():
-    weights, steps = start()
-    others = copy.deepcopy(weights)
-    _, _ = trained(growing(), weights, steps)
-    made = growing()
-    states = [made.create_state(k, weight) for k, weight in enumerate(others)]
-    for grads in steps:
-        made.update_all(list(zip(range(3), others, grads, states, strict=True)))
-    np.testing.assert_equal(weights, others)
-    assert optimizer.create("prodigy").d == 1e-6

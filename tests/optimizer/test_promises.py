@@ -10,12 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastopt import RowSparse
+from fastopt._engine.validate import leaves
 from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.threads import use_threads
-from helpers.cases import CASES, exhaustive
+from helpers.cases import CASES, LIGHT, exhaustive
+from helpers.half_precision import master_of
 from helpers.plans import FAULTS, Call, follow, is_compiled, plans
 from helpers.resuming import WAYS, resumed
-from helpers.settings import TABLE, adam, every_setting
+from helpers.settings import TABLE, every_setting
 from helpers.tensor_lists import as_list, everything, frozen
 
 # Parameters come late, and weights are replaced.
@@ -134,11 +136,11 @@ def test_more_threads_than_processors_give_the_same_bits(profile, run_python):
     run_python(code, __file__, "-q", *chosen, "-p", "no:cacheprovider", NUMBA_NUM_THREADS="4")
 
 
-@every_setting(lambda setting: setting.make is adam and setting.is_float32())
+@every_setting(lambda setting: setting.is_float32(), LIGHT)
 def test_masters_give_the_rounded_steps_of_float32(setting, half):
-    """And have the averages of float32."""
+    """And have the states and averages of float32."""
     halves, floats = setting.updater(), setting.updater()
-    halves.optimizer.multi_precision = True
+    halves.optimizer.multi_precision, floats.optimizer.multi_precision = True, False
     weights = {name: weight.astype(half) for name, weight in setting.weights().items()}
     exact = {name: weight.astype(np.float32) for name, weight in weights.items()}
     for step in range(6):
@@ -147,5 +149,10 @@ def test_masters_give_the_rounded_steps_of_float32(setting, half):
         wide = [cast(grad, np.float32) for grad in grads.values()]
         as_list(floats, exact, wide, exact.values())
     for name, weight in weights.items():
+        halves.flush(name)
+        floats.flush(name)
         np.testing.assert_array_equal(weight, exact[name].astype(half))
+        master, inner = master_of(halves, name)
+        assert frozen(master) == frozen(exact[name])
+        assert frozen(leaves(inner)) == frozen(leaves(floats.states[name]))
     assert frozen(dict(halves.averages)) == frozen(dict(floats.averages))

@@ -13,9 +13,11 @@ from helpers.cases import CASES, OF_STEPS, exhaustive
 from helpers.paths import GOLDEN
 from helpers.schedules import with_schedule
 
+TORCH = {"formula": "torch"}
 RECORDED = json.loads((GOLDEN / "formulas.json").read_text())
 OTHERS = RECORDED["others"]
-ids = [f"{i}-{case['name']}" for i, case in enumerate(OTHERS)]
+OF_TORCH = [{**case, "arguments": {**case["arguments"], **TORCH}} for case in RECORDED["cases"]]
+ids = [f"{i}-{case['name']}" for i, case in enumerate(OTHERS + OF_TORCH)]
 
 
 def once_by_default(cases):
@@ -32,12 +34,9 @@ def once_by_default(cases):
     return parameters
 
 
-recorded = pytest.mark.parametrize("case", OTHERS, ids=ids)
 SIZES = np.array([1e2, 1.0, 1e-1, 1e-2, 1e-4, 0.0])
 
-ALL = {"cautious": True, "cautious_decay": True, "stable": True}
 HEAVY = {"momentum": 0.9, "decouple": True}
-TORCH = {"formula": "torch"}
 OF_MXNET = partial(oracles.adam, formula="mxnet")
 NADAM = partial(oracles.adam, kind="nadam")
 NADAMW = partial(oracles.adam, kind="nadamw", decoupled=True)
@@ -51,24 +50,15 @@ FORMULAS = {
     "sgdw of torch": (oracles.sgdw, "sgd", {**HEAVY, **TORCH, "dampening": 0.3}),
     "nadamw": (NADAMW, "nadamw", {"correction": "present"}),
     "nadamw amsgrad": (NADAMW, "nadamw", {"amsgrad": True}),
-    "nadamw all": (NADAMW, "nadamw", ALL),
     "adamatan2": (oracles.adamatan2, "adamatan2", {"a": 1.3, "b": 0.8}),
     "adan": (oracles.adan, "adan", {}),
     "novograd": (oracles.novograd, "novograd", {}),
-    "lion cautious": (oracles.lion_cautious, "lion", {"cautious": True}),
-    "lion cautious decay": (oracles.lion_cautious, "lion", {"cautious_decay": True}),
-    "sgd cautious": (oracles.sgd_cautious, "sgd", {"momentum": 0.9, "cautious": True}),
-    "adam cautious": (oracles.adam, "adam", {**TORCH, "cautious": True, "stable": True}),
-    "adamw cautious": (ADAMW, "adamw", {**TORCH, "cautious": True}),
-    "adamw cautious decay": (ADAMW, "adamw", {**TORCH, "cautious_decay": True}),
-    "adamw stable": (ADAMW, "adamw", {**TORCH, "stable": True}),
     "adamw grams": (ADAMW, "adamw", {**TORCH, "grams": True}),
-    "adamw all": (ADAMW, "adamw", {**TORCH, **ALL}),
     "stablespam": (oracles.stablespam, "stablespam", {"reset_interval": 5}),
 }
 """Function of oracles.py, optimizer and its arguments, which are those of the function too."""
 formulas = pytest.mark.parametrize("name", FORMULAS)
-BY_DEFAULT = ("adamatan2", "lion cautious decay", "adamw grams", "stablespam")
+BY_DEFAULT = ("adamatan2", "adamw grams", "stablespam")
 """Formulas that are compared by default: of a class without recorded numbers, and of all flags."""
 
 
@@ -92,8 +82,10 @@ def test_the_file_names_its_packages():
 
 
 def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula():
+    """Or is a variant of a form that has, which test_families.py compares."""
     names = {case["class"].lower() for case in OTHERS} | {name for _, name, _ in FORMULAS.values()}
-    assert {case.name for case in CASES if case.recorded} - {*OF_STEPS} <= names
+    plain = (case for case in CASES if case.recorded and "cautious" not in str(case))
+    assert {case.name for case in plain} - {*OF_STEPS} <= names
 
 
 def check(case, dtype, **tolerance):
@@ -106,13 +98,12 @@ def check(case, dtype, **tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", once_by_default(OTHERS), ids=ids)
+@pytest.mark.parametrize("case", once_by_default(OTHERS) + exhaustive(*OF_TORCH), ids=ids)
 def test_float32_steps_are_those_of_the_library(case):
     check(case, np.float32, rtol=3e-5, atol=1e-5)
 
 
-@pytest.mark.slow("exhaustive")
-@recorded
+@pytest.mark.parametrize("case", exhaustive(*OTHERS) + OF_TORCH, ids=ids)
 def test_float64_steps_are_those_of_the_library(case):
     check(case, np.float64, rtol=1e-11, atol=1e-15)
 

@@ -1,7 +1,6 @@
-"""SOAP: steps of the authors' code, which weights it updates, and what updaters promise."""
+"""SOAP: the formula in float64, decompositions, and forms of weights."""
 
 import copy
-import json
 import math
 
 import numpy as np
@@ -13,30 +12,9 @@ from fastopt._engine.eigenbases import axes, iterated
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer import SOAP
 from helpers.cases import exhaustive
-from helpers.matrix_rules import drawn, trained
-from helpers.paths import GOLDEN
+from helpers.matrix_rules import drawn, single, trained
 
-RECORDED = json.loads((GOLDEN / "soap.json").read_text())
 F32 = np.float32
-PRECISIONS = [(F32, 3e-5), pytest.param(np.float64, 1e-11, marks=pytest.mark.slow("exhaustive"))]
-precisions = pytest.mark.parametrize(("dtype", "rtol"), PRECISIONS)
-
-
-def named(case):
-    return "x".join(map(str, case["shape"]))
-
-
-def made_of(case):
-    return SOAP(**case["arguments"])
-
-
-def check(case, updater, weight, first, dtype, rtol):
-    _, gradients = RECORDED["data"][named(case)]
-    for step in range(first, len(gradients)):
-        updater(0, np.array(gradients[step], dtype), weight)
-        expected = np.array(case["weights"][step])
-        largest = np.abs(expected).max()
-        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
 
 
 def stepped(weight, gradients, rates, every, wd=0.0, kl=False):
@@ -81,39 +59,10 @@ def stepped(weight, gradients, rates, every, wd=0.0, kl=False):
         yield weight
 
 
-def single(rng, shape=(5, 5), steps=5, dtype=F32):
-    (weight,), gradients = drawn(rng, shape, steps=steps, dtype=dtype)
-    return weight, [grads[0] for grads in gradients]
-
-
-# The steps of the authors' code
-
-
-def test_the_file_names_the_package_and_the_commit():
-    assert {*RECORDED["packages"]} == {"torch"}
-    assert RECORDED["repository"] == "https://github.com/nikhilvyas/SOAP"
-    assert len(RECORDED["commit"]) == 40
-
-
-@pytest.mark.parametrize("case", RECORDED["cases"], ids=named)
-@precisions
-def test_each_step_is_that_of_the_authors_code(case, dtype, rtol):
-    start, _ = RECORDED["data"][named(case)]
-    check(case, fastopt.Updater(made_of(case)), np.array(start, dtype), 0, dtype, rtol)
-
-
-@pytest.mark.parametrize("case", RECORDED["goes_on"], ids=named)
-@precisions
-def test_it_resumes_from_the_state_of_the_authors_code(case, dtype, rtol):
-    updater, weight = fastopt.Updater(made_of(case)), np.array(case["weights"][3], dtype)
-    updater.states[0] = tuple(np.array(array, dtype) for array in case["state"])
-    check(case, updater, weight, 4, dtype, rtol)
-
-
 @pytest.mark.parametrize("every", [3, *exhaustive(1)])
 @pytest.mark.parametrize("kl", [True, *exhaustive(False)])
 def test_it_agrees_with_the_formula_in_float64(every, kl, rng):
-    weight, gradients = single(rng, steps=8)
+    weight, gradients = single(rng, (5, 5), steps=8)
     weight, gradients = weight.astype(float), [grad.astype(float) for grad in gradients]
     schedule = FactorScheduler(2, 0.5, base_lr=0.4)
     made = SOAP(copy.deepcopy(schedule), wd=0.3, precondition_frequency=every, kl=kl)
@@ -137,25 +86,6 @@ def test_a_vector_is_updated_like_a_column(kl, rng):
         for weight, column in zip(weights, columns, strict=True):
             np.testing.assert_allclose(weight.ravel(), column.ravel(), rtol=1e-9)
     assert [each.shape for each in updater.states[0]] == [(5,), (5,), (1,), (5, 5), (5, 5)]
-
-
-def test_the_first_update_changes_the_state_alone(rng):
-    weight, (grad, *_) = single(rng, (4, 6))
-    updater, got = trained(SOAP(lr=0.1, wd=0.5), weight, [grad])
-    np.testing.assert_array_equal(got, weight)
-    mean, var, steps, left, q_left, right, q_right = updater.states[0]
-    assert not mean.any()
-    assert not var.any()
-    assert steps == [1]
-    for factor, basis, product in ((left, q_left, grad @ grad.T), (right, q_right, grad.T @ grad)):
-        np.testing.assert_allclose(factor, 0.05 * product, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(basis.T @ basis, np.eye(len(basis)), atol=1e-5)
-        turned = basis.T @ factor @ basis
-        np.testing.assert_allclose(turned, np.diag(np.diag(turned)), atol=1e-5)
-        assert (np.diff(np.diag(turned)) < 1e-6).all()
-
-
-# Decompositions
 
 
 def test_bases_stay_orthonormal(rng):
@@ -190,9 +120,6 @@ def test_axes_are_merged_while_their_product_is_small(shape, largest, expected):
     assert math.prod(expected) == math.prod(shape)
 
 
-# What the base class promises
-
-
 @pytest.mark.parametrize("name", ["soap", *exhaustive("muon", "adafactor", "sm3")])
 def test_records_serve_each_part_of_a_step(name, rng, unrecorded):
     """Updates tensor by tensor take longer than a step of a small weight."""
@@ -218,29 +145,6 @@ def test_a_weight_in_fortran_order_has_the_same_bits(merges, precision, rng):
         finished.append(got)
     np.testing.assert_array_equal(*finished)
     assert not np.array_equal(finished[0], weight)
-
-
-# Which weights
-
-
-def test_a_state_that_does_not_fit_is_refused(rng):
-    weight, gradients = single(rng, (2, 3))
-    updater, got = trained(SOAP(lr=0.1), weight, gradients[:2])
-    state = updater.states[0]
-    assert len(state) == 7
-    for wrong, words in (
-        (state[:5], r"SOAP needs 7 state arrays \('mean', .*\), got 5"),
-        ((*state[:3], *state[5:], *state[3:5]), r"state 'factor 0' must have shape \(2, 2\)"),
-    ):
-        updater.states[0] = wrong
-        before = got.copy()
-        with pytest.raises(ValueError, match=words):
-            updater(0, gradients[2], got)
-        np.testing.assert_array_equal(got, before)
-        assert updater.optimizer.num_update == 2
-
-
-# Precision and checkpoints
 
 
 def test_it_shows_what_is_not_the_default():

@@ -1,0 +1,57 @@
+"""Updaters with groups, beside an updater of its own for each weight."""
+
+import copy
+
+import numpy as np
+
+from helpers.tensor_lists import as_list, frozen, one_by_one
+
+NAMES = ["embed.weight", "body.weight", "body.bias", "norm.scale", "head.weight", "frozen.weight"]
+
+
+def nested(updater, indices, grads, weights):
+    updater.step(dict(zip(indices, grads, strict=True)), dict(zip(indices, weights, strict=True)))
+
+
+WAYS = as_list, one_by_one, nested
+
+
+def arrays(seed, names=NAMES, dtype=np.float32, shape=(3, 2)):
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=shape).astype(dtype) for name in names}
+
+
+def call(updater, grads, weights, way=as_list):
+    """Update weights by name; None is a gradient too."""
+    way(updater, [*weights], [grads.get(name) for name in weights], [*weights.values()])
+
+
+def train(updater, each, weights, expected, gradients, steps, way=as_list):
+    """Steps of an updater, and of those of single weights."""
+    for step in steps:
+        grads = gradients(step)
+        call(updater, grads, weights, way)
+        for name, own in each.items():
+            if name in weights:
+                own(name, grads[name], expected[name])
+
+
+def check_same(updater, each, weights, expected):
+    """Weights, states, averages and counts are those of the updaters of single weights."""
+    assert frozen(weights) == frozen(expected)
+    for name, own in each.items():
+        for ours, theirs in (
+            (updater.states, own.states),
+            (updater.averages, own.averages),
+            (updater.optimizer._index_update_count, own.optimizer._index_update_count),
+        ):
+            assert frozen(ours.get(name)) == frozen(theirs.get(name))
+    assert updater.states.keys() <= each.keys()
+
+
+def check_alone(updater, each, weights, gradients=arrays, steps=9, way=as_list):
+    """Each weight is updated as by its own updater in `each`; return the weights of these."""
+    expected = copy.deepcopy(weights)
+    train(updater, each, weights, expected, gradients, range(steps), way)
+    check_same(updater, each, weights, expected)
+    return expected

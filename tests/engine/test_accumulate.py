@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt import RowSparse, optimizer
-from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
-from helpers.cases import CASES, exhaustive, kept
+from helpers.cases import CASES, kept
 
 EVERY = 3
 NATIVE = [case for case in CASES if case.name not in ("lbsgd",)]
@@ -102,37 +101,6 @@ def test_a_gradient_in_the_memory_of_its_weight_is_refused_in_every_call():
     assert made.info.slow.calls == 0
 
 
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("multi_precision", [True, *exhaustive(False)])
-def test_gradients_of_half_precision_are_summed_in_float32(half, multi_precision, rng):
-    kwargs = {"multi_precision": multi_precision, "rounding": "stochastic"}
-    weight = rng.normal(size=40).astype(half)
-    expected = weight.copy()
-    several = optimizer.Updater(optimizer.SGD(momentum=0.9, **kwargs), accumulate=4)
-    once = optimizer.Updater(optimizer.SGD(momentum=0.9, **kwargs))
-    for _ in range(2):
-        grads = grads_of(rng, 40, 4, half)
-        for grad in grads:
-            several(0, grad, weight)
-        once(0, summed(grads) / np.float32(4), expected)
-        np.testing.assert_array_equal(weight, expected)
-
-
-def test_row_sparse_gradients_touch_indexed_rows_alone(rng):
-    weight = np.ones((9, 2), np.float32)
-    made = adam(accumulate=2)
-    first = RowSparse(np.ones((2, 2), np.float32), np.array([7, 1]), weight.shape)
-    second = RowSparse(np.full((2, 2), 3, np.float32), np.array([7, 7]), weight.shape)
-    made(0, first, weight)
-    assert (weight == 1).all()
-    made(0, second, weight)
-    expected, once = np.ones((9, 2), np.float32), adam()
-    values = np.array([[7, 7], [1, 1]], np.float32) / 2
-    once(0, (values, np.array([7, 1])), expected)
-    np.testing.assert_array_equal(weight, expected)
-    assert [row for row in range(9) if (weight[row] != 1).any()] == [1, 7]
-
-
 @pytest.mark.slow
 @given(order=st.lists(st.booleans(), min_size=2, max_size=5), seed=st.integers(0, 99))
 def test_dense_and_row_sparse_gradients_mix(order, seed):
@@ -148,38 +116,6 @@ def test_dense_and_row_sparse_gradients_mix(order, seed):
         total += grad.to_dense()
         made(0, grad if sparse else grad.to_dense(), weight)
     np.testing.assert_allclose(weight, 1 + total / len(order), rtol=1e-5)
-
-
-def test_the_norm_is_that_of_the_mean(rng):
-    made = adam(accumulate=2, clip_global_norm=1.0)
-    weights = [np.ones(2, np.float32), np.ones(3, np.float32)]
-    for k in range(4):
-        made(
-            [0, 1], [np.full(2, 1 + k % 2, np.float32), np.full(3, 1 + k % 2, np.float32)], weights
-        )
-        if k % 2:
-            assert made.info.global_norm == pytest.approx(1.5 * np.sqrt(5))
-        else:
-            assert made.info.global_norm is None
-
-
-@pytest.mark.parametrize("bad", [0, 1])
-@pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_a_gradient_that_is_not_finite_skips_the_window(bad, value):
-    scaler = LossScaler(init_scale=4.0)
-    made, weight = adam(accumulate=2, loss_scaler=scaler), np.ones(2, np.float32)
-    for k in range(2):
-        made(0, np.array([1, value if k == bad else 1], np.float32), weight)
-    assert made.info.skipped
-    assert made.info.non_finite == ("0",)
-    assert scaler.scale == 2.0
-    assert (weight == 1).all()
-    assert made.optimizer.num_update == 0
-    expected = np.ones(2, np.float32)
-    for _ in range(2):
-        made(0, np.full(2, 2, np.float32), weight)
-    adam()(0, np.ones(2, np.float32), expected)
-    np.testing.assert_array_equal(weight, expected)
 
 
 def test_a_checkpoint_within_a_window_needs_the_same_setting():
@@ -221,18 +157,6 @@ def test_damaged_sums_are_refused(damage):
     with pytest.raises(CheckpointError):
         new.load_states_dict(saved)
     assert not new.states_dict()["accumulation"]["calls"]
-
-
-def test_an_optimizer_in_numpy_takes_the_mean():
-    class Plain(optimizer.Optimizer):
-        def update(self, index, weight, grad, state):
-            self._update_count(index)
-            weight -= self._get_lr(index) * grad
-
-    made, weight = optimizer.Updater(Plain(learning_rate=1.0), accumulate=2), np.zeros(1)
-    for value in (1.0, 3.0):
-        made(0, np.array([value]), weight)
-    assert weight[0] == -2
 
 
 @pytest.mark.slow

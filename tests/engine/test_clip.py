@@ -161,16 +161,6 @@ def test_an_overflow_leaves_the_decay_of_rows_and_the_sums_of_lbsgd():
             assert everything(updater, weights)[:-1] == before
 
 
-def test_the_scale_grows_after_good_steps_and_backs_off_on_overflow():
-    scaler = LossScaler(8.0, growth_interval=2)
-    updater, weight = Updater(optimizer.SGD(), scaler), np.ones(3)
-    scales = []
-    for value in (1, 1, 1, np.inf, 1, np.nan, 1, 1):
-        updater(0, np.full(3, value, float), weight)
-        scales.append(scaler.scale)
-    assert scales == [8, 16, 16, 8, 8, 4, 4, 8]
-
-
 def test_each_step_is_divided_by_the_scale_of_its_own_loss():
     """The sum of several calls, too."""
     for make in (optimizer.SGD, partial(optimizer.LBSGD, batch_scale=2), Own):

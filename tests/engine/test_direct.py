@@ -86,16 +86,16 @@ def test_an_index_may_have_two_states_in_a_list():
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["first call", "later call"])
-@pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
+@pytest.mark.parametrize("listed", [0, 1, 2], ids=["single", "list", "an index twice"])
 def test_a_refused_update_changes_nothing(again, listed):
     made, weight, other = optimizer.Adam(), np.ones(3), np.ones(2)
     states = [made.create_state(0, weight), made.create_state(1, other)]
     if again:
         made.update_all([(0, weight, np.ones(3), states[0]), (1, other, np.ones(2), states[1])])
     before = copy.deepcopy([weight, other, states, dict(made._index_update_count)])
-    calls = [(1, other, np.ones(2), states[1]), (0, weight, np.ones(2), states[0])]
+    calls = [(1, other, np.ones(2), states[1])] * listed + [(0, weight, np.ones(2), states[0])]
     with pytest.raises(ValueError, match=r"index 0: gradient must have shape \(3,\), got \(2,\)"):
-        made.update_all(calls) if listed else made.update(*calls[1])
+        made.update_all(calls) if listed else made.update(*calls[0])
     after = [weight, other, states, dict(made._index_update_count)]
     np.testing.assert_equal(after, before)
     made.update(0, weight, np.ones(3), states[0])

@@ -10,24 +10,10 @@ from fastopt import optimizer
 from fastopt._engine.templates import ALONE_FROM, LINE
 from fastopt._engine.validate import leaves
 from fastopt._kernels.numpy_abi import readable
-from helpers.cases import CASES, FIRST
+from helpers.cases import CASES
 from helpers.tensor_lists import normal
 
 pytestmark = pytest.mark.skipif(not readable(), reason="records are read by compiled code")
-
-SETTINGS = {
-    "plain": {},
-    "8 bits": {"state_dtype": "int8", "state_min_size": 1},
-    "bfloat16": {"state_dtype": "bfloat16"},
-    "multipliers": {"param_idx2name": {0: "0_weight", 2: "2_bias", 4: "4_bias"}},
-}
-
-
-def make(name, setting):
-    try:
-        return FIRST[name].make(wd=FIRST[name].wd, **SETTINGS[setting])
-    except (TypeError, ValueError) as error:
-        pytest.skip(f"refused: {error}")
 
 
 @pytest.mark.slow

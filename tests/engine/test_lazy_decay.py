@@ -119,22 +119,6 @@ def agree(actual, expected):
     np.testing.assert_allclose(actual, expected, *((1e-4, 1e-5) if rough else (1e-9, 1e-12)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["catch_up", "dense"])
-def test_adagrad_agrees_with_its_formula_in_numpy(how, rng):
-    made = optimizer.AdaGrad(learning_rate=0.1, wd=WD, sparse_decay=how)
-    updater, weight = optimizer.get_updater(made), rng.normal(size=(6, 3))
-    expected, history = weight.copy(), np.zeros((6, 3))
-    for _ in range(5):
-        grad = listing(rng, (6, 3), np.float64, 3)
-        updater(0, grad, weight)
-        dense = grad.to_dense()
-        history += dense**2
-        expected -= 0.1 * (dense / np.sqrt(history + 1e-7) + WD * expected)
-    updater.flush(0)
-    np.testing.assert_allclose(weight, expected, rtol=1e-12)
-
-
 @decoupled
 def test_only_indexed_rows_are_written_before_a_flush(case, rng):
     updater = case.updater(wd=WD, sparse_decay="catch_up")

@@ -3,7 +3,6 @@
 import copy
 import signal
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -23,29 +22,6 @@ def catching_up(name="adagrad", **kwargs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("half", "master"),
-    [
-        (np.float16, "float32"),
-        (ml_dtypes.bfloat16, "float32"),
-        (ml_dtypes.bfloat16, "split"),
-    ],
-    ids=["float16", "bfloat16", "split"],
-)
-def test_masters_catch_up_and_their_weights_follow(half, master, rng):
-    halves, singles = catching_up(multi_precision=True, master=master), catching_up()
-    weight = rng.normal(size=(9, 4)).astype(half)
-    single = weight.astype(np.float32)
-    for _ in range(4):
-        grad = listing(rng, (9, 4), np.float32, 3)
-        halves(0, grad, weight)
-        singles(0, grad, single)
-    halves.flush(0)
-    singles.flush(0)
-    np.testing.assert_array_equal(weight, single.astype(half))
-
-
-@pytest.mark.slow
 def test_copies_catch_up_too(rng):
     updater, weight = catching_up(learning_rate=0.1), np.ones((5, 2), np.float32)
     beside = weight.astype(np.float16)
@@ -54,16 +30,6 @@ def test_copies_catch_up_too(rng):
         updater(0, listing(rng, (5, 2), np.float32, 2), weight)
     updater.flush(0)
     np.testing.assert_array_equal(beside, weight.astype(np.float16))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["strided", "fortran"])
-def test_flush_knows_the_last_weight_whatever_its_layout(layout):
-    updater = catching_up(learning_rate=0.1)
-    weight = np.ones((8, 3))[::2] if layout == "strided" else np.ones((4, 3), order="F")
-    updater(0, (np.ones((1, 3)), np.array([1])), weight)
-    updater.flush(0)
-    np.testing.assert_allclose(weight[[0, 2, 3]], 1 - 0.1 * WD)
 
 
 @pytest.mark.slow
@@ -79,14 +45,6 @@ def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
     updater.flush("table")
     assert (tables[0] < 1).all()
     assert (tables[1] == before).all()
-
-
-@pytest.mark.slow
-def test_flush_knows_the_weight_of_an_index_that_came_twice_in_a_list():
-    updater, weight = catching_up(learning_rate=0.1), np.ones((4, 3))
-    updater([0, 0], [(np.ones((1, 3)), np.array([1]))] * 2, [weight] * 2)
-    updater.flush(0)
-    np.testing.assert_allclose(weight[[0, 2, 3]], (1 - 0.1 * WD) ** 2)
 
 
 @pytest.mark.usefixtures("ctrl_c")

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.sparse import RowSparse
 from helpers.tensor_lists import Tensor, as_list, everything, frozen
 
 
@@ -47,43 +46,8 @@ def test_what_is_no_list_is_refused_clearly(seen):
     assert everything(updater, weights) == before
 
 
-def test_tuples_are_lists_and_an_empty_list_is_nothing():
-    first, second = np.ones((2, 2, 3))
-    tuples, lists = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
-    grads = np.ones(3), np.ones(3)
-    for _ in range(2):
-        tuples((0, 1), grads, tuple(first))
-        lists([0, 1], list(grads), list(second))
-    assert everything(tuples, first) == everything(lists, second)
-    before = everything(lists, second)
-    lists([], [], [])
-    assert everything(lists, second) == before
-
-
-def test_rows_that_a_list_adds_up_are_those_of_a_dense_gradient(rng):
-    values, indices = rng.normal(size=(5, 2)), np.array([3, 0, 3, 3, 0])
-    rows = RowSparse(values, indices, (4, 2))
-    made = [optimizer.get_updater(optimizer.Adam(lazy_update=False)) for _ in range(2)]
-    first, second = np.ones((2, 2, 4, 2))
-    for _ in range(2):
-        made[0]([0, 1], [rows, rows.to_dense()], list(first))
-        made[1]([0, 1], [rows.to_dense(), rows], list(second))
-    np.testing.assert_array_equal(first, second)
-
-
 HALF, FORTRAN = Tensor((4, 3), "float16"), Tensor((4, 3), weight="fortran")
 ROWS = Tensor((4, 3), gradient="rows")
-
-
-def test_an_index_that_comes_twice_counts_in_no_joint_step():
-    """Whatever the forms of its gradients; nothing changes."""
-    updater = optimizer.get_updater(optimizer.Prodigy(multi_precision=True))
-    weight = HALF.make(0)
-    grads = [HALF.slope(1), HALF.slope(2).astype(np.float32)]
-    before = everything(updater, [weight])
-    with pytest.raises(ValueError, match="updates an index once in each list"):
-        updater(["a", "a"], grads, [weight, weight])
-    assert everything(updater, [weight]) == before
 
 
 def test_a_list_with_an_index_twice_that_fails_restores_copies_too():

@@ -159,17 +159,6 @@ def test_a_copy_may_have_any_layout_and_gradients_may_be_row_sparse(kind, half, 
         assert (rounded[[0, 1, 3, 4]] == 0).all()
 
 
-def test_copies_are_written_in_lists_too(half, rng):
-    updater = updater_of()
-    weights = list(rng.normal(size=(15, 4)).astype(np.float32))
-    copies = [np.zeros(4, half) for _ in weights[::2]]
-    for index, rounded in zip(range(0, 15, 2), copies, strict=True):
-        updater.set_copy(index, rounded)
-    updater(list(range(15)), list(rng.normal(size=(15, 4)).astype(np.float32)), weights)
-    for weight, rounded in zip(weights[::2], copies, strict=True):
-        np.testing.assert_array_equal(rounded, weight.astype(half))
-
-
 def test_none_ends_a_copy_and_another_array_replaces_it(half):
     updater, weight = updater_of("sgd"), np.ones(3, np.float32)
     first, second = np.zeros(3, half), np.zeros(3, half)

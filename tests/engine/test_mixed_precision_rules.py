@@ -157,17 +157,6 @@ def test_a_mapped_weight_is_updated_in_place(form, tmp_path, bfloat16):
     assert {type(array) for array in flat(updater.states[0])} == {np.ndarray}
 
 
-@pytest.mark.filterwarnings("ignore:.*float16")
-@pytest.mark.parametrize("mixed", [False, True])
-def test_gradients_of_the_other_half_are_those_of_float32(mixed, bfloat16):
-    weights = [np.ones(3, np.float16), np.ones(3, np.float16)]
-    updaters = [updater_of(multi_precision=mixed) for _ in weights]
-    for kind, updater, weight in zip((bfloat16, np.float32), updaters, weights, strict=True):
-        for _ in range(3):
-            updater(0, np.ones(3, kind), weight)
-    np.testing.assert_array_equal(*weights)
-
-
 @pytest.mark.parametrize("state", [None, np.ones(3, np.float32), (np.ones(3, np.float32),) * 3])
 def test_a_state_without_a_master_is_refused(state, half):
     updater, weight = updater_of(multi_precision=True), np.ones(3, half)

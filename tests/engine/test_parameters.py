@@ -134,15 +134,6 @@ def tied(updater, call):
     return [weight, other]
 
 
-def suddenly_shared(updater, call):
-    weights = [np.ones(6), np.full(6, 2.0), np.full(6, 3.0)]
-    for grads in (weights[::-1], [np.ones(6)] * 3, [weights[1], np.ones(6), weights[0]]):
-        grads = [g.copy() if g is w else g for g, w in zip(grads, weights, strict=True)]
-        for _ in range(2):
-            call([0, 1, 2], grads, weights)
-    return weights
-
-
 def rows_in_a_weight(updater, call):
     """Values of listed rows that are a strided part of a weight updated before."""
     memory, table = np.ones((4, 4)), np.ones((4, 2))
@@ -161,24 +152,11 @@ def shared_beside_rows(updater, call):
     return weights
 
 
-def changing_copies(updater, call):
-    weights = [np.ones(3, np.float32), np.ones(3, np.float32)]
-    grads = [np.ones(3, np.float32), -np.ones(3, np.float32)]
-    copies = [np.zeros(3, np.float16) for _ in range(3)]
-    for places in ({0: 0}, {0: 1}, {0: None, 1: 1}, {0: 2}, {0: None, 1: None}):
-        for index, copy in places.items():
-            updater.set_copy(index, None if copy is None else copies[copy])
-        call([0, 1], grads, weights)
-    return weights + copies
-
-
 STORIES = [
     overlapping,
     tied,
-    suddenly_shared,
     rows_in_a_weight,
     shared_beside_rows,
-    changing_copies,
 ]
 
 
@@ -276,28 +254,3 @@ def test_settings_of_an_optimizer_apply_to_updated_parameters():
         results.append(weight)
     np.testing.assert_array_equal(*results)
     assert len(set(results[0].tolist())) == 2
-
-
-@pytest.mark.parametrize("form", ["same arrays", "copies", "strided", "other dtype"])
-def test_a_state_that_is_assigned_replaces_that_of_its_parameter_alone(form):
-    """The next update uses it; arrays that kernels cannot read are copied, and back."""
-    updater, other = adam(), adam()
-    weights = [[np.ones(4), np.ones(4)] for _ in range(2)]
-    for step in range(4):
-        for own, arrays in zip((updater, other), weights, strict=True):
-            own([0, 1], [np.full(4, 1.0 + step)] * 2, arrays)
-        kept = updater.records.record_of(1)
-        mean, var = updater.states[0]
-        if form == "copies":
-            updater.states[0] = mean.copy(), var.copy()
-        elif form == "strided":
-            updater.states[0] = mean.repeat(2)[::2], var.repeat(2)[::2]
-        elif form == "same arrays":
-            updater.states[0] = mean, var
-        assert updater.records.record_of(1) is kept
-    if form == "other dtype":
-        updater.states[0] = tuple(array.astype("f4") for array in updater.states[0])
-        with pytest.raises(TypeError, match="index 0: state 'mean' must have"):
-            updater(0, np.ones(4), weights[0][0])
-        return
-    assert everything(updater, weights[0]) == everything(other, weights[1])

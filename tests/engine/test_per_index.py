@@ -81,21 +81,6 @@ def test_an_exception_while_owners_are_told_leaves_no_record_at_an_old_position(
     assert numbers == {index: index for index in range(5)}
 
 
-def test_growth_keeps_numbers_and_the_largest_count():
-    numbers = Counts()
-    numbers.largest = 77
-    for index in range(100):
-        numbers[index] = index
-    assert numbers.largest == 77
-    assert list(numbers.values()) == list(range(100))
-
-
-def test_new_indices_start_at_the_initial_count():
-    numbers = Counts({"a": 3})
-    assert numbers.array[numbers.slots(["b", "a", "b"], 5)].tolist() == [5, 3, 5]
-    assert numbers == {"a": 3, "b": 5}
-
-
 def test_copies_are_independent():
     numbers = Counts({0: 1})
     for other in (numbers.copy(), copy.deepcopy(numbers), pickle.loads(pickle.dumps(numbers))):

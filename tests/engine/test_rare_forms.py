@@ -6,33 +6,14 @@ import pytest
 import fastopt
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
-from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
+from helpers.plans import unaligned
 from helpers.tensor_lists import everything, normal
 
 pytestmark = pytest.mark.slow
 
 SHAPE = (6, 4)
-
-
-def unaligned(array):
-    """The same numbers at an odd address."""
-    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
-    moved = memory.view(array.dtype).reshape(array.shape)
-    moved[...] = array
-    return moved
-
-
-SETTINGS = {
-    "plain": dict,
-    "scaler and clip": lambda: {"loss_scaler": LossScaler(init_scale=8.0), "clip_global_norm": 0.5},
-    "clip_adaptive": lambda: {"clip_adaptive": 0.1},
-    "EMA": lambda: {"average": fastopt.EMA(decay=0.5)},
-    "SWA": lambda: {"average": fastopt.SWA(start=1, every=2)},
-    "Lookahead": lambda: {"average": fastopt.Lookahead(k=2)},
-    "accumulate": lambda: {"accumulate": 2},
-    "groups": lambda: {"groups": {"1": {"wd": 0.5, "lr": 0.02}}},
-}
+AVERAGES = fastopt.EMA(decay=0.5), fastopt.SWA(start=1, every=2), fastopt.Lookahead(k=2)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "groupadagrad"])
@@ -67,45 +48,15 @@ def copied(array, columns):
     return target
 
 
-LEFT = []
-"""Whether the learning rates of the next tensors can be computed, from the end."""
-
-
-class Halting(optimizer.Adam):
-    """Raises after some tensors of a list."""
-
-    def _get_lr(self, index):
-        if LEFT and not LEFT.pop():
-            raise RuntimeError("no learning rate")
-        return super()._get_lr(index)
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
-def test_a_failed_call_changes_nothing(setting, seen):
-    made = Halting(learning_rate=0.1)
-    updater = fastopt.Updater(made, **SETTINGS[setting]())
-    weights = [unaligned(normal(k, SHAPE, "float32")) for k in range(3)]
-    grads = [normal(3 + k, SHAPE, "float32") for k in range(3)]
-    for _ in range(3 if seen else 1):  # with accumulate=2, the next call updates
-        if seen or setting == "accumulate":
-            updater([0, 1, 2], grads, weights)
-    before, LEFT[:] = everything(updater, weights), [False, True, True]
-    with pytest.raises(RuntimeError, match="no learning rate"):
-        updater([0, 1, 2], grads, weights)
-    assert everything(updater, weights) == before
-
-
-@pytest.mark.parametrize("setting", ["EMA", "SWA", "Lookahead"])
-@pytest.mark.parametrize("indices", [[0, 0], [0, 1]], ids=["one index", "two indices"])
-def test_rows_of_one_weight_are_averaged_in_list_order(indices, setting):
+@pytest.mark.parametrize("average", AVERAGES, ids=str)
+def test_rows_of_one_weight_under_two_indices_are_averaged_in_list_order(average):
     ends = []
     for form in (np.copy, unaligned):
         made = optimizer.SGD(learning_rate=0.5, lazy_update=True)
-        updater = fastopt.Updater(made, **SETTINGS[setting]())
+        updater = fastopt.Updater(made, average=average)
         weight = form(normal(0, SHAPE, "float32"))
         for _ in range(5):
             grads = [RowSparse(normal(row, (1, 4), "float32"), [row], SHAPE) for row in (1, 2)]
-            updater(indices, grads, [weight, weight])
+            updater([0, 1], grads, [weight, weight])
         ends.append(everything(updater, [weight]))
     assert ends[0] == ends[1]

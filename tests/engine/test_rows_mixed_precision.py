@@ -18,27 +18,6 @@ def updater(name, **kwargs):
 
 
 HALVES = [np.dtype("float16"), *exhaustive(np.dtype(ml_dtypes.bfloat16))]
-MASTERED = ["adam"]
-MASTERED += exhaustive("groupadagrad", "sgd", "adagrad", "ftrl", "dcasgd", "lamb", "sgld")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("half", HALVES, ids=str)
-@pytest.mark.parametrize("name", MASTERED)
-@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
-def test_a_weight_with_a_master_is_the_rounded_float32_weight(name, lazy, half, rng):
-    half_updater = updater(name, lazy_update=lazy, multi_precision=True)
-    single_updater = updater(name, lazy_update=lazy)
-    weight = rng.normal(size=(9, 5)).astype(half)
-    single = weight.astype(np.float32)
-    for step in range(3):
-        grad = listing(rng, weight.shape, np.float32, 6)
-        half_updater(0, grad.astype(half) if step % 2 else grad, weight)
-        single_updater(0, grad, single)
-    np.testing.assert_array_equal(weight, single.astype(half))
-    state = half_updater.states[0]
-    master = state[1] if name == "sgd" else state[0]
-    np.testing.assert_array_equal(master, single)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ BAD = {
     "other columns": (np.ones((1, 3)), [1], ValueError, r"shape \(1, 2\) for 1 indices.*\(1, 3\)"),
     "index too large": (np.ones((2, 2)), [1, 5], ValueError, "below 5, got 5"),
     "negative index": (np.ones((2, 2)), [-1, 1], ValueError, "at least 0 .* got -1"),
+    "index beyond int64": (np.ones((1, 2)), [2**63], ValueError, "got 9223372036854775808"),
     "indices of floats": (np.ones((1, 2)), [1.0], TypeError, "integers, got float64"),
     "values in the weight": (TABLE[1:2], [1], ValueError, "weight and gradient share memory"),
 }

@@ -85,21 +85,20 @@ def test_pairs_have_a_half_precision(klass, dtype):
 # Two precisions
 
 
-def test_a_half_precision_weight_has_a_float32_master():
-    info = PseudoFP16Initializer("one").create_param("w", None, (2, 3))
-    assert (info.blob.dtype, info.blob_copy["float32"].dtype) == (np.float16, np.float32)
-    assert list(info.arrays) == ["w", "w_fp32"]
-    info = PseudoFP16Initializer("one", dtype="bfloat16").create_param("w", None, (2, 3))
-    assert (info.blob.dtype.name, list(info.arrays)) == ("bfloat16", ["w", "w_fp32"])
-
-
-def test_a_float32_weight_has_a_half_precision_copy():
-    info = ReversePseudoFP16Initializer("one").create_param("w", None, (2, 3))
-    assert (info.blob.dtype, info.blob_copy["float16"].dtype) == (np.float32, np.float16)
-    assert list(info.arrays) == ["w", "w_fp16"]
-    info = ReversePseudoFP16Initializer("one", dtype="bfloat16").create_param("w", None, (2, 3))
-    assert (info.blob.dtype, list(info.blob_copy)) == (np.float32, ["bfloat16"])
-    assert list(info.arrays) == ["w", "w_bf16"]
+@pytest.mark.parametrize(
+    ("klass", "dtype", "of_weight", "of_copy", "name"),
+    [
+        (PseudoFP16Initializer, None, "float16", "float32", "w_fp32"),
+        (PseudoFP16Initializer, "bfloat16", "bfloat16", "float32", "w_fp32"),
+        (ReversePseudoFP16Initializer, None, "float32", "float16", "w_fp16"),
+        (ReversePseudoFP16Initializer, "bfloat16", "float32", "bfloat16", "w_bf16"),
+    ],
+)
+def test_a_weight_has_a_copy_in_the_other_precision(klass, dtype, of_weight, of_copy, name):
+    info = klass("one", **({"dtype": dtype} if dtype else {})).create_param("w", None, (2, 3))
+    assert info.blob.dtype == of_weight
+    assert info.blob_copy[of_copy].dtype == of_copy
+    assert list(info.arrays) == ["w", name]
 
 
 @paired

@@ -1,106 +1,46 @@
 """After reset() an updater is like a new one, and knows the form of its parameters."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 import fastopt
 from fastopt import optimizer
 from fastopt._kernels.numpy_abi import readable
-from fastopt.lr_scheduler import FactorScheduler
-from helpers.cases import FIRST, named
-from helpers.tensor_lists import everything, normal
+from helpers.settings import TABLE, every_setting
+from helpers.tensor_lists import everything, frozen
 
-SHAPES = [(3, 4), (5, 2), (3, 4)]
-SETTINGS = {
-    "plain": {},
-    "groups": {"groups": {"[02]": {"wd": 0.5}, "1": {"lr_mult": 0.5}}},
-    "other optimizer": {"groups": {"[02]": {"optimizer": "nag"}}},
-    "average": {"average": fastopt.EMA(0.5)},
-    "average of some steps": {"average": fastopt.SWA(start=2, every=2)},
-    "accumulate": {"accumulate": 3},
-    "clips": {"clip_global_norm": 0.5},
-}
-OPTIONS = {
-    "schedule": {
-        "learning_rate": None,
-        "lr_scheduler": FactorScheduler(step=2, factor=0.5, base_lr=0.1),
-    },
-    "8 bits": {"state_dtype": "int8", "state_min_size": 1},
-    "begun": {"begin_num_update": 5},
-}
-STEPS = 4
-"""With accumulate=3 the last window is incomplete."""
+NAMES = "adam", "nadam", "lbsgd", "sgld"
 
 
-def run(updater, seed, dtype="float32", steps=STEPS):
-    weights = [normal(seed + k, shape, dtype) for k, shape in enumerate(SHAPES)]
-    for step in range(steps):
-        grads = [normal(99 + seed + step + k, shape, dtype) for k, shape in enumerate(SHAPES)]
-        updater([0, 1, 2], grads, weights)
-        updater(1, grads[1], weights[1])
-    averages = {index: array.tobytes() for index, array in updater.averages.items()}
-    return everything(updater, weights), averages, updater.optimizer.num_update
+def run(updater, setting, steps):
+    """All that updates of new weights change; the last window of gradients is incomplete."""
+    weights = setting.weights()
+    setting.train(updater, weights, steps)
+    for name in weights:
+        updater.flush(name)
+    return everything(updater, weights), frozen(dict(updater.averages))
 
 
-def check(make, dtype="float32", **settings):
-    try:
-        new, used = (fastopt.Updater(make(), **settings) for _ in range(2))
-        run(used, 50, dtype)
-    except (TypeError, ValueError) as error:
-        pytest.skip(f"refused: {error}")
+@every_setting(lambda setting: "loss_scaler" not in setting.settings(), NAMES)
+def test_every_updater_starts_again(setting):
+    new, used = setting.updater(), setting.updater()
+    begin = new.optimizer.num_update
+    run(used, setting, range(50, 55))
     used.reset()
-    assert run(used, 7, dtype) == run(new, 7, dtype)
-
-
-@pytest.mark.parametrize("name", named(sorted(FIRST), "adam", "nadam", "lbsgd", "sgld", "muon"))
-def test_every_optimizer_starts_again(name):
-    check(partial(FIRST[name].make, wd=FIRST[name].wd))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", ["adam", "sgld"])
-def test_updaters_with_settings_start_again(name, setting):
-    check(partial(FIRST[name].make, wd=FIRST[name].wd), **SETTINGS[setting])
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_optimizers_with_options_start_again(option):
-    check(partial(optimizer.Adam, **OPTIONS[option]))
-
-
-@pytest.mark.parametrize("setting", ["plain", "average"])
-def test_masters_start_again_from_the_weights(setting):
-    check(partial(optimizer.Adam, multi_precision=True), "float16", **SETTINGS[setting])
-
-
-@pytest.mark.parametrize("sparse_decay", ["touched", "catch_up"])
-def test_rows_start_again(sparse_decay):
-    def steps(updater):
-        weight = np.ones((6, 2), np.float32)
-        for row in (1, 4, 1):
-            updater(0, (np.ones((1, 2), np.float32), np.array([row])), weight)
-        updater.flush(0)
-        return weight.tolist()
-
-    made = [optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay=sparse_decay) for _ in "ab"]
-    new, used = map(fastopt.Updater, made)
-    steps(used)
-    used.reset()
-    assert steps(used) == steps(new)
+    assert used.optimizer.num_update == begin
+    assert run(used, setting, range(5)) == run(new, setting, range(5))
+    assert used.optimizer.num_update == new.optimizer.num_update
 
 
 @pytest.mark.skipif(not readable(), reason="there are no records")
 def test_the_next_call_needs_no_python(monkeypatch):
-    updater = fastopt.Updater(optimizer.Adam())
-    run(updater, 0)
+    updater, setting = fastopt.Updater(optimizer.Adam()), TABLE["groups"]
+    run(updater, setting, range(3))
     states = {index: state[0] for index, state in updater.states.items()}
     updater.reset()
     assert not any(array.any() for array in states.values())
     monkeypatch.setattr(fastopt.Updater, "_update", None)
-    run(updater, 1)
+    run(updater, setting, range(3))
     assert all(updater.states[index][0] is array for index, array in states.items())
 
 

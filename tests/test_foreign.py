@@ -112,8 +112,9 @@ def steps(updater, pairs, as_list):
 @KIND
 def test_the_result_is_that_of_numpy(make, scaled, as_list):
     extra = {"clip_global_norm": 1.0} if scaled else {}
-    own, other = ([1.0, 2.0, 3.0], [4.0, 5.0]), adam(**extra)
+    own, other = ([1.0, 2.0, 3.0], [4.0, 5.0], [6.0]), adam(**extra)
     foreign_pairs = [(make(values), make(values)) for values in own]
+    foreign_pairs[2] = np.array(own[2], np.float32), foreign_pairs[2][1]
     native_pairs = [(np.array(v, np.float32), np.array(v, np.float32)) for v in own]
     steps(other, foreign_pairs, as_list)
     steps(expected := adam(**extra), native_pairs, as_list)
@@ -121,16 +122,6 @@ def test_the_result_is_that_of_numpy(make, scaled, as_list):
         assert values_of(weight) == native.tolist()
         assert values_of(grad) != native.tolist()
     assert other.optimizer._index_update_count == expected.optimizer._index_update_count
-
-
-@KIND
-def test_kinds_may_be_mixed(make):
-    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
-    ours, theirs = np.ones(2, np.float32), make([1.0, 1.0])
-    for _ in range(3):
-        updater([0, 1], [make([1.0, 2.0]), np.ones(2, np.float32)], [ours, theirs])
-    assert ours.tolist() == [-2, -5]
-    assert values_of(theirs) == [-2, -2]
 
 
 @KIND
@@ -192,6 +183,7 @@ READ_ONLY = {
     "DLPack that is read-only": Exported(np.broadcast_to(np.float32(1), (2,)).copy()),
     "DLPack without a version": Older(np.ones(2, np.float32)),
     "converted": Converted(np.ones(2, np.float32)),
+    "NumPy's": np.broadcast_to(np.float32(1), (2,)),
     "labels of computed numbers": Computed(np.ones(2, np.float32)),
 }
 READ_ONLY["DLPack that is read-only"].values.flags.writeable = False
@@ -209,17 +201,12 @@ def test_immutable_arrays_are_gradients_but_no_weights(made):
     for _ in range(2):
         updater(0, made, weight)
     assert weight.tolist() == [-1, -1]
-    words = r"index 0: weight is a \w+, which is read-only: .* np.array\(x\), and assign it back"
-    with pytest.raises(ValueError, match=words):
+    kind = r"read-only, an update writes to it: copy it with np.array\(x\)"
+    if not isinstance(made, np.ndarray):
+        kind = r"a \w+, which is read-only: .* np.array\(x\), and assign it back"
+    with pytest.raises(ValueError, match=f"index 0: weight is {kind}"):
         updater(0, np.ones(2, np.float32), made)
     assert updater.optimizer._index_update_count == {0: 2}
-
-
-def test_a_numpy_array_that_is_read_only_is_refused_with_advice():
-    weight = np.ones(2)
-    weight.flags.writeable = False
-    with pytest.raises(ValueError, match=r"read-only, an update writes to it: .* np.array\(x\)"):
-        adam()(0, np.ones(2), weight)
 
 
 class Broken(Exported):
@@ -391,6 +378,14 @@ def test_a_training_loop_of_torch(torch):
         torch.testing.assert_close(one, two)
 
 
+def test_gradients_of_torch_without_numbers_of_their_own(torch):
+    zero = torch._efficientzerotensor(2)
+    for grad, expected in ((torch._neg_view(torch.ones(2)), 2), (zero, 1)):
+        weight = torch.ones(2)
+        optimizer.Updater(optimizer.SGD(learning_rate=1.0))(0, grad, weight)
+        assert weight.tolist() == [expected] * 2
+
+
 def test_torch_notices_updates(torch):
     weight = torch.nn.Parameter(torch.ones(2))
     loss = (weight * weight).sum()
@@ -464,26 +459,14 @@ def test_sparse_gradients_of_an_embedding(torch):
 def test_sparse_gradients_of_numpy_weights(torch):
     updater, weight = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), np.zeros((4, 1), "f4")
     rows = torch.sparse_coo_tensor(torch.tensor([[2, 0]]), torch.ones(2, 1), (4, 1), **CHECKED)
-    for grad in (rows, (torch.ones(2, 1), torch.tensor([2, 0])), rows) * 2:
-        updater(0, grad, weight)
-    assert weight.ravel().tolist() == [-6, 0, -6, 0]
+    pairs = (torch.ones(2, 1), torch.tensor([2, 0])), RowSparse(np.ones((2, 1)), [2, 0], (4, 1))
+    for each in (weight, torch.zeros(4, 1)):
+        for grad in (rows, *pairs, rows) * 2:
+            updater("torch" if each is not weight else 0, grad, each)
+        assert each.ravel().tolist() == [-8, 0, -8, 0]
     wrong = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.ones(1, 1), (5, 1), **CHECKED)
     with pytest.raises(ValueError, match=r"must have shape \(4, 1\), got \(5, 1\)"):
         updater(0, wrong, weight)
-
-
-def test_a_negated_gradient_is_resolved(torch):
-    weight = torch.ones(2)
-    grad = torch._neg_view(torch.ones(2))
-    assert grad.is_neg()
-    optimizer.Updater(optimizer.SGD(learning_rate=1.0))(0, grad, weight)
-    assert weight.tolist() == [2, 2]
-
-
-def test_gradients_of_zeros_without_memory_are_zeros(torch):
-    weight = torch.ones(2)
-    optimizer.Updater(optimizer.SGD(learning_rate=1.0))(0, torch._efficientzerotensor(2), weight)
-    assert weight.tolist() == [1, 1]
 
 
 def test_averages_are_in_the_memory_that_a_tensor_has_now(torch):
@@ -563,12 +546,3 @@ def test_tensors_with_scaler_masters_and_checkpoints(torch, tmp_path):
     updater([0, 1], grads, weights)
     assert updater.info.skipped
     assert all(map(torch.equal, weights, before))
-
-
-def test_a_row_sparse_gradient_for_a_tensor(torch):
-    weight = torch.zeros(3, 1, dtype=torch.float64)
-    grad = RowSparse(np.ones((1, 1)), [2], (3, 1))
-    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
-    for _ in range(3):
-        updater(0, grad, weight)
-    assert weight.ravel().tolist() == [0, 0, -3]

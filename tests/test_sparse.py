@@ -170,13 +170,8 @@ BAD = {
     "empty floats": (ONE[:0], np.zeros(0), (5, 3), TypeError, "indices must be integers"),
     "flags": (ONE, [False, True], (5, 3), TypeError, "indices must be integers, got bool"),
     "masked indices": (ONE, np.ma.array([0, 1]), (5, 3), TypeError, "indices .* MaskedArray"),
-    "flat values": (
-        ONE,
-        [[0, 1]],
-        (5, 3),
-        ValueError,
-        r"\(1, 2, 3\) for indices of shape \(1, 2\)",
-    ),
+    "flat values":
+        (ONE, [[0, 1]], (5, 3), ValueError, r"\(1, 2, 3\) for indices of shape \(1, 2\)"),
     "two rows": (ONE, 0, (5, 3), ValueError, r"\(3,\) for indices of shape \(\) .* got \(2, 3\)"),
     "negative": (ONE, [0, -1], (5, 3), ValueError, "at least 0 and below 5, got -1"),
     "too large": (ONE, [5, 0], (5, 3), ValueError, "at least 0 and below 5, got 5"),
@@ -188,7 +183,7 @@ BAD = {
     "no dimension": (ONE, [0, 1], (), ValueError, "shape must have one dimension or more"),
     "negative shape": (ONE, [0, 1], (-5, 3), ValueError, "shape must be at least 0, got -5"),
     "float shape": (ONE, [0, 1], (5.0, 3), TypeError, "shape must be an integer, got 5.0"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD.values(), ids=BAD.keys())

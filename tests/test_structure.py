@@ -109,44 +109,22 @@ def test_a_step_is_the_list_call_on_the_leaves(tree, random, seed):
     assert nested.states.keys() == listed.states.keys()
 
 
-def test_the_order_of_keys_may_differ():
-    weights = {"a": ones(2), "b": {"c": ones(3), "d": ones(1)}}
-    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
-    for grads in (
-        {"a": ones(2), "b": {"c": 2 * ones(3), "d": 3 * ones(1)}},
-        {"b": {"d": 3 * ones(1), "c": 2 * ones(3)}, "a": ones(2)},
-    ) * 2:
-        updater.step(grads, weights)
-    assert weights["a"].tolist() == [-3, -3]
-    assert weights["b"]["c"].tolist() == [-7, -7, -7]
-    assert weights["b"]["d"].tolist() == [-11]
-
-
 @pytest.mark.parametrize(
     ("weights", "grads"),
     [
-        ({"weight": ones(), "bias": ones()}, Layer(ones(), ones())),
-        (Layer(ones(), ones()), OrderedDict(bias=ones(), weight=ones())),
-        (Net(ones(), ones()), {"out": ones(), "hidden": ones()}),
-        ([ones(), ones()], (ones(), ones())),
-        ((ones(), ones()), {0: ones(), "1": ones()}),
-        (OrderedDict(a=ones()), defaultdict(list, a=ones())),
+        ({"weight": ones(), "bias": ones()}, Layer(ones(), 2 * ones())),
+        (Layer(ones(), ones()), OrderedDict(bias=2 * ones(), weight=ones())),
+        (Net(ones(), ones()), {"out": 2 * ones(), "hidden": ones()}),
+        ([ones(), ones()], (ones(), 2 * ones())),
+        ((ones(), ones()), {0: ones(), "1": 2 * ones()}),
+        ({"a": ones(), "b": {"c": ones()}}, defaultdict(list, b={"c": 2 * ones()}, a=ones())),
     ],
 )
 def test_containers_of_other_types_fit_by_their_names(weights, grads):
-    updater = adam()
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
     for _ in range(2):
         updater.step(grads, weights)
-    leaves = weights.values() if isinstance(weights, dict) else weights
-    leaves = vars(weights).values() if isinstance(weights, Net) else leaves
-    assert all(array.tolist() == [0.8, 0.8] for array in np.round(list(leaves), 6))
-
-
-def test_an_array_outside_of_a_container_has_an_empty_path():
-    updater, weight = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), ones()
-    updater.step(ones(), weight)
-    assert weight.tolist() == [0, 0]
-    assert list(updater.optimizer._index_update_count) == [""]
+    assert [leaf.tolist() for _, leaf in named("", weights)] == [[-1, -1], [-3, -3]]
 
 
 def test_row_sparse_gradients_are_leaves():
@@ -170,118 +148,76 @@ def test_none_leaves_a_weight_or_a_whole_container_alone():
     assert weights["a"]["b"].tolist() == [1, 1]
 
 
-def test_a_parameter_is_updated_from_its_first_gradient_on():
-    updater, weights = adam(), {"a": ones(), "b": ones()}
-    updater.step({"a": ones(), "b": None}, weights)
-    updater.step({"a": ones(), "b": ones()}, weights)
-    updater.step({"a": None, "b": ones()}, weights)
-    assert updater.optimizer._index_update_count == {"a": 2, "b": 2}
-
-
 WEIGHTS = {"a": {"w": ones(), "b": ones()}, "c": [ones()]}
 HOLDS_ITSELF: dict = {}
 HOLDS_ITSELF["a"] = HOLDS_ITSELF
 
+X = ones()
+A, C = {"w": X, "b": X}, [X]
 MISTAKES = {
-    "missing": ({"a": {"w": ones()}, "c": [ones()]}, WEIGHTS, ValueError, "'a.b' has no gradient"),
+    "missing": ({"a": {"w": X}, "c": C}, WEIGHTS, ValueError, "'a.b' has no gradient"),
     "misnamed": (
-        {"a": {"w": ones(), "bias": ones()}, "c": [ones()]},
+        {"a": {"w": X, "bias": X}, "c": C},
         WEIGHTS,
         ValueError,
         "weight 'a.b' has no gradient, and gradient 'a.bias' no weight",
     ),
-    "missing container": ({"c": [ones()]}, WEIGHTS, ValueError, "weight 'a' has no gradient"),
-    "additional": (
-        {"a": {"w": ones(), "b": ones(), "x": ones()}, "c": [ones()]},
-        WEIGHTS,
-        ValueError,
-        "gradient 'a.x' has no weight",
-    ),
-    "longer list": (
-        {"a": {"w": ones(), "b": ones()}, "c": [ones(), ones()]},
-        WEIGHTS,
-        ValueError,
-        r"gradient 'c.1' has no weight",
-    ),
+    "missing container": ({"c": C}, WEIGHTS, ValueError, "weight 'a' has no gradient"),
+    "additional": ({"a": {**A, "x": X}, "c": C}, WEIGHTS, ValueError, "'a.x' has no weight"),
+    "longer list": ({"a": A, "c": [X, X]}, WEIGHTS, ValueError, "gradient 'c.1' has no weight"),
     "an array for a container": (
-        {"a": ones(), "c": [ones()]},
+        {"a": X, "c": C},
         WEIGHTS,
         TypeError,
         "gradients at 'a' must be nested like the weights, which have a dict of 2 there, got ndarr",
     ),
-    "an array for all": (ones(), WEIGHTS, TypeError, "gradients must be nested .* got ndarray"),
+    "an array for all": (X, WEIGHTS, TypeError, "gradients must be nested .* got ndarray"),
     "a container for an array": (
-        {"a": {"w": {"x": ones()}, "b": ones()}, "c": [ones()]},
+        {"a": {"w": {"x": X}, "b": X}, "c": C},
         WEIGHTS,
         TypeError,
         "index 'a.w': gradient must be .* got dict",
     ),
     "another shape": (
-        {"a": {"w": ones(), "b": ones(3)}, "c": [ones()]},
+        {"a": {"w": X, "b": ones(2, 1)}, "c": C},
         WEIGHTS,
         ValueError,
-        "index 'a.b': gradient must have shape",
+        r"index 'a.b': gradient must have shape .*reshape\(\(2,\)\)",
     ),
-    "one path twice": (
-        {"a.b": ones(), "a": {"b": ones()}},
-        {"a.b": ones(), "a": {"b": ones()}},
-        ValueError,
-        "two weights have the path 'a.b'",
-    ),
-    "one name twice": ({0: ones(), "0": ones()}, {0: ones(), "0": ones()}, ValueError, "'0'"),
-    "a weight that is None": ({"a": ones()}, {"a": None}, ValueError, "'a' has no weight"),
-    "a key that is a tuple": (
-        {("a", 1): ones()},
-        {("a", 1): ones()},
-        TypeError,
-        r"keys must be .* got \('a', 1\): join it, 'a.1'",
-    ),
-    "a generator": (iter([ones()]), [ones()], TypeError, "got list_iterator: make a list of it"),
+    "one path twice": ({"a.b": X, "a": {"b": X}}, None, ValueError, "two weights have the path 'a"),
+    "one name twice": ({0: X, "0": X}, None, ValueError, "'0'"),
+    "a weight that is None": ({"a": X}, {"a": None}, ValueError, "'a' has no weight"),
+    "a tuple": ({("a", 1): X}, None, TypeError, r"keys must be .* \('a', 1\): join it, 'a.1'"),
+    "a generator": (iter(C), [ones()], TypeError, "got list_iterator: make a list of it"),
     "an object with arrays": (
-        SimpleNamespace(w=ones()),
-        SimpleNamespace(w=ones()),
+        SimpleNamespace(w=X),
+        None,
         TypeError,
         "weights must be arrays, or dicts, .* got SimpleNamespace: pass a dict of its arrays",
     ),
-    "slots with arrays": ([Slots()], [Slots()], TypeError, "weights at '0' .* got Slots: pass a"),
-    "a key that is True": ({"a": {True: ones()}}, {"a": {True: ones()}}, TypeError, "keys at 'a'"),
-    "a list of numbers": ([1.0], [1.0], TypeError, "single array: weight .* got a list of numbers"),
-    "a number": (
-        {"a": 1.0},
-        {"a": 2.0},
-        TypeError,
-        r"'a': .* got float, .* store np.array\(x\), or",
-    ),
-    "lists of numbers": (
-        {"a": [[1.0, 2.0]]},
-        {"a": [[1.0, 2.0]]},
-        TypeError,
-        r"'a.0': .* got a list of numbers, .* store np.array\(x\), or",
-    ),
+    "slots with arrays": ([Slots()], None, TypeError, "weights at '0' .* got Slots: pass a"),
+    "a key that is True": ({"a": {True: X}}, None, TypeError, "keys at 'a'"),
+    "a list of numbers": ([1.0], None, TypeError, "single array: weight .* got a list of numbers"),
+    "a number":
+        ({"a": 1.0}, {"a": 2.0}, TypeError, r"'a': .* got float, .* store np.array\(x\), or"),
+    "lists of numbers": ({"a": [[1.0]]}, None, TypeError, r"'a.0': .* a list of .*array\(x\), or"),
     "a mapping that returns copies": (
-        {"a": ones()},
+        {"a": X},
         Copies({"a": ones()}),
         TypeError,
         r"index 'a': Copies returns another copy .* keep dict\(x\)",
     ),
-    "a set of numbers": (
-        {1.0},
-        {1.0},
-        TypeError,
-        r"single array: .* a set of .* store np.array\(x\)",
-    ),
-    "a set with a gradient": ({"a": ones()}, {"a": {1.0}}, TypeError, "'a': .* a set of numbers"),
-    "names": ({"a"}, {"a"}, TypeError, "weights must be arrays, or dicts, .* got set: pass arrays"),
-    "a scalar of NumPy": (
-        1.0,
-        np.float64(2),
-        TypeError,
-        "single array: weight .* got float64, which",
-    ),
-    "a setting with a gradient": ({"a": ones()}, {"a": "relu"}, TypeError, "weight must be .* str"),
+    "a set of numbers": ({1.0}, None, TypeError, r"single array: .* a set of .* np.array\(x\)"),
+    "a set with a gradient": ({"a": X}, {"a": {1.0}}, TypeError, "'a': .* a set of numbers"),
+    "names": ({"a"}, None, TypeError, "weights must be arrays, or dicts, .* got set: pass arrays"),
+    "a scalar of NumPy": (1.0, np.float64(2), TypeError, "single array: weight .* got float64, wh"),
+    "a setting with a gradient": ({"a": X}, {"a": "relu"}, TypeError, "weight must be .* str"),
     "a gradient that is a string": ({"a": "relu"}, {"a": ones()}, TypeError, "gradient must be"),
-    "a container in itself": (HOLDS_ITSELF, HOLDS_ITSELF, ValueError, "holds itself"),
-}
+    "a container in itself": (HOLDS_ITSELF, None, ValueError, "holds itself"),
+    "integers": ({"a": np.ones(2, int)}, {"a": ones()}, TypeError, r"astype\('float64'\)"),
+    "a mask": ({"a": np.ma.array(X, mask=[0, 1])}, {"a": ones()}, TypeError, r"filled\(0\)"),
+}  # fmt: skip
+"""Gradients and weights, or None where both are the same."""
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
@@ -294,7 +230,7 @@ def test_mistakes_name_the_path_and_change_nothing(case, seen):
         updater.step(copy.deepcopy(WEIGHTS), WEIGHTS)
     before = copy.deepcopy((WEIGHTS, updater.states, updater.optimizer.__getstate__()))
     with pytest.raises(error, match=words):
-        updater.step(grads, weights)
+        updater.step(grads, grads if weights is None else weights)
     after = WEIGHTS, updater.states, updater.optimizer.__getstate__()
     np.testing.assert_equal(after, before)
 
@@ -312,26 +248,22 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_known_structure_that_has_changed_is_read_again(change):
-    structures = Structures()
+    updater = adam()
     weights = {"a": {"w": ones(), "b": ones()}, "c": [ones()], "e": {}}
     grads = copy.deepcopy(weights)
-    structures.flatten(grads, weights)
+    updater.step(grads, weights)
+    joined = (grads, "weight"), (grads["e"], "weight"), (weights, "gradient")
+    for container, missing in joined:
+        container["x"] = ones()
+        with pytest.raises(ValueError, match=f"x' has no {missing}"):
+            updater.step(grads, weights)
+        del container["x"]
     change(weights, grads)
-    found, fresh = structures.flatten(grads, weights), Structures().flatten(grads, weights)
-    assert (found[0], found[3]) == (fresh[0], fresh[3])
-    assert [list(map(id, part)) for part in found[1:3]] == [
-        list(map(id, part)) for part in fresh[1:3]
-    ]
-
-
-@pytest.mark.parametrize("change", [lambda g: g.update(x=ones()), lambda g: g["e"].update(x=1)])
-def test_a_gradient_that_joins_a_known_structure_is_refused(change):
-    structures, weights = Structures(), {"a": ones(), "e": {}}
-    grads = copy.deepcopy(weights)
-    structures.flatten(grads, weights)
-    change(grads)
-    with pytest.raises(ValueError, match="x' has no weight"):
-        structures.flatten(grads, weights)
+    before = copy.deepcopy(weights)
+    updater.step(grads, weights)
+    for (path, old), (_, new) in zip(named("", before), named("", weights), strict=True):
+        assert path in updater.states
+        assert (new < old).all()
 
 
 @pytest.mark.parametrize("missing", ["no", None])
@@ -351,8 +283,14 @@ def test_missing_gradients_are_skipped():
     assert weights["a"]["b"].tolist() == weights["d"][1].tolist() == [1, 1]
     updater.step(every, weights, missing="skip")
     assert updater.optimizer._index_update_count["a.b"] == 1
-    with pytest.raises(ValueError, match=r"gradient 'a.x' has no weight"):
-        updater.step({"a": {"x": ones()}}, weights, missing="skip")
+    flat = {"p": ones(), "q": ones()}
+    updater.step(copy.deepcopy(flat), flat, missing="skip")
+    for wrong, known in (({"a": {"x": ones()}}, weights), ({"p": ones(), "x": ones()}, flat)):
+        with pytest.raises(ValueError, match=r"x' has no weight"):
+            updater.step(wrong, known, missing="skip")
+    updater.groups = {"^q$": {"wd": 0.1}}
+    for _ in range(3):
+        updater.step({"p": ones()}, flat, missing="skip")  # no warning that nothing is called q
 
 
 @dataclass
@@ -499,26 +437,6 @@ def test_a_default_dictionary_gets_no_items():
     assert list(grads) == ["a"]
 
 
-@pytest.mark.parametrize("none", [False, True])
-def test_subsets_of_a_dictionary_are_read_without_the_cache(none):
-    names, structures = "abcd", Structures()
-    weights, grads = ({name: ones() for name in names} for _ in range(2))
-    structures.flatten(grads, weights, "skip")
-    for chosen in ("ab", "", "d", "ca"):
-        some = {name: grads[name] for name in chosen}
-        if none:
-            some = {name: some.get(name) for name in names}
-        paths, own, arrays, left = structures.flatten(some, weights, "raise" if none else "skip")
-        assert paths == tuple(sorted(chosen))
-        assert list(map(id, own)) == [id(grads[name]) for name in paths]
-        assert list(map(id, arrays)) == [id(weights[name]) for name in paths]
-        assert {*paths, *left} == set(names)
-    for wrong in ({"a": ones()}, {**grads, "e": ones()}):
-        structures.flatten(grads, weights)
-        with pytest.raises(ValueError, match="has no"):
-            structures.flatten(wrong, weights)
-
-
 def test_few_structures_are_kept():
     structures, many = Structures(), [{f"a{k}": ones()} for k in range(3 * KEPT)]
     for weights in many:
@@ -538,15 +456,6 @@ def test_a_step_takes_few_frames_more_than_the_list_call():
     for _ in range(3):
         listed = frames(lambda: updater(names, own, arrays))
     assert len(found) <= len(listed) + 4, found
-
-
-def test_a_step_after_pickling():
-    updater = adam()
-    updater.step({"a": [ones()]}, {"a": [ones()]})
-    other = copy.deepcopy(updater)
-    weights = {"a": [ones()]}
-    other.step({"a": [ones()]}, weights)
-    assert other.optimizer._index_update_count == {"a.0": 2}
 
 
 # Views of dictionaries in the place of lists

@@ -1,6 +1,5 @@
 """What a checkpoint of an updater holds, and what it is refused for."""
 
-import copy
 import json
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from safetensors import safe_open
 from fastopt import lr_scheduler, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
+from helpers.tensor_lists import everything
 from helpers.trees import assert_same
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -55,12 +55,6 @@ def adam(*shapes, dtype=np.float32, **kwargs):
 def through_file(old, new, path, **kwargs):
     old.save(path / "file")
     return new.load(path / "file", **kwargs)
-
-
-def image(updater):
-    """All that may change in an updater."""
-    made = updater.optimizer
-    return copy.deepcopy((updater.states, updater.states_synced, made.__getstate__()))
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: type(state).__name__)
@@ -188,10 +182,10 @@ def test_another_callable_is_kept_with_a_warning(tmp_path):
 
 def test_a_warning_that_is_an_error_changes_nothing(tmp_path):
     old, new = adam(3, lr_scheduler=lambda n: 0.25), adam(3, beta1=0.5)
-    before = image(new)
+    before = everything(new, None)
     with pytest.raises(UserWarning, match="kept"):
         through_file(old, new, tmp_path)
-    np.testing.assert_equal(image(new), before)
+    assert everything(new, None) == before
 
 
 def test_the_loss_scale_is_saved_with_the_updater(tmp_path):
@@ -211,10 +205,10 @@ def test_a_bad_loss_scale_changes_nothing():
     old, new = adam(3), adam(3, beta1=0.5)
     old.loss_scaler, new.loss_scaler = LossScaler(8.0), LossScaler(4.0)
     state = {**old.states_dict(), "loss_scaler": {**old.loss_scaler.state_dict(), "scale": -1.0}}
-    before = image(new)
+    before = everything(new, None)
     with pytest.raises(CheckpointError, match="scale must be"):
         new.load_states_dict(state)
-    np.testing.assert_equal(image(new), before)
+    assert everything(new, None) == before
     assert new.loss_scaler.scale == 4
 
 
@@ -257,6 +251,16 @@ def test_restored_states_move_to_the_weights_device_once(tmp_path):
     assert new.states_synced == {0: True, 1: True}
 
 
+def test_copies_that_the_updater_keeps_fresh_stay_bound(tmp_path):
+    old, new = (optimizer.get_updater(optimizer.SGD(learning_rate=0.5)) for _ in range(2))
+    weight, copy = np.ones(3, np.float32), np.full(3, 0.5, np.float16)
+    old(0, np.ones(3, np.float32), weight)
+    new.set_copy(0, copy)
+    through_file(old, new, tmp_path)
+    new(0, np.ones(3, np.float32), weight)
+    np.testing.assert_array_equal(copy, np.zeros(3))
+
+
 REFUSED = {
     "another class": (lambda: optimizer.get_updater(optimizer.AdamW()), "saved with Adam, .*AdamW"),
     "another shape": (lambda: adam(2), r"state of index 0 has .*\(3,\).*where.*\(2,\)"),
@@ -273,11 +277,11 @@ REFUSED = {
 def test_what_does_not_fit_is_refused_and_changes_nothing(case, tmp_path):
     make, words = case
     new = make()
-    before = image(new)
+    before = everything(new, None)
     with pytest.raises(CheckpointError, match=words) as raised:
         through_file(adam(3), new, tmp_path)
     assert str(tmp_path / "file") in str(raised.value)
-    np.testing.assert_equal(image(new), before)
+    assert everything(new, None) == before
 
 
 @pytest.mark.filterwarnings("ignore:the saved learning-rate schedule")

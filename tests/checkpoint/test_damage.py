@@ -1,11 +1,8 @@
 """Damaged and hostile files are refused with one kind of error, change nothing and cost nothing."""
 
-import copy
-import io
 import json
-import tracemalloc
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -15,6 +12,10 @@ from hypothesis import strategies as st
 
 from fastopt import lr_scheduler, optimizer
 from fastopt.checkpoint import CheckpointError, dumps, loads
+from helpers import fuzzing
+from helpers.fuzzing import mutated
+from helpers.memory import at_most
+from helpers.tensor_lists import everything
 
 FEW = 2_000_000
 """Bytes that reading a small file may take."""
@@ -52,16 +53,6 @@ def contents(tmp_path_factory):
     return path.read_bytes()
 
 
-@contextmanager
-def little_memory():
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < FEW
-    finally:
-        tracemalloc.stop()
-
-
 def parts(contents):
     """Header and data of a file."""
     end = 8 + int.from_bytes(contents[:8], "little")
@@ -88,7 +79,7 @@ def refused(contents, match=None):
         loads(contents)
 
 
-def test_every_flipped_bit_is_detected():
+def test_every_flipped_bit_and_every_other_length_is_detected():
     damaged = bytearray(blob())
     for position in range(len(blob())):
         for bit in (1 << (position % 8), 1 << ((position + 3) % 8)):
@@ -96,9 +87,6 @@ def test_every_flipped_bit_is_detected():
             refused(damaged)
             damaged[position] ^= bit
     assert len(loads(damaged, optimizer.Adam())["states"]) == 3
-
-
-def test_every_truncated_file_is_refused():
     for size in range(len(blob())):
         refused(blob()[:size])
     refused(blob() + b"\0", "the file has")
@@ -114,7 +102,10 @@ def test_every_truncated_file_is_refused():
         (lambda d: next(iter(d["tensors"].values())).update(shape=[1] * 65), "the header says"),
         (lambda d: next(iter(d["tensors"].values())).update(dtype="float128"), "unknown dtype"),
         (lambda d: next(iter(d["tensors"].values())).update(dtype="int64"), "the header says"),
-        (lambda d: next(iter(d["tensors"].values())).update(crc32=1), "is damaged"),
+        (
+            lambda d: next(iter(d["tensors"].values())).update(crc32=1),
+            r"'\]\[0\] is damaged",
+        ),
         (lambda d: d.update(tree=None), "belong nowhere"),
         (lambda d: d.update(tree={"array": "states['a_weight'][0]"}), "belong nowhere"),
         (lambda d: d.update(tree={"pickle": "x"}), "unknown kind of value: 'pickle'"),
@@ -126,7 +117,7 @@ def test_a_text_that_lies_is_refused_with_what_is_wrong(change, words, contents)
     def only(document):
         change(document)
 
-    with little_memory():
+    with at_most(FEW):
         refused(rewritten(contents, only), words)
 
 
@@ -139,7 +130,7 @@ def test_no_array_may_be_named_twice(contents):
 
 @pytest.mark.parametrize("length", [0, 7, 2**20, 2**31, 2**40, 2**63, 2**64 - 1])
 def test_absurd_header_sizes_are_refused_without_memory(length, contents):
-    with little_memory():
+    with at_most(FEW):
         refused(length.to_bytes(8, "little") + contents[8:])
 
 
@@ -147,7 +138,7 @@ def test_absurd_header_sizes_are_refused_without_memory(length, contents):
     "header", [b"[]", b"[" * 5000, b'{"a":' * 5000, b"\xff\xfe{}", b"1" * 5000]
 )
 def test_absurd_headers_are_refused(header):
-    with little_memory():
+    with at_most(FEW):
         refused(len(header).to_bytes(8, "little") + header)
 
 
@@ -168,7 +159,7 @@ def test_absurd_headers_are_refused(header):
 def test_absurd_sizes_of_arrays_are_refused_without_memory(entry, words, contents):
     header, data = parts(contents)
     header[next(key for key in header if key != "__metadata__")] = entry
-    with little_memory():
+    with at_most(FEW):
         refused(joined(header, data), words)
 
 
@@ -180,7 +171,7 @@ def test_sizes_beyond_the_file_are_refused_without_memory(contents):
     text["tensors"]["x"] = {"dtype": "float64", "shape": [2**40], "crc32": 0, "order": "C"}
     metadata = {"fastopt": json.dumps(text)}
     metadata["crc32"] = str(zlib.crc32(metadata["fastopt"].encode()))
-    with little_memory():
+    with at_most(FEW):
         refused(joined({"__metadata__": metadata, "x": huge}, data), "need 8796093022208 bytes")
 
 
@@ -195,75 +186,34 @@ def test_files_of_another_kind_are_refused(tmp_path):
     assert updater.states == {}
 
 
-values = st.sampled_from(
-    [None, True, -1, 0, 3, 2**63, 10**400, 0.5, float("nan"), "", "a", "top", [], {}, (), [[]]]
-) | st.builds(np.ones, st.integers(0, 3))
-
-
-def mutated(value, draw):
-    """Copy of a tree with a part replaced, left out or added."""
-    if not isinstance(value, (dict, list, tuple)) or not value or draw(st.integers(0, 3)) == 0:
-        return draw(values)
-    if isinstance(value, dict):
-        made = dict(value)
-        key = draw(st.sampled_from(list(value)))
-        kind = draw(st.sampled_from(["value", "value", "value", "key", "gone", "more"]))
-        if kind == "gone":
-            del made[key]
-        elif kind == "more":
-            made[draw(st.sampled_from(["a", "", "update", "__class__", "rule", 7]))] = draw(values)
-        else:
-            part = made.pop(key) if kind == "key" else mutated(made.pop(key), draw)
-            made[draw(st.sampled_from(["a", 7, key])) if kind == "key" else key] = part
-        return made
-    parts = list(value)
-    position = draw(st.integers(0, len(parts) - 1))
-    parts[position] = mutated(parts[position], draw)
-    return type(value)(parts)
-
-
-def image(updater):
-    made = updater.optimizer
-    return copy.deepcopy((updater.states, updater.states_synced, made.__getstate__()))
-
-
 @pytest.mark.slow
 @settings(max_examples=300)
-@given(st.data())
-def test_any_states_are_loaded_or_refused_as_a_whole(data):
+@given(st.integers(0, 2**32), st.booleans())
+def test_any_states_are_loaded_or_refused_as_a_whole(seed, strict):
     updater = adam(param_idx2name={0: "a_weight", 1: "b_bias"})
-    saved = saved_states()
-    for _ in range(data.draw(st.integers(1, 2))):
-        saved = mutated(saved, data.draw)
-    before = image(updater)
+    saved = mutated(np.random.default_rng(seed), saved_states())
+    before = everything(updater, None)
     try:
-        updater.load_states_dict(saved, strict=data.draw(st.booleans()))
+        updater.load_states_dict(saved, strict=strict)
     except (CheckpointError, UserWarning):
-        np.testing.assert_equal(image(updater), before)
+        assert everything(updater, None) == before
     else:
         updater.states_dict()
 
 
 @pytest.mark.slow
 @settings(max_examples=200)
-@given(st.data())
-def test_any_text_is_read_or_refused(data):
-    def change(document):
-        return json.loads(json.dumps(mutated(document, data.draw), default=np.ndarray.tolist))
-
-    changed = rewritten(blob(), change)
-    with little_memory(), suppress(CheckpointError):
+@given(st.integers(0, 2**32))
+def test_any_text_is_read_or_refused(seed):
+    changed = fuzzing.rewritten(np.random.default_rng(seed), blob())
+    with at_most(FEW), suppress(CheckpointError):
         loads(changed, optimizer.Adam())
 
 
 @pytest.mark.slow
 @settings(max_examples=800)
-@given(st.data())
-def test_any_bytes_are_read_or_refused(data):
-    damaged = bytearray(blob())
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(damaged) - 1))
-        end = start + data.draw(st.integers(0, 9))
-        damaged[start:end] = data.draw(st.binary(max_size=9))
+@given(st.integers(0, 2**32))
+def test_any_bytes_are_read_or_refused(seed):
+    damaged = fuzzing.flipped(np.random.default_rng(seed), blob())
     if damaged != blob():
-        refused(io.BytesIO(damaged).getvalue())
+        refused(damaged)

@@ -9,8 +9,8 @@ import pytest
 
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
-from fastopt.checkpoint import CheckpointError, dumps, from_torch_state_dict, loads
-from helpers.tensor_lists import dtype_of
+from fastopt.checkpoint import CheckpointError, dumps, from_torch_state_dict
+from helpers.tensor_lists import dtype_of, everything
 
 SHAPE = (6, 2)
 
@@ -127,36 +127,28 @@ WRONG = {
 }
 
 
-def digest(updater):
-    made = updater.optimizer
-    return copy.deepcopy((made.__getstate__(), updater.states, updater.states_synced))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
 def test_what_does_not_fit_is_refused_and_nothing_changes(case):
     make, change, value, words = case
     updater = make()
-    before, tree = digest(updater), updater.states_dict()
+    before, tree = everything(updater, None), updater.states_dict()
     change(tree, value)
     with pytest.raises(CheckpointError, match=words):
         updater.load_states_dict(tree)
-    np.testing.assert_equal(digest(updater), before)
+    assert everything(updater, None) == before
 
 
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
 def test_states_as_bytes_are_checked_too(case):
-    make, change, value, _ = case
+    make, change, value, words = case
     updater = make()
     tree = {"attributes": vars(updater.optimizer), "states": updater.states}
-    foreign_order = isinstance(value, tuple) and str(getattr(value[0], "dtype", "")) == ">f8"
-    if (
-        change in (STATE, PAID, SUM, TOTAL, put_steps) and not foreign_order
-    ):  # which dumps makes native
+    if change in (STATE, PAID, SUM, TOTAL, put_steps) and case is not WRONG["decay swapped"]:
         change(tree, value)
         data = dumps({"states": updater.states, "optimizer": updater.optimizer})
         fresh = optimizer.get_updater(optimizer.SGD())
-        with pytest.raises(CheckpointError):
+        with pytest.raises(CheckpointError, match=words):
             fresh.set_states(data)
         assert type(fresh.optimizer) is optimizer.SGD
         assert fresh.states == {}
@@ -164,10 +156,10 @@ def test_states_as_bytes_are_checked_too(case):
 
 def test_states_of_another_rule_are_refused_by_set_states():
     adam, sgd = trained("adam"), trained("sgd", momentum=0.9)
-    before = digest(sgd)
+    before = everything(sgd, None)
     with pytest.raises(CheckpointError, match="must have 1 arrays for rule sgd_momentum, got 2"):
         sgd.set_states(adam.get_states())
-    np.testing.assert_equal(digest(sgd), before)
+    assert everything(sgd, None) == before
     sgd.set_states(adam.get_states(dump_optimizer=True))
     assert type(sgd.optimizer) is optimizer.Adam
 
@@ -186,22 +178,11 @@ def test_states_of_another_rule_are_refused_by_set_states():
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 1.0), (-1, 0.9)])
 def test_states_of_torch_are_checked_too(entry, betas):
     updater = trained("adam")
-    before = digest(updater)
+    before = everything(updater, None)
     group = {"lr": 0.1, "betas": betas, "eps": 1e-8, "weight_decay": 0.0, "params": [0]}
     with pytest.raises(CheckpointError):
         from_torch_state_dict(updater, {"state": {0: entry}, "param_groups": [group]})
-    np.testing.assert_equal(digest(updater), before)
-
-
-@pytest.mark.parametrize("make", [decayed, summed, half, lambda: summed(rows_of(1, 4))])
-def test_states_that_fit_are_loaded(make):
-    old, new = make(), make()
-    new.load_states_dict(old.states_dict())
-    np.testing.assert_equal(digest(new)[0], digest(old)[0])
-    fresh = optimizer.get_updater(optimizer.SGD())
-    fresh.set_states(old.get_states(dump_optimizer=True))
-    loads(old.get_states())
-    np.testing.assert_equal(fresh.states, old.states)
+    assert everything(updater, None) == before
 
 
 @pytest.mark.slow

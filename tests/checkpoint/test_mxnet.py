@@ -3,7 +3,6 @@
 import json
 import pickle
 import struct
-import tracemalloc
 from contextlib import suppress
 
 import numpy as np
@@ -15,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError, load_mxnet_states
 from fastopt.checkpoint.foreign.ndarray import Allowance, from_bytes
+from helpers.memory import at_most
 from helpers.mxnet_pickles import CODES, dense, pickled, row_sparse, shape_bytes
 from helpers.paths import GOLDEN
 
@@ -114,13 +114,8 @@ HOSTILE = {
 def test_hostile_arrays_are_refused_without_memory(case):
     blob, words = case
     data = pickled({0: blob})
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError, match=words):
-            load_mxnet_states(data)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
+    with at_most(1_000_000), pytest.raises(CheckpointError, match=words):
+        load_mxnet_states(data)
 
 
 def test_row_sparse_arrays_may_take_what_is_allowed_and_no_more():
@@ -196,13 +191,8 @@ FOREIGN = {
 @pytest.mark.parametrize("case", FOREIGN.values(), ids=FOREIGN.keys())
 def test_whatever_else_a_pickle_asks_for_is_refused(case, capsys):
     data, words = case
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError, match=words):
-            load_mxnet_states(data)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
+    with at_most(1_000_000), pytest.raises(CheckpointError, match=words):
+        load_mxnet_states(data)
     assert capsys.readouterr().out == ""
 
 
@@ -213,13 +203,8 @@ def test_one_array_may_not_stand_for_thousands():
     reference = data[:end] + b"b\x94" + b"s"
     many = b"".join(b"M" + struct.pack("<H", n) + b"h\x06s" for n in range(1, 2000))
     assert len(reference + many) < 2 * len(blob)
-    tracemalloc.start()
-    try:
-        with suppress(CheckpointError):
-            load_mxnet_states(reference + many + b".")
-        assert tracemalloc.get_traced_memory()[1] < 10 * len(blob)
-    finally:
-        tracemalloc.stop()
+    with at_most(10 * len(blob)), suppress(CheckpointError):
+        load_mxnet_states(reference + many + b".")
 
 
 @pytest.mark.slow
@@ -231,10 +216,5 @@ def test_damaged_files_are_read_or_refused(path, data):
         start = data.draw(st.integers(0, len(damaged) - 1))
         end = start + data.draw(st.integers(0, 9))
         damaged[start:end] = data.draw(st.binary(max_size=9))
-    tracemalloc.start()
-    try:
-        with suppress(CheckpointError):
-            load_mxnet_states(damaged)
-        assert tracemalloc.get_traced_memory()[1] < 2_000_000
-    finally:
-        tracemalloc.stop()
+    with at_most(2_000_000), suppress(CheckpointError):
+        load_mxnet_states(damaged)

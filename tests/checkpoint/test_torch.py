@@ -21,20 +21,13 @@ PAIRS = [
     ("AdamW", {"eps": 0.1, "betas": (0.8, 0.95), "amsgrad": True}, optimizer.AdamW),
     ("Adagrad", {"eps": 0.1, "weight_decay": 0.1}, optimizer.AdaGrad),
     ("RMSprop", {"eps": 0.1, "alpha": 0.8, "weight_decay": 0.1}, optimizer.RMSProp),
-    (
-        "RMSprop",
-        {"eps": 0.1, "alpha": 0.8, "centered": True, "momentum": 0.5},
-        optimizer.RMSProp,
-    ),
+    ("RMSprop", {"eps": 0.1, "alpha": 0.8, "centered": True, "momentum": 0.5}, optimizer.RMSProp),
     ("RMSprop", {"eps": 0.1, "alpha": 0.8, "centered": True}, optimizer.RMSProp),
     ("Adadelta", {"lr": 1, "rho": 0.8, "eps": 1e-3}, optimizer.AdaDelta),
     ("Adamax", {"eps": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.1}, optimizer.Adamax),
-    (
-        "NAdam",
-        {"eps": 0.1, "betas": (0.8, 0.95), "momentum_decay": 0.01, "weight_decay": 0.1},
-        optimizer.Nadam,
-    ),
-]
+    ("NAdam", {"eps": 0.1, "betas": (0.8, 0.95), "momentum_decay": 0.01, "weight_decay": 0.1},
+     optimizer.Nadam),
+]  # fmt: skip
 ids = [f"{klass.__name__}-{'-'.join(options)}" for _, options, klass in PAIRS]
 OTHERS = [pair for k, pair in enumerate(PAIRS) if k not in (0, 1, 4)]
 each_pair = pytest.mark.parametrize(("name", "options", "klass"), PAIRS, ids=ids)

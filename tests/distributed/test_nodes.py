@@ -88,6 +88,20 @@ def fill(arrays, values):
         array[...] = value
 
 
+def check_sums(layout, dtype="float32", by_node=True, **options):
+    """All ranks have the weights of sums of nodes in order, or of ranks in order."""
+    ranks, kind = layout[0], nodes(*layout[1:])
+
+    def program(comm):
+        found, updater = trained(comm, dtype, **options)
+        assert updater.hierarchical == by_node
+        return found
+
+    sums = kind if by_node else nodes(1)
+    every = run_threads(ranks, program, kind)
+    assert every == [expected(ranks, sums, dtype, options.get("wire"))] * ranks
+
+
 LAYOUTS = [(4, 2), (6, 3), (6, 2), (3, 3), (7, 4), (3, 2), (7, 1, 4, 2), (8, 3, 1, 4)]
 """Ranks, and numbers of ranks on nodes."""
 
@@ -98,44 +112,26 @@ LAYOUTS = [(4, 2), (6, 3), (6, 2), (3, 3), (7, 4), (3, 2), (7, 1, 4, 2), (8, 3, 
 @pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
 @pytest.mark.parametrize("flat", [False, True], ids=["apart", "flat"])
 def test_sums_are_those_of_nodes_in_order(layout, dtype, wire, flat):
-    ranks, kind = layout[0], nodes(*layout[1:])
-
-    def program(comm):
-        found, updater = trained(comm, dtype, flat, wire=wire)
-        assert updater.hierarchical
-        return found
-
-    every = run_threads(ranks, program, kind)
-    assert every == [expected(ranks, kind, dtype, wire)] * ranks
+    check_sums(layout, dtype, flat=flat, wire=wire)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layout", "options"),
-    [((4, 2), {"hierarchical": False}), ((3, 1), {})],
-    ids=["by-argument", "one-rank-per-node"],
-)
-def test_other_sums_are_in_rank_order(layout, options):
-    ranks, kind = layout[0], nodes(*layout[1:])
-
-    def program(comm):
-        found, updater = trained(comm, "float32", **options)
-        assert not updater.hierarchical
-        return found
-
-    assert run_threads(ranks, program, kind) == [expected(ranks, nodes(1), "float32")] * ranks
+def test_other_sums_are_in_rank_order():
+    """By argument, and with one rank on each node."""
+    check_sums((4, 2), by_node=False, hierarchical=False)
+    check_sums((3, 1), by_node=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [(4, 2), (2, 2), (5, 3)], ids=str)
 def test_gradients_can_be_sent_early(layout):
-    ranks, kind = layout[0], nodes(*layout[1:])
+    check_sums(layout, overlap=True)
 
-    def program(comm):
-        return trained(comm, "float32", overlap=True)[0]
 
-    every = run_threads(ranks, program, kind)
-    assert every == [expected(ranks, kind, "float32")] * ranks
+@pytest.mark.parametrize("layout", [(4, 2), (2, 2)], ids=str)
+def test_ranks_that_cannot_share_memory_sum_in_rank_order(layout, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    check_sums(layout, by_node=False)
 
 
 class Whole(optimizer.Optimizer):
@@ -235,19 +231,6 @@ def full(monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", reserve_unless_full)
     return event
-
-
-@pytest.mark.parametrize("layout", [(4, 2), (2, 2)], ids=str)
-def test_ranks_that_cannot_share_memory_sum_in_rank_order(layout, monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    ranks, kind = layout[0], nodes(*layout[1:])
-
-    def program(comm):
-        found, updater = trained(comm, "float32")
-        assert not updater.hierarchical
-        return found
-
-    assert run_threads(ranks, program, kind) == [expected(ranks, nodes(1), "float32")] * ranks
 
 
 def test_one_node_without_memory_for_buckets_sends_them(full):

@@ -160,27 +160,6 @@ def test_each_shard_of_a_table_is_read_by_one_rank(ranks, tmp_path, monkeypatch)
     assert sorted(read) == [0, 1, 2, 3]
 
 
-class OfItsRank(optimizer.SGD):
-    """Optimizer whose hyper-parameters are not the attributes that ranks compare."""
-
-    rank = threading.local()
-
-    def hyper(self, t, lr, wd):
-        return {**super().hyper(t, lr, wd), "lr": lr * (1 + self.rank.number)}
-
-
-def test_hyper_parameters_that_differ_are_an_error_before_an_update():
-    def program(comm):
-        OfItsRank.rank.number, weight = comm.rank, ONES.copy()
-        updater = ShardedUpdater(OfItsRank(), comm)
-        with pytest.raises(ValueError, match=r"ranks disagree: for lr of \w+ 0 rank 0 has 0\.0"):
-            updater(0, ONES, weight)
-        assert not updater.optimizer._index_update_count
-        assert (weight == ONES).all()
-
-    run_threads(2, program)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -92,6 +92,13 @@ def test_a_job_that_is_killed_goes_on_from_its_last_checkpoint(train, tmp_path, 
         np.testing.assert_array_equal(ours[name], weight)
 
 
+def check_weights(train, path, straight):
+    """The weights of a job are those of one that never stopped."""
+    ((_, ours),), ((_, theirs),) = (train(1, each, 12) for each in (path, straight))
+    for name, weight in theirs.items():
+        np.testing.assert_allclose(ours[name], weight, rtol=1e-5)
+
+
 @pytest.mark.parametrize("package", COMMANDS)
 def test_launchers_resume_a_job_of_threads(resumed, train, package):
     python, command = COMMANDS[package]
@@ -107,10 +114,7 @@ def test_launchers_resume_a_job_of_threads(resumed, train, package):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 12 on 2 ranks" in done.stdout + done.stderr  # Ray prints to either
-    ((_, ours),) = train(1, resumed / "model", 12)
-    ((_, straight),) = train(1, resumed / "straight", 12)
-    for name, weight in straight.items():
-        np.testing.assert_allclose(ours[name], weight, rtol=1e-5)
+    check_weights(train, resumed / "model", resumed / "straight")
 
 
 def test_ranks_with_local_steps_train_one_model(monkeypatch):
@@ -159,7 +163,4 @@ def test_ranks_that_survive_another_go_on_without_it(train, tmp_path):
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0, -9]
     assert said[0].startswith("step 12 on 2 ranks")
-    ((_, ours),) = train(1, path, 12)
-    ((_, straight),) = train(1, tmp_path / "straight", 12)
-    for name, weight in straight.items():
-        np.testing.assert_allclose(ours[name], weight, rtol=1e-5)
+    check_weights(train, path, tmp_path / "straight")

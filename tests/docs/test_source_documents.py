@@ -1,4 +1,4 @@
-"""What the documents say that fastopt was built from: arguments, formulas, and their programs.
+"""What the documents say that fastopt was built from: arguments and formulas.
 
 Comparisons with MXNet's own numbers are in test_golden.py, and the map of names in
 test_seed_map.py.
@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.parameter import ParameterDict
-from fastopt.scope import get_parameter, name_scope
 
 # Optimizers: order and defaults of the arguments
 
@@ -148,38 +146,3 @@ def test_momentum_is_what_is_added_and_gradients_are_clipped_after_they_are_resc
     updater(0, np.array([1.0, 0.25]), np.ones(2))
     scale = 0.5 if name == "signum" else 1.0
     np.testing.assert_allclose(updater.states[0], scale * np.array([-0.25, -0.125]))
-
-
-# Scopes: the program of the proposal
-
-
-def fc(inputs, outputs, namescope=None):
-    """A linear layer; with a scope its parameters are those of that scope, made at first use."""
-    shapes = {"W": (inputs.shape[1], outputs), "b": (outputs,)}
-    if namescope is None:
-        weight, bias = (get_parameter(shape=shape) for shape in shapes.values())
-    else:
-        with namescope:
-            weight, bias = (get_parameter(n, shape, reuse="auto") for n, shape in shapes.items())
-    for parameter in (weight, bias):
-        if parameter._data is None:
-            parameter.initialize()
-    return inputs @ weight.data() + bias.data()
-
-
-def two_level_fc(x, prefix=None):
-    for level in range(2):
-        x = fc(x, 20, name_scope(f"{prefix}-level{level}") if prefix else None)
-    return x
-
-
-def test_the_program_of_the_proposal_shares_what_it_says():
-    inputs = np.ones((4, 20), np.float32)
-    with name_scope(initializer="normal", params=ParameterDict()) as scope:
-        outputs = [two_level_fc(inputs, prefix) for prefix in ("fc0", "fc0", "fc0", None)]
-    names = [f"fc0-level{level}/{name}" for level in range(2) for name in "Wb"]
-    assert list(scope.params) == [*names, *(f"var-{i}" for i in range(4))]
-    assert {parameter.init for parameter in scope.params.values()} == {"normal"}
-    np.testing.assert_array_equal(outputs[0], outputs[1])
-    np.testing.assert_array_equal(outputs[0], outputs[2])
-    assert not np.array_equal(outputs[0], outputs[3])

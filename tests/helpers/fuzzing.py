@@ -6,7 +6,6 @@ parent knows which case killed it. :func:`attack` is that parent.
 """
 
 import copy
-import hashlib
 import io
 import json
 import os
@@ -21,6 +20,7 @@ from contextlib import suppress
 import numpy as np
 
 from helpers.paths import TESTS
+from helpers.tensor_lists import frozen
 
 SENTINEL = 3e4
 """What surrounds the arrays of a call; no number of an update comes near it."""
@@ -107,36 +107,10 @@ class Guarded:
         return np.array_equal(self.block.view(np.uint8)[self.mask], self.outside)
 
 
-def digest(*things):
-    """Hash of nested values and of the bytes of arrays."""
-    hashed = hashlib.blake2b(digest_size=16)
-
-    def add(value):
-        if isinstance(value, np.ndarray):
-            hashed.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
-        elif hasattr(value, "items"):  # whose order means nothing
-            for key, part in sorted(value.items(), key=lambda item: repr(item[0])):
-                hashed.update(f"{key!r}:".encode(errors="surrogatepass"))
-                add(part)
-        elif isinstance(value, (list, tuple)):
-            hashed.update(f"{type(value).__name__}{len(value)}".encode())
-            for part in value:
-                add(part)
-        elif hasattr(value, "__dict__") and type(value).__module__.startswith("fastopt"):
-            hashed.update(type(value).__name__.encode())
-            add(vars(value))
-        else:
-            hashed.update(repr(value).encode(errors="surrogatepass"))
-
-    for thing in things:
-        add(thing)
-    return hashed.hexdigest()
-
-
 def state_of(updater):
-    """Digest of all that an updater keeps."""
+    """Bits of all that an updater keeps."""
     made = updater.optimizer
-    return digest(type(made).__name__, made.__getstate__(), updater.states)
+    return frozen((type(made).__name__, made.__getstate__(), updater.states))
 
 
 def foreign(value):
@@ -231,11 +205,11 @@ class Run:
         if not isinstance(grad, tuple):
             blocks.append(Guarded(self.rng, grad, "C"))
             grad = blocks[1].array
-        before = state_of(self.updater), digest(block.array)
+        before = state_of(self.updater), frozen(block.array)
         try:
             self.updater(index, grad, block.array)
         except REFUSED:
-            if (state_of(self.updater), digest(block.array)) != before:
+            if (state_of(self.updater), frozen(block.array)) != before:
                 return "a refused step changed something"
         except Exception as error:
             return f"a step raised {error!r}"
@@ -592,13 +566,13 @@ def calls_case(seed, configuration, every):
         except REFUSED:  # a RowSparse that cannot be
             continue
         known = [*calls.weights.values(), *blocks]
-        before = state_of(calls.updater), [digest(block.array) for block in known]
+        before = state_of(calls.updater), [frozen(block.array) for block in known]
         try:
             call()
             taken += 1
         except REFUSED:
             refused += 1
-            if (state_of(calls.updater), [digest(block.array) for block in known]) != before:
+            if (state_of(calls.updater), [frozen(block.array) for block in known]) != before:
                 return "calls", "a refused call changed something"
         except Exception as error:
             return "calls", f"a call raised {error!r}"

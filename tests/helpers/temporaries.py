@@ -6,6 +6,7 @@ import numpy as np
 
 import fastopt
 from helpers.cases import CHOICES
+from helpers.plans import LAYOUTS
 
 STEPS = 4
 SETTINGS = {
@@ -19,19 +20,6 @@ SETTINGS = {
 }
 
 
-def spaced(grad):
-    """The same numbers, not contiguous."""
-    return np.repeat(grad, 2, axis=-1)[..., ::2]
-
-
-def moved(grad):
-    """The same numbers, at an address that no kernel can load them from."""
-    memory = np.zeros(grad.nbytes + 1, np.uint8)
-    shifted = memory[1:].view(grad.dtype).reshape(grad.shape)
-    shifted[...] = grad
-    return shifted
-
-
 def rows(grad, indices=np.int32):
     """The same numbers as a row-sparse gradient, the last row first."""
     return grad[::-1], np.arange(len(grad), dtype=indices)[::-1]
@@ -42,6 +30,7 @@ def plain_rows(grad):
     return tuple(map(np.ascontiguousarray, rows(grad, np.int64)))
 
 
+spaced, moved = LAYOUTS["strided"], LAYOUTS["unaligned"]
 FORMS = {
     "scalar": ((), np.sum, np.asarray),
     "spaced": ((3, 2), spaced, np.asarray),
@@ -103,7 +92,7 @@ def faults(choice):
                 continue
             total += 1
             if outcome(case, count, setting, shape, form, spread) != expected:
-                found.append((str(case), setting, name, count, spread.__name__))
+                found.append((str(case), setting, name, count, spread is spaced))
     return found, total
 
 

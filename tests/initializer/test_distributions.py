@@ -50,19 +50,12 @@ TRUNCATED_STD = 0.87962566103423978  # of a standard normal distribution within 
     [
         (initializer.Uniform(0.5), partial(uniform_cdf, scale=0.5), 0.5),
         (initializer.Normal(2), partial(normal_cdf, sigma=2), math.inf),
-        (
-            initializer.TruncatedNormal(2),
-            partial(truncated_cdf, sigma=2, bound=2),
-            4,
-        ),
-        (
-            initializer.TruncatedNormal(0.5, 1.25),
-            partial(truncated_cdf, sigma=0.5, bound=1.25),
-            0.625,
-        ),
+        (initializer.TruncatedNormal(2), partial(truncated_cdf, sigma=2, bound=2), 4),
+        (initializer.TruncatedNormal(0.5, 1.25), partial(truncated_cdf, sigma=0.5, bound=1.25),
+         0.625),
     ],
     ids=["uniform", "normal", "truncated", "narrow"],
-)
+)  # fmt: skip
 def test_distributions(init, cdf, limit, dtype):
     arr = named(initializer.create(init.dumps(), rng=0), "fc_weight", (100, 100), dtype)
     assert abs(arr).max() <= limit

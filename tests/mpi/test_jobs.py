@@ -71,11 +71,23 @@ def passes(done, module):
     return True
 
 
-@pytest.mark.parametrize("ranks", [2])
-@pytest.mark.parametrize("module", ["ranks_updates", "ranks_overlap", "ranks_tables"])
-def test_checks_pass(mpi, module, ranks):
+JOBS = [
+    *(("updates", 2), ("overlap", 2), ("tables", 2), ("faults", 2), ("divergence", 2)),
+    *(("scale", 1), ("join", 3), ("trainer", 2), ("docs", 1), ("docs", 2)),
+    *(("checkpoints", 2, 1), ("embeddings", 2)),
+]
+"""Modules of checks, and numbers of ranks of jobs, each of which finds the files of others."""
+FILES = "checkpoints", "embeddings", "docs", "trainer"
+
+
+@pytest.mark.parametrize(
+    "job", [*JOBS, *exhaustive(("checkpoints", 4, 1), ("embeddings", 1, 3, 2))], ids=str
+)
+def test_checks_pass(mpi, job, tmp_path):
     """All modules, and other numbers of ranks: ``tests/distributed/test_threads.py``."""
-    assert passes(mpi(ranks, RUN, module), module)
+    module = f"ranks_{job[0]}"
+    for ranks in job[1:]:
+        assert passes(mpi(ranks, RUN, module, *[tmp_path] * (job[0] in FILES)), module)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -84,38 +96,9 @@ def test_rules_have_the_bits_of_one_process(mpi, ranks, choice):
     assert passes(mpi(ranks, RUN, "ranks_plans", choice), "ranks_plans")
 
 
-@pytest.mark.parametrize("ranks", [2])
-@pytest.mark.parametrize("module", ["ranks_faults", "ranks_divergence"])
-def test_ranks_that_disagree_get_an_error(mpi, ranks, module):
-    assert passes(mpi(ranks, RUN, module), module)
-
-
-def test_what_a_step_takes_on_many_ranks_is_bounded(mpi):
-    assert passes(mpi(1, RUN, "ranks_scale"), "ranks_scale")
-
-
 @pytest.mark.parametrize("number", [20, *exhaustive(1100)])
 def test_private_communicators_are_freed(mpi, number):
     assert passes(mpi(2, RUN, "ranks_communicators", number), "ranks_communicators")
-
-
-@pytest.mark.parametrize("ranks", [3])
-def test_ranks_continue_after_errors_and_with_unequal_batches(mpi, ranks):
-    assert passes(mpi(ranks, RUN, "ranks_join"), "ranks_join")
-
-
-@pytest.mark.parametrize("sizes", [(2, 1), *exhaustive((4, 1))], ids=str)
-def test_jobs_of_other_sizes_load_checkpoints(mpi, tmp_path, sizes):
-    for ranks in sizes:
-        done = mpi(ranks, RUN, "ranks_checkpoints", tmp_path)
-        assert passes(done, "ranks_checkpoints")
-
-
-@pytest.mark.parametrize("sizes", [(2,), *exhaustive((1, 3, 2))], ids=str)
-def test_embedding_tables_by_id_are_those_of_one_process(mpi, tmp_path, sizes):
-    """Each job also loads the tables that the first one saved."""
-    for ranks in sizes:
-        assert passes(mpi(ranks, RUN, "ranks_embeddings", tmp_path), "ranks_embeddings")
 
 
 NODES = """
@@ -253,16 +236,6 @@ def test_a_rank_that_does_not_come_ends_the_job(mpi, case):
     done = mpi(3, "-c", HANGS, case, check=False, timeout=60, **limits)
     assert done.returncode != 0
     assert SAYS[case] in done.stderr
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_examples_of_the_documentation_run(mpi, ranks, tmp_path):
-    assert passes(mpi(ranks, RUN, "ranks_docs", tmp_path), "ranks_docs")
-
-
-@pytest.mark.parametrize("ranks", [2])
-def test_a_trainer_shares_its_updates_out(mpi, ranks, tmp_path):
-    assert passes(mpi(ranks, RUN, "ranks_trainer", tmp_path), "ranks_trainer")
 
 
 def losses(done):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks_common import comm, copied, exact, raised, summed
+from ranks_common import LAST, Normalized, comm, copied, exact, raised, summed
 
 from fastopt import EmbeddingTable, RowSparse, lr_scheduler, optimizer
 from fastopt.amp import LossScaler
@@ -20,7 +20,7 @@ from fastopt.distributed import (
     save_checkpoint,
 )
 from fastopt.distributed.threads import ThreadRank
-from helpers.cases import CASES, Case
+from helpers.cases import CASES, FIRST, Case
 from helpers.tensor_lists import everything, frozen, normal
 
 SHAPES = {
@@ -31,22 +31,9 @@ SHAPES = {
     "wide_weight": (9, 200),
 }
 NAMES = dict(enumerate(SHAPES))
-LAST = comm.rank == comm.size - 1
+optimizer.register(Normalized)
 RANKS = 4
 """Shares that a batch has, whatever the number of ranks."""
-
-
-@optimizer.register
-class Normalized(optimizer.Optimizer):
-    """Written in NumPy: each tensor is whole, on one rank."""
-
-    def create_state(self, index, weight):
-        return np.zeros_like(weight)
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        state += grad
-        weight -= self._get_lr(index) * state / (1 + np.linalg.norm(state))
 
 
 def grads_of(step, sizes=SHAPES):
@@ -183,7 +170,7 @@ def check_tables_of_jobs_of_every_size_are_taken_up(folder):
 
 def check_damage_is_told_on_every_rank(folder):
     path = Path(folder, f"damage_{comm.size}")
-    case = next(case for case in CASES if case.name == "adam")
+    case = FIRST["adam"]
     updater, weights = started(case)
     step(updater, weights, case, 0)
     updater.save(path)
@@ -237,7 +224,7 @@ def check_damage_is_told_on_every_rank(folder):
 
 
 def check_parameters_that_differ(folder):
-    path, case = Path(folder, f"differ_{comm.size}"), next(c for c in CASES if c.name == "adam")
+    path, case = Path(folder, f"differ_{comm.size}"), FIRST["adam"]
     updater, weights = started(case)
     step(updater, weights, case, 0)
     updater.save(path)
@@ -265,7 +252,7 @@ def check_parameters_that_differ(folder):
 
 def check_a_write_that_fails_leaves_the_old_checkpoint(folder):
     path = Path(folder, f"old_{comm.size}")
-    case = next(case for case in CASES if case.name == "adam")
+    case = FIRST["adam"]
     updater, weights = started(case)
     step(updater, weights, case, 0)
     updater.save(path)
@@ -296,7 +283,7 @@ def check_a_write_that_fails_leaves_the_old_checkpoint(folder):
 def check_an_error_after_the_index_was_replaced_leaves_the_new_checkpoint(folder):
     """The directory of the index cannot be synced."""
     path = Path(folder, f"unsynced_{comm.size}")
-    case = next(case for case in CASES if case.name == "adam")
+    case = FIRST["adam"]
     updater, weights = started(case)
     step(updater, weights, case, 0)
     updater.save(path, dict(enumerate(weights)))
@@ -518,7 +505,7 @@ def check_rows_are_pruned_by_one_process(folder):
 
 def check_weights_are_saved_with_their_states(folder):
     path = Path(folder, f"weights_{comm.size}")
-    case = next(case for case in CASES if case.name == "adam")
+    case = FIRST["adam"]
     updater, weights = started(case)
     step(updater, weights, case, 0)
     updater.save(path, dict(enumerate(weights)))

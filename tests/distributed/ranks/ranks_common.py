@@ -13,6 +13,7 @@ from helpers.ranks import Loading
 from helpers.tensor_lists import dtype_of, frozen, normal
 
 comm = Loading.comm
+LAST = comm.rank == comm.size - 1
 
 
 def exact(seed, shape, dtype):
@@ -24,6 +25,18 @@ def slope(tensor, seed):
     """Gradient of a tensor whose sum over ranks is exact."""
     dtype = "float32" if tensor.gradient == "single" else tensor.dtype
     return exact(seed, tensor.shape, dtype_of(dtype))
+
+
+class Normalized(optimizer.Optimizer):
+    """Written in NumPy: each tensor is whole, on one rank."""
+
+    def create_state(self, index, weight):
+        return np.zeros_like(weight)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        state += grad
+        weight -= self._get_lr(index) * state / (1 + np.linalg.norm(state))
 
 
 class Pair:
@@ -58,6 +71,24 @@ class Pair:
             np.testing.assert_allclose(
                 ours.astype(np.float64), theirs.astype(np.float64), **tolerance
             )
+
+
+SHAPES = [(40, 7), (1,), (0, 3), (), (33,), (3, 5)]
+INDICES = [*range(len(SHAPES))]
+
+
+def slopes(step, dtype):
+    """Gradients of a step by tensor and rank."""
+    return lambda k, rank: exact(90 * step + 9 * k + rank, SHAPES[k], dtype)
+
+
+def started(make, dtype, steps=0, **options):
+    """A pair with weights of all shapes, after some steps."""
+    weights = [np.asarray(normal(k, s, "float64"), dtype) for k, s in enumerate(SHAPES)]
+    pair = Pair(make, weights, options.pop("loss_scaler", None), **options)
+    for step in range(steps):
+        pair.step(INDICES, slopes(step, dtype))
+    return pair
 
 
 def copied(array):

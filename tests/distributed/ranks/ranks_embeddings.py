@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from ranks_common import comm, exact, raised
+from ranks_common import LAST, comm, exact, raised
 
 import fastopt
 from fastopt import checkpoint, optimizer
@@ -40,6 +40,13 @@ def batches(step, dim, parts):
     if parts > 1:
         cuts[0] = cuts[min(1, parts - 2)]
     return [*zip(np.split(ids, cuts), np.split(grads, cuts), strict=True)]
+
+
+def both(table, alone, step):
+    """Update both tables, one with the part of this rank, the other with all."""
+    parts = batches(step, 3, comm.size)
+    table.update(*parts[comm.rank])
+    alone.update(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def contents(table):
@@ -107,9 +114,7 @@ def check_sums_over_all_rows_are_those_of_all_ranks(folder):
     own = fastopt.EmbeddingTable(3, make(), init=fastopt.initializer.Uniform(0.5, rng=0))
     table = ShardedEmbeddingTable(own, comm)
     for step in range(4):
-        parts = batches(step, 3, comm.size)
-        table.update(*parts[comm.rank])
-        alone.update(*map(np.concatenate, zip(*parts, strict=True)))
+        both(table, alone, step)
     order = np.argsort(alone.ids())
     np.testing.assert_allclose(
         together(table, table.table.to_arrays()[1]), alone.to_arrays()[1][order], rtol=1e-5
@@ -155,7 +160,6 @@ def check_ids_of_a_reopened_table_have_the_dtype_that_any_rank_knows(folder):
 
 
 def check_a_call_that_fails_changes_nothing(folder):
-    last = comm.rank == comm.size - 1
     table = ShardedEmbeddingTable(table_of("adam", capacity=30), comm)
     ids, grads = batches(0, 3, comm.size)[comm.rank]
     table.lookup(ids)
@@ -163,9 +167,9 @@ def check_a_call_that_fails_changes_nothing(folder):
     before = contents(table.table)
     where = f"rank {comm.size - 1}: " if comm.size > 1 else ""
     with raised(TypeError, where, "ids must be integers"):
-        table.lookup(["a"] if last else [1])
+        table.lookup(["a"] if LAST else [1])
     with raised(ValueError, where, "grads must have shape (1, 3), got (1, 2)"):
-        table.update([5], np.ones((1, 2 if last else 3), np.float32))
+        table.update([5], np.ones((1, 2 if LAST else 3), np.float32))
     mine = np.arange(10**6, 10**6 + 40 * comm.size)
     mine = mine[owners_of(mine, comm.size) == comm.size - 1]
     many = mine if comm.rank == 0 else mine[:0]
@@ -173,9 +177,9 @@ def check_a_call_that_fails_changes_nothing(folder):
         table.update(many, np.ones((len(many), 3), np.float32))
     if comm.size > 1:
         with raised(ValueError, "ranks disagree: for create"):
-            table.lookup([5], create=last)
+            table.lookup([5], create=LAST)
         with raised(ValueError, "ranks disagree"):
-            table.table.optimizer.lr = 0.5 if last else 0.001
+            table.table.optimizer.lr = 0.5 if LAST else 0.001
             table.update([5], np.ones((1, 3), np.float32))
         table.table.optimizer.lr = 0.001
     assert contents(table.table) == before
@@ -210,9 +214,7 @@ def check_a_table_in_files_is_reopened(folder):
     table = ShardedEmbeddingTable(table_of("adam", path=path), comm)
     alone = table_of("adam")
     for step in range(4):
-        parts = batches(step, 3, comm.size)
-        table.update(*parts[comm.rank])
-        alone.update(*map(np.concatenate, zip(*parts, strict=True)))
+        both(table, alone, step)
         if step == 1:
             table.table.close()
             table = ShardedEmbeddingTable(fastopt.EmbeddingTable.open(path), comm)
@@ -240,10 +242,8 @@ def check_tables_in_files_are_loaded_on_other_numbers_of_ranks(folder):
         table = ShardedEmbeddingTable.load(olds, comm, directory=new if before != 2 else None)
         assert same(table, alone), kind
         for step in range(4, 6):
-            parts = batches(step, 3, comm.size)
-            table.prefetch(parts[comm.rank][0])
-            table.update(*parts[comm.rank])
-            alone.update(*map(np.concatenate, zip(*parts, strict=True)))
+            table.prefetch(batches(step, 3, comm.size)[comm.rank][0])
+            both(table, alone, step)
         assert same(table, alone), kind
         if before != 2:
             assert table.table.path == new

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from ranks_common import comm, exact, raised
+from ranks_common import LAST, comm, exact, raised
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedUpdater
 from helpers.tensor_lists import everything, frozen
 
-LAST = comm.rank == comm.size - 1
 SHAPES = {"a": (5, 2), "b": (7,)}
 
 

@@ -5,7 +5,7 @@ import weakref
 from pathlib import Path
 
 import numpy as np
-from ranks_common import Pair, comm, exact, raised, told
+from ranks_common import LAST, Pair, comm, exact, raised, told
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
@@ -13,7 +13,6 @@ from fastopt.checkpoint.restore import shards
 from fastopt.distributed import ShardedUpdater, flat_like
 from helpers.tensor_lists import everything, frozen, normal
 
-LAST = comm.rank == comm.size - 1
 SHAPES = [(70,), (900, 40), (0, 3), (2000, 300), (301,), (1200, 900), (7,)]
 """Three lines or more, one of them of a single tensor."""
 

@@ -1,7 +1,7 @@
 """Checks that ranks update like one process that is given the sums of their gradients."""
 
 import numpy as np
-from ranks_common import comm, summed
+from ranks_common import comm, copied, summed
 
 from fastopt import RowSparse
 from fastopt.distributed import ShardedUpdater
@@ -47,6 +47,8 @@ def run(setting, seed):
         own, sums = [parts[comm.rank] for parts, _ in every], [total for _, total in every]
         form = LAYOUTS[rng.choice(ORDERS) if setting.is_elementwise else "plain"]
         own = [form(grad) if isinstance(grad, np.ndarray) else grad for grad in own]
+        if step == 3:  # other arrays come under the same indices
+            ours |= {name: copied(ours[name]) for name in names}
         weights = [ours[name] for name in names]
         if way == "nested":
             absent = dict.fromkeys(ours)

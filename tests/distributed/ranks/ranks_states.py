@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ranks_common import Pair, comm, raised
+from ranks_common import LAST, Pair, comm, raised
 
 from fastopt import EMA, Updater, optimizer
 from fastopt.amp import LossScaler
@@ -12,7 +12,6 @@ from helpers.tensor_lists import everything, frozen, normal
 
 SHAPES = [(40, 7), (1,), (), (33,), (3, 5)]
 INDICES = [*range(len(SHAPES))]
-LAST = comm.rank == comm.size - 1
 KINDS = [
     (optimizer.Adam, "float32", {"average": EMA(decay=0.5)}),
     (lambda: optimizer.Adam(state_dtype="int8", state_min_size=1), "float32", {}),

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from ranks_common import comm, raised, state_bytes
+from ranks_common import LAST, comm, raised, state_bytes
 
 from fastopt import RowSparse, optimizer
 from fastopt.distributed import ShardedTable, ShardedTables, agreement
@@ -134,8 +134,7 @@ def check_clip_and_overflow_are_agreed():
     np.testing.assert_allclose(table.info.global_norm, 3 * comm.size**0.5)
     np.testing.assert_allclose(table.pull([0]), -1 / comm.size**0.5, rtol=1e-6)
     before = everything(table.shard, [table.weight])
-    last = comm.rank == comm.size - 1
-    table.push((np.full((1, 1), np.nan if last else 1, np.float32), np.array([0])))
+    table.push((np.full((1, 1), np.nan if LAST else 1, np.float32), np.array([0])))
     assert table.info.skipped
     assert everything(table.shard, [table.weight]) == before
 
@@ -145,13 +144,12 @@ def check_calls_that_fail_change_nothing():
     good = np.ones((1, 2), np.float32), np.array([3])
     table.push(good)
     before = everything(table.shard, [table.weight])
-    last = comm.rank == comm.size - 1
     with raised(ValueError, "below 9, got 9"):
-        table.push((good[0], np.array([9])) if last else good)
+        table.push((good[0], np.array([9])) if LAST else good)
     with raised(ValueError, "below 9, got -1"):
-        table.pull([-1] if last else [1])
+        table.pull([-1] if LAST else [1])
     with raised(TypeError, "values must be float16, bfloat16, float32, ", "got int64"):
-        table.push((good[0].astype(np.int64), good[1]) if last else good)
+        table.push((good[0].astype(np.int64), good[1]) if LAST else good)
     with raised(TypeError, "gradient must be a RowSparse"):
         table.push(np.ones((9, 2), np.float32))
     with raised(ValueError, "values must have shape (9, 2), got (8, 2)"):
@@ -244,9 +242,8 @@ def check_several_tables_are_updated_as_one_list():
         comm.Barrier()
     before = everything(tables.shard, [*tables.weights.values()])
     good = np.ones((1, 3), np.float32), np.array([3])
-    last = comm.rank == comm.size - 1
     with raised(ValueError, "below 7, got 7"):
-        wrong = np.ones((1, 2), np.float32), np.array([7 if last else 1])
+        wrong = np.ones((1, 2), np.float32), np.array([7 if LAST else 1])
         tables.push({"a": good, "b": wrong})
     with raised(ValueError, "there is no such table"):
         tables.pull({"a": [1], "d": [1]})
@@ -256,7 +253,7 @@ def check_several_tables_are_updated_as_one_list():
         tables.pull([1])
     if comm.size > 1:
         with raised(ValueError, "ranks disagree"):
-            tables.push({"a": good} if last else {"c": (np.ones(1, np.float32), np.array([2]))})
+            tables.push({"a": good} if LAST else {"c": (np.ones(1, np.float32), np.array([2]))})
     assert everything(tables.shard, [*tables.weights.values()]) == before
 
 

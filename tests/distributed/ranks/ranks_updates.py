@@ -8,11 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from ranks_common import Pair, comm, exact, raised, slope, state_bytes, summed
+from ranks_common import LAST, Normalized, Pair, comm, exact, raised, slope, state_bytes, summed
 
 from fastopt import RowSparse, Updater, optimizer
 from fastopt._engine.validate import leaves
-from fastopt._kernels.codes import is_worth_codes
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedTable, ShardedUpdater
 from helpers.tensor_lists import Tensor, dtype_of, everything, frozen, normal
@@ -46,10 +45,9 @@ def check_nested_weights_without_a_gradient():
     sharded.step(good, weights)
     assert [*sharded.states] == ["layers.0", "layers.1"]
     before = everything(sharded.shard, weights["layers"])
-    last = comm.rank == comm.size - 1
     told = [f"rank {comm.size - 1}: "] if comm.size > 1 else []
     with raised(ValueError, "weight 'layers.1' has no gradient", *told):
-        sharded.step({"layers": good["layers"][:1]} if last else good, weights)
+        sharded.step({"layers": good["layers"][:1]} if LAST else good, weights)
     assert everything(sharded.shard, weights["layers"]) == before
 
 
@@ -62,14 +60,6 @@ def check_copies():
     pair.step([0], lambda k, r: exact(r, (30,), np.float16))
     assert pair.same()
     assert ours.tobytes() == theirs.tobytes()
-
-
-def check_other_arrays_come_under_the_same_indices():
-    pair = Pair(optimizer.Adam, [normal(k, (5, 8), "float32") for k in range(2)])
-    for _ in range(3):
-        pair.step([0, 1], lambda k, r: exact(r, (5, 8), np.float32))
-        pair.ours = [w.copy() for w in pair.ours]
-    assert pair.same()
 
 
 def check_a_weight_may_move_in_memory():
@@ -154,15 +144,6 @@ def check_norm_and_overflow_are_agreed():
 
 
 def check_optimizers_written_in_numpy_see_whole_tensors():
-    class Normalized(optimizer.Optimizer):
-        def create_state(self, index, weight):
-            return np.zeros_like(weight)
-
-        def update(self, index, weight, grad, state):
-            self._update_count(index)
-            state += grad
-            weight -= self._get_lr(index) * state / np.linalg.norm(state)
-
     shapes = [(4, 3), (50,), (2, 2, 2), (6,)]
     for scaler in (None, LossScaler):
         weights = [normal(k, s, "float64") for k, s in enumerate(shapes)]
@@ -290,12 +271,11 @@ def check_calls_that_fail_change_nothing():
     updater([0, 1], [np.ones_like(w) for w in weights], weights)
     before = everything(updater.shard, weights)
     good = [np.ones_like(w) for w in weights]
-    last = comm.rank == comm.size - 1
     wrong = np.ones((2, 2), np.float32)
     with raised(ValueError, "index 0 (fc_weight): gradient must have shape (6, 2), got (2, 2)"):
-        updater([0, 1], [wrong if last else good[0], good[1]], weights)
+        updater([0, 1], [wrong if LAST else good[0], good[1]], weights)
     with raised(TypeError, "gradient must have the weight's dtype float32 or another real"):
-        updater([0, 1], [good[0], good[1].astype(np.int64) if last else good[1]], weights)
+        updater([0, 1], [good[0], good[1].astype(np.int64) if LAST else good[1]], weights)
     with raised(ValueError, "index 0 (fc_weight) is in the list twice"):
         updater([0, 0], [good[0]] * 2, [weights[0]] * 2)
     with raised(ValueError, "index 2 shares memory with"):
@@ -351,29 +331,6 @@ def check_misspelled_names_get_a_suggestion():
 
 def in_8_bits(**options):
     return optimizer.Adam(learning_rate=0.1, state_dtype="int8", **options)
-
-
-def check_state_in_8_bits_is_that_of_one_process():
-    """Shards are cut between rows; slices of few elements are coded like the whole tensor."""
-    shapes = [(31, 160), (64, 64), (3, 2, 900), (300,), (40, 8)]
-    for least in (None, 200):
-        weights = [normal(k, shape, "float32") for k, shape in enumerate(shapes)]
-        pair = Pair(lambda least=least: in_8_bits(state_min_size=least), weights, bucket_bytes=4096)
-        for step in range(3):
-            pair.step(
-                list(range(len(shapes))),
-                lambda k, rank, step=step: exact(9 * step + k + 50 * rank, shapes[k], np.float32),
-            )
-        assert pair.same()
-        for k, shape in enumerate(shapes):
-            placement = pair.sharded.placements[k]
-            whole, own = leaves(pair.alone.states[k]), leaves(pair.sharded.states[k])
-            coded = is_worth_codes(shape, least)
-            assert (whole[0].dtype == np.int8) == coded
-            assert [a.dtype for a in whole] == [a.dtype for a in own]
-            if placement.form == "rows":
-                first, last = (at // placement.unit for at in placement.part(comm.rank))
-                assert all((a[first:last] == b).all() for a, b in zip(whole, own, strict=True))
 
 
 def check_rows_of_tables_in_8_bits_are_those_of_one_process():

@@ -1,0 +1,15 @@
+"""Tables of errors: code, and its error as ``Kind: pattern of the message``."""
+
+import builtins
+
+import pytest
+
+__all__ = ["check_refused"]
+
+
+def check_refused(code, error, names):
+    """Run code with `names`, which raises the error, in one line."""
+    kind, _, words = error.partition(": ")
+    with pytest.raises({**vars(builtins), **names}[kind], match=words) as caught:
+        eval(code, names)
+    assert "\n" not in str(caught.value)

@@ -286,18 +286,3 @@ def test_a_quoted_value_is_one_line_of_bounded_length():
     words = brief(["word"] * LENGTH)  # cut between words
     assert words.endswith("'word', ...")
     assert len(words) <= LENGTH + 4
-
-
-def test_learning_rates_may_be_assigned():
-    trainer = Trainer([parameter()])
-    trainer.learning_rate = 0.25
-    assert trainer.optimizer.lr == 0.25
-    trainer.optimizer.learning_rate = 0.5
-    assert trainer.learning_rate == 0.5
-    with pytest.raises(ValueError, match="learning_rate must be a finite number"):
-        trainer.learning_rate = -1
-    scheduled = optimizer.SGD(lr_scheduler=lr_scheduler.CosineScheduler(10))
-    with pytest.raises(UserWarning, match="the learning rate comes from lr_scheduler"):
-        scheduled.learning_rate = 0.5
-    with pytest.raises(UserWarning, match="the learning rate comes from lr_scheduler"):
-        scheduled.lr = 0.5

@@ -55,6 +55,15 @@ def assert_same(state, weight, updater, expected):
     assert state.count[0] == updater.optimizer.num_update
 
 
+def check(functions, updater, weight, grads, rates):
+    """Steps at the optimizer's rate and at `rates` have the bits of the updater."""
+    expected = weight.copy(order="K")
+    state = run(functions, weight, tuple(grads), rates)
+    at = [None] * len(grads) + list(rates)
+    at_rates(updater, zip([*grads] * 2, [expected] * len(at), at, strict=True))
+    assert_same(state, weight, updater, expected)
+
+
 def compiles(case):
     """Whether an optimizer of this form has functions."""
     try:
@@ -83,12 +92,7 @@ def test_every_rule_has_the_bits_of_an_updater(case, rng):
     functions = fastopt.jit_functions(case.make(**settings))
     start = rng.normal(size=(37, 5)).astype(real)
     grads = tuple(rng.normal(size=(37, 5)).astype(real) for _ in RATES)
-    weight, expected, updater = start.copy(), start.copy(), case.updater(**settings)
-    state = run(functions, weight, grads, RATES)
-    rates = [None] * len(RATES) + list(RATES)
-    at_rates(updater, zip(grads * 2, [expected] * len(rates), rates, strict=True))
-    assert_same(state, weight, updater, expected)
-
+    check(functions, case.updater(**settings), start.copy(), grads, RATES)
     values = tuple(rng.normal(size=(6, 5)).astype(real) for _ in RATES)
     indices = tuple(rng.integers(0, 37, 6) for _ in RATES)
     weight, expected, updater = start.copy(), start.copy(), case.updater(**settings)
@@ -114,21 +118,14 @@ def test_any_order_size_and_dtype_of_gradients_is_read(name, orders, shape, dtyp
     weight = np.array(rng.normal(size=shape), np.float32, order=orders[0])
     grad = rng.normal(size=(2 * shape[0], shape[1])).astype(dtype)[::2]
     grad = grad if orders[1] == "A" else np.array(grad, order=orders[1])
-    expected = weight.copy(order="K")
-    state = run(functions, weight, (grad, grad, grad), np.full(3, 0.1))
-    for _ in range(6):
-        updater("w", grad, expected)
-    assert_same(state, weight, updater, expected)
+    check(functions, updater, weight, (grad, grad, grad), np.full(3, 0.1))
 
 
 @pytest.mark.parametrize("shape", [(), *exhaustive((4,), (0,), (2, 3, 2))])
 def test_weights_of_any_number_of_axes_are_updated(shape, rng):
     case = Case("rmsprop", {"centered": True})
     weight, grad = np.array(rng.normal(size=shape)), np.array(rng.normal(size=shape))
-    expected, updater = weight.copy(), case.updater()
-    state = run(fastopt.jit_functions(case.make()), weight, (grad,), RATES[:1])
-    at_rates(updater, [(grad, expected, None), (grad, expected, RATES[0])])
-    assert_same(state, weight, updater, expected)
+    check(fastopt.jit_functions(case.make()), case.updater(), weight, (grad,), RATES[:1])
 
 
 def test_multipliers_of_a_parameter_maximize_and_first_states_are_those_of_the_optimizer(rng):
@@ -138,11 +135,8 @@ def test_multipliers_of_a_parameter_maximize_and_first_states_are_those_of_the_o
         made.set_wd_mult({"w": 2.0})
         return made
 
-    weight, grad, updater = rng.normal(size=3), rng.normal(size=3), fastopt.Updater(make())
-    expected = weight.copy()
-    state = run(fastopt.jit_functions(make(), "w"), weight, (grad,), RATES[:1])
-    at_rates(updater, [(grad, expected, None), (grad, expected, RATES[0])])
-    assert_same(state, weight, updater, expected)
+    functions, (weight, grad) = fastopt.jit_functions(make(), "w"), rng.normal(size=(2, 3))
+    check(functions, fastopt.Updater(make()), weight, (grad,), RATES[:1])
 
 
 def test_a_rule_of_ones_own_is_compiled(rng):
@@ -158,12 +152,8 @@ def test_a_rule_of_ones_own_is_compiled(rng):
         def hyper(self, t, lr, wd):
             return {"beta": 0.5, "rate": 1.0 if lr == 0 else 2 / (1 + lr - 0.5)}
 
-    weight, grad, updater = rng.normal(size=3), rng.normal(size=3), fastopt.Updater(Signs())
-    expected = weight.copy()
-    state = run(fastopt.jit_functions(Signs()), weight, (grad,) * 3, RATES)
-    calls = [(grad, expected, rate) for rate in (None, None, None, *RATES)]
-    at_rates(updater, calls)
-    assert_same(state, weight, updater, expected)
+    weight, grad = rng.normal(size=(2, 3))
+    check(fastopt.jit_functions(Signs()), fastopt.Updater(Signs()), weight, (grad,) * 3, RATES)
 
 
 def test_states_go_to_an_updater_and_its_checkpoint_and_back(rng):

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -39,6 +40,12 @@ def model(devices=1, seed=0, **kwargs):
     for parameter in params.values():
         parameter.set_data(rng.normal(size=parameter.shape))
     return params
+
+
+def scalar(name="w", **kwargs):
+    made = Parameter(name, shape=1, init="zeros")
+    made.initialize(**kwargs)
+    return made
 
 
 def gradients(seed):
@@ -135,10 +142,7 @@ def test_micro_batches_equal_one_batch(grads):
 
 
 def test_a_shared_parameter_is_updated_once_with_the_sum_of_its_gradients():
-    weight = Parameter("w", shape=1, init="zeros")
-    weight.initialize()
-    other = Parameter("v", shape=1, init="zeros")
-    other.initialize()
+    weight, other = scalar(), scalar("v")
     made = Trainer([weight, other, weight], "sgd", {"learning_rate": 1.0})
     for _ in range(2):
         for grad in (1.0, 2.0, 4.0):
@@ -172,8 +176,7 @@ def test_multipliers_of_parameters_are_live_and_names_do_not_matter():
 
 
 def test_the_gradient_scale_of_the_optimizer_is_kept():
-    weight = Parameter("w", shape=1, init="zeros")
-    weight.initialize()
+    weight = scalar()
     made = Trainer([weight], "sgd", {"learning_rate": 1.0, "rescale_grad": 3.0})
     for batch_size in (2, 4):
         weight.set_data([0])
@@ -210,13 +213,21 @@ def test_the_rate_is_that_of_the_optimizer():
     assert made.learning_rate == 0.5
     made.set_learning_rate(0.25)
     assert made.learning_rate == made.optimizer.learning_rate == 0.25
-    with pytest.raises(ValueError, match="learning_rate must be"):
-        made.set_learning_rate(-1)
+    made.learning_rate = 0.75
+    assert made.optimizer.lr == 0.75
+    made.optimizer.learning_rate = 0.5
+    assert made.learning_rate == 0.5
+    for assign in (made.set_learning_rate, partial(setattr, made, "learning_rate")):
+        with pytest.raises(ValueError, match="learning_rate must be a finite number"):
+            assign(-1)
     schedule = lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
     scheduled = Trainer(model(), "sgd", {"lr_scheduler": schedule})
     assert scheduled.learning_rate == 1
-    with pytest.raises(UserWarning, match="the learning rate comes from lr_scheduler"):
-        scheduled.set_learning_rate(1)
+    names = [(scheduled, "learning_rate"), (scheduled.optimizer, "learning_rate")]
+    setters = [partial(setattr, *each) for each in (*names, (scheduled.optimizer, "lr"))]
+    for assign in (scheduled.set_learning_rate, *setters):
+        with pytest.raises(UserWarning, match="the learning rate comes from lr_scheduler"):
+            assign(1)
 
 
 # Stale gradients
@@ -275,8 +286,7 @@ def test_a_parameter_that_is_not_initialized_is_an_error_or_left_out():
 
 
 def test_every_device_must_have_a_fresh_gradient_or_only_fresh_ones_count():
-    weight = Parameter("w", shape=1, init="zeros")
-    weight.initialize(device=[cpu(0), cpu(1)])
+    weight = scalar(device=[cpu(0), cpu(1)])
     made = Trainer([weight], "sgd", {"learning_rate": 1.0})
     for i in range(2):
         weight.set_grad([100], cpu(i))
@@ -293,8 +303,7 @@ def test_every_device_must_have_a_fresh_gradient_or_only_fresh_ones_count():
 
 
 def test_sums_can_be_worked_on_before_the_update():
-    weight = Parameter("w", shape=1, init="zeros")
-    weight.initialize(device=[cpu(0), cpu(1)])
+    weight = scalar(device=[cpu(0), cpu(1)])
     made = Trainer([weight], "sgd", {"learning_rate": 1.0})
     weight.add_grad([3], cpu(0))
     weight.add_grad([5], cpu(1))

@@ -27,6 +27,14 @@ def words(path):
     return re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text(encoding="utf-8"))
 
 
+def shown(files, page, folder):
+    """Light pictures of a page and their words, which are those of the dark ones."""
+    for light, dark in zip(files(), files("dark"), strict=True):
+        assert f"]({light})" in page
+        assert words(folder / light) == words(folder / dark)
+        yield light, words(folder / light)
+
+
 def test_the_comparison_has_five_rows_of_the_tables(pictures):
     rows = pictures.rows(PAGE)
     assert len(rows) == 5
@@ -76,19 +84,15 @@ def test_every_schedule_is_drawn_and_shown(pictures, tmp_path):
     assert set(pictures.drawn_schedules()) == library
     pictures.draw_schedules(tmp_path)
     page = (DOCS / "schedules.md").read_text(encoding="utf-8")
-    for light, dark in zip(pictures.schedule_files(), pictures.schedule_files("dark"), strict=True):
-        assert f"]({light})" in page
-        assert words(tmp_path / light) == words(tmp_path / dark)
-        assert words(tmp_path / light)[-1] == Path(light).stem.removesuffix("-light")
+    for light, drawn in shown(pictures.schedule_files, page, tmp_path):
+        assert drawn[-1] == Path(light).stem.removesuffix("-light")
 
 
 def test_errors_in_8_bits_are_drawn_and_shown(pictures, tmp_path):
     pictures.draw_codes(tmp_path)
     page = (DOCS / "8-bit-state.md").read_text(encoding="utf-8")
-    for light, dark in zip(pictures.code_files(), pictures.code_files("dark"), strict=True):
-        assert f"]({light})" in page
-        assert words(tmp_path / light) == words(tmp_path / dark)
-        assert {"m alone, linear", "√v, as stored", "√v, linear"} <= {*words(tmp_path / light)}
+    for _, drawn in shown(pictures.code_files, page, tmp_path):
+        assert {"m alone, linear", "√v, as stored", "√v, linear"} <= {*drawn}
     errors = {name: dict(zip(*pair, strict=True)) for name, pair in pictures.code_errors().items()}
     assert all(error[1.0] < 1e-6 for error in errors.values())
     assert max(error for x, error in errors["√v, as stored"].items() if x > 2e-6) < 0.26
@@ -100,11 +104,8 @@ def test_the_comparison_of_optimizers_is_drawn_and_shown(pictures, tmp_path):
     page = (DOCS / "which-optimizer.md").read_text(encoding="utf-8")
     found = json.loads(pictures.COMPARED.read_text(encoding="utf-8"))
     titles = pictures.losses_title(found), pictures.profiles_title(found)
-    files = zip(pictures.compared_files(), pictures.compared_files("dark"), titles, strict=True)
-    for light, dark, title in files:
-        assert f"]({light})" in page
-        drawn = words(tmp_path / light)
-        assert drawn == words(tmp_path / dark)
+    files = shown(pictures.compared_files, page, tmp_path)
+    for (_, drawn), title in zip(files, titles, strict=True):
         assert title in drawn
         assert any("Muon" in each for each in drawn)
 

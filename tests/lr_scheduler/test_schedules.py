@@ -404,23 +404,24 @@ def test_numbers_of_any_type_become_plain():
 # Plateau
 
 
-@pytest.mark.parametrize(("mode", "sign"), [("min", 1), ("max", -1)])
-def test_plateau_reduces_after_patience_steps_without_improvement(mode, sign):
-    schedule = PlateauScheduler(0.5, patience=2, mode=mode, base_lr=0.8)
-    rates = []
-    for metric in [5, 4, 4, 3, 3, 3, 3, 3, 2, 9]:
-        schedule.step(sign * metric)
-        rates.append(schedule(0))
-    assert rates == [0.8, 0.8, 0.8, 0.8, 0.8, 0.4, 0.4, 0.2, 0.2, 0.2]
+METRICS = [5, 4, 4, 3, 3, 3, 3, 3, 2, 9]
+RATES = [0.8, 0.8, 0.8, 0.8, 0.8, 0.4, 0.4, 0.2, 0.2, 0.2]
+PLATEAUS = {
+    "after patience steps without a smaller metric": ((0.5, 2), {"mode": "min"}, METRICS, RATES),
+    "or a larger one": ((0.5, 2), {"mode": "max"}, [-each for each in METRICS], RATES),
+    "of more than min_delta": ((0.5, 1), {"min_delta": 0.25}, [1.0, 0.5, 0.25], [0.8, 0.8, 0.4]),
+    "not below": ((0.1, 1), {"stop_factor_lr": 0.05}, [1.0] * 4, [0.8, 0.8 * 0.1, 0.05, 0.05]),
+}
 
 
-def test_plateau_wants_improvements_of_more_than_min_delta():
-    schedule = PlateauScheduler(0.5, patience=1, min_delta=0.25, base_lr=0.8)
-    schedule.step(1.0)
-    schedule.step(0.5)
-    assert schedule(0) == 0.8
-    schedule.step(0.25)
-    assert schedule(0) == 0.4
+@pytest.mark.parametrize("case", PLATEAUS.values(), ids=PLATEAUS)
+def test_plateau_reduces_the_rate(case):
+    (factor, patience), settings, metrics, rates = case
+    schedule, found = PlateauScheduler(factor, patience=patience, base_lr=0.8, **settings), []
+    for metric in metrics:
+        schedule.step(metric)
+        found.append(schedule(0))
+    assert found == rates
 
 
 def test_plateau_reduces_when_patience_is_lowered_during_a_run():
@@ -433,13 +434,6 @@ def test_plateau_reduces_when_patience_is_lowered_during_a_run():
         schedule.step(1.0)
         rates.append(schedule(1))
     assert rates == [0.4, 0.4, 0.2, 0.2]
-
-
-def test_plateau_does_not_go_below_stop_factor_lr():
-    schedule = PlateauScheduler(0.1, patience=1, stop_factor_lr=0.05, base_lr=0.8)
-    for _ in range(5):
-        schedule.step(1.0)
-    assert schedule(0) == 0.05
 
 
 def test_plateau_warms_up_and_follows_an_assigned_base_lr():

@@ -84,12 +84,15 @@ def updated(updater, grads, weights):
 FORMS = [single, together, as_dict, nested, bare, updated]
 
 
-def assert_pairs(steps, made, form=together, dtype=np.complex64, scale=1):
+def assert_pairs(steps, made, form=together, dtype=np.complex64, scale=1, change=None):
     """Take steps with complex weights and with their real views, which must have the same bits."""
     rng = np.random.default_rng(0)
     weights = weights_of(rng, dtype)
     views, updaters = list(map(real, weights)), [made(), made()]
     for step in range(steps):
+        if step == 3 and change is not None:
+            saved = updaters[0].states_dict()
+            updaters = [change(k, updaters[k], saved, made()) or updaters[k] for k in (0, 1)]
         grads = [np.asarray(scale * drawn(rng, weight.shape, dtype), dtype) for weight in weights]
         form(updaters[0], [laid_out(grad, step) for grad in grads], weights)
         form(updaters[1], list(map(real, grads)), views)
@@ -268,24 +271,30 @@ def test_any_number_of_threads():
     assert found[0] == found[1]
 
 
-def test_a_checkpoint_resumes_in_the_real_view(tmp_path):
-    made = lambda: optimizer.Updater(optimizer.Adam(), average=EMA(), accumulate=2)  # noqa: E731
-    (updater, _), weights = assert_pairs(3, made)
-    updater.save(tmp_path / "state.safetensors")
-    others = [made(), made()]
-    copies = [weight.copy(order="K") for weight in weights]
-    views = list(map(real, weights))
-    for other in others:
-        other.load(tmp_path / "state.safetensors")
-    grads = [np.ones_like(weight) for weight in weights]
-    for each, own, given in (
-        (updater, weights, grads),
-        (others[0], copies, grads),
-        (others[1], views, list(map(real, grads))),
-    ):
-        together(each, given, own)
-    assert_same(copies, [weight.copy(order="K") for weight in weights])
-    assert_same(list(map(real, weights)), views)
+def loads(side):
+    """A change of one side to a new updater with the state of the complex one."""
+
+    def change(k, updater, saved, new):
+        if k == side:
+            new.load_states_dict(saved)
+        return new if k == side else updater
+
+    return change
+
+
+AVERAGED = {"average": EMA(), "accumulate": 2}
+CHANGES = {
+    "complex loads": (loads(0), AVERAGED),
+    "real loads": (loads(1), AVERAGED),
+    "pickled": (lambda k, updater, saved, new: pickle.loads(pickle.dumps(updater)), AVERAGED),
+    "other state": (lambda k, updater, saved, new: updater.set_state_dtype("bfloat16"), {}),
+    "reset": (lambda k, updater, saved, new: updater.reset(), {}),
+}
+
+
+@pytest.mark.parametrize(("change", "settings"), CHANGES.values(), ids=CHANGES)
+def test_updaters_change_like_those_of_real_views(change, settings):
+    assert_pairs(5, lambda: optimizer.Updater(optimizer.Adam(), **settings), change=change)
 
 
 def test_a_load_inside_of_averaged_restores_complex_weights():
@@ -311,23 +320,6 @@ def test_rows_are_added_and_windows_finished():
     updater("w", np.array([0, 1j]), weight)
     updater.finish()
     np.testing.assert_array_equal(weight, [-3j, -1j])
-
-
-def test_states_are_converted_copied_and_reset():
-    rng = np.random.default_rng(0)
-    updaters, weights = assert_pairs(2, FIRST["adam"].updater)
-    views = list(map(real, weights))
-    updaters[0] = pickle.loads(pickle.dumps(updaters[0]))
-    for change in ("set_state_dtype", "reset"):
-        grads = [drawn(rng, weight.shape) for weight in weights]
-        for updater, own, given in (
-            (updaters[0], weights, grads),
-            (updaters[1], views, list(map(real, grads))),
-        ):
-            getattr(updater, change)(*["bfloat16"] * (change == "set_state_dtype"))
-            together(updater, given, own)
-    assert_same(list(map(real, weights)), views)
-    assert_same(updaters[0].states_dict(), updaters[1].states_dict())
 
 
 @fastopt.rule(state=("other",), hyper=("lr",), extra="other")

@@ -15,27 +15,9 @@ from fastopt.initializer.base import DESCRIBED
 from helpers.initializers import LIBRARY, filled
 from helpers.paths import DOCS
 
-ENDINGS = {
-    "weight": 7,
-    "bias": 0,
-    "gamma": 1,
-    "beta": 0,
-    "min": 0,
-    "max": 1,
-    "bias_quantize": 0,
-}
-PLAIN = {
-    "weight": 7,
-    "bias": 0,
-    "gamma": 1,
-    "beta": 0,
-    "min": 0,
-    "max": 1,
-    "moving_mean": 0,
-    "moving_var": 1,
-    "moving_inv_var": 0,
-    "moving_avg": 0,
-}
+ENDINGS = {"weight": 7, "bias": 0, "gamma": 1, "beta": 0, "min": 0, "max": 1}
+OF_DESCRIPTIONS = ENDINGS | {"bias_quantize": 0}
+OF_PLAIN_NAMES = ENDINGS | {"moving_mean": 0, "moving_var": 1, "moving_inv_var": 0, "moving_avg": 0}
 prefixes = st.text(max_size=8).filter(lambda text: not text.startswith(("upsampling", "stn_loc")))
 
 
@@ -47,17 +29,17 @@ def registry():
     initializer_registry.update(before)
 
 
-@given(prefix=prefixes, ending=st.sampled_from(sorted(ENDINGS)))
+@given(prefix=prefixes, ending=st.sampled_from(sorted(OF_DESCRIPTIONS)))
 def test_the_end_of_the_name_decides(prefix, ending):
     arr = filled(initializer.Constant(7), InitDesc(prefix + ending))
-    assert set(arr.ravel()) == {ENDINGS[ending]}
+    assert set(arr.ravel()) == {OF_DESCRIPTIONS[ending]}
 
 
-@given(prefix=prefixes, ending=st.sampled_from(sorted(PLAIN)))
+@given(prefix=prefixes, ending=st.sampled_from(sorted(OF_PLAIN_NAMES)))
 def test_plain_names_are_deprecated_and_know_moving_averages(prefix, ending):
     with pytest.warns(DeprecationWarning, match="plain names are deprecated, use InitDesc"):
         arr = filled(initializer.Constant(7), prefix + ending)
-    assert set(arr.ravel()) == {PLAIN[ending]}
+    assert set(arr.ravel()) == {OF_PLAIN_NAMES[ending]}
 
 
 def test_the_warning_about_plain_names_points_to_the_caller():

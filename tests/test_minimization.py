@@ -422,21 +422,12 @@ OTHER_ASCENDS = fastopt.Updater("sgd", groups={"": {"optimizer": ASCENT}})
         ),
         *(
             ({"x0": np.array(x0, dtype)}, TypeError, "x0 must hold numbers, got")
-            for x0, dtype in (
-                (["2020-01-01"], "M8[D]"),
-                ([1], "m8[s]"),
-                (["1"], None),
-                (["1"], "O"),
-            )
+            for x0, dtype in (([0], "M8[D]"), ([1], "m8[s]"), (["1"], None), (["1"], "O"))
         ),
         ({"fun": lambda x: (1.0, None)}, TypeError, "must return the gradient, got None"),
         ({"jac": lambda x: None, "fun": np.sum}, TypeError, "must return the gradient, got None"),
         *(
-            (
-                {"optimizer": made},
-                ValueError,
-                r"SGD\(maximize=True\), which ascends: return the neg",
-            )
+            ({"optimizer": made}, ValueError, r"SGD\(maximize=True\), which ascends: return the ne")
             for made in (ASCENT, fastopt.Updater(ASCENT), GROUPS_ASCEND, OTHER_ASCENDS)
         ),
         ({"optimizer": "sgd", "maximize": True}, ValueError, "which ascends"),

@@ -123,6 +123,6 @@ def no_attribute(
     message = f"{owner} has no attribute {name!r}"
     if name in advice:
         return AttributeError(f"{message}; {advice[name]}")
-    last = {each.rpartition(".")[2]: each for each in sorted(known, reverse=True)}
+    last = {path.rpartition(".")[2]: path for path in sorted(known, reverse=True)}
     near = None if name.startswith("_") else closest(name, last)
     return AttributeError(f"{message}; did you mean {last[near]}?" if near else message)

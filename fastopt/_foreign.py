@@ -144,8 +144,8 @@ def as_real(array: Any) -> Any:
 def owner_of(view: object) -> Any:
     """Return the foreign array that `view` belongs to; return others unchanged."""
     for known in list(_known.values()):
-        found = known.view()
-        if found is not None and (found is view or found is getattr(view, "base", None)):
+        array = known.view()
+        if array is not None and (array is view or array is getattr(view, "base", None)):
             return known.owner
     return view
 

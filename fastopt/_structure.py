@@ -165,7 +165,7 @@ def _of_dict(grads: object, weights: object, skips: bool) -> Leaves | None:
     """
     if type(grads) is not dict or type(weights) is not dict:
         return None
-    paths, own, arrays, left = [], [], [], []
+    paths, present, arrays, left = [], [], [], []
     for name, weight in weights.items():
         if type(weight) is not np.ndarray or type(name) is not str or not (skips or name in grads):
             return None
@@ -174,13 +174,13 @@ def _of_dict(grads: object, weights: object, skips: bool) -> Leaves | None:
             left.append(name)
         elif type(grad) is np.ndarray:
             paths.append(name)
-            own.append(grad)
+            present.append(grad)
             arrays.append(weight)
         else:
             return None
     if not grads.keys() <= weights.keys():
         return None
-    return tuple(paths), own, arrays, tuple(left)
+    return tuple(paths), present, arrays, tuple(left)
 
 
 Reader = Callable[[Any], tuple[Any, ...]]
@@ -297,7 +297,7 @@ class _Walk:
 
     def leave(self, path: str, weights: object) -> None:
         """Collect the paths of weights without a gradient."""
-        self.left += [each for each, leaf in named(path, weights) if _is_array(leaf)]
+        self.left += [at for at, leaf in named(path, weights) if _is_array(leaf)]
 
     def leaf(self, path: str, grad: object, weight: object) -> None:
         """Collect a gradient and its weight, unless neither of them is an array."""
@@ -329,7 +329,7 @@ class _Walk:
         for name, (_, weight) in below.items():
             if name in beside or self.skips:
                 continue
-            arrays = [own for own, leaf in named(_join(path, name), weight) if _is_array(leaf)]
+            arrays = [at for at, leaf in named(_join(path, name), weight) if _is_array(leaf)]
             self.spared = self.spared or bool(arrays)
             if not all(map(self.spares, arrays)):
                 surplus = sorted(_join(path, other) for other in beside.keys() - below)
@@ -399,10 +399,10 @@ def _has_arrays(value: object) -> bool:
     if _is_array(value) or isinstance(value, type):
         return False
     slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
-    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
-    own = [*getattr(value, "__dict__", {}).values()]
-    own += [getattr(value, name, None) for name in names if not name.startswith("__")]
-    return any(isinstance(each, np.ndarray) for each in own)
+    names = [name for slot in slots for name in ((slot,) if isinstance(slot, str) else slot)]
+    values = [*getattr(value, "__dict__", {}).values()]
+    values += [getattr(value, name, None) for name in names if not name.startswith("__")]
+    return any(isinstance(value, np.ndarray) for value in values)
 
 
 def _at(path: str) -> str:

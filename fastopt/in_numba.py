@@ -126,8 +126,8 @@ class JitFunctions(NamedTuple):
         optimizer, rule = updater.optimizer, SPECS[self.init.digest].rule
         if updater.groups is not None:
             raise TypeError("states of an updater with groups do not belong to one optimizer")
-        own = optimizer.rule_for(index)
-        if own is None or (own.name, own.digest) != (rule.name, rule.digest):
+        present = optimizer.rule_for(index)
+        if present is None or (present.name, present.digest) != (rule.name, rule.digest):
             raise TypeError(
                 f"{label(index, optimizer.idx2name)}: the updater's optimizer must have rule "
                 f"{rule.name}, got {optimizer!r}"
@@ -248,8 +248,8 @@ def _values(
     """Return the hyper-parameters for a learning rate, before the correction for a step."""
     rates = optimizer.rates_at(rate, multipliers(optimizer, index))
     optimizer.check_rates(index, rates["lr"], rates["wd"])
-    given = hyper.given(optimizer, 0, rates["lr"], rates["wd"])
-    return values_of(optimizer, rule, names_of(rule, hyper.extra), rates, given)
+    fields = hyper.given(optimizer, 0, rates["lr"], rates["wd"])
+    return values_of(optimizer, rule, names_of(rule, hyper.extra), rates, fields)
 
 
 def _programs(
@@ -268,4 +268,4 @@ def _programs(
         field: object = fields.get(name)
         if isinstance(field, Expression):
             rated[k] = field
-    return tuple(rated), tuple(each.program(constants) for each in rated.values()), constants
+    return tuple(rated), tuple(field.program(constants) for field in rated.values()), constants

@@ -290,8 +290,8 @@ class _Method:
 
     def _known(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of SciPy that the run or the optimizer takes; warn of the others."""
-        given = self.optimizer
-        kind = type(given.optimizer if isinstance(given, Updater) else create(given))
+        optimizer = self.optimizer
+        kind = type(optimizer.optimizer if isinstance(optimizer, Updater) else create(optimizer))
         known = RUN_NAMES | kind.__signature__.parameters.keys() - {"eps"}
         if unknown := options.keys() - known:
             from scipy.optimize import OptimizeWarning
@@ -537,7 +537,7 @@ def _gradient(x: object, grads: Any) -> Any:
 def _not_text(array: Array) -> Array:
     """Return an array; raise TypeError for strings and dates, which NumPy converts to numbers."""
     objects = array.flat if array.dtype.kind == "O" else ()
-    if array.dtype.kind in "SUmM" or any(isinstance(each, (str, bytes)) for each in objects):
+    if array.dtype.kind in "SUmM" or any(isinstance(item, (str, bytes)) for item in objects):
         raise TypeError
     return array
 
@@ -631,7 +631,7 @@ def _bounds_of(path: str, bounds: object, x: object) -> Iterator[tuple[str, Any]
     """Yield the bounds of each leaf of x."""
     below = items(path, x)
     if below is None or bounds is None or hasattr(bounds, "lb"):
-        yield from ((each, bounds) for each, _ in named(path, x))
+        yield from ((at, bounds) for at, _ in named(path, x))
         return
     beside = items(path, bounds)
     if beside is None or beside.keys() - below.keys():

@@ -466,9 +466,9 @@ def _of_floats(name: str, array: object) -> Array:
     return floats
 
 
-def _checked(name: str, given: object, shape: object) -> Array:
+def _checked(name: str, values: object, shape: object) -> Array:
     """Return the array if it is a valid weight of this shape."""
-    array = _of_floats(name, given)
+    array = _of_floats(name, values)
     if not array.flags.writeable:
         raise ValueError(f"{name}: array is read-only, updates write to it")
     if not np.isfinite(array).all():

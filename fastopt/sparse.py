@@ -338,7 +338,7 @@ def _shape(shape: object) -> tuple[int, ...]:
 
 def _check_order(values: object, indices: object) -> None:
     """Raise TypeError if indices and values are swapped."""
-    first, second = (getattr(each, "dtype", None) for each in (values, indices))
+    first, second = (getattr(array, "dtype", None) for array in (values, indices))
     if first is not None and second is not None and first.kind in "iu" and second.kind in "fc":
         raise TypeError(
             f"a row-sparse gradient is (values, indices), in this order, got {first} values and "

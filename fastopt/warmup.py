@@ -74,8 +74,8 @@ def counts() -> tuple[int, int]:
     """Return the numbers of kernels that this process compiled and loaded from the cache."""
     stats = [kernel.stats for kernel in compiled_kernels]
     return (
-        sum(sum(each.cache_misses.values()) for each in stats),
-        sum(sum(each.cache_hits.values()) for each in stats),
+        sum(sum(kernel.cache_misses.values()) for kernel in stats),
+        sum(sum(kernel.cache_hits.values()) for kernel in stats),
     )
 
 
@@ -99,8 +99,8 @@ def run(
         There is no such optimizer or dtype.
     """
     chosen = list(dict.fromkeys(name.lower() for name in optimizers)) or names()
-    for given, known in ((chosen, names()), (dtypes, DTYPES)):
-        for name in given:
+    for asked, known in ((chosen, names()), (dtypes, DTYPES)):
+        for name in asked:
             if name not in known:
                 raise Refused(unknown(name, known))
     before = counts()

@@ -138,16 +138,16 @@ def measured(
     down : float
         The first factor. If the sum of 1.0 is infinite, that of DOWN decides.
     """
-    found = sums(down)
-    total = reduce(add, found.tolist(), 0.0)  # in the same order as the kernels
+    squares = sums(down)
+    total = reduce(add, squares.tolist(), 0.0)  # in the same order as the kernels
     if down == 1 and not isfinite(total):
-        found, down = sums(DOWN), DOWN
-        total = reduce(add, found.tolist(), 0.0)
+        squares, down = sums(DOWN), DOWN
+        total = reduce(add, squares.tolist(), 0.0)
     values = [rescale_grad, scale_of(scaler), inf if limit is None else limit * down, 0.0, 0.0]
     limit_norm(total, values)
     norm = values[LENGTH] / down
     if not isfinite(values[LENGTH]):
-        return overflow(found, indices, names, norm), values[SCALE]
+        return overflow(squares, indices, names, norm), values[SCALE]
     return StepInfo(stepped=True, skipped=False, global_norm=norm), values[FACTOR]
 
 
@@ -158,8 +158,8 @@ def scale_of(scaler: LossScaler | None) -> float:
 
 def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: float) -> StepInfo:
     """Return the result of a call that was skipped because of non-finite gradients."""
-    found = map(check_index, compress(indices, ~np.isfinite(sums)))
-    non_finite = tuple(names.get(index, str(index)) for index in found)
+    culprits = map(check_index, compress(indices, ~np.isfinite(sums)))
+    non_finite = tuple(names.get(index, str(index)) for index in culprits)
     return StepInfo(stepped=False, skipped=True, global_norm=norm, non_finite=non_finite)
 
 

@@ -40,8 +40,8 @@ def axes(shape: tuple[int, ...], largest: int, merges: bool) -> tuple[int, ...]:
 
 def by_axis(lengths: Sequence[int], pairs: Sequence[Array], largest: int) -> list[ByAxis]:
     """Return the first and the second matrix of each axis of at most `largest`, given pairs."""
-    own = [axis for axis, length in enumerate(lengths) if length <= largest]
-    return [dict(zip(own, pairs[k::2], strict=True)) for k in (0, 1)]
+    axes = [axis for axis, length in enumerate(lengths) if length <= largest]
+    return [dict(zip(axes, pairs[k::2], strict=True)) for k in (0, 1)]
 
 
 def averaged(
@@ -69,12 +69,12 @@ def averaged(
         :math:`W W^T` the inverse of the factor, the averages minimize a Kullback-Leibler
         divergence. Default: gradients as they are.
     """
-    found = {}
+    blended = {}
     for axis, factor in factors.items():
-        found[axis] = buffers(f"factor {axis}", factor.shape, factor.dtype)
-        own = gradient if whiteners is None else _whitened(gradient, axis, whiteners)
-        _blend(factor, own, axis, share, found[axis])
-    return found
+        blended[axis] = buffers(f"factor {axis}", factor.shape, factor.dtype)
+        whitened = gradient if whiteners is None else _whitened(gradient, axis, whiteners)
+        _blend(factor, whitened, axis, share, blended[axis])
+    return blended
 
 
 def first_whiteners(factors: ByAxis, gradient: Array) -> ByAxis:
@@ -86,8 +86,8 @@ def first_whiteners(factors: ByAxis, gradient: Array) -> ByAxis:
     square = np.square(gradient, dtype=np.float64).sum() / max(gradient.size, 1)
     scale = square ** (-0.5 / len(factors)) if factors and square != 0 else 1.0
     return {
-        axis: np.eye(len(each), dtype=each.dtype) * each.dtype.type(scale)
-        for axis, each in factors.items()
+        axis: np.eye(len(factor), dtype=factor.dtype) * factor.dtype.type(scale)
+        for axis, factor in factors.items()
     }
 
 
@@ -160,8 +160,8 @@ def inverse_root(factor: Array, root: int, floor: float) -> Array:
     values, vectors = _decomposed(factor)
     values = values.astype(np.float64)
     values = values - min(values.min(initial=0.0), 0.0) + floor
-    found: Array = (vectors * values ** (-1 / root)) @ vectors.T
-    return found.astype(factor.dtype)
+    power: Array = (vectors * values ** (-1 / root)) @ vectors.T
+    return power.astype(factor.dtype)
 
 
 def _decomposed(factor: Array) -> tuple[Array, Array]:

@@ -68,31 +68,31 @@ def update_with(updater: Updating, index: object, grad: object, weight: object, 
     else:
         indices, grads, weights, extras = [index], [grad], [weight], [extra]
     indices = [check_index(each) for each in indices]
-    given = list(weights)
-    for k, each in enumerate(indices):
-        view = partial(updater._real_views, each)
-        extras[k], _ = view(*updater._views(each, extras[k], weights[k]))
-        grads[k], weights[k] = view(*updater._views(each, grads[k], weights[k]))
+    before = list(weights)
+    for k, key in enumerate(indices):
+        view = partial(updater._real_views, key)
+        extras[k], _ = view(*updater._views(key, extras[k], weights[k]))
+        grads[k], weights[k] = view(*updater._views(key, grads[k], weights[k]))
     optimizer = updater.optimizer
     with optimizer.call_lock, uninterrupted:
         _update(updater, list(zip(indices, grads, weights, extras, strict=True)))
-    if any(own is not each for own, each in zip(given, weights, strict=True)):
-        mark_written(given)
+    if any(old is not new for old, new in zip(before, weights, strict=True)):
+        mark_written(before)
 
 
 def _update(updater: Updating, given: Sequence[WithExtra]) -> None:
     """Set the slots and update; if that does not happen, states are as before."""
     optimizer, groups = updater.optimizer, updater.parameters.groups
-    own = [each for each in given if groups is None or not groups.is_frozen(each[0])]
-    _check_call(updater, own)
-    calls = updater._checked(*_lists(own))
-    found = [_checked(updater, call, each[3]) for call, each in zip(calls, own, strict=True)]
+    moving = [entry for entry in given if groups is None or not groups.is_frozen(entry[0])]
+    _check_call(updater, moving)
+    calls = updater._checked(*_lists(moving))
+    slotted = [_checked(updater, call, entry[3]) for call, entry in zip(calls, moving, strict=True)]
     counts = optimizer._index_update_count
-    before = {index: counts.get(index) for index, *_ in own}
+    before = {index: counts.get(index) for index, *_ in moving}
     undo = updater._stored(calls)
     slots: list[_Slot] = []
     try:
-        for slot, extra in filter(None, found):
+        for slot, extra in filter(None, slotted):
             slots.append(slot)
             slot.put(extra)
         vars(updater)["takes_extra"] = True
@@ -158,10 +158,10 @@ def extras_at(
     paths: Sequence[str], extras: tuple[Sequence[str], Sequence[Any], Sequence[Any]]
 ) -> list[Any]:
     """Return the extras of the paths of gradients, given paths and arrays of the extras."""
-    found = dict(zip(*extras[:2], strict=True))
-    result = [found.pop(path, None) for path in paths]
-    if found:
-        raise ValueError(f"extras of {', '.join(map(repr, found))} have no gradient")
+    left = dict(zip(*extras[:2], strict=True))
+    result = [left.pop(path, None) for path in paths]
+    if left:
+        raise ValueError(f"extras of {', '.join(map(repr, left))} have no gradient")
     return result
 
 

@@ -89,12 +89,12 @@ def mode_of(settings: Settings, parameters: Parameters, runs_updates: bool) -> M
     sums_up = settings.accumulate > 1
     measures, factors = norms or clips or sums_up, norms or sums_up
     usable = parameters.native or not runs_updates
-    scheduled = any(each.lr_scheduler is not None for each in optimizers)
-    timed = not all(hyper_of(each).constant for each in optimizers)
+    scheduled = any(optimizer.lr_scheduler is not None for optimizer in optimizers)
+    timed = not all(hyper_of(optimizer).constant for optimizer in optimizers)
     timed |= averages is not None and not averages.average.constant
-    by_tensor = batches or any(each.per_index for each in optimizers)
-    sums = tuple([each for each in optimizers if each.step_sums is not None])
-    defers = any(each.sparse_decay != "touched" for each in optimizers)
+    by_tensor = batches or any(optimizer.per_index for optimizer in optimizers)
+    sums = tuple([optimizer for optimizer in optimizers if optimizer.step_sums is not None])
+    defers = any(optimizer.sparse_decay != "touched" for optimizer in optimizers)
     begins = by_tensor or bool(sums) or defers
     asks = scheduled or timed or begins
     alone = parameters.groups is None and not parameters.optimizer.rates_before_count
@@ -107,7 +107,7 @@ def mode_of(settings: Settings, parameters: Parameters, runs_updates: bool) -> M
         measures=measures,
         factors=factors,
         folds=parameters.folds,
-        live=usable and any(each.param_dict for each in optimizers),
+        live=usable and any(optimizer.param_dict for optimizer in optimizers),
         scheduled=scheduled,
         timed=timed,
         by_tensor=by_tensor,

@@ -124,11 +124,11 @@ class NewtonSchulz:
                 source = part if wide else part.swapaxes(1, 2)
                 rows, columns = source.shape[1:]
                 x = self._buffers("x", source.shape, matrix.dtype)
-                for each, scaled in zip(source, x, strict=True):
-                    squares = float(np.einsum("ij,ij->", each, each, dtype=np.float64))
+                for one, scaled in zip(source, x, strict=True):
+                    squares = float(np.einsum("ij,ij->", one, one, dtype=np.float64))
                     norm = math.sqrt(squares)
                     divisor = norm if norm > eps or norm != norm else eps
-                    np.divide(each, matrix.dtype.type(divisor * safety), out=scaled)
+                    np.divide(one, matrix.dtype.type(divisor * safety), out=scaled)
                 if gram if gram is not None else columns >= GRAM_FROM * rows:
                     x = self._gram(x, chosen, tight)
                 else:
@@ -199,8 +199,8 @@ def _even_part(
     np.matmul(gram, gram.swapaxes(1, 2), out=out)
     bounds = _bounds(gram, out) if tight else np.ones((1, 1, 1))
     a, b, c = (
-        (each / bounds**power).astype(gram.dtype)
-        for each, power in zip(polynomial, (1, 3, 5), strict=True)
+        (factor / bounds**power).astype(gram.dtype)
+        for factor, power in zip(polynomial, (1, 3, 5), strict=True)
     )
     out *= c
     np.multiply(gram, b, out=scratch)
@@ -223,7 +223,7 @@ def _bounds(gram: Array, square: Array) -> Array:
         Squares of `gram`.
     """
     norms = np.trace(gram, axis1=1, axis2=2, dtype=np.float64)
-    eighths = [np.einsum("ij,ij->", each, each, dtype=np.float64) for each in square]
+    eighths = [np.einsum("ij,ij->", product, product, dtype=np.float64) for product in square]
     bounds = np.array(eighths) ** 0.125 / np.sqrt(norms)
-    found: Array = np.where(norms > 0, bounds, 1.0 + norms)  # 1 for zeros, NaN stays NaN
-    return found.reshape(-1, 1, 1)
+    factors: Array = np.where(norms > 0, bounds, 1.0 + norms)  # 1 for zeros, NaN stays NaN
+    return factors.reshape(-1, 1, 1)

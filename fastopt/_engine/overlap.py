@@ -38,9 +38,9 @@ class Ranges:
         The ranges in `self` must not overlap each other.
         """
         after = np.searchsorted(self.last, first, side="right")
-        found = np.flatnonzero(after < len(self.first))
-        found = found[self.first[after[found]] < last[found]]
-        return [(int(k), int(self.order[after[k]])) for k in found]
+        meeting = np.flatnonzero(after < len(self.first))
+        meeting = meeting[self.first[after[meeting]] < last[meeting]]
+        return [(int(k), int(self.order[after[k]])) for k in meeting]
 
     def meets(self, first: Addresses, last: Addresses) -> bool:
         """Whether one of the given ranges overlaps one in `self`, which may overlap each other."""
@@ -51,9 +51,9 @@ class Ranges:
 
 def addresses(arrays: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
     """Return the address of the first element of each array."""
-    found, objects = np.empty(len(arrays), np.int64), np.fromiter(arrays, object, len(arrays))
-    cpu_calls.addresses()(address_of(objects), found)
-    return found
+    first, objects = np.empty(len(arrays), np.int64), np.fromiter(arrays, object, len(arrays))
+    cpu_calls.addresses()(address_of(objects), first)
+    return first
 
 
 def bounds(arrays: Sequence[NDArray[Any]]) -> tuple[Addresses, Addresses]:

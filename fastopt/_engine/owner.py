@@ -87,7 +87,7 @@ class RecordsLike(Protocol):
         """Drop the record of a parameter."""
 
     def fill(
-        self, updater: Owner, indices: Sequence[Index], found: dict[tuple[Any, int], float]
+        self, updater: Owner, indices: Sequence[Index], scheduled: dict[tuple[Any, int], float]
     ) -> Any:
         """Compute the hyper-parameters of the admitted call."""
 

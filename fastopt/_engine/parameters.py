@@ -75,10 +75,10 @@ class Record(NamedTuple):
         template, words = self.template, self.words
         columns, guards, places = template.columns, template.guards, template.leaves
         flat = type(state) is tuple and len(state) == len(places)  # or an item is no array
-        found = state if flat else leaves(state) if is_fixed(state) else ()
-        if self.resting is not None or not len(found) == len(places) == len(columns):
+        slots = state if flat else leaves(state) if is_fixed(state) else ()
+        if self.resting is not None or not len(slots) == len(places) == len(columns):
             return False
-        arrays = [found[k] for k in places]
+        arrays = [slots[k] for k in places]
         if not (readable() and all(map(is_alike, arrays, self.alive))):
             return False
         if any(starmap(np.may_share_memory, combinations(arrays, 2))):
@@ -229,11 +229,11 @@ class Parameters:
 
     def of(self, index: Index) -> Parameter:
         """Return a parameter, which may be new, with its optimizer of now."""
-        found, optimizer = self.rows.get(index), self.optimizer_of(index)
-        if found is None:
-            found = self.rows[index] = Parameter(index, optimizer, self.masters)
-        found.optimizer = optimizer
-        return found
+        parameter, optimizer = self.rows.get(index), self.optimizer_of(index)
+        if parameter is None:
+            parameter = self.rows[index] = Parameter(index, optimizer, self.masters)
+        parameter.optimizer = optimizer
+        return parameter
 
     def optimizer_of(self, index: Index) -> Any:
         """Return the optimizer of a parameter."""
@@ -241,13 +241,13 @@ class Parameters:
 
     def copy_of(self, index: Index) -> Any:
         """Return the half-precision copy of a weight, or None."""
-        found = self.rows.get(index)
-        return None if found is None else found.copy
+        parameter = self.rows.get(index)
+        return None if parameter is None else parameter.copy
 
     def weight_of(self, index: Index) -> Any:
         """Return the weight of the last update, or None."""
-        found = self.rows.get(index)
-        return None if found is None else as_real(found.weight)
+        parameter = self.rows.get(index)
+        return None if parameter is None else as_real(parameter.weight)
 
     def note(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
@@ -258,9 +258,9 @@ class Parameters:
     def follow(self, other: "Parameters") -> None:
         """Take over what the user has set for the parameters of another optimizer."""
         self.averages = other.averages
-        for index, found in other.rows.items():
-            if found.copy is not None or found.offset:
-                made = Parameter(index, self.optimizer, self.masters, found.copy, found.offset)
+        for index, row in other.rows.items():
+            if row.copy is not None or row.offset:
+                made = Parameter(index, self.optimizer, self.masters, row.copy, row.offset)
                 self.rows[index] = made
 
     # Optimizers
@@ -289,7 +289,7 @@ class Parameters:
         if (batches := batches_of(self.optimizer)) is not None:
             updated = any(map(batches.completes, indices))
         else:
-            updated = not all(each.skips() for each in self.optimizers())
+            updated = not all(optimizer.skips() for optimizer in self.optimizers())
         return info if updated else info._replace(stepped=False)
 
 

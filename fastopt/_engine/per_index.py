@@ -44,8 +44,8 @@ class PerIndex(MutableMapping[Index, Any]):
 
     def add_owner(self, owner: object) -> None:
         """Call ``owner._changed()`` before the array is replaced, while the owner lives."""
-        alive = [each for each in self._owners if each() is not None]
-        if all(each() is not owner for each in alive):
+        alive = [reference for reference in self._owners if reference() is not None]
+        if all(reference() is not owner for reference in alive):
             alive.append(ref(owner))
         self._owners = alive
 
@@ -108,8 +108,8 @@ class PerIndex(MutableMapping[Index, Any]):
         self._replace(self.array.copy())
 
     def _replace(self, array: NDArray[Any]) -> None:
-        for each in self._owners:  # before, as an exception may come between
-            owner = each()
+        for reference in self._owners:  # before, as an exception may come between
+            owner = reference()
             if owner is not None:
                 owner._changed()
         self.array = array

@@ -42,27 +42,27 @@ class Reader:
         lists: list[Sequence[Any]] = (
             [[index], [grad], [weight]] if single else [index, grad, weight]
         )
-        if len({*map(len, lists)}) > 1 or any(type(each) not in (list, tuple) for each in lists):
+        if len({*map(len, lists)}) > 1 or any(type(items) not in (list, tuple) for items in lists):
             return w.REFUSED
         if len(lists[0]) > records.words[w.CAPACITY]:
             records.words[w.NEED] = len(lists[0])
             return w.NO_CAPACITY
         memory: list[Any] = []
-        found: list[list[int]] = [[], [], []]
-        for own, given, array in zip(*lists, strict=True):
-            place = records.slots.get(own) if type(own) in (int, str) else 0
+        rows: list[list[int]] = [[], [], []]
+        for key, grad, array in zip(*lists, strict=True):
+            place = records.slots.get(key) if type(key) in (int, str) else 0
             if not place:
                 return w.UNKNOWN if place is None else w.REFUSED
-            record: Any = records.record_of(own)
-            for each in () if record is None else record.alive:
-                if type(each) is Written:
-                    each.follow()
-            headers = [self._gradient(given, array, memory), self._header(array, memory)]
+            record: Any = records.record_of(key)
+            for item in () if record is None else record.alive:
+                if type(item) is Written:
+                    item.follow()
+            headers = [self._gradient(grad, array, memory), self._header(array, memory)]
             if 0 in headers:
                 return w.REFUSED
-            for row, word in zip(found, (place, *headers), strict=True):
+            for row, word in zip(rows, (place, *headers), strict=True):
                 row.append(word)
-        status: int = self._enter(context, *(self._list(each, w.LIST, memory) for each in found))
+        status: int = self._enter(context, *(self._list(row, w.LIST, memory) for row in rows))
         return status
 
     def _header(self, array: object, memory: list[Any]) -> int:

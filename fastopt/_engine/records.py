@@ -264,8 +264,8 @@ class Records:
         self.slots.clear()
         if self.devices is not None:
             self.devices.forget()
-        for each in self.by_index.values():
-            each.record = None
+        for parameter in self.by_index.values():
+            parameter.record = None
         self.shared, self.rows, self.asked = {}, {}, {}
         self.version = self.mode_version = -1
         self.quick = self.direct = self.steady = self.freezes = False

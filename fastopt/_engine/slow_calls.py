@@ -103,7 +103,7 @@ def reason_of(grad: Any, weight: Array) -> str:
     arrays = [("gradient", grad), ("weight", weight)]
     if is_row_sparse(grad):
         parts = (grad.values, grad.indices) if isinstance(grad, RowSparse) else grad
-        arrays[:1] = [("gradient", each) for each in parts if isinstance(each, np.ndarray)]
+        arrays[:1] = [("gradient", part) for part in parts if isinstance(part, np.ndarray)]
     for role, array in arrays:
         if type(array) is not np.ndarray and not (role == "gradient" and np.isscalar(array)):
             return f"its {role} is a {type(array).__name__}"

@@ -185,10 +185,10 @@ class Loops(NamedTuple):
     @property
     def addresses(self) -> Words:
         """Addresses of the loops, and what is known of them."""
-        found = LOOPS.get(self)
-        if found is None:  # two threads may compile the same loops
-            found = LOOPS.setdefault(self, _compiled(self))
-        return found
+        loops = LOOPS.get(self)
+        if loops is None:  # two threads may compile the same loops
+            loops = LOOPS.setdefault(self, _compiled(self))
+        return loops
 
 
 def _compiled(loops: Loops) -> Words:
@@ -201,12 +201,12 @@ def _compiled(loops: Loops) -> Words:
     if loops.alone is not None:
         follow = cpu_addresses.follow(layout, loops.alone)
         return np.array([0, squares, units, by_row, 0, follow, 0])
-    found = [cpu_addresses.update(layout, loops.numbers), squares, units, by_row]
-    found += [cpu_addresses.flush(layout) if loops.flushed else 0, 0, len(rule.passes)]
+    addresses = [cpu_addresses.update(layout, loops.numbers), squares, units, by_row]
+    addresses += [cpu_addresses.flush(layout) if loops.flushed else 0, 0, len(rule.passes)]
     for step, number in enumerate(rule.sums):
-        found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step)]
-        found += [number, int(rule.passes[step].largest)]
-    return np.array(found, np.int64)
+        addresses += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step)]
+        addresses += [number, int(rule.passes[step].largest)]
+    return np.array(addresses, np.int64)
 
 
 def _packed(record: Words, inside: dict[int, Array]) -> Words:

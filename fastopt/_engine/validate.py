@@ -92,11 +92,11 @@ def is_listed(value: object) -> bool:
 
 def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any], list[Any]]:
     """Copy the arguments to new lists, which keep the arrays alive if the caller's change."""
-    for role, given in (("gradients", grads), ("weights", weights)):
-        if not is_listed(given) or len(given) != len(indices):
-            got = f"{len(given)}" if is_listed(given) else type(given).__name__
+    for role, items in (("gradients", grads), ("weights", weights)):
+        if not is_listed(items) or len(items) != len(indices):
+            got = f"{len(items)}" if is_listed(items) else type(items).__name__
             message = f"a list of {len(indices)} indices needs a list of as many {role}, got {got}"
-            if isinstance(given, Mapping):
+            if isinstance(items, Mapping):
                 message = f"{message}; updater.step(grads, weights) takes dictionaries"
             elif isinstance(indices, tuple):  # a key of a model
                 message = (
@@ -216,13 +216,13 @@ def real_views(context: str, refused: str, grad: Any, weight: Any, clips: bool) 
             f"got a weight of {weight.dtype} with one dimension: reshape it to (1, {len(weight)})"
         )
     pair = isinstance(grad, (tuple, list)) and len(grad) == 2
-    of, own = (part[0] if pair else getattr(part, "values", part) for part in (grad, values))
+    of, passed = (part[0] if pair else getattr(part, "values", part) for part in (grad, values))
     arrays = isinstance(of, np.ndarray) and isinstance(weight, np.ndarray)
-    if not arrays or (own is of and view is weight):
+    if not arrays or (passed is of and view is weight):
         return values, view
     rows = np.ndim(grad[1]) if pair else 1
-    if own.ndim != view.ndim - 1 + rows or (own is values and own.shape != view.shape):
-        error = ValueError if (own is of) == (view is weight) else TypeError
+    if passed.ndim != view.ndim - 1 + rows or (passed is values and passed.shape != view.shape):
+        error = ValueError if (passed is of) == (view is weight) else TypeError
         cure = "pass its real part, x.real" if view is weight else "pass dL/dRe + 1j * dL/dIm"
         raise error(
             f"{context}: gradient must match the weight, {weight.dtype} of shape {weight.shape}, "
@@ -288,7 +288,7 @@ def _kinds(grad: object) -> str:
     kind = type(grad).__name__
     if not isinstance(grad, tuple) or len(grad) > 3:
         return kind
-    return f"{kind} of {', '.join(type(each).__name__ for each in grad)}"
+    return f"{kind} of {', '.join(type(part).__name__ for part in grad)}"
 
 
 def _either(names: Sequence[str]) -> str:
@@ -345,7 +345,7 @@ def check_together(context: str, arrays: dict[str, Any]) -> None:
     (first, one), *others = arrays.items()
     for other, array in others:
         if device_of(array) != device_of(one):
-            devices = [device_of(each) or "the host" for each in (one, array)]
+            devices = [device_of(side) or "the host" for side in (one, array)]
             raise ValueError(f"{context}: {first} is on {devices[0]}, {other} on {devices[1]}")
 
 
@@ -428,8 +428,8 @@ def check_state(
             f"dimensions, got shape {like.shape}"
         )
     for (slot, shape), array in zip(rule.shapes(like.shape), arrays, strict=False):
-        own = (*dtypes, rule.codes[slot]) if is_coded(array) and slot in rule.codes else dtypes
-        check_like(context, f"state {slot!r}", array, own, shape, hint=OF_ONE)
+        allowed = (*dtypes, rule.codes[slot]) if is_coded(array) and slot in rule.codes else dtypes
+        check_like(context, f"state {slot!r}", array, allowed, shape, hint=OF_ONE)
     for slot, array in zip(rule.kept, arrays[len(rule.state) :], strict=True):
         check_like(context, f"state {slot!r}", array, dtypes[:1], (), hint=OF_ONE)
     coded = [slot for slot, array in zip(rule.state, arrays, strict=False) if is_coded(array)]

@@ -84,5 +84,5 @@ class PennyLaneOptimizer(qml.GradientDescentOptimizer):  # type: ignore[misc]
             new[k] = args[k].copy()
         # Plain arrays: the class of PennyLane dispatches each operation.
         views = [new[k].view(np.ndarray) for k in trained]
-        self.updater(trained, [np.asarray(each) for each in grad], views)
+        self.updater(trained, [np.asarray(part) for part in grad], views)
         return new

@@ -96,9 +96,9 @@ class _Fastopt:
         vars(self).pop("_trained", None)
         if evaluates(updater) and updater.states:
             if self.coefs_ is trained[0]:  # else they are the best averages of early stopping
-                found, layers = evaluated(updater), range(len(self.coefs_))
-                self.coefs_ = [found[k] for k in layers]
-                self.intercepts_ = [found[len(layers) + k] for k in layers]
+                averages, layers = evaluated(updater), range(len(self.coefs_))
+                self.coefs_ = [averages[k] for k in layers]
+                self.intercepts_ = [averages[len(layers) + k] for k in layers]
             vars(self)["_trained"] = self.coefs_, *trained
 
     def _update_no_improvement_count(self, *args: object) -> None:

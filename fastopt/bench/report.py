@@ -137,7 +137,7 @@ class _Report:
         for size in self.parallel:
             step = self.step("adam", size)
             times = self.timed([partial(_on_threads, count, step) for count in counts])
-            columns.append([f"{duration(each):>18}" for each in np.median(times, axis=0)])
+            columns.append([f"{duration(seconds):>18}" for seconds in np.median(times, axis=0)])
         numba.set_num_threads(self.count)
         print(f"\n{'threads':<20}", *(f"{f'adam, {size:,}':>18}" for size in self.parallel), sep="")
         for number, *cells in zip(counts, *columns, strict=True):

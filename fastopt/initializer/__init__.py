@@ -34,7 +34,7 @@ from fastopt.initializer.rnn import LSTMBias as LSTMBias
 
 
 def __getattr__(name: str) -> Any:
-    classes = {each.__name__: each for each in initializer_registry.values()}
+    classes = {kind.__name__: kind for kind in initializer_registry.values()}
     meant = initializer_registry.get(_Advice("INITIALIZERS").get(name.lower(), ""))
     advice = {name: f"did you mean {meant.__name__}?"} if meant else {}
     raise _no_attribute(f"module {__name__!r}", name, classes, advice)

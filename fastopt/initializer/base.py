@@ -349,7 +349,7 @@ class Initializer:
         if not (pattern is None or (isinstance(pattern, str) and not pattern)):
             self._init_own(pattern, desc, arr)
         else:
-            matches = (each for each in patterns if fnmatchcase(desc, each))
+            matches = (pattern for pattern in patterns if fnmatchcase(desc, pattern))
             pattern = next(matches, "default")
             getattr(self, patterns.get(pattern, "_init_default"))(desc, arr)
             pattern = pattern.strip("*")

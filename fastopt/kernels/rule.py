@@ -112,9 +112,9 @@ def admit_plain(functions: Sequence[Function]) -> None:
     for fn in functions:
         references = inspect.getclosurevars(fn)
         called = (*references.globals.values(), *references.nonlocals.values())
-        plain = [each for each in called if isinstance(each, FunctionType) and _is_foreign(each)]
-        for each in plain:
-            _let_kernels_call(each)
+        plain = [fn for fn in called if isinstance(fn, FunctionType) and _is_foreign(fn)]
+        for function in plain:
+            _let_kernels_call(function)
         admit_plain(plain)
 
 
@@ -270,7 +270,7 @@ class Rule:
     @cached_property
     def computed(self) -> frozenset[str]:
         """Hyper-parameters that the reductions compute."""
-        return frozenset(name for each in self.passes for name in written(each.finish))
+        return frozenset(name for stage in self.passes for name in written(stage.finish))
 
     @property
     def functions(self) -> list[Function]:
@@ -293,7 +293,7 @@ class Rule:
         h = np.ones(1, self.record(np.float64))[0]
         with np.errstate(all="ignore"):
             state = (one,) * len(self.state)
-            return tuple(len(each.sums(one, one, state, h)) for each in self.passes)
+            return tuple(len(stage.sums(one, one, state, h)) for stage in self.passes)
 
     @cached_property
     def reads(self) -> tuple[tuple[bool, ...], ...]:
@@ -305,28 +305,28 @@ class Rule:
         numbers = np.where(np.eye(2 + len(self.state), dtype=bool), math.nan, 1.0)
         return tuple(
             tuple(sums(w, g, tuple(s), h) != sums(1.0, 1.0, slots, h) for w, g, *s in numbers)
-            for sums in (each.sums for each in self.passes)
+            for sums in (stage.sums for stage in self.passes)
         )
 
 
 @cache
 def written(fn: Function) -> frozenset[str]:
     """Return the fields that a function, or one that it calls, assigns to."""
-    own, loaded = (
-        {each.argval for each in dis.get_instructions(fn) if each.opname in kinds}
+    stored, loaded = (
+        {step.argval for step in dis.get_instructions(fn) if step.opname in kinds}
         for kinds in (("STORE_ATTR",), ("LOAD_GLOBAL", "LOAD_DEREF"))
     )
     used = inspect.getclosurevars(fn)  # by name, which attributes may have too
     known = [value for name, value in {**used.globals, **used.nonlocals}.items() if name in loaded]
     return frozenset(
-        own.union(*(written(each) for each in known if isinstance(each, FunctionType)))
+        stored.union(*(written(value) for value in known if isinstance(value, FunctionType)))
     )
 
 
 def _of_file(code: CodeType, name: str) -> CodeType:
     """Return the code object, and nested ones, with the object `name` as their file name."""
     inner = (
-        _of_file(each, name) if isinstance(each, CodeType) else each for each in code.co_consts
+        _of_file(item, name) if isinstance(item, CodeType) else item for item in code.co_consts
     )
     return code.replace(co_filename=name, co_consts=tuple(inner))
 
@@ -429,11 +429,11 @@ def rule(
     >>> heavy_ball(np.float32(3), np.float32(0.5), (np.float32(0),), h)
     (np.float32(2.5), (np.float32(-0.5),))
     """
-    given = {"state": state, "hyper": hyper, "kept": kept}
-    given |= {"signed": signed, "nonnegative": nonnegative}
-    for kind, names in given.items():
+    fields = {"state": state, "hyper": hyper, "kept": kept}
+    fields |= {"signed": signed, "nonnegative": nonnegative}
+    for kind, names in fields.items():
         _check_names(kind, names)
-    slots: dict[str, Any] = {kind: tuple(names) for kind, names in given.items()}
+    slots: dict[str, Any] = {kind: tuple(names) for kind, names in fields.items()}
     for name in (*signed, *nonnegative):
         if name not in state or (name in signed and name in nonnegative):
             raise TypeError(f"{name!r} must be in state, and in one of signed and nonnegative")
@@ -475,8 +475,8 @@ def rule(
 
 def _callable(made: Rule) -> Rule:
     """Let kernels call the functions of a rule."""
-    for each in made.functions:
-        scalar(each)
+    for function in made.functions:
+        scalar(function)
     return made
 
 
@@ -509,14 +509,14 @@ def _check_function(fn: object) -> None:
 
 
 def _passes(passes: Reductions) -> tuple[Pass, ...]:
-    for each in passes:
-        whole = isinstance(each, (tuple, list)) and len(each) in (2, 3)
-        if not whole or (len(each) == 3 and each[2] not in (sum, max)):
+    for stage in passes:
+        whole = isinstance(stage, (tuple, list)) and len(stage) in (2, 3)
+        if not whole or (len(stage) == 3 and stage[2] not in (sum, max)):
             raise TypeError(
                 "passes must be pairs of functions (sums, finish), or (sums, finish, max) for the "
                 f"largest numbers instead of sums, got {passes!r}"
             )
-    return tuple(Pass(*each) for each in passes)
+    return tuple(Pass(*stage) for stage in passes)
 
 
 def _check_names(kind: str, names: Sequence[str]) -> None:

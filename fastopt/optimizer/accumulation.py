@@ -34,8 +34,8 @@ class Sum(Optimizer):
 
     keep: bool = arg(default=False, kw_only=True)
 
-    def _initialize(self, given: dict[str, Any]) -> None:
-        super()._initialize({**given, "lazy_update": given.get("keep", False)})
+    def _initialize(self, arguments: dict[str, Any]) -> None:
+        super()._initialize({**arguments, "lazy_update": arguments.get("keep", False)})
         vars(self)["unchecked"] = False  # there are no multipliers
 
 
@@ -108,7 +108,7 @@ def incomplete(
             raise TypeError("finish(index, weight) takes a weight together with its index")
         return dict.fromkeys(calls)
     single = not is_listed(index)
-    indices = [check_index(each) for each in ([index] if single else index)]
+    indices = [check_index(i) for i in ([index] if single else index)]
     weights: list[Any] = [weight] * len(indices)
     if weight is None:
         known = {*calls, *optimizer.idx2name, *optimizer._index_update_count}

@@ -49,7 +49,7 @@ class FactoredSteps(RowSteps[Main]):
             *(source, weight.reshape(flat), rows.reshape(flat[:2]), columns.reshape(-1, width)),
             *(scales, sums, share, floor, record),
         )
-        roots = (math.sqrt(each / grad.size) for each in (squares, sizes))
+        roots = (math.sqrt(total / grad.size) for total in (squares, sizes))
         return Measured(source, scales, sums, *roots)
 
     def write(self, main: Main, update: Update) -> bool:

@@ -20,7 +20,7 @@ def _check_share(name: str, value: object) -> tuple[float, ...]:
     """Check the terms of a parameter in the sums of the current step."""
     if not isinstance(value, tuple):
         raise TypeError(f"{name} must be a tuple of numbers, got {brief(value)}")
-    return tuple(ANY(f"{name}[{k}]", each) for k, each in enumerate(value))
+    return tuple(ANY(f"{name}[{k}]", item) for k, item in enumerate(value))
 
 
 class JointSums(Optimizer):
@@ -106,7 +106,7 @@ class JointSums(Optimizer):
         shares = list(self.shares.values())
         self.shares.clear()
         try:
-            self.advance([sum(each) for each in zip(*shares, strict=True)])
+            self.advance([sum(parts) for parts in zip(*shares, strict=True)])
         except BaseException:
             self.put_back(before)
             raise

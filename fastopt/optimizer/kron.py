@@ -204,7 +204,7 @@ def _renewed(factor: Array, grad: Array, noise: Array, rate: np.floating[Any]) -
     """Return the next factor of an axis, given both terms unfolded along it."""
     tiny = factor.dtype.type(TINY)
     if factor.ndim < 2:
-        first, second = (np.einsum("ij,ij->i", each, each) for each in (grad, noise))
+        first, second = (np.einsum("ij,ij->i", rows, rows) for rows in (grad, noise))
         size = np.abs(first + second).max()
         return np.asarray(factor - rate * (first - second) * factor / (size + tiny))
     first, second = grad @ grad.T, noise @ noise.T

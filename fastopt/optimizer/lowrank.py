@@ -283,8 +283,8 @@ class APOLLO(LowRank):
     def lifted(self, matrix: Array, low: Array, step: Array, state: dict[str, Array]) -> Array:
         """See :meth:`LowRank.lifted`."""
         axis, real = 1 if self.scale_by == "channel" else None, matrix.dtype.type
-        own, other = (np.linalg.norm(each, axis=axis, keepdims=True) for each in (step, low))
-        result: Array = matrix * (own / (other + real(FLOOR)))
+        size, other = (np.linalg.norm(array, axis=axis, keepdims=True) for array in (step, low))
+        result: Array = matrix * (size / (other + real(FLOOR)))
         length, before = float(np.linalg.norm(result)), float(state["length"])
         if before > 0:
             limit = max(length / (before + FLOOR), GROWTH) / GROWTH if length == length else length

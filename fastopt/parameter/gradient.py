@@ -49,19 +49,19 @@ class Gradient:
         self.fresh[i], self._summed = True, False
         return self.buffers[i]
 
-    def set(self, i: int, given: object) -> None:
+    def set(self, i: int, gradient: object) -> None:
         """Replace buffer `i`."""
-        grad = self._admitted(given)
+        grad = self._admitted(gradient)
         self.touch(i)
         self._written[i] = True
         self._store(i, grad)
 
-    def add(self, i: int, given: object, *, always: bool) -> None:
+    def add(self, i: int, gradient: object, *, always: bool) -> None:
         """Add to buffer `i`; unless `always`, the first gradient of a step replaces it."""
         if not (always or self._written[i]):
-            self.set(i, given)
+            self.set(i, gradient)
             return
-        grad = self._admitted(given)
+        grad = self._admitted(gradient)
         self.touch(i)
         with np.errstate(over="ignore", invalid="ignore"):  # overflow shows as infinities and NaN
             if isinstance(grad, np.ndarray):
@@ -123,20 +123,20 @@ class Gradient:
         else:
             self.buffers[i][...] = grad
 
-    def _admitted(self, given: object) -> Any:
+    def _admitted(self, gradient: object) -> Any:
         """Convert a gradient to the dtype and storage type of the buffers.
 
         Raises
         ------
         TypeError, ValueError
-            `given` does not consist of real numbers, or has another shape.
+            `gradient` does not consist of real numbers, or has another shape.
         """
-        if not isinstance(given, list) and is_row_sparse(given):
-            rows = as_row_sparse(given, self.shape)
+        if not isinstance(gradient, list) and is_row_sparse(gradient):
+            rows = as_row_sparse(gradient, self.shape)
             # Copy: the rows are kept until the step, and the caller may reuse its arrays.
             values = _as(self.dtype, host(rows.values), new=True)
             return RowSparse(values, host(rows.indices).copy(), self.shape)
-        array = as_array(given)
+        array = as_array(gradient)
         if array.shape != self.shape:
             raise ValueError(f"gradient must have shape {self.shape}, got {array.shape}")
         array = _as(self.dtype, array)
@@ -159,22 +159,22 @@ class DeviceGradient(Gradient):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes, with the buffers copied to the host."""
-        return {**vars(self), "buffers": [self._mapped(host, each) for each in self.buffers]}
+        return {**vars(self), "buffers": [self._mapped(host, buffer) for buffer in self.buffers]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.buffers = [self._mapped(self._own, each) for each in self.buffers]
+        self.buffers = [self._mapped(self._own, buffer) for buffer in self.buffers]
 
-    def set(self, i: int, given: object) -> None:
+    def set(self, i: int, gradient: object) -> None:
         """See :meth:`Gradient.set`."""
-        self._take(given, keep=False)
+        self._take(gradient, keep=False)
 
-    def add(self, i: int, given: object, *, always: bool) -> None:
+    def add(self, i: int, gradient: object, *, always: bool) -> None:
         """See :meth:`Gradient.add`."""
-        self._take(given, keep=always or self._written[i])
+        self._take(gradient, keep=always or self._written[i])
 
-    def _take(self, given: object, keep: bool) -> None:
-        grad = self._admitted(given)
+    def _take(self, gradient: object, keep: bool) -> None:
+        grad = self._admitted(gradient)
         buffer, rows = self.buffers[0], isinstance(grad, RowSparse)
         if self.row_sparse:
             if keep:
@@ -211,12 +211,12 @@ class DeviceGradient(Gradient):
     def _zeros(self) -> Any:
         return self._mapped(self._own, super()._zeros())
 
-    def _admitted(self, given: object) -> Any:
+    def _admitted(self, gradient: object) -> Any:
         """Return the gradient on the device; rows are copied, as they are kept until the step."""
         if kind_of(self.dtype) is None:
             raise TypeError(f"{self.dtype} has no gradients on a CUDA device")
-        if not isinstance(given, list) and is_row_sparse(given):
-            rows = as_row_sparse(given, self.shape)
+        if not isinstance(gradient, list) and is_row_sparse(gradient):
+            rows = as_row_sparse(gradient, self.shape)
             if is_cuda(rows.values) and rows.dtype == self.dtype:
                 parts = rows.values, rows.indices
                 values, indices = (
@@ -225,14 +225,14 @@ class DeviceGradient(Gradient):
                 return RowSparse(values, indices, self.shape)
             values = _as(self.dtype, host(rows.values))
             return self._mapped(self._own, RowSparse(values, host(rows.indices), self.shape))
-        array = header(given) if is_cuda(given) else as_array(given)
+        array = header(gradient) if is_cuda(gradient) else as_array(gradient)
         if array.shape != self.shape:
             raise ValueError(f"gradient must have shape {self.shape}, got {array.shape}")
         if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise TypeError(f"gradient must be of the kind of {self.dtype}, got {array.dtype}")
         if self.row_sparse:
-            return self._admitted(RowSparse.from_dense(np.array(host(given), self.dtype)))
-        if is_cuda(given) and kind_of(array.dtype):
-            return given
+            return self._admitted(RowSparse.from_dense(np.array(host(gradient), self.dtype)))
+        if is_cuda(gradient) and kind_of(array.dtype):
+            return gradient
         with np.errstate(over="ignore"):
-            return self._own(np.array(host(given), self.dtype, order="C"))
+            return self._own(np.array(host(gradient), self.dtype, order="C"))

@@ -277,7 +277,7 @@ class Parameter(Checked):
         with self._named():
             return checks.merged(self._shape, checks.as_shape(shape))
 
-    def _check_and_setattr(self, **given: Any) -> None:
+    def _check_and_setattr(self, **attributes: Any) -> None:
         """Set the shape and the initializer if they are missing; check all other attributes.
 
         Raises
@@ -287,8 +287,8 @@ class Parameter(Checked):
         ValueError
             An attribute differs from that of this parameter.
         """
-        shape = self._merged(given.pop("shape", None))
-        for key, value in given.items():
+        shape = self._merged(attributes.pop("shape", None))
+        for key, value in attributes.items():
             if key not in checks.COMPARED:
                 raise TypeError(f"{self._words} has no attribute {key!r}")
             stored, form = getattr(self, key), checks.COMPARED[key]
@@ -296,7 +296,7 @@ class Parameter(Checked):
                 raise ValueError(f"{self._words} exists with {key}={stored!r}, got {value!r}")
         self._complete(shape)
         if self.init is None:
-            self.init = given.get("init")
+            self.init = attributes.get("init")
 
     # Initialization
 

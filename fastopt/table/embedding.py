@@ -732,10 +732,10 @@ class EmbeddingTable(Checked):
     def _use(self, optimizer: Optimizer) -> None:
         """Restore the saved optimizer into the user's, and use the latter from now on."""
         restored, updater = self.optimizer, Updater(optimizer)
-        own = updater.optimizer
-        own.restore_from(restored)
-        own.whole_shapes[self.name] = restored.whole_shapes[self.name]
-        self._storage.optimizer, self._updater = own, updater
+        counted = updater.optimizer
+        counted.restore_from(restored)
+        counted.whole_shapes[self.name] = restored.whole_shapes[self.name]
+        self._storage.optimizer, self._updater = counted, updater
         self._show()
 
     def _take_up(self, fields: dict[str, Any]) -> None:
@@ -768,8 +768,8 @@ class EmbeddingTable(Checked):
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self.lock, self._access.to_read(), self.optimizer.call_lock:
-            given = self._start.given if self._start.function is not None else None
-            return _unpickled, (type(self), copy.deepcopy(self._described(init=given)))
+            init = self._start.given if self._start.function is not None else None
+            return _unpickled, (type(self), copy.deepcopy(self._described(init=init)))
 
     def __repr__(self) -> str:
         more = "".join(
@@ -1097,7 +1097,7 @@ def _alone(optimizer: Optimizer) -> Optimizer:
 def _records(index: RowIndex) -> tuple[Array, Array, Array]:
     """Copies of the ids, counts and last uses of all rows."""
     high = index.high
-    ids, counts, last = (each[:high].copy() for each in (index.ids, index.counts, index.last))
+    ids, counts, last = (column[:high].copy() for column in (index.ids, index.counts, index.last))
     ids[last == FREE] = 0
     return ids, counts, last
 

@@ -146,8 +146,8 @@ class RowIndex:
 
     def touch(self, rows: Rows, use: Use) -> None:
         """Record a use of rows; negative numbers are ignored."""
-        given = np.array([*use, self.rate], np.float64)
-        self._run(hashing.touch, rows, self.counts, self.last, given)
+        numbers = np.array([*use, self.rate], np.float64)
+        self._run(hashing.touch, rows, self.counts, self.last, numbers)
         self._mark(rows)
 
     def counts_at(self, rows: Rows | slice, now: int) -> NDArray[Any]:

@@ -138,9 +138,9 @@ def _checked_settings(
     return fields
 
 
-def _start(saved: object, seed: int, given: Init | None) -> Start:
-    if given is not None:
-        return Start(given)
+def _start(saved: object, seed: int, init: Init | None) -> Start:
+    if init is not None:
+        return Start(init)
     if not isinstance(saved, str):
         raise CheckpointError("its first values came from a function, pass it as init")
     return Start(saved, seed)

@@ -161,9 +161,9 @@ class Group:
             present = views.present
         if positions != present.positions:
             present = views.present = Gradients(views, positions)
-        own = [grads[k] for k in positions]
-        found = present.grads if present.point(own) else list(map(views.of, positions, own))
-        return present, found, own
+        used = [grads[k] for k in positions]
+        arrays = present.grads if present.point(used) else list(map(views.of, positions, used))
+        return present, arrays, used
 
     def update(self, call: Call, factor: float, state: State) -> bool:
         """Update the parameters of a call with gradients times `factor`.
@@ -318,7 +318,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _regroup(self) -> None:
         """Follow the parameter groups: each one that is new gets an updater."""
-        known = {id(own.group): own for own in self._groups}
+        known = {id(group.group): group for group in self._groups}
         self._groups = [
             known.get(id(group)) or self._made(group, len(self.param_groups))
             for group in self.param_groups
@@ -373,13 +373,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _follow(self) -> bool:
         """Follow the groups and their options; return whether entries of the state are others."""
-        own, groups = self._groups, self.param_groups
-        if len(own) != len(groups) or not all(map(is_, map(GROUP, own), groups)):
+        present, groups = self._groups, self.param_groups
+        if len(present) != len(groups) or not all(map(is_, map(GROUP, present), groups)):
             self._regroup()
-        for k, each in enumerate(self._groups):
-            values = list(map(each.group.__getitem__, each.names))
-            if not (all(map(is_, values, each.known)) or each.follow(values)):
-                self._groups[k] = self._made(each.group, len(groups))
+        for k, group in enumerate(self._groups):
+            values = list(map(group.group.__getitem__, group.names))
+            if not (all(map(is_, values, group.known)) or group.follow(values)):
+                self._groups[k] = self._made(group.group, len(groups))
                 self._finish()
         entries = [*self.state.values()]
         moved = not self._entries.match(entries)
@@ -427,20 +427,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         try:
             moved, factor = self._follow(), 1.0
         except ValueError:  # torch has no limits: what nothing is updated with may be out of range
-            if all(param.grad is None for each in self.param_groups for param in each["params"]):
+            if all(param.grad is None for group in self.param_groups for param in group["params"]):
                 return loss
             raise
         info: Any = NO_STEP
         calls = list[Call]()
-        for own in self._groups:
-            calls.append(own.call(self.state, self._number, moved))
+        for group in self._groups:
+            calls.append(group.call(self.state, self._number, moved))
         if self._clips:
             calls, info, factor = self._clipped(calls)
         new = False
-        for own, call in zip(self._groups, calls, strict=True):
+        for group, call in zip(self._groups, calls, strict=True):
             if call[1] and not (self._clips and info.skipped):
-                new |= own.update(call, factor, self.state)
-                info = info if self._clips else own.updater
+                new |= group.update(call, factor, self.state)
+                info = info if self._clips else group.updater
         if new or moved:
             self._entries = Same([*self.state.values()])
         self._info = info
@@ -465,10 +465,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """
         clipped: list[Call] = []
         scales, names = list[float](), dict[Any, str]()
-        for own, (of, grads, held) in zip(self._groups, calls, strict=True):
-            optimizer, indices, arrays = own.made.optimizer, of.indices, of.arrays
+        for group, (of, grads, held) in zip(self._groups, calls, strict=True):
+            optimizer, indices, arrays = group.made.optimizer, of.indices, of.arrays
             if not all(map(_are_alike, grads, arrays)):
-                entries = own.updater._checked_entries(indices, grads, arrays)
+                entries = group.updater._checked_entries(indices, grads, arrays)
                 grads = [grad for *_, grad in entries]
             scale = optimizer.rescale_grad
             if self._units is not None:
@@ -520,12 +520,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """
         with ExitStack() as stack:
             moved = self._follow()
-            for own in self._groups:
-                views = own.current(self.state, self._number, moved)
+            for group in self._groups:
+                views = group.current(self.state, self._number, moved)
                 averages = self._settings.get("average") is not None
-                known = own.updater.averages if averages else own.updater.states
+                known = group.updater.averages if averages else group.updater.states
                 pairs = zip(views.indices, views.arrays, strict=True)
-                stack.enter_context(own.updater.averaged({i: a for i, a in pairs if i in known}))
+                stack.enter_context(group.updater.averaged({i: a for i, a in pairs if i in known}))
             self._entries = Same([*self.state.values()])
             self._mark_all()
             yield
@@ -564,12 +564,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         tensor([1.])
         """
         with ExitStack() as stack:
-            for own in self._groups:
-                lock = own.made.optimizer.call_lock
+            for group in self._groups:
+                lock = group.made.optimizer.call_lock
                 stack.enter_context(between_updates(lock, "state_dict()"))
-            found = super().state_dict()
-        parts = {name: converted(found[name], copied) for name in ("state", "param_groups")}
-        return {**found, **parts}
+            state = super().state_dict()
+        parts = {name: converted(state[name], copied) for name in ("state", "param_groups")}
+        return {**state, **parts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class, or of the class of torch with the same name.
@@ -601,7 +601,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        factors = [own.made.optimizer.rescale_grad for own in self._groups]
+        factors = [group.made.optimizer.rescale_grad for group in self._groups]
         return {**super().__getstate__(), "_settings": self._settings, "_factors": factors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -609,7 +609,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         made: Any = object.__new__(type(self))  # another one, until all of it has been checked
         before, rest = dict(vars(self)), {**state}
         factors = rest.pop("_factors", None) or [
-            own.made.optimizer.rescale_grad for own in before.get("_groups", ())
+            group.made.optimizer.rescale_grad for group in before.get("_groups", ())
         ]
         vars(made).update({**before, **rest})
         made._start()
@@ -624,10 +624,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if earlier is not None:
             made._read_earlier(converted(earlier, _owned))
         made._regroup()
-        for own, factor in zip(made._groups, factors, strict=False):
-            own.made.optimizer.rescale_grad = factor
-        for own in made._groups:
-            own.current(made.state, made._number, loads=bool(before))
+        for group, factor in zip(made._groups, factors, strict=False):
+            group.made.optimizer.rescale_grad = factor
+        for group in made._groups:
+            group.current(made.state, made._number, loads=bool(before))
         made._entries = Same([*made.state.values()])
         super().__setstate__(vars(made))
 
@@ -638,8 +638,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 f"the state has {len(earlier)} groups, and param_groups {len(self.param_groups)}"
             )
         for whole, group in zip(earlier, self.param_groups, strict=True):
-            own = self._made(group, len(self.param_groups))
-            own.read_earlier(whole, self.state, self._number)
+            made = self._made(group, len(self.param_groups))
+            made.read_earlier(whole, self.state, self._number)
 
 
 def _kept(opt: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -92,9 +92,9 @@ def in_group(group: Mapping[str, Any]) -> dict[str, Option]:
 def apply(optimizer: Rule, options: Mapping[str, Option], group: Mapping[str, Any]) -> None:
     """Set the attributes of an optimizer to the options of a group."""
     for name, option in options.items():
-        count, given = len(option.attributes), plain(group[name])
+        count, value = len(option.attributes), plain(group[name])
         try:
-            values = tuple(option.from_torch(given))
+            values = tuple(option.from_torch(value))
         except (TypeError, ValueError):
             values = ()
         if len(values) != count:
@@ -143,9 +143,9 @@ class Recipe:
     @cached_property
     def options(self) -> dict[str, tuple[str, ...]]:
         """Attributes by the name of the argument, with torch's names where torch has one."""
-        own = dict.fromkeys([*self.kind.positional, *self.kind.defaults])
+        declared = dict.fromkeys([*self.kind.positional, *self.kind.defaults])
         common = {*Rule.defaults, *EXTRAS}
-        names = [name for name in own if self.kind._has_argument(name) and name not in common]
+        names = [name for name in declared if self.kind._has_argument(name) and name not in common]
         named: dict[str, tuple[str, ...]] = {}
         for alias in ("betas", "eps"):
             attributes = self.kind.aliases[alias]
@@ -166,12 +166,12 @@ class Recipe:
 
     def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a parameter group without values of its own."""
-        own = {name: plain(value) for name, value in arguments.items() if name not in MODES}
-        made = self.kind(**{**own, "lr": float(own.get("lr", self._lr))})
+        options = {name: plain(value) for name, value in arguments.items() if name not in MODES}
+        made = self.kind(**{**options, "lr": float(options.get("lr", self._lr))})
         values: dict[str, Any] = {"lr": arguments.get("lr", made.learning_rate)}
         for name, attributes in self.options.items():
-            found = tuple(getattr(made, each, arguments.get(name)) for each in attributes)
-            values[name] = found if name == "betas" else found[0]
+            stored = tuple(getattr(made, field, arguments.get(name)) for field in attributes)
+            values[name] = stored if name == "betas" else stored[0]
         values = {**values, "weight_decay": made.wd, "maximize": made.maximize, **arguments}
         known = (*self.parameters, *EXTRAS, *MODES)
         return {name: values[name] for name in known if name in values}
@@ -219,8 +219,8 @@ class OfTorch(Recipe):
     @property
     def positional(self) -> int:
         """Number of arguments that may be passed by position."""
-        own = inspect.signature(self.of_torch).parameters.values()
-        return sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in own) - 1
+        taken = inspect.signature(self.of_torch).parameters.values()
+        return sum(argument.kind is argument.POSITIONAL_OR_KEYWORD for argument in taken) - 1
 
     def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a parameter group without values of its own."""
@@ -252,7 +252,7 @@ class OfTorch(Recipe):
                 options = {**in_group(group), **form.options}
                 kept = tuple(name for name in needed if name in group)
                 return _made(kind, dict(form.when), group, options=options, fixed=kept, form=form)
-        least = min(odd, key=lambda each: len(each))
+        least = min(odd, key=lambda reasons: len(reasons))
         raise ValueError(
             f"fastopt.torch.{self.name} needs {', '.join(least)} with these options; torch.optim."
             f"{self.name} has them"
@@ -332,8 +332,8 @@ def is_name(name: str) -> bool:
 def names() -> list[str]:
     """Return the names of all classes of the package, torch's first."""
     kinds = Rule.opt_registry.values()
-    own = [kind.__name__ for kind in kinds if kind.__module__.startswith("fastopt.")]
-    return [*OF_TORCH, *(name for name in own if name not in OF_TORCH and is_name(name))]
+    ours = [kind.__name__ for kind in kinds if kind.__module__.startswith("fastopt.")]
+    return [*OF_TORCH, *(name for name in ours if name not in OF_TORCH and is_name(name))]
 
 
 def recipe(name: str) -> Recipe:
@@ -343,17 +343,17 @@ def recipe(name: str) -> Recipe:
     return Recipe(name)
 
 
-def check_arguments(recipe: Recipe, given: Mapping[str, Any], also: Sequence[str]) -> None:
+def check_arguments(recipe: Recipe, arguments: Mapping[str, Any], also: Sequence[str]) -> None:
     """Raise TypeError for arguments that a class does not have, and for a schedule."""
     known = [*dict.fromkeys([*recipe.parameters, *EXTRAS, *MODES, *also])]
-    for name in given:
+    for name in arguments:
         if name not in known:
             near = closest(name, [*known, *TORCHS])
             near = TORCHS.get(near or "", near)
             raise TypeError(
                 f"fastopt.torch.{recipe.name} has no argument {name!r}; {choices(near, known)}"
             )
-    lr = plain(given.get("lr", 0.0))
+    lr = plain(arguments.get("lr", 0.0))
     if isinstance(lr, torch.Tensor):
         raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(lr.shape)}")
     if not isinstance(lr, Real):

@@ -155,10 +155,10 @@ class States:
         if self.carried:
             self._enter_carried(index, context, entry.get(self.carried))
         for table in TABLES:
-            own = vars(optimizer).get(table, {})
-            own.pop(index, None)
+            numbers = vars(optimizer).get(table, {})
+            numbers.pop(index, None)
             if entry.get(table) is not None:
-                own[index] = converted(entry[table], lambda part: array_of(context, part))
+                numbers[index] = converted(entry[table], lambda part: array_of(context, part))
         if shown:
             self._show(k, entry)
 
@@ -266,8 +266,8 @@ class States:
 
     def _is_shown(self, k: int, entry: Entry) -> bool:
         """Whether the tensors of an entry have the memory of the arrays."""
-        own = self._arrays(k).items()
-        return all(_are_one(entry.get(slot), self._tensor(k, array)) for slot, array in own)
+        arrays = self._arrays(k).items()
+        return all(_are_one(entry.get(slot), self._tensor(k, array)) for slot, array in arrays)
 
     def _show(self, k: int, entry: Entry) -> None:
         """Enter the arrays of a state, and its numbers, as tensors."""
@@ -329,10 +329,10 @@ def _is_elsewhere(tensor: torch.Tensor | None, array: Array) -> bool:
     return tensor is None or not array.size or tensor.data_ptr() != array.ctypes.data
 
 
-def _are_one(tensor: object, own: torch.Tensor) -> bool:
+def _are_one(tensor: object, other: torch.Tensor) -> bool:
     """Whether a tensor has the memory and the form of another one."""
     is_dense = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
-    return is_dense and own.numel() > 0 and report(tensor) == report(own)
+    return is_dense and other.numel() > 0 and report(tensor) == report(other)
 
 
 def number_of_steps(context: str, value: object) -> int:

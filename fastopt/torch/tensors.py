@@ -127,14 +127,14 @@ def form(impl: Layout, shape: torch.Size, strides: tuple[int, ...], dtype: torch
     ndim, axes = len(shape), impl[OFFSET] - 2 * AXES
     with torch.inference_mode(False):
         like = torch.empty((1,) * ndim, dtype=dtype, device="cpu")
-    own, size = _words(like, impl[COUNT]).copy(), like.itemsize // (1 + dtype.is_complex)
-    own[axes : axes + ndim], own[axes + AXES : axes + AXES + ndim] = shape, strides
-    own[-3], mask = math.prod(shape), np.zeros_like(own)
+    words, size = _words(like, impl[COUNT]).copy(), like.itemsize // (1 + dtype.is_complex)
+    words[axes : axes + ndim], words[axes + AXES : axes + AXES + ndim] = shape, strides
+    words[-3], mask = math.prod(shape), np.zeros_like(words)
     mask[[0, axes - 1, -3, -1]] = -1  # the class, the numbers of axes and elements, the keys
     mask[axes : axes + ndim] = -1
     mask[axes + AXES : axes + AXES + ndim] = np.where(np.array(shape) == 1, 0, -1)
     mask[-2] = 0xFFFFFFFF  # dtype and device, without the flags that follow from other words
-    return np.concatenate([[like.itemsize, size - 1], own & mask, mask])
+    return np.concatenate([[like.itemsize, size - 1], words & mask, mask])
 
 
 def _words(tensor: torch.Tensor, count: int) -> Words:
@@ -146,8 +146,8 @@ def _words(tensor: torch.Tensor, count: int) -> Words:
 def layout() -> Layout | None:
     """Return the layout of tensors, or None if compiled code must not read them."""
     try:
-        found = _layout()
-        return found if readable() and _distinguishes(found) else None
+        impl = _layout()
+        return impl if readable() and _distinguishes(impl) else None
     except Exception:
         return None
 
@@ -168,16 +168,16 @@ def _layout() -> Layout:
             k for k in range(256 // step) if all(at(a, step * k) & bits == v for a, v in pairs)
         )
 
-    own, of = [tensor._cdata for tensor in plain], [storage._cdata for storage in storages]
+    impls, of = [tensor._cdata for tensor in plain], [storage._cdata for storage in storages]
     return (
         id(torch.Tensor),
         id(torch.nn.Parameter),
-        word(own, [torch._C._dispatch_keys(tensor).raw_repr() for tensor in plain]) + 1,
-        word(own, of),
-        word(own, [tensor.storage_offset() for tensor in plain]),
+        word(impls, [torch._C._dispatch_keys(tensor).raw_repr() for tensor in plain]) + 1,
+        word(impls, of),
+        word(impls, [tensor.storage_offset() for tensor in plain]),
         word(of, [storage.data_ptr() for storage in storages]),
         word(of + [tensor.untyped_storage()._cdata for tensor in checked], flags, 1, 255),
-        word(map(id, plain), own),
+        word(map(id, plain), impls),
     )
 
 
@@ -186,8 +186,8 @@ def _distinguishes(impl: Layout) -> bool:
     cell = np.zeros(1, np.int64)
 
     def reads(like: torch.Tensor, other: torch.Tensor) -> bool:
-        found = Places([like], [cell.ctypes.data], impl).read([other])
-        return found and int(cell[0]) == other.data_ptr()
+        read = Places([like], [cell.ctypes.data], impl).read([other])
+        return read and int(cell[0]) == other.data_ptr()
 
     plain, deep = torch.ones(2, 3), torch.ones(2, 3, 4, 5, 6)
     lazy, pair = torch._lazy_clone(plain.clone()), torch.ones(2, 3, dtype=torch.complex64)

@@ -410,11 +410,11 @@ def _described(
     numbers = sorted(position for group in groups for position in group["params"])
     if not numbers:
         raise CheckpointError("not the state_dict of an optimizer of torch: it has no parameters")
-    given = numbers if indices is None else indices
-    if isinstance(given, str) or not isinstance(given, Sized) or len(given) != len(numbers):
+    chosen = numbers if indices is None else indices
+    if isinstance(chosen, str) or not isinstance(chosen, Sized) or len(chosen) != len(numbers):
         expected = f"indices must have length {len(numbers)}, one for each parameter of torch"
-        raise CheckpointError(f"{expected}, got {given!r}")
-    index_of = dict(zip(numbers, given, strict=True))
+        raise CheckpointError(f"{expected}, got {chosen!r}")
+    index_of = dict(zip(numbers, chosen, strict=True))
     if len(set(index_of.values())) < len(numbers):
         raise CheckpointError(f"a parameter comes twice among {numbers} or {indices}")
     group_of = {index_of[position]: group for group in groups for position in group["params"]}
@@ -434,7 +434,7 @@ def _described(
     if form.torch == "NAdam":
         products = {index: float(entry["mu_product"]) for index, entry in entries.items()}
         attributes["_m_schedules"] = products
-    states = {i: _from_torch(form, own, float(group_of[i]["lr"])) for i, own in entries.items()}
+    states = {i: _from_torch(form, entry, float(group_of[i]["lr"])) for i, entry in entries.items()}
     keys = keys_of(names_of(optimizer), group_of)
     return {
         **describe(updater),

@@ -86,13 +86,13 @@ def new_counts(optimizer: Optimizer, attributes: Mapping[str, Any]) -> dict[str,
     CheckpointError
         A count is invalid.
     """
-    own = vars(optimizer)
-    kept = own.keys() - optimizer.transient - {"param_dict"}
+    present = vars(optimizer)
+    kept = present.keys() - optimizer.transient - {"param_dict"}
     if attributes.keys() != kept | {*optimizer.in_arrays}:
         return None
     counts = {"_index_update_count", *optimizer.in_arrays}
     for name in kept - counts:
-        if own[name] is not attributes[name] and not _same(own[name], attributes[name]):
+        if present[name] is not attributes[name] and not _same(present[name], attributes[name]):
             return None
     with refusing(f"{type(optimizer).__name__}: "):
         return {name: optimizer._progress[name](name, attributes[name]) for name in counts}

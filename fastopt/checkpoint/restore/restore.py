@@ -391,11 +391,11 @@ def _check_kept(context: str, optimizer: Optimizer, index: Index, shape: tuple[i
     if isinstance(total, tuple):
         values, rows = total
         fits = shape[1:] == values.shape[1:] and (not len(rows) or rows.max() < (*shape, 0)[0])
-        found = f"rows of shape {values.shape}"
+        form = f"rows of shape {values.shape}"
     else:
-        fits, found = total.shape == shape, f"shape {total.shape}"
+        fits, form = total.shape == shape, f"shape {total.shape}"
     if not fits:
-        raise CheckpointError(f"{context} has shape {shape}, the sum of its gradients has {found}")
+        raise CheckpointError(f"{context} has shape {shape}, the sum of its gradients has {form}")
 
 
 # Gradient sums and averages

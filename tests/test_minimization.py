@@ -174,6 +174,11 @@ def test_a_small_decrease_of_the_mean_loss_ends_the_run():
     assert earlier - recent < 1e-6
     limited = minimize(square, np.zeros(2), lr=0.001, tol=1e-6, steps=50)
     assert (limited.status, limited.success, limited.nit) == (1, False, 50)
+    losses = 0.9 ** np.arange(200)
+    means = np.convolve(losses, np.full(10, 0.1), "valid")
+    given = iter(losses)
+    result = minimize(lambda x: (next(given), 0 * x), np.zeros(2), tol=1e-4, window=10)
+    assert len(result.history) == 20 + np.argmax(means[:-10] - means[10:] < 1e-4)
 
 
 @pytest.mark.parametrize("batches", [None, [()]])

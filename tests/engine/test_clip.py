@@ -215,6 +215,12 @@ def test_the_norm_is_that_of_rescaled_gradients():
     assert updater.info.global_norm == pytest.approx(5.0, rel=1e-15)
 
 
+def test_the_norm_of_a_large_gradient_is_that_of_all_its_chunks():
+    updater = Updater(optimizer.SGD(), clip_global_norm=1.0)
+    updater(0, np.ones(1_000_000), np.zeros(1_000_000))
+    assert updater.info.global_norm == pytest.approx(1000, rel=1e-15)
+
+
 kinds = st.sampled_from(["plain", "fortran", "strided", "rows", "pair"])
 shapes = st.sampled_from([(0, 2), (1, 1), (5, 3), (300, 7), (2, 20_000)])
 dtypes = st.sampled_from(["float32", "float64", "float16", "bfloat16"])

@@ -80,10 +80,10 @@ def update_with(updater: Updating, index: object, grad: object, weight: object, 
         mark_written(before)
 
 
-def _update(updater: Updating, given: Sequence[WithExtra]) -> None:
+def _update(updater: Updating, entries: Sequence[WithExtra]) -> None:
     """Set the slots and update; if that does not happen, states are as before."""
     optimizer, groups = updater.optimizer, updater.parameters.groups
-    moving = [entry for entry in given if groups is None or not groups.is_frozen(entry[0])]
+    moving = [entry for entry in entries if groups is None or not groups.is_frozen(entry[0])]
     _check_call(updater, moving)
     calls = updater._checked(*_lists(moving))
     slotted = [_checked(updater, call, entry[3]) for call, entry in zip(calls, moving, strict=True)]
@@ -96,7 +96,7 @@ def _update(updater: Updating, given: Sequence[WithExtra]) -> None:
             slots.append(slot)
             slot.put(extra)
         vars(updater)["takes_extra"] = True
-        updater(*_lists(given))
+        updater(*_lists(entries))
     finally:
         vars(updater).pop("takes_extra", None)
         if all(counts.get(index) == count for index, count in before.items()):
@@ -105,12 +105,12 @@ def _update(updater: Updating, given: Sequence[WithExtra]) -> None:
             undo()
 
 
-def _lists(given: Sequence[WithExtra]) -> tuple[list[Index], list[Any], list[Any]]:
+def _lists(entries: Sequence[WithExtra]) -> tuple[list[Index], list[Any], list[Any]]:
     """Return indices, gradients and weights."""
-    return [each[0] for each in given], [each[1] for each in given], [each[2] for each in given]
+    return [e[0] for e in entries], [e[1] for e in entries], [e[2] for e in entries]
 
 
-def _check_call(updater: Updating, given: Sequence[WithExtra]) -> None:
+def _check_call(updater: Updating, entries: Sequence[WithExtra]) -> None:
     """Raise unless each rule gets what it takes, once."""
     optimizer, seen = updater.optimizer, set[Index]()
     if updater.settings.accumulate > 1:
@@ -118,7 +118,7 @@ def _check_call(updater: Updating, given: Sequence[WithExtra]) -> None:
             "accumulate averages gradients of several calls, and no call has their mean extra: "
             "add up both in your code, and use accumulate=1"
         )
-    for index, _, weight, extra in given:
+    for index, _, weight, extra in entries:
         context = label(index, optimizer.idx2name)
         if index in seen:
             raise ValueError(f"{context}: a call with extras takes an index once")
@@ -144,10 +144,10 @@ def _checked(updater: Updating, call: Call, extra: Any) -> tuple[_Slot, Any] | N
     if extra is None:
         return None
     index, weight, grad, state = call
-    own = updater.parameters.of(index)
-    rule, optimizer = own.rule, own.optimizer
-    extra = check(own.context, weight, extra, own.copy, "extra")
-    arrays = arrays_of(optimizer, own.context, rule, weight, state, own.copy, True)[1]
+    parameter = updater.parameters.of(index)
+    rule, optimizer = parameter.rule, parameter.optimizer
+    extra = check(parameter.context, weight, extra, parameter.copy, "extra")
+    arrays = arrays_of(optimizer, parameter.context, rule, weight, state, parameter.copy, True)[1]
     slot = arrays[rule.slots.index(rule.extra)]
     lazy = isinstance(grad, RowSparse) and optimizer.lazy_update
     rows = np.unique(grad.indices) if lazy else None

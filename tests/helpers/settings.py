@@ -18,7 +18,6 @@ from helpers.row_rules import RowAdam
 from helpers.tensor_lists import as_list, dtype_of
 
 SHAPES = {"embed.weight": (6, 4), "body.weight": (4, 6), "body.bias": (5,), "norm.scale": (3,)}
-STACKED = {**SHAPES, "body.other": (4, 6), "body.kernel": (2, 3, 2, 2)}
 LARGE = {"a": (40, 200), "b": (5000,), "c": (64, 64)}
 MATRICES = {"embed.weight": (6, 4), "body.weight": (4, 6), "head.weight": (5, 3)}
 
@@ -192,7 +191,6 @@ TABLE = {
             partial(make, lr=0.01, wd=0.1, fallback="adamw", **(MASTERS if half else {})),
             dtype="float16" if half else "float32",
             is_elementwise=False,
-            shapes=STACKED,
         )
         for form, make in FORMS.items()
         for half in (False, True)

@@ -10,7 +10,7 @@ import fastopt
 from fastopt import optimizer
 from fastopt._engine.eigenbases import eigenbasis, inverse_root, iterated
 from helpers.cases import OF_MATRICES, exhaustive
-from helpers.matrix_rules import F32, FORMS, drawn, single, trained
+from helpers.matrix_rules import F32, FORMS, check_lists, drawn, single, trained
 
 RATES = dict.fromkeys(FORMS, 0.5) | dict.fromkeys(("soap", "shampoo", "adammini"), 0.1)
 """Initial rates with which a quadratic is minimized in 200 steps."""
@@ -40,6 +40,32 @@ def test_gradients_are_rescaled_clipped_and_turned_before_all_else(form, rng):
     turned = [-np.clip(g * F32(0.5), -0.25, 0.25) for g in gradients]
     _, other = trained(make(), weight, turned)
     np.testing.assert_array_equal(got, other)
+
+
+@pytest.mark.slow
+@every_form
+def test_a_list_call_equals_single_calls_and_the_fallback_updates_the_rest(form, rng):
+    shapes = (4, 6), (6, 4), (5,), (4, 6), (2, 3, 2, 2), (4, 12), (3, 2)
+    weights, gradients = drawn(rng, *shapes)
+    names = dict(enumerate(["a", "b", "bias", "c", "kernel", "d", "embed_weight"]))
+    alone = fastopt.Updater(fastopt.AdamW(lr=0.1, wd=0.2))
+    embedding = weights[-1].copy()
+    for grads in gradients:
+        alone(0, grads[-1], embedding)
+    check_lists(
+        partial(
+            FORMS[form],
+            lr=0.1,
+            wd=0.2,
+            fallback="adamw",
+            fallback_for="^embed",
+            param_idx2name={k: f"{name}.weight" for k, name in names.items()},
+        ),
+        list(names),
+        weights,
+        gradients,
+    )
+    np.testing.assert_array_equal(weights[-1], embedding)
 
 
 @pytest.mark.parametrize("layout", ["F", "strided", *exhaustive("reversed")])

@@ -20,8 +20,10 @@ from helpers.resuming import WAYS, resumed
 from helpers.settings import TABLE, every_setting
 from helpers.tensor_lists import as_list, everything, frozen
 
-# Parameters come late, and weights are replaced.
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no effect", "ignore:.*arguments swapped")
+# Parameters come late, also after a load, and weights are replaced.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.* has no effect", "ignore:.*arguments swapped", "ignore:this call starts states of"
+)
 few = settings(max_examples=settings().max_examples // 4, suppress_health_check=list(HealthCheck))
 
 

@@ -246,7 +246,7 @@ class DeviceCall:
                 table.apply_decay(*record.deferred.now)
             tables.append(table)
             if table.after is not None and not self.rests[own[0]]:
-                table.after.fields[0] = record.fields[-1]
+                table.after.fields[0] = self._average_rate(own[0], table.after)
                 tables.append(table.after)
         if between is not None:
             with compiling(self.optimizers[0], self.indices[0]):
@@ -258,6 +258,15 @@ class DeviceCall:
         except Exception:
             with compiling(self.optimizers[0], self.indices[0]):
                 raise
+
+    def _average_rate(self, place: int, table: CudaTable) -> float:
+        """Return the rate of the average of a tensor, whose record has that of the last call."""
+        of = self.parameters[place]
+        later, optimizer = self.indices[place + 1 :].count(of.index), of.optimizer
+        if not later:
+            return float(self.record(place).fields[-1])
+        count = optimizer._index_update_count[of.index] - later
+        return table.average_rate(count - optimizer.begin_num_update)
 
 
 class Repeat:

@@ -63,6 +63,7 @@ def _whole(averages: Averages, of: Parameter, exact: tuple[Any, ...], lead: Any)
     nothing, state = no_rows(lead), (header(averages.array(of.context, of.index, exact)),)
     table = table_of(of.context, averages.average.alone, exact, nothing, state, lead)
     table.list_rows(of.context, nothing)
+    table.average_rate = averages.average.rate
     return table
 
 

@@ -12,8 +12,7 @@ found from the ranges of all written arrays.
 statuses, so that settings, schedules, accumulation and first calls are those of
 :class:`~fastopt._engine.records.Records`, whatever the arrays are.
 
-Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``,
-``tests/gpu/test_cuda_groups.py``.
+Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_promises.py``.
 """
 
 import math

@@ -6,7 +6,7 @@
 Tests: ``tests/kernels/test_cuda_driver.py``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Self, final
@@ -83,9 +83,12 @@ class CudaTable:
         Whether launches that are repeated keep the present memory of the table on the device.
     after : CudaTable or None
         What is launched next: it averages all rows, after the update of some.
+    average_rate : callable
+        Returns the rate of that average for a number of updates.
     """
 
     after: "CudaTable | None" = None
+    average_rate: Callable[[int], float]
 
     def __init__(
         self,

@@ -41,42 +41,6 @@ def test_averages_are_kept_on_the_device(make, average, rng):
     check_close(device, weight)
 
 
-@pytest.mark.parametrize("average", [SPECS[0], SPECS[2]], ids=str)
-def test_row_sparse_gradients_average_on_the_device(average, rng):
-    here, there = pair(average=average)
-    weight = rng.normal(size=(5, 2)).astype(np.float32)
-    device = on_device(weight)
-    for _ in range(4):
-        rows, values = rng.integers(0, 5, size=2), rng.normal(size=(2, 2)).astype(np.float32)
-        here(0, RowSparse(values, rows, (5, 2)), weight)
-        there(0, RowSparse(on_device(values), on_device(rows), (5, 2)), device)
-        check_close(device, weight)
-        same(there, here)
-
-
-def test_averages_come_back_from_a_checkpoint(rng):
-    here, there = pair(average=EMA(decay=0.5))
-    weight = rng.normal(size=6).astype(np.float32)
-    device, grad = on_device(weight), rng.normal(size=6).astype(np.float32)
-    here(0, grad, weight)
-    there.load_states_dict(here.states_dict())
-    there(0, on_device(grad), device := on_device(weight))
-    here(0, grad, weight)
-    check_close(device, weight)
-    same(there, here)
-
-
-def test_gradients_are_summed_on_the_device(rng):
-    here, there = pair(accumulate=2)
-    weight = rng.normal(size=6).astype(np.float32)
-    device = on_device(weight)
-    for _ in range(5):
-        grad = rng.normal(size=6).astype(np.float32)
-        here(0, grad, weight)
-        there(0, on_device(grad), device)
-        check_close(device, weight)
-
-
 SUMMED = {
     "Adam": (optimizer.Adam, {}, {"accumulate": 3}),
     "Adam, all rows": (optimizer.Adam, {"lazy_update": False}, {"accumulate": 3}),
@@ -153,33 +117,6 @@ def test_a_failed_update_keeps_the_sum_of_rows(rng):
     updater(0, last, device)
     copied(0, last, twin)
     np.testing.assert_array_equal(host(twin), host(device))
-
-
-@pytest.mark.parametrize("name", ["Adam", "LBSGD"])
-@pytest.mark.parametrize("wrong", [9, -1])
-def test_a_row_outside_is_no_part_of_a_sum(name, wrong, rng):
-    make, kwargs, settings = SUMMED[name]
-    updater, clean = (optimizer.Updater(make(**kwargs), **settings) for _ in range(2))
-    weight = rng.normal(size=(9, 2)).astype(np.float32)
-    device, twin = on_device(weight), on_device(weight)
-    for _ in range(3):
-        grad = gradients("rows", weight.shape, rng)[1]
-        rows = on_device(np.array([3, wrong]))
-        bad = RowSparse(on_device(np.ones((2, 2), np.float32)), rows, weight.shape)
-        with pytest.raises(ValueError, match=f"index 0: .*got {wrong}"):
-            updater(0, bad, device)
-        updater(0, grad, device)
-        clean(0, grad, twin)
-    np.testing.assert_array_equal(host(device), host(twin))
-    assert not (host(device) == weight).all()
-
-
-def test_units_are_clipped_on_the_host_alone():
-    weight = on_device(np.ones((2, 2), np.float32))
-    made = optimizer.Updater(optimizer.Adam(), clip_adaptive=0.1)
-    with pytest.raises(TypeError, match="index 0: clip_adaptive works on arrays on the host"):
-        made(0, on_device(np.ones((2, 2), np.float32)), weight)
-    np.testing.assert_array_equal(host(weight), 1)
 
 
 def test_weights_with_two_indices_are_averaged_in_list_order():

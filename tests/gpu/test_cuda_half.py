@@ -121,12 +121,6 @@ def test_a_master_can_be_given_before_and_after_the_first_step(half):
     np.testing.assert_array_equal(host(updater.states[0][1]), 2 * exact)
 
 
-def test_gradients_may_be_float32(half, rng):
-    weight, _ = halves(rng, half)
-    grads = [rng.normal(size=50).astype(np.float32)]
-    check_steps(lambda: optimizer.get_updater(optimizer.Adam(multi_precision=True)), weight, grads)
-
-
 def test_overflow_skips_the_step_and_clip_shortens_it(rng):
     weight, grads = halves(rng, np.float16)
     updater = optimizer.Updater(

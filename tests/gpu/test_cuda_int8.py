@@ -89,10 +89,3 @@ def test_a_list_has_the_bits_of_single_calls(rng):
     for index in range(2):
         single(index, on_device(grads[index]), alone[index])
         np.testing.assert_array_equal(host(together[index]), host(alone[index]))
-
-
-@pytest.mark.parametrize("name", ["lamb", "lars"])
-def test_rules_with_sums_are_refused(name):
-    weight, grad = (on_device(np.zeros((2, 64), np.float32)) for _ in range(2))
-    with pytest.raises(TypeError, match="sums over tensors, is for weights on the host"):
-        updater_of(name, **({"momentum": 0.9} if name == "lars" else {}))(0, grad, weight)

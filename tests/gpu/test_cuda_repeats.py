@@ -11,7 +11,6 @@ from fastopt._engine.devices import Devices
 from fastopt._kernels import record_words
 from fastopt._kernels.cuda_arrays import SETS
 from fastopt.amp import LossScaler
-from fastopt.averages import SWA, Lookahead
 from fastopt.lr_scheduler import CosineScheduler
 from helpers.device_arrays import Foreign, check_close, on_device
 
@@ -102,21 +101,6 @@ def test_settings_that_change_between_warm_calls_are_followed(in_python, rng):
     pair.check()
 
 
-def test_other_arrays_lists_and_single_calls_come_in_between(rng):
-    """Tables are entered for others, and uploaded, before the first arrays come again."""
-    pair = Pair(rng)
-    sets = [arrays(rng) for _ in range(3)]
-    moved = on_device(sets)
-    for turn in range(24):
-        k = [0, 0, 0, 1, 0, 2, 0, 0][turn % 8]
-        pair.step(sets[k], moved[k])
-        if turn % 5 == 3:
-            pair.step(sets[k], moved[k], indices=(2, 0))
-        if turn % 3 == 1:
-            pair.step(sets[k], moved[k], indices=(1,), single=True)
-    pair.check()
-
-
 @pytest.mark.parametrize("single", [False, True], ids=["list", "single"])
 def test_buffers_of_gradients_that_are_used_in_turns_run_no_python(single, in_python, rng):
     pair = Pair(rng)
@@ -175,23 +159,6 @@ def test_a_step_that_is_launched_again_is_skipped_and_reported(in_python, rng):
     pair.check()
 
 
-@pytest.mark.parametrize("average", [SWA(every=3), Lookahead(k=3)], ids=str)
-@pytest.mark.parametrize("clip", [None, 0.5], ids=str)
-def test_weights_are_averaged_in_the_steps_that_are_due(average, clip, rng):
-    here, there = (
-        optimizer.Updater(optimizer.SGD(lr=0.1), average=average, clip_global_norm=clip)
-        for _ in range(2)
-    )
-    weights, grads = arrays(rng), arrays(rng)
-    moved, given = on_device(weights), on_device(grads)
-    for _ in range(14):
-        here([0, 1, 2], grads, weights)
-        there([0, 1, 2], given, moved)
-        for index, expected in here.averages.items():
-            check_close(there.averages[index], expected)
-    check_close(moved, weights)
-
-
 def test_a_norm_that_is_measured_in_between_uses_other_memory_of_the_table(rng):
     """A skipped step is marked in the table on the device, which other launches do not see."""
     pair = Pair(rng)
@@ -223,17 +190,6 @@ def test_gradients_of_which_one_is_replaced_are_read_again(in_python, rng):
             in_python.clear()
         pair.step(sets[k], moved[k])
         assert in_python or turn <= 8
-    pair.check()
-
-
-def test_a_weight_that_is_replaced_is_read_again(rng):
-    pair, grads = Pair(rng), arrays(rng)
-    moved = on_device(grads)
-    for _ in range(CALLS):
-        pair.step(grads, moved)
-    pair.on_device[1] = on_device(pair.weights[1])
-    for _ in range(CALLS):
-        pair.step(grads, moved)
     pair.check()
 
 
@@ -318,27 +274,6 @@ def test_a_new_gradient_in_memory_that_is_written_to_is_no_new_gradient(rng):
     moved = [on_device(grads[0]), own.view(own.dtype), on_device(grads[2])]
     with pytest.raises(ValueError, match="memory"):
         pair.there([0, 1, 2], moved, pair.on_device)
-    pair.check()
-
-
-def test_a_state_that_is_assigned_is_used(rng):
-    pair, grads = Pair(rng), arrays(rng)
-    moved = on_device(grads)
-    for _ in range(CALLS):
-        pair.step(grads, moved)
-    state = tuple(np.zeros((7, 10), np.float32) for _ in range(2))
-    pair.here.states[1], pair.there.states[1] = state, on_device(state)
-    for _ in range(CALLS):
-        pair.step(grads, moved)
-    pair.check()
-
-
-def test_unequal_counts_have_hyper_parameters_of_their_own(rng):
-    pair, grads = Pair(rng), arrays(rng)
-    moved = on_device(grads)
-    pair.step(grads, moved, indices=(1,))
-    for _ in range(CALLS):
-        pair.step(grads, moved)
     pair.check()
 
 

@@ -9,7 +9,7 @@ from numba import cuda
 from fastopt import RowSparse, optimizer
 from fastopt._kernels.device_memory import zero
 from helpers.cases import CASES
-from helpers.device_arrays import Bare, check_close, check_steps, host, leaves, on_device
+from helpers.device_arrays import check_steps, host, leaves, on_device
 from helpers.row_rules import RowAdam
 
 pytestmark = pytest.mark.gpu
@@ -128,66 +128,6 @@ def test_rows_on_the_host_are_checked_there(wrong, rng):
     with pytest.raises(ValueError, match=f"index 0: indices must be .* below 12, got {wrong}"):
         updater(0, grad, weight)
     np.testing.assert_array_equal(host(weight), before)
-
-
-@pytest.mark.parametrize("ids", [np.int32, np.int64])
-def test_indices_have_either_type(ids, rng):
-    weight = rng.normal(size=SHAPE).astype(np.float32)
-    grads = [listing(rng, [9, 2, 9], ids=ids)]
-    check_steps(lambda: optimizer.get_updater(optimizer.Adam()), weight, grads)
-
-
-def test_indices_may_be_in_main_memory(rng):
-    weight = rng.normal(size=SHAPE).astype(np.float32)
-    grad = listing(rng, [4, 1, 4])
-    here, there = weight.copy(), on_device(weight)
-    optimizer.get_updater(optimizer.Adam())(0, grad, here)
-    updater = optimizer.get_updater(optimizer.Adam())
-    updater(0, RowSparse(on_device(grad.values), grad.indices, SHAPE), there)
-    check_close(there, here)
-
-
-def test_a_pair_of_device_arrays_is_a_row_sparse_gradient(rng):
-    weight = rng.normal(size=SHAPE).astype(np.float32)
-    grad = listing(rng, [4, 1, 4])
-    here, there = weight.copy(), on_device(weight)
-    optimizer.get_updater(optimizer.Adam())(0, grad, here)
-    pair = on_device(grad.values), on_device(grad.indices)
-    optimizer.get_updater(optimizer.Adam())(0, pair, there)
-    check_close(there, here)
-
-
-@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
-def test_weights_need_nothing_but_their_interface(lazy, rng):
-    here, there = (optimizer.Updater(optimizer.Adam(lazy_update=lazy)) for _ in range(2))
-    weight = rng.normal(size=SHAPE).astype(np.float32)
-    device = on_device(weight)
-    for rows in SOME:
-        grad = listing(rng, rows)
-        here(0, grad, weight)
-        there(0, on_device(grad), Bare(device))
-        check_close(device, weight)
-
-
-@pytest.mark.parametrize("mode", ["catch_up", "dense"])
-def test_decay_of_untouched_rows_is_that_of_the_cpu(mode, rng):
-    weight = rng.normal(size=SHAPE).astype(np.float32)
-    grads = [listing(rng, rows) for rows in SOME]
-
-    def make():
-        adamw = optimizer.AdamW(learning_rate=0.1, wd=0.2, sparse_decay=mode)
-        return optimizer.get_updater(adamw)
-
-    here, there, on_cpu, on_gpu = check_steps(make, weight, grads)
-    here.flush(0)
-    there.flush(0)
-    check_close(on_gpu, on_cpu)
-
-
-def test_half_precision_weights_with_masters_take_row_sparse_gradients(half, rng):
-    weight = rng.normal(size=SHAPE).astype(half)
-    grads = [listing(rng, rows, half) for rows in SOME]
-    check_steps(lambda: optimizer.get_updater(optimizer.Adam(multi_precision=True)), weight, grads)
 
 
 def test_the_norm_of_row_sparse_gradients_counts_each_sum_once(rng):

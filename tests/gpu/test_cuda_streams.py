@@ -184,30 +184,6 @@ def test_what_is_copied_to_an_array_lives_until_the_launch(monkeypatch):
     device_memory.assign(header(target), np.zeros(3, np.float32))
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
-@pytest.mark.parametrize("many", [False, True], ids=["one", "list"])
-def test_a_gradient_on_another_device_is_refused(known, many):
-    class Elsewhere(Foreign):
-        class device:
-            id = 1
-
-    updater, weights = optimizer.get_updater(optimizer.Adam()), [ones(3), ones(3)]
-    if known:
-        updater([0, 1], [ones(3), ones(3)], weights)
-        updater(1, ones(3), weights[1])
-    before = host(weights)
-    for grad, words in (
-        (Elsewhere(ones(3)), r"weight is on cuda\(0\), gradient on cuda\(1\)"),
-        (np.ones(3, np.float32), r"weight is on cuda\(0\), gradient on the host"),
-        (None, "gradient must be"),
-    ):
-        call = ([0, 1], [ones(3), grad], weights) if many else (1, grad, weights[1])
-        with pytest.raises((TypeError, ValueError), match="index 1: " + words):
-            updater(*call)
-    np.testing.assert_array_equal(host(weights), before)
-    assert updater.optimizer.num_update == (2 if known else 0)
-
-
 def test_rows_and_values_must_be_together():
     class Elsewhere(Foreign):
         class device:
@@ -239,32 +215,6 @@ def test_rows_may_be_indexed_by_bare_interfaces():
     for _ in range(2):
         updater([0, 1], [pair, ones(4, 2)], weights)
     np.testing.assert_array_equal(host(weights[0])[:, 0], [1, 3, 1, 3])
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"data": None},
-        {"typestr": "<i9"},
-        {"typestr": "|O"},
-        {"shape": 3},
-        {"strides": (4, 4)},
-        {"mask": ()},
-    ],
-    ids=str,
-)
-def test_a_wrong_interface_is_reported_in_plain_english(changes):
-    updater, weight, wrong = optimizer.get_updater(optimizer.SGD()), ones(3), Foreign(ones(3))
-    wrong.changes = changes
-    for index in (0, [0]):
-        many = isinstance(index, list)
-        for grad, target, role in ((wrong, weight, "gradient"), (ones(3), wrong, "weight")):
-            with pytest.raises(TypeError, match=f"index 0: {role}"):
-                updater(index, [grad] if many else grad, [target] if many else target)
-    assert updater.optimizer.num_update == 0
-    updater(0, ones(3), weight)
-    with pytest.raises(TypeError, match="index 0: gradient"):
-        updater(0, wrong, weight)
 
 
 def test_unaligned_arrays_are_copied():

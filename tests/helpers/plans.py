@@ -2,15 +2,18 @@
 
 import copy
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from fastopt import RowSparse, lr_scheduler
+from fastopt._kernels.device_memory import host
 from helpers.cases import OF_STEPS
 from helpers.resuming import WAYS, resumed
 from helpers.tensor_lists import dtype_of, everything, frozen, one_by_one
@@ -216,6 +219,23 @@ def nested(by_name):
     return tree
 
 
+class Forms(NamedTuple):
+    """What arrays and calls of a plan are drawn from, by name."""
+
+    layouts: dict
+    dense: dict
+    rows: dict
+    asides: dict
+    lightly: tuple
+    ways: tuple
+    put: Callable = np.asarray
+    """Puts an array where the others are."""
+
+
+WAYS_TO_CALL = "list", "tuple", "dict", "nested"
+ON_HOST = Forms(LAYOUTS, DENSE, ROWS, ASIDE, LIGHTLY, (*WAYS_TO_CALL, "updated"))
+
+
 @dataclass(frozen=True)
 class Call:
     """A call of a plan: its way, forms of gradients by name, and what happens after it."""
@@ -230,21 +250,34 @@ class Call:
 class World:
     """An updater and its weights, which calls of one plan are given, plain or in their forms."""
 
-    def __init__(self, setting, layouts=()):
+    def __init__(self, setting, layouts=(), forms=ON_HOST):
         self.setting, self.updater, self.weights = setting, setting.updater(), setting.weights()
+        self.forms = forms
         for (name, weight), layout in zip(self.weights.items(), layouts, strict=False):
-            self.weights[name] = LAYOUTS[layout](weight) if weight.ndim else weight
+            self.weights[name] = forms.layouts[layout](weight) if weight.ndim else weight
 
-    def gradient(self, name, form, seed):
+    def is_plain(self, name):
+        """Whether the weight is NumPy's among others that are not."""
+        return self.forms is not ON_HOST and isinstance(self.weights[name], np.ndarray)
+
+    def beside(self, name, array):
+        """An array where the weight is."""
+        return array if self.is_plain(name) else self.forms.put(array)
+
+    def gradient(self, name, form, seed, is_infinite=False):
         """A gradient of eighths, whose sums are exact, in some form; and in the plain one."""
         weight, rng = self.weights[name], np.random.default_rng(seed)
-        if form in ROWS:
-            rows = rng.integers(0, len(weight), 6)
+        dense, listed = self.forms.dense, self.forms.rows
+        if self.is_plain(name):
+            dense, listed = dict.fromkeys(dense, np.array), dict.fromkeys(listed, RowSparse)
+        if form in listed:
+            rows = rng.integers(0, weight.shape[0], 6)
             shape = 6, *weight.shape[1:]
             values = (rng.integers(-32, 33, shape) / 8).astype(weight.dtype)
-            return ROWS[form](values, rows, weight.shape), RowSparse(values, rows, weight.shape)
+            return listed[form](values, rows, weight.shape), RowSparse(values, rows, weight.shape)
         plain = np.asarray(rng.integers(-32, 33, weight.shape) / 8).astype(weight.dtype)
-        return (DENSE[form](plain) if plain.ndim else plain), plain
+        plain = np.full_like(plain, np.inf) if is_infinite else plain
+        return (dense[form](plain) if plain.ndim else plain), plain
 
     def call(self, way, names, grads):
         weights = [self.weights[name] for name in names]
@@ -266,14 +299,18 @@ class World:
 
     def bits(self):
         """All that a call may change."""
-        return everything(self.updater, self.weights), frozen(dict(self.updater.averages))
+        return everything(self.updater, self.weights), frozen(host(dict(self.updater.averages)))
+
+    def numbers(self):
+        """Weights, states and averages, on the host."""
+        updater = self.updater
+        return host((self.weights, dict(updater.states), dict(updater.averages)))
 
     def results(self):
         """What another updater has too that was given the same numbers."""
         updater, scaler = self.updater, self.updater.loss_scaler
         counts = updater.optimizer.num_update, dict(updater.optimizer._index_update_count)
-        numbers = frozen((self.weights, updater.states, dict(updater.averages)))
-        return numbers, counts, scaler and scaler.state_dict()
+        return frozen(self.numbers()), counts, scaler and scaler.state_dict()
 
     def fail(self, call, names, grads):
         """Make a call of which the last parameter has a fault: nothing changes."""
@@ -319,11 +356,11 @@ def scheduled(rate=None, error=None):
     return spoil
 
 
-def listing(row):
+def listing(row, count=2):
     def spoil(world, name, grad):
         shape = world.weights[name].shape
-        rows = [row, 0] if row > 2**64 else np.array([row, 0])
-        return np.ones((2, *shape[1:]), np.float32), rows
+        rows = [row, 0] if row > 2**64 else world.beside(name, np.array([row, 0]))
+        return world.beside(name, np.ones((count, *shape[1:]), np.float32)), rows
 
     return spoil
 
@@ -335,53 +372,60 @@ OF_RATES = {
     "Ctrl-C in a schedule": scheduled(error=KeyboardInterrupt()),
 }
 FAULTS = {
-    "another shape": lambda world, name, grad: np.ones((9, 9), np.float32),
-    "integers": lambda world, name, grad: np.ones(world.weights[name].shape, "i4"),
+    "another shape": lambda world, name, grad: world.beside(name, np.ones((9, 9), np.float32)),
+    "integers": lambda world, name, grad: world.beside(
+        name, np.ones(world.weights[name].shape, "i4")
+    ),
     "a string": lambda world, name, grad: "1",
     "the weight": lambda world, name, grad: world.weights[name],
     "a read-only weight": lock,
     "a row that is too large": listing(99),
     "a negative row": listing(-1),
     "a row that no integer of NumPy holds": listing(2**70),
+    "a row between two": listing(0.5),
+    "fewer values than rows": listing(1, count=1),
     **OF_RATES,
 }
 """Gradients, weights and rates that are refused."""
 
 
-def follow(setting, plan, *, plain=False, fails=False):
-    """The world after the calls of a plan."""
+def follow(setting, plan, *, plain=False, fails=False, forms=ON_HOST, times=1):
+    """The world after the calls of a plan, each made a number of times."""
     layouts, calls = plan
-    world = World(setting, () if plain else layouts)
+    world = World(setting, () if plain else layouts, forms)
     for step, call in enumerate(calls):
         names = [name for name, _ in call.forms]
-        made = [world.gradient(*call.forms[k], [step, k]) for k in range(len(names))]
-        if "loss_scaler" in setting.settings() and (step, type(made[0][1])) == (1, np.ndarray):
-            made[0] = [np.full_like(made[0][1], np.inf)] * 2
+        infinite = "loss_scaler" in setting.settings() and step == 1
+        made = [
+            world.gradient(*form, [step, k], infinite and not k)
+            for k, form in enumerate(call.forms)
+        ]
         grads = [pair[plain] for pair in made]
         if fails and call.fault:
             world.fail(call, names, grads)
         way = ("list" if setting.is_whole else "single") if plain else call.way
-        world.call(way, names, grads)
+        for _ in range(times):
+            world.call(way, names, grads)
         CHANGES[call.change](world)
         if not plain:
-            ASIDE[call.aside](world)
+            forms.asides[call.aside](world)
     return world
 
 
 @st.composite
-def plans(draw, setting, faults=()):
+def plans(draw, setting, faults=(), of=ON_HOST):
     """Layouts of the weights, and calls that update some of them in some form."""
     names, count = list(setting.weights()), draw(st.integers(2, 5))
     if setting.is_elementwise:
-        layouts = [draw(st.sampled_from([*LAYOUTS])) for _ in names]
-        forms, asides = st.sampled_from([*DENSE]), draw(st.sampled_from([LIGHTLY, [*ASIDE]]))
+        layouts = [draw(st.sampled_from([*of.layouts])) for _ in names]
+        forms = st.sampled_from([*of.dense])
+        asides = draw(st.sampled_from([of.lightly, [*of.asides]]))
     else:  # products of matrices depend on the layouts of arrays
         layouts, forms, asides = (), st.sampled_from(["plain", "read-only", "float64"]), AS_THEY_LIE
-    with_rows = st.sampled_from([*ROWS]) | forms if setting.rows else forms
-    ways = ["list", "tuple", "dict", "nested", "updated"]
+    with_rows = st.sampled_from([*of.rows]) | forms if setting.rows else forms
     calls = []
     for _ in range(count):
-        way = draw(st.sampled_from(ways if setting.is_whole else ["single", *ways]))
+        way = draw(st.sampled_from(of.ways if setting.is_whole else ["single", *of.ways]))
         chosen = draw(st.permutations(names))[: draw(st.integers(1, len(names)))]
         if way in ("dict", "nested", "updated"):
             chosen = [name for name in names if name in chosen]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastopt._kernels.device_memory import host
 from fastopt.sparse import RowSparse
 
 
@@ -120,4 +121,5 @@ def everything(updater, weights):
     made = updater.optimizer
     kept = made.__getstate__()
     scaler = updater.loss_scaler and updater.loss_scaler.state_dict()
-    return frozen((weights, updater.states, updater.states_synced, kept, scaler))
+    arrays = host((weights, dict(updater.states)))
+    return frozen((arrays, updater.states_synced, kept, scaler))

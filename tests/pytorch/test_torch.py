@@ -3,7 +3,6 @@
 import copy
 import doctest
 import importlib
-import io
 import pickle
 import pkgutil
 
@@ -19,6 +18,7 @@ from fastopt.arguments import Real, arg
 from helpers.cases import OF_MATRICES
 from helpers.pages import blocks, printed
 from helpers.paths import ROOT
+from helpers.torch_runs import check_like_torch, saved
 
 
 def model():
@@ -40,14 +40,6 @@ def losses(net, opt, steps=5, schedule=None, seed=2):
         if schedule is not None:
             schedule.step()
     return found
-
-
-def saved(opt):
-    """A state dict after a journey through a file."""
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def trained(value=1.0, shape=(3,), name="SGD", **options):
@@ -104,14 +96,14 @@ def test_losses_are_those_of_torch_also_after_loading_each_others_state(name, op
 
 
 def test_torchs_matrices_are_those_of_muon():
-    for library in (torch.optim, fastopt.torch):
+    def run(library):
         torch.manual_seed(3)
         net = torch.nn.Linear(5, 2, bias=False)
-        opt = library.Muon(net.parameters(), lr=0.1)
-        found = losses(net, opt)
-        if library is torch.optim:
-            expected = found
-    np.testing.assert_allclose(found, expected, rtol=1e-2)  # torch computes in bfloat16
+        return losses(net, library.Muon(net.parameters(), lr=0.1))
+
+    np.testing.assert_allclose(
+        run(fastopt.torch), run(torch.optim), rtol=1e-2
+    )  # torch computes in bfloat16
 
 
 OWN = sorted(set(fastopt.torch.recipes.names()) - {name for name, _ in CASES})
@@ -163,20 +155,10 @@ def test_schedulers_and_users_change_options_of_groups():
     assert first.tolist() == [-0.5, -0.5]
 
 
-def test_one_cycle_changes_betas_in_each_step():
-    pairs = []
-    for library in (torch.optim, fastopt.torch):
-        net = model()
-        opt = library.Adam(net.parameters())
-        schedule = lr_scheduler.OneCycleLR(opt, 0.1, total_steps=10)
-        pairs.append(losses(net, opt, 9, schedule))
-    np.testing.assert_allclose(*pairs, rtol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["SGD", "NAG"])
 def test_momentum_can_start_and_end(name):
-    found = []
-    for library in (torch.optim, fastopt.torch):
+
+    def run(library):
         param = Parameter(torch.ones(2))
         if library is torch.optim:
             opt = library.SGD([param], lr=0.1, momentum=0.9, nesterov=name == "NAG")
@@ -186,8 +168,9 @@ def test_momentum_can_start_and_end(name):
             opt.param_groups[0]["momentum"] = momentum
             param.grad = torch.ones(2)
             opt.step()
-        found.append(param.tolist())
-    assert found[1] == pytest.approx(found[0])
+        return param
+
+    check_like_torch(run)
 
 
 BUFFERS = [
@@ -206,8 +189,8 @@ SPARSE = (BUFFERS[0], BUFFERS[2])  # what torch supports
 )
 def test_buffers_wait_while_the_momentum_is_0(name, options, sparse):
     """Also that of a parameter whose first gradient comes then, and in a copy."""
-    found = []
-    for library in (torch.optim, fastopt.torch):
+
+    def run(library):
         params = [Parameter(torch.ones(4, 2)) for _ in range(2)]
         opt = getattr(library, name)(params, lr=0.1, **options)
         own = options.get("momentum", 0)
@@ -220,8 +203,9 @@ def test_buffers_wait_while_the_momentum_is_0(name, options, sparse):
             opt.step()
             if step == 2 and name == "SGD":
                 params, opt = copy.deepcopy((params, opt))
-        found.append(params)
-    torch.testing.assert_close(*found)
+        return params
+
+    check_like_torch(run)
 
 
 @pytest.mark.parametrize(
@@ -461,29 +445,12 @@ def test_a_grad_scaler_unscales_and_skips_steps_that_overflow():
     assert scaler.get_scale() == 2
 
 
-@pytest.mark.parametrize("name", ["SparseAdam", "SGD", "Adagrad"])
-def test_row_sparse_gradients_are_those_of_torch(name):
-    found = []
-    for library in (torch.optim, fastopt.torch):
-        torch.manual_seed(1)
-        table = torch.nn.Embedding(20, 3, sparse=True)
-        opt = getattr(library, name)(table.parameters(), lr=0.1)
-        for _ in range(4):
-            opt.zero_grad()
-            rows = torch.randint(0, 20, (6,))
-            table(rows).square().sum().backward()
-            with torch.sparse.check_sparse_tensor_invariants():
-                opt.step()
-        found.append(table.weight.detach())
-    torch.testing.assert_close(*found)
-
-
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("size", [1.0, 1e-6, 1e-8])
 def test_the_epsilon_of_sparse_adam_is_that_of_torch(size, dense):
     """A dense gradient of fastopt.torch is that of all rows of torch."""
-    found = []
-    for library in (torch.optim, fastopt.torch):
+
+    def run(library):
         param = Parameter(torch.zeros(4, 3))
         opt = library.SparseAdam([param], lr=0.1, maximize=True)
         for step in range(4):
@@ -500,13 +467,14 @@ def test_the_epsilon_of_sparse_adam_is_that_of_torch(size, dense):
                 if not dense:
                     opt = other.SparseAdam([param], lr=0.1)
                     opt.load_state_dict(state)
-        found.append(param)
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)
+        return param
+
+    check_like_torch(run, rtol=1e-5, atol=1e-9)
 
 
 def test_gradients_may_be_dense_row_sparse_or_missing_in_turn():
-    found = []
-    for library in (torch.optim, fastopt.torch):
+
+    def run(library):
         params = [Parameter(torch.ones(4, 2)), Parameter(torch.ones(3))]
         opt = library.SGD(params, lr=0.1)
         rows = torch.sparse_coo_tensor([[2, 0]], torch.ones(2, 2), (4, 2), check_invariants=True)
@@ -514,8 +482,9 @@ def test_gradients_may_be_dense_row_sparse_or_missing_in_turn():
             params[0].grad = (torch.full((4, 2), 0.5), rows, None)[step % 3]
             params[1].grad = torch.full((3,), 0.25) if step % 4 else None
             opt.step()
-        found.append([param.detach() for param in params])
-    torch.testing.assert_close(*found)
+        return params
+
+    check_like_torch(run)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
@@ -535,18 +504,18 @@ def test_rows_without_a_gradient_are_not_touched(name):
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant")
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "SparseAdam"])
-@pytest.mark.parametrize("shape", [(3, 2), (2, 3, 2)])
-def test_sparse_gradients_may_have_indices_of_elements(name, shape):
-    """Or of several leading dimensions; some are empty, and others repeat an index."""
-    found = []
-    for library in (torch.optim, fastopt.torch):
+@pytest.mark.parametrize(("shape", "indexed"), [((3, 2), 1), ((3, 2), 2), ((2, 3, 2), 2)])
+def test_sparse_gradients_are_those_of_torch(name, shape, indexed):
+    """Of rows, of elements or of several leading dimensions; some empty, or with an index twice."""
+
+    def run(library):
         param = Parameter(torch.ones(shape))
         opt = getattr(library, name)([param], lr=0.1)
         for step in range(5):
             grad = torch.zeros(shape)
             if step != 3:
                 grad[step % 2, 1] = step + 1.0
-            grad = grad.to_sparse(2)
+            grad = grad.to_sparse(indexed)
             if step == 2:
                 twice = torch.cat([grad.indices()] * 2, 1), torch.cat([grad.values()] * 2)
                 grad = torch.sparse_coo_tensor(*twice, shape, check_invariants=True)
@@ -556,8 +525,9 @@ def test_sparse_gradients_may_have_indices_of_elements(name, shape):
                 opt.load_state_dict(state)
             param.grad = grad
             opt.step()
-        found.append([param.detach(), {k: v for k, v in opt.state[param].items() if k != "step"}])
-    torch.testing.assert_close(*found)
+        return [param, {k: v for k, v in opt.state[param].items() if k != "step"}]
+
+    check_like_torch(run)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -641,33 +611,6 @@ def test_averages_are_in_the_parameters_inside_of_the_context(options):
     copied = copy.deepcopy((param, opt))
     with copied[1].averaged():
         assert copied[0].item() == average
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"state_dtype": "int8", "state_min_size": 1},
-        {"state_dtype": "bfloat16"},
-        {"multi_precision": True},
-        {"rounding": "stochastic"},
-    ],
-)
-def test_compact_states_and_half_precision_resume_with_the_same_bits(options):
-    half = not options.get("state_dtype")
-    dtype = torch.bfloat16 if half else torch.float32
-    param = Parameter(torch.ones(16, 16, dtype=dtype))
-    opt = fastopt.torch.AdamW([param], lr=0.01, **options)
-    for _ in range(3):
-        param.grad = torch.linspace(-1, 1, 256).reshape(16, 16).to(dtype)
-        opt.step()
-    other = Parameter(param.detach().clone())
-    resumed = fastopt.torch.AdamW([other], **options)
-    resumed.load_state_dict(saved(opt))
-    other.grad = param.grad
-    opt.step()
-    resumed.step()
-    assert torch.equal(param, other)
-    assert (param != 1).any()
 
 
 def test_a_state_shows_tensors_that_share_memory():
@@ -793,8 +736,8 @@ def test_every_class_accepts_the_modes_of_torch(name):
     ],
 )
 def test_muon_has_the_options_of_torch(options):
-    found = []
-    for library in (torch.optim, fastopt.torch):
+
+    def run(library):
         param = Parameter(torch.zeros(3, 2))
         try:
             opt = library.Muon([param], lr=0.1, **options)
@@ -802,31 +745,9 @@ def test_muon_has_the_options_of_torch(options):
             pytest.skip("newer versions of torch have it")
         param.grad = torch.arange(6.0).view(3, 2)
         opt.step()
-        found.append(param)
-    torch.testing.assert_close(*found, rtol=0.02, atol=1e-3)  # torch computes in bfloat16
+        return param
 
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        [{"amsgrad": False}],
-        [{"decoupled_weight_decay": True}],
-        [{"maximize": True}, {"maximize": False}],
-        [{"lr": -0.1}, {"lr": 0.1, "weight_decay": -0.5}],
-        [{"betas": (torch.tensor(0.5), 0.9), "eps": torch.tensor(0.1)}, {"betas": (0.1, 0.2)}],
-    ],
-)
-def test_options_change_at_any_time(changes):
-    found = []
-    for library in (torch.optim, fastopt.torch):
-        param = Parameter(torch.ones(3))
-        opt = library.Adam([param], lr=0.1, weight_decay=0.1, amsgrad=True)
-        for change in ({}, *changes, {}):
-            opt.param_groups[0].update(change)
-            param.grad = torch.tensor([1.0, -2.0, 0.5])
-            opt.step()
-        found.append(param)
-    torch.testing.assert_close(*found)
+    check_like_torch(run, rtol=0.02, atol=1e-3)  # torch computes in bfloat16
 
 
 def test_an_option_may_not_need_what_the_state_lacks():
@@ -839,13 +760,12 @@ def test_an_option_may_not_need_what_the_state_lacks():
     opt.step()
 
 
-COMPLEX = [*CASES, ("SGD", {"momentum": 0.9, "nesterov": True})]
-
-
-@pytest.mark.parametrize(("name", "options"), COMPLEX)
+@pytest.mark.parametrize(
+    ("name", "options"), [*CASES, ("SGD", {"momentum": 0.9, "nesterov": True})]
+)
 def test_complex_parameters_are_pairs_of_real_numbers(name, options):
-    found = []
-    for library in (torch.optim, fastopt.torch):
+
+    def run(library):
         torch.manual_seed(1)
         param = Parameter(torch.randn(3, 2, dtype=torch.complex64))
         opt = getattr(library, name)([param], **{"lr": 0.1, **options})
@@ -858,30 +778,9 @@ def test_complex_parameters_are_pairs_of_real_numbers(name, options):
                 grad = param.grad.conj()  # torch cannot update with it
                 param.grad = grad if library is fastopt.torch else grad.resolve_conj()
             opt.step()
-        found.append([param.detach(), opt.state[param]])
-    torch.testing.assert_close(*found, check_dtype=False)
+        return [param, opt.state[param]]
 
-
-@pytest.mark.parametrize("damage", ["slot", "shape", "groups", "other"])
-def test_a_state_dict_that_does_not_fit_changes_nothing(damage):
-    _, opt = trained(name="Adam")
-    opt.step()
-    state, before = saved(opt), saved(opt)
-    if damage == "slot":
-        del state["state"][0]["exp_avg_sq"]
-    elif damage == "shape":
-        state["state"][0]["exp_avg"] = torch.ones(4)
-    elif damage == "groups":
-        state["param_groups"].append({"params": []})
-    else:
-        _, lion = trained(name="Lion")
-        lion.step()
-        state = saved(lion)
-    with pytest.raises((ValueError, KeyError)):
-        opt.load_state_dict(state)
-    after = saved(opt)
-    assert after["param_groups"] == before["param_groups"]
-    torch.testing.assert_close(after["state"], before["state"])
+    check_like_torch(run, check_dtype=False)
 
 
 def test_the_examples_of_the_package_run():

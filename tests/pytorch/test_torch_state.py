@@ -9,6 +9,7 @@ from torch.nn import Parameter
 
 import fastopt
 import fastopt.torch
+from helpers.torch_runs import check_like_torch, saved
 
 KINDS = [
     ("Adam", {}),
@@ -17,6 +18,8 @@ KINDS = [
     ("Adam", {"average": fastopt.EMA(0.5)}),
     ("AdamW", {"multi_precision": True}),
     ("AdamW", {"state_dtype": "int8", "state_min_size": 1}),
+    ("AdamW", {"state_dtype": "bfloat16"}),
+    ("AdamW", {"rounding": "stochastic"}),
     ("Lion", {}),
     ("Adam", {"lr": torch.tensor(0.1)}),
 ]
@@ -24,7 +27,7 @@ KINDS = [
 
 def trained(name, **options):
     """A parameter, its optimizer, and a step with a gradient of this value."""
-    half = bool(options.get("multi_precision"))
+    half = not {"multi_precision", "rounding"}.isdisjoint(options)
     param = Parameter(torch.ones(2, 3, dtype=torch.bfloat16 if half else torch.float32))
     opt = getattr(fastopt.torch, name)([param], **{"lr": 0.1, **options})
 
@@ -40,6 +43,9 @@ def trained(name, **options):
 def test_a_state_dict_is_a_snapshot_to_which_a_run_can_return(name, options):
     param, opt, step = trained(name, **copy.deepcopy(options))
     state, before = opt.state_dict(), param.detach().clone()
+    other = Parameter(before.clone())
+    fresh = type(opt)([other], **{name: options[name] for name in options if name != "lr"})
+    fresh.load_state_dict(saved(opt))
     step(-2.0)
     expected = param.detach().clone()
     if isinstance(opt.param_groups[0]["lr"], torch.Tensor):
@@ -48,7 +54,10 @@ def test_a_state_dict_is_a_snapshot_to_which_a_run_can_return(name, options):
     param.data.copy_(before)
     opt.load_state_dict(state)
     step(-2.0)
+    other.grad = torch.full_like(other, -2.0)
+    fresh.step()
     assert torch.equal(param.detach(), expected)
+    assert torch.equal(other.detach(), expected)
 
 
 def zeroed(opt, p):
@@ -60,7 +69,7 @@ def replaced(opt, p):
 
 
 def strided(opt, p):
-    opt.state[p]["exp_avg"] = torch.arange(12.0).view(3, 4).T[:2, :3]
+    opt.state[p]["exp_avg"] = torch.arange(12.0).view(4, 3).T[:3, :3]
 
 
 def counted(opt, p):
@@ -114,28 +123,6 @@ def other_parameter_memory(opt, p):
     p.data = p.data.clone()
 
 
-WRITES = [zeroed, replaced, strided, counted, count_replaced, other_memory, cleared, removed]
-WRITES += [emptied, assigned, own_key, moved, cast_and_back, other_parameter_memory]
-
-
-@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-@pytest.mark.parametrize("amsgrad", [False, True])
-def test_what_a_program_writes_to_the_state_is_what_the_next_step_uses(write, amsgrad):
-    found = []
-    for library in (torch.optim, fastopt.torch):
-        torch.manual_seed(1)
-        params = [Parameter(torch.randn(2, 3)) for _ in range(2)]
-        opt = library.Adam(params, lr=0.1, amsgrad=amsgrad)
-        for step in range(5):
-            for param in params:
-                param.grad = torch.randn(2, 3)
-            opt.step()
-            if step in (1, 2):
-                write(opt, params[1])
-        found.append([*params, *(opt.state[param] for param in params)])
-    torch.testing.assert_close(*found)
-
-
 def reverse(opt):
     opt.param_groups.reverse()
 
@@ -162,52 +149,75 @@ def replace_group(opt):
 
 
 def new_group(opt):
-    torch.manual_seed(7)
     opt.param_groups.append(dict(opt.param_groups[0], params=[Parameter(torch.randn(3))]))
 
 
+def set_options(*changes):
+    """Changes of the options of a group, in turn."""
+
+    def change(opt, param):
+        opt.param_groups[0].update(changes[int(opt.state[param]["step"]) % len(changes)])
+
+    return change
+
+
+def slow(opt, p):
+    """As timm's Lookahead does."""
+    slow = opt.state[p].setdefault("slow", p.detach().clone())
+    slow.add_(p.detach() - slow, alpha=0.5)
+    p.data.copy_(slow)
+
+
+def of_itself(view):
+    def change(opt, p):
+        opt.state[p]["exp_avg"] = view(opt.state[p]["exp_avg"])
+
+    return change
+
+
+WRITES = [zeroed, replaced, strided, counted, count_replaced, other_memory, cleared, removed]
+WRITES += [emptied, assigned, own_key, moved, cast_and_back, other_parameter_memory, slow]
 SURGERY = [reverse, append, swap, merge, remove, replace_group, new_group]
+OPTIONS = [
+    [{"amsgrad": False}],
+    [{"decoupled_weight_decay": True}],
+    [{"maximize": True}, {"maximize": False}],
+    [{"lr": -0.1}, {"lr": 0.1, "weight_decay": -0.5}],
+    [{"betas": (torch.tensor(0.5), 0.9), "eps": torch.tensor(0.1)}, {"betas": (0.1, 0.2)}],
+]
+SGD, AMSGRAD = {"momentum": 0.9, "dampening": 0.5}, {"amsgrad": True, "weight_decay": 0.1}
+CHANGES = [
+    *(("Adam", {"amsgrad": amsgrad}, write) for write in WRITES for amsgrad in (False, True)),
+    *(("Adam", {}, of_itself(view)) for view in (torch.t, torch.fliplr)),
+    *(("Adam", AMSGRAD, set_options(*changes)) for changes in OPTIONS),
+    *(
+        (name, options, lambda opt, p, change=change: change(opt))
+        for change in SURGERY
+        for name, options in (("SGD", SGD), ("Adam", {}), ("NAdam", {}))
+    ),
+    ("SGD", SGD, slow),
+]
+"""Optimizers, and what a program changes: the state, options, or groups with their parameters."""
 
 
-@pytest.mark.parametrize("change", SURGERY, ids=lambda change: change.__name__)
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("SGD", {"momentum": 0.9, "dampening": 0.5}), ("Adam", {}), ("NAdam", {})],
-)
-def test_state_belongs_to_the_parameter_in_whatever_group(change, name, options):
-    found = []
-    for library in (torch.optim, fastopt.torch):
+@pytest.mark.parametrize(("name", "options", "change"), CHANGES)
+def test_what_a_program_changes_is_what_the_next_step_uses(name, options, change):
+    def run(library):
         torch.manual_seed(1)
-        params = [Parameter(torch.randn(2, 3)) for _ in range(4)]
-        groups = [{"params": params[:2], "lr": 0.1}, {"params": params[2:], "lr": 0.2}]
+        params = [Parameter(torch.randn(3, 3)) for _ in range(4)]
+        groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.2}]
         opt = getattr(library, name)(groups, lr=0.1, **options)
-        for step in range(4):
-            if step in (1, 3):
-                change(opt)
+        for step in range(5):
             torch.manual_seed(step)
             for group in opt.param_groups:
                 for param in group["params"]:
                     param.grad = torch.randn(param.shape)
             opt.step()
-        found.append(params)
-    torch.testing.assert_close(*found)
+            if step in (0, 2):
+                change(opt, params[1])
+        return [*params, *(dict(opt.state[param]) for param in params)]
 
-
-def test_a_wrapper_that_keeps_slow_weights_in_the_state_has_an_effect():
-    """As timm's Lookahead does."""
-    found = []
-    for library in (torch.optim, fastopt.torch):
-        param = Parameter(torch.ones(3))
-        opt = library.SGD([param], lr=0.1, momentum=0.9)
-        for step in range(6):
-            param.grad = torch.ones(3)
-            opt.step()
-            slow = opt.state[param].setdefault("slow", param.detach().clone())
-            if step % 3 == 2:
-                slow.add_(param.detach() - slow, alpha=0.5)
-                param.data.copy_(slow)
-        found.append(param)
-    torch.testing.assert_close(*found)
+    check_like_torch(run, check_dtype=False)
 
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
@@ -372,7 +382,13 @@ def of_group(**changes):
     return change
 
 
+def of_lion(state):
+    state["state"] = trained("Lion")[1].state_dict()["state"]
+
+
 DAMAGES = [
+    ("parameter group", lambda state: state["param_groups"].append({"params": []})),
+    ("state of weight lacks", of_lion),
     *(
         (f"state of weight: step must be a whole .*got {str(step)[:3]}", damaged(step=step))
         for step in NOT_STEPS
@@ -421,18 +437,3 @@ def test_a_state_may_be_negated_lazily():
     state["state"][0]["momentum_buffer"] = torch._neg_view(torch.ones(2, 3))
     opt.load_state_dict(state)
     assert np.array_equal(opt.updaters[0].states[0], -np.ones((2, 3)))
-
-
-@pytest.mark.parametrize("change", [torch.t, torch.fliplr])
-def test_a_state_that_is_replaced_by_a_view_of_itself_counts(change):
-    found = []
-    for library in (torch.optim, fastopt.torch):
-        torch.manual_seed(0)
-        weight = torch.nn.Parameter(torch.randn(3, 3))
-        opt = library.Adam([weight], lr=0.1)
-        for _ in range(3):
-            weight.grad = torch.randn(3, 3)
-            opt.step()
-            opt.state[weight]["exp_avg"] = change(opt.state[weight]["exp_avg"])
-        found.append(weight.detach())
-    torch.testing.assert_close(*found)

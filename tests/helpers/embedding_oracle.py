@@ -9,8 +9,8 @@ from fastopt.sparse import RowSparse
 
 __all__ = ["BATCHES", "DIM", "HEIGHT", "IDS", "INDEX", "Oracle", "first"]
 
-DIM, HEIGHT = 3, 1024
-"""Columns, and rows of the oracle's weight: those that a small table shows its updater."""
+DIM, HEIGHT = 16, 1024
+"""Columns, as many as 8 bits need, and rows of the weight that a small table shows its updater."""
 
 IDS = st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63), *range(10**12, 10**12 + 9)])
 BATCHES = st.lists(IDS, max_size=9)

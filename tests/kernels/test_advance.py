@@ -94,32 +94,3 @@ def test_what_is_carried_has_the_bits_of_plain_python(name, per_index):
             updater(1, np.ones(4), weights[1])
         ends.append([weight.tobytes() for weight in weights] + [dict(made.carried)])
     assert ends[0] == ends[1]
-
-
-def test_the_second_of_equal_groups_is_not_computed_with_the_count_of_the_first():
-    """Tensors of one group may have been updated at different times."""
-    ends = []
-    for listed in (True, False):
-        updater, weights = updater_of("adamax", (0.9, 0.999)), [np.ones(3) for _ in range(3)]
-        for _ in range(3):
-            updater(1, np.ones(3), weights[1])
-        for _ in range(3):
-            grads = [np.ones(3) for _ in weights]
-            if listed:
-                updater([0, 1, 2], grads, weights)
-            else:
-                for index in range(3):
-                    updater(index, grads[index], weights[index])
-        ends.append([weight.tobytes() for weight in weights])
-    assert ends[0] == ends[1]
-
-
-def test_the_largest_count_is_that_of_all_indices():
-    updater = updater_of("adam", (0.9, 0.999))
-    weights = [np.ones(3), np.ones(3)]
-    for _ in range(5):
-        updater(0, np.ones(3), weights[0])
-    updater([0, 1], [np.ones(3)] * 2, weights)
-    updater(1, np.ones(3), weights[1])
-    assert updater.optimizer.num_update == 6
-    assert updater.optimizer._index_update_count == {0: 6, 1: 2}

@@ -318,61 +318,6 @@ def test_matrix_optimizers_refuse(name):
         optimizer.create(name, state_dtype="int8")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dim", [48, *exhaustive(200)])
-@pytest.mark.parametrize("place", ["memory", "files"])
-def test_tables_that_grow_keep_8_bits_for_each_row(dim, place, tmp_path):
-    """Like an updater with row-sparse gradients; a row that is evicted and comes back is new."""
-    path = {"path": tmp_path / "table"} if place == "files" else {}
-    adam = optimizer.Adam(learning_rate=0.1, state_dtype="int8")
-    table = fastopt.EmbeddingTable(dim, adam, init="zeros", **path)
-    updater, weight = made(learning_rate=0.1), np.zeros((1000, dim), np.float32)
-    ids = np.array([7, 3, 999, 12])
-    for gradient in gradients((4, dim), 3):
-        table.lookup(ids)
-        table.update(ids, gradient)
-        updater(0, fastopt.RowSparse(gradient, ids, weight.shape), weight)
-    np.testing.assert_array_equal(table.lookup(ids), weight[ids])
-    table.update(ids[1:], np.ones((3, dim), np.float32))
-    updater(0, fastopt.RowSparse(np.ones((3, dim), np.float32), ids[1:], weight.shape), weight)
-    assert table.evict(unused_for=1) == [7]
-    for array in (weight, *leaves(updater.states[0])):
-        array[7] = 0
-    for gradient in gradients((4, dim), 2, seed=5):
-        table.lookup(ids)
-        table.update(ids, gradient)
-        updater(0, fastopt.RowSparse(gradient, ids, weight.shape), weight)
-    np.testing.assert_array_equal(table.lookup(ids), weight[ids])
-    kinds = [array.dtype.name for array in table._storage.arrays]
-    assert kinds == ["int8", "float32", "uint8", "float32"]
-    bytes_of_row = sum(array[:1].nbytes for array in table._storage.arrays)
-    assert bytes_of_row == 2 * (dim + 4 * -(-dim // BLOCK))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["memory", "files"])
-def test_tables_in_8_bits_continue_with_the_same_bits(place, tmp_path):
-    adam = optimizer.Adam(learning_rate=0.1, state_dtype="int8")
-    path = {"path": tmp_path / "table"} if place == "files" else {}
-    table = fastopt.EmbeddingTable(48, adam, **path)
-    ids, steps = np.arange(100, 140), gradients((40, 48), 4)
-    for gradient in steps[:2]:
-        table.lookup(ids)
-        table.update(ids, gradient)
-    table.save(tmp_path / "saved")
-    others = [fastopt.EmbeddingTable.load(tmp_path / "saved")]
-    user = optimizer.Adam(learning_rate=0.5, state_dtype="int8")
-    others.append(fastopt.EmbeddingTable.load(tmp_path / "saved", user))
-    if place == "files":
-        table.close()
-        table = fastopt.EmbeddingTable.open(tmp_path / "table")
-    for each in (table, *others):
-        for gradient in steps[2:]:
-            each.update(ids, gradient)
-    for other in others:
-        np.testing.assert_array_equal(table.lookup(ids), other.lookup(ids))
-
-
 @pytest.mark.parametrize(
     ("slots", "message"),
     [

@@ -24,4 +24,5 @@ def test_chunks_cover_everything_once(tensors, size):
     tensors = [(items if size > 1 else items % 100, width) for items, width in tensors]
     chunks, total = chunks_of(*tensors, size=size)
     assert covered(chunks, tensors)
+    assert all(n * tensors[k][1] <= max(size, tensors[k][1]) for k, _, n in chunks.tolist())
     assert total == sum(items * width for items, width in tensors)

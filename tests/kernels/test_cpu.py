@@ -7,11 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt._kernels import chunks as division
 from fastopt._kernels import cpu, cpu_sums
 from fastopt._kernels.record_words import LARGE_FROM
 from fastopt.kernels.rule import rule
@@ -91,17 +88,6 @@ def test_the_test_for_widening_can_fail():
         assert "fpext" in compile_anew(cpu.element_loop, "wide", np.float32)[0]
     finally:
         del RULES["wide"]
-
-
-@given(items=st.integers(0, 300_000), width=st.integers(1, 70_000))
-def test_chunks_cover_every_item_once(items, width):
-    chunks, total = division.chunks_of((items, width))
-    assert total == items * width
-    starts, sizes = chunks[:, 1], chunks[:, 2]
-    assert sizes.sum() == items
-    assert np.array_equal(starts, np.cumsum(sizes) - sizes)
-    assert (sizes > 0).all()
-    assert (sizes * width <= max(division.CHUNK, width)).all()
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 16_383, 16_384, 32_769, 100_001])

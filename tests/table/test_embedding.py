@@ -18,6 +18,7 @@ def masters(**kwargs):
 
 FORMS = {
     "adam": {},
+    "8 bits": {"make": lambda: optimizer.Adam(lr=0.1, state_dtype="int8", state_min_size=1)},
     "min_count": {"min_count": 3},
     "half_life": {"half_life": 1.5},
     "masters": {"make": masters, "dtype": "float16"},
@@ -39,7 +40,7 @@ FORMS = {
     },
     "free": {"make": lambda: optimizer.ScheduleFreeAdamW(learning_rate=0.1, lazy_update=True)},
 }
-DEFAULT = ("adam", "min_count")
+DEFAULT = ("adam", "8 bits", "min_count")
 
 
 @pytest.mark.parametrize(

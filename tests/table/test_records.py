@@ -206,8 +206,13 @@ def deferred():
     return optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
 
 
+def in_8_bits():
+    return optimizer.Adam(learning_rate=0.1, state_dtype="int8", state_min_size=1)
+
+
 KINDS = {
     "adam": {},
+    "8 bits": {"make": staticmethod(in_8_bits)},
     "deferred decay": {"make": staticmethod(deferred), "half_life": 2.0},
     "rows": {"make": staticmethod(optimizer.GroupAdaGrad), "min_count": 2},
     "stochastic rounding": {"make": staticmethod(rounded), "dtype": "float16"},
@@ -217,7 +222,7 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", kept(KINDS, "deferred decay"))
+@pytest.mark.parametrize("kind", kept(KINDS, "8 bits", "deferred decay"))
 def test_the_bits_are_those_of_a_table_in_memory(kind):
     if KINDS[kind].get("dtype") == "bfloat16":
         pytest.importorskip("ml_dtypes")
@@ -707,6 +712,15 @@ def test_rules_that_need_all_rows_are_refused(made, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         fastopt.EmbeddingTable(2, made, path=tmp_path / "table")
     assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize("dim", [48, 200])
+def test_8_bits_are_kept_of_each_row(dim):
+    table = fastopt.EmbeddingTable(dim, in_8_bits())
+    table.update([7, 3], np.ones((2, dim), np.float32))
+    arrays = table._storage.arrays
+    assert [array.dtype.name for array in arrays] == ["int8", "float32", "uint8", "float32"]
+    assert sum(array[:1].nbytes for array in arrays) == 2 * (dim + 4 * -(-dim // 128))
 
 
 def test_the_weight_is_read_only(table):

@@ -28,7 +28,8 @@ KINDS = [
 def trained(name, **options):
     """A parameter, its optimizer, and a step with a gradient of this value."""
     half = not {"multi_precision", "rounding"}.isdisjoint(options)
-    param = Parameter(torch.ones(2, 3, dtype=torch.bfloat16 if half else torch.float32))
+    shape = (2, 16 if options.get("state_dtype") == "int8" else 3)
+    param = Parameter(torch.ones(shape, dtype=torch.bfloat16 if half else torch.float32))
     opt = getattr(fastopt.torch, name)([param], **{"lr": 0.1, **options})
 
     def step(value):

@@ -11,14 +11,14 @@ from fastopt import RowSparse
 from fastopt._kernels.device_memory import host
 from helpers.cases import CASES
 from helpers.device_arrays import Bare, Foreign, leaves, on_device
-from helpers.plans import ASIDE, FAULTS, WAYS_TO_CALL, Forms, follow, plans
+from helpers.plans import ASIDE, FAULTS, WAYS_TO_CALL, Call, Forms, follow, plans
 from helpers.settings import TABLE, every_setting
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:.* has no effect", "ignore:.*arguments swapped"),
 ]
-few = settings(max_examples=4, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+few = settings(max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 WARM = 4
 """Times of each call, so that compiled code makes the last ones."""
 
@@ -138,9 +138,25 @@ def check_same(device, here):
 @given(data=st.data())
 def test_calls_on_a_device_are_those_of_the_cpu(setting, data):
     plan = data.draw(plans(setting, of=ON_DEVICE).filter(lambda plan: counts_alike(setting, plan)))
+    check_plan(setting, plan)
+
+
+def check_plan(setting, plan):
     check_same(
         *(follow(setting, plan, plain=p, forms=ON_DEVICE, times=WARM) for p in (False, True))
     )
+
+
+ROWS_OF_ONE, ALL = ("embed.weight", "rows"), (("embed.weight", "plain"), ("body.bias", "plain"))
+PLANS = {
+    "groups": [Call("list", ALL, aside) for aside in ASIDES],
+    "SWA of rows": [Call("single", (ROWS_OF_ONE,)), Call("list", (ROWS_OF_ONE, ROWS_OF_ONE))],
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_happens_between_calls_and_rows_that_come_twice(name):
+    check_plan(TABLE[name], (("plain",) * 4, PLANS[name]))
 
 
 @of_devices

@@ -17,6 +17,7 @@ from helpers.settings import TABLE, every_setting
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:.* has no effect", "ignore:.*arguments swapped"),
+    pytest.mark.filterwarnings("ignore:this call starts states"),
 ]
 few = settings(max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 WARM = 4

@@ -117,7 +117,6 @@ DEFECTS = [
     ("arguments.py", "    if is_array(value):  #", "    if False:  #", PAST),
     ("_engine/records.py", "            averages.update(averaged)\n", "", PAST),
     ("optimizer/lbsgd.py", '("int32", "int64")', '("int64",)', PAST),
-    ("distributed/updater.py", "is not None and batches.completes(index)", "is False", RANKS),
     # files
     (CONTAINER, 'if _digest(text) != metadata["crc32"]:', "if not text:", FILES),
     (CONTAINER, 'if crc != record["crc32"]:', "if crc is None:", FILES),

@@ -4,8 +4,8 @@ Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``
 """
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,21 @@ from fastopt._engine.overlap import Ranges
 from fastopt._engine.parameters import DeviceRecord, Parameter, compiling
 from fastopt._engine.validate import check
 from fastopt._kernels import record_words as w
-from fastopt._kernels.cuda_arrays import Known, Reader
+from fastopt._kernels.cuda_arrays import Reader
 from fastopt._kernels.cuda_table import CudaTable, launch
 from fastopt._kernels.device_front import TARGET
-from fastopt._kernels.devices import header
+from fastopt._kernels.devices import header, stays
 from fastopt._kernels.layout import DONE
 from fastopt._kernels.numpy_abi import address_of
 from fastopt.sparse import RowSparse
 
 Words = NDArray[np.int64]
+
+SETS = 64
+"""Maximum number of sets of gradients that a call repeats in turns."""
+
+MEMBERS = 1 << 13
+"""Number of arrays in all these sets, if that is more than one set."""
 
 
 class Places(NamedTuple):
@@ -63,13 +69,20 @@ class DeviceCall:
     places : list
         Positions in the list of the tensors of each table.
     targets : numpy.ndarray
-        What compiled code writes to; see :func:`fastopt._kernels.device_front.advance_call`.
+        What compiled code writes to; see :meth:`targets_in`.
     hypers : numpy.ndarray
         Addresses of the hyper-parameters of each tensor.
     rests : tuple of int
         Whether a step does not average each weight.
     steps : DeviceSteps or None
         What counts on the device.
+    fixed : bool
+        Whether nothing but addresses of weights and gradients, and numbers, changes from step to
+        step, all on one stream.
+    seen : dict
+        The first gradient of each set that calls had, by the ids of all.
+    own_ids : tuple of int
+        Ids of the weights of these calls.
     """
 
     def __init__(
@@ -88,25 +101,18 @@ class DeviceCall:
             CudaTable.joined([tables[k] for k in own]) if len(own) > 1 else tables[own[0]]
             for own in self.places
         ]
-        everything = list(range(self.length))
-        self.takes = [
-            (table, None if own == everything else _taking(own), own[0])
-            for table, own in zip(self.tables, self.places, strict=True)
-        ]
-        self.targets = np.empty((self.length, TARGET), np.int64)
-        for table, own in zip(self.tables, self.places, strict=True):
-            table.given.refuse_capture()
-            count, size = table.fields.shape[1], table.fields.itemsize
-            self.targets[own, 0] = table.fields.ctypes.data + np.arange(len(own)) * count * size
-            self.targets[own, 1] = count
-            steps = np.arange(len(own)) * table.table.strides[0]
-            self.targets[own, 2] = table.table.ctypes.data + steps
-            self.targets[own, 3] = table.layout.keyed
-        self.target = address_of(self.targets)
+        self.targets = self.targets_in([table.table for table in self.tables])
         self.rests, self.hypers = (0,) * self.length, np.empty(0, np.int64)
-        self.noted = -1
-        """When the weights of the last call were noted."""
         self.follow()
+        moves = any(
+            table.copied or table.given.strided or table.given.watched or table.layout.sparse
+            for table in self.tables
+        )
+        self.fixed = not moves and len({(each.device, each.stream) for each in self.tables}) == 1
+        self.seen: dict[tuple[int, ...], Any] = {}
+        self.own_ids: tuple[int, ...] = ()
+        self.keyed = any(table.layout.keyed for table in self.tables)  # uploaded in each call
+        self.passing = self.keyed
         self.steps: DeviceSteps | None = None
         self.defers = DeviceSteps.supports(self)
         self.capturable = self.defers and not any(table.alone for table in self.tables)
@@ -116,20 +122,43 @@ class DeviceCall:
         """Whether the present step becomes part of a graph."""
         return self.defers and self.tables[0].given.captured
 
-    def can_repeat(self, launches: Sequence[Any], measured: bool) -> bool:
-        """Whether these launches of a step need nothing but other hyper-parameters to be repeated.
+    def targets_in(self, rows: Sequence[NDArray[Any]]) -> Words:
+        """Return where hyper-parameters are written, and keys and marks in `rows` of tables.
 
-        If gradients were `measured`, these are on the device.
+        See :data:`fastopt._kernels.device_front.TARGET`.
         """
-        tables = self.tables
-        stay = all(table.stays for table in tables)
-        if not stay or len({(table.device, table.stream) for table in tables}) > 1:
+        made = np.empty((self.length, TARGET), np.int64)
+        for table, own, row in zip(self.tables, self.places, rows, strict=True):
+            count, size = table.fields.shape[1], table.fields.itemsize
+            made[own, 0] = address_of(table.fields) + np.arange(len(own)) * count * size
+            made[own, 1] = count
+            made[own, 2] = address_of(row) + np.arange(len(own)) * row.strides[0]
+            made[own, 3] = table.layout.keyed
+        return made
+
+    def may_repeat(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
+        """Whether the next launches may be repeated, if these arrays do not move."""
+        if not (self.fixed and stays(grads[0]) and stays(weights[0])):
             return False
-        if measured:
-            return True
-        by_value = all(isinstance(each.arguments[-1], tables[0].driver.Values) for each in launches)
-        other = any(table.layout.keyed or table.table[:, DONE].any() for table in tables)
-        return len(launches) == len(tables) and by_value and not other
+        lead = self.tables[0]
+        on_stream = all(each.given.streams == {lead.stream} for each in self.tables)
+        return on_stream and not lead.given.captured
+
+    def passes(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool | None:
+        """Whether each call has gradients that were not seen before; None if that is open."""
+        ids, own = tuple(map(id, grads)), tuple(map(id, weights))
+        if own != self.own_ids:
+            self.own_ids, self.seen = own, {}
+        known = self.seen.get(ids)
+        if known is not None and known() is grads[0]:
+            return self.keyed
+        newest = next(reversed(self.seen.values()), None)
+        if known is None and len(self.seen) >= sets_of(self.length):
+            del self.seen[next(iter(self.seen))]
+            self.passing = True
+        self.passing |= newest is not None and newest() is None
+        self.seen[ids] = ref(grads[0])
+        return self.passing or None
 
     def shared(self) -> dict[int, Shared]:
         """Return the hyper-parameters of the tensors by address."""
@@ -164,20 +193,23 @@ class DeviceCall:
         return False
 
     def _take_weights(self, weights: Sequence[Any]) -> bool:
-        for table, take, _ in self.takes:
-            own = weights if take is None else take(weights)
-            if not table.given.take_weights(own, table.table):
+        for table, own in zip(self.tables, self.places, strict=True):
+            if not table.given.take_weights(self._taken(weights, own), table.table):
                 return False
         return [table.given.version for table in self.tables] == self.versions or self.follow()
 
     def _take_grads(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
-        for table, take, place in self.takes:
-            own = grads if take is None else take(grads)
-            if not table.given.take_grads(own, table.table, self.written, self.capturable):
+        for table, own in zip(self.tables, self.places, strict=True):
+            taken, k = self._taken(grads, own), own[0]
+            if not table.given.take_grads(taken, table.table, self.written, self.capturable):
                 return False
-            if table.rows is not None and not self._list_rows(table, place, own[0], weights[place]):
+            if table.rows is not None and not self._list_rows(table, k, grads[k], weights[k]):
                 return False
         return True
+
+    def _taken(self, arrays: Sequence[Any], own: Sequence[int]) -> Sequence[Any]:
+        """Return the items of a list at these places, which may be all."""
+        return arrays if len(own) == self.length else [arrays[k] for k in own]
 
     def _list_rows(self, table: CudaTable, place: int, grad: Any, weight: Any) -> bool:
         """Enter the row-sparse gradient of a tensor; return False if it needs another kernel."""
@@ -197,13 +229,6 @@ class DeviceCall:
         """Release the gradients, for a call that ends without a launch."""
         for table in self.tables:
             table.release()
-
-    def spread(self, name: str) -> Words:
-        """Return what the tables know of the gradient of each tensor."""
-        found: Words = np.empty(self.length, np.int64)
-        for table, places in zip(self.tables, self.places, strict=True):
-            found[places] = getattr(table.given, name)
-        return found
 
     def squares(self) -> NDArray[np.float64]:
         """Return the sum of squares of each gradient; non-finite elements propagate."""
@@ -269,8 +294,15 @@ class DeviceCall:
         return table.average_rate(count - optimizer.begin_num_update)
 
 
+def sets_of(count: int) -> int:
+    """Return how many sets of `count` gradients are known."""
+    return min(SETS, max(1, MEMBERS // count))
+
+
 class Repeat:
-    """A call whose arrays are known not to move, as compiled code makes it again.
+    """A call whose arrays are numba's, which do not move, as compiled code makes it again.
+
+    Its launches have a table of their own in the memory of the device.
 
     Parameters
     ----------
@@ -284,13 +316,19 @@ class Repeat:
         Whether the arguments are lists.
     measured : bool
         Whether the norm of the gradients is measured.
-    grads : sequence or None
-        The gradients, if those of later calls are read.
+    grads, weights : sequence
+        The arrays.
+    reads : bool
+        Whether later calls have other gradients, which are read.
 
     Attributes
     ----------
     version : int
         That of the records whose hyper-parameters the device has, with `measured`.
+    dead : list
+        References to arrays that have died.
+    own_ids : tuple of int
+        Ids of the weights.
     others : list of Repeat
         The same call with other gradients.
     refused : DeviceCall or None
@@ -306,96 +344,82 @@ class Repeat:
         places: Places,
         listed: bool,
         measured: bool,
-        grads: Sequence[Any] | None,
+        grads: Sequence[Any],
+        weights: Sequence[Any],
+        reads: bool,
     ) -> None:
-        table, self.version = call.tables[0], -1
-        given = [table.given for table in call.tables]
-        for lent in call.tables:
-            lent.lent = True
+        lead, self.version = call.tables[0], -1
+        self.call, self.launches, self.measured, self.reads = call, launches, measured, reads
         self.others: list[Repeat] = []
-        kinds = ("weights",) if grads is not None else ("weights", "grads")
-        self.known: list[Known] = [getattr(of, kind) for kind in kinds for of in given]
-        self.sets = [known.last for known in self.known if known.last is not None]
-        self.call, self.launches, self.measured = call, launches, measured
-        n, driver = call.length, table.driver
-        objects, firsts = np.zeros((2, n), np.int64), np.empty(n, np.int64)
-        for k, each in enumerate(self.sets):
-            own = call.places[k % len(call.places)]
-            objects[int(k < len(call.places)), own], firsts[own] = each.ids, own[0]
-        watched = np.array([id(each.dead) for each in self.sets], np.int64)
-        state, rests = np.zeros(2, np.int64), np.array(call.rests, np.int64)
-        rows = np.zeros((len(launches), w.LAUNCH), np.int64)
-        self.rows, self.state = rows, state
-        self.alive: list[Any] = [objects, firsts, watched, rests]
+        self.dead: list[Any] = []
+        self.own_ids, died = call.own_ids, self.dead.append
+        self.ids = () if reads else tuple(map(id, grads))
+        self.refs = [ref(each, died) for each in (*weights, *(() if reads else grads))]
+        n, driver = call.length, lead.driver
+        objects = np.array([*map(id, grads), *self.own_ids], np.int64)
+        firsts, rests = np.arange(n), np.array(call.rests, np.int64)
+        tables = [table.table.copy() for table in call.tables]
+        targets = call.targets_in(tables) if reads else call.targets
+        uploads, own = list[Any](), dict[int, tuple[Any, Any]]()
+        with driver.entered(lead.device.device_id):
+            for table, copy in zip(call.tables, tables, strict=True):
+                memory = driver.Memory(copy.shape, copy.dtype)
+                own[id(table.entry)] = memory, table
+                if reads:
+                    uploads.append(driver.Ring(memory, copy))
+                else:
+                    driver.upload(memory, copy, table.stream)
+        self.rows = rows = np.zeros((len(launches), w.LAUNCH), np.int64)
+        self.state = np.zeros(2, np.int64)
+        self.alive: list[Any] = [objects, firsts, rests, tables, targets, own, places]
+        by_value = set()
         for row, each in zip(rows, launches, strict=True):
-            words = np.array(each.words, np.uint64)
+            used = [own[id(of)] for of in each.arguments if id(of) in own]
+            words = driver.words_of([own.get(id(of), (of,))[0] for of in each.arguments])
             pointers = address_of(words) + 8 * np.arange(len(words))
-            row[: w.L_FIELDS] = (
-                each.handle,
-                each.blocks,
-                each.across,
-                each.down,
-                address_of(pointers),
-            )
             self.alive += [words, pointers]
-            if not measured:
-                fields = call.tables[launches.index(each)].fields
-                count = fields.shape[1]
+            grid = each.handle, each.blocks, each.across, each.down, address_of(pointers)
+            row[: w.L_FIELDS] = grid
+            if isinstance(each.arguments[-1], driver.Values):
+                table = used[0][1]
+                count, size = table.fields.shape[1], table.fields.itemsize
                 numbers = address_of(words) + 8 * (len(words) - count)
-                row[w.L_FIELDS :] = address_of(fields), numbers, count, fields.itemsize == 8
-        steps, of_steps = call.steps, [0, 0, 0]
-        if measured and steps is not None:
+                row[w.L_FIELDS :] = address_of(table.fields), numbers, count, size == 8
+                by_value.add(table)
+        for table, positions in zip(call.tables, call.places, strict=True):
+            if table in by_value:
+                firsts[positions] = positions[0]
+            elif not measured:
+                uploads.append(table.hyper_ring)
+        of_steps, reader = [0, 0, 0], 0
+        if measured and (steps := call.steps) is not None:
             self.alive += [steps.reports, steps.base, steps.hypers]
             of_steps = [steps.reports.address, *map(address_of, (steps.base, steps.hypers))]
-        reader, uploads = self._read(call, grads) if grads is not None else (0, np.empty(0))
+        if reads:
+            of_grads = np.empty((n, 3), np.int64)
+            for table, copy, positions in zip(call.tables, tables, call.places, strict=True):
+                of_grads[positions, 0] = table.given.itemsize
+                of_grads[positions, 1] = table.given.grad_bytes
+                of_grads[positions, 2] = targets[positions, 2] + copy.strides[0] - copy.itemsize
+            made = Reader(grads, of_grads, call.written)
+            self.alive.append(made)
+            reader = made.address
+        rings = np.array([each.address for each in uploads], np.int64)
+        self.alive += [uploads, rings]
         self.memory = np.zeros(w.REPEAT, np.int64)
-        folds = all(of.folds for of in call.optimizers)
         self.memory[:] = (
-            *(n, places.address, places.found, address_of(rests), call.target, address_of(firsts)),
-            *(address_of(objects), listed, address_of(watched), len(watched)),
-            *(folds, table.stream),
-            *(driver.context_of(table.device.device_id), address_of(rows), len(rows)),
-            *(address_of(driver.addresses()), address_of(state), measured, 0, *of_steps),
-            *(reader, uploads.ctypes.data, len(uploads)),
+            *(n, places.address, places.found, address_of(rests), address_of(targets)),
+            *(address_of(firsts), address_of(objects), listed, id(self.dead)),
+            *(all(of.folds for of in call.optimizers), lead.stream),
+            *(driver.context_of(lead.device.device_id), address_of(rows), len(rows)),
+            *(address_of(driver.addresses()), address_of(self.state), measured, 0, *of_steps),
+            *(reader, rings.ctypes.data, len(rings)),
         )
-        self.alive += [places, uploads]
         self.address = address_of(self.memory)
-
-    def _read(self, call: DeviceCall, grads: Sequence[Any]) -> tuple[int, NDArray[Any]]:
-        """Return the address of what reads gradients, and those of the rings of their tables.
-
-        The launches get the present memory of the tables for themselves.
-        """
-        tables, slots = [each.table.copy() for each in call.tables], np.empty(call.length, np.int64)
-        for table, own in zip(tables, call.places, strict=True):
-            slots[own] = address_of(table[:, -1:]) + table.strides[0] * np.arange(len(table))
-        of_grads = call.spread("itemsize"), call.spread("grad_bytes")
-        reader, driver = Reader(grads, slots, *of_grads, call.written), call.tables[0].driver
-        with driver.entered(call.tables[0].device.device_id):
-            pairs = zip(call.tables, tables, strict=True)
-            rings = [driver.Ring(each.entry, table) for each, table in pairs]
-        for each in call.tables:
-            each.renew_entry()
-        self.alive += [tables, rings, reader]
-        return reader.address, np.array([each.address for each in rings])
-
-    @property
-    def reads(self) -> bool:
-        """Whether it reads gradients that were not seen before."""
-        return bool(self.memory[w.R_READER])
 
     def raise_error(self) -> None:
         """Raise the error of the driver in the last launch."""
         self.call.tables[0].driver.check(self.state.item(0), "cuLaunchKernel")
-
-    def holds(self) -> bool:
-        """Whether the arrays are those of the call now."""
-        return all(known.last is each for known, each in zip(self.known, self.sets, strict=True))
-
-    def lasting(self) -> "list[Repeat]":
-        """Return those of the call whose arrays are alive."""
-        several = self, *self.others
-        return [each for each in several if all(known.known for known in each.sets)]
 
     def follow(self, others: "list[Repeat]") -> None:
         """Let compiled code try the others, too."""
@@ -404,13 +428,6 @@ class Repeat:
             each.memory[w.R_FOLLOWING] = address
         for each in others:
             each.others = []
-
-
-def _taking(places: Sequence[int]) -> Any:
-    """Return a function that selects the items of a list at `places`, as a tuple or list."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return itemgetter(slice(places[0], places[0] + 1))
 
 
 def _joined(ranges: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:

@@ -82,7 +82,6 @@ class Rows:
         layout, count, shared = table.layout, len(places), call.record(places[0]).shared
         self.table, self.places, self.names = table, places, shared.names
         self.driver, self.values = driver, list[Any]()  # no Shared: it keeps the optimizer
-        self.content = b""
         self.hyper = driver.Memory((max(count, 1),), layout.record)
         self.fields = self.hyper.part((count, len(layout.rule.hyper)), layout.real)
         self.slots = driver.Memory((count, SLOTS), np.int64)
@@ -109,15 +108,10 @@ class Rows:
 
     def send_hyper(self) -> None:
         """Upload the hyper-parameters before their correction, if they have changed."""
-        content = b"".join([each.tobytes() for each in self.values])
-        if content == self.content:
-            return
-        self.content = b""
         values = np.zeros(self.groups.shape)
         for row, own in zip(values[0], self.values, strict=False):
             row[:-1], row[-1] = own, 1
         self.send("groups", values)
-        self.content = content
 
     def send(self, name: str, array: Any, again: bool = False) -> None:
         """Upload an array if it has changed, or `again`."""
@@ -158,7 +152,7 @@ class DeviceSteps:
         self.given: Norm | None = None
         self.done = 0  # steps that are not counted on the host, although their outcome is known
         self.sent, self.hypers = False, np.zeros(call.length, np.int64)
-        self.base = np.zeros(call.length, np.int64)
+        self.base = np.full(call.length, -1, np.int64)  # nothing has been uploaded
         self.kept: list[Any] = []
         with self._entered(), self._beside():
             self.norm = self.driver.Memory((cuda_steps.NORM_NUMBERS,), np.float64)
@@ -241,7 +235,6 @@ class DeviceSteps:
                 functions = address_of(self.driver.addresses())
                 if error := self._report(functions, self.reports.address, self.lead.stream):
                     self.driver.check(error, "cuMemcpyDtoHAsync")
-                self.follow()
             elif self not in self.all_counts.graphs:
                 self._add(1)
         return True
@@ -261,7 +254,7 @@ class DeviceSteps:
 
     def follow(self) -> None:
         """Follow a step with a norm, and those before whose norms have arrived."""
-        if self not in self.all_counts.ahead:
+        if self.pending and self not in self.all_counts.ahead:
             self.all_counts.ahead.append(self)
         while self.pending > 1 and self._follow_oldest(waits=False):
             pass
@@ -302,10 +295,10 @@ class DeviceSteps:
     def _send(self, norm: Norm | None) -> None:
         """Upload what has changed."""
         counts = self.all_counts
-        stale = self.counts is not counts.counted
-        if stale or counts.counted[self.slots].tobytes() != self.base.tobytes():
+        self._find_slots()
+        if (self.counts[self.slots] != self.base).any():
             counts.settle()
-            self.counts, self.slots = counts.counted, counts.positions(self.listed)
+            self._find_slots()
             self.base[:] = self.counts[self.slots]
             for row in self.rows:
                 row.send("counts", self.base[row.places], again=True)
@@ -378,11 +371,15 @@ class DeviceSteps:
                 outcome.report(info, last)
         return bool(found)
 
-    def _add(self, steps: Any) -> None:
-        """Add to the counts of the tensors on the host."""
-        if self.counts is not self.all_counts.counted:  # other indices came, or went
+    def _find_slots(self) -> None:
+        """Find the counts of the tensors on the host; other indices may have come, or gone."""
+        if self.counts is not self.all_counts.counted:
             self.counts = self.all_counts.counted
             self.slots = self.all_counts.positions(self.listed)
+
+    def _add(self, steps: Any) -> None:
+        """Add to the counts of the tensors on the host."""
+        self._find_slots()
         self.base += steps
         counted = self.counts[self.slots] + steps
         self.counts[self.slots] = counted

@@ -12,6 +12,8 @@ from fastopt._engine.averaging import Averages
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.parameters import Parameter
 from fastopt._engine.validate import check_apart, check_together, is_half, roles_of
+from fastopt._kernels.cuda_arrays import TensorArrays
+from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.device_memory import arranged, contiguous, lie_alike, like
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
@@ -111,7 +113,7 @@ def table_of(
     ValueError
         Arrays share memory, or are on several devices.
     """
-    from fastopt._kernels.cuda_table import CudaTable
+    from fastopt._kernels.cuda_driver import entered
 
     sparse, lead = isinstance(grad, RowSparse), weight[0] if lead is None else lead
     values = header(grad.values if isinstance(grad, RowSparse) else grad)
@@ -138,4 +140,6 @@ def table_of(
     else:
         copies = tuple(map(contiguous, arrays, streams))
     given = layout, copies[:parts], copies[parts:-1]
-    return CudaTable(*given, arrays[:-1], lead, arrays[-1], copies[-1])
+    with entered(weight[0].place.device_id):
+        part = TensorArrays(*given, arrays[:-1], lead, arrays[-1], copies[-1])
+    return CudaTable([part])

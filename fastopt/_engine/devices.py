@@ -27,7 +27,7 @@ import numpy as np
 
 from fastopt._engine.clip import squares, times
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.device_call import DeviceCall, Places, Repeat, disjoint
+from fastopt._engine.device_call import DeviceCall, Places, Repeat, disjoint, sets_of
 from fastopt._engine.device_steps import DeviceSteps, Norm, Outcome
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Owner, RecordsLike
@@ -38,10 +38,10 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels import device_front
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cpu_calls import FACTOR, LENGTH, limit_norm
-from fastopt._kernels.cuda_arrays import UNREADABLE, compiled_can_read, sets_of
+from fastopt._kernels.cuda_arrays import UNREADABLE, compiled_can_read
 from fastopt._kernels.cuda_table import CudaTable
-from fastopt._kernels.devices import header, readings
-from fastopt._kernels.layout import KEY, Layout, kind_of, real_of
+from fastopt._kernels.devices import header, readings, stays
+from fastopt._kernels.layout import DONE, KEY, Layout, kind_of, real_of
 from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import address_of, readable
 from fastopt.amp import StepInfo
@@ -99,8 +99,8 @@ class Devices:
         What updates weights on the host, before the launches.
     version : int
         Number of times that records were dropped.
-    noted : int
-        Number of calls whose weights have been noted.
+    noted : tuple of int or None
+        Ids of the weights of the last call, if compiled code has made it, and they are noted.
     """
 
     def __init__(self, records: RecordsLike, owner: Owner) -> None:
@@ -114,7 +114,8 @@ class Devices:
         self.listed: dict[tuple[Any, ...], Places] = {}
         self.repeats: dict[tuple[int | str, int], Repeat] = {}
         self.between: Callable[[], None] | None = None
-        self.noted = self.version = 0
+        self.version = 0
+        self.noted: tuple[int, ...] | None = None
         self._asked: tuple[DeviceCall | None, bool] = (None, False)
         made = device_front.functions()
         self._admit, self._advance = made["admit_call"], made["advance_call"]
@@ -176,16 +177,18 @@ class Devices:
         if type(first) not in KINDS or not (listed or first in known):
             return self.front(context, index, grad, weight)
         repeat = self.repeats.get((first, len(index) if listed else -1))
-        if repeat is not None and repeat.measured:
-            if self._repeat_measured(repeat, index, grad, weight):
-                return w.AWAITED
-        elif repeat is not None and self._is_steady():
+        if repeat is not None and self._prepare(repeat):
             status = self._repeat(context, repeat.address, index, grad, weight)
-            if status == w.OK and repeat.call.noted != self.noted:
-                self._note(repeat.call)
-                return w.MOVED
+            if status == w.STALE and repeat.call.steps is not None:
+                repeat.call.steps.send(self._norm_numbers())
+                status = self._repeat(context, repeat.address, index, grad, weight)
             if status == w.FAILED:
                 repeat.raise_error()
+            if status == w.OK and self.noted is not repeat.own_ids:
+                self.noted = repeat.own_ids
+                self.records.note(index, weight)
+            if status == w.OK and repeat.measured:
+                return self._await(repeat.call.steps)
             if status != w.REFUSED:
                 return status
         if not listed:
@@ -208,37 +211,25 @@ class Devices:
             return self._enter(indices, grads, weights)
         return self._enter_mixed(there, (indices, grads, weights))
 
-    def _is_steady(self) -> bool:
-        """Whether a call need not wait for earlier ones, and is all that is done."""
-        counts = self.optimizer._index_update_count
-        waits = counts.ahead or counts.graphs or self.adding
-        return not waits and self.between is None
+    def _prepare(self, repeat: Repeat) -> bool:
+        """Prepare for a call that is made again; return whether it is all that is done.
 
-    def _repeat_measured(self, repeat: Repeat, index: Any, grad: Any, weight: Any) -> bool:
-        """Launch a call whose norm the host does not wait for, if it is as it was before."""
-        records, call = self.records, repeat.call
-        alone = not (self.adding or self.checks or self.between or records.view[w.EACH])
-        steps, numbers = call.steps, self._norm_numbers()
-        if records.mode.asks or not alone or steps is None:
+        It need not wait for earlier ones.
+        """
+        if self.adding or self.between is not None:
             return False
+        records = self.records
+        if not repeat.measured:
+            counts = records.parameters.optimizer._index_update_count
+            return not (counts.ahead or counts.graphs)
+        steps = repeat.call.steps
+        if records.mode.asks or self.checks or records.view[w.EACH] or steps is None:
+            return False
+        numbers = self._norm_numbers()
         steps.prepare(None)
         if repeat.version != records.version or steps.given != numbers:
             steps.send(numbers)
             repeat.version = records.version
-        arguments = records.context, repeat.address, index, grad, weight
-        status = self._repeat(*arguments)
-        if status == w.STALE:
-            steps.send(numbers)
-            status = self._repeat(*arguments)
-        if status == w.FAILED:
-            repeat.raise_error()
-        if status != w.OK:
-            return False
-        steps.follow()
-        self._await(steps)
-        if call.noted != self.noted:
-            self._note(call)
-            records.note(index, weight)
         return True
 
     def _enter_mixed(self, there: Sequence[bool], lists: tuple[Any, Any, Any]) -> int:
@@ -331,10 +322,10 @@ class Devices:
                 self._asked = call, False
                 return status
             if defers:
-                with self._recorded(call) as launches:
+                with self._recorded(call, grads, weights) as launches:
                     deferred = self._defer(call, version)
                 if deferred:
-                    self._keep(call, places, key, grads, launches, measured=True)
+                    self._keep(call, places, key, (grads, weights), launches, measured=True)
                     return self._end(call, weights, w.AWAITED)
             if not self._measured(call.squares().tolist()):
                 call.release()
@@ -356,16 +347,16 @@ class Devices:
         if not (repeats and call.defer()):
             if call.captured:
                 call.tables[0].given.refuse_capture()
-            with self._recorded(call) as launches:
+            with self._recorded(call, grads, weights) as launches:
                 if not self._step(call, version):
                     return w.REFUSED
-            self._keep(call, places, key, grads, launches)
+            self._keep(call, places, key, (grads, weights), launches)
         return self._end(call, weights, w.OK)
 
-    def _recorded(self, call: DeviceCall) -> Any:
+    def _recorded(self, call: DeviceCall, grads: Any, weights: Any) -> Any:
         """Return a context in which launches are noted, if the call may be one that is kept."""
         alone = not self.adding and self.between is None
-        if alone and call.tables[0].stays and not call.captured:
+        if alone and readable() and call.may_repeat(grads, weights):  # else not even lists are read
             return call.tables[0].driver.recorded()
         return nullcontext()
 
@@ -374,60 +365,48 @@ class Devices:
         call: DeviceCall,
         places: Places,
         key: tuple[int | str, int],
-        grads: tuple[Any, ...],
+        arrays: tuple[Any, Any],
         launches: Sequence[Any] | None,
         measured: bool = False,
     ) -> None:
-        """Keep a call whose weights stay where they are, so that compiled code makes it again."""
-        if not launches:
+        """Keep a call whose arrays stay where they are, so that compiled code makes it again."""
+        if not launches or (reads := call.passes(*arrays)) is None:
             return
-        kept = self.repeats.get(key)
+        kept, (grads, weights) = self.repeats.get(key), arrays
         others: list[Repeat] = []
         if kept is not None and kept.call is call and kept.measured == measured:
-            others = kept.lasting()
+            others = [each for each in (kept, *kept.others) if not each.dead]
+            others = [each for each in others if each.own_ids is call.own_ids]
         elif kept is not None and kept.call.rests != call.rests and kept.refused is not call:
             kept.refused = call  # steps that average may come in turns with others
             return
-        if any(other.holds() for other in others):
+        ids = () if reads else tuple(map(id, grads))
+        if ids in [each.ids for each in others] or not all(map(stays, (*grads, *weights))):
             return
-        if not call.can_repeat(launches, measured) or not readable():  # not even lists
-            return
-        reads = not all(table.given.grads.stay for table in call.tables)
-        if reads and any(table.lent for table in call.tables):
-            for table in call.tables:  # the next launches have memory that can be written to
-                table.renew_entry()
+        if any(table.table[:, DONE].any() for table in call.tables):  # some are only counted
             return
         if reads and not compiled_can_read(grads):
             return
         if len(self.repeats) >= REPEATS and key[1] >= 0:
             self.repeats.clear()
-        read = grads if reads else None
-        made = Repeat(call, launches, places, key[1] >= 0, measured, read)
-        first, *others = sorted([made, *others], key=lambda repeat: repeat.reads)
+        made = Repeat(call, launches, places, key[1] >= 0, measured, grads, weights, reads)
+        first, *others = sorted([made, *others], key=lambda each: each.reads)
         self.repeats[key] = first
         first.follow(others[: sets_of(call.length) - 1])
 
     def _end(self, call: DeviceCall, weights: tuple[Any, ...], status: int) -> int:
-        """End a call that has been launched; return its status."""
-        self._enter_done()
+        """End a call that has been launched; return its status.
+
+        Its hyper-parameters serve no other call.
+        """
+        words = self.records.view
+        words[w.DONE], words[w.ASKED], words[w.EACH], words[w.EXPECTED] = 1, 0, 0, 0
         if call.captured and call not in self.captured:
             self.captured.append(call)
-        if call.noted == self.noted and all(table.given.same for table in call.tables):
-            return status
-        self._note(call)
+        self.noted = None
         if status == w.AWAITED:
             self.records.note(call.indices, weights)
         return max(status, w.MOVED)
-
-    def _note(self, call: DeviceCall) -> None:
-        """Note that the last weights are those of a call."""
-        self.noted += 1
-        call.noted = self.noted
-
-    def _enter_done(self) -> None:
-        """Enter that the call is done, with hyper-parameters that serve no other call."""
-        words = self.records.view
-        words[w.DONE], words[w.ASKED], words[w.EACH], words[w.EXPECTED] = 1, 0, 0, 0
 
     def _step(self, call: DeviceCall, version: int) -> bool:
         """Count a step and launch it; if that fails, nothing has changed.
@@ -445,7 +424,7 @@ class Devices:
             count = counts.counted.copy()
             steps = np.zeros_like(count)
             try:
-                skipped = self._advance(records.context, call.target, call.length)
+                skipped = self._advance(records.context, address_of(call.targets), call.length)
                 steps = counts.counted - count
                 call.launch(skipped > 0, self.adding, self.between)
                 launched = True
@@ -488,17 +467,19 @@ class Devices:
         with uninterrupted:
             if self.version != version or not call.defer(self._norm_numbers(), outcome):
                 return False
-        assert call.steps is not None
         self._await(call.steps)
         return True
 
-    def _await(self, steps: DeviceSteps) -> None:
-        """Note that the outcome of the last call comes later."""
+    def _await(self, steps: DeviceSteps | None) -> int:
+        """Follow a step whose outcome comes later; return its status."""
+        assert steps is not None
+        steps.follow()
         outcome = steps.outcome
         assert outcome is not None
         self.awaited = outcome.awaited
         if (scaler := outcome.scaler) is not None:
             scaler._awaited = partial(settle, self.optimizer)
+        return w.AWAITED
 
     def check_scaler(self, index: Any) -> None:
         """Raise RuntimeError if a call with a loss scaler would become part of a graph.

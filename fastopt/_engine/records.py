@@ -494,7 +494,7 @@ class Records:
         """Enter in `synced`, which is all False, the parameters whose loaded states are used."""
         self.loaded = synced
         if self.devices is not None:
-            self.devices.noted += 1
+            self.devices.noted = None
         for record in map(self.record_of, synced):
             if record is not None:
                 record.words[WEIGHT_ID] = 0  # so that the front reports another weight

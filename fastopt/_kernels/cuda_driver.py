@@ -149,7 +149,7 @@ class _Thread(local):
     """
 
     stream: int | None = None
-    compiles = False
+    compiles: bool | None = None
     launches: "list[Launch] | None" = None
 
     def __init__(self) -> None:
@@ -175,17 +175,14 @@ class Launch(NamedTuple):
         Handle of the kernel.
     blocks, across, down : int
         Number of blocks, and of threads in x and y.
-    words : list of int
-        Words of the arguments.
     arguments : tuple
-        The arguments, whose memory the words have the addresses of.
+        The arguments.
     """
 
     handle: int
     blocks: int
     across: int
     down: int
-    words: list[int]
     arguments: tuple[Any, ...]
 
 
@@ -226,17 +223,33 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     if result[0]:
         _checked(result, "cuLaunchKernel")
     if thread.launches is not None:
-        thread.launches.append(Launch(handle, blocks, x, y, words, arguments))
+        thread.launches.append(Launch(handle, blocks, x, y, arguments))
+
+
+def words_of(arguments: Sequence[Any]) -> NDArray[np.uint64]:
+    """Return the words of arguments of a kernel."""
+    words = [[each & _MASK] if isinstance(each, int) else each.words for each in arguments]
+    return np.array([word for each in words for word in each], np.uint64)
 
 
 @contextmanager
-def recorded() -> Iterator[list[Launch]]:
-    """Context in which launches are noted."""
-    found = _thread.launches = []
+def _noting(name: str, value: Any) -> Iterator[Any]:
+    """Context in which an attribute of this thread has a value, else None."""
+    setattr(_thread, name, value)
     try:
-        yield found
+        yield value
     finally:
-        _thread.launches = None
+        setattr(_thread, name, None)
+
+
+def recorded() -> Any:
+    """Return a context in which launches are noted in the list that it returns."""
+    return _noting("launches", [])
+
+
+def compiling() -> Any:
+    """Return a context in which kernels are compiled for their arguments, and not launched."""
+    return _noting("compiles", True)
 
 
 def check(error: int, call: str) -> None:
@@ -266,16 +279,6 @@ def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
             raise NumbaError(str(error)) from error
         made.bind()
         return int(made._codelibrary.get_cufunc().handle)
-
-
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Context in which kernels are compiled for their arguments, and not launched."""
-    _thread.compiles = True
-    try:
-        yield
-    finally:
-        _thread.compiles = False
 
 
 def _context() -> int:

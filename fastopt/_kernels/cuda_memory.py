@@ -79,8 +79,3 @@ class TableMemory:
             self.driver.upload(memory, chunks, self.stream)
             known = self.chunks[id(chunks)] = chunks, memory
         return known[1]
-
-    def fetch(self, memory: Any) -> Array:
-        """Download device memory after the earlier launches have finished."""
-        copied: Array = self.driver.download(memory, self.stream)
-        return copied

@@ -153,7 +153,7 @@ class IndexedRows:
             across = min(width, sorting.FOLDERS)
             kernel = sorting.fold(layout.grad)
             table.launch(kernel, groups, across, addresses, width, keys, bits)
-        if order is None and memory.fetch(addresses)[1, sorting.OUTSIDE]:
+        if order is None and memory.driver.download(addresses, memory.stream)[1, sorting.OUTSIDE]:
             raise ValueError(f"{context}: indices must be at least 0 and below {height}")
         return addresses.part((1, len(listed)), first=1)
 

@@ -16,23 +16,14 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._kernels.chunks import Chunks, chunks_of, single_rows
-from fastopt._kernels.codes import items_of
-from fastopt._kernels.cuda_arrays import CallArrays
+from fastopt._kernels.cuda_arrays import CallArrays, TensorArrays
 from fastopt._kernels.cuda_memory import TableMemory
 from fastopt._kernels.cuda_packs import square_pack, sum_pack
 from fastopt._kernels.cuda_rows import IndexedRows, RowGradient
 from fastopt._kernels.device_memory import move
 from fastopt._kernels.devices import Header, device_of, header, mark_written
 from fastopt._kernels.lanes import BLOCK, LANES
-from fastopt._kernels.layout import (
-    ADDRESS,
-    APPLIED,
-    DECAY,
-    SEGMENTS,
-    WIDTH,
-    Layout,
-    kind_of,
-)
+from fastopt._kernels.layout import ADDRESS, APPLIED, DECAY, SEGMENTS, kind_of
 
 Array = np.ndarray[Any, Any]
 
@@ -55,19 +46,8 @@ class CudaTable:
 
     Parameters
     ----------
-    layout : Layout
-        The layout for which the kernels are compiled.
-    weight : tuple of Header
-        The exact weight, and its rounded copy or low 16 bits if it has one.
-    state : tuple of Header
-        One array for each slot of the rule, and for each number that the rule keeps for a tensor.
-    originals : sequence of Header
-        The caller's arrays in place of `weight` and `state`; where one differs, kernels work on a
-        copy of it.
-    lead : Header
-        The array of the weight that the caller passes.
-    grad, values : Header
-        The caller's gradient, or the values of its rows; and the array that kernels read.
+    parts : sequence of TensorArrays
+        The tensors, with one layout, device and stream.
 
     Attributes
     ----------
@@ -79,8 +59,6 @@ class CudaTable:
         The rows of a row-sparse gradient.
     counted : bool
         Whether the last step was counted on the device.
-    lent : bool
-        Whether launches that are repeated keep the present memory of the table on the device.
     after : CudaTable or None
         What is launched next: it averages all rows, after the update of some.
     average_rate : callable
@@ -90,75 +68,45 @@ class CudaTable:
     after: "CudaTable | None" = None
     average_rate: Callable[[int], float]
 
-    def __init__(
-        self,
-        layout: Layout,
-        weight: tuple[Header, ...],
-        state: tuple[Header, ...],
-        originals: Sequence[Header],
-        lead: Header,
-        grad: Header,
-        values: Header,
-    ) -> None:
-        self.layout = layout
-        self.arrays: Sequence[Header] = (*weight, *state)  # kept alive
-        self.sizes: tuple[int, ...] = (weight[0].size,)
-        self.width, item = items_of(layout, weight[0])
-        self.items: tuple[tuple[int, int], ...] = (item,)
-        self.table = np.zeros((1, ADDRESS + len(self.arrays) + 1), np.uint64)
-        addresses = [array.ctypes.data for array in self.arrays]
-        self.table[0, WIDTH] = self.width
-        self.table[0, ADDRESS:] = [*addresses, 0 if layout.sparse else values.ctypes.data]
-        self.nbytes = np.array([[array.nbytes for array in self.arrays]], np.uint64)
-        pairs = list(zip(originals, self.arrays, strict=True))
-        self._begin([pair for pair in pairs if pair[0] is not pair[1]])
-        of_lead = [k for k, each in enumerate(originals[: len(weight)]) if each is lead]
-        column, others = ADDRESS + (of_lead or [0])[0], [o for o in originals if o is not lead]
-        with self.driver.entered(self.device.device_id):
-            given = CallArrays(layout, lead, column, others, grad, values)
-        self._use(given)
-        given.refuse_capture()
-
-    def _begin(self, copied: Sequence[tuple[Header, Header]]) -> None:
-        """Allocate the hyper-parameters and divide the tensors into chunks."""
+    def __init__(self, parts: Sequence[TensorArrays]) -> None:
         from fastopt._kernels import cuda, cuda_blocks, cuda_driver
 
         self.kernels, self.coding, self.driver = cuda, cuda_blocks, cuda_driver
-        layout = self.layout
-        self.device: Any = device_of(self.arrays[0])
-        self.fields = np.zeros((len(self.table), len(layout.rule.hyper)), layout.real)
+        lead, self.parts = parts[0], parts
+        layout = self.layout = lead.layout
+        self.width = lead.width
+        self.arrays: Sequence[Header] = [each for part in parts for each in part.arrays]
+        self.sizes = tuple([part.arrays[0].size for part in parts])
+        self.device: Any = device_of(lead.arrays[0])
+        self.table = lead.row if len(parts) == 1 else np.concatenate([part.row for part in parts])
+        nbytes = [[array.nbytes for array in part.arrays] for part in parts]
+        self.nbytes = np.array(nbytes, np.uint64)
+        self.fields = np.zeros((len(parts), len(layout.rule.hyper)), layout.real)
         self.hyper = self.fields.view(layout.record).reshape(-1)
         self.words = self.fields.view(f"u{self.fields.itemsize}")
         self.rate = EACH * cuda.THREADS
-        self.chunks, self.total = _chunks(self.items, self.rate)
-        self.copied, self.direct = copied, not copied
+        self.chunks, self.total = _chunks([part.item for part in parts], self.rate)
+        self.copied, self.direct = lead.copied, not lead.copied
         self.uploaded: bytes | None = None
         count = self.words.shape[1]
         self._by_value: Any = None
         if not layout.rule.passes and 0 < count <= MOST:
             self._by_value = cuda_driver.values(self.fields.dtype, count)
         self.decay: tuple[Any, ...] = ()
-        self.at_once = self.counted = self.lent = False
-        self.rows: IndexedRows | None = None
-
-    def _use(self, given: CallArrays) -> None:
-        """Use the stream of these arrays."""
-        self.given, self.memory = given, TableMemory(given)
-        if self.layout.sparse:
-            self.rows = IndexedRows()
+        self.at_once = self.counted = False
+        self.given = CallArrays(parts)
+        self.memory = TableMemory(self.given)
+        self.rows = IndexedRows() if layout.sparse else None
+        self.given.refuse_capture()
 
     @classmethod
     def joined(cls, tables: Sequence["CudaTable"]) -> Self:
         """Merge tables with the same layout, device and stream into one."""
-        made, lead = cls.__new__(cls), tables[0]
-        made.layout, made.width = lead.layout, lead.width
-        made.arrays = [array for table in tables for array in table.arrays]
-        made.sizes = tuple([size for table in tables for size in table.sizes])
-        made.items = tuple([item for table in tables for item in table.items])
-        made.table = np.concatenate([table.table for table in tables])
-        made.nbytes = np.concatenate([table.nbytes for table in tables])
-        made._begin([])
-        made._use(CallArrays.joined([table.given for table in tables]))
+        made, parts = cls([table.parts[0] for table in tables]), [each.given for each in tables]
+        made.given.stream = parts[0].stream
+        made.given.streams = {stream for each in parts for stream in each.streams}
+        made.given.tensors = [tensor for each in parts for tensor in each.tensors]
+        made.given.refuse_capture()
         return made
 
     # The arrays of a call
@@ -208,23 +156,22 @@ class CudaTable:
 
     def on_device(self) -> Any:
         """Return a context that makes the device current, and its stream wait for gradients'."""
-        device, handle = self.device.device_id, self.stream
-        if self.given.streams <= {handle}:
-            return self.driver.entered(device)
-        return self._after_others(device, handle, self.given.streams - {handle})
+        device = self.driver.entered(self.device.device_id)
+        others = self.given.streams - {self.stream}
+        return self._after_others(device, others) if others else device
 
     @contextmanager
-    def _after_others(self, device: int, handle: int, others: set[int]) -> Iterator[None]:
-        """Make a device current; let the table's stream wait for others, and these for it at last.
+    def _after_others(self, device: Any, others: set[int]) -> Iterator[None]:
+        """Let the table's stream wait for others, and these for it at last.
 
         The latter is needed because a released gradient's memory may be reused on its stream.
         """
-        with self.driver.entered(device):
+        with device:
             for other in others:
-                self.driver.order(other, handle)
+                self.driver.order(other, self.stream)
             yield
             for other in others:
-                self.driver.order(handle, other)
+                self.driver.order(self.stream, other)
 
     # Kernel arguments
 
@@ -236,8 +183,6 @@ class CudaTable:
     def _send_entry(self) -> Any:
         """Return device memory with the table, uploaded if it has changed."""
         content = self.table.tobytes()
-        if self.lent and content != self.uploaded:
-            self.renew_entry()
         memory = self.entry
         if content != self.uploaded:
             self.uploaded = None
@@ -253,9 +198,18 @@ class CudaTable:
         words, by_value = self.words, self._by_value
         if by_value is not None and (len(words) == 1 or (words[1:] == words[0]).all()):
             return by_value(words[0].tolist())
-        memory = self.memory.space("hyper", (len(words),), self.layout.record)
-        self.driver.upload(memory, self.hyper, self.stream)
-        return memory
+        self.driver.upload(self.hyper_memory, self.hyper, self.stream)
+        return self.hyper_memory
+
+    @property
+    def hyper_memory(self) -> Any:
+        """Device memory of the hyper-parameters of each tensor."""
+        return self.memory.space("hyper", (len(self.words),), self.layout.record)
+
+    @cached_property
+    def hyper_ring(self) -> Any:
+        """Uploads of these by compiled code."""
+        return self.driver.Ring(self.hyper_memory, self.hyper)
 
     def launch(self, kernel: Any, blocks: int, threads: Any, *arguments: Any) -> None:
         """Launch a kernel on the table's stream, if it has blocks."""
@@ -301,7 +255,7 @@ class CudaTable:
         with self.on_device():
             total = self.memory.space("total", (len(self.sizes), 1))
             self._add_squares(total)
-            return np.asarray(self.memory.fetch(total)[:, 0])
+            return self.driver.download(total, self.stream)[:, 0]
 
     def add_squares(self, total: Any) -> None:
         """Write the sum of squares of each gradient to device memory, like :meth:`squares`."""
@@ -397,30 +351,16 @@ class CudaTable:
         The kernel `begin` counts the step; `arguments` are those after the table.
         """
         self.counted = True
-        if self.lent:  # the kernel writes to it
-            self.renew_entry()
         with self.on_device():
             entry = self._send_entry()
             self.launch(begin, 1, self.kernels.THREADS, entry, *arguments)
             self._update(entry, hyper)
         self._end()
 
-    @property
-    def stays(self) -> bool:
-        """Whether no weight of the last launches moves, and nothing is copied before them.
-
-        Nor does a gradient, unless compiled code is to read it.
-        """
-        given, grads = self.given, self.given.grads
-        if self.copied or given.strided or given.watched or self.layout.sparse:
-            return False
-        known = given.weights.stay and (grads.stay or (grads.passing and grads.last is not None))
-        return known and given.streams == {self.stream}
-
     def renew_entry(self) -> None:
         """Let the next launches have the table in other memory, as others keep the present."""
         self.memory.forget("entry", self.table.shape)
-        self.uploaded, self.lent = None, False
+        self.uploaded = None
 
     def _update(self, entry: Any, hyper: Any) -> None:
         """Launch the kernels of every reduction and of the update."""
@@ -474,7 +414,7 @@ class CudaTable:
         if not total:
             return
         with self.on_device():
-            last = self.memory.fetch(totals)[1]
+            last = self.driver.download(totals, self.stream)[1]
             self.driver.upload(totals, np.full(2, last), self.stream)
             entry, sent = self._send_entry(), self.memory.send_chunks(chunks)
             threads = self._row_threads

@@ -17,9 +17,9 @@ call: of objects whose exact type has no properties, so that no Python runs and 
 stay while they are read (:func:`read`). ``test_new_gradients_run_no_python_and_do_the_same``,
 ``test_new_gradients_of_other_forms_are_read_by_python``.
 
-*Tables.* The launches keep the memory of their table on the device, which nothing writes to again:
-a call with other arrays has its table in other memory. If gradients are read, the memory belongs to
-these launches alone, and each call uploads to it on their stream.
+*Tables.* The launches have tables of their own in the memory of the device, to which nothing else
+writes. If gradients are read, or random numbers drawn, each call uploads them on their stream, and
+hyper-parameters that tensors do not share.
 ``test_other_arrays_lists_and_single_calls_come_in_between``.
 
 *Owners.* A :class:`~fastopt._engine.device_call.Repeat` keeps the memory of arguments, tables and
@@ -58,6 +58,7 @@ from fastopt._kernels.objects import (
     release_gil,
     restore_gil,
     singles,
+    small_words,
     unsigned,
     words,
 )
@@ -138,9 +139,8 @@ def is_same(context, repeat, index, grad, weight):
             if w.header_at(each).length != n:
                 return False
         index, grad, weight = lists
-    for k in range(repeat.watched_count):
-        if w.header_at(words(repeat.watched)[k]).length:
-            return False
+    if w.header_at(repeat.dead).length:
+        return False
     for k in range(n):
         own, g, x = index, grad, weight
         if repeat.listed:
@@ -266,8 +266,8 @@ def transfer(driver, ring, stream):
         error = invoke(driver.query, (event,))
         if error == NOT_READY:  # the device has not read what was uploaded many calls ago
             error = invoke(driver.wait, (event,))
-        for k in range(ring.size // 8):
-            words(slot)[k] = words(ring.source)[k]
+        for k in range(ring.size // 4):
+            small_words(slot)[k] = small_words(ring.source)[k]
         if error == 0:
             error = invoke(driver.upload, (ring.memory, slot, ring.size, stream))
     else:

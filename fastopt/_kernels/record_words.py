@@ -173,7 +173,7 @@ no objects. INTEGERS has the dtypes of row indices with their sizes, negative fo
 """
 
 repeat_at, REPEAT = _structure(
-    "count places found rests targets firsts objects listed watched watched_count folds stream "
+    "count places found rests targets firsts objects listed dead folds stream "
     "context launches launch_count driver state measured following reports counts hypers reader "
     "uploads upload_count",
     "R_",
@@ -182,14 +182,15 @@ repeat_at, REPEAT = _structure(
 
 It has COUNT records at PLACES; FOUND and TARGETS are those of
 :func:`~fastopt._kernels.device_front.admit_call` and ``advance_call``. RESTS says whether the step
-does not average each weight. FIRSTS has the position of
-the first tensor of each one's table. OBJECTS are the addresses of the gradients, then of the
-weights, all of which live while the WATCHED lists are empty. LISTED says that the arguments are
-lists, FOLDS that the rules have ``rescale_grad``. DRIVER has the functions of the driver, STATE is
-memory for what they return. MEASURED says that the norm of the gradients is measured: the ring
-REPORTS brings it to the host, and the device has the COUNTS and the addresses of HYPERS. FOLLOWING
-is the same call with other gradients, or 0. A READER reads gradients that were not seen before; the
-UPLOADS are the rings of the tables that they are entered into.
+does not average each weight. FIRSTS has the position of the tensor whose hyper-parameters each one
+shares, which may be itself. OBJECTS are the addresses of the gradients, then of the weights, all of
+which live while the list DEAD is empty. LISTED says that the arguments are lists, FOLDS that the
+rules have ``rescale_grad``. DRIVER has the functions of the driver, STATE is memory for what they
+return. MEASURED says that the norm of the gradients is measured: the ring REPORTS brings it to the
+host, and the device has the COUNTS and the addresses of HYPERS. FOLLOWING is the same call with
+other gradients, or 0. A READER reads gradients that were not seen before; the UPLOADS are the rings
+of the tables that they are entered into, and of hyper-parameters that the tensors of a table do not
+share.
 """
 
 driver_at, DRIVER = _structure(
@@ -200,8 +201,8 @@ launch, copies to and from the device, and of events: to record one, to query it
 
 ring_at, RING = _structure("slots pitch events slot_count first last memory size source", "RING_")
 """Pinned memory in SLOTS of PITCH bytes that are used in turns, with an event for each: those from
-FIRST to LAST may be in use. SIZE bytes are copied to or from MEMORY on the device; those that are
-uploaded come from SOURCE."""
+FIRST to LAST may be in use. SIZE bytes, a multiple of 4, are copied to or from MEMORY on the
+device; those that are uploaded come from SOURCE."""
 
 reader_at, READER = _structure(
     "forms kind memory_kind device shape strides dtype stream memory pointer value part context "

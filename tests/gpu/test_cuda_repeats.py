@@ -7,12 +7,12 @@ import pytest
 from numba import cuda
 
 from fastopt import optimizer
+from fastopt._engine.device_call import SETS
 from fastopt._engine.devices import Devices
 from fastopt._kernels import record_words
-from fastopt._kernels.cuda_arrays import SETS
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import CosineScheduler
-from helpers.device_arrays import Foreign, check_close, on_device
+from helpers.device_arrays import Foreign, check_close, host, on_device
 
 pytestmark = pytest.mark.gpu
 
@@ -66,6 +66,8 @@ def in_python(monkeypatch):
         (optimizer.GroupAdaGrad, {"wd": 0.0}),
         (optimizer.Adam, {"state_dtype": "int8", "state_min_size": 1}),
         (optimizer.Lion, {"param_idx2name": {0: "a_weight", 1: "b_weight", 2: "c_weight"}}),
+        (optimizer.Adam, {"param_idx2name": {0: "a_weight", 1: "b_bias", 2: "c_weight"}}),
+        (optimizer.LAMB, {}),
     ],
     ids=str,
 )
@@ -80,6 +82,22 @@ def test_warm_calls_run_no_python_and_do_the_same(make, kwargs, dtype, single, i
         pair.step(grads, moved, single=single)
     assert not in_python
     pair.check()
+
+
+def test_random_numbers_of_warm_calls_are_those_of_calls_in_python(monkeypatch, in_python, rng):
+    weights, grads = arrays(rng, np.float16), arrays(rng, np.float16)
+    found = []
+    for compiled in (True, False):
+        monkeypatch.setattr("fastopt._engine.devices.readable", lambda found=compiled: found)
+        updater = optimizer.Updater(optimizer.SGD(rounding="stochastic"))
+        own, moved = on_device(weights), on_device(grads)
+        in_python.clear()
+        for _ in range(2 * CALLS):
+            updater([0, 1, 2], moved, own)
+        assert (len(in_python) <= CALLS) == compiled
+        found.append([host(each) for each in own])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_settings_that_change_between_warm_calls_are_followed(in_python, rng):

@@ -253,6 +253,7 @@ MISTAKES = {
     "fastopt.EmbeddingTable(2, 'sgd').lookup([[1], [2, 3]])":
         "TypeError: table 'embedding': ids must be an array of integers, got",
     "fastopt.EmbeddingTable(2, 'sgd').lookup(None)": "TypeError: at most 64 bits, got None",
+    "fastopt.EmbeddingTable(2, 'sgd').lookup([2**63, -1])": "TypeError: np.array",
     "fastopt.EmbeddingTable(2, 'sgd').update([1], [[1, 2]])":
         "TypeError: grads must have the weight's dtype float32 or another real floating "
         "dtype, got int64",

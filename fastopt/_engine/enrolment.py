@@ -317,8 +317,9 @@ class Enrolment:
             new = [i for i in self.indices if i not in self.updater.states]
             warn_user(
                 f"this call starts states of {brief(new)}, and does not use those that were loaded "
-                f"of {brief(unused)}: load with the new names if these are the same weights, else "
-                "delete them from updater.states"
+                f"of {brief(unused)}: if these are the same weights, give the optimizer "
+                "param_idx2name={name here: name in the file} before load(), else delete them from "
+                "updater.states"
             )
 
     def _enroll_on_devices(self, grads: Sequence[Any]) -> dict[Index, Any]:

@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 Grad = Array | RowSparse
 """A gradient in a form that updates use, see :func:`check`."""
 
-STALE = "the state is of other settings: updater.states.clear() starts a new one"
+STALE = "the state is of other settings: deleted from updater.states, it starts anew"
 
 OF_ONE = "; each index has the state of one weight, another weight needs another index"
 

@@ -13,6 +13,7 @@ Tests: ``tests/distributed/test_torch.py``.
 import os
 import select
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -55,13 +56,13 @@ class SharedCounters:
         Memory that the ranks share: for each communicator and rank, :data:`WORDS` words.
     rank : int
         This rank.
-    processes : list of int
-        Process of each rank.
+    processes : dict of int to int
+        Process of each rank, by the rank's number in the job.
     number : int
         Number of the communicator.
     """
 
-    def __init__(self, words: Array, rank: int, processes: list[int], number: int = 0) -> None:
+    def __init__(self, words: Array, rank: int, processes: dict[int, int], number: int = 0) -> None:
         self.words, self.rank, self.processes = words, rank, processes
         self.own = words[number]
         self._entered = {BARRIERS: 0, MAXIMA: 0}
@@ -112,8 +113,9 @@ class Meeting:
             return True
         if (now := time.monotonic()) > self._look:
             self._look = now + LOOK
-            if ended := [*filter(has_ended, self._counters.processes)]:
-                raise RuntimeError(f"process {ended[0]} has ended")
+            for rank, process in self._counters.processes.items():
+                if has_ended(process):
+                    raise RuntimeError(f"process {process} of rank {rank} has ended")
         return False
 
     def rest(self, seconds: float) -> None:
@@ -142,8 +144,8 @@ def has_ended(process: int) -> bool:
         os.close(descriptor)
 
 
-def shared_counters(ranks: Ranks) -> SharedCounters | None:
-    """Counters of the ranks of a node, which all of them must ask for.
+def shared_counters(ranks: Ranks, numbers: Sequence[int]) -> SharedCounters | None:
+    """Counters of the ranks of a node, with these numbers in the job; all of them must ask for it.
 
     None if they cannot share memory or see each other's processes.
     """
@@ -155,4 +157,4 @@ def shared_counters(ranks: Ranks) -> SharedCounters | None:
     if error is not None:  # on all ranks
         return None
     words = memory.view(np.int64).reshape(COPIES, ranks.size, WORDS)
-    return SharedCounters(words, ranks.rank, processes)
+    return SharedCounters(words, ranks.rank, dict(zip(numbers, processes, strict=True)))

@@ -833,7 +833,8 @@ class EmbeddingTable(Checked):
             array = array.astype(np.int64)  # NumPy converts an empty list to float64
         if array.dtype.kind not in "iu":
             got = brief(ids) if array.dtype == object else array.dtype
-            raise TypeError(f"{context} must be integers of at most 64 bits, got {got}")
+            cure = ", np.array(ids, np.uint64) holds them" * (not isinstance(ids, np.ndarray))
+            raise TypeError(f"{context} must be integers of at most 64 bits, got {got}{cure}")
         keys = self._keys or np.dtype(np.uint64 if array.dtype == np.uint64 else np.int64)
         flat = np.ascontiguousarray(array, keys).reshape(-1)  # first, as it may not fit into memory
         if array.size and array.dtype.kind != keys.kind:

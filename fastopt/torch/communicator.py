@@ -251,9 +251,9 @@ class GlooCommunicator:
         if node.size > 1:
             beside = Ranks(node)
             beside.timeout = self._thread.limit
-            node._counters = shared_counters(beside)
+            node._counters = shared_counters(beside, here)
         if node.size == self.size > 1:
-            self._counters = shared_counters(ranks)
+            self._counters = shared_counters(ranks, here)
         return node
 
     def flush(self) -> None:

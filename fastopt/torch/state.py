@@ -178,6 +178,7 @@ class States:
             return
         if average is None:
             averages.arrays.pop(index, None)
+            self.fresh.add(k)  # the next update begins one
         else:
             weight = self.views.arrays[k]
             like = np.empty_like(weight, np.float64 if weight.itemsize == 8 else np.float32)

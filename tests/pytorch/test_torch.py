@@ -613,6 +613,17 @@ def test_averages_are_in_the_parameters_inside_of_the_context(options):
         assert copied[0].item() == average
 
 
+def test_an_average_that_starts_after_a_load_is_saved():
+    param, before = trained(name="AdamW", shape=(1,))
+    before.step()
+    opt = fastopt.torch.AdamW([param], average=fastopt.EMA(0.5))
+    opt.load_state_dict(before.state_dict())
+    assert "average" not in opt.state[param]
+    opt.step()
+    with opt.averaged():
+        assert opt.state_dict()["state"][0]["average"].item() == param.item()
+
+
 def test_a_state_shows_tensors_that_share_memory():
     param, opt = trained(name="Adam", betas=(0.5, 0.5))
     assert opt.state[param] == {}

@@ -13,7 +13,7 @@ from fastopt import RowSparse, Updater, optimizer
 from fastopt._engine.validate import leaves
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedTable, ShardedUpdater
-from helpers.refusals import check_refused
+from helpers import refusals
 from helpers.tensor_lists import Tensor, dtype_of, everything, frozen, normal
 
 
@@ -325,7 +325,7 @@ MISSPELLED = {
 def check_misspelled_names_get_a_suggestion():
     made = ShardedUpdater("adam", comm)
     for code, error in MISSPELLED.items():
-        check_refused(code, error, globals() | {"made": made})
+        refusals.check_refused(code, error, globals() | {"made": made})
     ranks = f"rank={comm.rank}, ranks={comm.size}"
     assert repr(made) == f"ShardedUpdater(Adam(learning_rate=0.001), {ranks}, states=0)"
 

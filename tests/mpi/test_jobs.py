@@ -81,7 +81,9 @@ FILES = "checkpoints", "embeddings", "docs", "trainer"
 
 
 @pytest.mark.parametrize(
-    "job", [*JOBS, *exhaustive(("checkpoints", 4, 1), ("embeddings", 1, 3, 2))], ids=str
+    "job",
+    [*JOBS, *exhaustive(("checkpoints", 4, 1), ("embeddings", 1, 3, 2))],
+    ids=lambda job: "-".join(map(str, job)),
 )
 def test_checks_pass(mpi, job, tmp_path):
     """All modules, and other numbers of ranks: ``tests/distributed/test_threads.py``."""

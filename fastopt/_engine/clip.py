@@ -158,8 +158,8 @@ def scale_of(scaler: LossScaler | None) -> float:
 
 def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: float) -> StepInfo:
     """Return the result of a call that was skipped because of non-finite gradients."""
-    culprits = map(check_index, compress(indices, ~np.isfinite(sums)))
-    non_finite = tuple(names.get(index, str(index)) for index in culprits)
+    infinite = map(check_index, compress(indices, ~np.isfinite(sums)))
+    non_finite = tuple(names.get(index, str(index)) for index in infinite)
     return StepInfo(stepped=False, skipped=True, global_norm=norm, non_finite=non_finite)
 
 

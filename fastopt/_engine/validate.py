@@ -26,7 +26,9 @@ Array = np.ndarray[Any, Any]
 Grad = Array | RowSparse
 """A gradient in a form that updates use, see :func:`check`."""
 
-STALE = "the state is of other settings: deleted from updater.states, it starts anew"
+OF_OTHER_SETTINGS = (
+    "the state is of other settings: delete it from updater.states, to start with a new one"
+)
 
 OF_ONE = "; each index has the state of one weight, another weight needs another index"
 
@@ -420,7 +422,7 @@ def check_state(
     if len(arrays) != len(rule.slots):
         raise ValueError(
             f"{context}: rule {rule.name} needs {len(rule.slots)} state arrays "
-            f"{rule.slots}, got {len(arrays)}; {STALE}"
+            f"{rule.slots}, got {len(arrays)}; {OF_OTHER_SETTINGS}"
         )
     if rule.row and like.ndim != 2:
         raise ValueError(

@@ -718,7 +718,7 @@ class MatrixOptimizer(Optimizer):
         if len(arrays) != len(slots):
             raise ValueError(
                 f"{context}: {type(self).__name__} needs {len(slots)} state arrays {tuple(slots)}, "
-                f"got {len(arrays)}; {validate.STALE}"
+                f"got {len(arrays)}; {validate.OF_OTHER_SETTINGS}"
             )
         dtypes = [np.dtype(real_of(exact.dtype)).name] + ["bfloat16"] * self.rounds_state
         for (slot, shape), array in zip(slots.items(), map(header, arrays), strict=True):

@@ -271,7 +271,7 @@ def test_states_have_the_nesting_of_mxnet(name, kwargs, nesting):
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [
-        (None, ValueError, r"needs 2 state arrays .*, got 0; .*: deleted from updater.states, it"),
+        (None, ValueError, r"needs 2 state arrays .*, got 0; .*: delete it from updater.states"),
         ((f32(2), f32(3)), ValueError, r"'var' must have shape \(2,\), got \(3,\)"),
         ((f32(2), np.ones(2)), TypeError, "'var' must have dtype float32 or bfloat16, got float64"),
         ((f32(2), readonly(f32(2))), ValueError, "'var' is read-only"),

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fastopt._kernels.devices import device_of, header, is_cuda
-from fastopt.arguments import brief, count, is_masked
+from fastopt.arguments import brief, constructor, count, is_masked
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 
@@ -99,7 +99,7 @@ class RowSparse:
         """Number of dimensions of the whole array."""
         return len(self.shape)
 
-    @classmethod
+    @constructor
     def from_dense(cls, dense: ArrayLike) -> Self:
         """Return the row-sparse array of the non-zero rows of a dense array.
 

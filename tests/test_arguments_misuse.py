@@ -225,6 +225,8 @@ MISTAKES = {
     "compiled(imports)()": "TypeError: rule imports cannot be compiled: .*IMPORT_NAME",
     "fastopt.EmbeddingTable(2, 'sgd').load('table')":
         r"TypeError: EmbeddingTable.load\(...\) returns a new object: call it on the class",
+    "RowSparse(ones(1), [0], (3,)).from_dense(ones(3))":
+        r"TypeError: RowSparse.from_dense\(...\) returns a new object: call it on the class",
     "updater().finish('w')": "ValueError: 'w' is of no parameter; those so far",
     "fastopt.Updater('sgd', groups={'w': {}}).groups['w'].update(wd=0.1)":
         "TypeError: groups are read-only; assign updater.groups = {",

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastopt._advice import Advice
 from fastopt._kernels.hashing import FREE
-from fastopt.arguments import brief, count, flag
+from fastopt.arguments import brief, constructor, count, flag
 from fastopt.checkpoint.format.errors import CheckpointError, read_from, refusing
 from fastopt.checkpoint.format.files import PathLike
 from fastopt.checkpoint.format.tree import dumps, loads, read
@@ -307,7 +307,7 @@ class ShardedEmbeddingTable(Sharded):
                 facts=lambda _: {"path": os.fspath(path)},
             )
 
-    @classmethod
+    @constructor
     def load(
         cls,
         path: PathLike | Sequence[PathLike],

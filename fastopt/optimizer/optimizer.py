@@ -1223,8 +1223,8 @@ class Optimizer(Checked, metaclass=Declaring):
             if repr(fields[attribute]) != repr(default) or name in always:
                 shown[name] = fields[attribute]
         for name in ("lr_mult", "wd_mult", "num_update"):
-            if "_index_update_count" in fields and getattr(self, name):
-                shown[name] = getattr(self, name)
+            if value := getattr(self, name, None):  # none while it is constructed
+                shown[name] = value
         arguments = ", ".join(
             f"{name}={without_address(brief(value), value)}" for name, value in shown.items()
         )

@@ -376,6 +376,8 @@ def test_an_optimizer_of_a_group_may_be_named(tmp_path):
 def test_representations_show_groups_without_addresses():
     made = updater(own={"^head": {"lr": lambda n: 0.1}, "b": {"optimizer": optimizer.SGD()}})
     assert "groups={'^head': {'lr_scheduler': <lambda>}, 'b': {'optimizer': SGD(" in repr(made)
+    of_head = made.parameters.groups.groups[0].optimizer
+    assert repr(of_head) == "Adam(wd=0.1, lr_scheduler=<lambda>)"
 
 
 @pytest.mark.parametrize(("own", "error", "words"), MISTAKES.values(), ids=MISTAKES)

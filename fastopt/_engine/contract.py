@@ -157,9 +157,7 @@ class OptimizerLike(Protocol):
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
         """Create the state of a parameter, with a master if it has one."""
 
-    def codes_of(
-        self, rule: Rule | None, weight: Array, whole: tuple[int, ...] | None = None
-    ) -> dict[str, str]:
+    def codes_of(self, rule: Rule | None, weight: Array, index: Index) -> dict[str, str]:
         """Return the dtypes of slots with 8-bit codes."""
 
     def snapshot(self) -> Any:

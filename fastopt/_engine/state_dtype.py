@@ -27,7 +27,7 @@ def in_dtype_of(optimizer: OptimizerLike, index: Index, state: object, weight: A
     def convert(slot: str, numbers: Mapping[str, Array]) -> Any:
         array = numbers[slot]
         exact = array.astype(real)
-        codes = optimizer.codes_of(rule, array, optimizer.whole_shapes.get(index))
+        codes = optimizer.codes_of(rule, array, index)
         if slot in codes:
             by = (
                 numbers[rule.divisor].astype(real) if slot in rule.signed and rule.divisor else None

@@ -768,7 +768,7 @@ class MatrixOptimizer(Optimizer):
             return self._fallback().create_state(index, weight)
         weight = header(weight)
         self._check_matrix(index, weight)
-        dtype, order = self._state_dtype(weight), validate.order_of(weight)
+        dtype, order = self._state_dtype(index, weight), validate.order_of(weight)
         arrays = tuple(
             like(weight, shape, dtype, order) for shape in self.named_slots(weight.shape).values()
         )

@@ -1432,10 +1432,10 @@ class Optimizer(Checked, metaclass=Declaring):
             `state_dtype` is 'int8', the rule sums over tensors, and the weight is on a device.
         """
         rule, weight = self.rule, header(weight)
-        dtype = self._state_dtype(weight)
+        dtype = self._state_dtype(index, weight)
         as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
         order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight, rule)
-        codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
+        codes = self.codes_of(rule, weight, index)
 
         def first(slot: str, shape: tuple[int, ...]) -> Any:
             if slot in self.copied:
@@ -1481,16 +1481,16 @@ class Optimizer(Checked, metaclass=Declaring):
             for name in ("create_state", "create_state_multi_precision")
         )
 
-    def _state_dtype(self, weight: Array) -> Any:
-        self.codes_of(self.rule, weight)  # raises for classes that create their state themselves
+    def _state_dtype(self, index: Index, weight: Array) -> Any:
+        self.codes_of(
+            self.rule, weight, index
+        )  # raises for classes that create their state themselves
         return bfloat16() if self.state_dtype == "bfloat16" else real_of(weight.dtype)
 
-    def codes_of(
-        self, rule: Rule | None, weight: Array, whole: tuple[int, ...] | None = None
-    ) -> dict[str, str]:
+    def codes_of(self, rule: Rule | None, weight: Array, index: Index) -> dict[str, str]:
         """Return the dtype of the codes of each slot that is stored in 8 bits for this weight.
 
-        `whole` is the shape of the tensor if the weight is a slice of it.
+        `whole_shapes` has the shape of the tensor if the weight is a slice of it.
 
         Raises
         ------
@@ -1509,10 +1509,11 @@ class Optimizer(Checked, metaclass=Declaring):
             )
         if isinstance(weight, Header) and rule.passes:
             raise TypeError(
-                f"state_dtype='int8' with rule {rule.name}, which sums over tensors, is for "
-                "weights on the host, got one on a device"
+                f"{label(index, self.idx2name)}: state_dtype='int8' with rule {rule.name}, which "
+                "sums over tensors, is for weights on the host, got one on a device"
             )
-        return rule.codes if is_worth_codes(whole or weight.shape, self.state_min_size) else {}
+        whole = self.whole_shapes.get(index) or weight.shape
+        return rule.codes if is_worth_codes(whole, self.state_min_size) else {}
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
         """Create the state of one parameter, with a float32 master for a half-precision weight.

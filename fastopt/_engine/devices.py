@@ -281,7 +281,7 @@ class Devices:
         except Refused:
             return w.REFUSED
         finally:
-            self.between = None
+            self.between, records.incomplete = None, incomplete  # the next plan reads all flags
 
     def _enter(
         self,

@@ -11,7 +11,7 @@ from fastopt import RowSparse
 from fastopt._kernels.device_memory import host
 from helpers.cases import CASES
 from helpers.device_arrays import Bare, Foreign, leaves, on_device
-from helpers.plans import ASIDE, FAULTS, OF_RATES, WAYS_TO_CALL, Call, Forms, follow, plans
+from helpers.plans import ASIDE, FAULTS, WAYS_TO_CALL, Call, Forms, follow, plans
 from helpers.settings import TABLE, every_setting
 
 pytestmark = [
@@ -107,9 +107,7 @@ of_devices = every_setting(
 def counts_alike(setting, plan):
     """Whether no schedule is asked in lists with weights on both sides: the device counts first."""
     layouts, calls = plan
-    is_scheduled = setting.make().lr_scheduler or any(
-        call.change == "a schedule" or call.fault in OF_RATES for call in calls
-    )
+    is_scheduled = setting.make().lr_scheduler or any(call.change == "a schedule" for call in calls)
     return not is_scheduled or "on the host" not in layouts
 
 

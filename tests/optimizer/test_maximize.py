@@ -107,8 +107,9 @@ def test_what_cannot_ascend_says_so():
     with pytest.raises(ValueError, match="reads no rescale_grad, so it cannot maximize"):
         fastopt.Updater(Signs(maximize=True))(0, np.ones(2), weight)
     for name, value in {"wd": 0.1, "clip_gradient": 1.0, "rescale_grad": 0.5}.items():
-        with pytest.raises(ValueError, match=f"reads no {name}, so that it has no effect"):
-            fastopt.Updater(Signs(**{name: value}))(0, np.ones(2), weight)
+        for average in (None, fastopt.EMA(0.9), fastopt.SWA(), fastopt.Lookahead()):
+            with pytest.raises(ValueError, match=f"reads no {name}, so that it has no effect"):
+                fastopt.Updater(Signs(**{name: value}), average=average)(0, np.ones(2), weight)
     np.testing.assert_array_equal(weight, 1)
     with pytest.raises(TypeError, match="maximize must be True or False, got 1"):
         fastopt.SGD(maximize=1)

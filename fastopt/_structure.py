@@ -364,7 +364,7 @@ def _is_number(value: object) -> bool:
 
 def _fixed(path: str, got: str) -> TypeError:
     """Return the error for weights that are numbers."""
-    what = f"index {path!r}" if path else "single array"
+    what = f"index {path!r}" if path else "the array"
     return TypeError(
         f"{what}: weight must be a NumPy array, got {got}, which cannot change in place: "
         "store np.array(x), or pass None as gradient if it is a setting"

@@ -36,7 +36,7 @@ OF_ONE = "; each index has the state of one weight, another weight needs another
 def label(index: int | str, names: dict[Any, str]) -> str:
     """Return the label of a parameter in error messages."""
     if index == "":
-        return "single array"
+        return "the array"
     name = names.get(index)
     return f"index {index!r}" if name is None else f"index {index!r} ({name})"
 

@@ -228,8 +228,10 @@ MISTAKES = {
     "RowSparse(ones(1), [0], (3,)).from_dense(ones(3))":
         r"TypeError: RowSparse.from_dense\(...\) returns a new object: call it on the class",
     "updater().finish('w')": "ValueError: 'w' is of no parameter; those so far",
+    "updater().finish('w', np.ones(1))": "ValueError: 'w' is of no parameter; those so far",
+    "fastopt.Updater('lbfgs')": "ValueError: Cannot find optimizer 'lbfgs'; .* scipy.optimize",
     "fastopt.Updater('sgd', groups={'w': {}}).groups['w'].update(wd=0.1)":
-        "TypeError: groups are read-only; assign updater.groups = {",
+        "TypeError: groups are read-only, and .* = {pattern: {...}, ",
 }  # fmt: skip
 
 

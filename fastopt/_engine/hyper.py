@@ -258,7 +258,10 @@ def values_of(
         values = list(map(fields.__getitem__, names))
     except KeyError as error:
         missing = f"{error}, which rule {rule.name} reads"
-        raise TypeError(f"{type(optimizer).__name__}.hyper() does not return {missing}") from None
+        raise TypeError(
+            f"{type(optimizer).__name__}.hyper() does not return {missing}: return it, or declare "
+            "it as an argument of the class"
+        ) from None
     except (TypeError, ValueError):
         bound("clip_gradient", optimizer.clip_gradient)  # it may have been set without its check
         raise TypeError(

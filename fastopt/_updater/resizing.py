@@ -27,7 +27,8 @@ def checked_rows(context: str, rows: ArrayLike, weight: Array) -> Rows:
     """
     array = np.asarray(rows)
     if array.ndim != 1 or not (array.dtype.kind in "iu" or not array.size):
-        raise TypeError(f"{context}: rows must be a list of row numbers, got {brief(rows)}")
+        cure = "; np.flatnonzero(mask) has those of a mask" if array.dtype == bool else ""
+        raise TypeError(f"{context}: rows must be a list of row numbers, got {brief(rows)}{cure}")
     if not weight.ndim or len(array) != len(weight):
         raise ValueError(
             f"{context}: rows must have the old row of each row of the weight, -1 for a new one: "

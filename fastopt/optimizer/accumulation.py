@@ -100,7 +100,7 @@ def incomplete(
     TypeError
         The arguments do not match.
     ValueError
-        An index without a weight belongs to no parameter.
+        An index belongs to no parameter.
     """
     calls = windows.calls if windows is not None else {}
     if index is None:
@@ -110,13 +110,12 @@ def incomplete(
     single = not is_listed(index)
     indices = [check_index(i) for i in ([index] if single else index)]
     weights: list[Any] = [weight] * len(indices)
-    if weight is None:
-        known = {*calls, *optimizer.idx2name, *optimizer._index_update_count}
-        for i in indices:
-            if i not in known and not is_frozen(i):
-                names = ", ".join(map(repr, known)) or "none"
-                raise ValueError(f"index {i!r} is of no parameter; those so far are {names}")
-    elif not single:
+    known = {*calls, *optimizer.idx2name, *optimizer._index_update_count}
+    for i in indices:
+        if i not in known and not is_frozen(i):
+            names = ", ".join(map(repr, known)) or "none"
+            raise ValueError(f"index {i!r} is of no parameter; those so far are {names}")
+    if weight is not None and not single:
         _, _, weights = as_lists(indices, indices, weight)
     return {i: of for i, of in zip(indices, weights, strict=True) if i in calls}
 

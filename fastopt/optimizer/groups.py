@@ -24,7 +24,10 @@ class ReadOnly(dict[str, Any]):
     """Settings of groups, which change only together."""
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError("groups are read-only; assign updater.groups = {**updater.groups, ...}")
+        raise TypeError(
+            "groups are read-only, and the first pattern that matches wins; assign "
+            "updater.groups = {pattern: {...}, **updater.groups}"
+        )
 
     __setitem__ = __delitem__ = __ior__ = update = setdefault = _refuse
     pop = popitem = clear = _refuse

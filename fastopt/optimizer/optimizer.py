@@ -137,7 +137,10 @@ def check_sym_info(name: str, value: object) -> Any:
     raise TypeError(f"{name} must be a pair of attributes and names, got {brief(value)}")
 
 
-SCHEDULED = "the learning rate comes from lr_scheduler; set_learning_rate works without one"
+SCHEDULED = (
+    "the learning rate comes from lr_scheduler: assign another one, or None before a number; "
+    "set_learning_rate works without one"
+)
 
 
 class ScheduledRateError(RuntimeError, UserWarning):
@@ -1150,11 +1153,14 @@ class Optimizer(Checked, metaclass=Declaring):
             )
         if not isinstance(name, str):
             cure = f"; lr={name!r} is a learning rate" if isinstance(name, float) else ""
+            if type(name).__module__.startswith("torch."):
+                cure = "; fastopt.torch has optimizers of torch's parameters"
             raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}{cure}")
         klass: type[Optimizer] | None = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             known = sorted(Optimizer.opt_registry)
-            advice = choices(closest(name, known), known)
+            advices = {key.lower(): text for key, text in Advice("PACKAGE").items()}
+            advice = advices.get(name.lower()) or choices(closest(name, known), known)
             raise ValueError(f"Cannot find optimizer {name!r}; {advice}")
         return klass(**kwargs)
 

@@ -394,7 +394,7 @@ def test_mistakes_are_reported_at_construction(own, error, words):
 
 def test_groups_are_read_only():
     made = updater()
-    with pytest.raises(TypeError, match="groups are read-only; assign updater"):
+    with pytest.raises(TypeError, match="groups are read-only, and"):
         made.groups["bias$|norm"]["wd_mult"] = 1.0
 
 

@@ -109,6 +109,7 @@ def test_a_parameter_without_state_stays_one():
         ([0, 5], ValueError, "rows up to 5"),
         ([0, -2], ValueError, "at least -1, got -2"),
         ([0.5, 1.0], TypeError, "list of row numbers"),
+        ([True, False], TypeError, "flatnonzero"),
         ([[0, 1]], TypeError, "list of row numbers"),
     ],
 )

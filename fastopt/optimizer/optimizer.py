@@ -1488,9 +1488,7 @@ class Optimizer(Checked, metaclass=Declaring):
         )
 
     def _state_dtype(self, index: Index, weight: Array) -> Any:
-        self.codes_of(
-            self.rule, weight, index
-        )  # raises for classes that create their state themselves
+        self.codes_of(self.rule, weight, index)  # refuses classes that create their own state
         return bfloat16() if self.state_dtype == "bfloat16" else real_of(weight.dtype)
 
     def codes_of(self, rule: Rule | None, weight: Array, index: Index) -> dict[str, str]:

@@ -199,6 +199,8 @@ def _rows(saved):
 def check_what_does_not_fit_is_refused(folder):
     with raised(TypeError, "table must be an EmbeddingTable"):
         ShardedEmbeddingTable(3, comm)
+    with raised(TypeError, "returns a new object: call it on the class"):
+        ShardedEmbeddingTable(table_of("adam"), comm).load("table", comm)
     if comm.size == 1:
         return
     with raised(ValueError, "ranks disagree: for dim"):

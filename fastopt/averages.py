@@ -248,7 +248,10 @@ def check_average(value: object) -> Average | None:
     if value is None or isinstance(value, Average):
         return value
     one = "one " if isinstance(value, (list, tuple, dict)) else ""
-    raise TypeError(f"average must be {one or 'an '}EMA, SWA or Lookahead, got {brief(value)}")
+    kind = next((name for name, kind in _KINDS.items() if value is kind), None)
+    cure = f": call it, {kind}()" if kind else ""
+    got = f"{brief(value)}{cure}"
+    raise TypeError(f"average must be {one or 'an '}EMA, SWA or Lookahead, got {got}")
 
 
 def described(average: Average) -> dict[str, Any]:

@@ -345,8 +345,8 @@ MISTAKES = {
     "fastopt.Updater('sgd', ema_decay=0.9)": "TypeError: did you mean average?",
     "fastopt.Updater('sgd', accumulation_steps=2)": "TypeError: did you mean accumulate?",
     "fastopt.Updater('sgd', lr=0.1)":
-        r"TypeError: does not take lr; it is an argument of the optimizer: "
-        r"optimizer.create\(name, ...\)",
+        r"TypeError: does not take lr; it is an argument of the optimizer, like .*Adam\(lr=0.001\)",
+    "fastopt.Updater('sgd', clipvalue=1)": "TypeError: clip_gradient limits each element",
     "fastopt.Updater('sgd', swing=1)": "TypeError: it takes optimizer, loss_scaler, .*, average",
     "fastopt.Trainer([], clip_norm=1)": "TypeError: did you mean clip_global_norm?",
     "fastopt.Trainer([], loss_scaller=1)": "TypeError: Trainer does not take loss_scaller; did you",

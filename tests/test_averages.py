@@ -503,6 +503,8 @@ def test_only_groups_whose_optimizer_has_averages_are_evaluated():
 def test_what_averages_cannot_be_is_one_sentence():
     with pytest.raises(TypeError, match="must be one EMA, SWA or Lookahead, got \\[EMA"):
         optimizer.Updater(optimizer.SGD(), average=[EMA(), SWA()])
+    with pytest.raises(TypeError, match=r"EMA, SWA or Lookahead, got .* call it, EMA\(\)"):
+        optimizer.Updater(optimizer.SGD(), average=EMA)
     for average in (EMA(), None):
         with pytest.raises(KeyError, match=r"'w' has no average: .* begins with the first update"):
             optimizer.Updater(optimizer.SGD(), average=average).averages["w"]

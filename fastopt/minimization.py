@@ -225,14 +225,15 @@ def scipy_method(optimizer: str | Optimizer | Updater = "adam", **options: Any) 
         ``disp`` (the message is printed, and with tqdm `progress` is shown) and all of `options`
         but ``eps``, which in SciPy is a step of finite differences: it and unknown names are
         ignored with an OptimizeWarning, as by SciPy's methods. ``jac`` must be True or a function;
-        ``bounds`` and ``callback`` are those of :func:`minimize`; ``hess`` and ``hessp`` are not
-        used. The result is that of :func:`minimize`; unlike those of SciPy's methods, it is a
-        success after ``maxiter`` steps without `tol`.
+        ``bounds`` and ``callback`` are those of :func:`minimize`; ``hess`` and ``hessp`` are
+        ignored with a RuntimeWarning. The result is that of :func:`minimize`; unlike those of
+        SciPy's methods, it is a success after ``maxiter`` steps without `tol`.
 
     Raises
     ------
     TypeError, ValueError
-        When the method is called: see :func:`minimize`; or constraints are given, or no ``jac``.
+        The optimizer is unknown, or does not have an option. When the method is called: see
+        :func:`minimize`; or constraints are given, or no ``jac``.
 
     Examples
     --------
@@ -251,6 +252,8 @@ class _Method:
     """An optimizer with the signature that SciPy calls its methods with."""
 
     def __init__(self, optimizer: str | Optimizer | Updater, options: dict[str, Any]) -> None:
+        own = {name: value for name, value in options.items() if name not in RUN_NAMES}
+        _updater(optimizer, options.get("average"), own)  # mistakes are errors here
         self.optimizer, self.options = optimizer, options
 
     def __repr__(self) -> str:
@@ -275,6 +278,9 @@ class _Method:
         """Minimize `fun`; see :func:`scipy_method`."""
         if constraints:
             raise ValueError(f"{self!r} takes bounds but no constraints, got {brief(constraints)}")
+        if hess is not None or hessp is not None:
+            message = f"{self!r} does not use second derivatives: hess and hessp are ignored"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
         options = {**self.options, **self._known(options)}
         if maxiter is not None:
             steps = number("maxiter", maxiter, least=0, infinite=True)

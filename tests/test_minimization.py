@@ -499,6 +499,17 @@ def test_options_of_other_methods_are_ignored_with_scipys_warning():
     assert found.x.tobytes() == expected.x.tobytes()
 
 
+@pytest.mark.parametrize("name", ["hess", "hessp"])
+def test_second_derivatives_are_ignored_with_a_warning(name):
+    given = {"jac": rosen_der, "method": scipy_method(), "options": {"maxiter": 3}}
+    second = getattr(scipy.optimize, {"hess": "rosen_hess", "hessp": "rosen_hess_prod"}[name])
+    with pytest.warns(RuntimeWarning, match="hess and hessp are ignored") as caught:
+        found = scipy.optimize.minimize(rosen, [0, 0], **{name: second}, **given)
+    assert caught[0].filename == __file__
+    expected = scipy.optimize.minimize(rosen, [0, 0], **given)
+    assert found.x.tobytes() == expected.x.tobytes()
+
+
 @pytest.mark.parametrize("average", [None, fastopt.EMA(decay=0.5)])
 def test_the_result_has_the_gradient_at_x(average):
     given = {"lr": 0.05, "steps": 20, "average": average}

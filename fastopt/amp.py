@@ -6,11 +6,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from fastopt._advice import Advice
+from fastopt._notices import warn_user
 from fastopt.arguments import Checked, brief, count, flag, number
 
 __all__ = ["LossScaler", "SlowCalls", "StepInfo"]
 
 _LEAST, _MOST = 2.0**-126, 2.0**126  # the scale and its inverse are normal float32 numbers
+_STUCK = 100  # overflows in a row at the least scale that are worth a warning
 
 
 class SlowCalls(NamedTuple):
@@ -138,6 +140,7 @@ class LossScaler(Checked):
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = Advice("SCALER_ATTRIBUTES")
+    _stuck = 0  # of the class, for scalers that were pickled without it
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class LossScaler(Checked):
         self.min_scale = number("min_scale", min_scale, least=_LEAST, most=_MOST)
         self.max_scale = number("max_scale", max_scale, least=self.min_scale, most=_MOST)
         self._scale = self._within("init_scale", init_scale)
-        self._good_steps = 0
+        self._good_steps = self._stuck = 0
         self._awaited: Callable[[], None] | None = None
 
     @property
@@ -217,6 +220,8 @@ class LossScaler(Checked):
     def update(self, overflow: bool) -> None:
         """Adapt the scale after a step; an updater with this scaler calls it automatically.
 
+        It warns of 100 overflows in a row at `min_scale`, which no smaller scale can end.
+
         Parameters
         ----------
         overflow : bool
@@ -233,6 +238,13 @@ class LossScaler(Checked):
         if not self.dynamic:
             return
         self._good_steps = 0 if overflow else self._good_steps + 1
+        self._stuck = self._stuck + 1 if overflow and self._scale == self.min_scale else 0
+        if self._stuck == _STUCK:
+            warn_user(
+                f"{_STUCK} steps in a row overflowed at the least loss scale, {self.min_scale:g}, "
+                "and were skipped: the loss or the model is not finite; updater.info.non_finite "
+                "names the parameters"
+            )
         if overflow:
             self._scale = max(self._scale * self.backoff_factor, self.min_scale)
         elif self._good_steps >= self.growth_interval:

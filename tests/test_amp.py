@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pickle
+import warnings
 from itertools import groupby
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastopt
 from fastopt.amp import LossScaler, StepInfo
 
 histories = st.lists(st.sampled_from([False, False, False, True]), max_size=60)
@@ -47,6 +49,21 @@ def test_it_grows_after_good_steps_in_a_row_and_backs_off_on_each_overflow(histo
         count = len(list(steps))
         exponent += -count if overflow else count // interval
     assert scaler.scale == 2.0**exponent
+
+
+@pytest.mark.parametrize(
+    ("steps", "warned"), [([True] * 99, 0), ([True] * 300, 1), (([True] * 99 + [False]) * 2, 0)]
+)
+def test_overflow_that_no_smaller_scale_can_end_is_warned_of_once(steps, warned):
+    updater = fastopt.Updater("sgd", loss_scaler=LossScaler(1.0, growth_interval=1000))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for overflow in steps:
+            updater("w", np.full(2, np.nan if overflow else 1.0), np.ones(2))
+    assert len(caught) == warned
+    for each in caught:
+        assert "at the least loss scale, 1, and were skipped" in str(each.message)
+        assert each.filename == __file__
 
 
 @given(scalers(), histories)

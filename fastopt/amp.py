@@ -12,7 +12,7 @@ from fastopt.arguments import Checked, brief, count, flag, number
 __all__ = ["LossScaler", "SlowCalls", "StepInfo"]
 
 _LEAST, _MOST = 2.0**-126, 2.0**126  # the scale and its inverse are normal float32 numbers
-_STUCK = 100  # overflows in a row at the least scale that are worth a warning
+_STUCK = 100  # overflows in a row at the least scale, of which it warns
 
 
 class SlowCalls(NamedTuple):
@@ -140,7 +140,7 @@ class LossScaler(Checked):
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = Advice("SCALER_ATTRIBUTES")
-    _stuck = 0  # of the class, for scalers that were pickled without it
+    _stuck = 0  # overflows in a row at the least scale; of the class, for earlier pickles
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class LossScaler(Checked):
         self.min_scale = number("min_scale", min_scale, least=_LEAST, most=_MOST)
         self.max_scale = number("max_scale", max_scale, least=self.min_scale, most=_MOST)
         self._scale = self._within("init_scale", init_scale)
-        self._good_steps = self._stuck = 0
+        self._good_steps = 0
         self._awaited: Callable[[], None] | None = None
 
     @property
@@ -239,17 +239,17 @@ class LossScaler(Checked):
             return
         self._good_steps = 0 if overflow else self._good_steps + 1
         self._stuck = self._stuck + 1 if overflow and self._scale == self.min_scale else 0
+        if overflow:
+            self._scale = max(self._scale * self.backoff_factor, self.min_scale)
+        elif self._good_steps >= self.growth_interval:
+            self._scale = min(self._scale * self.growth_factor, self.max_scale)
+            self._good_steps = 0
         if self._stuck == _STUCK:
             warn_user(
                 f"{_STUCK} steps in a row overflowed at the least loss scale, {self.min_scale:g}, "
                 "and were skipped: the loss or the model is not finite; updater.info.non_finite "
                 "names the parameters"
             )
-        if overflow:
-            self._scale = max(self._scale * self.backoff_factor, self.min_scale)
-        elif self._good_steps >= self.growth_interval:
-            self._scale = min(self._scale * self.growth_factor, self.max_scale)
-            self._good_steps = 0
 
     def state_dict(self) -> dict[str, float]:
         """Return the scale, the settings and the count of good steps, for a checkpoint.

@@ -248,9 +248,8 @@ def check_average(value: object) -> Average | None:
     if value is None or isinstance(value, Average):
         return value
     one = "one " if isinstance(value, (list, tuple, dict)) else ""
-    kind = next((name for name, kind in _KINDS.items() if value is kind), None)
-    cure = f": call it, {kind}()" if kind else ""
-    got = f"{brief(value)}{cure}"
+    cure = "".join(f": call it, {name}()" for name, kind in _KINDS.items() if value is kind)
+    got = brief(value) + cure
     raise TypeError(f"average must be {one or 'an '}EMA, SWA or Lookahead, got {got}")
 
 

@@ -229,7 +229,7 @@ def values_of(
     turned = "rescale_grad" in names or ("direction" in names and "direction" not in hyper)
     if optimizer.maximize and not turned:
         raise ValueError(f"rule {rule.name} reads no rescale_grad, so it cannot maximize")
-    if {*(hyper or ())} <= {"average_rate"}:  # else a class's hyper() may have read them
+    if not hyper or hyper.keys() == {"average_rate"}:  # else a class's hyper() may have read them
         given = {
             "wd": rates.get("wd"),
             "clip_gradient": optimizer.clip_gradient,

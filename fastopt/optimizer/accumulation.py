@@ -1,5 +1,6 @@
 """Gradient accumulation: gradients of several calls are summed and applied as their mean."""
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -110,7 +111,7 @@ def incomplete(
     single = not is_listed(index)
     indices = [check_index(i) for i in ([index] if single else index)]
     weights: list[Any] = [weight] * len(indices)
-    known = {*calls, *optimizer.idx2name, *optimizer._index_update_count}
+    known = ChainMap[Any, Any](calls, optimizer.idx2name, optimizer._index_update_count)
     for i in indices:
         if i not in known and not is_frozen(i):
             names = ", ".join(map(repr, known)) or "none"

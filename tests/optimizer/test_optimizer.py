@@ -31,6 +31,12 @@ def test_an_unknown_optimizer_is_refused(name):
         optimizer.create(name)
 
 
+def test_an_optimizer_of_torch_is_refused_with_the_module_for_it():
+    of_torch = type("Adam", (), {"__module__": "torch.optim.adam"})()
+    with pytest.raises(TypeError, match=r"got .*; fastopt\.torch has optimizers"):
+        fastopt.Updater(of_torch)
+
+
 @pytest.mark.parametrize("name", [None, 3])
 def test_what_is_no_name_is_refused(name):
     with pytest.raises(TypeError, match=f"must be an Optimizer or its name, got {name}"):

@@ -111,7 +111,7 @@ def number(
         exact = float(value)
     except OverflowError:  # from an int or a Fraction
         raise ValueError(f"{name} must be in the range of float64, got {brief(value)}") from None
-    if (math.isinf(exact) and infinite) or (math.isnan(exact) and nan):
+    if (math.isinf(exact) and infinite and exact >= least) or (math.isnan(exact) and nan):
         return exact
     if math.isfinite(exact) and least <= exact <= most and exact < below:
         return exact

@@ -332,6 +332,8 @@ def test_averages_that_cannot_be_swapped_in_are_reported(rng):
         new.averaged({7: np.zeros(2)}).__enter__()
     with pytest.raises(TypeError, match="weights must map indices to arrays"):
         new.averaged([np.zeros(2)]).__enter__()
+    with pytest.raises(TypeError, match=r"updater.averages\[1\]\[...\] = values"):
+        new.averages[1] = np.zeros(3)
     assert not any(weight.any() for weight in weights.values())
     with new.averaged(weights):
         np.testing.assert_array_equal(weights[1], made.averages[1])

@@ -87,7 +87,7 @@ KIND = attrgetter("dtype.kind")
 
 LIMITS = {
     "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
-    "clip_global_norm": OrNone(Real(least=0)),
+    "clip_global_norm": OrNone(Real(least=0, infinite=True)),
 }
 OF_OPTIMIZER = ("lr", "learning_rate")
 """Attributes that belong to the optimizer and cannot be set on an updater."""
@@ -129,8 +129,9 @@ class Updater(Checked):
         gradient updates nothing and reduces the scale.
     clip_global_norm : float, optional
         Maximum norm of all gradients of a call, concatenated, rescaled and divided by the loss
-        scale; gradients with a larger norm are scaled down to it, 0 zeroes them. Default None: no
-        limit. A call with a non-finite gradient updates nothing.
+        scale; gradients with a larger norm are scaled down to it, 0 zeroes them. A call with a
+        non-finite gradient updates nothing, also with ``inf``, which measures the norm alone.
+        Default None: no limit.
     groups : dict of str to dict, optional
         Hyper-parameters of groups of weights, by regular expression: a weight belongs to the first
         group whose pattern ``re.search`` finds in its name, which is the entry of ``idx2name`` or
@@ -177,9 +178,10 @@ class Updater(Checked):
         wrong type, an optimizer does not support it because it overrides ``update()`` or counts
         updates differently, or only some of the optimizers have averages in their own state.
     ValueError
-        `clip_global_norm`, `clip_adaptive` or `clip_adaptive_eps` is negative, NaN or infinite, or
-        `accumulate` is less than 1; a pattern is not a regular expression, or a hyper-parameter of
-        a group is out of range; or no class is registered under the name `optimizer`.
+        `clip_global_norm`, `clip_adaptive` or `clip_adaptive_eps` is negative or NaN, or one of the
+        last two infinite; `accumulate` is less than 1; a pattern is not a regular expression, or a
+        hyper-parameter of a group is out of range; or no class is registered under the name
+        `optimizer`.
 
     Examples
     --------
@@ -1434,9 +1436,9 @@ class Updater(Checked):
     def averages(self) -> dict[Index, Any]:
         """Average of each index: a float32 array, or float64 for float64 weights.
 
-        Empty without `average`. The arrays are not copies: updates write to them. The average of
-        an index begins with its first update; until then it is the weight itself, and a KeyError
-        says so.
+        Empty without `average`. The arrays are not copies: updates write to them, and a program
+        may; they cannot be replaced. The average of an index begins with its first update; until
+        then it is the weight itself, and a KeyError says so.
         """
         return _AveragesByIndex({} if self._averages is None else self._averages.arrays)
 
@@ -1824,6 +1826,12 @@ class _AveragesByIndex(dict[Index, Any]):
         raise KeyError(
             f"index {index!r} has no average: with average=EMA() or another, it begins with the "
             "first update, until then the weight is its average"
+        )
+
+    def __setitem__(self, index: Index, array: Any) -> None:
+        raise TypeError(
+            f"updates write the averages: assign elements, updater.averages[{index!r}][...] = "
+            "values; resize() changes a shape"
         )
 
 

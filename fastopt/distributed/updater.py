@@ -1032,7 +1032,8 @@ class ShardedUpdater(Resumable):
 
         def in_words() -> dict[str, str]:
             return {
-                f"checksum of values {first} to {last} of {self._label(plan.indices[k])}": hex(each)
+                f"checksum of values {first} to {last} of {self._label(plan.indices[k])}, which "
+                "must be equal on all ranks (broadcast it from rank 0),": hex(each)
                 for (k, first, last), each in zip(spans.tolist(), sums.tolist(), strict=True)
             }
 

@@ -207,6 +207,12 @@ def test_one_gradient_is_clipped_by_its_own_norm():
     updater.clip_global_norm = 0
     updater(0, np.array([0.3, 0.4]), weight)
     np.testing.assert_allclose(weight, [-3.3, -4.4])
+    updater.clip_global_norm = math.inf
+    updater(0, np.array([30.0, 40.0]), weight)
+    np.testing.assert_allclose(weight, [-33.3, -44.4])
+    assert updater.info.global_norm == 50.0
+    updater(0, np.array([30.0, math.nan]), weight)
+    assert updater.info.skipped
 
 
 def test_the_norm_is_that_of_rescaled_gradients():
@@ -359,8 +365,8 @@ def test_a_skipped_gradient_is_not_kept_alive():
     [
         ({"loss_scaler": 1024}, TypeError, "loss_scaler must be a LossScaler, got 1024"),
         ({"clip_global_norm": -1}, ValueError, "clip_global_norm must be .*at least 0, got -1"),
-        ({"clip_global_norm": math.nan}, ValueError, "clip_global_norm must be a finite number"),
-        ({"clip_global_norm": math.inf}, ValueError, "clip_global_norm must be a finite number"),
+        ({"clip_global_norm": math.nan}, ValueError, "clip_global_norm must be a number"),
+        ({"clip_global_norm": -math.inf}, ValueError, "clip_global_norm must be .*at least 0"),
         ({"clip_global_norm": "1"}, TypeError, "clip_global_norm must be a number, got '1'"),
     ],
 )

@@ -224,7 +224,7 @@ def _check_fields(saved: Any, optimizer: str) -> None:
         raise CheckpointError(f"unknown settings {list(saved['updater'])}")
     for name, value in saved["updater"].items():
         if value is not None or name == "clip_adaptive_eps":
-            number(name, value, least=0)
+            number(name, value, least=0, infinite=name == "clip_global_norm")
 
 
 def _check_like_present(updater: Stateful, states: Mapping[Index, Any]) -> None:

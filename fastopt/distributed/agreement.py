@@ -61,8 +61,8 @@ def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array
         came = _gather(ranks, [array[begin:end] for array, begin, end in slices], last - first)
         for t, part in enumerate(came):
             ends = np.cumsum(last[t] - first[t])
-            for each, begin in zip(np.split(part, ends[:-1]), starts[t] + first[t], strict=True):
-                results[t][begin : begin + len(each)] = each
+            for piece, begin in zip(np.split(part, ends[:-1]), starts[t] + first[t], strict=True):
+                results[t][begin : begin + len(piece)] = piece
     return results, counts
 
 
@@ -86,36 +86,36 @@ def exchanged(ranks: Ranks, arrays: Sequence[Array], sent: Counts, received: Cou
     """
     results, size = _allocated(arrays, received), _size(arrays)
     if size:
-        there, here = (_parts(_units(arrays, each, size) * size) for each in (sent, received))
+        there, here = (_parts(_units(arrays, numbers, size) * size) for numbers in (sent, received))
         source, target = _packed(arrays, sent, size), _buffer(results, sum(here[0]))
         ranks.wait(ranks.comm.all_to_all(source, there, target, here))
         _unpack(target, results, received, size)
     return results
 
 
-def of_all(ranks: Ranks, own: Array) -> Array:
+def of_all(ranks: Ranks, array: Array) -> Array:
     """The arrays of all ranks, which have one shape and dtype, stacked in rank order."""
-    every = np.empty((ranks.size, *own.shape), own.dtype)
-    every[ranks.rank] = own
-    ranks.wait(ranks.comm.all_gather(_bytes(every), _parts([own.nbytes] * ranks.size)))
+    every = np.empty((ranks.size, *array.shape), array.dtype)
+    every[ranks.rank] = array
+    ranks.wait(ranks.comm.all_gather(_bytes(every), _parts([array.nbytes] * ranks.size)))
     return every
 
 
-def added(ranks: Ranks, own: Array) -> Array:
+def added(ranks: Ranks, array: Array) -> Array:
     """The sum of the float64 arrays of all ranks, in rank order, so that all have the same bits.
 
     Each rank sums an equal part of the arrays and sends it to all, if :data:`APART_FROM` says so.
     """
-    if ranks.size * own.nbytes < APART_FROM:
-        return reduce(add, of_all(ranks, own), np.zeros(own.shape))
-    numbers = np.arange(ranks.size + 1) * own.size // ranks.size
+    if ranks.size * array.nbytes < APART_FROM:
+        return reduce(add, of_all(ranks, array), np.zeros(array.shape))
+    numbers = np.arange(ranks.size + 1) * array.size // ranks.size
     first, last = numbers[ranks.rank : ranks.rank + 2]
     counts = np.diff(numbers)
     parts = np.full((1, ranks.size), last - first)
-    (every,) = exchanged(ranks, [own.reshape(-1)], counts[None], parts)
-    total = np.empty(own.shape)
+    (every,) = exchanged(ranks, [array.reshape(-1)], counts[None], parts)
+    total = np.empty(array.shape)
     total.reshape(-1)[first:last] = reduce(add, every.reshape(ranks.size, -1), 0.0)
-    ranks.wait(ranks.comm.all_gather(_bytes(total), _parts(counts * own.itemsize)))
+    ranks.wait(ranks.comm.all_gather(_bytes(total), _parts(counts * array.itemsize)))
     return total
 
 
@@ -199,10 +199,10 @@ def _unpack(data: Array, results: Sequence[Array], counts: Counts, size: int) ->
 
 
 def _digest(parts: Iterable[Any]) -> int:
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for part in parts:
-        found.update(part)
-    return int.from_bytes(found.digest(), "little") >> 2
+        digest.update(part)
+    return int.from_bytes(digest.digest(), "little") >> 2
 
 
 class Facts(dict[str, str]):
@@ -320,8 +320,8 @@ def _compared(
         report = None if error is None else [(names or ["RuntimeError"])[0], str(error)]
         _raise_first(share_texts(ranks, json.dumps(report)), error)
     if seen[2] != -seen[3]:
-        own = {name: fact for part in facts for name, fact in part.in_words().items()}
-        every = [json.loads(text) for text in share_texts(ranks, json.dumps(own))]
+        facts_here = {name: fact for part in facts for name, fact in part.in_words().items()}
+        every = [json.loads(text) for text in share_texts(ranks, json.dumps(facts_here))]
         raise ValueError(f"ranks disagree: {_difference(every)}")
     return agreed
 
@@ -338,11 +338,11 @@ def _difference(every: list[dict[str, str]]) -> str:
         for rank, facts in enumerate(every):
             owners.setdefault(facts.get(name, "nothing"), []).append(rank)
         if len(owners) > 1:
-            found = [
+            values = [
                 f"{listing(ranks)} {'have' if len(ranks) > 1 else 'has'} {value}"
                 for value, ranks in owners.items()
             ]
-            return f"for {name} {', '.join(found)}"
+            return f"for {name} {', '.join(values)}"
     raise AssertionError("digests of equal facts differ")
 
 
@@ -401,8 +401,8 @@ class Gate:
     def _agree(self, more: Sequence[Fact], error: Exception | None) -> None:
         facts: Sequence[Fact] = ()
         if not self.passed and self.ranks.size > 1 and error is None:
-            found, error = attempt(self.facts)
-            facts = found or ()
+            every, error = attempt(self.facts)
+            facts = every or ()
         agreed = agree(self.ranks, [*facts, *more], error, self.active, self.apart)
         if not agreed.active:
             raise Idle

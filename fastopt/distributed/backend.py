@@ -99,9 +99,9 @@ class Stages:
     ) -> int:
         """See :func:`fastopt._kernels.stages.stage_call`."""
         place = 0 if at is None else address_of(at)
-        given = self.records.context, stage, len(self.indices), step, place, width, slices
+        arguments = self.records.context, stage, len(self.indices), step, place, width, slices
         with turn() if self.words[w.THREADS] > 1 else nullcontext():
-            return self._stage(*given)
+            return self._stage(*arguments)
 
     def _measure(self) -> None:
         """Compute the norm of all gradients of all ranks, and the factor of the gradients."""
@@ -114,10 +114,10 @@ class Stages:
         """Hyper-parameters of each tensor, for comparison between ranks."""
         records, count = self.records, len(self.indices)
         rows = records.tensors[: count * w.TENSOR].reshape(count, w.TENSOR)[:, w.T_HYPER].tolist()
-        known = {each.address: each for each in (*records.shared.values(), *records.rows.values())}
+        known = {row.address: row for row in (*records.shared.values(), *records.rows.values())}
         used = list(dict.fromkeys(rows))
-        values = [known[each].values[1 : 1 + len(known[each].names)] for each in used]
-        numbers = {each: number for number, each in enumerate(used)}
+        values = [known[address].values[1 : 1 + len(known[address].names)] for address in used]
+        numbers = {address: number for number, address in enumerate(used)}
 
         def describe() -> dict[str, str]:
             names = self.records.parameters.optimizer.idx2name
@@ -148,8 +148,10 @@ class Stages:
 
     def _is_elementwise(self) -> bool:
         """Whether elements can be updated in any portions; the same on all ranks."""
-        own = ((each.rule, each.coded) for each in self.records.layouts(self.indices))
-        return not (self.records.mode.defers or any(r.passes or r.row or coded for r, coded in own))
+        if self.records.mode.defers:
+            return False
+        layouts = self.records.layouts(self.indices)
+        return not any(one.rule.passes or one.rule.row or one.coded for one in layouts)
 
     def _start(self) -> None:
         """Count the step of each tensor."""
@@ -159,15 +161,14 @@ class Stages:
 
     def _reduce(self) -> None:
         """Complete the reductions of all tensors, with the sums of all slices."""
-        rules = {each.rule for each in self.records.layouts(self.indices)}
+        ranks = self.backend.ranks
+        rules = {layout.rule for layout in self.records.layouts(self.indices)}
         width = max((sum for rule in rules for sum in rule.sums), default=0)
         for step in range(max((len(rule.passes) for rule in rules), default=0)):
-            own = np.zeros((len(self.indices), width))
-            self._do(stages.REDUCE, step, own, width)
+            sums = np.zeros((len(self.indices), width))
+            self._do(stages.REDUCE, step, sums, width)
             largest = any(step < len(r.passes) and r.passes[step].largest for r in rules)
-            every = (
-                of_all(self.backend.ranks, own) if largest else added(self.backend.ranks, own)[None]
-            )
+            every = of_all(ranks, sums) if largest else added(ranks, sums)[None]
             self._do(stages.COMPLETE, step, every, width, len(every))
 
 

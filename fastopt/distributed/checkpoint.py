@@ -223,12 +223,12 @@ class Resumable(Sharded):
         facts = Facts({**compared, "strict": str(strict)})
         with self.optimizer.call_lock:
             self._begin(call)
-            found, error = attempt(read)
-            self._agree(Facts({**facts, "run": found[0] if found else ""}), error)
-            saved: Saved = found[1]
+            content, error = attempt(read)
+            self._agree(Facts({**facts, "run": content[0] if content else ""}), error)
+            saved: Saved = content[1]
             before, trial = self._snapshot(), Trial(self)
             schedules = [  # which are restored in place
-                each.lr_scheduler for each in before[0] if is_registered(each.lr_scheduler)
+                opt.lr_scheduler for opt in before[0] if is_registered(opt.lr_scheduler)
             ]
             copies = copy.deepcopy(schedules)
             skipped, error = attempt(self._restored, trial, saved, strict)
@@ -268,9 +268,9 @@ class Resumable(Sharded):
         optimizer, tree = self.optimizer, saved.updater
         if isinstance(tree, dict) and isinstance(tree.get("parameters"), dict):
             keys = tree["parameters"]
-            found = match(keys, keys_of(names_of(optimizer), self.placements)).index
+            present = match(keys, keys_of(names_of(optimizer), self.placements)).index
             for key, index in keys.items():
-                placement = self.placements.get(found.get(index, index))
+                placement = self.placements.get(present.get(index, index))
                 if placement is None or key in saved.cut:
                     continue
                 context = f"parameter {key!r}"
@@ -278,8 +278,8 @@ class Resumable(Sharded):
                 attributes = arrays_by_index(tree["attributes"])
                 for kind, table, name in [
                     ("states", states, key),
-                    *(("averages", each, key) for each in averages),
-                    *((kind, each, index) for kind, each in attributes.items()),
+                    *(("averages", average, key) for average in averages),
+                    *((kind, attribute, index) for kind, attribute in attributes.items()),
                 ]:
                     if isinstance(table, dict) and name in table:
                         value = table.pop(name)
@@ -288,7 +288,7 @@ class Resumable(Sharded):
                             table[name] = shards.cut_state(
                                 value, placement, self.rank, context, by_row
                             )
-            saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
+            saved.masters = {present.get(i, i): array for i, array in saved.masters.items()}
         skipped = restore(trial, tree, strict)
         if trial.groups is not None:
             try:
@@ -335,7 +335,7 @@ class Resumable(Sharded):
     def _snapshot(self) -> tuple[Any, ...]:
         """Snapshot of what :meth:`load` changes before the ranks have agreed."""
         scaler = self.loss_scaler
-        optimizers = {each: each.snapshot() for each in self.shard.parameters.optimizers()}
+        optimizers = {opt: opt.snapshot() for opt in self.shard.parameters.optimizers()}
         return optimizers, scaler.state_dict() if scaler else None
 
     def _roll_back(self, optimizers: Mapping[Any, Any], scale: Mapping[str, Any]) -> None:
@@ -371,11 +371,11 @@ def write_together(
     """
     ranks, rank, size = sharded._ranks, sharded.rank, sharded.ranks
     run = share_texts(ranks, new_run())[0]
-    own = shards.shard_path(path, run, rank, size)
+    shard_file = shards.shard_path(path, run, rank, size)
 
     def write_shard() -> Tree:
         shard, index = contents()
-        write_part(own, path, chunks({"run": run, "rank": rank, **shard}))
+        write_part(shard_file, path, chunks({"run": run, "rank": rank, **shard}))
         return index
 
     def write_index() -> None:
@@ -389,7 +389,7 @@ def write_together(
     except Exception:
         if not ranks.broken and not _is_listed(ranks, path, run):
             with suppress(OSError):
-                own.unlink()
+                shard_file.unlink()
         raise
     if rank == 0:
         with suppress(OSError):  # the next save tries again
@@ -433,8 +433,8 @@ def remove_others(path: PathLike, run: str) -> None:
     target = Path(path)
     pattern = re.compile(re.escape(target.name) + rf"\.({shards.RUN})\.\d+-of-\d+")
     for file in target.parent.iterdir():
-        found = pattern.fullmatch(file.name)
-        if found and found[1] != run:
+        shard = pattern.fullmatch(file.name)
+        if shard and shard[1] != run:
             file.unlink(missing_ok=True)
 
 
@@ -561,12 +561,12 @@ def latest_checkpoint(folder: PathLike) -> dict[str, Path]:
     """
     path = Path(folder, LATEST)
     try:
-        found = json.loads(path.read_text("utf-8"))
+        latest = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    match found:
+    match latest:
         case {"run": str(run), "parts": [*names]} if re.fullmatch(shards.RUN, run):
             if all(map(_is_file_name, names)):
                 return {name: Path(folder, run, name) for name in names}

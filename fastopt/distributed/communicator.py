@@ -136,12 +136,12 @@ def attached(
             "comm must be a communicator of mpi4py or a process group of torch.distributed, got "
             f"{type(comm).__name__}"
         )
-    found = vars(comm).get("_attached")
-    if found is None or not usable(found):
+    job = vars(comm).get("_attached")
+    if job is None or not usable(job):
         copy, request = comm.duplicate()
         wait_for_all(request, comm.rank, comm.size, timeout)
-        found = vars(comm)["_attached"] = make(copy)
-    return found
+        job = vars(comm)["_attached"] = make(copy)
+    return job
 
 
 def wait_for_all(request: Request, rank: int, size: int, timeout: float) -> None:
@@ -176,8 +176,8 @@ def rest(request: Request | None, seconds: float) -> None:
 
     MPI libraries have no such wait: with them, a rank only lets other processes go first.
     """
-    own = getattr(request, "rest", None)
-    own(seconds) if own is not None else leave_cpu()
+    wait = getattr(request, "rest", None)
+    wait(seconds) if wait is not None else leave_cpu()
 
 
 def _roots(comm: object) -> list[str]:

@@ -164,15 +164,15 @@ class ShardedEmbeddingTable(Sharded):
         """
         return self._together(
             "lookup",
-            lambda given: self._fetched(given, create),
+            lambda wanted: self._fetched(wanted, create),
             lambda: self._wanted(ids, create),
-            lambda given: {"create": str(create)},
+            lambda wanted: {"create": str(create)},
             lambda: self._typed(ids, keep=create is True),
         )
 
-    def _fetched(self, given: tuple[Any, ...], create: bool) -> Array:
+    def _fetched(self, arguments: tuple[Any, ...], create: bool) -> Array:
         """Rows of checked ids from their owners."""
-        wanted, times, inverse, shape = given
+        wanted, times, inverse, shape = arguments
         routes = RowExchange(self._ranks, [HashedIds(self.ranks)], [wanted])
         (came,), (counted,) = routes.there([times])
         rows, error = agreement.attempt(self._taken, came, counted, create)
@@ -201,8 +201,8 @@ class ShardedEmbeddingTable(Sharded):
             self._push_together(
                 "update",
                 lambda: self._summed(ids, grads),
-                lambda given: {"dtype of grads": given[1].dtype.name},
-                lambda given: _to_owners(self._ranks, given),
+                lambda summed: {"dtype of grads": summed[1].dtype.name},
+                lambda summed: _to_owners(self._ranks, summed),
                 lambda sent: self.table._update(sent[0], self.table.id_dtype, sent[1]),
                 lambda: self._typed(ids),
             )
@@ -260,8 +260,8 @@ class ShardedEmbeddingTable(Sharded):
             `ids` are invalid on some rank. All ranks raise the error.
         """
 
-        def read(given: tuple[Any, ...]) -> None:
-            (came,) = RowExchange(self._ranks, [HashedIds(self.ranks)], [given[0]]).there()
+        def read(arguments: tuple[Any, ...]) -> None:
+            (came,) = RowExchange(self._ranks, [HashedIds(self.ranks)], [arguments[0]]).there()
             self.table.prefetch(came[0].view(self.table.id_dtype))
 
         with self.optimizer.call_lock:
@@ -363,8 +363,8 @@ class ShardedEmbeddingTable(Sharded):
         ranks = private(comm, limit).ranks
         ranks.begin("load of a ShardedEmbeddingTable", limit)
 
-        found, error = agreement.attempt(read_rows, path, ranks.rank, ranks.size, optimizer, init)
-        run, fields, parts = found or ("", None, False)
+        content, error = agreement.attempt(read_rows, path, ranks.rank, ranks.size, optimizer, init)
+        run, fields, parts = content or ("", None, False)
         agreement.agree(ranks, [Facts(path=str(path), run=run)], error)
         try:
             if parts:
@@ -450,8 +450,8 @@ class ShardedEmbeddingTable(Sharded):
 
 def _distinct(bits: Ids) -> tuple[Ids, Numbers, Numbers]:
     """Distinct ids in the order of first appearance, their number, and the position of each id."""
-    found = np.unique(bits, return_index=True, return_inverse=True, return_counts=True)
-    unique, first, inverse, times = found
+    distinct = np.unique(bits, return_index=True, return_inverse=True, return_counts=True)
+    unique, first, inverse, times = distinct
     order = np.argsort(first)
     return unique[order], times[order], np.argsort(order)[inverse]
 
@@ -558,8 +558,8 @@ def share_rows(
     """
     none = lambda records: np.empty(0, np.int64)  # noqa: E731
     last = fields is not None and ranks.rank == ranks.size - 1
-    own = dumps(_merged(iter([fields]), none)) if last else b""  # type: ignore[list-item]
-    (data,), _ = agreement.gathered_together(ranks, [np.frombuffer(own, np.uint8)])
+    template = dumps(_merged(iter([fields]), none)) if last else b""  # type: ignore[list-item]
+    (data,), _ = agreement.gathered_together(ranks, [np.frombuffer(template, np.uint8)])
     if fields is None:
         fields = loads(data.tobytes(), optimizer)
     assert fields is not None
@@ -594,11 +594,11 @@ def _merged(shards: Iterator[dict[str, Any]], choose: Choice) -> dict[str, Any]:
 
     def chosen(fields: dict[str, Any]) -> dict[str, Any]:
         rows, waiting, decay = choose(fields["ids"]), fields["waiting"], fields["decay"]
-        own = None if waiting is None else choose(waiting)
+        waiting_rows = None if waiting is None else choose(waiting)
         return _replaced(
             fields,
             [array[rows] for array in _rows(fields, decay is not None)],
-            None if waiting is None else [array[own] for array in waiting],
+            None if waiting is None else [array[waiting_rows] for array in waiting],
             None if decay is None else decay[1],
         )
 

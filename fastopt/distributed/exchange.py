@@ -113,7 +113,7 @@ class Exchange:
     def enter(self, grads: list[Any], at: Addresses | None) -> None:
         """Enter the gradients of a call, besides those that :meth:`put` has; see `grads`, `at`."""
         pairs = enumerate(zip(self.grads, grads, strict=True))
-        self.grads = [own if k in self._put else grad for k, (own, grad) in pairs]
+        self.grads = [early if k in self._put else grad for k, (early, grad) in pairs]
         self.at = at
 
     def put(self, place: int, grad: Array, release: bool = False) -> None:
@@ -281,8 +281,8 @@ class EarlyGradients:
     def _completed(self, index: object, grad: Gradient | None, weight: Array) -> Any:
         if grad is not None or (index := check_index(index)) not in self._grads:
             return grad
-        own, _ = self._grads[index]
-        return np.broadcast_to(np.float32(0), np.shape(weight)) if own is None else own
+        early, _ = self._grads[index]
+        return np.broadcast_to(np.float32(0), np.shape(weight)) if early is None else early
 
     def check(self, plan: Plan, grads: list[Any]) -> None:
         """Raise ValueError unless a call has the gradients that were sent, or None."""
@@ -292,11 +292,11 @@ class EarlyGradients:
             raise ValueError(
                 "begin() was called for the parameters of the previous call, not for these"
             )
-        for index, (own, sent) in self._grads.items():
+        for index, (early, sent) in self._grads.items():
             grad = grads[plan.places[index]]
-            if sent and grad is not None and (own is None or not _is_same(own, grad)):
+            if sent and grad is not None and (early is None or not _is_same(early, grad)):
                 problem = "the gradient is not the one passed to begin()"
-                cure = ", which was released: pass None" if own is None else ""
+                cure = ", which was released: pass None" if early is None else ""
                 raise ValueError(f"{label(index, self.names)}: {problem}{cure}")
 
 
@@ -305,6 +305,6 @@ def _is_same(one: object, other: object) -> bool:
     if one is other:
         return True
     one, other = np.asarray(one), np.asarray(other)
-    places = [each.__array_interface__["data"] for each in (one, other)]
+    places = [array.__array_interface__["data"] for array in (one, other)]
     header = (one.shape, one.dtype, one.strides) == (other.shape, other.dtype, other.strides)
     return header and places[0] == places[1]

@@ -55,61 +55,62 @@ class Fingerprint:
 
     def facts(self) -> list[Fact]:
         """Facts about the current optimizer."""
-        optimizer, own = self.optimizer, vars(self.optimizer)
+        optimizer, values = self.optimizer, vars(self.optimizer)
         if self._version != optimizer.version:
-            names = [name for name in own if name not in optimizer.transient]
+            names = [name for name in values if name not in optimizer.transient]
             known = Tracked, PerIndex
-            self._loose = [n for n in names if not (_is_plain(own[n]) or isinstance(own[n], known))]
-            simple = {name: described(own[name]) for name in names if _is_plain(own[name])}
+            plain = [name for name in names if _is_plain(values[name])]
+            self._loose = [n for n in names if n not in plain and not isinstance(values[n], known)]
+            simple = {name: described(values[name]) for name in plain}
             fixed = {"optimizer": type(optimizer).__name__, **simple, **self._codes}
             self._fixed = self._named(fixed)
             self._version = optimizer.version
         if self._tables_version != optimizer.multipliers_version:
-            names = [name for name in ("lr_mult", "wd_mult", "idx2name") if name in own]
-            self._tables = self._named({name: described(own[name]) for name in names})
+            names = [name for name in ("lr_mult", "wd_mult", "idx2name") if name in values]
+            self._tables = self._named({name: described(values[name]) for name in names})
             self._tables_version = optimizer.multipliers_version
-        loose = {name: described(own[name]) for name in self._loose}
-        counted = [name for name in optimizer.by_index if name in own]
-        numbers = [own[name].array[: own[name].first + len(own[name])] for name in counted]
+        loose = {name: described(values[name]) for name in self._loose}
+        counted = [values[name] for name in optimizer.by_index if name in values]
+        numbers = [table.array[: table.first + len(table)] for table in counted]
         kind = self._named({"optimizer": type(optimizer).__name__, **loose})
         return [kind, self._fixed, self._tables, Numbers(numbers, self._numbers)]
 
-    def _named(self, found: Mapping[str, str | None]) -> Facts:
+    def _named(self, texts: Mapping[str, str | None]) -> Facts:
         """Facts under their full names, without those that are specific to a rank."""
-        return Facts({name + self.of: text for name, text in found.items() if text is not None})
+        return Facts({name + self.of: text for name, text in texts.items() if text is not None})
 
     def _numbers(self) -> dict[str, str]:
         """Numbers by index, formatted for an error message."""
         optimizer = self.optimizer
-        found: dict[str, str] = {}
+        numbers: dict[str, str] = {}
         for name in optimizer.by_index:
             table = getattr(optimizer, name)
-            found |= {f"{name} of {_label(i, optimizer)}": str(table[i]) for i in table}
-        return found | {
+            numbers |= {f"{name} of {_label(i, optimizer)}": str(table[i]) for i in table}
+        return numbers | {
             name + self.of: str(getattr(optimizer, name)) for name in optimizer.in_arrays
         }
 
     def rates(self, indices: Sequence[Index]) -> Facts:
         """Learning rates and weight decays that the next ``update()`` in NumPy will use."""
-        optimizer, found = self.optimizer, Facts()
+        optimizer, rates = self.optimizer, Facts()
         before = optimizer.snapshot()
         try:
             for index in indices:
                 optimizer._update_count(index)
                 parameter = _label(index, optimizer)
-                found[f"learning rate of {parameter}"] = str(float(optimizer._get_lr(index)))
-                found[f"weight decay of {parameter}"] = str(float(optimizer._get_wd(index)))
+                rates[f"learning rate of {parameter}"] = str(float(optimizer._get_lr(index)))
+                rates[f"weight decay of {parameter}"] = str(float(optimizer._get_wd(index)))
         finally:
             optimizer.put_back(before)
-        return found
+        return rates
 
 
 def fingerprints(main: Optimizer, groups: Groups | None) -> list[Fingerprint]:
     """Fingerprints of the optimizers of an updater and its groups."""
     labels = {id(group.optimizer): group.label for group in (groups.groups if groups else ())}
     others = groups.optimizers() if groups else ()
-    own = [Fingerprint(other, f" of {labels[id(other)]}") for other in others]
-    return [Fingerprint(main), *own]
+    of_groups = [Fingerprint(other, f" of {labels[id(other)]}") for other in others]
+    return [Fingerprint(main), *of_groups]
 
 
 def _label(index: Index, optimizer: Optimizer) -> str:
@@ -178,14 +179,14 @@ def codes(optimizer: Optimizer) -> dict[str, str]:
     A digest is that of the bytecode, with the functions that it calls. It depends on no file, since
     classes may be sent to ranks on other machines, but on the version of Python.
     """
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for kind in type(optimizer).__mro__:
         if not _is_ours(kind):
-            found |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items()}
+            members |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items()}
     rule = optimizer.rule
     if rule is not None and not _is_ours(rule.fn):
-        found[f"rule {rule.name}"] = rule
-    return {f"code of {name}": text for name, each in found.items() if (text := _digest(each))}
+        members[f"rule {rule.name}"] = rule
+    return {f"code of {name}": text for name, part in members.items() if (text := _digest(part))}
 
 
 def _is_ours(value: type | FunctionType) -> bool:
@@ -212,7 +213,7 @@ def _functions(value: object) -> Iterator[FunctionType]:
 def _digest(value: object) -> str:
     """Return the digest of an attribute; empty if it is no function."""
     seen, is_rule = set[FunctionType](), isinstance(value, Rule)
-    text = [part for each in _functions(value) for part in _codes(each, seen, is_rule)]
+    text = [part for function in _functions(value) for part in _codes(function, seen, is_rule)]
     if not text:
         return ""
     digest = hashlib.blake2b("\0".join(text).encode(errors="replace"), digest_size=6).hexdigest()
@@ -235,8 +236,8 @@ def _codes(fn: FunctionType, seen: set[FunctionType], is_rule: bool) -> Iterator
     for name, value in sorted({**names.globals, **names.nonlocals}.items()):
         if is_rule:
             yield f"{name}={frozen_text(value)}"
-        for each in _functions(value):
-            package = (each.__module__ or "").partition(".")[0]
+        for callee in _functions(value):
+            package = (callee.__module__ or "").partition(".")[0]
             same = package == (fn.__module__ or "").partition(".")[0]
-            if same or not (_is_ours(each) or each.__code__.co_filename.startswith(INSTALLED)):
-                yield from _codes(each, seen, is_rule)
+            if same or not (_is_ours(callee) or callee.__code__.co_filename.startswith(INSTALLED)):
+                yield from _codes(callee, seen, is_rule)

@@ -71,7 +71,7 @@ def standing(nodes: Sequence[Sequence[int]], rank: int) -> tuple[list[int], list
     mine = next(ranks for ranks in nodes if rank in ranks)
     place = mine.index(rank)
     sources = [ranks[place % len(ranks)] for ranks in nodes]
-    return sources, sorted(each for ranks in nodes for each in ranks[place :: len(mine)])
+    return sources, sorted(owner for ranks in nodes for owner in ranks[place :: len(mine)])
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Node:
 
         Those of earlier owners that exist on no rank are used again.
         """
-        used = np.array([each.is_used for each in self._leases], np.int64)
+        used = np.array([lease.is_used for lease in self._leases], np.int64)
         self.ranks.wait(self.ranks.comm.all_reduce_max(used))
         free = np.flatnonzero(used == 0)
         if len(free):
@@ -149,8 +149,8 @@ class Node:
             return lease
         comm, request = self.ranks.comm.duplicate()
         node_comm, other = self.node.comm.duplicate()
-        for each in (request, other):
-            self.ranks.wait(each)
+        for started in (request, other):
+            self.ranks.wait(started)
         self._leases.append(Lease(comm, node_comm, ref(owner)))
         return self._leases[-1]
 
@@ -170,9 +170,9 @@ class Node:
 
 def free(ranks: Ranks, node: Ranks, leases: Sequence[Lease]) -> None:
     """Free communicators, which no later call can use."""
-    for each in (ranks, node):
-        each.broken = "their communicator was freed"
-        each.comm.free()
+    for members in (ranks, node):
+        members.broken = "their communicator was freed"
+        members.comm.free()
     for lease in leases:
         lease.comm.free()
         lease.node_comm.free()
@@ -270,9 +270,9 @@ def shared_zeros(node: Ranks, nbytes: int) -> Array:
     """
     file, error = attempt(_created, nbytes) if node.rank == 0 else (None, None)
     try:
-        own = None if file is None else [os.getpid(), file, _identity(file)]
-        found = json.loads(share_texts(node, json.dumps(own))[0])
-        memory, problem = attempt(_attached, *found, nbytes) if found else (None, None)
+        address = None if file is None else [os.getpid(), file, _identity(file)]
+        shared = json.loads(share_texts(node, json.dumps(address))[0])
+        memory, problem = attempt(_attached, *shared, nbytes) if shared else (None, None)
         error = error or problem
         reasons = share_texts(node, str(error or ""))  # then all have opened the file
     finally:
@@ -308,5 +308,5 @@ def _attached(process: int, number: int, identity: list[int], nbytes: int) -> mm
 
 
 def _identity(file: int) -> list[int]:
-    found = os.fstat(file)
-    return [found.st_dev, found.st_ino]
+    status = os.fstat(file)
+    return [status.st_dev, status.st_ino]

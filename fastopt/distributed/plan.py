@@ -207,8 +207,8 @@ class Guards:
         forms += [[guard((np.asarray(weight),), 0)[0] for weight in weights]]
         self._guards = np.zeros((2, len(weights), max(map(len, forms[0]))), np.uint64)
         for guards, rows in zip(self._guards, forms, strict=True):
-            for own, row in zip(guards, rows, strict=True):
-                own[: len(row)] = row
+            for place, row in zip(guards, rows, strict=True):
+                place[: len(row)] = row
         self._clear = b""
 
     def fit(self, grads: list[Any], weights: list[Any]) -> Addresses | None:
@@ -220,13 +220,13 @@ class Guards:
             grads, weights = [*grads], [*weights]
         if not len(grads) == len(weights) == self._count:
             return None
-        found = np.empty((2, self._count), np.int64)
-        if not comparer()(id(weights), id(grads), self._guards, found):
+        starts = np.empty((2, self._count), np.int64)
+        if not comparer()(id(weights), id(grads), self._guards, starts):
             return None
-        first, at = found[0].tobytes(), found[1].tobytes()
+        first, at = starts[0].tobytes(), starts[1].tobytes()
         if first != self._at:
             return None
-        grads_at: Addresses = found[1]
+        grads_at: Addresses = starts[1]
         if at != self._clear and self._written.meeting(grads_at, grads_at + self._bytes):
             return None
         self._clear = at
@@ -320,9 +320,9 @@ class Bucket:
         begins = np.diff(ranks, prepend=-1) != 0
         if (base[1:] != (base + last - first)[:-1])[~begins[1:]].any():
             return None
-        found = np.zeros(len(self.counts), np.int64)
-        found[ranks[begins]] = base[begins]
-        offsets: list[int] = found.tolist()
+        starts = np.zeros(len(self.counts), np.int64)
+        starts[ranks[begins]] = base[begins]
+        offsets: list[int] = starts.tolist()
         return offsets if max(offsets) + max(self.counts) <= MOST else None
 
     def enter(self, begins: Parts) -> None:
@@ -389,12 +389,12 @@ class Group:
         Buckets are windows of all shares. A part has a rank, the position of the tensor, start and
         stop of its elements, and the offset of the first if tensors are contiguous in memory.
         """
-        found = [
+        rows = [
             (owner, place, first, last, start + first)
             for place, start in zip(self.places, self.starts, strict=True)
             for owner, first, last in placements[place].owners(ranks)
         ]
-        parts = np.array(found, np.int64).reshape(-1, 5)
+        parts = np.array(rows, np.int64).reshape(-1, 5)
         parts = parts[np.argsort(parts[:, 0], kind="stable")]
         sizes = parts[:, 3] - parts[:, 2]
         totals = np.bincount(parts[:, 0], sizes, ranks).astype(np.int64)
@@ -509,16 +509,16 @@ class Plan:
         self.sizes = [weight.size for weight in weights]
         self._windows: tuple[int, list[Spans]] = (0, [])
         self._itemsizes = np.array([weight.itemsize for weight in weights], np.int64)
-        self.copied = {k for k, each in enumerate(self.flats) if not isinstance(each, np.ndarray)}
+        self.copied = {k for k, array in enumerate(self.flats) if not isinstance(array, np.ndarray)}
         self.at = None if self.copied else self._addresses
         """Addresses of the weights, if all are in place."""
         self.slices = [self._slice(place, rank) for place in range(len(weights))]
-        self.own = [each.reshape(-1) for each in self.slices]
+        self.own = [part.reshape(-1) for part in self.slices]
         self.own_at = addresses(self.own)
         """Flat slices of this rank, and their addresses."""
         self.alone = ranks == 1
         """Whether this is the only rank: gradients are not sent but used in place."""
-        self._flat = all(own.ndim == 1 for own in self.slices)
+        self._flat = all(part.ndim == 1 for part in self.slices)
         self.groups = [] if self.alone else [*self._grouped(ranks, limit, wire)]
         self.grads: list[Any] = [None] * len(weights)
         begins = np.array([placement.cut(rank) for placement in self.placements], np.int64)
@@ -526,8 +526,8 @@ class Plan:
             group.cut(self.placements, rank, ranks, limit, self.copied)
             group.weights = group.joined(self.flats, group.dtype)
             ends = np.cumsum([self.slices[place].size for place in group.places])[:-1]
-            for place, own in zip(group.places, np.split(group.grads, ends), strict=True):
-                self.grads[place] = own.reshape(self.slices[place].shape)
+            for place, grad in zip(group.places, np.split(group.grads, ends), strict=True):
+                self.grads[place] = grad.reshape(self.slices[place].shape)
             for bucket in group.buckets:
                 bucket.enter(begins)
         self._scattered = any(
@@ -565,7 +565,7 @@ class Plan:
 
     def compile(self, wire: DTypeLike | None = None) -> None:
         """Compile the kernels that sum gradients, also those of nodes in the dtype `wire`."""
-        for bucket in (each.summed for each in self.buckets):
+        for bucket in (bucket.summed for bucket in self.buckets):
             real = bucket.group.real
             for kind in {bucket.group.wire, np.dtype(wire or real)}:
                 if kind.itemsize == 2 and bucket.group.dtype.itemsize == 4:
@@ -581,7 +581,7 @@ class Plan:
             self._guards = Guards(self.weights, self._written)
         return self._guards.fit(grads, weights)
 
-    def gradients(self, given: Sequence[Any], fit: bool) -> list[Any]:
+    def gradients(self, grads: Sequence[Any], fit: bool) -> list[Any]:
         """Gradients for the slices of this rank, from those of the call.
 
         They `fit` the weights, see :meth:`fit`, or are flat.
@@ -589,15 +589,15 @@ class Plan:
         if not self.alone:
             return [*self.grads]
         if fit and self._flat:
-            return [grad.ravel() for grad in given]
-        pairs = enumerate(zip(given, self.slices, strict=True))
+            return [grad.ravel() for grad in grads]
+        pairs = enumerate(zip(grads, self.slices, strict=True))
         return [
             grad
-            if type(grad) is np.ndarray and grad.shape == own.shape and grad.dtype == own.dtype
+            if type(grad) is np.ndarray and grad.shape == part.shape and grad.dtype == part.dtype
             else None
             if k in self.listed
-            else _like(grad, own)
-            for k, (grad, own) in pairs
+            else _like(grad, part)
+            for k, (grad, part) in pairs
         ]
 
     def is_apart(self, grads: Sequence[Any], at: Addresses | None) -> bool:
@@ -652,8 +652,8 @@ class Plan:
         """Checksum of the elements of each span."""
         places, first, last = spans.T
         if self.at is None:
-            found = [checksum(self.flats[k][begin:end]) for k, begin, end in spans.tolist()]
-            return np.array(found, np.uint64)
+            sums = [checksum(self.flats[k][begin:end]) for k, begin, end in spans.tolist()]
+            return np.array(sums, np.uint64)
         sizes = self._itemsizes[places]
         at = self.at[places] + first * sizes
         return checksums(np.stack([at, (last - first) * sizes], axis=1))

@@ -200,8 +200,8 @@ class Ranks:
 
     def read(self) -> None:
         """Read messages of other ranks, and answer queries."""
-        while (found := self.comm.receive()) is not None:
-            source, message = found[0], json.loads(found[1])
+        while (mail := self.comm.receive()) is not None:
+            source, message = mail[0], json.loads(mail[1])
             entry = message["waits"], message["text"]
             if message["kind"] == "where":
                 self._tell([source], kind="here", text=self.call)
@@ -251,11 +251,11 @@ class Ranks:
                 silent.append(rank)
             elif waits < self.waits:
                 elsewhere.setdefault(call, []).append(rank)
-        found = [f"{listing(ranks)}, which waits in {call}" for call, ranks in elsewhere.items()]
+        missing = [f"{listing(ranks)}, which waits in {call}" for call, ranks in elsewhere.items()]
         if silent:
             words = f"{SILENT[len(silent) > 1]} stopped, or busy outside of fastopt"
-            found.append(f"{listing(silent)}, which {words}")
-        reason = "; ".join(found) or "no rank: all of them wait for the same operation"
+            missing.append(f"{listing(silent)}, which {words}")
+        reason = "; ".join(missing) or "no rank: all of them wait for the same operation"
         message = f"{self.call}: waited {self.timeout:g} s for {reason}"
         self._give_up(request, TimeoutError(message))
 

@@ -206,16 +206,16 @@ class RowExchange:
     ) -> None:
         self.ranks, self.pulled = ranks, pulled
         self.orders, self.local, sent, announced = [], [], [], []
-        for before, rows, own in zip(pulled or repeat(None), ids, owners, strict=False):
+        for before, rows, owner in zip(pulled or repeat(None), ids, owners, strict=False):
             if before is not None and np.array_equal(before.wanted, rows):
                 self.orders.append(before.order)
                 self.local.append(rows[:0])
                 sent.append(before.sent)
                 announced.append(np.full(ranks.size, KNOWN))
                 continue
-            targets = own.of(rows)
+            targets = owner.of(rows)
             self.orders.append(np.argsort(targets, kind="stable"))
-            self.local.append(own.local(rows)[self.orders[-1]])
+            self.local.append(owner.local(rows)[self.orders[-1]])
             sent.append(np.bincount(targets, minlength=ranks.size))
             announced.append(sent[-1])
         self.sent, numbers = np.array(sent), np.array(announced)
@@ -234,15 +234,15 @@ class RowExchange:
         They are in rank order, and rows have their local numbers. There may be several kinds of
         items for each table; everything is sent in one operation.
         """
-        ordered = [a[order] for each in items for a, order in zip(each, self.orders, strict=True)]
+        ordered = [a[order] for kind in items for a, order in zip(kind, self.orders, strict=True)]
         sent, received = (
             np.concatenate([rows, *[counts] * len(items)]) for rows, counts in self._counts
         )
         came = exchanged(self.ranks, [*self.local, *ordered], sent, received)
-        each = len(self.orders)
+        count = len(self.orders)
         if self.pulled:
-            came[:each] = [self._rows(k, came[k]) for k in range(each)]
-        return [came[k : k + each] for k in range(0, len(came), each)]
+            came[:count] = [self._rows(k, came[k]) for k in range(count)]
+        return [came[k : k + count] for k in range(0, len(came), count)]
 
     def back(self, answers: Sequence[Array]) -> list[Array]:
         """Send answers back, and return the answers to this rank's items, in their order."""
@@ -296,7 +296,7 @@ class SparseGradients:
             blocks.append(Blocks(placement, ranks.size))
             indices.append(grad.indices[some].astype(np.int64))
             values.append(grad.values[some])
-        self.firsts = [each.cuts[ranks.rank] for each in blocks]
+        self.firsts = [block.cuts[ranks.rank] for block in blocks]
         there = RowExchange(ranks, blocks, indices).there(values)
         self.grads = {
             k: RowSparse(came, rows, plan.placements[k].slice_shape(ranks.rank))
@@ -310,11 +310,11 @@ class SparseGradients:
         """
         slices = [self.plan.slices[k] for k in self.grads]
         changed = [
-            np.arange(len(own)) if k in whole else np.unique(grad.indices).astype(np.int64)
-            for own, (k, grad) in zip(slices, self.grads.items(), strict=True)
+            np.arange(len(part)) if k in whole else np.unique(grad.indices).astype(np.int64)
+            for part, (k, grad) in zip(slices, self.grads.items(), strict=True)
         ]
-        values = [own[rows] for own, rows in zip(slices, changed, strict=True)]
-        rows = [own + first for own, first in zip(changed, self.firsts, strict=True)]
+        values = [part[rows] for part, rows in zip(slices, changed, strict=True)]
+        rows = [rows_here + first for rows_here, first in zip(changed, self.firsts, strict=True)]
         results, _ = gathered_together(self.ranks, [*values, *rows])
         for k, came, at in zip(self.grads, results, results[len(values) :], strict=False):
             self.plan.weights[k][at] = came

@@ -144,11 +144,11 @@ class Sharded(Checked):
             self._grouped = groups, described(groups)
         if parameters.groups is not None:
             parameters.groups.sync()
-        if [each.optimizer for each in self._fingerprints] != parameters.optimizers():
+        if [part.optimizer for part in self._fingerprints] != parameters.optimizers():
             self._fingerprints = fingerprints(self.shard.optimizer, parameters.groups)
         facts = Facts({name: str(described(value)) for name, value in limits.items()})
         facts["groups"] = str(self._grouped[1])
-        return [facts, *(fact for each in self._fingerprints for fact in each.facts())]
+        return [facts, *(fact for part in self._fingerprints for fact in part.facts())]
 
     def _settings(self) -> dict[str, object]:
         """Settings of the updater that can be changed."""
@@ -163,7 +163,7 @@ class Sharded(Checked):
         call: str,
         work: Callable[[Any], Result],
         check: Callable[[], Any] = lambda: None,
-        facts: Callable[[Any], Mapping[str, str]] = lambda found: {},
+        facts: Callable[[Any], Mapping[str, str]] = lambda arguments: {},
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Result:
         """Make a collective call that changes no weight before the ranks have agreed.
@@ -182,8 +182,8 @@ class Sharded(Checked):
         around : callable
             Function that returns a context for all of these.
         """
-        with self._agreed(call, check, facts, around) as found, self._updating(lambda: True):
-            return work(found)
+        with self._agreed(call, check, facts, around) as arguments, self._updating(lambda: True):
+            return work(arguments)
 
     def _push_together(
         self,
@@ -207,10 +207,10 @@ class Sharded(Checked):
             Function that updates this rank's rows with them.
         """
         self.backend.exchange = None
-        with self._agreed(call, check, facts, around) as given:
+        with self._agreed(call, check, facts, around) as arguments:
             gate = self.backend.gate
             with self._updating(lambda: gate.passed):
-                sent = send(given)
+                sent = send(arguments)
             with self._updating(lambda: gate.launched):
                 update(sent)
 
@@ -225,9 +225,9 @@ class Sharded(Checked):
         """Context of a call on whose checked arguments the ranks have agreed, see above."""
         self._begin(call)
         with around():
-            found, error = attempt(check)
-            self._gate(lambda: [Facts(facts(found))]).enter(error)
-            yield found
+            arguments, error = attempt(check)
+            self._gate(lambda: [Facts(facts(arguments))]).enter(error)
+            yield arguments
 
     def any(self, flag: bool) -> bool:
         """Return whether a flag is true on any rank; all ranks must call it.
@@ -334,6 +334,6 @@ class Sharded(Checked):
                 grad = RowSparse(grad, np.arange(1), weight.shape)
             average, scaler = self.shard.average, copy.deepcopy(self.loss_scaler)
             alternates = average is not None and average.alternates
-            for each in (None, average) if alternates else (average,):
-                trial = Updater(opt, scaler, self.clip_global_norm, average=each)
+            for averaging in (None, average) if alternates else (average,):
+                trial = Updater(opt, scaler, self.clip_global_norm, average=averaging)
                 trial([index], [grad], [weight])

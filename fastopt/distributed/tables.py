@@ -97,18 +97,18 @@ class Owned(Resumable):
             raise ValueError(f"shape must have at most {MOST_ROWS} rows, got {lengths[0]}")
         if kind_of(dtype) is None:
             raise TypeError(f"dtype must be one of {', '.join(REALS)}, got {dtype}")
-        own = Owners(lengths[0], self.ranks, choice("owners", owners, "block", "hash"))  # type: ignore[arg-type]
-        rows = own.owned(self.rank)
+        assignment = Owners(lengths[0], self.ranks, choice("owners", owners, "block", "hash"))  # type: ignore[arg-type]
+        rows = assignment.owned(self.rank)
         weight = np.zeros((len(rows), *lengths[1:]), dtype)
         if values is not None:
-            given = np.asarray(values(rows) if callable(values) else values)
+            array = np.asarray(values(rows) if callable(values) else values)
             expected = weight.shape if callable(values) else lengths
-            if given.shape != expected:
-                raise ValueError(f"values must have shape {expected}, got {given.shape}")
-            weight[...] = given if callable(values) else given[rows]
-        return Rows(lengths, own, weight)
+            if array.shape != expected:
+                raise ValueError(f"values must have shape {expected}, got {array.shape}")
+            weight[...] = array if callable(values) else array[rows]
+        return Rows(lengths, assignment, weight)
 
-    def _known(self, given: object) -> dict[Index, Any]:
+    def _known(self, mapping: object) -> dict[Index, Any]:
         """Items by the index of a table, in the order of the tables.
 
         Raises
@@ -116,11 +116,11 @@ class Owned(Resumable):
         TypeError, ValueError
             `given` is not a mapping, is empty, or has an unknown index.
         """
-        if not isinstance(given, Mapping):
-            raise TypeError(f"expected a mapping of tables' indices, got {type(given).__name__}")
-        if not given:
+        if not isinstance(mapping, Mapping):
+            raise TypeError(f"expected a mapping of tables' indices, got {type(mapping).__name__}")
+        if not mapping:
             raise ValueError("expected one table or more, got none")
-        items = {check_index(index): item for index, item in given.items()}
+        items = {check_index(index): item for index, item in mapping.items()}
         for index in items.keys() - self._rows.keys():
             raise ValueError(f"{self._label(index)}: there is no such table")
         return {index: items[index] for index in self._rows if index in items}
@@ -133,8 +133,8 @@ class Owned(Resumable):
         """Rows of checked row numbers, by index."""
         tables = [self._rows[index] for index in ids]
         wanted, positions = [], []
-        for each in ids.values():
-            unique, inverse = np.unique(each, return_inverse=True)
+        for numbers in ids.values():
+            unique, inverse = np.unique(numbers, return_inverse=True)
             wanted.append(unique)
             positions.append(inverse)
         routes = RowExchange(self._ranks, [table.owners for table in tables], wanted)
@@ -146,17 +146,17 @@ class Owned(Resumable):
         pairs = zip(ids, back, positions, strict=True)
         return {index: values[inverse] for index, values, inverse in pairs}
 
-    def _shapes(self, given: Mapping[Index, Any]) -> dict[str, str]:
+    def _shapes(self, items: Mapping[Index, Any]) -> dict[str, str]:
         """Shapes of the tables of a call, for comparison between ranks."""
-        return {f"shape of {self._label(i)}": str(self._rows[i].shape) for i in given}
+        return {f"shape of {self._label(i)}": str(self._rows[i].shape) for i in items}
 
     def _ids(self, row_ids: Callable[[], Any]) -> dict[Index, Array]:
-        found = {}
-        for index, each in self._known(row_ids()).items():
-            nothing = np.empty((np.size(each), 0), np.float32)
-            checked: Array = RowSparse(nothing, each, (self._rows[index].shape[0], 0)).indices
-            found[index] = checked.astype(np.int64)
-        return found
+        ids = {}
+        for index, rows in self._known(row_ids()).items():
+            nothing = np.empty((np.size(rows), 0), np.float32)
+            checked: Array = RowSparse(nothing, rows, (self._rows[index].shape[0], 0)).indices
+            ids[index] = checked.astype(np.int64)
+        return ids
 
     def _push(self, grads: Callable[[], Any]) -> None:
         """Update rows of tables with gradients by index; collective."""
@@ -171,35 +171,35 @@ class Owned(Resumable):
                 ),
             )
 
-    def _sent(self, given: Mapping[Index, RowSparse]) -> dict[Index, RowSparse]:
+    def _sent(self, grads: Mapping[Index, RowSparse]) -> dict[Index, RowSparse]:
         """Send gradients to the owners; return those of all ranks for the rows of this rank."""
-        tables = [self._rows[index] for index in given]
-        ids = [grad.indices.astype(np.int64) for grad in given.values()]
+        tables = [self._rows[index] for index in grads]
+        ids = [grad.indices.astype(np.int64) for grad in grads.values()]
         owners, pulled = [t.owners for t in tables], [t.pulled for t in tables]
         routes = RowExchange(self._ranks, owners, ids, pulled)
-        rows, values = routes.there([grad.values for grad in given.values()])
+        rows, values = routes.there([grad.values for grad in grads.values()])
         return {
             index: RowSparse(came, where, table.weight.shape)
-            for index, came, where, table in zip(given, values, rows, tables, strict=True)
+            for index, came, where, table in zip(grads, values, rows, tables, strict=True)
         }
 
     def _listed(self, index: Index, grad: Gradient) -> RowSparse:
         """Check a gradient, and sum its repeated rows unless the sums would be rounded."""
         context, table = self._label(index), self._rows[index]
-        given = listed(context, grad, table.shape)
-        if not isinstance(given.values, np.ndarray):
+        rows = listed(context, grad, table.shape)
+        if not isinstance(rows.values, np.ndarray):
             raise TypeError(
                 f"{context}: gradient must have NumPy arrays in a sharded table, got "
-                f"{type(given.values).__name__}"
+                f"{type(rows.values).__name__}"
             )
         takes = [table.weight.dtype.name] + ["float32"] * is_half(table.weight)
-        if given.dtype.name not in takes:
-            given = converted(f"{context}: gradient", given, given.dtype, table.weight, takes)
-        return given if given.values.itemsize == 2 else given.coalesce()
+        if rows.dtype.name not in takes:
+            rows = converted(f"{context}: gradient", rows, rows.dtype, table.weight, takes)
+        return rows if rows.values.itemsize == 2 else rows.coalesce()
 
-    def _facts(self, given: Mapping[Index, RowSparse]) -> dict[str, str]:
-        kinds = {f"the gradient of {self._label(i)}": g.dtype.name for i, g in given.items()}
-        return kinds | self._shapes(given)
+    def _facts(self, grads: Mapping[Index, RowSparse]) -> dict[str, str]:
+        kinds = {f"the gradient of {self._label(i)}": g.dtype.name for i, g in grads.items()}
+        return kinds | self._shapes(grads)
 
     def _weights(self) -> dict[Index, Array]:
         return {index: rows.weight for index, rows in self._rows.items()}
@@ -300,9 +300,9 @@ class ShardedTable(Owned):
         clip_global_norm: float | None = None,
         timeout: float | None = None,
     ) -> None:
-        given = {} if values is None else {index: values}
+        initial = {} if values is None else {index: values}
         kind = dtype, owners, loss_scaler, clip_global_norm, timeout
-        super().__init__({index: shape}, optimizer, comm, given, *kind)
+        super().__init__({index: shape}, optimizer, comm, initial, *kind)
         self.index: Index = check_index(index)
         self.shape: tuple[int, ...] = self._rows[self.index].shape
 

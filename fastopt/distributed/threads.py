@@ -59,7 +59,7 @@ class ThreadRequest:
                 if board.readers[number] == board.size:
                     del board.posted[number], board.readers[number]
                 return True
-            missing = {rank for rank, each in enumerate(every) if each is None} & board.ended
+            missing = {rank for rank, posted in enumerate(every) if posted is None} & board.ended
         if missing:
             raise RuntimeError(f"rank {min(missing)} has ended")
         time.sleep(BREAK)
@@ -204,8 +204,8 @@ def run_threads(
         except BaseException as error:
             errors.append(error)
         finally:
-            if (found := vars(comm).get("_attached")) is not None:
-                found.end()
+            if (job := vars(comm).get("_attached")) is not None:
+                job.end()
             board.ended.add(rank)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]

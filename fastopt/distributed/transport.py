@@ -139,14 +139,14 @@ class Collecting(Chain):
         self, summing: Summing, bucket: Bucket, even: Bucket, rank: int, comm: Communicator
     ) -> None:
         owned, shared = np.array(bucket.starts), np.array(even.starts)
-        own = np.empty(even.counts[rank], bucket.group.real)
+        sums = np.empty(even.counts[rank], bucket.group.real)
         self.total = np.empty(bucket.counts[rank], bucket.group.real)
 
         def send() -> Request:
-            summing.add(own)
+            summing.add(sums)
             there = _overlaps(owned, shared[rank : rank + 2])
             here = _overlaps(shared, owned[rank : rank + 2])
-            return _all_to_all(comm, own, there, self.total, here)
+            return _all_to_all(comm, sums, there, self.total, here)
 
         super().__init__(summing, send)
 
@@ -243,14 +243,14 @@ class _Sent(Chain):
     ) -> None:
         counts, rank = bucket.counts, transport.rank
         self.spare, self.bucket, self.place = transport.spare, bucket, sources.index(rank)
-        own, size = counts[rank], len(counts)
-        self.mine = source[at[owners.index(rank)] :][:own]
-        self.received = self.spare.borrow(own * len(sources), source.dtype)
+        count, size = counts[rank], len(counts)
+        self.mine = source[at[owners.index(rank)] :][:count]
+        self.received = self.spare.borrow(count * len(sources), source.dtype)
         sent, starts, taken, places = ([0] * size for _ in range(4))
         for peer, start in zip(owners, at, strict=True):
             sent[peer], starts[peer] = counts[peer], start
         for k, peer in enumerate(sources):
-            taken[peer], places[peer] = own, own * k
+            taken[peer], places[peer] = count, count * k
         sent[rank] = taken[rank] = 0  # own part stays in place
         super().__init__(
             _all_to_all(
@@ -401,8 +401,8 @@ class _Shared(Chain):
         super().__init__(transport.node_gradient_comm.barrier(), *([self._sum_and_send] * several))
 
     def Test(self) -> bool:
-        for each in self.transport.flying:  # in order, as on all ranks
-            if not each.starts_last():
+        for bucket in self.transport.flying:  # in order, as on all ranks
+            if not bucket.starts_last():
                 break
         return not self.then and self.request.Test()
 
@@ -442,8 +442,8 @@ def _elements(slot: Array, bucket: Bucket, dtype: np.dtype[Any]) -> Array:
 
 def _overlaps(ends: Array, window: Array) -> Parts:
     """Counts and offsets, in a window of elements, of the parts between some ends."""
-    found = np.clip(ends, *window)
-    return np.diff(found).tolist(), (found[:-1] - window[0]).tolist()
+    places = np.clip(ends, *window)
+    return np.diff(places).tolist(), (places[:-1] - window[0]).tolist()
 
 
 def _all_to_all(

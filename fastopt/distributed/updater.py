@@ -111,17 +111,17 @@ class Slices:
         if own is None:
             known = {**sharded.placements, **placements}
             cuts = ((i, known[i], flat(weight)) for i, weight in weights.items())
-            own = {i: place.slice_of(each, sharded.rank) for i, place, each in cuts}
-        self.own = {index: np.asarray(each, order="C") for index, each in own.items()}
+            own = {i: place.slice_of(array, sharded.rank) for i, place, array in cuts}
+        self.own = {index: np.asarray(part, order="C") for index, part in own.items()}
 
     def gather(self) -> None:
         """Write the slices of all ranks to the weights and their copies; collective."""
         for group in _batches(self.weights, self.limit):
             flats = [self.own[index].reshape(-1) for index in group]
             elements, _ = agreement.gathered_together(self.ranks, flats)
-            for index, each in zip(group, elements, strict=True):
+            for index, array in zip(group, elements, strict=True):
                 weight = self.weights[index]
-                weight[...] = each.reshape(weight.shape)
+                weight[...] = array.reshape(weight.shape)
         for index, copy in self.copies.items():
             round_into(copy, self.weights[index])
 
@@ -130,8 +130,8 @@ class Slices:
         """Context in which the weights hold their averages; they are restored without messages."""
         arrays = [*self.weights.values(), *self.copies.values()]
         known = shard._averages.arrays if shard._averages is not None else leading(shard)
-        given = {index: own for index, own in self.own.items() if index in known}
-        with shard.averaged(given):
+        averaged = {index: part for index, part in self.own.items() if index in known}
+        with shard.averaged(averaged):
             before = [array.copy() for array in arrays]
             try:
                 self.gather()
@@ -481,7 +481,7 @@ class ShardedUpdater(Resumable):
         lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
         groups = self.shard.parameters.groups
         if groups is not None and groups.freezes:
-            taken = groups.select([check_index(each) for each in lists[0]])
+            taken = groups.select([check_index(key) for key in lists[0]])
             lists = lists if taken is None else tuple(map(taken, lists))
         return lists
 
@@ -490,9 +490,9 @@ class ShardedUpdater(Resumable):
     ) -> bool:
         """Add the gradients of this rank to its sums, and update with them in the last call."""
         self._begin("accumulate")
-        found, error = agreement.attempt(self._entries, windows, index, grad, weight)
-        entries, single = cast(list[Entry], found or []), not isinstance(index, (list, tuple))
-        indices = [each[0] for each in entries]
+        checked, error = agreement.attempt(self._entries, windows, index, grad, weight)
+        entries, single = cast(list[Entry], checked or []), not isinstance(index, (list, tuple))
+        indices = [entry[0] for entry in entries]
         before, after = windows.before(indices), windows.after(indices)
         gate = self._gate(lambda: [self._window_facts(windows, indices)], active)
         try:
@@ -500,8 +500,8 @@ class ShardedUpdater(Resumable):
                 _, error = agreement.attempt(windows.add, entries, self.optimizer.idx2name, single)
             gate.enter(error)
             if indices and indices[0] not in after:
-                sums = [times(windows.sums[each], 1 / windows.every) for each in indices]
-                self._update(indices, sums, [each[1] for each in entries])
+                sums = [times(windows.sums[key], 1 / windows.every) for key in indices]
+                self._update(indices, sums, [entry[1] for entry in entries])
             else:
                 vars(self.shard)["_info"] = UNCHANGED  # a loss scaler counts updates alone
         except BaseException as problem:
@@ -510,7 +510,7 @@ class ShardedUpdater(Resumable):
                 return False
             raise
         windows.finish(indices, after)
-        self._latest.update((each[0], each[1]) for each in entries)
+        self._latest.update((entry[0], entry[1]) for entry in entries)
         return True
 
     def finish(self, index: object = None, weight: object = None) -> None:
@@ -550,14 +550,14 @@ class ShardedUpdater(Resumable):
         """
         with self.optimizer.call_lock:
             self._begin("finish")
-            found, error = agreement.attempt(self._incomplete, index, weight)
-            entries: list[Entry] = found or []
-            indices, windows = [each[0] for each in entries], self._windows
+            waiting, error = agreement.attempt(self._incomplete, index, weight)
+            entries: list[Entry] = waiting or []
+            indices, windows = [entry[0] for entry in entries], self._windows
             self._gate(lambda: [self._window_facts(windows, indices)]).enter(error)
             if windows is None or not entries:
                 vars(self.shard)["_info"] = UNCHANGED
                 return
-            self._update(indices, [each[2] for each in entries], [each[1] for each in entries])
+            self._update(indices, [entry[2] for entry in entries], [entry[1] for entry in entries])
             windows.finish(indices, windows.without(indices))
 
     def _incomplete(self, index: object, weight: object) -> list[Entry]:
@@ -566,15 +566,15 @@ class ShardedUpdater(Resumable):
         windows, entries = self._windows, []
         is_frozen = self.shard._is_frozen
         of = incomplete(self.optimizer, is_frozen, windows, index, weight)
-        for each, given in of.items():
-            if windows is not None and not is_frozen(each):
-                mean = times(windows.sums[each], 1 / windows.calls[each])
-                entries.append((each, self._latest[each] if given is None else given, mean))
+        for key, array in of.items():
+            if windows is not None and not is_frozen(key):
+                mean = times(windows.sums[key], 1 / windows.calls[key])
+                entries.append((key, self._latest[key] if array is None else array, mean))
         return entries
 
     def _window_facts(self, windows: Windows | None, indices: Sequence[Index]) -> Numbers:
         """Return the parameters of a call that accumulates, and their calls since an update."""
-        calls = [windows.calls.get(each, 0) if windows else 0 for each in indices]
+        calls = [windows.calls.get(index, 0) if windows else 0 for index in indices]
 
         def in_words() -> dict[str, str]:
             pairs = enumerate(zip(indices, calls, strict=True))
@@ -584,11 +584,11 @@ class ShardedUpdater(Resumable):
 
     def _entries(self, windows: Windows, index: Any, grad: Any, weight: Any) -> list[Entry]:
         """Return the checked tensors of a call that accumulates."""
-        given, grads, weights = self._lists(index, grad, weight)
-        indices = [check_index(each) for each in given]
-        grads = [self._check(*each) for each in zip(indices, grads, weights, strict=True)]
+        keys, grads, weights = self._lists(index, grad, weight)
+        indices = [check_index(key) for key in keys]
+        grads = [self._check(*tensor) for tensor in zip(indices, grads, weights, strict=True)]
         check_apart(indices, weights, self.optimizer.idx2name)
-        if len({windows.is_last(each) for each in indices}) > 1:
+        if len({windows.is_last(key) for key in indices}) > 1:
             raise ValueError("accumulate takes lists of parameters that had equal numbers of calls")
         return list(zip(indices, weights, grads, strict=True))
 
@@ -743,11 +743,11 @@ class ShardedUpdater(Resumable):
     def _update(self, index: object, grad: object, weight: object, active: bool = True) -> bool:
         """Update like :meth:`__call__`; return False if no rank has work of its own."""
         self._begin("update")
-        found, error = agreement.attempt(self._planned, index, grad, weight)
-        step, plan = cast(Step, found), cast(Plan, found and found.plan)
+        planned, error = agreement.attempt(self._planned, index, grad, weight)
+        step, plan = cast(Step, planned), cast(Plan, planned and planned.plan)
         layered = self._layered is not None
         apart = layered and (error is not None or plan.is_apart(step.grads, step.at))
-        new = dict[Index, Placement]() if found is None else step.new
+        new = dict[Index, Placement]() if planned is None else step.new
         gate = self._gate(lambda: self._facts(plan, new), active, apart)  # it keeps no gradients
         try:
             if error is not None or self._needs_early(step):
@@ -915,16 +915,16 @@ class ShardedUpdater(Resumable):
 
     def _planned(self, index: object, grad: object, weight: object) -> Step:
         """Return the arguments of a call, checked, with its plan."""
-        indices, given, weights = self._lists(index, grad, weight)
-        step = self._step(indices, self._begun.complete(indices, given, weights), weights)
-        self._begun.check(step.plan, given)
+        indices, grads, weights = self._lists(index, grad, weight)
+        step = self._step(indices, self._begun.complete(indices, grads, weights), weights)
+        self._begun.check(step.plan, grads)
         return step
 
     def _step(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> Step:
         """See :meth:`_planned`."""
         new, plan = dict[Index, Placement](), self._plan
         if plan is None or not plan.has(indices):
-            indices = [check_index(each) for each in indices]
+            indices = [check_index(argument) for argument in indices]
             plan = self._plans.get(tuple(indices))
         indices = indices if plan is None else plan.indices
         if plan is not None and not self._copies:
@@ -1033,8 +1033,8 @@ class ShardedUpdater(Resumable):
         def in_words() -> dict[str, str]:
             return {
                 f"checksum of values {first} to {last} of {self._label(plan.indices[k])}, which "
-                "must be equal on all ranks (broadcast it from rank 0),": hex(each)
-                for (k, first, last), each in zip(spans.tolist(), sums.tolist(), strict=True)
+                "must be equal on all ranks (broadcast it from rank 0),": hex(number)
+                for (k, first, last), number in zip(spans.tolist(), sums.tolist(), strict=True)
             }
 
         return Numbers([sums], in_words)
@@ -1109,10 +1109,10 @@ class ShardedUpdater(Resumable):
             return Slices(self, chosen, placements=frozen).own
 
         def compared() -> dict[str, str]:
-            own = by_index(weights)
+            arrays = by_index(weights)
             return {
                 f"frozen weight of {self._label(i)}": f"{place.dtype} of shape {place.shape} with "
-                f"checksum {agreement.checksum(own[i]):#x}"
+                f"checksum {agreement.checksum(arrays[i]):#x}"
                 for i, place in frozen.items()
             }
 
@@ -1172,9 +1172,9 @@ class ShardedUpdater(Resumable):
         ValueError
             Ranks disagree, such as on the indices of `weights`.
         """
-        chosen, own = dict[Index, Array](), dict[Index, Array]()
-        found, error = agreement.attempt(by_index, weights)
-        chosen.update(found or {})
+        chosen, parts = dict[Index, Array](), dict[Index, Array]()
+        checked, error = agreement.attempt(by_index, weights)
+        chosen.update(checked or {})
         compared = {"path": os.fspath(path), "weights": listing_of(chosen)}
 
         def read() -> tuple[str, Saved]:
@@ -1183,7 +1183,7 @@ class ShardedUpdater(Resumable):
             return self._read(path)
 
         def check(saved: Saved) -> None:
-            own.update((i, part) for i, part in saved.weights.items() if i in chosen)
+            parts.update((i, part) for i, part in saved.weights.items() if i in chosen)
             for index, array in chosen.items():
                 context = self._label(index)
                 placement = saved.frozen.get(index) or saved.placements.get(index)
@@ -1194,7 +1194,7 @@ class ShardedUpdater(Resumable):
         with self.optimizer.call_lock:
             skipped = self._load("load", read, strict, compared, check)
             with self._updating(lambda: True):
-                Slices(self, {index: chosen[index] for index in own}, own).gather()
+                Slices(self, {index: chosen[index] for index in parts}, parts).gather()
         return skipped
 
     def _check_complete(self) -> None:
@@ -1242,9 +1242,9 @@ class ShardedUpdater(Resumable):
             shard, index = self._contents({}, NOTHING)
             return dumps(shard), index
 
-        def gathered(found: tuple[bytes, Any]) -> dict[str, Any]:
-            own, index = np.frombuffer(found[0], np.uint8), found[1]
-            (data,), (sizes,) = agreement.gathered_together(self._ranks, [own])
+        def gathered(described: tuple[bytes, Any]) -> dict[str, Any]:
+            shard_bytes, index = np.frombuffer(described[0], np.uint8), described[1]
+            (data,), (sizes,) = agreement.gathered_together(self._ranks, [shard_bytes])
             parts = np.split(data, np.cumsum(sizes)[:-1])
             index = {"run": "0" * 16, "ranks": self.ranks, **copied(index)}
             read = lambda rank: loads(parts[rank].tobytes(), self.optimizer)  # noqa: E731
@@ -1421,12 +1421,12 @@ class ShardedUpdater(Resumable):
                 "flush",
                 self._flush,
                 lambda: self._known(index, weight),
-                lambda found: {"index": repr(found[0])},
+                lambda checked: {"index": repr(checked[0])},
             )
 
-    def _flush(self, found: tuple[Index, Slices]) -> None:
+    def _flush(self, checked: tuple[Index, Slices]) -> None:
         """Apply deferred decay to this rank's slice of a weight, and gather the weight."""
-        index, slices = found
+        index, slices = checked
         self.shard._flush(index, slices.own[index])
         slices.gather()
 
@@ -1673,7 +1673,7 @@ def _batches(arrays: Mapping[Index, Array], limit: int) -> Iterator[list[Index]]
     group: list[Index] = []
     for index in arrays:
         group.append(index)
-        if sum(arrays[each].nbytes for each in group) >= limit:
+        if sum(arrays[member].nbytes for member in group) >= limit:
             yield group
             group = []
     if group:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from mpi4py import MPI
 
@@ -119,7 +119,7 @@ class Attached:
 _everything: list[Attached] = []
 """Attached objects that have not been freed."""
 
-_keyval: int = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, found: found.free())
+_keyval: int = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, attachment: attachment.free())
 """Attribute key of the :class:`Attached` of a communicator."""
 
 
@@ -135,18 +135,17 @@ def attached(
     """
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be a communicator of mpi4py, got {type(comm).__name__}")
-    known: Any = comm.Get_attr(_keyval)
-    found: Attached | None = known
-    if found is None or not usable(found.node):
+    attachment = cast(Attached | None, comm.Get_attr(_keyval))
+    if attachment is None or not usable(attachment.node):
         if MPI.COMM_WORLD.size > 1:
             _end_all_with_one()
         copy, request = comm.Idup()
         wait_for_all(request, comm.rank, comm.size, timeout)
         node = make(MPICommunicator(copy))
-        found = Attached(node, comm.Dup())  # all ranks are here
-        _everything.append(found)
-        comm.Set_attr(_keyval, found)
-    return found.node
+        attachment = Attached(node, comm.Dup())  # all ranks are here
+        _everything.append(attachment)
+        comm.Set_attr(_keyval, attachment)
+    return attachment.node
 
 
 @cache
@@ -199,17 +198,17 @@ def _say_farewell() -> None:
     """
     if is_forked() or MPI.Is_finalized():
         return
-    several = [found for found in _everything if found.node.ranks.size > 1]
-    waiting = [found.farewell.Ibarrier() for found in several]
+    several = [attachment for attachment in _everything if attachment.node.ranks.size > 1]
+    waiting = [attachment.farewell.Ibarrier() for attachment in several]
     patient = time.monotonic() + PATIENCE
     warned = False
     while not all(map(MPI.Request.Test, waiting)):
         if not warned and time.monotonic() > patient:
             warned = True
-            for found in several:
-                found.node.end()
-        for found in several:
-            found.node.ranks.read()
+            for attachment in several:
+                attachment.node.end()
+        for attachment in several:
+            attachment.node.ranks.read()
         time.sleep(0.001)
 
 

@@ -174,18 +174,18 @@ class GlooCommunicator:
         counts = [[*map(int, parts[0])] for parts in (received, sent)]
         options = _patient(dist.AllToAllOptions())
         if there is not None and here is not None and there[1] == here[1]:
-            for each in counts:
-                each[self.rank] += here[1]
+            for part_counts in counts:
+                part_counts[self.rank] += here[1]
             return self._start([self.group.alltoall_base(here[0], there[0], *counts, options)])
         # Parts that are not consecutive, which torch needs, are copied.
-        given = torch.cat(_slices(source, sent))
+        packed = torch.cat(_slices(source, sent))
         came = torch.empty(sum(counts[0]), dtype=torch.uint8)
 
         def spread() -> None:
-            for part, own in zip(_slices(target, received), came.split(counts[0]), strict=True):
-                part.copy_(own)
+            for part, piece in zip(_slices(target, received), came.split(counts[0]), strict=True):
+                part.copy_(piece)
 
-        return self._start([self.group.alltoall_base(came, given, *counts, options)], spread)
+        return self._start([self.group.alltoall_base(came, packed, *counts, options)], spread)
 
     def barrier(self) -> Request:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
@@ -213,21 +213,21 @@ class GlooCommunicator:
         def look() -> bytes | None:
             if not store.check([key]):
                 return None
-            found: bytes = store.get(key)
+            message: bytes = store.get(key)
             store.delete_key(key)
-            return found
+            return message
 
         if self._looking is None:
             self._looking = self._thread.submit(look)
         try:
-            found = self._looking.result(ANSWER)
+            answer = self._looking.result(ANSWER)
         except TimeoutError:  # the next call looks for the answer
             return None
         self._looking = None
-        if found is None:
+        if answer is None:
             return None
         self._read += 1
-        source, _, message = found.partition(b" ")
+        source, _, message = answer.partition(b" ")
         return int(source), message
 
     def duplicate(self) -> tuple["GlooCommunicator", Request]:
@@ -262,10 +262,10 @@ class GlooCommunicator:
 
     def free(self) -> None:
         """See :class:`~fastopt.distributed.communicator.Communicator`."""
-        own = vars(self)
+        attributes = vars(self)
         self._counters = None  # their memory has a descriptor
-        started, group = own.pop("_started", ()), own.pop("group", None)
-        own.pop("_thread", None), own.pop("_store", None)
+        started, group = attributes.pop("_started", ()), attributes.pop("group", None)
+        attributes.pop("_thread", None), attributes.pop("_store", None)
         if group is not None and not all(work.is_completed() for work in started):
             # The group would wait for its operations, which a rank that is stopped never ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
@@ -296,10 +296,10 @@ def _slices(data: Array, parts: Parts) -> list[Any]:
     return [memory[start : start + count] for count, start in zip(*parts, strict=True)]
 
 
-def _whole(data: Array, parts: Parts, own: int) -> tuple[Any, int] | None:
-    """The parts as one tensor in the same memory, and the bytes before the part after `own`'s.
+def _whole(data: Array, parts: Parts, mine: int) -> tuple[Any, int] | None:
+    """The parts as one tensor in the same memory, and the bytes of the gap between them.
 
-    None if the parts are not consecutive. A part of `own` that stays in place may be left out.
+    None if they are not consecutive. The part of rank `mine`, which stays in place, may be the gap.
     """
     first = end = gap = 0
     for rank, (count, start) in enumerate(zip(*parts, strict=True)):
@@ -308,7 +308,7 @@ def _whole(data: Array, parts: Parts, own: int) -> tuple[Any, int] | None:
         if end == 0:
             first = start
         elif start != end:
-            if parts[0][own] or gap or rank < own:
+            if parts[0][mine] or gap or rank < mine:
                 return None
             gap = start - end
             if gap < 0:
@@ -334,11 +334,11 @@ def attached(
     if not isinstance(comm, dist.ProcessGroup):
         kind = type(comm).__name__
         raise TypeError(f"comm must be a process group of torch.distributed, got {kind}")
-    found = _groups.get(comm)
-    if found is None or not usable(found):
-        found = _groups[comm] = make(joined(comm, timeout))
-        found.at_end(_say_farewell)
-    return found
+    node = _groups.get(comm)
+    if node is None or not usable(node):
+        node = _groups[comm] = make(joined(comm, timeout))
+        node.at_end(_say_farewell)
+    return node
 
 
 def _say_farewell(ranks: Ranks) -> None:

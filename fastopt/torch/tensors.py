@@ -56,11 +56,11 @@ class Places:
     ) -> None:
         self.read: Callable[[list[torch.Tensor]], bool] = lambda tensors: False
         impl = impl or layout()
-        if impl and all(each.ndim <= AXES and each.numel() for each in like):
-            self._forms = [form(impl, each.shape, each.stride(), each.dtype) for each in like]
-            places = [each.ctypes.data for each in self._forms]
-            self._memory = [np.array(each, np.int64) for each in (impl, places, cells)]
-            self.read = partial(reader(), *(each.ctypes.data for each in self._memory), len(like))
+        if impl and all(tensor.ndim <= AXES and tensor.numel() for tensor in like):
+            self._forms = [form(impl, t.shape, t.stride(), t.dtype) for t in like]
+            places = [words.ctypes.data for words in self._forms]
+            self._memory = [np.array(numbers, np.int64) for numbers in (impl, places, cells)]
+            self.read = partial(reader(), *(a.ctypes.data for a in self._memory), len(like))
 
 
 class Snapshot:

@@ -158,7 +158,7 @@ class Gradients:
         self.arrays = own(views.arrays)
         self.grads = list(map(_unowned, self.arrays))
         like = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p in self.params]
-        self._places = Places(like, [id(each) + DATA for each in self.grads])
+        self._places = Places(like, [id(array) + DATA for array in self.grads])
         self.point = self._places.read
 
 

@@ -449,8 +449,10 @@ def is_compiled(setting, plan):
     """Whether compiled code is known to read all arrays of a plan, without Python."""
     layouts, calls = plan
     forms = [form for call in calls for _, form in call.forms]
+    in_c_order = setting.make().state_dtype is not None  # where positions matter
     return (
         setting.case is None
+        and not (in_c_order and "Fortran order" in layouts)
         and setting.dtype == "float32"
         and not {*layouts, *forms} & {*IN_PYTHON, *ROWS, "longdouble", "big-endian"}
         and {call.aside for call in calls} <= {*LIGHTLY}

@@ -45,8 +45,8 @@ def filled(shape, dtype=np.float32):
     return cuda.to_device(np.resize(NUMBERS, shape).astype(dtype))
 
 
-def dense(shapes, dtype=np.float32, **kwargs) -> Call:
-    updater = optimizer.get_updater(optimizer.Adam(**kwargs))
+def dense(shapes, dtype=np.float32, clip=None, **kwargs) -> Call:
+    updater = optimizer.Updater(optimizer.Adam(**kwargs), clip_global_norm=clip)
     weights = [filled(shape, dtype) for shape in shapes]
     grads = [filled(shape, dtype) for shape in shapes]
     return partial(updater, list(range(len(shapes))), grads, weights)
@@ -55,16 +55,9 @@ def dense(shapes, dtype=np.float32, **kwargs) -> Call:
 def new_gradients(shapes) -> Call:
     """Return a step whose gradients are other objects than in the step before."""
     updater = optimizer.get_updater(optimizer.Adam())
-    weights = [filled(shape) for shape in shapes]
-    turns = cycle([[filled(shape) for shape in shapes] for _ in range(2)])
-    indices = list(range(len(shapes)))
+    weights, *sets = ([filled(shape) for shape in shapes] for _ in range(3))
+    indices, turns = list(range(len(shapes))), cycle(sets)
     return lambda: updater(indices, next(turns), weights)
-
-
-def clipped(shapes) -> Call:
-    updater = optimizer.Updater(optimizer.Adam(), clip_global_norm=1.0)
-    weights, grads = ([filled(shape) for shape in shapes] for _ in range(2))
-    return partial(updater, list(range(len(shapes))), grads, weights)
 
 
 def rows(height: int, listed: int) -> Call:
@@ -100,17 +93,15 @@ def races(largest: int, small: int, height: int, listed: int) -> Iterator[Race]:
         yield Race(name, partial(dense, shapes), 28 * size, partial(torch_dense, shapes))
     half = partial(dense, [(largest,)], np.float16, multi_precision=True)
     yield Race(f"Adam, {largest:,}, float16 with masters", half, 28 * largest)
+    clipped = partial(dense, [(largest,)], clip=1.0)
+    yield Race(f"Adam, {largest:,}, norm clip", clipped, 32 * largest)
     many = [(small,)] * small
     name = f"Adam, {small:,} x {small:,}"
     yield Race(name, partial(dense, many), 28 * small**2, partial(torch_dense, many))
     yield Race(f"{name}, new gradients", partial(new_gradients, many), 28 * small**2)
-    yield Race(f"Adam, {largest:,}, norm clip", partial(clipped, [(largest,)]), 32 * largest)
-    yield Race(
-        f"lazy Adam, {listed:,} rows of {height:,} x {WIDTH}",
-        partial(rows, height, listed),
-        28 * listed * WIDTH,
-        partial(torch_rows, height, listed),
-    )
+    name, moved = f"lazy Adam, {listed:,} rows of {height:,} x {WIDTH}", 28 * listed * WIDTH
+    ours, theirs = (partial(make, height, listed) for make in (rows, torch_rows))
+    yield Race(name, ours, moved, theirs)
 
 
 def copying(size: int) -> Call:

@@ -283,11 +283,9 @@ LIBRARIES: dict[str, tuple[str, Callable[[Workload], Call]]] = {
     "optax": ("optax", optax_step),
     "DeepSpeed": ("deepspeed", partial(torch_step, deepspeed_rule)),
     "torch SparseAdam": ("torch", torch_rows),
-    **{
-        each: (each.partition(".")[0], partial(torch_step, partial(matrix_rule, each)))
-        for each in MATRICES
-    },
 }
+for name in MATRICES:
+    LIBRARIES[name] = name.partition(".")[0], partial(torch_step, partial(matrix_rule, name))
 LAYERS = "1 thread", "TBB", "OpenMP", "spinning", "passive"
 LIBRARIES |= dict.fromkeys(LAYERS, LIBRARIES["fastopt"])
 """Library and step by column of a table."""

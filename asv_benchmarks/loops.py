@@ -114,9 +114,7 @@ LIBRARIES: dict[str, Sequence[Callable[[], Loops]]] = {
     "thinc": [thinc],
     "mynn": [loop("mygrad and mynn", "mygrad_cancer", "of_mynn", "of_fastopt")],
     "pennylane": [loop("PennyLane, circuit of 3 qubits", "pennylane_circuit", "theirs", "ours")],
-    "river": [
-        loop("river, logistic regression", "river_phishing", "theirs", "ours", "single"),
-    ],
+    "river": [loop("river, logistic regression", "river_phishing", "theirs", "ours", "single")],
     "torch": [
         loop("torch, Adam", "torch_views", "of_torch", "of_fastopt"),
         loop("torch, fused Adam", "torch_views", "of_torch_fused", "of_fastopt"),

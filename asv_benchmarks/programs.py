@@ -189,11 +189,8 @@ def logistic(csr: bool) -> Iterator[Step]:
 
 def factorization_machine() -> Iterator[Step]:
     """A number, a vector and a matrix, with gradients of a batch."""
-    weights, x, e = (
-        [np.zeros((), np.float32), normal(50), normal(50, 8)],
-        normal(32, 50),
-        normal(32),
-    )
+    weights = [np.zeros((), np.float32), normal(50), normal(50, 8)]
+    x, e = normal(32, 50), normal(32)
 
     def make() -> Step:
         factors = x.T @ (e[:, None] * (x @ weights[2])) - (x * x).T @ e[:, None] * weights[2]

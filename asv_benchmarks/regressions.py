@@ -53,10 +53,8 @@ class Comparison:
     def interval(self) -> tuple[float, float]:
         """Confidence interval of the median, at least 95%, by the sign test."""
         count = len(self.ratios)
-        left, tail = (
-            0,
-            1,
-        )  # ratios dropped at each end; number of outcomes with fewer ratios below the median
+        left = 0  # ratios dropped at each end
+        tail = 1  # number of outcomes with fewer ratios below the median
         while tail <= 0.025 * 2**count:
             left += 1
             tail += comb(count, left)
@@ -125,10 +123,8 @@ class Server:
             for index in range(prod(map(len, benchmark.params))):
                 benchmark.set_param_idx(index)
                 values = ", ".join(map(repr, benchmark._current_params))
-                known[f"{benchmark.name}({values})" if values else benchmark.name] = (
-                    benchmark,
-                    index,
-                )
+                name = f"{benchmark.name}({values})" if values else benchmark.name
+                known[name] = benchmark, index
         return known
 
     def where(self) -> str:

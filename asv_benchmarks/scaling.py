@@ -82,16 +82,12 @@ def communication(
     """
     nodes, buckets = ranks // per_node, math.ceil(BYTES * size / bucket)
     if hierarchical:
-        return (
-            2 * BYTES * size * (nodes - 1) / nodes / NETWORK,
-            2 * (nodes - 1) * buckets * LATENCY,
-        )
-    gradients = per_node * (ranks - per_node) / ranks if nodes > 1 else 0.0
-    weights = (ranks - 1) / ranks if nodes > 1 else 0.0
-    return (
-        BYTES * size * (gradients + weights) / NETWORK,
-        2 * (ranks - 1) * buckets * LATENCY,
-    )
+        times, senders = 2 * (nodes - 1) / nodes, nodes
+    else:
+        gradients = per_node * (ranks - per_node) / ranks if nodes > 1 else 0.0
+        weights = (ranks - 1) / ranks if nodes > 1 else 0.0
+        times, senders = gradients + weights, ranks
+    return BYTES * size * times / NETWORK, 2 * (senders - 1) * buckets * LATENCY
 
 
 def predicted(costs: Costs, size: int, ranks: int, bucket: int) -> dict[str, float]:
@@ -150,11 +146,7 @@ def probes(comm, size: int, bucket: int):
             wait(comm.Ibarrier())  # gradients and weights are in shared memory
             wait(comm.Ibarrier())
 
-    works = {
-        "copy": copy,
-        "exchange": exchange,
-        "update": lambda: alone(0, slices[1], slices[0]),
-    }
+    works = {"copy": copy, "exchange": exchange, "update": partial(alone, 0, slices[1], slices[0])}
     counts = {"copy": 2 * size, "exchange": buckets * slots.shape[1], "update": slices.shape[1]}
     return works, counts
 
@@ -294,8 +286,7 @@ MEASURES = {
 
 def row(name: str, ranks: int, parts: dict[str, float], step: float | None = None) -> str:
     """Format a line of the table, in milliseconds."""
-    columns = [parts[part] for part in PARTS]
-    columns += [step if step is not None else sum(parts.values())]
+    columns = [*(parts[part] for part in PARTS), sum(parts.values()) if step is None else step]
     return f"| {name} | {ranks} | " + " | ".join(f"{1e3 * each:.2f}" for each in columns) + " |"
 
 
@@ -353,8 +344,7 @@ def main() -> None:
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
-        shapes = (MODELS | PARTIAL)[args.name]
-        found = MEASURES[args.what](comm, shapes, args.rounds)
+        found = MEASURES[args.what](comm, (MODELS | PARTIAL)[args.name], args.rounds)
         if comm.rank == 0:
             print(json.dumps(found))
         return

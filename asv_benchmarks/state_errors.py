@@ -137,9 +137,8 @@ def main(seeds: int = 16, steps: int = 200, size: int = 65_536) -> None:
         for seed in range(seeds):
             each = {name: create(size) for name, create in made.items()}
             exact = Ours(None, size, formula="torch")
-            for name, one in compared(
-                each, exact, gradients(seed, steps, size, **arguments)
-            ).items():
+            grads = gradients(seed, steps, size, **arguments)
+            for name, one in compared(each, exact, grads).items():
                 cells[name].append(one)
         print(f"| {stream} |", *(row(each) for each in cells.values()), flush=True)
     for share in SHARES:

@@ -14,6 +14,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +28,7 @@ if __name__ == "__main__":  # before NumPy and numba are imported
 
 import numba
 import numpy as np
-from workloads import WORKLOADS, Model, Workload
+from workloads import WORKLOADS, Workload
 
 import fastopt
 from fastopt import optimizer
@@ -87,57 +88,46 @@ DECAY = {"wd": (0.0, 0.01, 0.1)}
 SMALL_DECAY = {"wd": (0.0, 1e-4, 1e-3)}
 """Weight decay that is added to the gradient."""
 
+BOTH = {**BETA1, **DECAY}
+MOMENTUM = {"momentum": (0.95, 0.9, 0.8), **DECAY}
+LESS_MOMENTUM = {"momentum": (0.9, 0.8, 0.95), **DECAY}
 TORCH = {"formula": "torch", "epsilon": 1e-8}
 FALLBACK = {"fallback": "adamw"}
+IN_BLOCKS = {**FALLBACK, "max_precond_dim": 256}
+UNIT, LARGE = (0.1, 10.0), (1e-3, 1.0)
 CONTENDERS = {
-    "SGD with momentum": Contender(
-        "sgd", (1e-3, 1.0), {"momentum": (0.9, 0.8, 0.95), **SMALL_DECAY}
-    ),
-    "AdaGrad": Contender("adagrad", (1e-3, 1.0), SMALL_DECAY),
+    "SGD with momentum": Contender("sgd", LARGE, {"momentum": (0.9, 0.8, 0.95), **SMALL_DECAY}),
+    "AdaGrad": Contender("adagrad", LARGE, SMALL_DECAY),
     "RMSProp": Contender("rmsprop", choices={"gamma1": (0.9, 0.95, 0.99), **SMALL_DECAY}),
     "Adam": Contender("adam", choices={**BETA1, **SMALL_DECAY}),
-    BASELINE: Contender("adamw", choices={**BETA1, **DECAY}, fixed=TORCH),
-    "AMSGrad": Contender("adamw", choices={**BETA1, **DECAY}, fixed={**TORCH, "amsgrad": True}),
-    "NAdamW": Contender("nadamw", choices={**BETA1, **DECAY}),
+    BASELINE: Contender("adamw", choices=BOTH, fixed=TORCH),
+    "AMSGrad": Contender("adamw", choices=BOTH, fixed={**TORCH, "amsgrad": True}),
+    "NAdamW": Contender("nadamw", choices=BOTH),
     "AdaBelief": Contender("adabelief", choices={**BETA1, **SMALL_DECAY}),
     "Adan": Contender("adan", choices={"beta1": (0.98, 0.9, 0.95), **DECAY}),
     "AdEMAMix": Contender(
         "ademamix", choices={"alpha": (5.0, 2.0, 1.0), "beta3": (0.99, 0.999), **DECAY}
     ),
-    "LaProp": Contender("laprop", choices={**BETA1, **DECAY}),
-    "MARS": Contender("mars", choices={**BETA1, **DECAY}),
-    "Stable-SPAM": Contender("stablespam", choices={**BETA1, **DECAY}),
+    "LaProp": Contender("laprop", choices=BOTH),
+    "MARS": Contender("mars", choices=BOTH),
+    "Stable-SPAM": Contender("stablespam", choices=BOTH),
     "Lion": Contender("lion", (3e-5, 3e-2), {**BETA1, "wd": (0.0, 0.1, 1.0)}),
-    "LAMB": Contender("lamb", (1e-3, 1.0), {**BETA1, **DECAY}),
-    "Adafactor": Contender("adafactor", (1e-3, 1.0), {"decay_rate": (0.8, 0.6, 0.9), **DECAY}),
-    "CAME": Contender("came", choices={**BETA1, **DECAY}),
-    "Adam-mini": Contender("adammini", choices={**BETA1, **DECAY}),
-    "Prodigy": Contender("prodigy", (0.1, 10.0), {**BETA1, **DECAY}, rate="d_coef"),
-    "D-Adaptation": Contender("dadaptadam", (0.1, 10.0), {**BETA1, **DECAY}),
-    "Schedule-Free AdamW": Contender(
-        "schedulefreeadamw", choices={**BETA1, **DECAY}, averages=True
-    ),
+    "LAMB": Contender("lamb", LARGE, BOTH),
+    "Adafactor": Contender("adafactor", LARGE, {"decay_rate": (0.8, 0.6, 0.9), **DECAY}),
+    "CAME": Contender("came", choices=BOTH),
+    "Adam-mini": Contender("adammini", choices=BOTH),
+    "Prodigy": Contender("prodigy", UNIT, BOTH, rate="d_coef"),
+    "D-Adaptation": Contender("dadaptadam", UNIT, BOTH),
+    "Schedule-Free AdamW": Contender("schedulefreeadamw", choices=BOTH, averages=True),
     "Schedule-Free Prodigy": Contender(
-        "schedulefreeprodigy", (0.1, 10.0), {**BETA1, **DECAY}, rate="d_coef", averages=True
+        "schedulefreeprodigy", UNIT, BOTH, rate="d_coef", averages=True
     ),
-    "Muon": Contender("muon", choices={"momentum": (0.95, 0.9, 0.8), **DECAY}, fixed=FALLBACK),
-    "SOAP": Contender(
-        "soap",
-        choices={"beta1": (0.95, 0.9, 0.8), **DECAY},
-        fixed={**FALLBACK, "max_precond_dim": 256},
-    ),
-    "NorMuon": Contender(
-        "normuon", choices={"momentum": (0.95, 0.9, 0.8), **DECAY}, fixed=FALLBACK
-    ),
-    "Scion": Contender("scion", (1e-5, 1e-2), {"momentum": (0.9, 0.8, 0.95), **DECAY}),
-    "Shampoo": Contender(
-        "shampoo", choices={**BETA1, **DECAY}, fixed={**FALLBACK, "max_precond_dim": 256}
-    ),
-    "Kron": Contender(
-        "kron",
-        choices={"momentum": (0.9, 0.8, 0.95), **DECAY},
-        fixed={**FALLBACK, "max_precond_dim": 256},
-    ),
+    "Muon": Contender("muon", choices=MOMENTUM, fixed=FALLBACK),
+    "SOAP": Contender("soap", choices={"beta1": (0.95, 0.9, 0.8), **DECAY}, fixed=IN_BLOCKS),
+    "NorMuon": Contender("normuon", choices=MOMENTUM, fixed=FALLBACK),
+    "Scion": Contender("scion", (1e-5, 1e-2), LESS_MOMENTUM),
+    "Shampoo": Contender("shampoo", choices=BOTH, fixed=IN_BLOCKS),
+    "Kron": Contender("kron", choices=LESS_MOMENTUM, fixed=IN_BLOCKS),
 }
 """Compared optimizers by name in the table."""
 
@@ -153,15 +143,11 @@ def losses(
     for step in range(1, steps + 1):
         updater(indices, next(batches), model.weights)
         if step % EVERY == 0:
-            found.append(_evaluated(updater, model) if contender.averages else model.held_out())
+            with updater.averaged() if contender.averages else nullcontext():
+                found.append(model.held_out())
             if not math.isfinite(found[-1]):
                 return [*found[:-1], *[math.inf] * (steps // EVERY - len(found) + 1)]
     return found
-
-
-def _evaluated(updater: fastopt.Updater, model: Model) -> float:
-    with updater.averaged():
-        return model.held_out()
 
 
 def until(found: Sequence[float], target: float) -> int | None:
@@ -370,9 +356,8 @@ def _seconds(results: Results, name: str, model: str) -> str:
 
 
 def _words(arguments: Mapping[str, float]) -> str:
-    return ", ".join(
-        f"{name.replace('learning_rate', 'lr')} {n:g}" for name, n in arguments.items()
-    )
+    renamed = {"lr" if name == "learning_rate" else name: n for name, n in arguments.items()}
+    return ", ".join(f"{name} {n:g}" for name, n in renamed.items())
 
 
 def statement(results: Results) -> str:

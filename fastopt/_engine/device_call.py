@@ -17,7 +17,7 @@ from fastopt._engine.parameters import DeviceRecord, Parameter, compiling
 from fastopt._engine.validate import check
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cuda_arrays import Reader
-from fastopt._kernels.cuda_table import CudaTable, launch
+from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.device_front import TARGET
 from fastopt._kernels.devices import header, stays
 from fastopt._kernels.layout import DONE
@@ -182,6 +182,14 @@ class DeviceCall:
         self.versions = versions if apart else []  # last, as Ctrl-C may come before
         return apart
 
+    def apart(self) -> bool:
+        """Whether no tensor writes to memory that it or another one reads, or another one writes.
+
+        The gradients are those that the tables have had entered.
+        """
+        reads = _joined([table.read() for table in self.tables])
+        return bool(self.versions) and not self.ranges.meeting(*reads)
+
     def enter(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
         """Enter the arrays of a call into the tables; return whether they fit.
 
@@ -279,7 +287,10 @@ class DeviceCall:
                     table.compile()
             between()
         try:
-            launch(tables)
+            for k, table in enumerate(tables):
+                if k:
+                    table.renew()
+                table.run()
         except Exception:
             with compiling(self.optimizers[0], self.indices[0]):
                 raise
@@ -436,11 +447,3 @@ def _joined(ranges: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
         return ranges[0]
     first, last = zip(*ranges, strict=True)
     return np.concatenate(first), np.concatenate(last)
-
-
-def disjoint(tables: Sequence[CudaTable]) -> bool:
-    """Whether no tensor writes to memory that it or another one reads, or another one writes."""
-    written = Ranges(*_joined([table.written() for table in tables]))
-    if written.overlapping():
-        return False
-    return not written.meeting(*_joined([table.read() for table in tables]))

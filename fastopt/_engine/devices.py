@@ -27,7 +27,7 @@ import numpy as np
 
 from fastopt._engine.clip import squares, times
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.device_call import DeviceCall, Places, Repeat, disjoint, sets_of
+from fastopt._engine.device_call import DeviceCall, Places, Repeat, sets_of
 from fastopt._engine.device_steps import DeviceSteps, Norm, Outcome
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Owner, RecordsLike
@@ -57,9 +57,6 @@ KINDS = {int, str}
 """Types of indices."""
 
 LISTS = (list, tuple)
-
-NOTHING = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-"""Memory ranges of no arrays."""
 
 FORMS = 4
 """Number of forms of a parameter's gradient that are kept."""
@@ -582,36 +579,28 @@ class Devices:
                 table, again = self._new_table(*item)
             tables.append(table)
             kept = kept and again
-        apart = once and disjoint(tables)
-        if not apart:
+        call = DeviceCall(parameters, tables, ordered=not once)
+        if not (once and call.apart()):
             if not self.checks:
                 return None, False
-            tables = [self._new_table(*item, keep=False)[0] for item in lists]
-        call = DeviceCall(parameters, tables, ordered=not apart)
+            tables, kept = [self._new_table(*item, keep=False)[0] for item in lists], False
+            call = DeviceCall(parameters, tables, ordered=True)
         call.rests, call.keys = rest, indices
-        return call, kept and apart
+        return call, kept
 
     def _known_table(self, of: Parameter, grad: Any, weight: Any, rests: int) -> CudaTable | None:
         """Return the table of a form with its arrays entered; None if there is none, or none fits.
 
-        Whether the arrays overlap is not checked.
+        Whether the arrays overlap those of other tables is not checked.
         """
         record = of.record
         assert isinstance(record, DeviceRecord)
         try:
-            grad = of.by_row(grad)
-            table = record.tables.get(form_of(grad, rests))
+            table = record.tables.get(form_of(of.by_row(grad), rests))
         except UNREADABLE:  # the checks report it
             return None
-        if isinstance(grad, RowSparse) and grad.shape != header(weight).shape:
-            return None
-        if table is None or not table.given.take_weights([weight], table.table):
-            return None
-        if not table.given.take_grads([grad], table.table, NOTHING, True):
-            return None
-        if table.rows is not None:
-            table.list_rows(of.context, grad)
-        return table
+        fits = table is not None and DeviceCall([of], [table]).enter([grad], [weight])
+        return table if fits else None
 
     def _new_table(
         self, of: Parameter, grad: Any, weight: Any, rests: int, keep: bool = True

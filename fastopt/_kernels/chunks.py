@@ -20,8 +20,6 @@ If NumPy's own threads still spin after a matrix product, starting threads costs
 ROW_COST = 4
 """Cost of an element of an indexed row relative to a dense one: rows come from main memory."""
 
-Chunks = NDArray[np.int64]
-
 
 @lru_cache(maxsize=1024)
 def chunks_of(*tensors: tuple[int, int], size: int = CHUNK) -> tuple[NDArray[np.int64], int]:

@@ -1,4 +1,4 @@
-"""Small compiled functions that Python calls: addresses, row indices, the norm of a call.
+"""Small compiled functions that Python calls: addresses, and the norm of a call.
 
 Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/kernels/test_segments.py``.
 """
@@ -9,7 +9,6 @@ from functools import cache
 
 import numpy as np
 
-from fastopt._kernels import segments
 from fastopt._kernels.admission import has_form
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.objects import words
@@ -63,9 +62,3 @@ def fit() -> Callable:
         return True
 
     return compiled(fit, None, parallel=False, nogil=False)
-
-
-@cache
-def survey() -> Callable:
-    """Kernel :func:`fastopt._kernels.segments.survey`."""
-    return compiled(segments.survey, None, parallel=False)

@@ -3,56 +3,22 @@
 Tests: ``tests/gpu/test_cuda_rows.py``, ``tests/kernels/test_cuda_driver.py``.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._kernels import cpu_calls
-from fastopt._kernels.cuda_arrays import CallArrays
 from fastopt._kernels.cuda_memory import TableMemory
 from fastopt._kernels.device_memory import contiguous
 from fastopt._kernels.devices import Header, device_of, header
-from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, Layout
-from fastopt._kernels.segments import FOLD, MIXED, OUTSIDE
+from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS
+from fastopt._kernels.segments import FOLD
+
+if TYPE_CHECKING:
+    from fastopt._kernels.cuda_table import CudaTable
+    from fastopt.sparse import RowSparse
 
 Array = NDArray[Any]
-
-
-class RowGradient(Protocol):
-    """A row-sparse gradient, such as a :class:`fastopt.sparse.RowSparse`."""
-
-    @property
-    def values(self) -> Any:
-        """The indexed rows."""
-
-    @property
-    def indices(self) -> Any:
-        """The index of each row."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the whole gradient."""
-
-
-class Target(Protocol):
-    """The table of a tensor: where its row-sparse gradient is entered."""
-
-    layout: Layout
-    arrays: Sequence[Header]
-    width: int
-    table: NDArray[np.uint64]
-    device: Any
-    given: CallArrays
-    memory: TableMemory
-
-    def on_device(self) -> AbstractContextManager[Any]:
-        """Make the device current."""
-
-    def launch(self, kernel: Any, blocks: int, threads: Any, *arguments: Any) -> None:
-        """Launch a kernel on the stream of the table."""
 
 
 class IndexedRows:
@@ -73,7 +39,7 @@ class IndexedRows:
         self.listed: tuple[Any, ...] = ()
         self.unique: Any = None
 
-    def take(self, table: Target, context: str, grad: RowGradient) -> int:
+    def take(self, table: "CudaTable", context: str, grad: "RowSparse") -> int:
         """Enter a row-sparse gradient into the table of the tensor; return the number of rows.
 
         Rows are sorted and counted on the device, in the memory of the table.
@@ -93,7 +59,7 @@ class IndexedRows:
         on_host = not isinstance(indices, Header)
         if not on_host and device_of(indices) != table.device:
             raise ValueError(f"{context}: indices of rows must be on {table.device}, as values are")
-        rows, order = surveyed(context, indices, height) if on_host else (indices, None)
+        rows, ascends = surveyed(context, indices, height) if on_host else (indices, None)
         streams = [values.stream] if on_host else [values.stream, indices.stream]
         table.given.use(streams)
         with table.on_device():
@@ -112,7 +78,7 @@ class IndexedRows:
             entry[SEGMENTS] = count  # if no row is repeated; see CudaTable.send_entry()
             self.unique = None
             if count:
-                self.unique = self._ordered(table, context, places, rows, height, order)
+                self.unique = self._ordered(table, context, places, rows, height, ascends)
         return count
 
     def _places(self, memory: TableMemory, count: int) -> list[int]:
@@ -123,17 +89,17 @@ class IndexedRows:
 
     def _ordered(
         self,
-        table: Target,
+        table: "CudaTable",
         context: str,
         places: list[int],
         rows: Array,
         height: int,
-        order: int | None,
+        ascends: bool | None,
     ) -> Any:
         """Sort row indices on the device; return device memory with the number of unique rows.
 
-        `order` is from :func:`fastopt._kernels.segments.survey`; if it is None, the host waits for
-        the device to check the indices.
+        `ascends` is from :func:`surveyed`; if it is None, the host waits for the device to check
+        the indices.
         """
         memory, sorting = table.memory, self.sorting
         width, layout = table.width, table.layout
@@ -147,13 +113,12 @@ class IndexedRows:
         def run(kernel: Any, *arguments: Any) -> None:
             table.launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
 
-        ascend = order not in (None, MIXED)
-        keys, bits = sorting.order_rows(run, rows.dtype.type, size, height, ascend)
-        if groups and width and not ascend:
+        keys, bits = sorting.order_rows(run, rows.dtype.type, size, height, bool(ascends))
+        if groups and width and not ascends:
             across = min(width, sorting.FOLDERS)
             kernel = sorting.fold(layout.grad)
             table.launch(kernel, groups, across, addresses, width, keys, bits)
-        if order is None and memory.driver.download(addresses, memory.stream)[1, sorting.OUTSIDE]:
+        if ascends is None and memory.driver.download(addresses, memory.stream)[1, sorting.OUTSIDE]:
             raise ValueError(f"{context}: indices must be at least 0 and below {height}")
         return addresses.part((1, len(listed)), first=1)
 
@@ -164,16 +129,19 @@ class IndexedRows:
         return [array.kept for array in of if array.kept is not None]
 
 
-def surveyed(context: str, indices: Array, height: int) -> tuple[Array, int]:
-    """Return a copy of row indices on the host, and their order.
+def surveyed(context: str, indices: Array, height: int) -> tuple[Array, bool]:
+    """Return a copy of row indices on the host, and whether they strictly ascend.
+
+    The copy is checked, as another thread may change the indices.
 
     Raises
     ------
     ValueError
         An index is out of range.
     """
-    rows = np.empty(len(indices), np.int64)
-    order, wrong = cpu_calls.survey()(np.asarray(indices, np.int64), height, rows)
-    if order == OUTSIDE:
-        raise ValueError(f"{context}: indices must be at least 0 and below {height}, got {wrong}")
-    return rows, order
+    rows = np.array(indices, np.int64)
+    outside = rows[(rows < 0) | (rows >= height)]
+    if outside.size:
+        expected = f"indices must be at least 0 and below {height}"
+        raise ValueError(f"{context}: {expected}, got {outside[0]}")
+    return rows, bool((rows[1:] > rows[:-1]).all())

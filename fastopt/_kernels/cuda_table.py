@@ -9,21 +9,24 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from fastopt._kernels.chunks import Chunks, chunks_of, single_rows
+from fastopt._kernels.chunks import chunks_of, single_rows
 from fastopt._kernels.cuda_arrays import CallArrays, TensorArrays
 from fastopt._kernels.cuda_memory import TableMemory
 from fastopt._kernels.cuda_packs import square_pack, sum_pack
-from fastopt._kernels.cuda_rows import IndexedRows, RowGradient
+from fastopt._kernels.cuda_rows import IndexedRows
 from fastopt._kernels.device_memory import move
 from fastopt._kernels.devices import Header, device_of, header, mark_written
 from fastopt._kernels.lanes import BLOCK, LANES
 from fastopt._kernels.layout import ADDRESS, APPLIED, DECAY, SEGMENTS, kind_of
+
+if TYPE_CHECKING:
+    from fastopt.sparse import RowSparse
 
 Array = np.ndarray[Any, Any]
 
@@ -85,7 +88,7 @@ class CudaTable:
         self.hyper = self.fields.view(layout.record).reshape(-1)
         self.words = self.fields.view(f"u{self.fields.itemsize}")
         self.rate = EACH * cuda.THREADS
-        self.chunks, self.total = _chunks([part.item for part in parts], self.rate)
+        self.chunks, self.total = chunks_of(*[part.item for part in parts], size=self.rate)
         self.copied, self.direct = lead.copied, not lead.copied
         self.uploaded: bytes | None = None
         count = self.words.shape[1]
@@ -126,12 +129,12 @@ class CudaTable:
         for original, copy in self.copied:
             move(copy, original)
 
-    def serves(self, grad: RowGradient) -> bool:
+    def serves(self, grad: "RowSparse") -> bool:
         """Whether the kernels are compiled for this kind of row-sparse gradient."""
         layout = self.layout
         return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
 
-    def list_rows(self, context: str, grad: RowGradient) -> None:
+    def list_rows(self, context: str, grad: "RowSparse") -> None:
         """Set a row-sparse gradient; see :meth:`IndexedRows.take`."""
         assert self.rows is not None
         count = self.rows.take(self, context, grad)
@@ -282,7 +285,7 @@ class CudaTable:
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:
         """Chunks of BLOCK elements."""
-        return _chunks([(size, 1) for size in self.sizes], BLOCK)[0]
+        return chunks_of(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
 
     def _add(
         self,
@@ -422,23 +425,5 @@ class CudaTable:
             self.launch(self.kernels.mark_decay(False), len(chunks), threads, sent, entry)
 
 
-def _chunks(items: Sequence[tuple[int, int]], size: int) -> tuple[Chunks, int]:
-    """Return the chunks of several tensors, like :func:`chunks_of`, from those of each."""
-    parts = [chunks_of(item, size=size) for item in items]
-    if len(parts) == 1:
-        return parts[0]
-    chunks = np.concatenate([each for each, _ in parts])
-    chunks[:, 0] = np.repeat(np.arange(len(parts)), [len(each) for each, _ in parts])
-    return chunks, sum([total for _, total in parts])
-
-
 def _firsts_of(chunks: NDArray[np.int64], tensors: int) -> NDArray[np.int64]:
     return np.searchsorted(chunks[:, 0], np.arange(tensors + 1)).astype(np.int64)
-
-
-def launch(tables: Sequence[CudaTable]) -> None:
-    """Update the tensors of tables in place, in order."""
-    for table in tables:
-        if table is not tables[0]:
-            table.renew()
-        table.run()

@@ -23,29 +23,6 @@ AHEAD = 4
 FOLD = 64
 """Positions of a row-sparse gradient, of one row, that a CUDA kernel sums before others."""
 
-ASCENDING, MIXED, OUTSIDE = 0, 1, 2
-"""Results of :func:`survey`: rows strictly ascend; they do not; a row is out of range."""
-
-
-def survey(rows, height, checked):
-    """Check `rows`, indices into a table of `height` rows, and copy them to `checked`.
-
-    Kernels read the copy, as another thread may change `rows` after the check. Returns the order
-    of the rows, and the row that is out of range, or -1.
-    """
-    answer = ASCENDING
-    last = np.int64(-1)
-    for i in range(len(checked)):
-        row = rows[i]
-        checked[i] = row
-        if row < 0 or row >= height:
-            return OUTSIDE, row
-        if row <= last:
-            answer = MIXED
-        last = row
-    return answer, np.int64(-1)
-
-
 PLACES = 4
 """Rows of the array `places` of :func:`sort_rows`."""
 

@@ -121,9 +121,6 @@ class RecordsLike(Protocol):
     def shared_by(self, of: Parameter, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
 
-    def spread(self, spreads: bool, run: Callable[[], tuple[int, int]] = ...) -> None:
-        """Enter the functions of calls on several threads, or that there is one."""
-
     def with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
         """Enter a call again with more memory."""
 

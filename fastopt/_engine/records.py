@@ -257,7 +257,8 @@ class Records:
         words[w.ASKING] = mode.asks
         measures, clips = mode.usable and mode.norms, mode.usable and mode.clips
         words[w.MEASURE] = self.measure = entry_of(measuring.measure_call) if measures else 0
-        words[w.CLIP] = entry_of(clipping.clip_call) if clips else 0
+        words[w.MEASURE_SHARE] = entry_of(measuring.share_call) if measures else 0
+        words[w.CLIP] = entry_of(clipping.share_call) if clips else 0
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -429,7 +430,8 @@ class Records:
             threads = 0
             if status == w.IS_LARGE:
                 threads = thread_count() if may_run_parallel() else 1
-                self.spread(threads > 1)
+            if threads > 1:
+                words[w.SPREAD], (words[w.RUN], words[w.UPDATE_SHARE]) = front.spread(), front.run()
             with turn() if threads > 1 else nullcontext():
                 words[w.THREADS] = threads
                 try:
@@ -437,23 +439,6 @@ class Records:
                 finally:
                     words[w.THREADS] = 0
         return status
-
-    def spread(self, spreads: bool, run: Callable[[], tuple[int, int]] = front.run) -> None:
-        """Enter the functions of calls on several threads, or that there is one.
-
-        `run` returns the addresses of the function of a whole call, and of that of a share.
-        """
-        words = self.words
-        words[w.RUN] = words[w.MEASURE_LARGE] = words[w.CLIP_LARGE] = 0
-        if spreads:
-            words[w.SPREAD] = front.spread()
-            words[w.RUN], words[w.UPDATE_SHARE] = run()
-            if self.mode.norms:
-                words[w.MEASURE_LARGE] = entry_of(measuring.measure_large)
-                words[w.MEASURE_SHARE] = entry_of(measuring.share_call)
-            if self.mode.clips:
-                words[w.CLIP_LARGE] = entry_of(clipping.clip_large)
-                words[w.CLIP_SHARE] = entry_of(clipping.share_call)
 
     def freeze(self, indices: Sequence[Index]) -> None:
         """Leave parameters out of all calls, with whatever gradient."""

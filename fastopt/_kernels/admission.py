@@ -356,6 +356,21 @@ def tensor_of(context, k):
 
 
 @scalar
+def shares_of(context):
+    """Return among how many threads a call is divided."""
+    return context.threads if context.large and context.threads > 1 else 1
+
+
+@scalar
+def divide(context, phase, first, last, function):
+    """Do all shares of a phase for the tensors from `first` to `last`, by calls of a function."""
+    if shares_of(context) > 1:
+        call(context.spread, context.self, phase, first, last, function)
+    else:
+        call(function, context.self, phase, first, last, 0)
+
+
+@scalar
 def items_of(context, sequence):
     """Return the address of the items of a list or tuple, else 0."""
     kind = header_at(sequence).type

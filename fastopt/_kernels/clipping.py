@@ -1,6 +1,6 @@
 """Adaptive clipping of the gradients of a call before its update, unit by unit.
 
-:mod:`fastopt._kernels.front` calls these functions by address. A unit is a slice along the first
+:mod:`fastopt._kernels.front` calls :func:`share_call` by address. A unit is a slice along the first
 axis, or a whole array of fewer than two dimensions. Gradients with clipped units lie in scratch
 memory, and replace those of the call; the rows of a row-sparse one are summed before, so that each
 occurs once.
@@ -13,7 +13,7 @@ import numpy as np
 
 from fastopt._kernels import record_words as w
 from fastopt._kernels import strided
-from fastopt._kernels.admission import copy, tensor_of, units_scratch_of
+from fastopt._kernels.admission import copy, shares_of, tensor_of, units_scratch_of
 from fastopt._kernels.layout import WIDTH
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER
 from fastopt._kernels.objects import after, call, words
@@ -21,7 +21,7 @@ from fastopt._kernels.row_admission import cut_rows
 from fastopt.kernels.rule import scalar
 
 GATHER, UNITS, FINISH, PHASES = range(4)
-"""Phases of the clip of a large call, and their number."""
+"""Phases of a clip, and their number."""
 
 
 @scalar
@@ -176,7 +176,7 @@ def finish(context, k):
 def share_call(at, phase, first, last, share):
     """Do one share of a phase for the tensors from `first` to `last`."""
     context = w.context_at(at)
-    shares = context.threads
+    shares = shares_of(context)
     if phase == UNITS:
         for k in range(first, last):
             clip_units(context, k, share, shares)
@@ -186,19 +186,3 @@ def share_call(at, phase, first, last, share):
             gather(context, k)
         else:
             finish(context, k)
-
-
-def clip_call(at, n, _, __, ___):
-    """Clip the gradients of the admitted tensors."""
-    context = w.context_at(at)
-    for k in range(n):
-        gather(context, k)
-        clip_units(context, k, 0, 1)
-        finish(context, k)
-
-
-def clip_large(at, n, _, __, ___):
-    """Clip the gradients of a large call on several threads."""
-    context = w.context_at(at)
-    for phase in range(PHASES):
-        call(context.spread, at, phase, 0, n, context.clip_share)

@@ -82,6 +82,7 @@ from numba import prange, types
 from fastopt._kernels import admission, strided
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import LINE
+from fastopt._kernels.clipping import PHASES as CLIPS
 from fastopt._kernels.compiling import ON_WORDS, address_of, bind_to, compiled, entry_of
 from fastopt._kernels.layout import DECAY, KEY
 from fastopt._kernels.noise import stream_key
@@ -326,11 +327,13 @@ def list_all(context, n):
 
 
 @scalar
-def order_all(context, n):
-    """Order the rows of row-sparse gradients, as kernels read them."""
+def order_and_clip(context, n):
+    """Order the rows of row-sparse gradients, as kernels read them, and clip units."""
     for k in range(n if context.listed else 0):
         if admission.tensor_of(context, k).listed:
             call(context.order_rows, context.self, k, 0, 0, 0)
+    for phase in range(CLIPS if context.clip else 0):
+        admission.divide(context, phase, 0, n, context.clip)
 
 
 @scalar
@@ -349,22 +352,18 @@ def hold(context, n, held):
 @scalar
 def perform(context, n):
     """Clip and measure the gradients of a call, and update; return a status."""
-    shared, asks = context.large and context.run, context.asking and not is_asked(context)
+    asks = context.asking and not is_asked(context)
     if asks and not context.measure:
         return w.ASKS
-    order_all(context, n)
-    if context.clip:
-        clip = context.clip_large if shared else context.clip
-        call(clip, context.self, n, context.threads, 0, 0)
+    order_and_clip(context, n)
     if context.measure and not context.asked:
-        measure = context.measure_large if shared else context.measure
-        call(measure, context.self, n, context.threads, 0, 0)
+        call(context.measure, context.self, n, 0, 0, 0)
         if not math.isfinite(w.norm_at(context.norm).global_norm):
             return w.SKIPPED
     if asks:
         return w.ASKS
-    if shared:
-        call(context.run, context.self, n, context.threads, 0, 0)
+    if admission.shares_of(context) > 1:
+        call(context.run, context.self, n, 0, 0, 0)
     else:
         for k in range(n):
             update(context, k)
@@ -487,7 +486,7 @@ BEGIN, END, UPDATES, COVERS, REDUCTIONS = range(5)
 def share_call(at, phase, first, last, share):
     """Do one share of a phase for the tensors from `first` to `last`."""
     context = w.context_at(at)
-    shares = context.threads
+    shares = admission.shares_of(context)
     if phase in (BEGIN, END):
         for k in range(first + share, last, shares):
             if phase == BEGIN:
@@ -549,18 +548,19 @@ def run_call(at, n, _, __, ___):
             copies = copies or tensor.copied != 0 or tensor.grad_copied != 0
             if not (tensor.copied or tensor.grad_copied):
                 begin(context, k)
-        for number in range(passes + 4):
-            # In order: copies, reductions, updates, all rows, copies back.
-            phase = BEGIN if number == 0 else REDUCTIONS + number - 1
-            if number > passes:
-                phase = END if number == passes + 3 else UPDATES + number - passes - 1
-            if phase >= REDUCTIONS or phase == UPDATES or (copies if phase < UPDATES else covered):
-                call(context.spread, at, phase, first, last, context.update_share)
-            if phase >= REDUCTIONS:
-                for k in range(first, last):
-                    tensor = admission.tensor_of(context, k)
-                    if phase - REDUCTIONS < w.loops_at(tensor.kernels).passes:
-                        finalize(tensor, phase - REDUCTIONS)
+        if copies:
+            admission.divide(context, BEGIN, first, last, context.update_share)
+        for step in range(passes):
+            admission.divide(context, REDUCTIONS + step, first, last, context.update_share)
+            for k in range(first, last):
+                tensor = admission.tensor_of(context, k)
+                if step < w.loops_at(tensor.kernels).passes:
+                    finalize(tensor, step)
+        admission.divide(context, UPDATES, first, last, context.update_share)
+        if covered:
+            admission.divide(context, COVERS, first, last, context.update_share)
+        if copies:
+            admission.divide(context, END, first, last, context.update_share)
 
 
 @cache

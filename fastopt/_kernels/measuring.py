@@ -9,7 +9,7 @@ Tests: ``tests/engine/test_records.py``.
 from numba import carray
 
 from fastopt._kernels import record_words as w
-from fastopt._kernels.admission import copy, tensor_of
+from fastopt._kernels.admission import copy, divide, shares_of, tensor_of
 from fastopt._kernels.cpu_calls import limit_norm
 from fastopt._kernels.objects import call, doubles, words
 from fastopt._kernels.row_admission import enter_rows
@@ -66,9 +66,25 @@ def added(tensor):
 
 
 @scalar
-def square_share(context, first, last, share, shares):
-    """Sum the squares of one share of the chunks of the tensors from `first` to `last`."""
-    total, before = 0, 0
+def conclude(context, total):
+    """Compute the norm, and the factor of the gradients, from the sum of all squares."""
+    limit_norm(total, carray(doubles(context.norm), (w.NORM_NUMBERS,)))
+    norm = w.norm_at(context.norm)
+    norm.factor *= norm.share
+
+
+GATHER, SQUARE = range(2)
+"""Phases of a measurement."""
+
+
+def share_call(at, phase, first, last, share):
+    """Do one share of a phase for the tensors from `first` to `last`."""
+    context = w.context_at(at)
+    shares, total, before = shares_of(context), 0, 0
+    if phase == GATHER:
+        for k in range(first + share, last, shares):
+            gather(context, k)
+        return
     for k in range(first, last):
         total += chunks_of(tensor_of(context, k))[2]
     low, high = total * share // shares, total * (share + 1) // shares
@@ -80,47 +96,15 @@ def square_share(context, first, last, share, shares):
         before += count
 
 
-@scalar
-def conclude(context, total):
-    """Compute the norm, and the factor of the gradients, from the sum of all squares."""
-    limit_norm(total, carray(doubles(context.norm), (w.NORM_NUMBERS,)))
-    norm = w.norm_at(context.norm)
-    norm.factor *= norm.share
-
-
 def measure_call(at, n, _, __, ___):
     """Measure the gradients of the admitted tensors."""
     context, total = w.context_at(at), 0.0
-    for k in range(n):
-        gather(context, k)
-        square_share(context, k, k + 1, 0, 1)
-        total += added(tensor_of(context, k))
-    conclude(context, total)
-
-
-GATHER, SQUARE = range(2)
-"""Phases of the measurement of a large call."""
-
-
-def share_call(at, phase, first, last, share):
-    """Do one share of a phase for the tensors from `first` to `last`."""
-    context = w.context_at(at)
-    shares = context.threads
-    if phase == GATHER:
-        for k in range(first + share, last, shares):
-            gather(context, k)
-    else:
-        square_share(context, first, last, share, shares)
-
-
-def measure_large(at, n, _, __, ___):
-    """Measure the gradients of a large call on several threads."""
-    context, total = w.context_at(at), 0.0
-    group = 1 if context.repeats else max(n, 1)  # a tensor has one place for the sums of its chunks
+    # Tensors of small calls share the memory of copies, repeated ones that of their chunks' sums.
+    group = 1 if context.repeats or shares_of(context) == 1 else max(n, 1)
     for first in range(0, n, group):
         last = first + group
         for phase in (GATHER, SQUARE):
-            call(context.spread, at, phase, first, last, context.measure_share)
+            divide(context, phase, first, last, context.measure_share)
         for k in range(first, last):
             total += added(tensor_of(context, k))
     conclude(context, total)

@@ -147,10 +147,10 @@ them, and the chunks that are measured; see :mod:`fastopt._kernels.row_admission
 """
 
 context_at, CONTEXT = _structure(
-    "slots tensors capacity counts norm clip clip_large measure measure_large large scratch "
+    "slots tensors capacity counts norm clip measure large scratch "
     "room need asking scheduled timed update_number time uneven asked each nothing large_from "
     "run threads call_number repeats spans ndarray list tuple int int64 str float checks done "
-    "expected expected_time copy spread update_share measure_share clip_share self admit_rows "
+    "expected expected_time copy spread update_share measure_share self admit_rows "
     "list_rows order_rows counting counted need_counted listed apart written row_sparse "
     "values_name indices_name shape_name",
     dtypes=6,
@@ -164,12 +164,13 @@ of NumPy's scalars of the first three. With ASKING, Python computes hyper-parame
 SCHEDULED and TIMED say that they depend on the number of the update, and on the tensors' counts:
 those of the call are UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and with EACH
 for each tensor; or they are computed for the update EXPECTED, at EXPECTED_TIME, if that is not 0.
-NOTHING is a record without elements. CHECKS: only check the call. COPY, SPREAD and the SHAREs are
-addresses of functions that are compiled when they are first needed. SELF is the context's own
-address, COUNTING that of the numbers from 0 to COUNTED - 1, LISTED the bytes of scratch memory for
-rows. APART: it has been checked that no element of a gradient is one of its weight or state, though
-they may be interleaved; such arrays are copied. WRITTEN: Python has written the headers, which are
-no objects. INTEGERS has the dtypes of row indices with their sizes, negative for signed ones.
+NOTHING is a record without elements. CHECKS: only check the call. COPY, SPREAD, RUN, CLIP, MEASURE
+and the SHAREs are addresses of functions that are compiled when they are first needed. SELF is the
+context's own address, COUNTING that of the numbers from 0 to COUNTED - 1, LISTED the bytes of
+scratch memory for rows. APART: it has been checked that no element of a gradient is one of its
+weight or state, though they may be interleaved; such arrays are copied. WRITTEN: Python has written
+the headers, which are no objects. INTEGERS has the dtypes of row indices with their sizes, negative
+for signed ones.
 """
 
 repeat_at, REPEAT = _structure(

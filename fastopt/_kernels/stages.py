@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from fastopt._kernels import front
-from fastopt._kernels.admission import tensor_of
+from fastopt._kernels.admission import divide, shares_of, tensor_of
 from fastopt._kernels.chunks import LINE
 from fastopt._kernels.compiling import address_of, bind_to, compiled
 from fastopt._kernels.lanes import larger
@@ -41,10 +41,10 @@ def cut(place, count):
 @scalar
 def update_parts(context, parts, count, share):
     """Update one share of parts of tensors: tensor, first element, number of elements."""
-    total, before, chunk = 0, 0, np.empty(3, np.int64)
+    total, before, chunk, shares = 0, 0, np.empty(3, np.int64), shares_of(context)
     for k in range(count):
         total += words(parts)[3 * k + 2]
-    low, high = total * share // context.threads, total * (share + 1) // context.threads
+    low, high = total * share // shares, total * (share + 1) // shares
     chunk[0], place = 0, np.int64(chunk.ctypes.data)
     for k in range(count):
         part = words(parts + 24 * k)
@@ -68,15 +68,6 @@ def share_stage(at, phase, first, last, share):
         update_parts(context_at(at), first, last, share)
     else:
         share_of_call(at, phase, first, last, share)
-
-
-@scalar
-def divide(context, phase, first, last):
-    """Do all shares of a phase."""
-    if context.threads > 1:
-        call(context.spread, context.self, phase, first, last, context.update_share)
-    else:
-        call(context.update_share, context.self, phase, first, last, 0)
 
 
 @scalar
@@ -116,13 +107,9 @@ def stage_call(at, name, n, step, place, width, slices):
     if name == IS_ASKED:
         return 1 if front.is_asked(context) else 0
     if name == CLIP:
-        front.order_all(context, n)
-        if context.clip:
-            clip = context.clip_large if context.threads > 1 else context.clip
-            call(clip, at, n, context.threads, 0, 0)
+        front.order_and_clip(context, n)
     elif name == MEASURE:
-        measure = context.measure_large if context.threads > 1 else context.measure
-        call(measure, at, n, 0, 0, 0)
+        call(context.measure, at, n, 0, 0, 0)
         for k in range(n):
             doubles(place)[k] = added(tensor_of(context, k))
     elif name == START:
@@ -130,13 +117,13 @@ def stage_call(at, name, n, step, place, width, slices):
             front.advance(context, tensor_of(context, k))
             front.begin(context, k)
     elif name == PARTS:
-        divide(context, PARTS_OF, place, step)
+        divide(context, PARTS_OF, place, step, context.update_share)
     elif name == UPDATE:
         for phase in (front.UPDATES, front.COVERS, front.END):
-            divide(context, phase, 0, n)
+            divide(context, phase, 0, n, context.update_share)
     else:
         if name == REDUCE:
-            divide(context, front.REDUCTIONS + step, 0, n)
+            divide(context, front.REDUCTIONS + step, 0, n, context.update_share)
         for k in range(n):
             tensor = tensor_of(context, k)
             if step < loops_at(tensor.kernels).passes:

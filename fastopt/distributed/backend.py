@@ -91,7 +91,8 @@ class Stages:
     def _use_threads(self) -> None:
         """Enter how many threads share the work of the call."""
         threads = thread_count() if self.words[w.LARGE] and may_run_parallel() else 1
-        self.records.spread(threads > 1, lambda: (0, 0))
+        if threads > 1:
+            self.words[w.SPREAD] = front.spread()
         self.words[w.THREADS], self.words[w.UPDATE_SHARE] = threads, stages.share()
 
     def _do(

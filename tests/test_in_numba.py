@@ -121,6 +121,19 @@ def test_any_order_size_and_dtype_of_gradients_is_read(name, orders, shape, dtyp
     check(functions, updater, weight, (grad, grad, grad), np.full(3, 0.1))
 
 
+def test_a_gradient_that_is_converted_is_read_before_it_is_freed():
+    """An array of this size goes back to the operating system when it is freed."""
+    init, update, _ = fastopt.jit_functions(fastopt.SGD(learning_rate=0.5))
+    weight = np.ones(1 << 22, np.float32)
+
+    @njit
+    def once(grad, weight, state):
+        update(grad, weight, state)
+
+    once(np.ones(weight.shape), weight, init(weight))
+    assert (weight == 0.5).all()
+
+
 @pytest.mark.parametrize("shape", [(), *exhaustive((4,), (0,), (2, 3, 2))])
 def test_weights_of_any_number_of_axes_are_updated(shape, rng):
     case = Case("rmsprop", {"centered": True})

@@ -169,9 +169,8 @@ def update_of(spec: Spec, weight: types.Array, grad: types.Array) -> Callable:
     order = weight.layout if spec.rule.elementwise else "C"
     copies, converts = weight.layout != order, grad.layout != order or grad.dtype != weight.dtype
     own_of, grad_of = (_converted(array, weight.dtype, order) for array in (weight, grad))
-    enter, advance, apply = _entering(layout), _advance(spec), _application(layout)
-    columns, names, fields = layout.first_grad + 1, len(spec.names), len(layout.rule.hyper)
-    real, record, by_row = layout.real, layout.record, layout.by_row
+    enter, apply = _entering(layout), _application(spec, layout)
+    columns, by_row = layout.first_grad + 1, layout.by_row
 
     def update(function, grad, weight, state, lr=None):
         arrays, numbers, count = state
@@ -185,10 +184,8 @@ def update_of(spec: Spec, weight: types.Array, grad: types.Array) -> Callable:
             raise ValueError("update: grad must have the shape of weight, and state be its state")
         if lr is not None and not (lr >= 0 and lr < inf):
             raise ValueError(BAD_RATE)
-        wide, hyper = on_stack(names, np.float64), on_stack(fields, real)
-        advance(numbers, count, lr, wide)
-        narrow(wide, hyper)
-        apply(table, as_records(hyper, record), weight.size, len(weight) if by_row else weight.size)
+        items = len(weight) if by_row else weight.size
+        apply(table, numbers, count, lr, weight.size, items, grads)
         if copies:
             weight[...] = own
 
@@ -200,9 +197,8 @@ def update_rows_of(spec: Spec, weight: types.Array, values: types.Array) -> Call
     layout = spec.layout(getattr(np, weight.dtype.name), sparse=True)
     copies, converts = weight.layout != "C", values.layout != "C" or values.dtype != weight.dtype
     own_of, values_of = (_converted(array, weight.dtype, "C") for array in (weight, values))
-    enter, advance, apply = _entering(layout), _advance(spec), _application(layout)
-    columns, names, fields = layout.first_grad + 1, len(spec.names), len(layout.rule.hyper)
-    real, record, by_row = layout.real, layout.record, layout.by_row
+    enter, apply = _entering(layout), _application(spec, layout)
+    columns, by_row = layout.first_grad + 1, layout.by_row
 
     def update_rows(function, values, indices, table, state, lr=None):
         arrays, numbers, count = state
@@ -224,17 +220,14 @@ def update_rows_of(spec: Spec, weight: types.Array, values: types.Array) -> Call
             )
         if lr is not None and not (lr >= 0 and lr < inf):
             raise ValueError(BAD_RATE)
-        wide, hyper = on_stack(names, np.float64), on_stack(fields, real)
-        advance(numbers, count, lr, wide)
-        narrow(wide, hyper)
         chunks = np.empty((2, 3), np.int64)
         segments, _ = sort_rows(rows, height, listed + 1, places, chunks)
         first = np.int64(places.ctypes.data)
         for k, column in enumerate((ROWS, STARTS, ORDER)):
             entries[0, column] = first + 8 * k * (listed + 1)
         entries[0, SEGMENTS] = segments
-        apply(entries, as_records(hyper, record), table.size, segments if by_row else table.size)
-        places[0, 0] = 0  # a use after the call: arrays are freed after their last one
+        items = segments if by_row else table.size
+        apply(entries, numbers, count, lr, table.size, items, (grads, places))
         if copies:
             table[...] = own
 
@@ -347,46 +340,29 @@ def _entering(layout: Layout) -> Callable:
     return enter
 
 
-@intrinsic
-def narrow(typingctx, row, target):
-    """Write the first numbers of a row to another one, rounded to its type."""
+def _application(spec: Spec, layout: Layout) -> Callable:
+    """Return ``(table, numbers, count, lr, size, items, arrays)``, which counts and does a step.
 
-    def codegen(context, builder, signature, args):
-        source, out = (
-            context.make_array(kind)(context, builder, value)
-            for kind, value in zip(signature.args, args, strict=True)
-        )
-        with cgutils.for_range(builder, out.nitems) as loop:
-            value = builder.load(builder.gep(source.data, [loop.index]))
-            value = context.cast(builder, value, row.dtype, target.dtype)
-            builder.store(value, builder.gep(out.data, [loop.index]))
-        return context.get_dummy_value()
-
-    return types.none(row, target), codegen
-
-
-def _advance(spec: Spec) -> Callable:
-    """Return ``(numbers, count, lr, row)``, which counts a step and writes hyper-parameters."""
-    names, correct = spec.names, spec.correct
-    fill = filler(len(names), spec.rated, spec.programs or ())
-    record = np.dtype((np.record, [(name, np.float64) for name in names]))
-
-    def advance(numbers, count, lr, row):
-        count[0] += 1
-        fill(numbers, lr, row)
-        if correct is not None:
-            correct(np.float64(count[0]), as_records(row, record)[0], numbers)
-
-    return scalar(advance)
-
-
-def _application(layout: Layout) -> Callable:
-    """Return ``(table, hyper, size, items)``, which applies the rule to items of a weight."""
+    The caller's `arrays`, whose addresses are in the table, live until it returns: numba frees an
+    array after its last use.
+    """
+    names, correct, fields = len(spec.names), spec.correct, len(layout.rule.hyper)
+    fill = filler(names, spec.rated, spec.programs or ())
+    wide_record = np.dtype((np.record, [(name, np.float64) for name in spec.names]))
+    real, record = layout.real, layout.record
     loop, reduce = scalar(update_loop(layout)), None
     for step in range(len(layout.rule.passes)):
         reduce = _with_reduction(reduce, layout, step)
 
-    def apply(table, hyper, size, items):
+    def apply(table, numbers, count, lr, size, items, arrays):
+        count[0] += 1
+        wide, rounded = on_stack(names, np.float64), on_stack(fields, real)
+        fill(numbers, lr, wide)
+        if correct is not None:
+            correct(np.float64(count[0]), as_records(wide, wide_record)[0], numbers)
+        for k in range(fields):
+            rounded[0, k] = wide[0, k]
+        hyper = as_records(rounded, record)
         if reduce is not None:
             reduce(table, hyper, size)
         chunks = on_stack(3, np.int64)

@@ -105,7 +105,7 @@ class DeviceCall:
         self.rests, self.hypers = (0,) * self.length, np.empty(0, np.int64)
         self.follow()
         moves = any(
-            table.copied or table.given.strided or table.given.watched or table.layout.sparse
+            table.copied or table.inputs.strided or table.inputs.watched or table.layout.sparse
             for table in self.tables
         )
         self.fixed = not moves and len({(each.device, each.stream) for each in self.tables}) == 1
@@ -120,7 +120,7 @@ class DeviceCall:
     @property
     def captured(self) -> bool:
         """Whether the present step becomes part of a graph."""
-        return self.defers and self.tables[0].given.captured
+        return self.defers and self.tables[0].inputs.captured
 
     def targets_in(self, rows: Sequence[NDArray[Any]]) -> Words:
         """Return where hyper-parameters are written, and keys and marks in `rows` of tables.
@@ -141,8 +141,8 @@ class DeviceCall:
         if not (self.fixed and stays(grads[0]) and stays(weights[0])):
             return False
         lead = self.tables[0]
-        on_stream = all(each.given.streams == {lead.stream} for each in self.tables)
-        return on_stream and not lead.given.captured
+        on_stream = all(each.inputs.streams == {lead.stream} for each in self.tables)
+        return on_stream and not lead.inputs.captured
 
     def passes(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool | None:
         """Whether each call has gradients that were not seen before; None if that is open."""
@@ -175,7 +175,7 @@ class DeviceCall:
 
     def follow(self) -> bool:
         """Note the memory that is written to; return whether no two arrays share some."""
-        versions = [table.given.version for table in self.tables]
+        versions = [table.inputs.version for table in self.tables]
         self.ranges = Ranges(*_joined([table.written() for table in self.tables]))
         self.written = self.ranges.first, self.ranges.last
         apart = not self.ranges.overlapping()
@@ -202,14 +202,14 @@ class DeviceCall:
 
     def _take_weights(self, weights: Sequence[Any]) -> bool:
         for table, own in zip(self.tables, self.places, strict=True):
-            if not table.given.take_weights(self._taken(weights, own), table.table):
+            if not table.inputs.take_weights(self._taken(weights, own), table.table):
                 return False
-        return [table.given.version for table in self.tables] == self.versions or self.follow()
+        return [table.inputs.version for table in self.tables] == self.versions or self.follow()
 
     def _take_grads(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
         for table, own in zip(self.tables, self.places, strict=True):
             taken, k = self._taken(grads, own), own[0]
-            if not table.given.take_grads(taken, table.table, self.written, self.capturable):
+            if not table.inputs.take_grads(taken, table.table, self.written, self.capturable):
                 return False
             if table.rows is not None and not self._list_rows(table, k, grads[k], weights[k]):
                 return False
@@ -409,8 +409,8 @@ class Repeat:
         if reads:
             of_grads = np.empty((n, 3), np.int64)
             for table, copy, positions in zip(call.tables, tables, call.places, strict=True):
-                of_grads[positions, 0] = table.given.itemsize
-                of_grads[positions, 1] = table.given.grad_bytes
+                of_grads[positions, 0] = table.inputs.itemsize
+                of_grads[positions, 1] = table.inputs.grad_bytes
                 of_grads[positions, 2] = targets[positions, 2] + copy.strides[0] - copy.itemsize
             made = Reader(grads, of_grads, call.written)
             self.alive.append(made)

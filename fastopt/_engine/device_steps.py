@@ -149,7 +149,7 @@ class DeviceSteps:
         made = device_front.functions()
         self._report, self._follow = made["report_call"], made["follow_call"]
         self.counts = self.slots = np.empty(0, np.int64)
-        self.given: Norm | None = None
+        self.numbers: Norm | None = None
         self.done = 0  # steps that are not counted on the host, although their outcome is known
         self.sent, self.hypers = False, np.zeros(call.length, np.int64)
         self.base = np.full(call.length, -1, np.int64)  # nothing has been uploaded
@@ -192,7 +192,7 @@ class DeviceSteps:
 
     def _beside(self) -> Any:
         """Return a context in which uploads and allocations are not captured."""
-        return self.driver.beside_capture() if self.lead.given.captured else nullcontext()
+        return self.driver.beside_capture() if self.lead.inputs.captured else nullcontext()
 
     def _entered(self) -> Any:
         return self.driver.entered(self.lead.device.device_id)
@@ -221,7 +221,7 @@ class DeviceSteps:
         bool
             False, with nothing changed, if the step is only counted.
         """
-        captured, call = self.lead.given.captured, self.call
+        captured, call = self.lead.inputs.captured, self.call
         if call.optimizers[0].skips():
             return False
         with self._entered(), self._beside():
@@ -290,7 +290,7 @@ class DeviceSteps:
         """Upload hyper-parameters that have changed, for the next replays of graphs."""
         with self._entered():
             self._follow_others()
-            self._send(self.given)
+            self._send(self.numbers)
 
     def _send(self, norm: Norm | None) -> None:
         """Upload what has changed."""
@@ -310,11 +310,11 @@ class DeviceSteps:
             self.hypers[:] = call.hypers
         for row in self.rows:
             row.send_hyper()
-        if norm != self.given or not self.sent:
+        if norm != self.numbers or not self.sent:
             rescale, scale, limit, share = norm or NOT_MEASURED
             numbers = np.array([rescale, scale, limit, scale, 0.0, share])
             self.driver.upload(self.norm, numbers, self.lead.stream)
-            self.given, self.sent = norm, True
+            self.numbers, self.sent = norm, True
 
     def _measure(self) -> None:
         """Launch the sums of squares of all gradients; the first table's stream waits for all."""

@@ -224,7 +224,7 @@ class Devices:
             return False
         numbers = self._norm_numbers()
         steps.prepare(None)
-        if repeat.version != records.version or steps.given != numbers:
+        if repeat.version != records.version or steps.numbers != numbers:
             steps.send(numbers)
             repeat.version = records.version
         return True
@@ -343,7 +343,7 @@ class Devices:
         repeats = repeats and factor == 1 and not (self.between or words[w.EACH])
         if not (repeats and call.defer()):
             if call.captured:
-                call.tables[0].given.refuse_capture()
+                call.tables[0].inputs.refuse_capture()
             with self._recorded(call, grads, weights) as launches:
                 if not self._step(call, version):
                     return w.REFUSED
@@ -486,7 +486,7 @@ class Devices:
         keys = tuple(index) if type(index) in LISTS else (index,)
         places = self.listed.get(keys) if {*map(type, keys)} <= KINDS else None
         for call in places.calls.values() if places is not None else ():
-            arrays = call.tables[0].given
+            arrays = call.tables[0].inputs
             if arrays.driver.is_captured(arrays.stream):
                 raise RuntimeError(
                     "a loss scaler adapts its scale on the host, which a CUDA graph does not "

@@ -34,7 +34,9 @@ def update_loop(layout: Layout) -> Callable:
     """Return the loop of an update; its chunks consist of elements, blocks or rows."""
     if layout.rule.row:
         return row_loop(layout)
-    return lazy_loop(layout) if layout.lazy else element_loop(layout)
+    if layout.lazy:
+        return lazy_blocks(layout) if layout.coded else lazy_loop(layout)
+    return element_loop(layout)
 
 
 def element_loop(layout: Layout) -> Callable:
@@ -114,10 +116,6 @@ def lazy_loop(layout: Layout) -> Callable:
 
     Chunk starts and sizes are in indexed rows.
     """
-    return lazy_blocks(layout) if layout.coded else _lazy(layout)
-
-
-def _lazy(layout: Layout) -> Callable:
     real, catch_up = layout.real, layout.catch_up
     update, kinds, gradient_of = elements.element_step(layout), layout.weight, row_gradient(layout)
     dither, draws = layout.dither or None, layout.keyed or None

@@ -61,7 +61,7 @@ class IndexedRows:
             raise ValueError(f"{context}: indices of rows must be on {table.device}, as values are")
         rows, ascends = surveyed(context, indices, height) if on_host else (indices, None)
         streams = [values.stream] if on_host else [values.stream, indices.stream]
-        table.given.use(streams)
+        table.inputs.use(streams)
         with table.on_device():
             made = contiguous(values, values.stream)
             if on_host:

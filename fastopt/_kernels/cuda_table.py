@@ -56,7 +56,7 @@ class CudaTable:
     ----------
     table : numpy.ndarray
         The rows of the table; see :mod:`fastopt._kernels.layout`.
-    given : CallArrays
+    inputs : CallArrays
         The weights and gradients of a call.
     rows : IndexedRows or None
         The rows of a row-sparse gradient.
@@ -78,7 +78,7 @@ class CudaTable:
         lead, self.parts = parts[0], parts
         layout = self.layout = lead.layout
         self.width = lead.width
-        self.arrays: Sequence[Header] = [each for part in parts for each in part.arrays]
+        self.arrays: Sequence[Header] = [array for part in parts for array in part.arrays]
         self.sizes = tuple([part.arrays[0].size for part in parts])
         self.device: Any = device_of(lead.arrays[0])
         self.table = lead.row if len(parts) == 1 else np.concatenate([part.row for part in parts])
@@ -88,7 +88,7 @@ class CudaTable:
         self.hyper = self.fields.view(layout.record).reshape(-1)
         self.words = self.fields.view(f"u{self.fields.itemsize}")
         self.rate = EACH * cuda.THREADS
-        self.chunks, self.total = chunks_of(*[part.item for part in parts], size=self.rate)
+        self.chunks, self.total = _chunks([part.item for part in parts], self.rate)
         self.copied, self.direct = lead.copied, not lead.copied
         self.uploaded: bytes | None = None
         count = self.words.shape[1]
@@ -97,19 +97,19 @@ class CudaTable:
             self._by_value = cuda_driver.values(self.fields.dtype, count)
         self.decay: tuple[Any, ...] = ()
         self.at_once = self.counted = False
-        self.given = CallArrays(parts)
-        self.memory = TableMemory(self.given)
+        self.inputs = CallArrays(parts)
+        self.memory = TableMemory(self.inputs)
         self.rows = IndexedRows() if layout.sparse else None
-        self.given.refuse_capture()
+        self.inputs.refuse_capture()
 
     @classmethod
     def joined(cls, tables: Sequence["CudaTable"]) -> Self:
         """Merge tables with the same layout, device and stream into one."""
-        made, parts = cls([table.parts[0] for table in tables]), [each.given for each in tables]
-        made.given.stream = parts[0].stream
-        made.given.streams = {stream for each in parts for stream in each.streams}
-        made.given.tensors = [tensor for each in parts for tensor in each.tensors]
-        made.given.refuse_capture()
+        made, parts = cls([table.parts[0] for table in tables]), [table.inputs for table in tables]
+        made.inputs.stream = parts[0].stream
+        made.inputs.streams = {stream for part in parts for stream in part.streams}
+        made.inputs.tensors = [tensor for part in parts for tensor in part.tensors]
+        made.inputs.refuse_capture()
         return made
 
     # The arrays of a call
@@ -117,12 +117,12 @@ class CudaTable:
     @property
     def stream(self) -> int:
         """Handle of the stream that the weights are used on."""
-        return self.given.stream
+        return self.inputs.stream
 
     @property
     def alone(self) -> bool:
         """Whether the table must not be joined with others."""
-        return bool(self.layout.sparse or self.copied or self.given.strided)
+        return bool(self.layout.sparse or self.copied or self.inputs.strided)
 
     def renew(self) -> None:
         """Refresh the copies, after other tensors have been updated."""
@@ -144,15 +144,15 @@ class CudaTable:
     def written(self) -> tuple[Addresses, Addresses]:
         """Return the start and end addresses of the written arrays."""
         begin = self.table[:, ADDRESS:-1]
-        bounds = [byte_bounds(each) for each, _ in self.copied]
+        bounds = [byte_bounds(array) for array, _ in self.copied]
         first, last = np.array(bounds, np.uint64).reshape(-1, 2).T
         return np.append(begin, first), np.append(begin + self.nbytes, last)
 
     def read(self) -> tuple[Addresses, Addresses]:
         """Return the start and end addresses of the gradients, where the caller has them."""
-        if self.given.strided is not None:
-            return self.given.strided.bounds()
-        begin, sizes = self.table[:, -1], self.given.grad_bytes
+        if self.inputs.strided is not None:
+            return self.inputs.strided.bounds()
+        begin, sizes = self.table[:, -1], self.inputs.grad_bytes
         if self.rows is not None:
             sizes = np.array([self.rows.listed[0].nbytes if self.rows.listed else 0], np.uint64)
         return begin, begin + sizes
@@ -160,7 +160,7 @@ class CudaTable:
     def on_device(self) -> Any:
         """Return a context that makes the device current, and its stream wait for gradients'."""
         device = self.driver.entered(self.device.device_id)
-        others = self.given.streams - {self.stream}
+        others = self.inputs.streams - {self.stream}
         return self._after_others(device, others) if others else device
 
     @contextmanager
@@ -267,8 +267,8 @@ class CudaTable:
 
     def _copy_grad(self, again: bool) -> None:
         """Copy a gradient whose elements do not lie like the weight's, once in a step."""
-        if self.given.strided is not None:
-            self.given.strided.copy(self.stream, again)
+        if self.inputs.strided is not None:
+            self.inputs.strided.copy(self.stream, again)
 
     def _add_squares(self, total: Any) -> None:
         self._copy_grad(again=True)
@@ -285,7 +285,7 @@ class CudaTable:
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:
         """Chunks of BLOCK elements."""
-        return chunks_of(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
+        return _chunks([(size, 1) for size in self.sizes], BLOCK)[0]
 
     def _add(
         self,
@@ -386,8 +386,8 @@ class CudaTable:
 
     def _end(self) -> None:
         """Do what follows the launches of an update."""
-        if self.given.tensors:
-            mark_written(self.given.tensors)
+        if self.inputs.tensors:
+            mark_written(self.inputs.tensors)
         if self.at_once:
             self.flush_decay()
         self.copy_back()
@@ -400,7 +400,7 @@ class CudaTable:
 
     def release(self) -> None:
         """Release the gradients and copies, which live until the device has finished with them."""
-        self.given.tensors = ()
+        self.inputs.tensors = ()
         held = [copy.kept for _, copy in self.copied if copy.kept is not None]
         if self.rows is not None:
             held += self.rows.release()
@@ -423,6 +423,16 @@ class CudaTable:
             threads = self._row_threads
             self.launch(self.kernels.flush_decay(self.layout), len(chunks), threads, sent, entry)
             self.launch(self.kernels.mark_decay(False), len(chunks), threads, sent, entry)
+
+
+def _chunks(items: Sequence[tuple[int, int]], size: int) -> tuple[NDArray[np.int64], int]:
+    """Return the chunks of several tensors, like :func:`chunks_of`, which keeps those of each."""
+    parts = [chunks_of(item, size=size) for item in items]
+    if len(parts) == 1:
+        return parts[0]
+    chunks = np.concatenate([part for part, _ in parts])
+    chunks[:, 0] = np.repeat(np.arange(len(parts)), [len(part) for part, _ in parts])
+    return chunks, sum([total for _, total in parts])
 
 
 def _firsts_of(chunks: NDArray[np.int64], tensors: int) -> NDArray[np.int64]:

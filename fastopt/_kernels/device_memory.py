@@ -157,27 +157,21 @@ def zero(array: Any, stream: int) -> None:
             clear(described.ctypes.data, array.nbytes, stream)
 
 
-def sent(array: Array, stream: Any, of: Any = None) -> Any:
-    """Copy a NumPy array to the current device, for use on this stream only.
+def owned(array: Array, device: Device, of: Any = None) -> Any:
+    """Copy a NumPy array to a device, as a numba device array.
 
     torch allocates the copy if it has allocated `of`.
     """
     dtype = array.dtype
     bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # no buffer protocol
-    to = _of_torch(of, bits.shape, bits.dtype, bits.strides)
-    copy = cuda_target().to_device(bits, stream=stream, to=to)
-    copy = copy if bits is array else copy.view(dtype)
-    copy.stream = 0  # else numba would prefer this stream to those of later use
-    return copy
-
-
-def owned(array: Array, device: Device, of: Any = None) -> Any:
-    """Copy a NumPy array to a device, as a numba device array; see :func:`sent` for `of`."""
     with cuda_target().gpus[device.device_id]:
-        copy = sent(array, 0, of)
+        to = _of_torch(of, bits.shape, bits.dtype, bits.strides)
+        copy = cuda_target().to_device(bits, stream=0, to=to)
+        copy = copy if bits is array else copy.view(dtype)
+        copy.stream = 0  # else numba would prefer this stream to those of later use
         # It may be used on a stream that does not wait for the default one.
         cuda_target().default_stream().synchronize()
-        return copy
+    return copy
 
 
 def placed(state: Any, of: Any) -> Any:

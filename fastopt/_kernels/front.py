@@ -13,8 +13,7 @@
       |  hold, release_gil of a large call only
       v
     perform
-      |  order_all         sort the rows of row-sparse gradients
-      |  clip              units of gradients        (clipping, by address, if set)
+      |  order_and_clip    sort indexed rows; units of gradients      (clipping, by address, if set)
       |  measure           squares, norm and factor  (measuring, by address, if set)
       v
     update, for each tensor in the order of the list; or run, in phases on several threads

@@ -7,7 +7,6 @@ rounded when they are stored.
 Tests: ``tests/kernels/test_half_loops.py``.
 """
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -136,15 +135,11 @@ def _given_intrinsic(typingctx, hyper, record):
 
 @scalar
 def _widen_float16(bits):
-    return half.widen_float16(np.uint16(bits))
+    return half.widen_float16(bits)
 
 
-@scalar
-def _widen_bfloat16(bits):
-    return half.widen_bfloat16(np.uint16(bits & 0xFFFF))
-
-
-_WIDEN = {types.uint16: _widen_float16, types.int16: _widen_bfloat16}
+_WIDEN = {types.uint16: _widen_float16, types.int16: half.widen_bfloat16}
+"""Functions of the bits as uint16, by the types of pointers."""
 
 
 def _wide(kind):
@@ -172,7 +167,8 @@ def _widened(context, builder, kind, value):
     """Generate the conversion of the bits of half-precision values to float32."""
     if kind == types.uint16 and _on_gpu(context):
         return builder.fpext(builder.bitcast(value, ir.HalfType()), ir.FloatType())
-    return context.compile_internal(builder, _WIDEN[kind], types.float32(kind), [value])
+    signature = types.float32(types.uint16)
+    return context.compile_internal(builder, _WIDEN[kind], signature, [value])
 
 
 def _on_gpu(context):
@@ -200,15 +196,10 @@ def _checked(result, slots):
 
 @scalar
 def _narrow_float16(x):
-    return half.narrow_float16(np.float32(x))
+    return half.narrow_float16(x)
 
 
-@scalar
-def _narrow_bfloat16(x):
-    return np.int16(half.narrow_bfloat16(np.float32(x)))
-
-
-_NARROW = {types.uint16: _narrow_float16, types.int16: _narrow_bfloat16}
+_NARROW = {types.uint16: _narrow_float16, types.int16: half.narrow_bfloat16}
 
 
 @intrinsic
@@ -221,22 +212,13 @@ def store(typingctx, pointers, i, values):
     def narrow(context, builder, kind, value, args, k):
         if kind == types.uint16 and _on_gpu(context):
             return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
-        return context.compile_internal(builder, _NARROW[kind], kind(types.float32), [value])
+        signature = types.uint16(types.float32)
+        return context.compile_internal(builder, _NARROW[kind], signature, [value])
 
     return types.none(pointers, types.intp, values), _storing(narrow)
 
 
-@scalar
-def _dither_float16(x, run, i, k):
-    return half.dither_float16(np.float32(x), dither_bits(run, i, k))
-
-
-@scalar
-def _dither_bfloat16(x, run, i, k):
-    return np.int16(half.dither_bfloat16(np.float32(x), dither_bits(run, i, k)))
-
-
-_DITHER = {types.uint16: _dither_float16, types.int16: _dither_bfloat16}
+_DITHER = {types.uint16: half.dither_float16, types.int16: half.dither_bfloat16}
 
 
 @intrinsic
@@ -248,11 +230,11 @@ def store_dithered(typingctx, pointers, i, values, run):
     """
 
     def dither(context, builder, kind, value, args, k):
-        signature = kind(types.float32, run, types.intp, types.int64)
-        place = context.get_constant(types.int64, k)
-        return context.compile_internal(
-            builder, _DITHER[kind], signature, [value, args[3], args[1], place]
-        )
+        drawn = types.uint32(run, types.intp, types.int64)
+        numbers = [args[3], args[1], context.get_constant(types.int64, k)]
+        bits = context.compile_internal(builder, dither_bits, drawn, numbers)
+        rounded = types.uint16(types.float32, types.uint32)
+        return context.compile_internal(builder, _DITHER[kind], rounded, [value, bits])
 
     return types.none(pointers, types.intp, values, run), _storing(dither)
 

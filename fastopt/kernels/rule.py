@@ -439,7 +439,12 @@ def rule(
             raise TypeError(f"{name!r} must be in state, and in one of signed and nonnegative")
 
     reductions = _passes(passes)
-    _check_row(row, noise or passes, signed or nonnegative)
+    if row and (noise or passes):
+        raise TypeError("row cannot be combined with noise or passes, which are for each element")
+    if row and (signed or nonnegative):
+        raise TypeError(
+            "row cannot be combined with signed or nonnegative, as rows have one number"
+        )
     rows = _row_state(row, state, row_state)
     if extra is not None and (row or extra not in set(state) - {*signed, *nonnegative}):
         raise TypeError(
@@ -478,16 +483,6 @@ def _callable(made: Rule) -> Rule:
     for function in made.functions:
         scalar(function)
     return made
-
-
-def _check_row(row: object, elements: object, stored: object) -> None:
-    """Raise TypeError for options of a rule that one with `row` cannot have."""
-    if row and elements:
-        raise TypeError("row cannot be combined with noise or passes, which are for each element")
-    if row and stored:
-        raise TypeError(
-            "row cannot be combined with signed or nonnegative, as rows have one number"
-        )
 
 
 def _row_state(row: object, state: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 import numpy as np
 
 from fastopt import RowSparse
-from fastopt._kernels.device_memory import sent
+from fastopt._kernels.device_memory import owned
+from fastopt._kernels.devices import cuda_target
+from fastopt.device import Device
 
 
 class Foreign:
@@ -46,7 +48,7 @@ def on_device(state):
         return type(state)(map(on_device, state))
     if isinstance(state, RowSparse):
         return RowSparse(on_device(state.values), on_device(state.indices), state.shape)
-    return sent(state, 0)
+    return owned(state, Device("cuda", cuda_target().get_current_device().id))
 
 
 def host(state):

@@ -108,7 +108,7 @@ class DeviceCall:
             table.copied or table.inputs.strided or table.inputs.watched or table.layout.sparse
             for table in self.tables
         )
-        self.fixed = not moves and len({(each.device, each.stream) for each in self.tables}) == 1
+        self.fixed = not moves and len({(table.device, table.stream) for table in self.tables}) == 1
         self.seen: dict[tuple[int, ...], Any] = {}
         self.own_ids: tuple[int, ...] = ()
         self.keyed = any(table.layout.keyed for table in self.tables)  # uploaded in each call
@@ -141,7 +141,7 @@ class DeviceCall:
         if not (self.fixed and stays(grads[0]) and stays(weights[0])):
             return False
         lead = self.tables[0]
-        on_stream = all(each.inputs.streams == {lead.stream} for each in self.tables)
+        on_stream = all(table.inputs.streams == {lead.stream} for table in self.tables)
         return on_stream and not lead.inputs.captured
 
     def passes(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool | None:
@@ -163,7 +163,7 @@ class DeviceCall:
     def shared(self) -> dict[int, Shared]:
         """Return the hyper-parameters of the tensors by address."""
         found = (self.record(place).shared for place in range(self.length))
-        return {each.address: each for each in found}
+        return {shared.address: shared for shared in found}
 
     def record(self, place: int) -> DeviceRecord:
         """Return the record of a tensor."""
@@ -365,7 +365,7 @@ class Repeat:
         self.dead: list[Any] = []
         self.own_ids, died = call.own_ids, self.dead.append
         self.ids = () if reads else tuple(map(id, grads))
-        self.refs = [ref(each, died) for each in (*weights, *(() if reads else grads))]
+        self.refs = [ref(array, died) for array in (*weights, *(() if reads else grads))]
         n, driver = call.length, lead.driver
         objects = np.array([*map(id, grads), *self.own_ids], np.int64)
         firsts, rests = np.arange(n), np.array(call.rests, np.int64)
@@ -384,14 +384,14 @@ class Repeat:
         self.state = np.zeros(2, np.int64)
         self.alive: list[Any] = [objects, firsts, rests, tables, targets, own, places]
         by_value = set()
-        for row, each in zip(rows, launches, strict=True):
-            used = [own[id(of)] for of in each.arguments if id(of) in own]
-            words = driver.words_of([own.get(id(of), (of,))[0] for of in each.arguments])
+        for row, launch in zip(rows, launches, strict=True):
+            used = [own[id(of)] for of in launch.arguments if id(of) in own]
+            words = driver.words_of([own.get(id(of), (of,))[0] for of in launch.arguments])
             pointers = address_of(words) + 8 * np.arange(len(words))
             self.alive += [words, pointers]
-            grid = each.handle, each.blocks, each.across, each.down, address_of(pointers)
+            grid = launch.handle, launch.blocks, launch.across, launch.down, address_of(pointers)
             row[: w.L_FIELDS] = grid
-            if isinstance(each.arguments[-1], driver.Values):
+            if isinstance(launch.arguments[-1], driver.Values):
                 table = used[0][1]
                 count, size = table.fields.shape[1], table.fields.itemsize
                 numbers = address_of(words) + 8 * (len(words) - count)
@@ -415,7 +415,7 @@ class Repeat:
             made = Reader(grads, of_grads, call.written)
             self.alive.append(made)
             reader = made.address
-        rings = np.array([each.address for each in uploads], np.int64)
+        rings = np.array([ring.address for ring in uploads], np.int64)
         self.alive += [uploads, rings]
         self.memory = np.zeros(w.REPEAT, np.int64)
         self.memory[:] = (
@@ -434,11 +434,11 @@ class Repeat:
 
     def follow(self, others: "list[Repeat]") -> None:
         """Let compiled code try the others, too."""
-        self.others, following = others, [each.address for each in others]
-        for each, address in zip((self, *others), (*following, 0), strict=True):
-            each.memory[w.R_FOLLOWING] = address
-        for each in others:
-            each.others = []
+        self.others, following = others, [repeat.address for repeat in others]
+        for repeat, address in zip((self, *others), (*following, 0), strict=True):
+            repeat.memory[w.R_FOLLOWING] = address
+        for repeat in others:
+            repeat.others = []
 
 
 def _joined(ranges: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:

@@ -372,13 +372,13 @@ class Devices:
         kept, (grads, weights) = self.repeats.get(key), arrays
         others: list[Repeat] = []
         if kept is not None and kept.call is call and kept.measured == measured:
-            others = [each for each in (kept, *kept.others) if not each.dead]
-            others = [each for each in others if each.own_ids is call.own_ids]
+            others = [repeat for repeat in (kept, *kept.others) if not repeat.dead]
+            others = [repeat for repeat in others if repeat.own_ids is call.own_ids]
         elif kept is not None and kept.call.rests != call.rests and kept.refused is not call:
             kept.refused = call  # steps that average may come in turns with others
             return
         ids = () if reads else tuple(map(id, grads))
-        if ids in [each.ids for each in others] or not all(map(stays, (*grads, *weights))):
+        if ids in [repeat.ids for repeat in others] or not all(map(stays, (*grads, *weights))):
             return
         if any(table.table[:, DONE].any() for table in call.tables):  # some are only counted
             return
@@ -387,7 +387,7 @@ class Devices:
         if len(self.repeats) >= REPEATS and key[1] >= 0:
             self.repeats.clear()
         made = Repeat(call, launches, places, key[1] >= 0, measured, grads, weights, reads)
-        first, *others = sorted([made, *others], key=lambda each: each.reads)
+        first, *others = sorted([made, *others], key=lambda repeat: repeat.reads)
         self.repeats[key] = first
         first.follow(others[: sets_of(call.length) - 1])
 

@@ -79,7 +79,7 @@ def _derived(of: Rule, follow: Follow) -> Rule:
 
     name = f"{of.name}_{follow.__name__}"
     follower.__name__ = follower.__qualname__ = name
-    passes = [each._replace(sums=_of_own_state(each.sums)) for each in of.passes]
+    passes = [stage._replace(sums=_of_own_state(stage.sums)) for stage in of.passes]
     declare = rule(
         state=(*of.state, "average"),
         hyper=(*of.hyper, "average_rate"),

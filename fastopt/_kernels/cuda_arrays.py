@@ -38,7 +38,7 @@ def compiled_can_read(arrays: Sequence[Any]) -> bool:
     """Whether the attributes of arrays are no properties, so that reading them runs no Python."""
     kind = import_module("numba.cuda.cudadrv.devicearray").DeviceNDArray
     memory = import_module("numba.cuda.cudadrv.driver").OwnedPointer
-    return all(type(each) is kind and type(each.gpu_data) is memory for each in arrays)
+    return all(type(array) is kind and type(array.gpu_data) is memory for array in arrays)
 
 
 class Reader:
@@ -62,11 +62,11 @@ class Reader:
     ) -> None:
         lead = grads[0]
         context = lead.gpu_data.context if several_devices() else None
-        forms = [(each.shape, each.strides, each.dtype, each.stream) for each in grads]
+        forms = [(grad.shape, grad.strides, grad.dtype, grad.stream) for grad in grads]
         objects = np.array([[*map(id, form)] for form in forms])
         table = np.column_stack([objects, places])
         kinds, device = (type(lead), type(lead.gpu_data)), id(context) if context else 0
-        ranges = [address_of(each) for each in written]
+        ranges = [address_of(side) for side in written]
         names = [*map(id, ATTRIBUTES), *ranges, len(written[0])]
         self.words = np.array([address_of(table), *map(id, kinds), device, *names], np.int64)
         self.kept = forms, table, kinds, context, written
@@ -124,11 +124,11 @@ class TensorArrays:
         self.column, self.itemsize = ADDRESS + (of_lead or [0])[0], lead.itemsize
         self.stream = int(lead.stream)
         self.weight_kinds = [(type(owner), *readings([owner]).kinds)]
-        others = [each for each in originals if each is not lead]
-        moving = [each for each in others if each.kept is None and not stays(each.array())]
-        self.watched = [each.array for each in moving]
-        self.watched_at = [each.ctypes.data for each in moving]
-        self.watched_kinds = readings([each() for each in self.watched]).kinds
+        others = [array for array in originals if array is not lead]
+        moving = [array for array in others if array.kept is None and not stays(array.array())]
+        self.watched = [array.array for array in moving]
+        self.watched_at = [array.ctypes.data for array in moving]
+        self.watched_kinds = readings([reference() for reference in self.watched]).kinds
         self.grad_bytes = values.nbytes
         self.streams = set() if layout.sparse else {int(values.stream)}
         self.grad_kinds = [None] if grad.kept is not None else readings([grad.array()]).kinds
@@ -174,12 +174,12 @@ class CallArrays:
         self.columns = np.array([part.column for part in parts])
         self.items = np.array([part.itemsize for part in parts], np.uint64)
         self.grad_bytes = np.array([part.grad_bytes for part in parts], np.uint64)
-        self.weight_kinds = [each for part in parts for each in part.weight_kinds]
-        self.grad_kinds = [each for part in parts for each in part.grad_kinds]
-        self.watched = [each for part in parts for each in part.watched]
-        self.watched_at = [each for part in parts for each in part.watched_at]
-        self.watched_kinds = [each for part in parts for each in part.watched_kinds]
-        self.tensors: Sequence[Any] = [each() for part in parts for each in part.tensors]
+        self.weight_kinds = [kind for part in parts for kind in part.weight_kinds]
+        self.grad_kinds = [kind for part in parts for kind in part.grad_kinds]
+        self.watched = [reference for part in parts for reference in part.watched]
+        self.watched_at = [place for part in parts for place in part.watched_at]
+        self.watched_kinds = [kind for part in parts for kind in part.watched_kinds]
+        self.tensors: Sequence[Any] = [reference() for part in parts for reference in part.tensors]
 
     # Weights
 
@@ -196,7 +196,7 @@ class CallArrays:
             self.tensors = ()
             return True
         self.weights.arrays = ()  # as Ctrl-C may come after their addresses are entered
-        others = [each() for each in self.watched]
+        others = [reference() for reference in self.watched]
         try:
             found = readings(weights)
             if others and readings(others)[:2] != (self.watched_at, self.watched_kinds):
@@ -315,7 +315,7 @@ class Unmoved:
     def has(self, arrays: Sequence[Any]) -> bool:
         """Whether these are the arrays."""
         known = self.arrays
-        return len(known) == len(arrays) and all(map(is_, [each() for each in known], arrays))
+        return len(known) == len(arrays) and all(map(is_, [weak() for weak in known], arrays))
 
     def keep(self, arrays: Sequence[Any]) -> None:
         """Follow the arrays of a call."""

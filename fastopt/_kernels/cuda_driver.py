@@ -228,8 +228,8 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
 
 def words_of(arguments: Sequence[Any]) -> NDArray[np.uint64]:
     """Return the words of arguments of a kernel."""
-    words = [[each & _MASK] if isinstance(each, int) else each.words for each in arguments]
-    return np.array([word for each in words for word in each], np.uint64)
+    words = [[item & _MASK] if isinstance(item, int) else item.words for item in arguments]
+    return np.array([word for item in words for word in item], np.uint64)
 
 
 @contextmanager
@@ -264,7 +264,7 @@ def addresses() -> NDArray[np.int64]:
     of_threads = any(environ.get(name, "0") not in ("", "0") for name in names)
     flags = _driver().CUdriverProcAddress_flags(2 if of_threads else 0)
     found = [_driver().cuGetProcAddress(name, VERSION, flags) for name in FUNCTIONS]
-    return np.array([int(_checked(each, "cuGetProcAddress")) for each in found], np.int64)
+    return np.array([int(_checked(result, "cuGetProcAddress")) for result in found], np.int64)
 
 
 def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
@@ -473,7 +473,7 @@ class Ring:
         self.pinned = cuda.pinned_array(BUFFERS * pitch, np.uint8)
         self.numbers = self.pinned.view(np.float64).reshape(BUFFERS, -1)
         self.events = [cuda.event(timing=False) for _ in range(BUFFERS)]
-        self.handles = np.array([int(each.handle) for each in self.events], np.int64)
+        self.handles = np.array([int(event.handle) for event in self.events], np.int64)
         slots, handles = self.pinned.ctypes.data, self.handles.ctypes.data
         of = 0 if source is None else source.ctypes.data
         numbers = [slots, pitch, handles, BUFFERS, 0, 0, memory.address, memory.nbytes, of]

@@ -289,7 +289,7 @@ class Copy:
         self.size = prod(self.axes[0].tolist())
         self.addresses = np.zeros((1, 2), np.uint64)
         self.memories = [
-            driver.Memory(each.shape, each.dtype) for each in (self.addresses, self.axes)
+            driver.Memory(array.shape, array.dtype) for array in (self.addresses, self.axes)
         ]
         index: Any = np.uint32 if self.size < 1 << 32 else np.uint64
         kind: Any = np.dtype(f"u{self.unit}").type

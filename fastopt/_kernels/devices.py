@@ -267,20 +267,20 @@ def several_devices() -> bool:
 
 def _read_interfaces(arrays: list[Any]) -> Reading:
     interfaces: list[Any] = [_interface(array) for array in arrays]
-    if any(each.get("mask") is not None for each in interfaces):
+    if any(interface.get("mask") is not None for interface in interfaces):
         raise TypeError("masked CUDA arrays are not supported")
     kinds = [
         (
-            each["shape"],
-            each.get("strides"),
-            each["typestr"],
-            bool(each["data"][1]),
+            interface["shape"],
+            interface.get("strides"),
+            interface["typestr"],
+            bool(interface["data"][1]),
             _ordinal(array),
         )
-        for each, array in zip(interfaces, arrays, strict=True)
+        for interface, array in zip(interfaces, arrays, strict=True)
     ]
-    addresses = [each["data"][0] or EMPTY for each in interfaces]
-    return Reading(addresses, kinds, [_handle(each.get("stream")) for each in interfaces])
+    addresses = [interface["data"][0] or EMPTY for interface in interfaces]
+    return Reading(addresses, kinds, [_handle(interface.get("stream")) for interface in interfaces])
 
 
 def handles_of(arrays: Sequence[Any]) -> list[int]:

@@ -132,7 +132,7 @@ def identities(arrays: Iterable[np.ndarray]) -> tuple[list[int], list[Written]]:
     if readable():
         return list(map(id, arrays)), []
     written = list(map(Written, arrays))
-    return [each.address for each in written], written
+    return [header.address for header in written], written
 
 
 def at(address: int, offset: int) -> int:
@@ -187,7 +187,7 @@ def _reads_numbers() -> bool:
     numbers = [np.float16(-1.5), np.float32(-1.5), np.float64(-1.5), np.int64(-3), -1.5]
     raw = [np.asarray(number).tobytes() for number in numbers]
     pairs = zip(numbers, raw, strict=True)
-    return [ctypes.string_at(id(number) + HEAD, len(each)) for number, each in pairs] == raw
+    return [ctypes.string_at(id(number) + HEAD, len(bits)) for number, bits in pairs] == raw
 
 
 def _samples() -> list[np.ndarray]:

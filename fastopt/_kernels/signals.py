@@ -69,9 +69,9 @@ def undisturbed() -> Iterator[None]:
         return
     found = [(number, _signal.getsignal(number)) for number in range(1, signal.NSIG)]
     handlers = [
-        (n, each.handler if isinstance(each, _Deferred) else each)
-        for n, each in found
-        if callable(each)
+        (n, handler.handler if isinstance(handler, _Deferred) else handler)
+        for n, handler in found
+        if callable(handler)
     ]
     try:
         _Deferred.replaced[:] = handlers

@@ -74,11 +74,11 @@ def share_stage(at, phase, first, last, share):
 def merge_chunks(tensor, step, target):
     """Write the sums of a tensor, or maxima, from those of its chunks."""
     record, one = record_at(tensor.record), front.pass_of(tensor, step)
-    each, largest, partial = one.count, one.largest, doubles(record.sums)
-    for k in range(each):
+    count, largest, partial = one.count, one.largest, doubles(record.sums)
+    for k in range(count):
         total = 0.0
         for c in range(record.flat_count):
-            value = partial[each * c + k]
+            value = partial[count * c + k]
             total = larger(total, value) if largest else total + value
         target[k] = total
 
@@ -87,10 +87,10 @@ def merge_chunks(tensor, step, target):
 def merge_slices(tensor, step, sums, width, apart, slices):
     """End a reduction with the sums of all slices of a tensor, which lie `apart`."""
     record, one = record_at(tensor.record), front.pass_of(tensor, step)
-    each, finish = one.count, one.finish
-    chunks, partial = np.zeros((slices, 3), np.int64), np.empty((slices, each))
+    count, finish = one.count, one.finish
+    chunks, partial = np.zeros((slices, 3), np.int64), np.empty((slices, count))
     for s in range(slices):
-        for k in range(each):
+        for k in range(count):
             partial[s, k] = doubles(sums)[s * apart + k]
     first, own = np.int64(chunks.ctypes.data), np.int64(partial.ctypes.data)
     call(finish, first, slices, record.row, record.fields, own)

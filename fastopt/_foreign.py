@@ -45,7 +45,7 @@ def is_foreign(array: Any) -> bool:
     return (
         hasattr(type(array), "__dlpack__")
         or _is_labelled(array)
-        or _is_buffer(array)
+        or is_buffer(array)
         or is_simulated(array)
     )
 
@@ -155,7 +155,8 @@ def _is_labelled(array: object) -> bool:
     return hasattr(type(array), "to_numpy") and hasattr(type(array), "__array__")
 
 
-def _is_buffer(array: Any) -> bool:
+def is_buffer(array: Any) -> bool:
+    """Whether an object has memory that NumPy can view."""
     try:
         memoryview(array)
     except (TypeError, ValueError, BufferError):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastopt._foreign import as_gradient, is_foreign, is_subclass
+from fastopt._foreign import as_gradient, is_buffer, is_foreign, is_subclass
 from fastopt._kernels.devices import is_cuda
 from fastopt._notices import warn_user
 from fastopt.arguments import array_inside, choice
@@ -385,13 +385,8 @@ def _is_array(value: Any) -> bool:
         return True
     if isinstance(value, (str, bytes, bool, type)) or value is None:
         return False
-    if isinstance(value, Number) or any(hasattr(value, name) for name in ARRAYS):
-        return True
-    try:
-        memoryview(value)
-    except (TypeError, ValueError, BufferError):
-        return False
-    return True
+    known = isinstance(value, Number) or any(hasattr(value, name) for name in ARRAYS)
+    return known or is_buffer(value)
 
 
 def _has_arrays(value: object) -> bool:
@@ -493,15 +488,11 @@ def as_given(value: object, before: Any) -> Any:
     if isinstance(before, SCALARS):
         return kind(value)
     below, beside = items("", value), items("", before)
-    if not below or beside is None or not any(map(_has_scalars, beside.values())):
+    leaves = [leaf for _, item in (beside or {}).values() for _, leaf in named("", item)]
+    if not below or beside is None or not any(isinstance(leaf, SCALARS) for leaf in leaves):
         return value
     again = zip(below.values(), beside.values(), strict=True)
     return rebuilt(value, {key: as_given(item, old) for (key, item), (_, old) in again})
-
-
-def _has_scalars(item: tuple[Any, Any]) -> bool:
-    """Whether the value of an item is a scalar or contains one."""
-    return any(isinstance(leaf, SCALARS) for _, leaf in named("", item[1]))
 
 
 def rebuilt(container: Any, values: dict[Any, Any]) -> Any:

@@ -15,6 +15,7 @@ import functools
 import inspect
 import math
 import numbers
+import re
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -145,6 +146,17 @@ def choice(name: str, value: object, *choices: str) -> str:
     """Return `value` if it is one of `choices`, else raise ValueError."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {brief(value)}")
+    return value
+
+
+def regex(name: str, value: object) -> str:
+    """Return `value` if it is a regular expression, else raise."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a regular expression, got {brief(value)}")
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{name} is not a regular expression: {error}") from None
     return value
 
 
@@ -810,18 +822,22 @@ Result = TypeVar("Result")
 
 
 def constructs(
-    cls: type[Checked],
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Decorate a function with the arguments of a class to report unknown ones like the class."""
+    cls: Callable[Arguments, Result],
+) -> Callable[[Callable[[], None]], Callable[Arguments, Result]]:
+    """Decorate the name and docstring of a function that constructs a class, with its errors."""
 
-    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    def decorate(function: Callable[[], None]) -> Callable[Arguments, Result]:
+        kind: Any = cls
+
         @functools.wraps(function)
-        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            if unknown := [name for name in kwargs if name not in cls.__signature__.parameters]:
-                raise unknown_arguments(cls, unknown, function.__name__)
-            return function(*args, **kwargs)
+        def construct(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            if unknown := [name for name in kwargs if name not in kind.__signature__.parameters]:
+                raise unknown_arguments(kind, unknown, function.__name__)
+            return cls(*args, **kwargs)
 
-        return checked
+        signature = kind.__signature__.replace(return_annotation=kind)
+        vars(construct)["__signature__"] = signature
+        return construct
 
     return decorate
 

@@ -243,14 +243,14 @@ def _set(average: "Average", name: str, value: float) -> None:
     object.__setattr__(average, name, value)
 
 
-def check_average(value: object) -> Average | None:
+def check_average(name: str, value: object) -> Average | None:
     """Return `value` if it is an average or None, else raise TypeError."""
     if value is None or isinstance(value, Average):
         return value
     one = "one " if isinstance(value, (list, tuple, dict)) else ""
     cure = "".join(f": call it, {name}()" for name, kind in _KINDS.items() if value is kind)
     got = brief(value) + cure
-    raise TypeError(f"average must be {one or 'an '}EMA, SWA or Lookahead, got {got}")
+    raise TypeError(f"{name} must be {one or 'an '}EMA, SWA or Lookahead, got {got}")
 
 
 def described(average: Average) -> dict[str, Any]:

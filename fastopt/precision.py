@@ -8,7 +8,7 @@ from numpy.typing import DTypeLike
 
 from fastopt import initializer
 from fastopt._engine.mixed_precision import split_state
-from fastopt._engine.validate import check_index
+from fastopt._engine.validate import check_index, naming
 from fastopt._updater.updater import Updater
 from fastopt.arguments import is_array
 from fastopt.checkpoint.restore.describe import check_updater
@@ -473,8 +473,6 @@ def _checked(name: str, values: object, shape: object) -> Array:
         raise ValueError(f"{name}: array is read-only, updates write to it")
     if not np.isfinite(array).all():
         raise ValueError(f"{name}: array holds infinities or NaN")
-    try:
+    with naming(name):
         merged(array.shape, as_shape(shape))
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
     return array

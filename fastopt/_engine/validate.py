@@ -4,7 +4,8 @@ Tests: ``tests/updater/test_updater.py``, ``tests/engine/test_rows_refused.py``.
 """
 
 from array import array as BufferOf
-from collections.abc import Callable, Mapping, MappingView, Sequence
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import combinations
 from numbers import Number
@@ -39,6 +40,15 @@ def label(index: int | str, names: dict[Any, str]) -> str:
         return "the array"
     name = names.get(index)
     return f"index {index!r}" if name is None else f"index {index!r} ({name})"
+
+
+@contextmanager
+def naming(context: str) -> Iterator[None]:
+    """Context whose errors begin with the label of what they are about."""
+    try:
+        yield
+    except (TypeError, ValueError, MemoryError) as error:
+        raise type(error)(f"{context}: {error}") from error
 
 
 def check_index(index: object) -> int | str:
@@ -279,10 +289,8 @@ def _weight_cure(dtype: np.dtype[Any]) -> str:
 
 def described(context: str, role: str, array: object) -> Any:
     """Return the header of a device array, or the NumPy array; errors name the parameter."""
-    try:
+    with naming(f"{context}: {role}"):
         return header(array)
-    except TypeError as error:
-        raise TypeError(f"{context}: {role}: {error}") from error
 
 
 def _kinds(grad: object) -> str:
@@ -299,12 +307,8 @@ def _either(names: Sequence[str]) -> str:
 
 def listed(context: str, grad: Gradient, shape: tuple[int, ...]) -> RowSparse:
     """Return `grad` as a RowSparse; errors name the parameter."""
-    try:
+    with naming(context):
         return as_row_sparse(grad, shape)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{context}: {error}") from None
-    except MemoryError as error:
-        raise MemoryError(f"{context}: {error}") from None
 
 
 def _check_array(context: str, role: str, array: object, kind: Any, shape: Any = ()) -> None:

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter, is_
 from threading import RLock
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from fastopt._engine.validate import (
     is_listed,
     label,
     leaves,
+    naming,
     real_views,
 )
 from fastopt._foreign import as_gradient, as_real, as_weight, owner_of
@@ -54,14 +55,14 @@ from fastopt._updater.resizing import checked_rows, resized
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import (
     Checked,
+    Descriptions,
     Instance,
+    Integer,
     OrNone,
     Real,
     brief,
     constructs,
-    count,
     flag,
-    number,
     without_address,
 )
 from fastopt.averages import Average, check_average
@@ -85,18 +86,11 @@ OURS = {np.ndarray}
 
 KIND = attrgetter("dtype.kind")
 
-LIMITS = {
-    "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
-    "clip_global_norm": OrNone(Real(least=0, infinite=True)),
-}
 OF_OPTIMIZER = ("lr", "learning_rate")
 """Attributes that belong to the optimizer and cannot be set on an updater."""
 
-SETTINGS = ("accumulate", "average", "clip_adaptive", "clip_adaptive_eps")
-"""Attributes that are validated when they are set."""
-
 DEFAULTS = {
-    **dict.fromkeys(LIMITS),
+    **dict.fromkeys(("loss_scaler", "clip_global_norm")),
     "accumulate": 1,
     "average": None,
     "clip_adaptive_eps": 1e-3,
@@ -104,13 +98,12 @@ DEFAULTS = {
 }
 """Settings that do nothing."""
 
-PARTS = ("_windows", "_averages")
-"""Attributes with the objects that implement the settings."""
-
 OF_OBJECT = ("name", "lr_mult", "wd_mult")
 """Attributes that an optimizer uses of the objects in its `param_dict`."""
 
-CHANGING = frozenset({"optimizer", "groups", "states", "states_synced", *LIMITS, *SETTINGS, *PARTS})
+CHANGING = frozenset(
+    {"optimizer", "groups", "states", "states_synced", *DEFAULTS, "_windows", "_averages"}
+)
 """Attributes that records depend on."""
 
 
@@ -214,23 +207,16 @@ class Updater(Checked):
         clip_adaptive: float | None = None,
         clip_adaptive_eps: float = 1e-3,
     ) -> None:
+        settings = locals()
         warn_of_layouts()
         optimizer = create(optimizer)
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
         self._start()
         self.optimizer = optimizer
-        settings = (
-            loss_scaler,
-            clip_global_norm,
-            accumulate,
-            average,
-            clip_adaptive_eps,
-            clip_adaptive,
-        )
-        for (name, default), value in zip(DEFAULTS.items(), settings, strict=True):
-            if value is not default:
-                setattr(self, name, value)
+        for name, default in DEFAULTS.items():
+            if settings[name] is not default:
+                setattr(self, name, settings[name])
         if groups is not None:
             self.groups = groups
 
@@ -262,6 +248,14 @@ class Updater(Checked):
     """Paths of the nested structures that have been updated."""
     runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
+    arguments: ClassVar[Descriptions] = {
+        "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
+        "clip_global_norm": OrNone(Real(least=0, infinite=True)),
+        "accumulate": Integer(most=None),
+        "average": check_average,
+        "clip_adaptive": OrNone(Real(least=0)),
+        "clip_adaptive_eps": Real(least=0),
+    }
     elsewhere = Advice("UPDATER_ATTRIBUTES")
     argument_names = Advice("UPDATER_NAMES")
     argument_advice = Advice("UPDATER_ARGUMENTS")
@@ -331,10 +325,10 @@ class Updater(Checked):
         elif name == "states_synced":
             vars(self)[name] = Tracked(value, weakly(self._forget_records))
         else:
-            if name in SETTINGS:
-                value = self._set(name, value)
-            elif name in LIMITS:
-                value = LIMITS[name](name, value)
+            if name == "accumulate":
+                vars(self)["_windows"] = Windows.changed(self._windows, value)
+            elif name == "average":
+                self._average(self.arguments[name](name, value))
             super().__setattr__(name, value)
             self.parameters.averages, ratio = self._averages, self.clip_adaptive
             units = None if ratio is None else UnitClip(ratio, self.clip_adaptive_eps)
@@ -366,26 +360,17 @@ class Updater(Checked):
         if new is not None:
             new.main.unchecked = True  # patterns are checked with the names of multipliers
 
-    def _set(self, name: str, value: Any) -> Any:
-        """Validate a setting, and create the object that implements it."""
-        attributes = vars(self)
-        if name == "accumulate":
-            value = count(name, value)
-            attributes["_windows"] = Windows.changed(self._windows, value)
-        elif name == "average":
-            value = check_average(value)
-            if value is not None:
-                check_averaged(self.optimizer, value)
-                if self.parameters.groups is not None:
-                    self.parameters.groups.check_average(value)
-            now = self._averages
-            if value is None or now is None or type(now.average) is not type(value):
-                attributes["_averages"] = None if value is None else Averages(value)
-            else:
-                now.average = value
-        elif value is not None:
-            value = number(name, value, least=0)
-        return value
+    def _average(self, average: Average | None) -> None:
+        """Go on with another average, or start one; nothing changes if it does not fit."""
+        if average is not None:
+            check_averaged(self.optimizer, average)
+            if self.parameters.groups is not None:
+                self.parameters.groups.check_average(average)
+        now = self._averages
+        if average is not None and now is not None and type(now.average) is type(average):
+            now.average = average
+        else:
+            vars(self)["_averages"] = None if average is None else Averages(average)
 
     def _forget_records(self, *indices: Index) -> None:
         """Discard the records of some parameters, or of all, since their states may be others."""
@@ -1755,10 +1740,8 @@ class Updater(Checked):
     def _viewed(self, index: Index, weight: Any) -> Any:
         """Return a weight, or the NumPy view of one of another library."""
         context = label(index, self.optimizer.idx2name)
-        try:
+        with naming(context):
             view = as_real(as_weight(weight))
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{context}: {error}") from error
         check_like(context, "weight", of := header(view), REALS, np.shape(of))
         return view
 
@@ -1843,16 +1826,7 @@ def _shown(value: Any) -> str:
 
 
 @constructs(Updater)
-def get_updater(
-    optimizer: Optimizer | str,
-    loss_scaler: LossScaler | None = None,
-    clip_global_norm: float | None = None,
-    groups: Mapping[str, Mapping[str, Any]] | None = None,
-    accumulate: int = 1,
-    average: Average | None = None,
-    clip_adaptive: float | None = None,
-    clip_adaptive_eps: float = 1e-3,
-) -> Updater:
+def get_updater() -> None:
     """Return an :class:`Updater` for an optimizer.
 
     Parameters
@@ -1869,13 +1843,3 @@ def get_updater(
     >>> updater
     Updater(Adam(learning_rate=0.001), clip_global_norm=1.0, states=0)
     """
-    return Updater(
-        optimizer,
-        loss_scaler,
-        clip_global_norm,
-        groups,
-        accumulate,
-        average,
-        clip_adaptive,
-        clip_adaptive_eps,
-    )

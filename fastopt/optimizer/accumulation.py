@@ -155,7 +155,7 @@ class Windows:
         TypeError, ValueError
             `every` is not an integer of at least 1, or gradients wait for their update.
         """
-        count("accumulate", every)
+        every = count("accumulate", every)
         if every == (1 if present is None else present.every):
             return present
         if present is not None and present.calls:

@@ -11,8 +11,9 @@ from itertools import compress
 from typing import Any, NoReturn
 
 from fastopt._engine.per_index import Index
+from fastopt._engine.validate import naming
 from fastopt._notices import warn_user
-from fastopt.arguments import Same, brief, flag, number, rename, unknown_arguments
+from fastopt.arguments import Same, brief, flag, number, regex, rename, unknown_arguments
 from fastopt.averages import Average
 from fastopt.optimizer.optimizer import FOLLOWED, MULTIPLIERS, Optimizer, attribute_of, create
 
@@ -53,10 +54,7 @@ class Group:
         self.pattern, self.label = pattern, f"groups[{pattern!r}]"
         if not isinstance(pattern, str):
             raise TypeError(f"groups must have regular expressions as keys, got {brief(pattern)}")
-        try:
-            self.search = re.compile(pattern).search
-        except re.error as error:
-            raise ValueError(f"{self.label} is not a regular expression: {error}") from None
+        self.search = re.compile(regex(self.label, pattern)).search
         if not isinstance(arguments, Mapping):
             raise TypeError(
                 f"{self.label} must be a dict of hyper-parameters, got {brief(arguments)}"
@@ -94,13 +92,11 @@ class Group:
         A schedule becomes `lr_scheduler`.
         """
         rest = dict(arguments)
-        try:
+        with naming(self.label):
             if isinstance(rest.get("optimizer"), str):
                 rest["optimizer"] = create(rest["optimizer"])
             if isinstance(rest.get("optimizer"), Optimizer) and main.claim is not None:
                 rest["optimizer"] = rest["optimizer"].claimed(main.claim())
-        except ValueError as error:
-            raise ValueError(f"{self.label}: {error}") from None
         for name in ("lr", "learning_rate"):
             if callable(rest.get(name)):
                 if "lr_scheduler" in rest:
@@ -111,10 +107,8 @@ class Group:
     def _twin(self, main: Optimizer, overrides: dict[str, Any]) -> Any:
         """Return an optimizer of the same class with overridden hyper-parameters."""
         taken = _arguments(main)
-        try:
+        with naming(self.label):
             rename(type(main), overrides)
-        except TypeError as error:
-            raise TypeError(f"{self.label}: {error}") from None
         for name in overrides:
             if name in (*SHARED, *main.same_in_groups):
                 raise TypeError(f"{self.label}: {name} is the same in all groups")
@@ -137,14 +131,12 @@ class Group:
         attributes = [attribute_of(type(main), name) for name in overrides]
         self.own |= {*attributes}
         twin.overridden = frozenset(attributes)
-        try:
+        with naming(self.label):
             for name, value in overrides.items():  # as in a constructor, checked together below
                 setattr(twin, attribute_of(type(main), name), value)
             twin._changed_tables()
             self._copy(main)
             twin.check_together()
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.label}: {error}") from error
         self._check_rate()
         return twin
 

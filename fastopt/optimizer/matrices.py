@@ -354,17 +354,6 @@ def _check_fallback(name: str, value: str | Optimizer | None) -> Any:
     return value
 
 
-def pattern(name: str, value: object) -> str:
-    """Check a regular expression."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a regular expression, got {arguments.brief(value)}")
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"{name} is not a regular expression: {error}") from None
-    return value
-
-
 def _check_patterns(name: str, value: object) -> tuple[str, ...] | None:
     """Check one regular expression, several, or None."""
     if value is None:
@@ -373,7 +362,7 @@ def _check_patterns(name: str, value: object) -> tuple[str, ...] | None:
         value = (value,)
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{name} must be regular expressions, got {arguments.brief(value)}")
-    return tuple(pattern(f"{name}[{k}]", text) for k, text in enumerate(value))
+    return tuple(arguments.regex(f"{name}[{k}]", text) for k, text in enumerate(value))
 
 
 @dataclass(frozen=True)
@@ -395,7 +384,8 @@ class ByPattern:
                 f"{name} must map regular expressions to {self.kind}, got {arguments.brief(value)}"
             )
         return tuple(
-            (pattern(name, key), self.check(f"{name}[{key!r}]", entry)) for key, entry in pairs
+            (arguments.regex(name, key), self.check(f"{name}[{key!r}]", entry))
+            for key, entry in pairs
         )
 
 

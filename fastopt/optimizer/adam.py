@@ -13,6 +13,7 @@ from fastopt.optimizer.families import (
     FORMULA,
     MOMENTS,
     AdamFamily,
+    DecoupledFamily,
     Formula,
     biased_ratio,
     moment_rules,
@@ -185,7 +186,7 @@ def eta_times_decay(weight: Scalar, h: Hyper) -> Scalar:
 
 
 @register
-class AdamW(AdamFamily):
+class AdamW(DecoupledFamily):
     r"""Adam with decoupled weight decay.
 
     .. math::
@@ -288,7 +289,6 @@ class AdamW(AdamFamily):
     array([0.89, 1.09])
     """
 
-    decoupled = True
     stable_ratio = staticmethod(biased_ratio)
     stable_ratio_fields = ("var_bias",)
     epsilon: float = arg(default=1e-06, torch=1e-08)
@@ -298,8 +298,6 @@ class AdamW(AdamFamily):
     amsgrad: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     grams: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     wd: float = arg(default=0.0, kw_only=True, torch=0.01)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property

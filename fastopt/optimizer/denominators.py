@@ -128,7 +128,7 @@ def rectified_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
 
 
 @register
-class RAdam(AdamFamily):
+class RAdam(DecoupledFamily):
     r"""RAdam: Adam that uses its second moment only once its variance is tractable.
 
     .. math::
@@ -194,10 +194,7 @@ class RAdam(AdamFamily):
     array([0.4974, 3.5026])
     """
 
-    decoupled = True
     threshold: float = arg(default=4.0, check=Real(least=4), kw_only=True, new=True)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     base_rule = radam

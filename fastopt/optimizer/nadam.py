@@ -12,6 +12,7 @@ from fastopt.optimizer.families import (
     FORMULA,
     MOMENTS,
     AdamFamily,
+    DecoupledFamily,
     Formula,
     moment_rules,
     scaled_ratio,
@@ -238,7 +239,7 @@ def corrected_means(t: Scalar, h: Hyper, carried: Carried) -> None:
 
 
 @register
-class NAdamW(AdamFamily):
+class NAdamW(DecoupledFamily):
     r"""NAdamW: Adam with Nesterov momentum and decoupled weight decay.
 
     .. math::
@@ -308,14 +309,11 @@ class NAdamW(AdamFamily):
     array([0.6212, 0.8526])
     """
 
-    decoupled = True
     stable_ratio = staticmethod(scaled_ratio)
     correction: Literal["next", "present"] = arg(
         default="next", check=Choice("next", "present"), kw_only=True
     )
     amsgrad: bool = arg(default=False, check=FLAG, kw_only=True)
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
-    cautious_decay: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
     stable: bool = arg(default=False, check=FLAG, kw_only=True, new=True)
 
     @property

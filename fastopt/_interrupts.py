@@ -4,7 +4,6 @@ import importlib
 import os
 import signal
 from threading import get_ident, main_thread
-from types import TracebackType
 from typing import Any
 
 # The public functions are ten times slower, because they convert to enumerations.
@@ -43,12 +42,7 @@ class _Uninterrupted:
     def _wait(self, *came: object) -> None:
         self._came = came
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if get_ident() != self._main:
             return
         self._depth -= 1

@@ -2,7 +2,6 @@
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal
 
 from fastopt.arguments import choice, count
@@ -55,12 +54,7 @@ class Device:
         _entered.set((*_entered.get(), self))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _entered.set(_entered.get()[:-1])
 
 

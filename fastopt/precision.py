@@ -462,8 +462,7 @@ def _of_floats(name: str, array: object) -> Array:
         raise TypeError(f"{name}: array must be a NumPy array, got {type(array).__name__}")
     if array.dtype.name not in FLOATS or not array.dtype.isnative:
         raise TypeError(f"{name}: array must be of {', '.join(FLOATS)}, got {array.dtype}")
-    floats: Array = array
-    return floats
+    return array
 
 
 def _checked(name: str, values: object, shape: object) -> Array:

@@ -85,8 +85,7 @@ def joined_rows(context: str, grads: Sequence[RowSparse], dtype: np.dtype[Any]) 
             adding(context, values[first : first + count], grad.values, keep=False).run()
         first += count
     indices = np.concatenate([host(grad.indices) for grad in grads])
-    joined: RowSparse = listed(context, (values, indices), grads[0].shape)
-    return joined
+    return listed(context, (values, indices), grads[0].shape)
 
 
 def _zeros(of: Header, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

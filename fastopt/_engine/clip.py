@@ -15,10 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.backend import Backend
 from fastopt._engine.clip_adaptive import UnitClip
-from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.per_index import Index
 from fastopt._engine.validate import Array, Grad, check_index
 from fastopt._kernels.cpu_calls import FACTOR, LENGTH, SCALE, limit_norm
 from fastopt._kernels.device_memory import host, placed
@@ -26,7 +23,6 @@ from fastopt._kernels.devices import header
 from fastopt._kernels.lanes import DOWN
 from fastopt._kernels.layout import real_of
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.arguments import as_float
 from fastopt.sparse import RowSparse
 
 STEPPED = StepInfo(stepped=True, skipped=False)
@@ -71,43 +67,6 @@ class Settings:
     def scale(self) -> float:
         """Factor that undoes the loss scale."""
         return scale_of(self.loss_scaler)
-
-    def measured(
-        self,
-        optimizer: OptimizerLike,
-        backend: Backend,
-        indices: Sequence[Index],
-        grads: Sequence[Any],
-        share: float = 1.0,
-        down: float = 1.0,
-    ) -> tuple[StepInfo, float]:
-        """Return the outcome and the gradient factor that follow from the sums of squares.
-
-        `share` is a further factor of the gradients; see :func:`measured`.
-        """
-        if not self.norms:
-            return STEPPED, 1.0
-        backend.receive()
-        sums = lambda down: backend.added(squares(grads, down))  # noqa: E731
-        rescale, limit = as_float("rescale_grad", optimizer.rescale_grad), self.clip_global_norm
-        names = optimizer.idx2name
-        return measured(sums, indices, names, rescale * share, self.loss_scaler, limit, down)
-
-    def clipped(
-        self,
-        optimizer: OptimizerLike,
-        backend: Backend,
-        indices: Sequence[Index],
-        weights: Sequence[Any],
-        grads: Sequence[Any],
-        share: float,
-    ) -> Sequence[Any]:
-        """Return gradients with clipped units; the update multiplies them by `share`."""
-        if self.clip_adaptive is None:
-            return grads
-        backend.receive()
-        factor = as_float("rescale_grad", optimizer.rescale_grad) * share * self.scale
-        return self.clip_adaptive.all(indices, weights, grads, factor, optimizer.idx2name)
 
 
 def measured(

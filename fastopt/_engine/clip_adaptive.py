@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import Array, Grad, label
+from fastopt._engine.validate import Array, Grad, label, repeated
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import kind_of, real_of
@@ -47,8 +47,7 @@ class UnitClip:
         TypeError
             An array is on a CUDA device.
         """
-        if len(set(indices)) < len(indices):
-            twice = next(index for k, index in enumerate(indices) if index in indices[:k])
+        if (twice := repeated(indices)) is not None:
             raise ValueError(f"{label(twice, names)}: clip_adaptive updates an index once a call")
         for index, weight, grad in zip(indices, weights, grads, strict=True):
             if is_cuda(weight) or is_cuda(getattr(grad, "values", grad)):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from numpy.typing import NDArray
 
 from fastopt._engine.per_index import Counts, Index, PerIndex
-from fastopt._engine.validate import Array, Grad, label
+from fastopt._engine.validate import Array, Grad, label, repeated
 from fastopt.kernels.rule import Rule
 
 
@@ -181,8 +181,7 @@ def batches_of(optimizer: OptimizerLike) -> Batches | None:
 
 def check_once(optimizer: OptimizerLike, indices: Sequence[Index]) -> None:
     """Raise ValueError if an index occurs twice in a list, which is one step."""
-    if len(set(indices)) < len(indices):
-        twice = next(index for k, index in enumerate(indices) if index in indices[:k])
+    if (twice := repeated(indices)) is not None:
         raise ValueError(
             f"{label(twice, optimizer.idx2name)}: {type(optimizer).__name__} updates an index "
             "once in each list, which is one step"

@@ -14,7 +14,7 @@ from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.owner import Updating
 from fastopt._engine.parameters import Call
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import Grad, as_lists, check, check_index, is_listed, label
+from fastopt._engine.validate import Grad, as_lists, check, check_index, is_listed, label, repeated
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.devices import is_cuda, mark_written
 from fastopt.kernels.rule import Rule
@@ -112,17 +112,16 @@ def _lists(entries: Sequence[WithExtra]) -> tuple[list[Index], list[Any], list[A
 
 def _check_call(updater: Updating, entries: Sequence[WithExtra]) -> None:
     """Raise unless each rule gets what it takes, once."""
-    optimizer, seen = updater.optimizer, set[Index]()
+    names, twice = updater.optimizer.idx2name, repeated([index for index, *_ in entries])
     if updater.settings.accumulate > 1:
         raise ValueError(
             "accumulate averages gradients of several calls, and no call has their mean extra: "
             "add up both in your code, and use accumulate=1"
         )
+    if twice is not None:
+        raise ValueError(f"{label(twice, names)}: a call with extras takes an index once")
     for index, _, weight, extra in entries:
-        context = label(index, optimizer.idx2name)
-        if index in seen:
-            raise ValueError(f"{context}: a call with extras takes an index once")
-        seen.add(index)
+        context = label(index, names)
         own = updater.parameters.optimizer_of(index)
         rule = own.rule_for(index) if own.native else None
         if extra is not None and not (rule and rule.extra):

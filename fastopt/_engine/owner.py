@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
 from fastopt._engine.backend import Backend
-from fastopt._engine.clip import Settings
+from fastopt._engine.clip import STEPPED, Settings, measured, squares
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mode import Mode
@@ -19,6 +19,8 @@ from fastopt._engine.parameters import Call, DeviceRecord, Parameter, Parameters
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import Array
 from fastopt._kernels.layout import Layout
+from fastopt.amp import StepInfo
+from fastopt.arguments import as_float
 
 
 class Owner(Protocol):
@@ -52,6 +54,35 @@ class Owner(Protocol):
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """Return the state of an index in the present call."""
+
+
+def clip(
+    of: Owner, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+) -> Sequence[Any]:
+    """Return gradients with clipped units; the update multiplies them by `share`."""
+    settings, optimizer = of.settings, of.optimizer
+    if settings.clip_adaptive is None:
+        return grads
+    of.backend.receive()
+    factor = as_float("rescale_grad", optimizer.rescale_grad) * share * settings.scale
+    return settings.clip_adaptive.all(indices, weights, grads, factor, optimizer.idx2name)
+
+
+def measure(
+    of: Owner, indices: Sequence[Index], grads: Sequence[Any], share: float, down: float = 1.0
+) -> tuple[StepInfo, float]:
+    """Return the outcome and the gradient factor that follow from the sums of squares.
+
+    `share` is a further factor of the gradients; see :func:`~fastopt._engine.clip.measured`.
+    """
+    settings, optimizer, backend = of.settings, of.optimizer, of.backend
+    if not settings.norms:
+        return STEPPED, 1.0
+    backend.receive()
+    sums = lambda down: backend.added(squares(grads, down))  # noqa: E731
+    rescale = as_float("rescale_grad", optimizer.rescale_grad) * share
+    limits = settings.loss_scaler, settings.clip_global_norm
+    return measured(sums, indices, optimizer.idx2name, rescale, *limits, down)
 
 
 class RecordsLike(Protocol):

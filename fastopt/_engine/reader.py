@@ -100,5 +100,4 @@ class Reader:
 
 def front_of(records: RecordsLike) -> Callable[..., int]:
     """Return the function that enters calls: the front, or one in Python if it reads no headers."""
-    enter: Callable[..., int] = front.enter() if readable() else Reader(records)
-    return enter
+    return front.enter() if readable() else Reader(records)

@@ -29,7 +29,7 @@ from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared, multipliers, rate_at
 from fastopt._engine.mode import IDLE, mode_of
 from fastopt._engine.overlap import Ranges, bounds
-from fastopt._engine.owner import Owner
+from fastopt._engine.owner import Owner, clip, measure
 from fastopt._engine.parameters import DeviceRecord, Given, Parameter, Parameters, Record
 from fastopt._engine.per_index import Index
 from fastopt._engine.reader import front_of
@@ -54,6 +54,9 @@ Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 
 WEIGHT_ID = w.WEIGHT_ID
+
+Arguments = tuple[Any, Any, Any]
+"""Index, gradient and weight of a call, or lists of them."""
 
 Step = tuple[int, float, float]
 """Number of the update of a tensor, its learning rate and its weight decay."""
@@ -418,7 +421,7 @@ class Records:
             self._make_room(0)
         return status
 
-    def with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
+    def with_room(self, status: int, arguments: Arguments) -> int:
         """Enter a call again with more memory, or on several threads, if its status asks for it."""
         words = self.words
         while status in ROOM:
@@ -485,13 +488,7 @@ class Records:
                 record.words[WEIGHT_ID] = 0  # so that the front reports another weight
 
     def enter_measured(
-        self,
-        updater: Owner,
-        index: Any,
-        grad: Any,
-        weight: Any,
-        share: float = 1.0,
-        factor: float | None = None,
+        self, updater: Owner, arguments: Arguments, share: float = 1.0, factor: float | None = None
     ) -> StepInfo | None:
         """Clip the units of gradients, scale them by `share`, clip their global norm, and update.
 
@@ -499,12 +496,12 @@ class Records:
         result is None, the call is refused, and nothing has changed.
         """
         if self.devices is not None and updater.settings.loss_scaler is not None:
-            self.devices.check_scaler(index)
+            self.devices.check_scaler(arguments[0])
         try:
             self._set_norm(updater, share, factor)
-            status = self.enter(self.context, index, grad, weight)
+            status = self.enter(self.context, *arguments)
             if status != w.OK:
-                status = self.resolve(updater, status, index, grad, weight)
+                status = self.resolve(updater, status, *arguments)
         finally:
             self.norm[w.FACTOR], self.words[w.MEASURE] = 1.0, self.measure
         if status < 0:
@@ -516,10 +513,10 @@ class Records:
             return self.stepped
         if status != w.SKIPPED:
             return self.stepped._replace(global_norm=self.norm.item(w.GLOBAL_NORM))
-        info, factor = self._skipped(updater, index, grad, weight, share)
+        info, factor = self._skipped(updater, arguments, share)
         if not info.stepped:
             return info
-        outcome = self.enter_measured(updater, index, grad, weight, share, factor)
+        outcome = self.enter_measured(updater, arguments, share, factor)
         return outcome and outcome._replace(global_norm=info.global_norm)
 
     def _set_norm(self, updater: Owner, share: float = 1.0, factor: float | None = None) -> None:
@@ -544,18 +541,18 @@ class Records:
             norm[w.UNIT_LIMIT], norm[w.UNIT_LEAST] = units.limit, units.least
 
     def _skipped(
-        self, updater: Owner, index: Any, grad: Any, weight: Any, share: float
+        self, updater: Owner, arguments: Arguments, share: float
     ) -> tuple[StepInfo, float]:
         """Return the outcome of a call whose sum of squares is infinite, and a factor.
 
         If that is because the squares have overflowed, gradients times the factor are applied.
         """
-        indices, grads, weights = zip(*self.moving(index, grad, weight), strict=True)
+        indices, grads, weights = zip(*self.moving(*arguments), strict=True)
         weights = tuple(map(as_real, weights))
         pairs = zip(map(as_real, grads), weights, strict=True)
         whole = [_whole(grad, header(weight).shape) for grad, weight in pairs]
-        of, settings = (updater.optimizer, updater.backend, indices), updater.settings
-        return settings.measured(*of, settings.clipped(*of, weights, whole, share), share, DOWN)
+        clipped = clip(updater, indices, weights, whole, share)
+        return measure(updater, indices, clipped, share, DOWN)
 
     def take(self, updater: Owner, call: Given) -> StepInfo:
         """Update tensors that may be new or of a rare form, and return the outcome.
@@ -619,8 +616,7 @@ class Records:
         checked = Enrolment(self, updater, indices, list(weights)).checked(grads)
         info = self.stepped
         if self.mode.norms and factor is None:
-            of = updater.optimizer, updater.backend, indices
-            info, factor = updater.settings.measured(*of, checked, share)
+            info, factor = measure(updater, indices, checked, share)
         averages = {} if self.averages is None else self.averages.arrays
         averaged = {index: averages[index] for index in indices if index in averages}
         before = [(optimizer, optimizer.snapshot()) for optimizer in self.parameters.optimizers()]
@@ -710,8 +706,8 @@ class Records:
         self.find_counts(updater.optimizer)
         lists: Any = call[:3]
         single = call.single and not isinstance(call.indices[0], tuple)  # that would be a list
-        index, grad, weight = (items[0] for items in lists) if single else lists
-        return self.enter_measured(updater, index, grad, weight, call.share, call.factor)
+        arguments = tuple(items[0] for items in lists) if single else lists
+        return self.enter_measured(updater, arguments, call.share, call.factor)
 
     def _sum(self, updater: Owner, batches: Batches, call: Given) -> list[Any]:
         """Return the sums of gradients that an optimizer of several calls per update has so far."""
@@ -761,7 +757,7 @@ class Records:
     # Hyper-parameters that Python computes. What it changes before a step (counts, sums over
     # tensors) is undone unless the step succeeds.
 
-    def _enter_with_rates(self, updater: Owner, arguments: tuple[Any, Any, Any]) -> int:
+    def _enter_with_rates(self, updater: Owner, arguments: Arguments) -> int:
         """Compute the hyper-parameters of an update, and update."""
         words, counts, index = self.words, self.counts, arguments[0]
         tracked = updater.optimizer._index_update_count  # a schedule may replace their array

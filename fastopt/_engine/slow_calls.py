@@ -4,12 +4,12 @@ Tests: ``tests/engine/test_slow_calls.py``.
 """
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fastopt._engine.owner import Updating
+from fastopt._engine.parameters import Given
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import Array
 from fastopt._kernels import record_words as w
@@ -37,14 +37,7 @@ class SlowCallCounter:
     _in_a_row = _entered = 0
     _reported = False
 
-    def reason(
-        self,
-        updater: Updating,
-        indices: Sequence[Index],
-        grads: Sequence[Any],
-        weights: Sequence[Any],
-        unchecked: bool = False,
-    ) -> tuple[Index, str] | None:
+    def reason(self, updater: Updating, call: Given, unchecked: bool) -> tuple[Index, str] | None:
         """Return the index and the reason of a call that is about to be slow, or None.
 
         First calls are not slow, nor are those with optimizers that compute in Python, sum the
@@ -54,9 +47,9 @@ class SlowCallCounter:
         entered = updater.records.words.item(w.CALL_NUMBER)
         if entered - self._entered > ATTEMPTS:  # fast calls have come in between
             self._in_a_row = 0
-        records, known = updater.records, updater.states
+        records, (indices, grads, weights, *_) = updater.records, call
         on_records = records.mode.usable and not records.prepared
-        if not (on_records and indices and all(index in known for index in indices)):
+        if not (on_records and indices and all(index in updater.states for index in indices)):
             return None
         for index, grad, weight in zip(indices, grads, weights, strict=True):
             if is_cuda(weight):

@@ -93,6 +93,13 @@ def check_key(index: object) -> None:
         )
 
 
+def repeated(indices: Sequence[Any]) -> Any:
+    """Return the first item of a list that is there twice, or None."""
+    if len(set(indices)) == len(indices):
+        return None
+    return next(index for k, index in enumerate(indices) if index in indices[:k])
+
+
 def is_listed(value: object) -> bool:
     """Whether `value` is list-like: a list, tuple, range, view of a dict, ..."""
     if isinstance(value, (list, tuple)):
@@ -452,8 +459,7 @@ def check_state(
 @cache
 def _name(dtype: np.dtype[Any]) -> str:
     """Return ``dtype.name``, cached because NumPy recomputes it on each access."""
-    name: str = dtype.name
-    return name
+    return dtype.name
 
 
 def check_like(

@@ -24,6 +24,7 @@ from fastopt._engine.devices import settle
 from fastopt._engine.extras import check_given, extras_at, update_with
 from fastopt._engine.flush import flush
 from fastopt._engine.mixed_precision import set_master
+from fastopt._engine.owner import clip, measure
 from fastopt._engine.parameters import Call, DeviceRecord, Given, Parameters
 from fastopt._engine.records import Records
 from fastopt._engine.slow_calls import SlowCallCounter
@@ -39,6 +40,7 @@ from fastopt._engine.validate import (
     leaves,
     naming,
     real_views,
+    repeated,
 )
 from fastopt._foreign import as_gradient, as_real, as_weight, owner_of
 from fastopt._interrupts import between_updates, uninterrupted
@@ -610,7 +612,7 @@ class Updater(Checked):
             with uninterrupted:
                 if self._windows is not None:
                     return self._enter_window(self._windows, index, grad, weight)
-                info = records.enter_measured(self, index, grad, weight)
+                info = records.enter_measured(self, (index, grad, weight))
                 if info is not None:
                     self._report(info)
                 return info is not None
@@ -627,8 +629,9 @@ class Updater(Checked):
         summed = sums if listed else sums[0]
         adder, last = windows.adders[phase > 0], phase + 1 == windows.every
         status = records.admits(index, grad, weight) if phase >= 0 else UNKNOWN
+        complete = index, summed, weight
         if status >= 0 and last:
-            status = records.admits(index, summed, weight)
+            status = records.admits(*complete)
         if status < 0 or records.words[REPEATS]:
             return False
         finish = partial(windows.finish, indices, windows.after(indices))
@@ -640,7 +643,7 @@ class Updater(Checked):
             if not adder.call_again(index, grad, summed):
                 return False
             if last:
-                outcome = records.enter_measured(self, index, summed, weight, share)
+                outcome = records.enter_measured(self, complete, share)
                 if outcome is None:
                     windows.put_back(before)
                     return False
@@ -649,7 +652,7 @@ class Updater(Checked):
         except BaseException:
             done = bool(records.words[DONE]) or (adder.done and not last)
             if steady and adder.done and not done:  # complete the call, which may be skipped
-                done = records.enter_measured(self, index, summed, weight, share) is not None
+                done = records.enter_measured(self, complete, share) is not None
             if done:
                 finish()
             else:
@@ -914,16 +917,12 @@ class Updater(Checked):
             optimizer.state_dtype = state_dtype
             try:
                 optimizer.check_together()
-                if self.parameters.groups is not None:
-                    self.parameters.groups.generation()
+                of = self.parameters
+                if of.groups is not None:
+                    of.groups.generation()
                 states = {
-                    index: in_dtype_of(
-                        self.parameters.optimizer_of(index),
-                        index,
-                        state,
-                        self.parameters.weight_of(index),
-                    )
-                    for index, state in self.states.items()
+                    i: in_dtype_of(of.optimizer_of(i), i, state, of.weight_of(i))
+                    for i, state in self.states.items()
                 }
             except BaseException:
                 optimizer.state_dtype = before
@@ -1566,7 +1565,7 @@ class Updater(Checked):
                 optimizer.keep_updates(self.states)
             self.records.admit(optimizer)
             slow = self._slow or SlowCallCounter()
-            why = slow.reason(self, indices, grads, weights, unchecked)
+            why = slow.reason(self, call, unchecked)
             with uninterrupted:
                 if self._windows is None:
                     self._apply(call)
@@ -1708,7 +1707,9 @@ class Updater(Checked):
     def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
         """Accumulate gradients, and update the parameters whose sums are complete."""
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
-        self._check_summable(indices)
+        if (twice := repeated(indices)) is not None:
+            context = label(twice, optimizer.idx2name)
+            raise ValueError(f"{context}: accumulate={windows.every} takes an index once")
         last = [entry for entry in entries if windows.is_last(entry[0])]
         before, after = windows.before(indices), windows.after(indices)
         finish = partial(windows.finish, indices, after)
@@ -1745,15 +1746,6 @@ class Updater(Checked):
         check_like(context, "weight", of := header(view), REALS, np.shape(of))
         return view
 
-    def _check_summable(self, indices: Sequence[Index]) -> None:
-        """Raise ValueError if gradients cannot be accumulated, because an index is repeated."""
-        seen = set[Index]()
-        for index in indices:
-            if index in seen:
-                context = label(index, self.optimizer.idx2name)
-                raise ValueError(f"{context}: accumulate={self.accumulate} takes an index once")
-            seen.add(index)
-
     def _apply(self, call: Given, finish: Callable[[], None] | None = None) -> None:
         """Scale and clip gradients, multiply them by a share, and update; then call `finish`."""
         native, records = self.parameters.native, self.records
@@ -1779,9 +1771,8 @@ class Updater(Checked):
         indices, grads, weights, single, share, _ = call
         self.records.words[DONE] = 0
         checked = [grad for *_, grad in self._checked_entries(indices, grads, weights)]
-        of, settings = (self.optimizer, self.backend, indices), self.settings
-        clipped = settings.clipped(*of, weights, checked, share)
-        info, factor = settings.measured(*of, clipped, share)
+        clipped = clip(self, indices, weights, checked, share)
+        info, factor = measure(self, indices, clipped, share)
         if not info.stepped:
             return info
         if self.parameters.native:

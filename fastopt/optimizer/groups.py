@@ -21,6 +21,10 @@ SHARED = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict", "s
 """Arguments that are common to all groups and cannot be overridden."""
 
 
+Selector = Callable[[Sequence[Any]], list[Any]]
+"""Function that removes frozen parameters from a list."""
+
+
 class ReadOnly(dict[str, Any]):
     """Settings of groups, which change only together."""
 
@@ -213,7 +217,7 @@ class Groups:
         self.unchecked = True
         self._others: dict[Optimizer, None] = {}
         self._routes: dict[Index, Group | None] = {}
-        self._selectors: dict[tuple[Index, ...], Any] = {}
+        self._selectors: dict[tuple[Index, ...], Selector | None] = {}
         self._names: dict[Any, str] = {}
         self._generation = 0
         self._version = self._tables_version = -1
@@ -255,10 +259,9 @@ class Groups:
     def optimizer_of(self, index: Index) -> Optimizer:
         """Return the optimizer of a parameter, without synchronizing it."""
         group = self.route(index)
-        optimizer: Optimizer = self.main if group is None else group.optimizer
-        return optimizer
+        return self.main if group is None else group.optimizer
 
-    def select(self, indices: Sequence[Index]) -> Callable[[Sequence[Any]], list[Any]] | None:
+    def select(self, indices: Sequence[Index]) -> Selector | None:
         """Return a function that removes frozen parameters from a list; None if none is frozen."""
         self.sync()
         key = tuple(indices)
@@ -269,8 +272,7 @@ class Groups:
             self._selectors[key] = (
                 None if all(moving) else lambda items: list(compress(items, moving))
             )
-        selector: Callable[[Sequence[Any]], list[Any]] | None = self._selectors[key]
-        return selector
+        return self._selectors[key]
 
     def is_frozen(self, index: Index) -> bool:
         """Whether a parameter is frozen."""

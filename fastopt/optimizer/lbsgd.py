@@ -90,13 +90,8 @@ class LargeBatches:
         if isinstance(total, tuple):
             total = listed(context, total, of.shape) if keep else None
             if total is not None:
-                check_like(
-                    context,
-                    "the sum of gradients",
-                    header(total.values),
-                    (np.dtype(real_of(of.dtype)).name,),
-                    (len(total.indices), *of.shape[1:]),
-                )
+                dtype, shape = np.dtype(real_of(of.dtype)).name, (len(total.indices), *of.shape[1:])
+                check_like(context, "the sum of gradients", header(total.values), (dtype,), shape)
         return add(context, total, grad, weight, keep)
 
 

@@ -75,10 +75,8 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None
     >>> closest("amsgrad", ["momentum", "wd"]) is None
     True
     """
-    plain, typed = (
-        {_plain(candidate): candidate for candidate in sorted(known, reverse=True)},
-        _plain(name),
-    )
+    plain = {_plain(candidate): candidate for candidate in sorted(known, reverse=True)}
+    typed = _plain(name)
     if typed not in plain:  # prefer swapped letters over a missing one
         for candidate in plain:
             if len(typed) > 2 and sorted(candidate) == sorted(typed):

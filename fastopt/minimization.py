@@ -328,13 +328,13 @@ class _Objective:
         value = self.fun(_copies(x), *self.args, *batch)
         if self.jac is not True:
             grads = self.jac(_copies(x), *self.args, *batch)
-            return _loss(value), _gradient(x, grads)
-        if not isinstance(value, (tuple, list)) or len(value) != 2:
+        elif isinstance(value, (tuple, list)) and len(value) == 2:
+            value, grads = value
+        else:
             raise TypeError(
                 f"jac=True: fun must return (loss, gradient), got {brief(value)}; pass a function "
                 "that returns the gradient as jac"
             )
-        value, grads = value
         return _loss(value), _gradient(x, grads)
 
 
@@ -407,11 +407,8 @@ class _Run:
             if all(np.isfinite(leaf).all() for _, leaf in named("", x) if _is_array(leaf)):
                 return status, message, x, value, grads
             status, message = NOT_FINITE, f"x is not finite after {self.nit} steps."
-        value, x, grads = self.best or (
-            self.history[-1] if self.history else math.nan,
-            self.x,
-            self.grads,
-        )
+        last = self.history[-1] if self.history else math.nan
+        value, x, grads = self.best or (last, self.x, self.grads)
         return status, message, x, value, grads
 
     def _evaluate(self, batch: tuple[Any, ...]) -> Any:

@@ -101,9 +101,6 @@ class OptimizerLike(Protocol):
     def folds(self) -> bool: ...
 
     @property
-    def takes_complex(self) -> bool: ...
-
-    @property
     def starts_at_zero(self) -> bool: ...
 
     @property

@@ -249,12 +249,6 @@ class Parameters:
         parameter = self.rows.get(index)
         return None if parameter is None else as_real(parameter.weight)
 
-    def note(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
-        """Keep the weights of a call in place of those of earlier calls."""
-        rows, of = self.rows, self.of
-        for index, weight in zip(indices, weights, strict=True):
-            (rows.get(index) or of(index)).weight = weight
-
     def follow(self, other: "Parameters") -> None:
         """Take over what the user has set for the parameters of another optimizer."""
         self.averages = other.averages

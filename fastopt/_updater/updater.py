@@ -1702,7 +1702,7 @@ class Updater(Checked):
                 else:
                     optimizer.update_in_python(index, weight, grad, state, copies[index])
                 self._keep([call])  # in case the user's code raises at the next parameter
-        self.parameters.note([call[0] for call in calls], [call[1] for call in calls])
+        self.records.note([call[0] for call in calls], [call[1] for call in calls])
 
     def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
         """Accumulate gradients, and update the parameters whose sums are complete."""
@@ -1746,7 +1746,7 @@ class Updater(Checked):
         check_like(context, "weight", of := header(view), REALS, np.shape(of))
         return view
 
-    def _apply(self, call: Given, finish: Callable[[], None] | None = None) -> None:
+    def _apply(self, call: Given, finish: Callable[[], None] = lambda: None) -> None:
         """Scale and clip gradients, multiply them by a share, and update; then call `finish`."""
         native, records = self.parameters.native, self.records
         indices, grads, weights, *_ = call
@@ -1758,10 +1758,9 @@ class Updater(Checked):
             else:
                 info = self._apply_in_python(call)
                 info = self.parameters.stepped(info, indices) if info.stepped else info
-            if finish is not None:
-                finish()
+            finish()
         except BaseException:
-            if finish is not None and records.words[DONE]:
+            if records.words[DONE]:
                 finish()
             raise
         self._report(info)

@@ -832,11 +832,8 @@ class Optimizer(Checked, metaclass=Declaring):
             schedule = restored(present.get("lr_scheduler"), attributes["lr_scheduler"])
             attributes = {**attributes, "lr_scheduler": schedule}
         for name, value in attributes.items():
-            if name in TABLES:
-                present[name] = self._table(value)
-            elif name in self.by_index:
-                present[name] = self.by_index[name](value)
-                present[name].add_owner(self)
+            if name in TABLES or name in self.by_index:
+                present[name] = self._stored(name, value)
             elif name not in self.in_arrays:
                 present[name] = value
         for name in self.in_arrays:
@@ -1215,9 +1212,9 @@ class Optimizer(Checked, metaclass=Declaring):
         """
         fields = vars(self)
         always = self.torch_defaults if fields.get("formula") == "torch" else ()
-        shown = (
-            {} if fields.get("lr_scheduler") is not None else {"learning_rate": fields.get("lr")}
-        )
+        shown = {}
+        if fields.get("lr_scheduler") is None:
+            shown["learning_rate"] = fields.get("lr")
         for name, parameter in type(self).__signature__.parameters.items():
             attribute, default = attribute_of(type(self), name), parameter.default
             if name == "lazy_update" and default is None:

@@ -308,12 +308,10 @@ class _Rotated(_OfAdam["SOAP"]):
         share = 1 - (main.beta2 if main.shampoo_beta is None else main.shampoo_beta)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             shaped, whiteners = gradient.reshape(lengths), None
-            if main.kl:
-                whiteners = (
-                    _whiteners(factors, bases, main.epsilon)
-                    if count
-                    else eigenbases.first_whiteners(factors, shaped)
-                )
+            if main.kl and count:
+                whiteners = _whiteners(factors, bases, main.epsilon)
+            elif main.kl:
+                whiteners = eigenbases.first_whiteners(factors, shaped)
             averages = eigenbases.averaged(factors, shaped, share, self._buffers, whiteners)
             new, orders = _next_bases(lengths, averages, bases, count, main.precondition_frequency)
             if count:

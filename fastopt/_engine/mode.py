@@ -80,9 +80,25 @@ IDLE = Mode()
 """The mode before the first call."""
 
 
+def kernels_of(optimizer: OptimizerLike) -> tuple[Any, ...]:
+    """Return what of an optimizer determines the kernels of its parameters."""
+    return (
+        () if optimizer.rule_by_index else optimizer.rule,
+        hyper_of(optimizer),
+        optimizer.multi_precision,
+        optimizer.rounding,
+        optimizer.lazy_update,
+        optimizer.sparse_decay,
+        optimizer.seed,
+        batches_of(optimizer) is not None,
+        optimizer.rates_before_count and optimizer.lr_scheduler is not None,
+    )
+
+
 def mode_of(settings: Settings, parameters: Parameters, runs_updates: bool) -> Mode:
     """Return the mode of an updater that runs ``update()`` if it is overridden, or does not."""
     optimizers, averages = parameters.optimizers(), parameters.averages
+    generation = None if parameters.groups is None else parameters.groups.generation()
     batches = batches_of(parameters.optimizer) is not None
     norms = settings.norms and not batches  # Python clips what is added to its sums
     clips = settings.clip_adaptive is not None and not batches
@@ -99,7 +115,7 @@ def mode_of(settings: Settings, parameters: Parameters, runs_updates: bool) -> M
     asks = scheduled or timed or begins
     alone = parameters.groups is None and not parameters.optimizer.rates_before_count
     return Mode(
-        kernels=(*parameters.modes(), norms, clips, factors),
+        kernels=(generation, *map(kernels_of, optimizers), norms, clips, factors),
         usable=usable,
         batches=batches,
         norms=norms,

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages
 from fastopt._engine.contract import OptimizerLike, batches_of
-from fastopt._engine.hyper import hyper_of
 from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import Deferred, DeferredDecay
@@ -263,11 +262,6 @@ class Parameters:
         """Return the optimizer, and those of groups."""
         return [self.optimizer, *(self.groups.optimizers() if self.groups else ())]
 
-    def modes(self) -> tuple[Any, ...]:
-        """Return everything besides the arrays that determines the kernels of all optimizers."""
-        generation = None if self.groups is None else self.groups.generation()
-        return (generation, *map(mode_of, self.optimizers()))
-
     @property
     def native(self) -> bool:
         """Whether all optimizers have rules: none overrides ``update()``."""
@@ -285,21 +279,6 @@ class Parameters:
         else:
             updated = not all(optimizer.skips() for optimizer in self.optimizers())
         return info if updated else info._replace(stepped=False)
-
-
-def mode_of(optimizer: OptimizerLike) -> tuple[Any, ...]:
-    """Return what of an optimizer determines the kernels of its parameters."""
-    return (
-        () if optimizer.rule_by_index else optimizer.rule,
-        hyper_of(optimizer),
-        optimizer.multi_precision,
-        optimizer.rounding,
-        optimizer.lazy_update,
-        optimizer.sparse_decay,
-        optimizer.seed,
-        batches_of(optimizer) is not None,
-        optimizer.rates_before_count and optimizer.lr_scheduler is not None,
-    )
 
 
 @contextmanager

@@ -103,9 +103,10 @@ DEFAULTS = {
 OF_OBJECT = ("name", "lr_mult", "wd_mult")
 """Attributes that an optimizer uses of the objects in its `param_dict`."""
 
-CHANGING = frozenset(
-    {"optimizer", "groups", "states", "states_synced", *DEFAULTS, "_windows", "_averages"}
-)
+FOLLOWED = {"states": "_follow_states", "states_synced": "_forget_records"}
+"""What follows a change inside of these attributes."""
+
+CHANGING = frozenset({"optimizer", "groups", *FOLLOWED, *DEFAULTS, "_windows", "_averages"})
 """Attributes that records depend on."""
 
 
@@ -280,10 +281,9 @@ class Updater(Checked):
     def _start(self) -> None:
         """Initialize all attributes but the optimizer."""
         start_locks(self)
-        states = Tracked({}, weakly(self._follow_states))
-        synced = Tracked({}, weakly(self._forget_records))
         vars(self).update(DEFAULTS, settings=Settings(), _info=UNCHANGED)
-        vars(self).update(states=states, states_synced=synced)
+        for name in FOLLOWED:
+            self._track(name, {})
 
     def _start_locks(self) -> None:
         vars(self)["lock"] = RLock()
@@ -321,11 +321,10 @@ class Updater(Checked):
         elif name == "optimizer":
             if value is not vars(self).get(name):
                 self._plan_with(value)
-        elif name == "states":
-            vars(self)[name] = Tracked(value, weakly(self._follow_states))
-            self._follow_states()
-        elif name == "states_synced":
-            vars(self)[name] = Tracked(value, weakly(self._forget_records))
+        elif name in FOLLOWED:
+            self._track(name, value)
+            if name == "states":
+                self._follow_states()
         else:
             if name == "accumulate":
                 vars(self)["_windows"] = Windows.changed(self._windows, value)
@@ -336,6 +335,10 @@ class Updater(Checked):
             units = None if ratio is None else UnitClip(ratio, self.clip_adaptive_eps)
             made = Settings(self.loss_scaler, self.clip_global_norm, units, self.accumulate)
             vars(self)["settings"] = made
+
+    def _track(self, name: str, items: Mapping[Index, Any]) -> None:
+        """Set the states or `states_synced` to a dictionary that records follow."""
+        vars(self)[name] = Tracked(items, weakly(getattr(self, FOLLOWED[name])))
 
     def _plan_with(self, optimizer: Optimizer) -> None:
         """Switch to another optimizer; nothing changes if the groups do not match it."""
@@ -405,12 +408,11 @@ class Updater(Checked):
             self.states_synced = dict.fromkeys(states, False)
             self.states = states
             return
-        synced = Tracked(dict.fromkeys(states, False), weakly(self._forget_records))
         with self.lock, uninterrupted:
-            tracked = Tracked(states, weakly(self._follow_states))
-            vars(self).update(states=tracked, states_synced=synced)
+            self._track("states", states)
+            self._track("states_synced", dict.fromkeys(states, False))
             self._follow_states(*states)
-            self.records.follow_load(synced)
+            self.records.follow_load(self.states_synced)
 
     def _follow_states(self, *indices: Index) -> None:
         """Follow other states of some parameters, or of all.
@@ -427,10 +429,10 @@ class Updater(Checked):
             if not indices:
                 self.forget()
             if removed := {i for i in indices or synced if i in synced and i not in states}:
+                if self._windows:
+                    self._windows.calls = self._windows.without(removed)
                 for index in removed:
                     dict.pop(synced, index)
-                    if self._windows:
-                        self._windows.drop(index)
                 for optimizer in self.parameters.optimizers():
                     optimizer.restart(removed)
 
@@ -638,7 +640,8 @@ class Updater(Checked):
         steady = not last or not records.mode.asks
         before = {} if steady else windows.before(indices)
         share, info = 1 / windows.every, UNCHANGED
-        records.words[DONE], adder.done = 0, False
+        words, added = records.words, adder.records.words
+        words[DONE] = added[DONE] = 0
         try:
             if not adder.call_again(index, grad, summed):
                 return False
@@ -650,8 +653,8 @@ class Updater(Checked):
                 info = outcome
             finish()
         except BaseException:
-            done = bool(records.words[DONE]) or (adder.done and not last)
-            if steady and adder.done and not done:  # complete the call, which may be skipped
+            done = bool(words[DONE] or (added[DONE] and not last))
+            if steady and added[DONE] and not done:  # complete the call, which may be skipped
                 done = records.enter_measured(self, complete, share) is not None
             if done:
                 finish()

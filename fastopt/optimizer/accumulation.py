@@ -13,7 +13,7 @@ from fastopt._engine.records import Records
 from fastopt._engine.validate import Grad, as_lists, check_index, described, is_listed, label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
-from fastopt._kernels.record_words import DONE, OK
+from fastopt._kernels.record_words import OK
 from fastopt.arguments import arg, count
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 from fastopt.sparse import RowSparse
@@ -64,15 +64,6 @@ class Adder(Unmeasured):
         """Add gradients to dense sums: ``(index, sum, gradient, None)`` for each."""
         indices, sums, grads = [[call[k] for call in calls] for k in range(3)]
         self.records.take(self, Given(indices, grads, sums, single))
-
-    @property
-    def done(self) -> bool:
-        """Whether the last call has added its gradients."""
-        return bool(self.records.words[DONE])
-
-    @done.setter
-    def done(self, value: bool) -> None:
-        self.records.words[DONE] = value
 
     def call_again(self, index: object, grad: object, sums: object) -> bool:
         """Add gradients to sums that have records; if it returns False, nothing has changed."""
@@ -179,10 +170,6 @@ class Windows:
     def clear(self) -> None:
         """Drop all incomplete sums; their memory is used again."""
         self.calls = {}
-
-    def drop(self, index: Index) -> None:
-        """Drop the incomplete sum of a parameter, if it has one."""
-        self.calls = self.without([index])
 
     def is_last(self, index: Index) -> bool:
         """Whether the next call of an index updates it."""

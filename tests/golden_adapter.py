@@ -1,11 +1,9 @@
-"""What tests/golden/check_golden.py needs to replay MXNet's numbers against fastopt."""
+"""Optimizers, schedules and initializers by MXNet's names, for a replay of its numbers."""
 
 import warnings
 
 from fastopt import initializer, lr_scheduler, optimizer
 from fastopt.sparse import RowSparse
-
-SUPPORTS_LIST_CALLS = True
 
 
 def make_updater(name, kwargs, param_idx2name):

@@ -3,6 +3,8 @@
 Each is a generator: it is sent gradients and yields weights.
 """
 
+import math
+
 import numpy as np
 
 
@@ -110,3 +112,54 @@ def sgdw(w, lr, wd, momentum, decouple, formula="mxnet", dampening=0.0):
         g = yield w
         m = g if m is None else momentum * m + (1 - dampening) * g
         w = w - lr * wd * w - lr * m
+
+
+def adabelief(w, lr, wd, beta1=0.9, beta2=0.999, eps=1e-8):
+    """arXiv:2010.07468, algorithm 2, with decoupled decay."""
+    m, v, t = 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * (g - m) ** 2 + eps
+        u = m / (1 - beta1**t) / (np.sqrt(v / (1 - beta2**t)) + eps)
+        w = w - lr * (u + wd * w)
+
+
+def lans(w, lr, wd, beta1=0.9, beta2=0.999, eps=1e-6):
+    """arXiv:2006.13484, algorithm 2, for one layer."""
+    m, v, t = 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        g = g / np.linalg.norm(g)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        root, norm = np.sqrt(v / (1 - beta2**t)) + eps, np.linalg.norm(w)
+        both = [each / root + wd * w for each in (m / (1 - beta1**t), g)]
+        along, across = (norm / np.linalg.norm(each) * each for each in both)
+        w = w - lr * (beta1 * along + (1 - beta1) * across)
+
+
+def lion(w, lr, wd, beta1=0.9, beta2=0.99):
+    """arXiv:2302.06675, algorithm 2."""
+    m = 0.0
+    while True:
+        g = yield w
+        w = w - lr * (np.sign(beta1 * m + (1 - beta1) * g) + wd * w)
+        m = beta2 * m + (1 - beta2) * g
+
+
+def radam(w, lr, wd, beta1=0.9, beta2=0.999, eps=1e-8):
+    """arXiv:1908.03265, algorithm 2, with decoupled decay; epsilon is added before correction."""
+    m, v, t, limit = 0.0, 0.0, 0, 2 / (1 - beta2) - 1
+    while True:
+        g = yield w
+        t += 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        u, length = m / (1 - beta1**t), limit - 2 * t * beta2**t / (1 - beta2**t)
+        if length > 4:
+            part = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
+            u = u * math.sqrt(part * (1 - beta2**t)) / (np.sqrt(v) + eps)
+        w = w - lr * (u + wd * w)

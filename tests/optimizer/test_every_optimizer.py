@@ -5,15 +5,12 @@ import pytest
 from numba.core import event
 
 from fastopt import optimizer
-from fastopt.bench.steps import momentum_of
 from helpers.cases import (
     CASES,
     OF_MATRICES,
     by_default,
-    kept,
     sampled,
 )
-from helpers.formulas import FORMULAS
 
 every_case = pytest.mark.parametrize("case", by_default(CASES), ids=str)
 
@@ -80,31 +77,6 @@ def test_nan_stays_where_it_is(case, rng):
     hit = np.zeros(case.shape, bool)
     hit[{"element": (2, 3), "row": 2, "tensor": ...}[case.nan_spreads_to]] = True
     np.testing.assert_array_equal(np.isnan(weight), hit)
-
-
-PAPERS = "adabelief", "lans", "radam", "lion"
-"""Optimizers whose formulas are those of papers, exactly and with decay."""
-
-
-@pytest.mark.parametrize(
-    ("name", "exact"),
-    [(name, True) for name in PAPERS]
-    + [pytest.param(*p.values, False, marks=p.marks) for p in kept(FORMULAS, "adam", "sgd")],
-)
-def test_agrees_with_the_formula(name, exact, rng):
-    dtype = "float64" if exact else "float32"
-    before, gradients = rng.normal(size=(6, 7)).astype(dtype), rng.normal(size=(12, 6, 7))
-    weight, expected = before.copy(), before.copy()
-    made = optimizer.create(name, wd=0.1 if exact else 0.0, **momentum_of(name))
-    updater, formula = optimizer.get_updater(made), FORMULAS[name](made)
-    for gradient in gradients.astype(dtype):
-        updater(0, gradient, weight)
-        formula(0, gradient, expected)
-    assert weight.dtype == expected.dtype == dtype
-    moved = abs(weight - before).max()
-    assert moved > 1e-4
-    tolerance = 1e-12 if exact else 2e-5
-    np.testing.assert_allclose(weight, expected, rtol=0, atol=tolerance * max(moved, 1))
 
 
 def test_the_threshold_of_radam_is_the_length_above_which_it_rectifies(rng):

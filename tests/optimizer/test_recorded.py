@@ -9,7 +9,7 @@ import pytest
 import fastopt
 from fastopt import optimizer
 from helpers import oracles
-from helpers.cases import CASES, OF_STEPS, exhaustive
+from helpers.cases import CASES, OF_STEPS, exhaustive, kept
 from helpers.paths import GOLDEN
 from helpers.schedules import with_schedule
 
@@ -41,6 +41,8 @@ OF_MXNET = partial(oracles.adam, formula="mxnet")
 NADAM = partial(oracles.adam, kind="nadam")
 NADAMW = partial(oracles.adam, kind="nadamw", decoupled=True)
 ADAMW = partial(oracles.adam, decoupled=True)
+PAPERS = "adabelief", "lans", "lion", "radam"
+"""Optimizers whose formulas have no other test."""
 FORMULAS = {
     "adam amsgrad": (OF_MXNET, "adam", {"amsgrad": True}),
     "adamw amsgrad": (partial(OF_MXNET, decoupled=True, eps=1e-6), "adamw", {"amsgrad": True}),
@@ -55,9 +57,9 @@ FORMULAS = {
     "novograd": (oracles.novograd, "novograd", {}),
     "adamw grams": (ADAMW, "adamw", {**TORCH, "grams": True}),
     "stablespam": (oracles.stablespam, "stablespam", {"reset_interval": 5}),
+    **{name: (getattr(oracles, name), name, {}) for name in PAPERS},
 }
 """Function of oracles.py, optimizer and its arguments, which are those of the function too."""
-formulas = pytest.mark.parametrize("name", FORMULAS)
 BY_DEFAULT = ("adamatan2", "adamw grams", "stablespam")
 """Formulas that are compared by default: of a class without recorded numbers, and of all flags."""
 
@@ -129,7 +131,6 @@ def test_float32_steps_are_those_of_the_formula(name):
     agrees(name, np.float32, rtol=3e-5, atol=1e-5)
 
 
-@pytest.mark.slow("exhaustive")
-@formulas
+@pytest.mark.parametrize("name", kept(FORMULAS, *PAPERS))
 def test_float64_steps_are_those_of_the_formula(name):
     agrees(name, np.float64, rtol=1e-11, atol=1e-15)

@@ -4,10 +4,10 @@ Run with the packages of PACKAGES installed: ``python tests/golden/make_defaults
 """
 
 import inspect
-import json
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
+
+from recording import write
 
 REFERENCES = {
     "SGD": "torch.optim.SGD",
@@ -51,5 +51,4 @@ if __name__ == "__main__":
         "packages": {name: version(name) for name in PACKAGES},
         "defaults": {name: {path: defaults(path)} for name, path in REFERENCES.items()},
     }
-    path = Path(__file__).with_name("defaults.json")
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    write("defaults.json", found, indent=1)

@@ -4,10 +4,8 @@ Run with torch, optax, jax, schedulefree, timm and pytorch_optimizer installed:
 ``python tests/golden/make_formulas.py``.
 """
 
-import json
 from functools import partial, reduce
 from importlib.metadata import version
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,6 +14,7 @@ import pytorch_optimizer
 import schedulefree
 import timm.optim
 import torch
+from recording import steps_of_optax, steps_of_torch, write
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
@@ -34,56 +33,23 @@ TORCH = [
     ("Adagrad", "AdaGrad", {"lr": 0.05, "eps": 0.01}, {}),
     ("Adagrad", "AdaGrad", {"lr": 0.05, "eps": 1e-10, **DECAYED}, {}),
     ("Adagrad", "AdaGrad", {"lr": 0.05, "eps": 1e-10, **DECAYED, "maximize": True}, {}),
-    (
-        "RMSprop",
-        "RMSProp",
-        {"lr": 0.05, "alpha": 0.8, "eps": 0.01, **DECAYED},
-        {"gamma1": 0.8},
-    ),
-    (
-        "RMSprop",
-        "RMSProp",
-        {"lr": 0.05, "alpha": 0.8, "eps": 0.01, "centered": True, "momentum": 0.5, **DECAYED},
-        {"gamma1": 0.8, "gamma2": 0.5, "centered": True},
-    ),
-    (
-        "RMSprop",
-        "RMSProp",
-        {"lr": 0.05, "alpha": 0.8, "eps": 0.01, "centered": True, "maximize": True},
-        {"gamma1": 0.8, "gamma2": 0.0, "centered": True},
-    ),
-    (
-        "NAdam",
-        "Nadam",
-        {"lr": 0.05, "eps": 0.01, "momentum_decay": 0.01, **BETAS, **DECAYED},
-        {"schedule_decay": 0.01},
-    ),
+    ("RMSprop", "RMSProp", {"lr": 0.05, "alpha": 0.8, "eps": 0.01, **DECAYED}, {"gamma1": 0.8}),
+    ("RMSprop", "RMSProp", {"lr": 0.05, "alpha": 0.8, "eps": 0.01, "centered": True,
+     "momentum": 0.5, **DECAYED}, {"gamma1": 0.8, "gamma2": 0.5, "centered": True}),
+    ("RMSprop", "RMSProp", {"lr": 0.05, "alpha": 0.8, "eps": 0.01, "centered": True,
+     "maximize": True}, {"gamma1": 0.8, "gamma2": 0.0, "centered": True}),
+    ("NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, "momentum_decay": 0.01, **BETAS, **DECAYED},
+     {"schedule_decay": 0.01}),
     ("NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, **BETAS, "maximize": True}, {}),
-    (
-        "NAdam",
-        "Nadam",
-        {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED, "decoupled_weight_decay": True},
-        {"decouple": True},
-    ),
-    (
-        "RMSprop",
-        "RMSProp",
-        {"lr": 0.02, "alpha": 0.8, "eps": 0.01, "momentum": 0.9, **DECAYED},
-        {"gamma1": 0.8, "momentum": 0.9},
-    ),
-    (
-        "Adagrad",
-        "AdaGrad",
-        {"lr": 0.05, "eps": 0.01, "lr_decay": 0.2, "initial_accumulator_value": 0.1, **DECAYED},
-        {},
-    ),
+    ("NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED,
+     "decoupled_weight_decay": True}, {"decouple": True}),
+    ("RMSprop", "RMSProp", {"lr": 0.02, "alpha": 0.8, "eps": 0.01, "momentum": 0.9, **DECAYED},
+     {"gamma1": 0.8, "momentum": 0.9}),
+    ("Adagrad", "AdaGrad", {"lr": 0.05, "eps": 0.01, "lr_decay": 0.2,
+     "initial_accumulator_value": 0.1, **DECAYED}, {}),
     ("SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "rates": RATES}, {"momentum": 0.9}),
-    (
-        "SGD",
-        "SGD",
-        {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, **DECAYED, "rates": RATES},
-        {"momentum": 0.9},
-    ),
+    ("SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, **DECAYED, "rates": RATES},
+     {"momentum": 0.9}),
 ]
 """Class of torch, ours, arguments of torch, and ours in place of those called otherwise.
 
@@ -92,16 +58,10 @@ TORCH = [
 
 OPTAX = [
     ("adam", "Adam", {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01}),
-    (
-        "adamw",
-        "AdamW",
-        {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01, "weight_decay": 0.1},
-    ),
-    (
-        "rmsprop",
-        "RMSProp",
-        {"learning_rate": 0.05, "decay": 0.8, "eps": 0.01, "eps_in_sqrt": False},
-    ),
+    ("adamw", "AdamW", {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01,
+     "weight_decay": 0.1}),
+    ("rmsprop", "RMSProp", {"learning_rate": 0.05, "decay": 0.8, "eps": 0.01,
+     "eps_in_sqrt": False}),
 ]
 REPLACED = ("alpha", "momentum", "centered", "momentum_decay", "decoupled_weight_decay")
 RENAMED = {"b1": "beta1", "b2": "beta2", "b3": "beta3", "decay": "gamma1"}
@@ -124,94 +84,41 @@ OTHERS = [
     ("torch", "Adam", "Adam", {**ADAM, "amsgrad": True}, {"formula": "torch"}),
     ("torch", "AdamW", "AdamW", {**ADAM, "amsgrad": True}, {"formula": "torch"}),
     ("torch", "Rprop", "Rprop", {"lr": 0.05}, {}),
-    (
-        "torch",
-        "Rprop",
-        "Rprop",
-        {"lr": 0.05, "etas": (0.4, 1.3), "step_sizes": (0.03, 0.07), "maximize": True},
-        {"eta_minus": 0.4, "eta_plus": 1.3, "least_step": 0.03, "largest_step": 0.07},
-    ),
+    ("torch", "Rprop", "Rprop", {"lr": 0.05, "etas": (0.4, 1.3), "step_sizes": (0.03, 0.07),
+     "maximize": True}, {"eta_minus": 0.4, "eta_plus": 1.3, "least_step": 0.03,
+     "largest_step": 0.07}),
     ("torch", "ASGD", "ASGD", {"lr": 0.01, "lambd": 0.2, "t0": 3, **DECAYED}, {}),
-    (
-        "torch",
-        "ASGD",
-        "ASGD",
-        {"lr": 0.05, "lambd": 0.2, "t0": 3, **DECAYED, "rates": RATES},
-        {},
-    ),
-    (
-        "timm",
-        "AdamWLegacy",
-        "AdamW",
-        {**ADAM, "lr": max(RATES), "corrected_weight_decay": True, "rates": RATES},
-        {"formula": "torch", "corrected_decay": max(RATES)},
-    ),
-    (
-        "timm",
-        "SGDW",
-        "SGD",
-        {"lr": 0.05, "momentum": 0.9, **DECAYED, "rates": RATES},
-        {"formula": "torch", "decouple": True},
-    ),
-    (
-        "optax",
-        "rmsprop",
-        "RMSProp",
-        {"learning_rate": 0.02, "decay": 0.8, "eps": 0.01, "momentum": 0.9},
-        {},
-    ),
-    (
-        "optax",
-        "adagrad",
-        "AdaGrad",
-        {"learning_rate": 0.05, "initial_accumulator_value": 0.1, "eps": 0.01},
-        {},
-    ),
+    ("torch", "ASGD", "ASGD", {"lr": 0.05, "lambd": 0.2, "t0": 3, **DECAYED, "rates": RATES}, {}),
+    ("timm", "AdamWLegacy", "AdamW", {**ADAM, "lr": max(RATES), "corrected_weight_decay": True,
+     "rates": RATES}, {"formula": "torch", "corrected_decay": max(RATES)}),
+    ("timm", "SGDW", "SGD", {"lr": 0.05, "momentum": 0.9, **DECAYED, "rates": RATES},
+     {"formula": "torch", "decouple": True}),
+    ("optax", "rmsprop", "RMSProp", {"learning_rate": 0.02, "decay": 0.8, "eps": 0.01,
+     "momentum": 0.9}, {}),
+    ("optax", "adagrad", "AdaGrad", {"learning_rate": 0.05, "initial_accumulator_value": 0.1,
+     "eps": 0.01}, {}),
     ("optax", "nadamw", "NAdamW", {**MOMENTS, **DECAYED}, {}),
     ("optax", "yogi", "Yogi", {**MOMENTS, "eps": 1e-3}, {}),
     ("optax", "contrib.ademamix", "AdEMAMix", MIXED, {}),
-    (
-        "optax",
-        "contrib.ademamix",
-        "AdEMAMix",
-        {
-            **MIXED,
-            "b3": slow_decay,
-            "alpha": lambda count: 3 * jax.numpy.minimum((count + 1) / 6, 1),
-        },
-        {"beta3": 0.99, "beta3_steps": 8, "alpha": 3.0, "alpha_steps": 6},
-    ),
+    ("optax", "contrib.ademamix", "AdEMAMix", {**MIXED, "b3": slow_decay,
+     "alpha": lambda count: 3 * jax.numpy.minimum((count + 1) / 6, 1)}, {"beta3": 0.99,
+     "beta3_steps": 8, "alpha": 3.0, "alpha_steps": 6}),
     ("optax", "contrib.adopt", "ADOPT", MOMENTS, {}),
     ("optax", "contrib.adopt", "ADOPT", {**MOMENTS, "use_clipping": False}, {"clips": False}),
     # With a b2 of 0.5 the factors of optax are those of the authors.
-    (
-        "optax",
-        "adan",
-        "Adan",
-        {**MOMENTS, **DECAYED, "b2": 0.5, "b3": 0.9, "eps_root": 0.0},
-        {"proximal": False},
-    ),
+    ("optax", "adan", "Adan", {**MOMENTS, **DECAYED, "b2": 0.5, "b3": 0.9, "eps_root": 0.0},
+     {"proximal": False}),
     ("optax", "novograd", "NovoGrad", {**MOMENTS, **DECAYED}, {}),
     ("schedulefree", "AdamWScheduleFree", "ScheduleFreeAdamW", {**FREE, "eps": 0.01}, {}),
-    (
-        "schedulefree",
-        "AdamWScheduleFree",
-        "ScheduleFreeAdamW",
-        {"lr": 0.05, "betas": (0.8, 0.95), "r": 1.0, "weight_lr_power": 1.0},
-        {},
-    ),
+    ("schedulefree", "AdamWScheduleFree", "ScheduleFreeAdamW", {"lr": 0.05, "betas": (0.8, 0.95),
+     "r": 1.0, "weight_lr_power": 1.0}, {}),
     ("schedulefree", "SGDScheduleFree", "ScheduleFreeSGD", {**FREE, "lr": 0.01}, {}),
     # timm decays after the step.
     ("timm", "LaProp", "LaProp", {**ADAM, "weight_decay": 0.0}, {}),
     ("timm", "Mars", "MARS", {**ADAM, "gamma": 0.1, "optimize_1d": True}, {}),
     ("timm", "Mars", "MARS", {**ADAM, "gamma": 0.0, "optimize_1d": True}, {}),
-    (
-        "pytorch_optimizer",
-        "StableSPAM",
-        "StableSPAM",
-        {**ADAM, "gamma1": 0.6, "gamma2": 0.8, "theta": 0.7, "update_proj_gap": 100},
-        {"gamma3": 0.7, "reset_interval": 100},
-    ),
+    ("pytorch_optimizer", "StableSPAM", "StableSPAM", {**ADAM, "gamma1": 0.6, "gamma2": 0.8,
+     "theta": 0.7, "update_proj_gap": 100}, {"gamma3": 0.7, "reset_interval": 100}),
     ("pytorch_optimizer", "Grams", "AdamW", ADAM, {"formula": "torch", "grams": True}),
 ]
 """Package, name there, our class, arguments there, and ours in place of those called otherwise."""
@@ -225,27 +132,13 @@ def data():
 
 
 def of_torch(name, arguments, package=torch.optim):
-    arguments = dict(arguments)
-    rates = arguments.pop("rates", None)
-    start, gradients = data()
-    weight = torch.nn.Parameter(torch.tensor(start))
-    optimizer = getattr(package, name)([weight], **arguments)
-    for step, gradient in enumerate(gradients):
-        if rates:
-            optimizer.param_groups[0]["lr"] = rates[step]
-        weight.grad = torch.tensor(gradient)
-        optimizer.step()
-        yield weight.detach().tolist()
+    rest = {name: value for name, value in arguments.items() if name != "rates"}
+    make = partial(getattr(package, name), **rest)
+    return steps_of_torch(make, *data(), arguments.get("rates"))
 
 
 def of_optax(name, arguments):
-    weight, gradients = data()
-    optimizer = reduce(getattr, name.split("."), optax)(**arguments)
-    state = optimizer.init(weight)
-    for gradient in gradients:
-        step, state = optimizer.update(gradient, state, weight)
-        weight = optax.apply_updates(weight, step)
-        yield np.asarray(weight).tolist()
+    return steps_of_optax(reduce(getattr, name.split("."), optax)(**arguments), *data())
 
 
 def of_schedulefree(name, arguments):
@@ -325,5 +218,4 @@ if __name__ == "__main__":
         "cases": list(cases()),
         "others": list(others()),
     }
-    path = Path(__file__).with_name("formulas.json")
-    path.write_text(json.dumps(made, indent=1) + "\n")
+    write("formulas.json", made, indent=1)

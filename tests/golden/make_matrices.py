@@ -4,14 +4,14 @@ Run with torch, optax and jax installed: ``python tests/golden/make_matrices.py`
 bfloat16 before it iterates; that alone is left out.
 """
 
-import json
-from pathlib import Path
+from functools import partial
 
 import jax
 import numpy as np
 import optax
 import optax.contrib
 import torch
+from recording import by_shape, steps_of_optax, steps_of_torch, write
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
@@ -22,14 +22,10 @@ SHAPES = ((4, 6), (6, 3), (2, 9))
 
 TORCH = [
     ({"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}, {"adjust": "original"}),
-    (
-        {"lr": 0.05, "adjust_lr_fn": "match_rms_adamw", "nesterov": False, "weight_decay": 0.0},
-        {"adjust": "rms"},
-    ),
-    (
-        {"lr": 0.02, "momentum": 0.5, "weight_decay": 0.3, "eps": 0.01, "ns_steps": 3},
-        {"adjust": "original", "steps": 3},
-    ),
+    ({"lr": 0.05, "adjust_lr_fn": "match_rms_adamw", "nesterov": False, "weight_decay": 0.0},
+     {"adjust": "rms"}),
+    ({"lr": 0.02, "momentum": 0.5, "weight_decay": 0.3, "eps": 0.01, "ns_steps": 3},
+     {"adjust": "original", "steps": 3}),
 ]
 """Arguments of torch, and ours in place of those that are called otherwise."""
 
@@ -57,35 +53,14 @@ SMALL = {"eps": (1e-30, 1e-3)}
 ADAFACTOR_SHAPES = (*SHAPES, (3, 4, 2), (5,))
 ADAFACTOR = [
     ("torch", {"lr": 0.05, **SMALL}, {"eps1": 1e-30}),
-    (
-        "torch",
-        {"lr": 0.5, "eps": (1e-30, 0.5), "d": 1.2, "weight_decay": 0.1, "beta2_decay": -0.5},
-        {"eps1": 1e-30, "eps2": 0.5, "clip_threshold": 1.2, "decay_rate": 0.5},
-    ),
-    (
-        "optax",
-        {"learning_rate": 0.05, "min_dim_size_to_factor": 1, "clipping_threshold": 0.3},
-        {"lr": 0.05, "relative_step": False, "clip_threshold": 0.3},
-    ),
-    (
-        "optax",
-        {
-            "learning_rate": 0.05,
-            "min_dim_size_to_factor": 1,
-            "multiply_by_parameter_scale": False,
-            "clipping_threshold": None,
-            "decay_rate": 0.6,
-            "eps": 1e-3,
-        },
-        {
-            "lr": 0.05,
-            "relative_step": False,
-            "scale_parameter": False,
-            "clip_threshold": None,
-            "decay_rate": 0.6,
-            "eps1": 1e-3,
-        },
-    ),
+    ("torch", {"lr": 0.5, "eps": (1e-30, 0.5), "d": 1.2, "weight_decay": 0.1, "beta2_decay": -0.5},
+     {"eps1": 1e-30, "eps2": 0.5, "clip_threshold": 1.2, "decay_rate": 0.5}),
+    ("optax", {"learning_rate": 0.05, "min_dim_size_to_factor": 1, "clipping_threshold": 0.3},
+     {"lr": 0.05, "relative_step": False, "clip_threshold": 0.3}),
+    ("optax", {"learning_rate": 0.05, "min_dim_size_to_factor": 1,
+     "multiply_by_parameter_scale": False, "clipping_threshold": None, "decay_rate": 0.6,
+     "eps": 1e-3}, {"lr": 0.05, "relative_step": False, "scale_parameter": False,
+     "clip_threshold": None, "decay_rate": 0.6, "eps1": 1e-3}),
 ]
 """Library, its arguments of Adafactor, and ours in place of those that are called otherwise."""
 
@@ -104,45 +79,18 @@ def data(shape):
     return rng.normal(size=shape), rng.normal(size=(STEPS, *shape)) * scale
 
 
-def of_torch(shape, arguments):
-    start, gradients = data(shape)
-    weight = torch.nn.Parameter(torch.tensor(start))
-    optimizer = torch.optim.Muon([weight], **arguments)
-    for gradient in gradients:
-        weight.grad = torch.tensor(gradient)
-        optimizer.step()
-        yield weight.detach().tolist()
-
-
 def of_optax(shape, arguments):
     """The weights of optax map inputs to outputs, and are transposed."""
     start, gradients = data(shape)
-    weight = start.T
     optimizer = optax.contrib.muon(0.05, nesterov=False, eps=1e-12, **arguments)
-    state = optimizer.init(weight)
-    for gradient in gradients:
-        step, state = optimizer.update(gradient.T, state, weight)
-        weight = optax.apply_updates(weight, step)
-        yield np.asarray(weight).T.tolist()
+    steps = steps_of_optax(optimizer, start.T, np.swapaxes(gradients, 1, 2))
+    return [np.transpose(weight).tolist() for weight in steps]
 
 
 def adafactor(library, shape, arguments):
-    weight, gradients = data(shape)
     if library == "torch":
-        parameter = torch.nn.Parameter(torch.tensor(weight))
-        optimizer = torch.optim.Adafactor([parameter], **arguments)
-        for gradient in gradients:
-            parameter.grad = torch.tensor(gradient)
-            optimizer.step()
-            yield parameter.detach().tolist()
-        return
-    optimizer = optax.adafactor(**arguments)
-    weight = jax.numpy.asarray(weight)
-    state = optimizer.init(weight)
-    for gradient in gradients:
-        step, state = optimizer.update(jax.numpy.asarray(gradient), state, weight)
-        weight = optax.apply_updates(weight, step)
-        yield np.asarray(weight).tolist()
+        return steps_of_torch(partial(torch.optim.Adafactor, **arguments), *data(shape))
+    return steps_of_optax(optax.adafactor(**arguments), *data(shape))
 
 
 def adafactor_cases():
@@ -159,24 +107,13 @@ def adafactor_cases():
             }
 
 
-def sm3(shape, arguments):
-    weight, gradients = data(shape)
-    weight = jax.numpy.asarray(weight)
-    optimizer = optax.sm3(0.05, **arguments)
-    state = optimizer.init(weight)
-    for gradient in gradients:
-        step, state = optimizer.update(jax.numpy.asarray(gradient), state, weight)
-        weight = optax.apply_updates(weight, step)
-        yield np.asarray(weight).tolist()
-
-
 def sm3_cases():
     for shape in ADAFACTOR_SHAPES:
         for arguments, ours in SM3:
             yield {
                 "shape": shape,
                 "arguments": {"lr": 0.05, **arguments, **ours},
-                "weights": list(sm3(shape, arguments)),
+                "weights": [*steps_of_optax(optax.sm3(0.05, **arguments), *data(shape))],
             }
 
 
@@ -189,7 +126,7 @@ def cases():
                 "shape": shape,
                 "arguments": {"momentum": 0.95, "coefficients": "quintic", **same, **renamed},
                 "options": arguments,
-                "weights": list(of_torch(shape, arguments)),
+                "weights": [*steps_of_torch(partial(torch.optim.Muon, **arguments), *data(shape))],
             }
         for arguments, renamed in OPTAX:
             same = {k: v for k, v in arguments.items() if k == "weight_decay"}
@@ -198,7 +135,7 @@ def cases():
                 "library": "optax",
                 "shape": shape,
                 "arguments": {**usual, **same, **renamed},
-                "weights": list(of_optax(shape, arguments)),
+                "weights": of_optax(shape, arguments),
             }
 
 
@@ -209,13 +146,9 @@ if __name__ == "__main__":
             "optax": optax.__version__,
             "jax": jax.__version__,
         },
-        "data": {
-            "x".join(map(str, shape)): [part.tolist() for part in data(shape)]
-            for shape in ADAFACTOR_SHAPES
-        },
+        "data": by_shape(data, ADAFACTOR_SHAPES),
         "cases": list(cases()),
         "adafactor": list(adafactor_cases()),
         "sm3": list(sm3_cases()),
     }
-    path = Path(__file__).with_name("matrices.json")
-    path.write_text(json.dumps(made) + "\n")
+    write("matrices.json", made)

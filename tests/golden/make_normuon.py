@@ -6,13 +6,13 @@ https://github.com/zichongli5/NorMuon at commit d45c9a4280d758e2cf0b2b8333765d04
 that alone is left out.
 """
 
-import json
 import runpy
 import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
+from recording import steps_of_torch, write
 
 COMMIT = "d45c9a4280d758e2cf0b2b8333765d040e953937"
 STEPS = 8
@@ -28,16 +28,6 @@ def data(shape):
     return rng.normal(size=shape), rng.normal(size=(STEPS, *shape))
 
 
-def steps(made, shape, arguments):
-    start, gradients = data(shape)
-    weight = torch.nn.Parameter(torch.tensor(start))
-    optimizer = made([weight], **arguments)
-    for gradient in gradients:
-        weight.grad = torch.tensor(gradient)
-        optimizer.step()
-        yield weight.detach().tolist()
-
-
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     torch.Tensor.bfloat16 = torch.Tensor.clone
@@ -47,9 +37,8 @@ if __name__ == "__main__":
             "shape": shape,
             "arguments": arguments,
             "data": [part.tolist() for part in data(shape)],
-            "weights": list(steps(made, shape, arguments)),
+            "weights": [*steps_of_torch(partial(made, **arguments), *data(shape))],
         }
         for shape, arguments in CASES
     ]
-    path = Path(__file__).with_name("normuon.json")
-    path.write_text(json.dumps({"commit": COMMIT, "cases": cases}) + "\n")
+    write("normuon.json", {"commit": COMMIT, "cases": cases})

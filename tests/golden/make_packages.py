@@ -4,9 +4,8 @@ Run with torch and these packages installed: ``python tests/golden/make_packages
 rounds to bfloat16 before it iterates, and keeps a state in float32; that alone is left out.
 """
 
-import json
+from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import apollo_torch
 import galore_torch
@@ -15,6 +14,7 @@ import pytorch_optimizer as packaged
 import torch
 from pytorch_optimizer.optimizer import psgd, scion
 from pytorch_optimizer.optimizer.scion import LMONorm
+from recording import steps_of_torch, write
 
 STEPS = 8
 ITERATE = scion.zero_power_via_newton_schulz_5
@@ -22,46 +22,21 @@ scion.zero_power_via_newton_schulz_5 = lambda g, steps: ITERATE(g, steps, dtype=
 
 CASES = [
     ("came", "CAME", (4, 6), {"lr": 0.05}, {}),
-    (
-        "came",
-        "CAME",
-        (2, 3, 4),
-        {"lr": 0.05, "betas": (0.8, 0.9, 0.7), "weight_decay": 0.1, "clip_threshold": 0.5},
-        {"beta1": 0.8, "beta2": 0.9, "beta3": 0.7},
-    ),
+    ("came", "CAME", (2, 3, 4), {"lr": 0.05, "betas": (0.8, 0.9, 0.7), "weight_decay": 0.1,
+     "clip_threshold": 0.5}, {"beta1": 0.8, "beta2": 0.9, "beta3": 0.7}),
     ("came", "CAME", (5,), {"lr": 0.05, "weight_decay": 0.1}, {}),
-    (
-        "adammini",
-        "AdamMini",
-        (4, 6),
-        {"lr": 0.05, "weight_decay": 0.1},
-        {"heads": {".": 2}},
-    ),
-    ("adammini", "AdamMini", (5,), {"lr": 0.05, "betas": (0.8, 0.9)}, {"beta1": 0.8, "beta2": 0.9, "wd": 0.1}),
+    ("adammini", "AdamMini", (4, 6), {"lr": 0.05, "weight_decay": 0.1}, {"heads": {".": 2}}),
+    ("adammini", "AdamMini", (5,), {"lr": 0.05, "betas": (0.8, 0.9)}, {"beta1": 0.8, "beta2": 0.9,
+     "wd": 0.1}),
     ("scion", "SCION", (4, 6), {"lr": 0.02, "scale": 5.0}, {"radius": 5.0, "momentum": 0.9}),
-    (
-        "scion",
-        "SCION",
-        (6, 4),
-        {"lr": 0.02, "scale": 5.0, "momentum": 0.3, "constraint": True},
-        {"radius": 5.0, "momentum": 0.7, "wd": 1.0},
-    ),
+    ("scion", "SCION", (6, 4), {"lr": 0.02, "scale": 5.0, "momentum": 0.3, "constraint": True},
+     {"radius": 5.0, "momentum": 0.7, "wd": 1.0}),
     ("scion", "SCION", (4, 3, 2, 2), {"lr": 0.02, "scale": 5.0}, {"radius": 5.0}),
     ("scion", "SCION", (5,), {"lr": 0.02, "scale": 5.0}, {"radius": 5.0}),
-    (
-        "scion",
-        "SCION",
-        (3, 5),
-        {"lr": 0.02, "norm_type": LMONorm.SIGN, "scale": 30.0},
-        {"norms": {".": ("sign", 30.0)}},
-    ),
-    (
-        "scion",
-        "SCION",
-        (3, 6),
-        {"lr": 0.02, "norm_type": LMONorm.ROW, "scale": 30.0},
-        {"norms": {".": ("rows", 30.0)}},
-    ),
+    ("scion", "SCION", (3, 5), {"lr": 0.02, "norm_type": LMONorm.SIGN, "scale": 30.0},
+     {"norms": {".": ("sign", 30.0)}}),
+    ("scion", "SCION", (3, 6), {"lr": 0.02, "norm_type": LMONorm.ROW, "scale": 30.0},
+     {"norms": {".": ("rows", 30.0)}}),
 ]
 """Our name, the package's, a shape, its arguments, and ours that are called otherwise."""
 
@@ -77,16 +52,10 @@ WHITENED = [
     ((4, 6), {}, {}),
     ((5,), {}, {}),
     ((), {}, {}),
-    (
-        (3, 4, 2),
-        {"memory_save_mode": "one_diag", "weight_decay": 0.1, "momentum": 0.5},
-        {"diagonal": "one_diag", "wd": 0.1, "momentum": 0.5},
-    ),
-    (
-        (6, 3),
-        {"memory_save_mode": "smart_one_diag", "pre_conditioner_update_probability": 0.5},
-        {"diagonal": "smart_one_diag", "precondition_probability": 0.5},
-    ),
+    ((3, 4, 2), {"memory_save_mode": "one_diag", "weight_decay": 0.1, "momentum": 0.5},
+     {"diagonal": "one_diag", "wd": 0.1, "momentum": 0.5}),
+    ((6, 3), {"memory_save_mode": "smart_one_diag", "pre_conditioner_update_probability": 0.5},
+     {"diagonal": "smart_one_diag", "precondition_probability": 0.5}),
 ]
 """Shapes, arguments of Kron, and ours."""
 
@@ -113,18 +82,15 @@ class Layer(torch.nn.Module):
 
 def steps(kind, shape, arguments):
     """The weights after each step."""
-    start, gradients = data(shape)
-    weight = torch.nn.Parameter(torch.tensor(start))
-    if kind == "AdamMini":
-        module = torch.nn.ModuleDict({"q_proj" if len(shape) > 1 else "mlp": Layer(weight)})
-        sizes = {"num_embeds": 12, "num_heads": 12}
-        optimizer = packaged.AdamMini(module, **sizes, **arguments)
-    else:
-        optimizer = getattr(packaged, kind)([weight], **arguments)
-    for gradient in gradients:
-        weight.grad = torch.tensor(gradient)
-        optimizer.step()
-        yield weight.detach().tolist()
+
+    def make(parameters):
+        if kind != "AdamMini":
+            return getattr(packaged, kind)(parameters, **arguments)
+        name = "q_proj" if len(shape) > 1 else "mlp"
+        module = torch.nn.ModuleDict({name: Layer(*parameters)})
+        return packaged.AdamMini(module, num_embeds=12, num_heads=12, **arguments)
+
+    return [*steps_of_torch(make, *data(shape))]
 
 
 def projected(name, shape, arguments, group, ours):
@@ -163,13 +129,8 @@ def whitened(shape, arguments, ours):
     noise = np.random.default_rng(1).normal(size=(STEPS, *shape))
     unused = iter(noise)
     psgd.torch.randn_like = lambda *_, **__: torch.tensor(next(unused))
-    weight = torch.nn.Parameter(torch.tensor(start))
-    optimizer = packaged.Kron([weight], lr=0.05, balance_prob=0, precondition_dtype=None, **arguments)
-    weights = []
-    for gradient in gradients:
-        weight.grad = torch.tensor(gradient)
-        optimizer.step()
-        weights.append(weight.detach().tolist())
+    usual = {"lr": 0.05, "balance_prob": 0, "precondition_dtype": None}
+    weights = [*steps_of_torch(partial(packaged.Kron, **usual, **arguments), start, gradients)]
     return {
         "name": "kron",
         "shape": shape,
@@ -188,7 +149,7 @@ def cases():
             "shape": shape,
             "arguments": {**{k: v for k, v in arguments.items() if k in SAME}, **ours},
             "data": [part.tolist() for part in data(shape)],
-            "weights": list(steps(kind, shape, arguments)),
+            "weights": steps(kind, shape, arguments),
         }
 
 
@@ -200,5 +161,4 @@ if __name__ == "__main__":
     packages = {name: version(name) for name in names}
     found = [*cases(), *(projected(*case) for case in PROJECTED)]
     found += [whitened(*case) for case in WHITENED]
-    path = Path(__file__).with_name("packages.json")
-    path.write_text(json.dumps({"packages": packages, "cases": found}) + "\n")
+    write("packages.json", {"packages": packages, "cases": found})

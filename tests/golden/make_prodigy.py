@@ -7,7 +7,6 @@ denominator; an epsilon of 1e-14 makes it small beside the root. The last one is
 in float64, from all elements.
 """
 
-import json
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ import optax.contrib
 import torch
 from dadaptation import DAdaptAdam
 from prodigyopt import Prodigy
+from recording import write
 
 jax.config.update("jax_enable_x64", True)
 
@@ -28,41 +28,29 @@ STEPS, SHAPES, EPS = 12, ((4, 6), (5,), (3, 2)), 1e-14
 PRODIGYOPT = [
     ({"d0": 1e-3, "d_coef": 0.5}, {"d0": 1e-3, "d_coef": 0.5}),
     ({}, {}),
-    (
-        {"d0": 1e-3, "weight_decay": 0.1, "use_bias_correction": True, "d_coef": 2.0},
-        {"d0": 1e-3, "weight_decay": 0.1, "bias_correction": True, "d_coef": 2.0},
-    ),
-    (
-        {"d0": 0.01, "lr": 0.5, "weight_decay": 0.1, "decouple": False, "growth_rate": 1.5}
-        | {"safeguard_warmup": True, "betas": (0.8, 0.99), "beta3": 0.9},
-        {"d0": 0.01, "lr": 0.5, "weight_decay": 0.1, "decouple": False, "growth_rate": 1.5}
-        | {"safeguard_warmup": True, "betas": (0.8, 0.99), "beta3": 0.9},
-    ),
+    ({"d0": 1e-3, "weight_decay": 0.1, "use_bias_correction": True, "d_coef": 2.0}, {"d0": 1e-3,
+     "weight_decay": 0.1, "bias_correction": True, "d_coef": 2.0}),
+    ({"d0": 0.01, "lr": 0.5, "weight_decay": 0.1, "decouple": False,
+     "growth_rate": 1.5} | {"safeguard_warmup": True, "betas": (0.8, 0.99), "beta3": 0.9},
+     {"d0": 0.01, "lr": 0.5, "weight_decay": 0.1, "decouple": False,
+     "growth_rate": 1.5} | {"safeguard_warmup": True, "betas": (0.8, 0.99), "beta3": 0.9}),
 ]
 """Arguments of prodigyopt, and ours."""
 
 OPTAX = [
-    (
-        {"estim_lr0": 1e-3, "weight_decay": 0.1, "estim_lr_coef": 0.5, "betas": (0.8, 0.99)},
-        {"d0": 1e-3, "weight_decay": 0.1, "d_coef": 0.5, "betas": (0.8, 0.99)},
-    ),
-    (
-        {"estim_lr0": 1e-3, "learning_rate": 0.7, "safeguard_warmup": True, "estim_lr_coef": 10.0},
-        {"d0": 1e-3, "lr": 0.7, "safeguard_warmup": True, "d_coef": 10.0},
-    ),
+    ({"estim_lr0": 1e-3, "weight_decay": 0.1, "estim_lr_coef": 0.5, "betas": (0.8, 0.99)},
+     {"d0": 1e-3, "weight_decay": 0.1, "d_coef": 0.5, "betas": (0.8, 0.99)}),
+    ({"estim_lr0": 1e-3, "learning_rate": 0.7, "safeguard_warmup": True, "estim_lr_coef": 10.0},
+     {"d0": 1e-3, "lr": 0.7, "safeguard_warmup": True, "d_coef": 10.0}),
 ]
 """The same of optax, which always corrects the bias."""
 
 DADAPTATION = [
     ({}, {}),
-    (
-        {"decouple": True, "weight_decay": 0.1, "use_bias_correction": True, "d0": 1e-3},
-        {"decouple": True, "weight_decay": 0.1, "bias_correction": True, "d0": 1e-3},
-    ),
-    (
-        {"lr": 0.5, "weight_decay": 0.1, "growth_rate": 1.3, "d0": 1e-2, "betas": (0.8, 0.9)},
-        {"lr": 0.5, "weight_decay": 0.1, "growth_rate": 1.3, "d0": 1e-2, "betas": (0.8, 0.9)},
-    ),
+    ({"decouple": True, "weight_decay": 0.1, "use_bias_correction": True, "d0": 1e-3},
+     {"decouple": True, "weight_decay": 0.1, "bias_correction": True, "d0": 1e-3}),
+    ({"lr": 0.5, "weight_decay": 0.1, "growth_rate": 1.3, "d0": 1e-2, "betas": (0.8, 0.9)},
+     {"lr": 0.5, "weight_decay": 0.1, "growth_rate": 1.3, "d0": 1e-2, "betas": (0.8, 0.9)}),
 ]
 
 PLUS = [
@@ -160,5 +148,4 @@ if __name__ == "__main__":
         "gradients": [[gradient.tolist() for gradient in step] for step in gradients],
         "cases": list(cases()),
     }
-    path = Path(__file__).with_name("prodigy.json")
-    path.write_text(json.dumps(made) + "\n")
+    write("prodigy.json", made)

@@ -5,8 +5,7 @@ commit f60660661194de26d3ee78bae6d15820ff8e583d on the path:
 ``PYTHONPATH=path/to/optimizers python tests/golden/make_shampoo.py``.
 """
 
-import json
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from distributed_shampoo import (
     DistributedShampoo,
     RootInvShampooPreconditionerConfig,
 )
+from recording import by_shape, steps_of_torch, write
 
 COMMIT = "f60660661194de26d3ee78bae6d15820ff8e583d"
 STEPS = 12
@@ -47,25 +47,20 @@ def data(shape):
 
 
 def recorded(shape, arguments):
-    start, gradients = data(shape)
-    weight = torch.nn.Parameter(torch.tensor(start))
     arguments = {**USUAL, "epsilon": 1e-12, **arguments}
-    optimizer = DistributedShampoo(
-        [weight],
+    exact = RootInvShampooPreconditionerConfig(
+        factor_matrix_dtype=torch.float64, inv_factor_matrix_dtype=torch.float64
+    )
+    make = partial(
+        DistributedShampoo,
         **arguments,
         max_preconditioner_dim=7,  # so that no axes are merged
         grafting_config=AdamPreconditionerConfig(beta2=arguments["betas"][1], epsilon=1e-8),
-        preconditioner_config=RootInvShampooPreconditionerConfig(
-            factor_matrix_dtype=torch.float64, inv_factor_matrix_dtype=torch.float64
-        ),
+        preconditioner_config=exact,
     )
     ours = {RENAMED.get(name, name): value for name, value in arguments.items()}
-    case = {"shape": shape, "arguments": {**ours, "epsilon": 1e-8}, "weights": []}
-    for gradient in gradients:
-        weight.grad = torch.tensor(gradient)
-        optimizer.step()
-        case["weights"].append(weight.detach().tolist())
-    return case
+    weights = [*steps_of_torch(make, *data(shape))]
+    return {"shape": shape, "arguments": {**ours, "epsilon": 1e-8}, "weights": weights}
 
 
 def main():
@@ -74,13 +69,10 @@ def main():
         "packages": {"torch": torch.__version__},
         "repository": "https://github.com/facebookresearch/optimizers",
         "commit": COMMIT,
-        "data": {
-            "x".join(map(str, shape)): [part.tolist() for part in data(shape)]
-            for shape, _ in CASES
-        },
+        "data": by_shape(data, [shape for shape, _ in CASES]),
         "cases": [recorded(shape, arguments) for shape, arguments in CASES],
     }
-    Path(__file__).with_name("shampoo.json").write_text(json.dumps(made) + "\n")
+    write("shampoo.json", made)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ https://github.com/nikhilvyas/SOAP at commit a1e553530fde97d0e6b307d7c82ac6d38b0
 decomposes them; that alone is left out.
 """
 
-import json
 import runpy
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
+from recording import by_shape, write
 
 COMMIT = "a1e553530fde97d0e6b307d7c82ac6d38b072340"
 STEPS = 12
@@ -72,14 +71,11 @@ def main(path):
         "packages": {"torch": torch.__version__},
         "repository": "https://github.com/nikhilvyas/SOAP",
         "commit": COMMIT,
-        "data": {
-            "x".join(map(str, shape)): [part.tolist() for part in data(shape)]
-            for shape, _ in [*CASES, *GOES_ON]
-        },
+        "data": by_shape(data, [shape for shape, _ in CASES + GOES_ON]),
         "cases": [recorded(soap, *case) for case in CASES],
         "goes_on": [recorded(soap, *case, state_after=4) for case in GOES_ON],
     }
-    Path(__file__).with_name("soap.json").write_text(json.dumps(made) + "\n")
+    write("soap.json", made)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -13,8 +14,9 @@ LAYERS = ["omp", "workqueue"] + ["tbb"] * installed("tbb")
 BEST = [*exhaustive(*LAYERS[:-1]), LAYERS[-1]]
 
 CHILD = """
-import os, sys, threading, multiprocessing, numpy as np
+import os, sys, threading, multiprocessing, warnings, numpy as np
 from fastopt import optimizer
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
 def updater_and_weight():
     return optimizer.get_updater(optimizer.Adam(learning_rate=0.5)), np.zeros(100_000)
 def step(updater, weight, times=3):
@@ -22,28 +24,26 @@ def step(updater, weight, times=3):
         updater(0, np.ones(100_000), weight)
         updater([1, 2], [np.ones(5)] * 2, [np.zeros(5), np.zeros(5)])
     return weight[0], weight[-1]
+def exit_code(child):
+    # The exit code of a forked child that runs a function.
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(int(child()))
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 """
 
 FORK = """
-import warnings
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
-updater, weight = updater_and_weight()
-step(updater, weight, 2)
+made = updater_and_weight()
+step(*made, 2)
 read, write = os.pipe()
-if os.fork() == 0:
-    try:
-        os.write(write, repr(step(updater, weight)).encode())
-    finally:
-        os._exit(0)
-os.wait()
-os.close(write)
-child = os.read(read, 1000).decode()
-print(child == repr(step(updater, weight)))
+exit_code(lambda: not os.write(write, repr(step(*made)).encode()))
+print(os.read(read, 1000).decode() == repr(step(*made)))
 """
 
 POOL = """
-import warnings
-warnings.simplefilter("ignore", DeprecationWarning)
 def work(_):
     return step(*updater_and_weight())
 if __name__ == "__main__":
@@ -53,8 +53,6 @@ if __name__ == "__main__":
 """
 
 HELD = """
-import warnings
-warnings.simplefilter("ignore", DeprecationWarning)
 updater, weight = updater_and_weight()
 step(updater, weight)
 held = threading.Event(), threading.Event()
@@ -65,30 +63,15 @@ def hold():
 thread = threading.Thread(target=hold)
 thread.start()
 held[0].wait()
-pid = os.fork()
-if pid == 0:
-    try:
-        os._exit(0 if step(updater, weight) else 1)
-    finally:
-        os._exit(2)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(exit_code(lambda: not step(updater, weight)))
 held[1].set()
 thread.join()
 """
 
 OTHERS = """
-import warnings
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
 from fastopt._kernels.threads import may_run_parallel
 def forked():
-    pid = os.fork()
-    if pid == 0:
-        try:
-            step(updater, weight)
-            os._exit(may_run_parallel())
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return exit_code(lambda: step(updater, weight) and may_run_parallel())
 updater, weight = updater_and_weight()
 step(updater, weight)
 print(forked())
@@ -107,8 +90,7 @@ thread.join()
 """
 
 COMPILING = """
-import signal, time, warnings
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+import signal, time
 from llvmlite.binding.ffi import lib
 from numba.core.compiler_lock import global_compiler_lock
 begun = threading.Event()
@@ -119,35 +101,53 @@ def compile():
 thread = threading.Thread(target=compile)
 thread.start()
 begun.wait()
-pid = os.fork()
-if pid == 0:
+def child():
     signal.alarm(60)
-    try:
-        os._exit(0 if step(*updater_and_weight()) else 1)
-    finally:
-        os._exit(2)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return not step(*updater_and_weight())
+print(exit_code(child))
 thread.join()
 with global_compiler_lock:
-    print(os.waitstatus_to_exitcode(os.waitpid(os.fork() or os._exit(0), 0)[1]))
+    print(exit_code(int))
 print(global_compiler_lock.is_locked())
 """
 
+LOKY = """
+import joblib
+def work(_):
+    return step(*updater_and_weight())
+print(set(joblib.Parallel(2, backend="loky")(joblib.delayed(work)(k) for k in range(4))) ==
+      {work(0)})
+"""
+
+SEVERAL = """
+def work(results):
+    results.append(step(*updater_and_weight(), times=40))
+results = []
+threads = [threading.Thread(target=work, args=(results,)) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(results), len(set(results)))
+"""
+
+SCRIPTS = {
+    "a forked child continues with the bits of its parent": (FORK, "True"),
+    "locks are fresh in a forked child": (HELD, "0"),
+    "several updaters run at once": (SEVERAL, "4 1"),  # without turns workqueue ends the process
+    "workers of joblib work": (LOKY, "True"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", BEST)
+@pytest.mark.parametrize("name", kept(SCRIPTS, *[*SCRIPTS][:3]))
+def test_under_every_threading_layer(name, layer, run_python):
+    script, expected = SCRIPTS[name]
+    if ("fork" in name and not hasattr(os, "fork")) or (script is LOKY and not find_spec("joblib")):
+        pytest.skip("the platform has no fork, or joblib is missing")
+    assert run_python(CHILD + script, NUMBA_THREADING_LAYER=layer).strip() == expected
+
+
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
-
-
-@pytest.mark.slow
-@forks
-@pytest.mark.parametrize("layer", BEST)
-def test_a_forked_child_continues_with_the_bits_of_its_parent(layer, run_python):
-    assert run_python(CHILD + FORK, NUMBA_THREADING_LAYER=layer).strip() == "True"
-
-
-@pytest.mark.slow
-@forks
-@pytest.mark.parametrize("layer", BEST)
-def test_locks_are_fresh_in_a_forked_child(layer, run_python):
-    assert run_python(CHILD + HELD, NUMBA_THREADING_LAYER=layer).strip() == "0"
 
 
 @pytest.mark.slow
@@ -178,40 +178,6 @@ def test_pools_of_every_start_method_work(layer, method, run_python, tmp_path):
             "capture_output=True, text=True, check=True).stdout)"
         )
     assert run_python(runner, NUMBA_THREADING_LAYER=layer).strip() == "True"
-
-
-LOKY = """
-import joblib
-def work(_):
-    return step(*updater_and_weight())
-print(set(joblib.Parallel(2, backend="loky")(joblib.delayed(work)(k) for k in range(4))) ==
-      {work(0)})
-"""
-
-
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("layer", BEST)
-def test_joblib_workers_work(layer, run_python):
-    pytest.importorskip("joblib")
-    assert run_python(CHILD + LOKY, NUMBA_THREADING_LAYER=layer).strip() == "True"
-
-
-SEVERAL = """
-def work(results):
-    results.append(step(*updater_and_weight(), times=40))
-results = []
-threads = [threading.Thread(target=work, args=(results,)) for _ in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print(len(results), len(set(results)))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layer", BEST)
-def test_several_updaters_may_run_at_once(layer, run_python):
-    """Without turns numba's workqueue layer ends the process."""
-    assert run_python(CHILD + SEVERAL, NUMBA_THREADING_LAYER=layer).strip() == "4 1"
 
 
 COLD = """

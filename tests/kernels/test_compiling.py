@@ -31,8 +31,24 @@ with event.install_recorder("numba:compile") as recorder:
             updater.states.clear()
     print(weight[0], len(recorder.buffer))
 """
-LOAD = "from fastopt import optimizer\n    updater = optimizer.get_updater('{}')"
-ADAM = STEP.format(load=LOAD.format("adam"))
+OF = "from fastopt import optimizer\nupdater = optimizer.get_updater({!r})"
+
+
+def stepping(load):
+    """Code of a step of the updater that other code creates."""
+    return STEP.format(load=textwrap.indent(load, "    ").strip())
+
+
+@pytest.fixture
+def step(run_python, tmp_path):
+    """Run a step in a new process; return the weight and how many compilations there were."""
+
+    def run(load, *args, **environment):
+        environment.setdefault("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+        value, compiled = run_python(stepping(load), *args, **environment).split()
+        return float(value), int(compiled)
+
+    return run
 
 
 @pytest.fixture
@@ -44,22 +60,11 @@ def install(tmp_path):
     return tmp_path / "site"
 
 
-def result(output):
-    value, compiled = output.split()
-    return float(value), int(compiled)
-
-
 @pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lamb", "sgld")])
-def test_a_second_process_compiles_nothing(name, run_python, install, tmp_path):
+def test_a_second_process_compiles_nothing(name, step, install):
     """Whose modules come from bytecode, while those of the first are compiled from their source."""
-    environment = {
-        "PYTHONPATH": str(install),
-        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONDONTWRITEBYTECODE": None,
-    }
-    code = STEP.format(load=LOAD.format(name))
-    first = result(run_python(code, **environment))
-    second = result(run_python(code, **environment))
+    environment = {"PYTHONPATH": str(install), "PYTHONDONTWRITEBYTECODE": None}
+    first, second = (step(OF.format(name), **environment) for _ in range(2))
     assert first[1] > 0
     assert second == (first[0], 0)
 
@@ -78,59 +83,52 @@ class Mine(fastopt.optimizer.Optimizer):
 """
 
 
+MADE = "\nupdater = fastopt.get_updater({}Mine(learning_rate=1.0))"
+
+
 @pytest.mark.slow("exhaustive")
-def test_an_edited_rule_is_compiled_again(run_python, tmp_path):
-    code = STEP.format(
-        load="import mine, fastopt\n    updater = fastopt.get_updater(mine.Mine(learning_rate=1.0))"
-    )
-    environment = {
-        "PYTHONPATH": f"{tmp_path}:{Path(fastopt.__file__).parents[1]}",
-        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    seen = []
+def test_an_edited_rule_is_compiled_again(step, tmp_path):
+    path, seen = f"{tmp_path}:{Path(fastopt.__file__).parents[1]}", []
     for factor in (1, 1, 2, 1):
         (tmp_path / "mine.py").write_text(RULE.format(factor=factor))
-        seen.append(result(run_python(code, **environment)))
-    assert [value for value, _ in seen] == [-1, -1, -2, -1]
-    assert [compiled > 0 for _, compiled in seen] == [True, False, True, False]
+        load = "import mine, fastopt" + MADE.format("mine.")
+        value, compiled = step(load, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+        seen.append((value, compiled > 0))
+    assert seen == [(-1, True), (-1, False), (-2, True), (-1, False)]
 
 
 @pytest.mark.slow("exhaustive")
-def test_an_edited_helper_of_the_library_is_compiled_again(run_python, install, tmp_path):
-    environment = {"PYTHONPATH": str(install), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    before, _ = result(run_python(ADAM, **environment))
+def test_an_edited_helper_of_the_library_is_compiled_again(step, install):
+    before, _ = step(OF.format("adam"), PYTHONPATH=str(install))
     scalars = install / "fastopt" / "kernels" / "scalars.py"
     text = scalars.read_text()
     changed = text.replace("mean = h.beta1 * mean + ", "mean = h.beta1 * mean - ")
     assert changed != text
     scalars.write_text(changed)
-    after, compiled = result(run_python(ADAM, **environment))
+    after, compiled = step(OF.format("adam"), PYTHONPATH=str(install))
     assert after == -before
     assert compiled > 0
 
 
-@pytest.mark.slow("exhaustive")
-def test_a_rule_in_a_script_is_cached_too(run_python, tmp_path):
-    script = tmp_path / "train.py"
-    load = f"{RULE.format(factor=1)}\nupdater = fastopt.get_updater(Mine(learning_rate=1.0))"
-    script.write_text(STEP.format(load=textwrap.indent(load, "    ").strip()))
-    code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    assert result(run_python(code, script, **environment))[1] > 0
-    assert result(run_python(code, script, **environment)) == (-1, 0)
+MINE = RULE.format(factor=1)
+TYPED = {
+    "a script": "import runpy\n"
+    "updater = runpy.run_path(sys.argv[1], run_name='__main__')['updater']",
+    # IPython puts the number of the process into the file names of cells.
+    "a cell of a notebook": "file = '/ipykernel_' + sys.argv[2] + '/1.py'\n"
+    f"exec(compile({MINE!r}, file, 'exec'), globals())\nimport fastopt" + MADE.format(""),
+    "a REPL": MINE + MADE.format(""),  # code from ``python -c`` has no source file either
+}
 
 
 @pytest.mark.slow("exhaustive")
-def test_a_rule_typed_into_a_repl_works(run_python):
-    """Code from ``python -c`` has no source file either."""
-    typed = STEP.format(
-        load=textwrap.indent(
-            f"{RULE.format(factor=3)}\nupdater = fastopt.get_updater(Mine(learning_rate=1.0))",
-            "    ",
-        ).strip()
-    )
-    assert result(run_python(typed))[0] == -3
+@pytest.mark.parametrize("place", TYPED)
+def test_a_rule_outside_of_modules_works_and_is_cached_if_it_has_a_file(place, step, tmp_path):
+    (tmp_path / "train.py").write_text(MINE + MADE.format(""))
+    first, second = (step(TYPED[place], tmp_path / "train.py", k) for k in (1, 2))
+    assert first[0] == second[0] == -1
+    assert first[1] > 0
+    assert place == "a REPL" or second[1] == 0
 
 
 @pytest.mark.slow("exhaustive")
@@ -146,25 +144,11 @@ def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, 
         "XDG_CACHE_HOME": None if home is None else "/dev/null",
         "NUMBA_CACHE_DIR": None,
     }
-    done = run_python(code + ADAM, check=False, **environment)
+    done = run_python(code + stepping(OF.format("adam")), check=False, **environment)
     assert done.returncode == 0, done.stderr
     if home is not None:
         assert done.stderr.count("kernels are compiled again in every process") == 1
-        assert result(done.stdout)[1] > 0
-
-
-@pytest.mark.slow("exhaustive")
-def test_a_cell_of_a_notebook_is_cached_across_kernels(run_python, tmp_path):
-    """IPython puts the number of the process into the file names of cells."""
-    cell = RULE.format(factor=1)
-    code = STEP.format(
-        load=f"file = '/ipykernel_' + sys.argv[1] + '/1.py'"
-        f"\n    exec(compile({cell!r}, file, 'exec'), globals())"
-        "\n    import fastopt\n    updater = fastopt.get_updater(Mine(learning_rate=1.0))"
-    )
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    assert result(run_python(code, 1, **environment))[1] > 0
-    assert result(run_python(code, 2, **environment)) == (-1, 0)
+        assert int(done.stdout.split()[1]) > 0
 
 
 STEPS = """
@@ -206,9 +190,11 @@ def test_processes_that_save_at_once_never_exchange_kernels(tmp_path):
 
 
 @pytest.fixture
-def kernel(monkeypatch, tmp_path) -> Callable:
+def kernel(monkeypatch, tmp_path, caplog) -> Callable:
     """Function that returns a kernel, as in a new process, and its cache hits after a call."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    log_compiling()
+    caplog.set_level(logging.INFO, "fastopt")
 
     def doubled(x):
         return x + x
@@ -244,8 +230,6 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("end", ["nbi", "nbc"])
 def test_a_damaged_file_is_logged_once_and_replaced(end, damage, kernel, tmp_path, caplog):
-    log_compiling()
-    caplog.set_level(logging.INFO, "fastopt")
     assert [kernel(), kernel()] == [0, 1]
     for path in tmp_path.rglob(f"*.{end}"):
         DAMAGES[damage](path)
@@ -261,15 +245,12 @@ def test_a_full_disk_is_logged_once(number, kernel, monkeypatch, caplog):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(IndexDataCacheFile, "_open_for_write", full)
-    log_compiling()
-    caplog.set_level(logging.INFO, "fastopt")
     assert [kernel(), kernel()] == [0, 0]
     assert [os.strerror(number) in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_compilation_is_logged_once(kernel, caplog):
     log_compiling.cache_clear()
-    caplog.set_level(logging.INFO, "fastopt")
     assert [kernel(), kernel()] == [0, 1]
     assert ["compiling kernels" in record.getMessage() for record in caplog.records] == [True]
 

@@ -208,7 +208,10 @@ def with_rule(function):
 
 
 REFUSED = [
-    *((ValueError, ByRows, shape, "index 0: rule by_rows .* two dim") for shape in [(), (3,), (2, 3, 2)]),
+    *(
+        (ValueError, ByRows, shape, "index 0: rule by_rows .* two dim")
+        for shape in [(), (3,), (2, 3, 2)]
+    ),
     (TypeError, with_hyper(None), (2,), r"Wrong.hyper\(\) must return a dict of numbers, got None"),
     (TypeError, with_hyper({}), (2,), r"Wrong.hyper\(\) does not return 'half'"),
     (

@@ -41,6 +41,9 @@ class Case:
         return optimizer.get_updater(self.make(**kwargs))
 
 
+joint = partial(Case, nan_spreads_to="tensor")
+"""A form whose sums over a tensor spread a number that is not finite."""
+
 CASES = [
     Case("sgd"),
     Case("sgd", {"momentum": 0.9}),
@@ -52,8 +55,8 @@ CASES = [
     Case("ftml"),
     Case("lbsgd"),
     Case("lbsgd", {"momentum": 0.9, "batch_scale": 2, "warmup_epochs": 0}),
-    Case("lbsgd", {"warmup_strategy": "lars", "momentum": 0.5}, nan_spreads_to="tensor"),
-    Case("lbsgd", {"warmup_strategy": "lars"}, nan_spreads_to="tensor"),
+    joint("lbsgd", {"warmup_strategy": "lars", "momentum": 0.5}),
+    joint("lbsgd", {"warmup_strategy": "lars"}),
     Case("dcasgd"),
     Case("dcasgd", {"momentum": 0.9}),
     Case("sgld", converges=None),
@@ -68,26 +71,16 @@ CASES = [
     Case("nadam"),
     Case("nadam", {"per_parameter": True}),
     Case("test", wd=0.0, converges=None, frozen_by_zero_lr=False),
-    Case("lamb", nan_spreads_to="tensor"),
-    Case(
-        "lamb",
-        {"bias_correction": False},
-        converges={"learning_rate": 0.05},
-        nan_spreads_to="tensor",
-    ),
-    Case("lars", converges={"learning_rate": 1.0, "eta": 0.1}, nan_spreads_to="tensor"),
-    Case(
-        "lars",
-        {"momentum": 0.5},
-        converges={"learning_rate": 1.0, "eta": 0.1},
-        nan_spreads_to="tensor",
-    ),
+    joint("lamb"),
+    joint("lamb", {"bias_correction": False}, converges={"learning_rate": 0.05}),
+    joint("lars", converges={"learning_rate": 1.0, "eta": 0.1}),
+    joint("lars", {"momentum": 0.5}, converges={"learning_rate": 1.0, "eta": 0.1}),
     Case("groupadagrad", wd=0.0, converges={"learning_rate": 0.5}, nan_spreads_to="row"),
     Case("adamw"),
     Case("adamw", {"correct_bias": False}),
     Case("adamw", {"eta": 0.5}, frozen_by_zero_lr=False),
     Case("adabelief"),
-    Case("lans", nan_spreads_to="tensor"),
+    joint("lans"),
     Case("radam"),
     Case("lion", converges={"learning_rate": 0.05}),
     Case("adam", {"formula": "torch"}),
@@ -132,10 +125,10 @@ RECORDED = [
     Case("adamatan2"),
     Case("adan"),
     Case("adan", {"proximal": False}),
-    Case("novograd", converges={"learning_rate": 0.05}, nan_spreads_to="tensor"),
+    joint("novograd", converges={"learning_rate": 0.05}),
     Case("laprop"),
     Case("mars", converges={**FAST, "beta1": 0.9}),
-    Case("stablespam", nan_spreads_to="tensor"),
+    joint("stablespam"),
     Case("adamw", {"grams": True}),
     Case("rprop", frozen_by_zero_lr=False),
     Case("asgd", converges={"learning_rate": 0.1}),
@@ -149,24 +142,14 @@ RECORDED = [
     Case("lion", {"cautious_decay": True}, converges={"learning_rate": 0.05}),
     Case("adamw", {"cautious": True}),
     Case("adamw", {"cautious_decay": True}),
-    Case("adamw", {"stable": True}, nan_spreads_to="tensor"),
-    Case(
-        "adamw",
-        {"formula": "torch", "cautious": True, "cautious_decay": True, "stable": True},
-        nan_spreads_to="tensor",
-    ),
+    joint("adamw", {"stable": True}),
+    joint("adamw", {"formula": "torch", "cautious": True, "cautious_decay": True, "stable": True}),
     Case("sgd", {"momentum": 0.9, "cautious": True}),
-    Case("adam", {"cautious": True, "stable": True}, nan_spreads_to="tensor"),
+    joint("adam", {"cautious": True, "stable": True}),
     Case("adan", {"cautious": True, "cautious_decay": True}),
-    Case(
-        "novograd", {"cautious": True}, converges={"learning_rate": 0.05}, nan_spreads_to="tensor"
-    ),
+    joint("novograd", {"cautious": True}, converges={"learning_rate": 0.05}),
     Case("prodigy", {"cautious": True, "cautious_decay": True}, converges={"d0": 0.01}),
-    Case(
-        "nadamw",
-        {"cautious": True, "cautious_decay": True, "stable": True},
-        nan_spreads_to="tensor",
-    ),
+    joint("nadamw", {"cautious": True, "cautious_decay": True, "stable": True}),
 ]
 CASES += [replace(case, recorded=True) for case in RECORDED]
 """All forms, of which those of RECORDED are compared by default with recorded numbers alone."""

@@ -2,7 +2,10 @@
 
 import pytest
 
+from fastopt._engine.validate import leaves as flat
 from helpers.cases import CASES, LIGHT, sampled
+
+__all__ = ["FORMS", "bits", "every_case", "flat", "lively", "master_of", "silent"]
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
 
@@ -32,12 +35,3 @@ def master_of(updater, index=0):
 def bits(array):
     """Bits of the numbers of an array."""
     return array.view(f"u{array.itemsize}")
-
-
-def flat(state):
-    """Arrays of a nested state."""
-    if state is None:
-        return []
-    if isinstance(state, (tuple, list)):
-        return [array for part in state for array in flat(part)]
-    return [state]

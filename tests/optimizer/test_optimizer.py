@@ -3,15 +3,18 @@
 import copy
 import math
 import pickle
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import fastopt
-from fastopt import lr_scheduler, optimizer
+from fastopt import optimizer
 from fastopt.arguments import Integer, Real, TableOf, arg, kept
-from fastopt.optimizer import Optimizer
+from fastopt.lr_scheduler import CosineScheduler, FactorScheduler, PlateauScheduler
+from fastopt.optimizer import SGD, Adam, Optimizer
+from helpers.refusals import check_refused
 
 
 def step(made, index=0, times=1):
@@ -25,27 +28,37 @@ def test_create_ignores_case(name):
     assert type(Optimizer.create_optimizer(name)) is optimizer.SGD
 
 
-@pytest.mark.parametrize("name", ["nosuch", ""])
-def test_an_unknown_optimizer_is_refused(name):
-    with pytest.raises(ValueError, match=r"Cannot find optimizer.*adam.*sgd"):
-        optimizer.create(name)
+class Hasty(Optimizer):
+    """A class that does not initialize its base."""
+
+    def __init__(self):
+        pass
 
 
-def test_an_optimizer_of_torch_is_refused_with_the_module_for_it():
-    of_torch = type("Adam", (), {"__module__": "torch.optim.adam"})()
-    with pytest.raises(TypeError, match=r"got .*; fastopt\.torch has optimizers"):
-        fastopt.Updater(of_torch)
+OfTorch = type("Adam", (), {"__module__": "torch.optim.adam"})
+REFUSED = {
+    "optimizer.create('nosuch')": "ValueError: Cannot find optimizer.*adam.*sgd",
+    "optimizer.create('')": "ValueError: Cannot find optimizer.*adam.*sgd",
+    "optimizer.create(None)": "TypeError: must be an Optimizer or its name, got None",
+    "optimizer.create('sgd', momentun=0.9)": "TypeError: SGD does not take momentun",
+    "fastopt.Updater(3)": "TypeError: optimizer must be an Optimizer or its name, got 3",
+    "fastopt.Updater(OfTorch())": r"TypeError: got .*; fastopt\.torch has optimizers",
+    "fastopt.Updater(Hasty())": r"TypeError: Hasty.__init__ must call super\(\).__init__\(\)",
+    "fastopt.Updater(optimizer.GroupAdaGrad(wd=0.1))(0, np.ones((2, 2)), np.ones((2, 2)))": (
+        r"ValueError: index 0: GroupAdaGrad has no weight decay, got 0\.1"
+    ),
+    "optimizer.register(dict)": "TypeError: subclasses of Optimizer",
+    "step(Optimizer())": "NotImplementedError: neither a rule nor an update",
+    "optimizer.SGD(begin_num_update=2**62 + 1)": "ValueError: begin_num_update must be at most",
+    "optimizer.SGD().set_lr_scale({})": "DeprecationWarning: set_lr_mult",
+    "optimizer.SGD().set_wd_mult({0: math.nan})": "ValueError: wd_mult",
+    "optimizer.SGD().set_lr_mult(2.0)": "TypeError: lr_mult",
+}
 
 
-@pytest.mark.parametrize("name", [None, 3])
-def test_what_is_no_name_is_refused(name):
-    with pytest.raises(TypeError, match=f"must be an Optimizer or its name, got {name}"):
-        optimizer.create(name)
-
-
-def test_an_unknown_argument_is_refused():
-    with pytest.raises(TypeError, match="SGD does not take momentun"):
-        optimizer.create("sgd", momentun=0.9)
+@pytest.mark.parametrize("code", REFUSED)
+def test_mistakes_are_refused(code):
+    check_refused(code, REFUSED[code], globals())
 
 
 def test_registering_a_name_again_warns():
@@ -98,16 +111,13 @@ def test_a_registered_class_is_an_attribute_of_the_package():
         del optimizer.opt_registry["fresh"]
 
 
-def test_only_optimizers_can_be_registered():
-    with pytest.raises(TypeError, match="subclasses of Optimizer"):
-        optimizer.register(dict)
-
-
 VALUES = [
     *(("sgd", name, math.nan) for name in ("learning_rate", "wd", "clip_gradient", "momentum")),
     *(("sgd", "learning_rate", rate) for rate in (-1.0, math.inf)),
     ("sgd", "begin_num_update", -1),
     ("sgd", "seed", -1),
+    *(("sgd", name, 10**400) for name in ("learning_rate", "wd", "momentum", "clip_gradient")),
+    *(("sgd", name, 10**400) for name in ("rescale_grad", "begin_num_update")),
     ("adam", "beta1", 1.0),
     ("adam", "beta2", -0.1),
     ("adam", "epsilon", -1.0),
@@ -124,7 +134,7 @@ VALUES = [
     *((name, "formula", "keras") for name in ("sgd", "adam", "adagrad", "rmsprop", "nadam")),
 ]
 TYPES = [
-    *(("sgd", "lr_scheduler", kind) for kind in (0.1, lr_scheduler.CosineScheduler)),
+    *(("sgd", "lr_scheduler", kind) for kind in (0.1, CosineScheduler)),
     *(("sgd", "param_idx2name", names) for names in (["a"], {0: None})),
     ("sgd", "learning_rate", "0.1"),
     ("sgd", "begin_num_update", 0.5),
@@ -139,25 +149,27 @@ TYPES = [
     [(ValueError, *row) for row in VALUES] + [(TypeError, *row) for row in TYPES],
 )
 def test_wrong_arguments_are_named(error, name, argument, wrong):
-    with pytest.raises(error, match=f"^{argument}\\b.* must "):
+    with pytest.raises(error, match=f"^{argument}\\b.* must .*, got "):
         optimizer.create(name, **{argument: wrong})
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["learning_rate", "wd", "momentum", "clip_gradient", "rescale_grad", "begin_num_update"],
+    ("name", "value", "error", "words"),
+    [
+        ("lr_scheduler", lambda n: 10**400, ValueError, "must be a finite number"),
+        ("lr_scheduler", lambda n: None, TypeError, "lr_scheduler must return a number, got None"),
+        ("lr_scheduler", lambda n: "fast", TypeError, "must return a number, got 'fast'"),
+        ("lr_mult", {0: 10**400}, ValueError, "must be a finite number"),
+        *(
+            ("wd_mult", {0: bad}, ValueError, "index 0: weight decay must be a finite number")
+            for bad in (math.nan, -1.0)
+        ),
+    ],
 )
-def test_integers_that_no_float_or_count_can_hold_are_refused(name):
-    with pytest.raises(ValueError, match=f"^{name} must be .*, got 1000+"):
-        optimizer.SGD(**{name: 10**400})
-
-
-@pytest.mark.parametrize("name", ["lr_scheduler", "lr_mult"])
-def test_integers_that_no_float_can_hold_change_nothing(name):
-    made = optimizer.SGD(**{"lr_scheduler": lambda n: 10**400} if name == "lr_scheduler" else {})
-    if name == "lr_mult":
-        made.lr_mult = {0: 10**400}
-    with pytest.raises(ValueError, match="must be a finite number"):
+def test_a_rate_or_a_decay_that_is_no_number_changes_nothing(name, value, error, words):
+    made = optimizer.SGD(wd=1.0)
+    setattr(made, name, value)
+    with pytest.raises(error, match=words):
         step(made)
     assert made.num_update == 0
 
@@ -166,8 +178,6 @@ def test_updates_are_counted_from_at_most_the_half_of_64_bits():
     made = optimizer.SGD(begin_num_update=2**62)
     step(made)
     assert made.num_update == 2**62 + 1
-    with pytest.raises(ValueError, match="begin_num_update must be at most"):
-        optimizer.SGD(begin_num_update=2**62 + 1)
 
 
 @pytest.mark.parametrize(("name", "t"), [("adam", 51), ("adopt", 1), ("galore", 1)])
@@ -181,11 +191,6 @@ def test_formulas_go_on_from_the_initial_count_but_not_what_is_first(name, t):
     size = 0.1 * 0.1 / np.sqrt(0.01) * np.sqrt(1 - 0.99**t) / (1 - 0.9**t)
     size *= {"adam": 1, "adopt": 0, "galore": 0.25}[name]
     np.testing.assert_allclose(weight, -size * grad, rtol=1e-4)
-
-
-def test_the_base_class_updates_nothing():
-    with pytest.raises(NotImplementedError, match="neither a rule nor an update"):
-        step(Optimizer())
 
 
 def test_counts_belong_to_the_index_and_num_update_is_their_maximum():
@@ -232,7 +237,7 @@ def test_lbsgd_reads_the_schedule_before_it_counts():
 
 
 def test_a_learning_rate_becomes_the_base_rate_of_the_schedule():
-    schedule = lr_scheduler.FactorScheduler(10, 0.5)
+    schedule = FactorScheduler(10, 0.5)
     made = [
         optimizer.SGD(lr_scheduler=schedule),
         optimizer.SGD(lr_scheduler=schedule, learning_rate=0.2),
@@ -244,72 +249,38 @@ def test_a_learning_rate_becomes_the_base_rate_of_the_schedule():
     assert optimizer.SGD().learning_rate == 0.01
 
 
-SCHEDULE_TRAPS = {
-    "the default rate replaces a base_lr": (
-        optimizer.Adam,
-        {},
-        lambda: lr_scheduler.FactorScheduler(10, base_lr=0.3),
-        0.001,
-        "learning_rate=0.001 of Adam replaces base_lr=0.3 of FactorScheduler; "
-        "learning_rate=None keeps base_lr",
-    ),
-    "a rate replaces a base_lr": (
-        optimizer.SGD,
-        {"learning_rate": 0.2},
-        lambda: lr_scheduler.PlateauScheduler(base_lr=0.3),
-        0.2,
-        "learning_rate=0.2 of SGD replaces base_lr=0.3 of PlateauScheduler",
-    ),
-    "a rate has no effect": (
-        optimizer.Adam,
-        {"learning_rate": 0.05},
-        lambda: lr_scheduler.CosineScheduler(1000),
-        0.01,
-        "learning_rate=0.05 of Adam has no effect: CosineScheduler keeps its base_lr=0.01",
-    ),
-    "warm-up ends elsewhere": (
-        optimizer.SGD,
-        {"learning_rate": 0.2},
-        lambda: lr_scheduler.FactorScheduler(10, warmup_steps=5, warmup_begin_lr=0.005),
-        0.005,
-        "learning_rate=0.2 of SGD replaces base_lr=0.01 .* after warm-up, which still ends at 0.01",
-    ),
-}
+RATES = [
+    (Adam, {}, FactorScheduler(10, base_lr=0.3), 0.001, "learning_rate=0.001 of Adam replaces "
+     "base_lr=0.3 of FactorScheduler; learning_rate=None keeps base_lr"),
+    (SGD, {"lr": 0.2}, PlateauScheduler(base_lr=0.3), 0.2,
+     "learning_rate=0.2 of SGD replaces base_lr=0.3 of PlateauScheduler"),
+    (Adam, {"lr": 0.05}, CosineScheduler(1000), 0.01,
+     "learning_rate=0.05 of Adam has no effect: CosineScheduler keeps its base_lr=0.01"),
+    (SGD, {"lr": 0.2}, FactorScheduler(10, warmup_steps=5, warmup_begin_lr=0.005), 0.005,
+     "learning_rate=0.2 of SGD replaces base_lr=0.01 .* after warm-up, which still ends at 0.01"),
+    (Adam, {"lr": None}, FactorScheduler(9, base_lr=0.3), 0.3, None),
+    (Adam, {}, CosineScheduler(9, base_lr=0.3), 0.3, None),
+    (SGD, {"lr": 0.3}, CosineScheduler(9, base_lr=0.3), 0.3, None),
+    (SGD, {"lr": 0.3}, FactorScheduler(9), 0.3, None),
+    (SGD, {"lr": 0.3}, lambda n: 0.1, 0.1, None),
+]  # fmt: skip
+"""Class, arguments, schedule, the rate that holds, and the warning of two that differ."""
 
 
-@pytest.mark.parametrize("case", SCHEDULE_TRAPS.values(), ids=SCHEDULE_TRAPS.keys())
-def test_a_rate_and_a_schedule_that_differ_warn_once_of_the_one_that_holds(case):
-    klass, arguments, make, rate, words = case
-    schedule = make()
+@pytest.mark.parametrize(("klass", "arguments", "schedule", "rate", "words"), RATES)
+def test_a_rate_and_a_schedule_that_differ_warn_once_of_the_one_that_holds(
+    klass, arguments, schedule, rate, words, recwarn
+):
     before = dict(vars(schedule))
-    with pytest.warns(UserWarning, match=f"^{words}") as record:
-        made = klass(lr_scheduler=schedule, **arguments)
-    assert [warning.filename for warning in record] == [__file__]
+    made = klass(lr_scheduler=schedule, **arguments)
+    assert [warning.filename for warning in recwarn] == [__file__] * (words is not None)
+    assert words is None or re.match(words, str(recwarn.pop().message))
     assert made.learning_rate == rate
     assert vars(schedule) == before
 
 
-@pytest.mark.parametrize(
-    ("klass", "arguments", "schedule", "rate"),
-    [
-        (
-            optimizer.Adam,
-            {"learning_rate": None},
-            lr_scheduler.FactorScheduler(9, base_lr=0.3),
-            0.3,
-        ),
-        (optimizer.Adam, {}, lr_scheduler.CosineScheduler(9, base_lr=0.3), 0.3),
-        (optimizer.SGD, {"learning_rate": 0.3}, lr_scheduler.CosineScheduler(9, base_lr=0.3), 0.3),
-        (optimizer.SGD, {"learning_rate": 0.3}, lr_scheduler.FactorScheduler(9), 0.3),
-        (optimizer.SGD, {"learning_rate": 0.3}, lambda n: 0.1, 0.1),
-    ],
-)
-def test_one_rate_beside_a_schedule_does_not_warn(klass, arguments, schedule, rate):
-    assert klass(lr_scheduler=schedule, **arguments).learning_rate == rate
-
-
 def test_optimizers_share_a_schedule_whose_state_advances():
-    plateau = lr_scheduler.PlateauScheduler(0.5, patience=1)
+    plateau = PlateauScheduler(0.5, patience=1)
     made = [optimizer.SGD(lr_scheduler=plateau, learning_rate=rate) for rate in (None, 0.2, 0.4)]
     for loss in (1.0, 1.0):
         plateau.step(loss)
@@ -344,39 +315,6 @@ def test_the_rate_cannot_be_set_beside_a_schedule():
     assert plain.learning_rate == 0.2
 
 
-@pytest.mark.parametrize("rate", [None, "fast"])
-def test_a_schedule_that_returns_no_number_is_named(rate):
-    made = optimizer.SGD(lr_scheduler=lambda n: rate)
-    with pytest.raises(TypeError, match=f"lr_scheduler must return a number, got {rate!r}"):
-        step(made)
-    assert made.num_update == 0
-
-
-@pytest.mark.parametrize("bad", [float("nan"), -1.0])
-def test_a_decay_that_became_invalid_is_refused(bad):
-    made = optimizer.SGD(wd=1.0)
-    with pytest.raises(ValueError, match=rf"^wd must be a finite number, at least 0, got {bad}"):
-        made.wd = bad
-    assert made.wd == 1
-    made.wd_mult[0] = bad
-    with pytest.raises(ValueError, match="index 0: weight decay must be a finite number"):
-        step(made)
-
-
-def test_a_class_must_initialize_its_base():
-    class Hasty(optimizer.Optimizer):
-        def __init__(self):
-            pass
-
-    with pytest.raises(TypeError, match=r"Hasty.__init__ must call super\(\).__init__\(\)"):
-        optimizer.get_updater(Hasty())
-
-
-def test_set_lr_scale_is_gone():
-    with pytest.raises(DeprecationWarning, match="set_lr_mult"):
-        optimizer.SGD().set_lr_scale({})
-
-
 def test_multipliers_come_from_param_dict_then_index_then_name():
     made = optimizer.SGD(
         learning_rate=1.0,
@@ -390,20 +328,19 @@ def test_multipliers_come_from_param_dict_then_index_then_name():
     assert [made._get_wd(i) for i in range(5)] == [20, 3, 4, 1, 1]
 
 
-def test_names_decide_about_decay():
-    names = {0: "a_weight", 1: "a_bias", 2: "bn_gamma", 3: "bn_beta"}
-    assert [optimizer.SGD(wd=1.0, param_idx2name=names)._get_wd(i) for i in names] == [1, 0, 1, 0]
-    assert [optimizer.LARS(wd=1.0, param_idx2name=names)._get_wd(i) for i in names] == [1, 0, 0, 0]
-    assert optimizer.SGD(wd=1.0)._get_wd(1) == 1
+@pytest.mark.parametrize(("kind", "decaying"), [
+    (optimizer.SGD, ("weight", "gamma", "kernel")), (optimizer.LARS, ("weight", "kernel")),
+])  # fmt: skip
+def test_names_decide_about_decay(kind, decaying):
+    words = "weight", "gamma", "kernel", "bias", "beta"
+    expected = {f"layer{by}{word}": word in decaying for word in words for by in "_./"}
+    expected |= {"W1": False, "weightnorm": False}
+    made = kind(wd=1.0, param_idx2name=dict(enumerate(expected)))
+    assert [made._get_wd(i) for i in range(len(expected))] == [*expected.values()]
+    assert kind(wd=1.0)._get_wd(1) == 1
 
 
-def test_names_of_other_libraries_decay_too():
-    words = ["weight", "gamma", "kernel", "bias", "beta"]
-    names = [f"layer{separator}{word}" for word in words for separator in "_./"]
-    made = optimizer.SGD(wd=1.0, param_idx2name=dict(enumerate([*names, "W1", "weightnorm"])))
-    assert [made._get_wd(i) for i in range(17)] == [1] * 9 + [0] * 8
-    made = optimizer.LARS(wd=1.0, param_idx2name=dict(enumerate(names)))
-    assert [made._get_wd(i) for i in range(15)] == [1] * 3 + [0] * 3 + [1] * 3 + [0] * 6
+MULTIPLIERS = SimpleNamespace(lr_mult=1, wd_mult=1)
 
 
 def updates(updater, *calls):
@@ -423,41 +360,39 @@ def test_decay_that_reaches_no_name_warns_once_with_the_rule():
     assert [warning.filename for warning in record] == [__file__]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"wd": 0.1, "param_idx2name": {0: "a.weight", 1: "b1"}},
-        {"wd": 0.1},
-        {"param_idx2name": {0: "W1", 1: "b1"}},
-        {
-            "wd": 0.1,
-            "param_idx2name": {0: "W1"},
-            "param_dict": {0: SimpleNamespace(lr_mult=1, wd_mult=1)},
-        },
-    ],
-)
-def test_decay_that_reaches_a_parameter_does_not_warn(arguments):
-    updates(optimizer.get_updater(optimizer.SGD(**arguments)), [0, 1], [0, 1])
-
-
-def test_a_name_that_is_given_a_decay_by_hand_does_not_warn():
+def by_hand():
     made = optimizer.SGD(wd=0.1, param_idx2name={0: "W1", 1: "b1"})
     made.set_wd_mult({"W1": 1.0})
-    updates(optimizer.get_updater(made), [0, 1], [0, 1])
+    return made
 
 
-LOST = {
-    "a list": ({}, [[0, 1]]),
-    "single calls, with names": ({"param_idx2name": {0: "a_weight", 1: "b_bias"}}, [0, 1]),
-    "single calls, without names": ({}, [0, 1, 0]),
-    "text as indices": ({}, ["a_weight", "b_bias", "a_weight"]),
-}
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optimizer.SGD(wd=0.1, param_idx2name={0: "a.weight", 1: "b1"}),
+        lambda: optimizer.SGD(wd=0.1),
+        lambda: optimizer.SGD(param_idx2name={0: "W1", 1: "b1"}),
+        lambda: optimizer.SGD(wd=0.1, param_idx2name={0: "W1"}, param_dict={0: MULTIPLIERS}),
+        by_hand,
+    ],
+)
+def test_decay_that_reaches_a_parameter_does_not_warn(make):
+    updates(optimizer.get_updater(make()), [0, 1], [0, 1])
 
 
-@pytest.mark.parametrize("case", LOST.values(), ids=LOST.keys())
+LOST = [
+    ({}, [[0, 1]]),
+    ({"param_idx2name": {0: "a_weight", 1: "b_bias"}}, [0, 1]),
+    ({}, [0, 1, 0]),
+    ({}, ["a_weight", "b_bias", "a_weight"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "calls"), LOST)
 @pytest.mark.parametrize("attribute", ["lr_mult", "wd_mult"])
-def test_multipliers_that_no_parameter_has_warn_once_all_names_are_known(case, attribute):
-    arguments, calls = case
+def test_multipliers_that_no_parameter_has_warn_once_all_names_are_known(
+    arguments, calls, attribute
+):
     made = optimizer.SGD(**arguments)
     known = {0: 1.0} if 0 in calls or [0, 1] in calls else {"a_weight": 1.0}
     getattr(made, f"set_{attribute}")({"typo_weight": 3.0, 7: 2.0} | known)
@@ -470,13 +405,6 @@ def test_multipliers_that_no_parameter_has_warn_once_all_names_are_known(case, a
     updates(updater, *calls, *calls)
 
 
-@pytest.mark.parametrize("calls", [[0, 0], [[0]] * 2, [[0, 1]], ["a", "a"]])
-def test_multipliers_are_checked_in_the_first_round_only(calls):
-    made = optimizer.SGD()
-    updates(optimizer.get_updater(made), *calls)
-    assert not made.unchecked
-
-
 def test_multipliers_of_indices_names_objects_and_symbols_do_not_warn():
     symbol = SimpleNamespace(
         attr_dict=lambda: {"data": {"__lr_mult__": 2}}, list_arguments=lambda: ["data"]
@@ -484,7 +412,7 @@ def test_multipliers_of_indices_names_objects_and_symbols_do_not_warn():
     made = optimizer.SGD(
         sym=symbol,
         param_idx2name={0: "a_weight", 1: "b_bias"},
-        param_dict={5: SimpleNamespace(lr_mult=1, wd_mult=1)},
+        param_dict={5: MULTIPLIERS},
     )
     made.set_lr_mult({0: 1.0, "b_bias": 2.0, 5: 2.0, "data": 1.0})
     updates(optimizer.get_updater(made), 0, 1, [0, 1])
@@ -509,10 +437,6 @@ def test_setting_multipliers_forgets_the_old_ones():
     made.set_lr_mult({0: 2.0})
     made.set_lr_mult({1: 2.0})
     assert made.lr_mult == {1: 2.0}
-    with pytest.raises(ValueError, match="wd_mult"):
-        made.set_wd_mult({0: float("nan")})
-    with pytest.raises(TypeError, match="lr_mult"):
-        made.set_lr_mult(2.0)
 
 
 def test_a_symbol_lends_its_attributes():
@@ -559,16 +483,6 @@ def test_nadams_product_belongs_to_all_parameters_unless_asked():
     single = products(per_parameter=True)
     assert single.m_schedule == 1
     assert single._m_schedules == pytest.approx({0: momentum[0] * momentum[1], 1: momentum[0]})
-
-
-def test_groupadagrad_refuses_what_it_has_no_formula_for():
-    updater = optimizer.get_updater(optimizer.GroupAdaGrad(wd=0.1))
-    with pytest.raises(ValueError, match=r"index 0: GroupAdaGrad has no weight decay, got 0\.1"):
-        updater(0, np.ones((2, 2)), np.ones((2, 2)))
-    with pytest.raises(ValueError, match="two dimensions"):
-        updater(1, np.ones(2), np.ones(2))
-    assert updater.states == {}
-    assert updater.optimizer._index_update_count == {}
 
 
 def test_ccsgd_says_that_it_is_deprecated():

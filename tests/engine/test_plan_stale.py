@@ -11,13 +11,6 @@ WAYS = {"list": as_list, "single": one_by_one}
 both_ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
-class Multipliers:
-    """What param_dict holds."""
-
-    def __init__(self, lr_mult):
-        self.lr_mult, self.wd_mult = lr_mult, 1.0
-
-
 def ones(count=2):
     return [np.ones(3) for _ in range(count)]
 
@@ -50,19 +43,6 @@ def test_a_failed_call_is_not_the_last_update():
     updater.flush(0)
     assert weight[1, 0] < 1
     assert other[1, 0] == 1
-
-
-@both_ways
-def test_a_replaced_object_of_param_dict_is_used_in_the_next_call(way):
-    made = optimizer.SGD(learning_rate=1.0, param_dict={0: Multipliers(1.0), 1: Multipliers(1.0)})
-    updater, weights = optimizer.Updater(made), [np.zeros(3), np.zeros(3)]
-    for _ in range(2):
-        way(updater, [0, 1], ones(), weights)
-    other = made.param_dict[0] = Multipliers(2.0)
-    way(updater, [0, 1], ones(), weights)
-    other.lr_mult = 5.0
-    way(updater, [0, 1], ones(), weights)
-    np.testing.assert_array_equal(weights[0], -1 - 1 - 2 - 5)
 
 
 @both_ways

@@ -208,21 +208,3 @@ def test_states_may_be_assigned_by_another_thread(size):
         thread.join()
     assert updater.optimizer._index_update_count == {0: 60, 1: 60}
     assert np.isfinite(weights).all()
-
-
-def test_a_schedule_may_change_settings_and_states():
-    updater = optimizer.Updater(optimizer.SGD(momentum=0.5))
-    updaters, ends = [updater, optimizer.Updater(optimizer.SGD(momentum=0.5))], []
-    for changes, each in zip((True, False), updaters, strict=True):
-
-        def schedule(update, changes=changes, each=each):
-            if changes:
-                each.states = dict(each.states)
-                each.optimizer.wd = 0.0
-            return 0.1
-
-        each.optimizer.lr_scheduler, weight = schedule, np.ones(3)
-        for _ in range(4):
-            each(0, np.ones(3), weight)
-        ends.append((weight.tolist(), each.optimizer.num_update))
-    assert ends[0] == ends[1]

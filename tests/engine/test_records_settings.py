@@ -10,7 +10,7 @@ from fastopt import optimizer
 from fastopt._kernels.numpy_abi import readable
 from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
-from helpers.tensor_lists import everything, normal
+from helpers.tensor_lists import as_list, everything, normal, one_by_one
 
 pytestmark = [
     pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
@@ -21,6 +21,7 @@ SHAPES = [(3, 4), (5,), (3, 4), (2, 3, 2), (1,)]
 
 
 SETTINGS = {
+    "plain": dict,
     "clip": lambda: {"clip_global_norm": 0.5},
     "scaler": lambda: {"loss_scaler": LossScaler(init_scale=8.0, growth_interval=2)},
     "scaler and clip": lambda: {"loss_scaler": LossScaler(), "clip_global_norm": 0.5},
@@ -29,73 +30,59 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("setting", ["clip", "scaler"])
-def test_a_call_that_is_skipped_changes_nothing_but_the_loss_scale(setting):
-    asked = []
-    made = optimizer.Adam(lr_scheduler=lambda update: asked.append(update) or 0.1)
-    updater, weights = fastopt.Updater(made, **SETTINGS[setting]()), [np.ones(3) for _ in range(3)]
-    updater([0, 1], [np.ones(3), np.ones(3)], weights[:2])
-    before, calls = everything(updater, weights)[:3], len(asked)
-    bad = np.array([1.0, np.inf, 1.0])
-    for _ in range(3):
-        updater([0, 1], [np.ones(3), bad], weights[:2])
-        assert updater.info.skipped
-        assert updater.info.non_finite == ("1",)
-        updater([1, 2], [np.ones(3), bad], weights[1:])  # the second has no state yet
-        assert updater.info.non_finite == ("2",)
-        updater(0, bad, weights[0])
-        updater(0, np.array([1.0, 1.0, np.nan]), weights[0])
-    assert everything(updater, weights)[:3] == before
-    assert len(asked) == calls
-    updater([0, 1], [np.ones(3), np.ones(3)], weights[:2])
-    assert updater.info.stepped
-    assert len(asked) == calls + 1
+class Setting:
+    """A parameter whose multiplier changes the decay when it is read."""
+
+    wd_mult = 1.0
+
+    def __init__(self, change):
+        self.change = change
+
+    @property
+    def lr_mult(self):
+        self.change()
+        return 1.0
 
 
-def test_attributes_of_groups_are_followed():
-    """Those of the updater's optimizer, and of the optimizer of a group."""
-    ends = []
-    for fresh in (False, True):
-        made, other = optimizer.Adam(wd=0.1), optimizer.SGD(lr=0.5, momentum=0.9)
-        groups = {"^0$": {"lr": 0.5}, "^1$": {"optimizer": other}}
-        updater, weights = fastopt.Updater(made, groups=groups), [np.ones(3) for _ in range(3)]
-        for step in range(12):
-            made.wd, other.lr = 0.1 * (step // 2), 0.5 / (1 + step // 3)
-            if step == 4:
-                made.rescale_grad = 0.5
-            if step == 6:
-                made.beta1 = 0.5
-            if step == 8:
-                made.set_lr_mult({0: 0.5, 1: 2.0})
-            if step == 10:
-                other.momentum = 0.5
-            if fresh:
-                updater.states = updater.states
-            updater([0, 1, 2], [np.ones(3)] * 3, weights)
-        ends.append(everything(updater, weights))
-        assert not hasattr(updater.parameters, "unrecorded")
-    assert ends[0] == ends[1]
-
-
-@pytest.mark.parametrize("setting", ["clip", "scaler", "accumulate"])
-def test_a_schedule_may_change_attributes_while_gradients_are_scaled(setting):
+@pytest.mark.parametrize("by", ["schedule", "multiplier"])
+@pytest.mark.parametrize("setting", ["plain", "clip", "scaler", "accumulate"])
+def test_what_is_asked_for_a_rate_may_change_attributes_and_states(setting, by):
     ends = []
     for inside in (False, True):
-        made = optimizer.SGD(wd=0.0)
-
-        def scheduled(update, made=made, inside=inside):
-            if inside:
-                made.wd = 0.1 * update
-            return 0.1
-
-        made.lr_scheduler = scheduled
+        made = optimizer.SGD(wd=0.0, momentum=0.5)
         updater, weight = fastopt.Updater(made, **SETTINGS[setting]()), np.ones(3)
-        for _ in range(6):
+
+        def change(updater=updater, inside=inside):
+            if inside:
+                updater.states = dict(updater.states)
+                updater.optimizer.wd = 0.1 * (updater.optimizer._index_update_count.get(0, 0) // 2)
+
+        if by == "schedule":
+            made.lr_scheduler = lambda update, change=change: change() or 0.1
+        else:
+            made.param_dict = {0: Setting(change)}
+        for step in range(6):
             if not inside:
-                made.wd = 0.1 * (1 + made.num_update)
+                made.wd = 0.1 * (made.num_update // 2)
             updater(0, np.full(3, 5.0), weight)
-        ends.append(weight.tobytes())
+        ends.append((weight.tobytes(), made.num_update))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("way", [as_list, one_by_one])
+def test_multipliers_of_parameters_are_read_in_every_call(way):
+    parameters = {k: SimpleNamespace(lr_mult=1.0, wd_mult=1.0) for k in range(2)}
+    updater = fastopt.Updater(optimizer.SGD(lr=1.0, param_dict=parameters))
+    weights, total = [np.zeros(1), np.zeros(1)], 0.0
+    for step in range(30):
+        if step == 20:
+            updater.optimizer.param_dict[0] = SimpleNamespace(wd_mult=1.0)
+        updater.optimizer.param_dict[0].lr_mult = 1.0 + step
+        total += 1.0 + step
+        way(updater, [0, 1], [np.ones(1), np.ones(1)], weights)
+    np.testing.assert_array_equal(weights, [[-total], [-30]])
+    assert not hasattr(updater.parameters, "unrecorded")
+    assert len(updater.records.shared) <= 3
 
 
 @pytest.mark.slow
@@ -111,38 +98,6 @@ def test_averages_replace_the_last_weight_of_dense_and_of_row_sparse_calls(calls
     with updater.averaged():
         changed = [call for call, weight in weights.items() if np.any(weight != before[call])]
     assert changed == [calls[-1]]
-
-
-def test_multipliers_of_parameters_are_read_in_every_call():
-    parameters = {k: SimpleNamespace(lr_mult=1.0, wd_mult=1.0) for k in range(2)}
-    updater = fastopt.Updater(optimizer.SGD(lr=1.0, param_dict=parameters))
-    weights, total = [np.zeros(1), np.zeros(1)], 0.0
-    for step in range(30):
-        parameters[0].lr_mult = 1.0 + step
-        total += 1.0 + step
-        updater([0, 1], [np.ones(1), np.ones(1)], weights)
-    np.testing.assert_array_equal(weights, [[-total], [-30]])
-    assert not hasattr(updater.parameters, "unrecorded")
-    assert len(updater.records.shared) <= 3
-
-
-def test_a_multiplier_may_change_attributes_of_the_optimizer():
-    decays, expected = [0.0, 0.0, 0.5, 0.5, 0.25], 1.0
-
-    class Parameter:
-        wd_mult = 1.0
-
-        @property
-        def lr_mult(self):
-            made.wd = decay
-            return 1.0
-
-    made = optimizer.SGD(lr=1.0, param_dict={0: Parameter()})
-    updater, weight = fastopt.Updater(made), np.ones(1)
-    for decay in decays:
-        updater(0, np.zeros(1), weight)
-        expected *= 1 - decay
-        assert weight == expected
 
 
 def test_hyper_may_depend_on_the_count_of_each_tensor():
@@ -172,40 +127,6 @@ def test_an_index_that_occurs_twice_is_measured_twice_and_accumulated_once():
             updater([0, 0], [np.ones(1), np.ones(1)], [weight, weight])
 
 
-class Unscaled(optimizer.Optimizer):
-    """Its rule has no rescale_grad, so that the gradients themselves are scaled."""
-
-    @fastopt.rule(hyper=("lr",))
-    def rule(weight, grad, state, h):
-        return weight - h.lr * grad, ()
-
-
-class UnscaledInNumPy(optimizer.Optimizer):
-    """The same in NumPy, whose gradients Python scales."""
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        weight -= self._get_lr(index) * grad
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize("setting", ["scaler and clip", "accumulate", "clip_adaptive"])
-def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype):
-    ends = []
-    for kind in (Unscaled, UnscaledInNumPy):
-        updater = fastopt.Updater(
-            kind(learning_rate=0.1, multi_precision=True), **SETTINGS[setting]()
-        )
-        weights = [normal(9, shape, dtype) for shape in SHAPES]
-        for step in range(6):
-            grads = [normal(step + k, shape, dtype) for k, shape in enumerate(SHAPES)]
-            updater([*range(len(SHAPES))], grads, weights)
-        ends.append(weights)
-    for found, expected in zip(*ends, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-3 if dtype == "float16" else 1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["plain", "clip", "scaler", "clip_adaptive", "accumulate"])
 @pytest.mark.parametrize(
@@ -213,7 +134,7 @@ def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype):
 )
 def test_frozen_parameters_of_a_list_are_left_out(setting, scheduled_by):
     """Whatever their gradients, with the bits of lists without them, and without Python."""
-    ends, settings = [], SETTINGS.get(setting, dict)
+    ends, settings = [], SETTINGS[setting]
     for frozen in (True, False):
         groups = {"^[14]$": {"frozen": True}, "0": {"wd": 0.5}} if frozen else {"0": {"wd": 0.5}}
         made = optimizer.Prodigy(lr_scheduler=scheduled_by)

@@ -91,16 +91,6 @@ def test_counts_and_schedules_advance_with_updates(rng):
     assert sorted(set(asked)) == [1, 2]
 
 
-def test_a_gradient_in_the_memory_of_its_weight_is_refused_in_every_call():
-    made, weight = adam(accumulate=3), np.ones(3, np.float32)
-    for call in range(9):
-        with pytest.raises(ValueError, match="weight and gradient share memory"):
-            made("w", weight, weight)
-        made("w", np.ones(3, np.float64 if call > 5 else np.float32), weight)
-        assert made.info.stepped == (call % 3 == 2)
-    assert made.info.slow.calls == 0
-
-
 @pytest.mark.slow
 @given(order=st.lists(st.booleans(), min_size=2, max_size=5), seed=st.integers(0, 99))
 def test_dense_and_row_sparse_gradients_mix(order, seed):
@@ -116,16 +106,6 @@ def test_dense_and_row_sparse_gradients_mix(order, seed):
         total += grad.to_dense()
         made(0, grad if sparse else grad.to_dense(), weight)
     np.testing.assert_allclose(weight, 1 + total / len(order), rtol=1e-5)
-
-
-def test_a_checkpoint_within_a_window_needs_the_same_setting():
-    made = adam(accumulate=2)
-    made(0, np.ones(2), np.ones(2))
-    for every in (1, 3):
-        with pytest.raises(
-            CheckpointError, match=f"accumulate=2, the updater has accumulate={every}"
-        ):
-            adam(accumulate=every).load_states_dict(made.states_dict())
 
 
 def test_a_checkpoint_with_another_accumulate_warns_or_is_refused(tmp_path):

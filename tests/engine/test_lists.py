@@ -46,19 +46,8 @@ def test_what_is_no_list_is_refused_clearly(seen):
     assert everything(updater, weights) == before
 
 
-HALF, FORTRAN = Tensor((4, 3), "float16"), Tensor((4, 3), weight="fortran")
+FORTRAN = Tensor((4, 3), weight="fortran")
 ROWS = Tensor((4, 3), gradient="rows")
-
-
-def test_an_index_that_comes_twice_counts_in_no_joint_step():
-    """Whatever the forms of its gradients; nothing changes."""
-    updater = optimizer.get_updater(optimizer.Prodigy(multi_precision=True))
-    weight = HALF.make(0)
-    grads = [HALF.slope(1), HALF.slope(2).astype(np.float32)]
-    before = everything(updater, [weight])
-    with pytest.raises(ValueError, match="updates an index once in each list"):
-        updater(["a", "a"], grads, [weight, weight])
-    assert everything(updater, [weight]) == before
 
 
 def test_a_list_with_an_index_twice_that_fails_restores_copies_too():

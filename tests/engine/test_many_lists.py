@@ -10,51 +10,6 @@ from fastopt import optimizer
 from helpers.tensor_lists import everything
 
 
-def train(updater, lists, steps=5, size=3):
-    weights = {index: np.ones(size) for indices in lists for index in np.ravel(indices).tolist()}
-    for _ in range(steps):
-        for indices in lists:
-            if isinstance(indices, list):
-                grads = [np.ones(size) for _ in indices]
-                updater(indices, grads, [weights[index] for index in indices])
-            else:
-                updater(indices, np.ones(size), weights[indices])
-    return weights
-
-
-OPTIMIZERS = [
-    optimizer.Adam,
-    optimizer.Prodigy,  # sums over the tensors of a step
-    optimizer.Test,  # overrides counts
-    lambda: optimizer.Nadam(lr_scheduler=lambda update: 0.1 / update),  # in the order of a list
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [3, 50_000])
-@pytest.mark.parametrize("make", OPTIMIZERS, ids=["adam", "prodigy", "test", "nadam"])
-def test_no_list_needs_python(unrecorded, make, size):
-    """Whatever the lists, as of a generator and a discriminator: dense calls have records."""
-    train(optimizer.Updater(make()), [[0, 1], [2, 1, 0], 1, [2], [3, 4]], size=size)
-    assert unrecorded == []
-
-
-def test_updaters_that_share_an_optimizer_keep_records_of_their_own():
-    ends = []
-    for fresh in (False, True):
-        made = optimizer.Adam(learning_rate=0.1)
-        updaters, weights = [optimizer.Updater(made) for _ in "ab"], [np.ones(3), np.ones(3)]
-        for step in range(6):
-            for updater, weight in zip(updaters, weights, strict=True):
-                if fresh:
-                    updater.states = updater.states
-                made.lr = 0.1 / (1 + step // 2)
-                updater(0, np.ones(3), weight)
-        assert [u.optimizer._index_update_count for u in updaters] == [{0: 6}] * 2
-        ends.append([everything(u, w) for u, w in zip(updaters, weights, strict=True)])
-    assert ends[0] == ends[1]
-
-
 def test_an_updater_is_freed_with_its_weights_and_states():
     updater, weight = optimizer.Updater(optimizer.Adam()), np.ones(3)
     for _ in range(3):
@@ -120,14 +75,4 @@ def test_what_hyper_gives_is_followed_under_a_schedule(given):
             made.own = 5.0
         updater(0, np.ones(3), weight)
         expected -= (rate if given == "rate" else made.own) / 10
-        np.testing.assert_allclose(weight, expected, rtol=1e-15)
-
-
-def test_decay_that_a_schedule_multiplies_is_followed():
-    rates = [0.5, 0.25, 0.125]
-    made = optimizer.AdamW(lr_scheduler=lambda update: rates[update - 1], wd=0.5, formula="torch")
-    updater, weight, expected = optimizer.Updater(made), np.ones(3), 1.0
-    for rate in rates:
-        updater(0, np.zeros(3), weight)
-        expected *= 1 - rate * 0.5
         np.testing.assert_allclose(weight, expected, rtol=1e-15)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.sparse import RowSparse
-from helpers.cases import exhaustive, kept
-from helpers.half_precision import FORMS, bits, every_case, master_of, silent
+from helpers.cases import exhaustive
+from helpers.half_precision import bits, every_case, master_of
 
 
 @pytest.mark.slow("exhaustive")
@@ -58,22 +57,3 @@ def describe(state):
     if isinstance(state, np.ndarray):
         return state.dtype, state.shape
     return tuple(map(describe, state)) if isinstance(state, tuple) else state
-
-
-@pytest.mark.slow
-@silent
-@pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
-@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad")])
-def test_a_gradient_of_all_rows_is_a_dense_one(name, form, rng, bfloat16):
-    dense, listed = (
-        optimizer.get_updater(optimizer.create(name, learning_rate=0.1, **FORMS[form]))
-        for _ in range(2)
-    )
-    weight = rng.normal(size=(6, 5)).astype(bfloat16)
-    other = weight.copy()
-    for _ in range(3):
-        gradient = rng.normal(size=weight.shape).astype(bfloat16)
-        rows = rng.permutation(len(weight))
-        dense(0, gradient, weight)
-        listed(0, RowSparse(gradient[rows], rows, weight.shape), other)
-    np.testing.assert_array_equal(bits(weight), bits(other))

@@ -9,6 +9,7 @@ import pytest
 from fastopt import optimizer
 from helpers.cases import exhaustive
 from helpers.half_precision import bits, every_case, lively, master_of
+from helpers.refusals import check_refused
 
 
 def updater_of(name="adam", **kwargs):
@@ -33,35 +34,38 @@ def test_a_master_starts_from_unrounded_values(name, order, half, rng):
     assert master.flags[f"{order}_CONTIGUOUS"]
 
 
-def test_an_initial_master_is_copied_and_released_after_its_first_use(half):
+def failing(updater, half):
+    updater.optimizer.lr_mult[0] = float("nan")
+    with pytest.raises(ValueError, match="learning rate"):
+        updater(0, np.zeros(3, half), np.ones(3, half))
+    updater.optimizer.lr_mult.clear()
+    return updater
+
+
+BETWEEN = {
+    "nothing": lambda updater, half: updater,
+    "a failed update": failing,
+    "a copy": lambda updater, half: copy.deepcopy(updater),
+    "a pickle": lambda updater, half: pickle.loads(pickle.dumps(updater)),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("restored", [False, True])
+def test_an_initial_master_is_copied_and_released_after_its_first_use(between, restored, half):
     updater, start = updater_of("sgd", multi_precision=True), np.full(3, 0.1, np.float32)
+    if restored:
+        old = updater_of("sgd", multi_precision=True)
+        old(0, np.ones(3, half), np.ones(3, half))
+        updater.set_states(old.get_states())
     updater.set_master(0, start)
     start[:] = 7
+    updater = BETWEEN[between](updater, half)
     updater(0, np.zeros(3, half), np.ones(3, half))
     np.testing.assert_array_equal(master_of(updater)[0], np.float32(0.1))
     updater.states.clear()
     updater(0, np.zeros(3, half), np.ones(3, half))
     np.testing.assert_array_equal(master_of(updater)[0], 1)
-
-
-def test_an_initial_master_survives_a_failing_first_update(half):
-    updater = updater_of("sgd", multi_precision=True)
-    updater.set_master(0, np.full(3, 0.1, np.float32))
-    updater.optimizer.lr_mult[0] = float("nan")
-    with pytest.raises(ValueError, match="learning rate"):
-        updater(0, np.zeros(3, half), np.ones(3, half))
-    updater.optimizer.lr_mult.clear()
-    updater(0, np.zeros(3, half), np.ones(3, half))
-    np.testing.assert_array_equal(master_of(updater)[0], np.float32(0.1))
-
-
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda u: pickle.loads(pickle.dumps(u))])
-def test_an_initial_master_is_written_to_copies(clone, half):
-    updater = updater_of("sgd", multi_precision=True)
-    updater.set_master(0, np.full(3, 0.1, np.float32))
-    other = clone(updater)
-    other(0, np.zeros(3, half), np.ones(3, half))
-    np.testing.assert_array_equal(master_of(other)[0], np.float32(0.1))
 
 
 def test_a_master_can_be_set_between_updates(half, rng):
@@ -76,21 +80,6 @@ def test_a_master_can_be_set_between_updates(half, rng):
 
 
 F32 = np.ones(3, np.float32)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "array", "error", "words"),
-    [
-        ({}, F32, ValueError, r"index 0 \(fc\): a master needs .*multi_precision=True"),
-        ({"multi_precision": True}, [1.0], TypeError, "master must be a NumPy array, got list"),
-        ({"multi_precision": True}, np.ones(3), TypeError, "must have dtype float32, got float64"),
-    ],
-)
-def test_masters_that_do_not_fit_are_refused(kwargs, array, error, words):
-    updater = updater_of(param_idx2name={0: "fc"}, **kwargs)
-    with pytest.raises(error, match=words):
-        updater.set_master(0, array)
-    updater(0, F32, F32.copy())
 
 
 def test_a_master_of_another_shape_is_refused_at_the_first_update_and_later(half):
@@ -115,14 +104,6 @@ def test_the_state_of_a_weight_without_a_master_is_not_taken_for_one(name):
     with pytest.raises(ValueError, match="missing master cannot be set"):
         updater.set_master(0, 7 * F32)
     np.testing.assert_equal(updater.states, before)
-
-
-def test_a_restored_master_can_be_set(half):
-    old, new = updater_of(multi_precision=True), updater_of(multi_precision=True)
-    old(0, np.ones(3, half), np.ones(3, half))
-    new.set_states(old.get_states())
-    new.set_master(0, np.full(3, 0.3, np.float32))
-    np.testing.assert_array_equal(master_of(new)[0], np.float32(0.3))
 
 
 @pytest.mark.slow
@@ -185,16 +166,28 @@ def test_a_numpy_update_is_followed_by_its_copy(half):
     np.testing.assert_array_equal(rounded, half.type(0.75))
 
 
-def test_copies_that_do_not_fit_are_refused(half):
+MIXED = {"multi_precision": True}
+LOCKED = np.ones(3, np.float16)
+LOCKED.flags.writeable = False
+REFUSED = [
+    ("set_master", {}, F32, r"ValueError: index 0 \(fc\): a master needs .*multi_precision=True"),
+    ("set_master", MIXED, [1.0], "TypeError: master must be a NumPy array, got list"),
+    ("set_master", MIXED, np.ones(3), "TypeError: must have dtype float32, got float64"),
+    ("set_copy", {}, [1.0], r"TypeError: index 0 \(fc\): copy must be a NumPy array, got list"),
+    ("set_copy", {}, F32, "TypeError: copy must have dtype float16 or bfloat16, got float32"),
+    ("set_copy", {}, LOCKED, "ValueError: copy is read-only"),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments", "array", "error"), REFUSED)
+def test_masters_and_copies_that_do_not_fit_are_refused(method, arguments, array, error):
+    updater = updater_of(param_idx2name={0: "fc"}, **arguments)
+    check_refused("give(0, array)", error, {"give": getattr(updater, method), "array": array})
+    updater(0, F32, F32.copy())
+
+
+def test_copies_that_do_not_fit_a_weight_are_refused(half):
     updater, weight = updater_of(), np.ones(3, np.float32)
-    with pytest.raises(TypeError, match="index 0: copy must be a NumPy array, got list"):
-        updater.set_copy(0, [1.0])
-    with pytest.raises(TypeError, match="copy must have dtype float16 or bfloat16, got float32"):
-        updater.set_copy(0, F32)
-    locked = np.ones(3, half)
-    locked.flags.writeable = False
-    with pytest.raises(ValueError, match="copy is read-only"):
-        updater.set_copy(0, locked)
     for given, rounded, error, words in (
         (weight, np.zeros(4, half), ValueError, r"copy must have shape \(3,\), got \(4,\)"),
         (weight, weight.view(half)[:3], ValueError, "share memory"),

@@ -7,26 +7,12 @@ import warnings
 import numpy as np
 import pytest
 
-import fastopt
 from fastopt import optimizer
 from helpers.cases import exhaustive, kept
-from helpers.half_precision import FORMS, bits, flat, master_of, silent
+from helpers.half_precision import FORMS, flat, master_of, silent
 
 every_form = pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
 pytestmark = silent
-
-
-@fastopt.rule(state=("mom",), hyper=("lr", "momentum"))
-def heavy_ball(weight, grad, state, h):
-    mom = h.momentum * state[0] - h.lr * grad
-    return weight + mom, (mom,)
-
-
-class HeavyBall(optimizer.Optimizer):
-    rule = heavy_ball
-
-    def hyper(self, t, lr, wd):
-        return {"momentum": 0.9}
 
 
 class InNumPy(optimizer.Optimizer):
@@ -45,20 +31,6 @@ class InNumPy(optimizer.Optimizer):
 
 def updater_of(klass=optimizer.Adam, **kwargs):
     return optimizer.get_updater(klass(learning_rate=0.1, **kwargs))
-
-
-@pytest.mark.slow
-@every_form
-def test_a_user_defined_rule_works_in_every_form(form, rng, bfloat16):
-    ours = updater_of(HeavyBall, **FORMS[form])
-    library = updater_of(optimizer.SGD, momentum=0.9, **FORMS[form])
-    weight = rng.normal(size=(4, 3)).astype(bfloat16)
-    other = weight.copy()
-    for _ in range(3):
-        gradient = rng.normal(size=(4, 3)).astype(bfloat16)
-        ours(0, gradient, weight)
-        library(0, gradient, other)
-    np.testing.assert_array_equal(bits(weight), bits(other))
 
 
 def test_an_update_in_numpy_works_on_the_master(half, rng):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
+from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
 from helpers.headers import reheader
 from helpers.tensor_lists import Tensor, as_list, everything, one_by_one
@@ -22,16 +24,6 @@ def sgd(**kwargs):
 
 def adam(**kwargs):
     return optimizer.get_updater(optimizer.Adam(learning_rate=0.1, **kwargs))
-
-
-def agree(make, story):
-    """A story ends alike, told with lists and with single calls."""
-    outcomes = []
-    for way in (as_list, one_by_one):
-        updater = make()
-        weights = story(updater, lambda *args, way=way, u=updater: way(u, *args))
-        outcomes.append(everything(updater, weights))
-    assert outcomes[0] == outcomes[1]
 
 
 @both_ways
@@ -117,52 +109,33 @@ def test_changes_in_place_are_detected(way):
     np.testing.assert_array_equal(weights[1], -3 * np.ones((2, 2)))
 
 
-def overlapping(updater, call):
-    """A strided weight, and one whose gradient lies in its memory."""
-    memory = np.ones(40)
-    weights = [memory[::2], np.ones(20), np.ones(20)]
-    for _ in range(3):
-        call([0, 1, 2], [np.ones(20), memory[:20], np.ones(20)], weights)
-    return weights
+def sharing(size):
+    """Lists of calls, by what their weights and gradients share, and their weights."""
+    memory, first, second = np.ones(2 * size), np.ones(size), np.ones(size)
+    weights = [memory[::2], first, second]
+    yield [([0, 1, 2], [np.ones(size), memory[:size], np.ones(size)], weights)], weights
+    grads, tied = [np.ones(size), -np.ones(size), np.ones(size)], [first, second, first]
+    yield [([0, 1, 2], grads, tied), ([0, 1, 0], grads, tied)], tied
+    table, one, two = np.ones((size, 4)), np.ones((size, 2)), np.full((size, 2), 2.0)
+    rows = RowSparse(table[:4:2, ::2], np.array([3, 0]), (size, 2))  # in a weight updated before
+    yield [([0, 1], [np.ones((size, 4)), rows], [table, one])], [table, one]
+    rows, fixed = RowSparse(np.ones((1, 2)), [3], (size, 2)), np.ones((size, 2))
+    weights = [one, two]  # a dense gradient after rows, while the addresses of all others stay
+    yield [([0, 1], [rows, fixed], weights), ([0, 1], [two, fixed], weights)], weights
+    rows = (two[:4], np.array([3, 1, 3, 0]))
+    yield [([0, 1, 0], [rows, one, rows], [one, two, one])], [one, two]
 
 
-def tied(updater, call):
-    weight, other = np.ones(6), np.ones(6)
-    for _ in range(3):
-        call([0, 1, 2], [np.ones(6), -np.ones(6), np.ones(6)], [weight, other, weight])
-        call([0, 1, 0], [np.ones(6), -np.ones(6), np.ones(6)], [weight, other, weight])
-    return [weight, other]
-
-
-def rows_in_a_weight(updater, call):
-    """Values of listed rows that are a strided part of a weight updated before."""
-    memory, table = np.ones((4, 4)), np.ones((4, 2))
-    for _ in range(3):
-        rows = RowSparse(memory[::2, ::2], np.array([3, 0]), (4, 2))
-        call([0, 1], [np.ones((4, 4)), rows], [memory, table])
-    return [memory, table]
-
-
-def shared_beside_rows(updater, call):
-    """A dense gradient comes after rows, while the addresses of all others stay."""
-    weights, fixed = [np.ones((4, 2)), np.full((4, 2), 2.0)], np.ones((4, 2))
-    for _ in range(2):
-        call([0, 1], [RowSparse(np.ones((1, 2)), [3], (4, 2)), fixed], weights)
-        call([0, 1], [weights[1], fixed], weights)
-    return weights
-
-
-STORIES = [
-    overlapping,
-    tied,
-    rows_in_a_weight,
-    shared_beside_rows,
-]
-
-
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_lists_and_single_calls_agree_about(story):
-    agree(adam, story)
+@pytest.mark.parametrize("size", [6, PARALLEL_FROM])
+@pytest.mark.parametrize("story", range(5))
+def test_lists_of_arrays_that_share_memory_are_updated_one_by_one(story, size):
+    ends = []
+    for way in WAYS.values():
+        updater, (calls, weights) = adam(lazy_update=True), list(sharing(size))[story]
+        for call in calls * 3:
+            way(updater, *call)
+        ends.append(everything(updater, weights))
+    assert ends[0] == ends[1]
 
 
 @both_ways
@@ -197,7 +170,8 @@ def test_momentum_and_masters_are_switched_with_a_state_that_fits(way):
 
 @pytest.mark.slow
 @both_ways
-def test_no_gradient_is_kept_alive(way):
+@pytest.mark.parametrize("scaler", [None, LossScaler()], ids=["updated", "skipped"])
+def test_no_gradient_is_kept_alive(scaler, way):
     tensors = {
         0: Tensor((4, 3)),
         1: Tensor((4, 3), gradient="strided"),
@@ -207,34 +181,19 @@ def test_no_gradient_is_kept_alive(way):
         5: Tensor((4, 3), "float16"),
     }
     updater = adam(multi_precision=True)
+    updater.loss_scaler = scaler
     weights = [tensor.make(0) for tensor in tensors.values()]
     for step in range(3):
         grads = [tensor.slope(step) for tensor in tensors.values()]
         arrays = [getattr(grad, "values", grad) for grad in grads]
+        for array in arrays if scaler else ():
+            array[...] = np.nan
         watches = [weakref.ref(array) for array in arrays]
         way(updater, tensors, grads, weights)
-        del grads, arrays
+        grads = arrays = array = None
         gc.collect()
         assert [watch() for watch in watches] == [None] * len(tensors)
-
-
-def test_states_that_are_deleted_are_made_again():
-    updater, weight = sgd(), np.zeros(3)
-    for _ in range(2):
-        updater([0], [np.ones(3)], [weight])
-        del updater.states[0]
-        updater([0], [np.ones(3)], [weight])
-        assert updater.states == {0: None}
-    np.testing.assert_array_equal(weight, -4)
-
-
-def test_deleted_counts_restart_at_zero():
-    updater, weights = adam(), [np.zeros(3), np.zeros(3)]
-    for _ in range(2):
-        updater([0, 1], [np.ones(3)] * 2, weights)
-        del updater.optimizer._index_update_count[0]
-    updater([0, 1], [np.ones(3)] * 2, weights)
-    assert updater.optimizer._index_update_count == {0: 1, 1: 3}
+        assert updater.info.skipped == (scaler is not None)
 
 
 def test_settings_of_an_optimizer_apply_to_updated_parameters():

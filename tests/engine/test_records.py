@@ -127,25 +127,6 @@ def test_indices_of_other_types_are_those_of_python(index):
     served(updater)
 
 
-def test_a_schedule_is_called_in_every_step():
-    """It may read what the user has changed between two calls of one step."""
-    rate, asked = [1.0], []
-
-    def schedule(update):
-        asked.append(update)
-        return rate[0]
-
-    updater = optimizer.Updater(optimizer.SGD(lr_scheduler=schedule))
-    weights = [np.zeros(1), np.zeros(1)]
-    for step in range(1, 4):
-        for index, weight in enumerate(weights):
-            rate[0] = 1.0 + index
-            updater(index, np.ones(1), weight)
-        assert asked == [update for each in range(1, step + 1) for update in (each, each)]
-    np.testing.assert_array_equal(weights, [[-3.0], [-6.0]])
-    served(updater)
-
-
 def test_a_failed_call_leaves_no_rate_behind():
     rate = [1.0]
     updater, weight = optimizer.Updater(optimizer.SGD(lr_scheduler=lambda _: rate[0])), np.zeros(1)
@@ -175,16 +156,6 @@ def test_a_failed_call_counts_nothing_if_its_schedule_adds_counts(listed):
     with pytest.raises(RuntimeError, match="no rate"):
         updater(*(([0], [np.ones(1)], [weight]) if listed else (0, np.ones(1), weight)))
     assert (made.num_update, made._index_update_count[0]) == (2, 2)
-
-
-def test_multipliers_that_change_in_each_step_leave_nothing_behind():
-    made = optimizer.Adam(param_idx2name={0: "a_weight", 1: "b_weight"})
-    updater, weights = optimizer.Updater(made), [np.ones(3), np.ones(3)]
-    for step in range(20):
-        made.lr_mult[0] = 1.0 + step
-        updater([0, 1], [np.ones(3), np.ones(3)], weights)
-    assert len(updater.records.shared) == 2
-    served(updater)
 
 
 @pytest.mark.parametrize("size", [3, PARALLEL_FROM])

@@ -9,9 +9,8 @@ import scipy.sparse
 
 from fastopt import optimizer
 from fastopt._engine import templates
-from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.numpy_abi import readable
-from helpers.tensor_lists import everything, normal
+from helpers.tensor_lists import everything
 from helpers.written_headers import read_in_python
 
 pytestmark = [
@@ -23,12 +22,6 @@ pytestmark = [
 def rows_of(seed, height, count=6):
     """Row indices, some of them repeated."""
     return np.random.default_rng(seed).integers(0, height, count)
-
-
-def served(updater):
-    """Assert that records served all calls."""
-    assert not hasattr(updater.parameters, "unrecorded")
-    assert updater.records.slots
 
 
 @pytest.mark.parametrize("kind", ["csr_array", "coo_matrix"])
@@ -61,25 +54,6 @@ def test_indices_that_a_schedule_spoils_are_checked_again():
         updater(0, grad, weight)
     np.testing.assert_array_equal(weight, before)
     assert updater.optimizer.num_update == updater.optimizer._index_update_count[0] == 1
-
-
-@pytest.mark.parametrize("size", [6, PARALLEL_FROM])
-def test_an_index_may_come_twice_and_values_may_be_another_weight(size):
-    ends = []
-    for way in ("list", "single"):
-        updater = optimizer.Updater(optimizer.SGD(momentum=0.5, lazy_update=True))
-        first, second = normal(0, (size, 2), "float32"), normal(1, (4, 2), "float32")
-        rows = np.array([3, 1, 3, 0])
-        for _ in range(3):
-            calls = [(0, (second, rows), first), (1, first[:4], second), (0, (second, rows), first)]
-            if way == "list":
-                updater(*map(list, zip(*calls, strict=True)))
-            else:
-                for call in calls:
-                    updater(*call)
-        served(updater)
-        ends.append((first.tobytes(), second.tobytes()))
-    assert ends[0] == ends[1]
 
 
 def test_loops_that_two_threads_look_up_at_once_are_the_same_array(monkeypatch):

@@ -61,7 +61,7 @@ def test_what_is_asked_for_a_rate_may_change_attributes_and_states(setting, by):
             made.lr_scheduler = lambda update, change=change: change() or 0.1
         else:
             made.param_dict = {0: Setting(change)}
-        for step in range(6):
+        for _ in range(6):
             if not inside:
                 made.wd = 0.1 * (made.num_update // 2)
             updater(0, np.full(3, 5.0), weight)

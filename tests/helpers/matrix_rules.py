@@ -1,6 +1,5 @@
 """Short runs of optimizers of matrices, and promises that several of them make."""
 
-import copy
 from functools import partial
 
 import numpy as np
@@ -22,7 +21,7 @@ from fastopt.optimizer import (
     Shampoo,
 )
 
-__all__ = ["F32", "FORMS", "check_lists", "check_recorded", "drawn", "single", "trained"]
+__all__ = ["F32", "FORMS", "check_recorded", "drawn", "single", "trained"]
 
 F32 = np.float32
 FORMS = {
@@ -72,16 +71,3 @@ def check_recorded(made, data, weights, dtype, rtol):
         updater(0, np.array(grad, dtype), weight)
         largest = np.abs(expected).max()
         np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
-
-
-def check_lists(make, indices, weights, gradients):
-    """A list call equals single calls; returns the updater of the lists."""
-    lists, singles = fastopt.Updater(make()), fastopt.Updater(make())
-    others = copy.deepcopy(weights)
-    for grads in gradients:
-        lists(indices, grads, weights)
-        for index, grad, weight in zip(indices, grads, others, strict=True):
-            singles(index, grad, weight)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(lists.states), dict(singles.states))
-    return lists

@@ -191,6 +191,7 @@ TABLE = {
             partial(make, lr=0.01, wd=0.1, fallback="adamw", **(MASTERS if half else {})),
             dtype="float16" if half else "float32",
             is_elementwise=False,
+            shapes={**SHAPES, "head.weight": (4, 6), "kernel.weight": (2, 3, 2, 2)},
         )
         for form, make in FORMS.items()
         for half in (False, True)

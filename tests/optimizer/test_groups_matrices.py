@@ -77,21 +77,6 @@ def test_an_optimizer_of_matrices_may_be_that_of_a_group(form):
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize("form", ["adammini", "shampoo"])
-def test_a_reset_starts_again(form):
-    fallback = optimizer.Nadam(learning_rate=0.1, per_parameter=True)
-    updater = fastopt.Updater(make(form, fallback=fallback, fallback_for="head"), groups=groups())
-    ends = []
-    for _ in range(2):
-        weights = drawn(99)
-        for step in range(5):
-            call(updater, grads_of(step), weights)
-        ends.append(frozen((weights, updater.states)))
-        updater.reset()
-        assert updater.optimizer.num_update == 0
-    assert ends[0] == ends[1]
-
-
 def test_an_update_in_python_has_groups_too():
     class Plain(optimizer.Optimizer):
         def update(self, index, weight, grad, state):

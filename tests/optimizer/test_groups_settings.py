@@ -10,41 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastopt
-from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
+from fastopt import EMA, SWA, Lookahead, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
-from helpers.cases import exhaustive, nightly, slow
-from helpers.groups import NAMES, WAYS, arrays, call, check_alone, check_same, train
-from helpers.tensor_lists import everything, frozen, one_by_one
+from helpers.cases import exhaustive
+from helpers.groups import NAMES, WAYS, arrays, call, check_same, train
+from helpers.settings import every_setting
+from helpers.tensor_lists import as_list, everything, frozen, one_by_one
 
 TRAINED = NAMES[:-1]
-SHAPE = (3, 2)
 
-AVERAGES = [
-    *(None, EMA(0.9), EMA(0.9, warmup=True), SWA(start=2, every=2), Lookahead(k=2, alpha=0.3)),
-]
+AVERAGES = None, EMA(0.9), EMA(0.9, warmup=True), SWA(start=2, every=2), Lookahead(k=2, alpha=0.3)
 ALL = {"accumulate": 2, "average": EMA(0.9), "clip_adaptive": 0.05}
-SETTINGS = {
-    "accumulate": {"accumulate": 2},
-    "EMA": {"average": EMA(0.9)},
-    "SWA": {"average": SWA(start=2, every=2)},
-    "Lookahead": {"average": Lookahead(k=2, alpha=0.3)},
-    "clip_adaptive": {"clip_adaptive": 0.05},
-    "all": ALL,
-    "all with SWA": {**ALL, "average": SWA(start=1, every=2)},
-}
-ALONE = ["accumulate", "EMA", "SWA", "clip_adaptive"]
-"""Those that others have too."""
-EACH = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-MOST = pytest.mark.parametrize(
-    "settings",
-    [
-        SETTINGS["all"],
-        *exhaustive(SETTINGS["all with SWA"], SETTINGS["Lookahead"]),
-        *nightly(*(SETTINGS[name] for name in ALONE)),
-    ],
-    ids=["all", "all with SWA", "Lookahead", *ALONE],
-)
+TOGETHER = {average: {**ALL, "average": average} for average in (AVERAGES[1], *AVERAGES[3:])}
+every_average = pytest.mark.parametrize("settings", TOGETHER.values(), ids=map(str, TOGETHER))
 
 
 @fastopt.rule(hyper=("lr",))
@@ -122,85 +101,38 @@ def given_to(step):
     return {**arrays(step), "frozen.weight": None}
 
 
-def dense(rng, step):
-    return rng.normal(size=SHAPE).astype(np.float32)
+def fits(setting):
+    """Whether an optimizer fits a group: it adds up no gradients and has no count of its own."""
+    made = setting.make()
+    sums = isinstance(made, optimizer.LBSGD) or made.begin_num_update
+    return not (setting.is_whole or "groups" in setting.settings() or sums)
 
 
-def lazy_rows(rng, step):
-    rows = [[0], [2, 0], [1], [0, 1, 2]][step % 4]
-    return RowSparse(rng.normal(size=(len(rows), 2)).astype(np.float32), rows, SHAPE)
-
-
-def mixed_rows(rng, step):
-    grad = lazy_rows(rng, step)
-    return grad.to_dense() if step % 3 == 2 else grad
-
-
-def half_values(rng, step):
-    return rng.normal(size=SHAPE).astype(np.float16)
-
-
-def adamw(**own):
-    return optimizer.AdamW(learning_rate=0.1, wd=0.1, **own)
-
-
-KINDS = {
-    "lazy rows": (lazy_rows, np.float32, {"lazy_update": True}),
-    "rows and dense": (mixed_rows, np.float32, {"lazy_update": True}),
-    "deferred decay": (lazy_rows, np.float32, {"lazy_update": True, "sparse_decay": "catch_up"}),
-    "masters": (half_values, np.float16, {"multi_precision": True}),
-    "half": (half_values, np.float16, {"rounding": "stochastic"}),
-    **{
-        name: (dense, np.float32, partial(optimizer.create, name, wd=0.1))
-        for name in ("signum", "lamb", "sgld", "lars", "adadelta")
-    },
-    "average of its own": (dense, np.float32, partial(optimizer.ScheduleFreeSGD, learning_rate=1)),
-}
-"""Gradients and dtype of weights in a group, and what it overrides, or its optimizer."""
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *slow("deferred decay", "masters"),
-        *exhaustive(*(name for name in KINDS if name not in ("deferred decay", "masters"))),
-    ],
-)
-@MOST
-def test_weights_and_optimizers_of_any_kind_in_a_group(kind, settings, rng):
-    """Beside weights with copies in half precision."""
-    gradient, dtype, own = KINDS[kind]
-    settings = dict(settings)
-    if kind == "average of its own":
-        settings.pop("average", None)
-    other = isinstance(own, partial)
-    given = {"^x": {"optimizer": own()} if other else dict(own)}
-    made = optimizer.Updater(adamw(), groups=given, **settings)
-    each = {
-        "x": optimizer.Updater(own() if other else adamw(**own), **settings),
-        "y": optimizer.Updater(adamw(), **settings),
-    }
-    weights = {**arrays(0, "x", dtype), **arrays(1, "y")}
-    rounded, held = np.zeros(SHAPE, np.float16), np.zeros(SHAPE, np.float16)
-    made.set_copy("y", rounded)
-    expected = check_alone(
-        made, each, weights, lambda step: {"x": gradient(rng, step), **arrays(step, "y")}
-    )
-    assert rounded.tobytes() == weights["y"].astype(np.float16).tobytes()
-    if made.average is not None or kind == "average of its own":
-        with made.averaged(), each["x"].averaged():
-            assert weights["x"].tobytes() == expected["x"].tobytes()
-            if made.average is not None:
-                held[:] = made.averages["y"]
-                assert rounded.tobytes() == held.tobytes()
-    made.flush("x")
-    each["x"].flush("x")
-    assert weights["x"].tobytes() == expected["x"].tobytes()
+@every_setting(fits)
+def test_a_group_of_any_kind_is_updated_as_by_an_updater_of_its_own(setting):
+    """Beside one of another optimizer."""
+    other = partial(optimizer.AdamW, wd=0.1, multi_precision=True)
+    group = {"optimizer": setting.make()}
+    made = optimizer.Updater(other(), groups={"weight$|^[ab]$": group}, **setting.settings())
+    apart = [optimizer.Updater(make(), **setting.settings()) for make in (other, setting.make)]
+    weights, expected = setting.weights(), setting.weights()
+    for step in range(7):
+        grads = setting.gradients(weights, step)
+        as_list(made, weights, grads.values(), weights.values())
+        for name, grad in grads.items():
+            apart[name.endswith("weight") or name in "ab"](name, grad, expected[name])
+    for updater in (made, *apart):
+        for name in updater.states:
+            updater.flush(name)
+    assert frozen(weights) == frozen(expected)
+    for kind in ("states", "averages"):
+        found = [dict(getattr(updater, kind)) for updater in (made, *apart)]
+        assert frozen(found[0]) == frozen(found[1] | found[2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", [(optimizer.Adam, Unscaled), (Unscaled, optimizer.Adam)])
-@MOST
+@every_average
 def test_rules_that_do_not_scale_gradients_take_scaled_ones(kinds, settings):
     """Beside such a group the factor of the other groups is the one that they have alone."""
     settings = {**settings, "loss_scaler": LossScaler(init_scale=10.0, dynamic=False)}
@@ -223,9 +155,7 @@ def test_rules_that_do_not_scale_gradients_take_scaled_ones(kinds, settings):
         (optimizer.Adam, ALL),
         (optimizer.Adam, {}),
         (partial(optimizer.CAME, fallback="adamw"), {"accumulate": 2}),
-        pytest.param(
-            optimizer.Adam, SETTINGS["all with SWA"], marks=pytest.mark.slow("exhaustive")
-        ),
+        (optimizer.Adam, TOGETHER[AVERAGES[3]]),
     ],
 )
 def test_the_norm_is_that_of_all_groups_together(make, settings, scale):
@@ -247,7 +177,7 @@ def test_the_norm_is_that_of_all_groups_together(make, settings, scale):
     assert ends[0] == ends[1]
 
 
-@EACH
+@every_average
 def test_settings_may_change_between_calls(settings):
     """As for single weights; groups may come later and go."""
     made = optimizer.Updater(optimizer.Adam(learning_rate=0.1, wd=0.1, rescale_grad=0.3))
@@ -283,7 +213,7 @@ def test_a_frozen_weight_has_neither_sum_nor_average():
     with made.averaged(weights):  # which may name it
         assert weights["frozen.weight"].tobytes() == exact
         np.testing.assert_array_equal(weights["body.bias"], made.averages["body.bias"])
-    other, words = {"other": np.ones(SHAPE)}, "'other': the updater has no average"
+    other, words = {"other": np.ones((3, 2))}, "'other': the updater has no average"
     with pytest.raises(ValueError, match=words), made.averaged({**weights, **other}):
         pass
 

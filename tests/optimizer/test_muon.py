@@ -9,26 +9,15 @@ import pytest
 import fastopt
 from fastopt._engine.newton_schulz import NewtonSchulz
 from fastopt.checkpoint import CheckpointError, from_torch_state_dict, to_torch_state_dict
-from fastopt.demo.perceptron import Perceptron, train
 from fastopt.optimizer import AdaMuon, Muon, NorMuon
 from helpers.cases import exhaustive
 from helpers.matrix_rules import drawn, single, trained
 from helpers.resuming import WAYS, resumed
 
 F32 = np.float32
-every_kind = pytest.mark.parametrize("kind", [Muon, NorMuon, AdaMuon])
 
 
-@every_kind
-def test_a_weight_of_a_convolution_is_a_matrix_of_its_first_axis_by_the_others(kind, rng):
-    weight, gradients = single(rng, (4, 3, 2, 2))
-    _, flat = trained(kind(lr=0.1), weight.reshape(4, 12), [g.reshape(4, 12) for g in gradients])
-    for order in "CF":
-        _, got = trained(kind(lr=0.1), np.array(weight, order=order), gradients)
-        np.testing.assert_array_equal(got.reshape(4, 12), flat)
-
-
-@every_kind
+@pytest.mark.parametrize("kind", [Muon, NorMuon, AdaMuon])
 @pytest.mark.parametrize(("parts", "sizes"), [(3, (2, 2, 2)), ((1, 3, 2), (1, 3, 2))], ids=str)
 def test_split_weights_move_like_their_parts(parts, sizes, kind, rng):
     weight, gradients = single(rng, (6, 4))
@@ -221,17 +210,6 @@ def test_settings_that_torch_lacks_are_refused(rng):
         from_torch_state_dict(updater, {"state": {}, "param_groups": [group]})
 
 
-def test_steps_of_many_vectors_are_counted():
-    updater, indices = fastopt.Updater(Muon(lr=0.1, fallback="adamw")), list(range(40))
-    weights = [np.zeros(3, F32) for _ in indices]
-    for _ in range(3):
-        for index in indices[:20]:
-            updater(index, np.ones(3, F32), weights[index])
-        updater(indices[20:], [np.ones(3, F32)] * 20, weights[20:])
-    assert {*updater.optimizer._index_update_count.values()} == {3}
-    assert np.ptp(weights) == 0
-
-
 def test_its_weights_are_not_averaged():
     with pytest.raises(TypeError, match=r"Muon overrides update\(\)"):
         fastopt.Updater(Muon(), average=fastopt.EMA())
@@ -248,34 +226,10 @@ def test_it_shows_what_is_not_the_default(rng):
 
 def test_direct_updates_and_copies_resume_identically(rng):
     weight, gradients = single(rng)
-    updater, expected = trained(Muon(lr=0.1), weight, gradients[:2])
+    _, expected = trained(Muon(lr=0.1), weight, gradients)
     made, own = Muon(lr=0.1), weight.copy()
     state = made.create_state(0, own)
-    for grad in gradients[:2]:
+    for grad in gradients:
+        made, state = copy.deepcopy((made, state))
         made.update(0, own, grad, state)
     np.testing.assert_array_equal(own, expected)
-    for clone in (copy.deepcopy(made), made):
-        result, mom = own.copy(), state.copy()
-        for grad in gradients[2:]:
-            clone.update(0, result, grad, mom)
-        others = expected.copy()
-        again = copy.deepcopy(updater)
-        for grad in gradients[2:]:
-            again(0, grad, others)
-        np.testing.assert_array_equal(result, others)
-
-
-@pytest.mark.slow("exhaustive")
-def test_it_reads_digits_in_fewer_steps_than_adamw():
-    images, digits = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
-    images, losses = images.astype(F32) / F32(16), []
-    adamw = fastopt.AdamW(lr=0.01, formula="torch", wd=0.0)
-    for made in (Muon(lr=0.01, fallback=adamw, fallback_for="output"), copy.deepcopy(adamw)):
-        rng = np.random.default_rng(0)
-        model = Perceptron("float32", rng, (128, 128))
-        trainer = fastopt.Trainer(model.params, made)
-        batches = [rng.integers(0, len(digits), 32) for _ in range(150)]
-        for _ in train(model, trainer.step, ((images[own], digits[own]) for own in batches)):
-            pass
-        losses.append(model.backward(images, digits))
-    assert losses[0] < 0.8 * losses[1]

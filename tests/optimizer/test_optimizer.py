@@ -461,15 +461,6 @@ def test_a_pickle_lacks_param_dict():
     assert set(made.param_dict) == {0}
 
 
-def test_adamw_skips_an_update_without_a_usable_scale():
-    for scale in (0.0, float("inf"), float("nan")):
-        updater = optimizer.get_updater(optimizer.AdamW(rescale_grad=scale, wd=0.1))
-        weight = np.ones(3)
-        updater(0, np.ones(3), weight)
-        np.testing.assert_array_equal(weight, 1)
-        np.testing.assert_array_equal(updater.states[0], np.zeros((2, 3)))
-
-
 def test_nadams_product_belongs_to_all_parameters_unless_asked():
     def products(**kwargs):
         made = optimizer.Nadam(**kwargs)

@@ -8,7 +8,6 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt.amp import LossScaler
 from fastopt.optimizer import Prodigy
 from helpers.cases import exhaustive
 from helpers.paths import GOLDEN
@@ -128,30 +127,6 @@ def test_a_step_that_fails_changes_nothing():
     np.testing.assert_equal((weights, dict(updater.states)), before)
     updater([0, 1, 2], steps[8], weights)
     assert made.d > numbers[0]["d"]
-
-
-@pytest.mark.slow("exhaustive")
-def test_a_skipped_step_leaves_the_estimate(rng):
-    weights, steps = start()
-    scaler = LossScaler(init_scale=4.0)
-    updater, _ = trained(growing(), weights, steps[:8], loss_scaler=scaler)
-    numbers = copy.deepcopy((updater.optimizer.estimate, updater.optimizer.shares))
-    bad = [np.full_like(grad, np.inf) for grad in steps[8]]
-    updater([0, 1, 2], bad, weights)
-    assert updater.info.skipped
-    assert numbers == (updater.optimizer.estimate, updater.optimizer.shares)
-
-
-@pytest.mark.slow("exhaustive")
-def test_gradients_with_a_loss_scale_make_the_same_steps():
-    weights, steps = start()
-    others = copy.deepcopy(weights)
-    _, estimates = trained(growing(), weights, steps)
-    scaled = [[4 * grad for grad in step] for step in steps]
-    updater, found = trained(growing(), others, scaled, loss_scaler=LossScaler(init_scale=4.0))
-    assert found == estimates
-    np.testing.assert_equal(weights, others)
-    assert updater.info.global_norm > 0
 
 
 @pytest.mark.slow("exhaustive")

@@ -32,6 +32,7 @@ def in_turn(updaters, steps=3):
     weights = [normal(k, SHAPE, "float32") for k, _ in enumerate(updaters)]
     for step in range(steps):
         for updater, weight in zip(updaters, weights, strict=True):
+            updater.optimizer.wd = 0.1 * step  # records of all follow it
             updater("w", normal(step, SHAPE, "float32"), weight)
     return [everything(*pair) for pair in zip(updaters, ([each] for each in weights), strict=True)]
 
@@ -45,6 +46,22 @@ def test_each_updater_starts_at_zero(name):
     again = fastopt.Updater(made)
     again.optimizer = made
     assert in_turn([again]) == apart[:1]
+
+
+def in_group(other):
+    return fastopt.Updater(optimizer.Adam(), groups={"w": {"optimizer": other}})
+
+
+def as_fallback(other):
+    return fastopt.Updater(optimizer.Muon(fallback=other, fallback_for="w"))
+
+
+@pytest.mark.parametrize("use", [in_group, as_fallback])
+def test_an_optimizer_of_a_group_or_a_fallback_belongs_to_one_updater(use):
+    def ends(others):
+        return [end[:2] for end in in_turn([use(other) for other in others])]
+
+    assert ends([optimizer.Nadam()] * 2) == ends([optimizer.Nadam(), optimizer.Nadam()])
 
 
 class Decreasing(optimizer.Optimizer):
@@ -198,75 +215,47 @@ def test_an_updater_may_take_its_optimizer_back():
     assert (first.num_update, second.num_update) == (2, 3)
 
 
-def test_optimizers_of_groups_belong_to_one_updater():
-    def updaters(others):
-        return [
-            fastopt.Updater(optimizer.Adam(), groups={"w": {"optimizer": other}})
-            for other in others
-        ]
-
-    apart = in_turn(updaters([optimizer.Nadam(), optimizer.Nadam()]))
-    assert in_turn(updaters([optimizer.Nadam()] * 2)) == apart
-
-
-def test_a_fallback_belongs_to_one_optimizer():
-    def updaters(fallbacks):
-        made = [optimizer.Muon(fallback=each, fallback_for="w") for each in fallbacks]
-        trained = in_turn([fastopt.Updater(each) for each in made])
-        return [(weights, states) for weights, states, *_ in trained]
-
-    apart = updaters([optimizer.Adam(), optimizer.Adam()])
-    assert updaters([optimizer.Adam()] * 2) == apart
-
-
-def test_trainers_that_share_an_optimizer():
-    def weight_of(made, batch_size):
-        parameter = Parameter("p", shape=1, init="zeros")
-        parameter.initialize()
-        trainer = fastopt.Trainer([parameter], made)
-        for _ in range(2):
-            parameter.add_grad([1.0])
-            trainer.step(batch_size)
-        return trainer, parameter.data().tolist()
-
-    made = optimizer.Adam(lr=0.1, epsilon=1.0)
-    expected = weight_of(optimizer.Adam(lr=0.1, epsilon=1.0), 8)[1]
-    first, one = weight_of(made, 8)
-    second, two = weight_of(made, 8)  # while the first one lives
-    del first
-    third, three = weight_of(second.optimizer, 8)
-    del second, third
-    assert one == two == three == weight_of(made, 8)[1] == expected
-
-
-def test_tables_that_share_an_optimizer():
-    made, alone = optimizer.Adam(lr=0.1, lazy_update=True), optimizer.Adam(lr=0.1, lazy_update=True)
-    tables = [EmbeddingTable(2, each, init="zeros") for each in (made, made, alone)]
+def of_trainer(made):
+    parameter = Parameter("p", shape=1, init="zeros")
+    parameter.initialize()
+    trainer = fastopt.Trainer([parameter], made)
     for _ in range(2):
-        for table in tables:
-            table.update([7], np.ones((1, 2), np.float32))
-    assert tables[0].weight.tolist() == tables[1].weight.tolist() == tables[2].weight.tolist()
-    made.lr = 1.0
-    assert tables[1].optimizer.lr == 1.0
+        parameter.add_grad([1.0])
+        trainer.step(8)
+    return trainer, parameter.data().tolist()
 
 
-def test_ranks_that_share_an_optimizer():
-    made = optimizer.Adam(lr=0.1)
+def of_table(made):
+    table = EmbeddingTable(2, made, init="zeros")
+    for _ in range(2):
+        table.update([7], np.ones((1, 2), np.float32))
+    return table, table.weight.tolist()
 
+
+def of_ranks(made):
     def program(comm):
         weight, updater = np.zeros(4, np.float32), ShardedUpdater(made, comm)
         for _ in range(2):
             updater(0, np.ones(4, np.float32), weight)
         return weight.tolist()
 
-    expected = [[-0.2] * 4] * 2
-    for _ in range(2):
-        assert run_threads(2, program) == [pytest.approx(each) for each in expected]
+    return None, run_threads(2, program)
 
 
-def test_functional_and_adapters_start_at_zero():
-    made = optimizer.Adam(lr=0.1)
-    trained(fastopt.Updater(made), steps=20)
+def of_function(made):
     init, update = fastopt.functional(made)
     weight = np.ones(2)
-    assert update(np.ones(2), init(weight), weight)[0].tolist() == pytest.approx([0.9, 0.9])
+    return None, update(np.ones(2), init(weight), weight)[0].tolist()
+
+
+@pytest.mark.parametrize("use", [of_trainer, of_table, of_ranks, of_function])
+def test_all_that_share_an_optimizer_start_at_zero(use):
+    """While others live, and with the optimizer of another."""
+    made, expected = (
+        optimizer.Adam(lr=0.1, epsilon=1.0),
+        use(optimizer.Adam(lr=0.1, epsilon=1.0))[1],
+    )
+    first, *found = use(made)
+    found += [use(made)[1], use(getattr(first, "optimizer", made))[1]]
+    del first
+    assert [*found, use(made)[1]] == [expected] * 4

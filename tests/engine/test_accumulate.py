@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from fastopt import RowSparse, optimizer
 from fastopt.checkpoint import CheckpointError
-from helpers.cases import CASES, kept
-
-EVERY = 3
-NATIVE = [case for case in CASES if case.name not in ("lbsgd",)]
+from helpers.row_sparse import listing
+from helpers.tensor_lists import as_list, one_by_one
 
 
 def grads_of(rng, shape, count, dtype=np.float32):
@@ -27,21 +25,6 @@ def summed(grads, dtype=np.float32):
 
 def adam(**kwargs):
     return optimizer.Updater(optimizer.Adam(learning_rate=0.1, wd=0.01), **kwargs)
-
-
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("case", kept(NATIVE, "adam"), ids=str)
-def test_every_optimizer_takes_the_step_of_the_mean(case, rng):
-    weight = rng.normal(size=case.shape).astype(np.float32)
-    expected = weight.copy()
-    several = optimizer.Updater(case.make(wd=case.wd), accumulate=4)
-    once = optimizer.Updater(case.make(wd=case.wd))
-    for _ in range(3):
-        grads = grads_of(rng, case.shape, 4)
-        for grad in grads:
-            several(0, grad, weight)
-        once(0, summed(grads) / np.float32(4), expected)  # exact, as 4 is a power of 2
-        np.testing.assert_array_equal(weight, expected)
 
 
 @pytest.mark.slow
@@ -76,33 +59,23 @@ def test_indices_of_a_list_may_be_at_different_calls(rng):
     np.testing.assert_array_equal(weights[0], weights[1])
 
 
-def test_counts_and_schedules_advance_with_updates(rng):
+def test_counts_and_schedules_advance_with_updates():
     asked = []
-
-    def schedule(update):
-        asked.append(update)
-        return 0.1
-
-    made = optimizer.Updater(optimizer.SGD(lr_scheduler=schedule), accumulate=EVERY)
-    weight = np.ones(2, np.float32)
-    for _ in range(2 * EVERY):
-        made(0, np.ones(2, np.float32), weight)
-    assert made.optimizer.num_update == 2
+    made = optimizer.SGD(lr_scheduler=lambda update: asked.append(update) or 0.1)
+    updater, weight = optimizer.Updater(made, accumulate=3), np.ones(2, np.float32)
+    for _ in range(6):
+        updater(0, np.ones(2, np.float32), weight)
+    assert made.num_update == 2
     assert sorted(set(asked)) == [1, 2]
 
 
 @pytest.mark.slow
 @given(order=st.lists(st.booleans(), min_size=2, max_size=5), seed=st.integers(0, 99))
 def test_dense_and_row_sparse_gradients_mix(order, seed):
-    rng = np.random.default_rng(seed)
-    weight, made = (
-        np.ones((6, 2), np.float32),
-        optimizer.Updater(optimizer.Test(), accumulate=len(order)),
-    )
-    total = np.zeros((6, 2))
+    rng, weight, total = np.random.default_rng(seed), np.ones((6, 2), np.float32), 0.0
+    made = optimizer.Updater(optimizer.Test(), accumulate=len(order))
     for sparse in order:
-        values, rows = rng.normal(size=(3, 2)).astype(np.float32), rng.integers(0, 6, size=3)
-        grad = RowSparse(values, rows, (6, 2))
+        grad = listing(rng, (6, 2), np.float32, 3)
         total += grad.to_dense()
         made(0, grad if sparse else grad.to_dense(), weight)
     np.testing.assert_allclose(weight, 1 + total / len(order), rtol=1e-5)
@@ -170,29 +143,24 @@ def test_the_number_of_calls_is_checked(wrong):
         adam(accumulate=wrong)
 
 
-@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
-@pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
-def test_a_window_whose_last_call_fails_is_as_before(listed, rows):
+@pytest.mark.parametrize("grad", [np.ones((4, 2)), RowSparse(np.ones((2, 2)), [3, 1], (4, 2))])
+@pytest.mark.parametrize("way", [as_list, one_by_one])
+def test_a_window_whose_last_call_fails_is_as_before(way, grad):
     fails = []
     schedule = lambda update: fails[0] / 0 if fails else 0.1  # noqa: E731
-    made, twin = (
+    updaters = [
         optimizer.Updater(optimizer.SGD(momentum=0.9, lr_scheduler=schedule), accumulate=2)
-        for _ in "ab"
-    )
+        for _ in range(2)
+    ]
     weights = [np.ones((4, 2)), np.ones((4, 2))]
-    grad = RowSparse(np.ones((2, 2)), [3, 1], (4, 2)) if rows else np.ones((4, 2))
     for k in range(6):
-        calls = [([0], [grad], [weight]) if listed else (0, grad, weight) for weight in weights]
-        if k % 2:
-            fails.append(1)
-            for _ in range(2):
-                with pytest.raises(ZeroDivisionError):
-                    made(*calls[0])
-            fails.clear()
-        made(*calls[0])
-        twin(*calls[1])
-        assert (
-            made.states_dict()["accumulation"]["calls"]
-            == twin.states_dict()["accumulation"]["calls"]
-        )
+        fails += [1] * (k % 2)
+        for _ in range(2 * len(fails)):
+            with pytest.raises(ZeroDivisionError):
+                way(updaters[0], [0], [grad], weights[:1])
+        fails.clear()
+        for updater, weight in zip(updaters, weights, strict=True):
+            way(updater, [0], [grad], [weight])
+        calls = [updater.states_dict()["accumulation"]["calls"] for updater in updaters]
+        assert calls[0] == calls[1]
         np.testing.assert_array_equal(*weights)

@@ -184,7 +184,7 @@ RESCALED = [np.full(1, 120.0), np.full(1, 160.0)]
 
 @pytest.mark.parametrize(
     ("made", "settings", "grads", "norm"),
-    [*NORMS, (MADE["sgd"], {"rescale_grad": -0.1}, RESCALED, 20)],
+    [*NORMS, *((MADE[kind], {"rescale_grad": -0.1}, RESCALED, 20) for kind in ("sgd", "NumPy"))],
 )
 def test_the_norm_is_that_of_all_rescaled_gradients_whose_repeated_rows_are_summed(
     made, settings, grads, norm

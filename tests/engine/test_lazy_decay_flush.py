@@ -22,17 +22,6 @@ def catching_up(name="adagrad", **kwargs):
 
 
 @pytest.mark.slow
-def test_copies_catch_up_too(rng):
-    updater, weight = catching_up(learning_rate=0.1), np.ones((5, 2), np.float32)
-    beside = weight.astype(np.float16)
-    updater.set_copy(0, beside)
-    for _ in range(3):
-        updater(0, listing(rng, (5, 2), np.float32, 2), weight)
-    updater.flush(0)
-    np.testing.assert_array_equal(beside, weight.astype(np.float16))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("groups", [None, {"table": {"wd": 0.5}}], ids=["", "groups"])
 def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
     updater = fastopt.Updater(catching_up().optimizer, groups=groups)

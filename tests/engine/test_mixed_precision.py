@@ -1,11 +1,20 @@
-"""Half-precision weights with float32 masters: the float32 trajectory, and its rounded copy."""
+"""Weights of half precision: masters, their start values, copies, odd shapes and odd numbers."""
+
+import copy
+import pickle
+import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 
 from fastopt import optimizer
-from helpers.cases import exhaustive
-from helpers.half_precision import bits, every_case, master_of
+from helpers.cases import exhaustive, kept
+from helpers.half_precision import FORMS, bits, every_case, flat, master_of, silent
+from helpers.refusals import check_refused
+
+every_form = pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
+pytestmark = silent
 
 
 @pytest.mark.slow("exhaustive")
@@ -26,16 +35,13 @@ def test_lars_takes_the_norm_of_the_rounded_weight(momentum, half, rng):
 
 @pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lamb", "groupadagrad", "sgld")])
 def test_a_float32_gradient_is_used_as_it_is(name, half, rng):
-    wide, narrow, single = (
-        optimizer.get_updater(optimizer.create(name, learning_rate=0.1, multi_precision=mixed))
-        for mixed in (True, True, False)
-    )
+    wide, narrow, single = (updater_of(name, multi_precision=on) for on in (True, True, False))
     weights = [np.ones((5, 3), half), np.ones((5, 3), half), np.ones((5, 3), np.float32)]
     for _ in range(3):
         gradient = rng.normal(size=(5, 3)).astype(np.float32)
-        for updater, weight in zip((wide, single), weights[::2], strict=True):
-            updater(0, gradient, weight)
+        wide(0, gradient, weights[0])
         narrow(0, gradient.astype(half), weights[1])
+        single(0, gradient, weights[2])
     np.testing.assert_array_equal(bits(master_of(wide)[0]), bits(weights[2]))
     assert not np.array_equal(master_of(wide)[0], master_of(narrow)[0])
 
@@ -57,3 +63,271 @@ def describe(state):
     if isinstance(state, np.ndarray):
         return state.dtype, state.shape
     return tuple(map(describe, state)) if isinstance(state, tuple) else state
+
+
+def updater_of(kind="adam", **kwargs):
+    make = partial(optimizer.create, kind) if isinstance(kind, str) else kind
+    return optimizer.get_updater(make(learning_rate=0.1, **kwargs))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "dcasgd")])
+def test_a_master_starts_from_unrounded_values(name, order, half, rng):
+    start, gradient = rng.normal(size=(2, 5, 3)).astype(np.float32)
+    mixed, single = updater_of(name, multi_precision=True), updater_of(name)
+    start.flags.writeable = False
+    mixed.set_master(0, start)
+    weight, exact = start.astype(half, order), start.copy()
+    for _ in range(2):
+        mixed(0, gradient.astype(half), weight)
+        single(0, gradient.astype(half).astype(np.float32), exact)
+    master, _ = master_of(mixed)
+    np.testing.assert_array_equal(bits(np.ascontiguousarray(master)), bits(exact))
+    np.testing.assert_array_equal(weight, exact.astype(half))
+    assert type(master) is np.ndarray
+    assert master.flags[f"{order}_CONTIGUOUS"]
+
+
+def failing(updater, half):
+    updater.optimizer.lr_mult[0] = float("nan")
+    with pytest.raises(ValueError, match="learning rate"):
+        updater(0, np.zeros(3, half), np.ones(3, half))
+    updater.optimizer.lr_mult.clear()
+    return updater
+
+
+BETWEEN = {
+    "nothing": lambda updater, half: updater,
+    "a failed update": failing,
+    "a copy": lambda updater, half: copy.deepcopy(updater),
+    "a pickle": lambda updater, half: pickle.loads(pickle.dumps(updater)),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("restored", [False, True])
+def test_an_initial_master_is_copied_and_released_after_its_first_use(between, restored, half):
+    updater, start = updater_of("sgd", multi_precision=True), np.full(3, 0.1, np.float32)
+    if restored:
+        old = updater_of("sgd", multi_precision=True)
+        old(0, np.ones(3, half), np.ones(3, half))
+        updater.set_states(old.get_states())
+    updater.set_master(0, start)
+    start[:] = 7
+    updater = BETWEEN[between](updater, half)
+    updater(0, np.zeros(3, half), np.ones(3, half))
+    np.testing.assert_array_equal(master_of(updater)[0], np.float32(0.1))
+    updater.states.clear()
+    updater(0, np.zeros(3, half), np.ones(3, half))
+    np.testing.assert_array_equal(master_of(updater)[0], 1)
+
+
+def test_a_master_can_be_set_between_updates(half, rng):
+    updater, weight = updater_of(multi_precision=True), np.ones(4, half)
+    updater(0, np.ones(4, half), weight)
+    exact = rng.normal(size=4).astype(np.float32)
+    updater.set_master(0, exact)
+    updater.optimizer.set_learning_rate(0.0)
+    updater(0, np.ones(4, half), weight)
+    np.testing.assert_array_equal(master_of(updater)[0], exact)
+    np.testing.assert_array_equal(weight, exact.astype(half))
+
+
+F32 = np.ones(3, np.float32)
+
+
+def test_a_master_of_another_shape_is_refused_at_the_first_update_and_later(half):
+    updater, weight = updater_of(multi_precision=True), np.ones(4, half)
+    updater.set_master(0, F32)
+    with pytest.raises(ValueError, match=r"index 0: master must have shape \(4,\), got \(3,\)"):
+        updater(0, np.ones(4, half), weight)
+    assert updater.states == {}
+    assert updater.optimizer.num_update == 0
+    updater.set_master(0, np.ones(4, np.float32))
+    updater(0, np.ones(4, half), weight)
+    with pytest.raises(ValueError, match=r"master must have shape \(4,\), got \(3,\)"):
+        updater.set_master(0, F32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adam", "ftrl", "rmsprop"])
+def test_the_state_of_a_weight_without_a_master_is_not_taken_for_one(name):
+    updater = optimizer.get_updater(optimizer.create(name, multi_precision=True))
+    updater(0, F32, F32.copy())
+    before = copy.deepcopy(updater.states)
+    with pytest.raises(ValueError, match="missing master cannot be set"):
+        updater.set_master(0, 7 * F32)
+    np.testing.assert_equal(updater.states, before)
+
+
+def test_a_numpy_update_is_followed_by_its_copy(half):
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            weight -= grad
+
+    updater, weight, rounded = optimizer.get_updater(Plain()), np.ones(3, "f4"), np.zeros(3, half)
+    updater.set_copy(0, rounded)
+    updater(0, np.full(3, 0.25, half), weight)
+    np.testing.assert_array_equal(weight, 0.75)
+    np.testing.assert_array_equal(rounded, half.type(0.75))
+
+
+LOCKED = np.ones(3, np.float16)
+LOCKED.flags.writeable = False
+REFUSED = [
+    ("set_master", {}, F32, r"ValueError: index 0 \(fc\): a master needs .*multi_precision=True"),
+    (
+        "set_master",
+        {"multi_precision": True},
+        [1.0],
+        "TypeError: master must be a NumPy array, got list",
+    ),
+    (
+        "set_master",
+        {"multi_precision": True},
+        np.ones(3),
+        "TypeError: must have dtype float32, got float64",
+    ),
+    ("set_copy", {}, [1.0], r"TypeError: index 0 \(fc\): copy must be a NumPy array, got list"),
+    ("set_copy", {}, F32, "TypeError: copy must have dtype float16 or bfloat16, got float32"),
+    ("set_copy", {}, LOCKED, "ValueError: copy is read-only"),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments", "array", "error"), REFUSED)
+def test_masters_and_copies_that_do_not_fit_are_refused(method, arguments, array, error):
+    updater = updater_of(param_idx2name={0: "fc"}, **arguments)
+    check_refused("give(0, array)", error, {"give": getattr(updater, method), "array": array})
+    updater(0, F32, F32.copy())
+
+
+def test_copies_that_do_not_fit_a_weight_are_refused(half):
+    updater, weight = updater_of(), np.ones(3, np.float32)
+    for given, rounded, error, words in (
+        (weight, np.zeros(4, half), ValueError, r"copy must have shape \(3,\), got \(4,\)"),
+        (weight, weight.view(half)[:3], ValueError, "share memory"),
+        (np.ones(3), np.zeros(3, half), TypeError, "only a float32 weight has a copy, got float64"),
+    ):
+        updater.set_copy(0, rounded)
+        with pytest.raises(error, match=words):
+            updater(0, np.ones(3, given.dtype), given)
+        assert (given == 1).all()
+        assert (updater.states, updater.optimizer.num_update) == ({}, 0)
+
+
+class InNumPy(optimizer.Optimizer):
+    """Records what it is given."""
+
+    def create_state(self, index, weight):
+        return np.zeros_like(weight)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        self.seen = (weight.dtype, grad.dtype, state.dtype)
+        state *= 0.9
+        state -= self._get_lr(index) * grad
+        weight += state
+
+
+def test_an_update_in_numpy_works_on_the_master(half, rng):
+    ours, single = updater_of(InNumPy, multi_precision=True), updater_of(InNumPy)
+    weight = rng.normal(size=(4, 3)).astype(half)
+    exact = weight.astype(np.float32)
+    for _ in range(3):
+        gradient = rng.normal(size=(4, 3)).astype(half)
+        ours(0, gradient, weight)
+        single([0], [gradient.astype(np.float32)], [exact])
+    assert ours.optimizer.seen == (np.float32,) * 3
+    np.testing.assert_array_equal(ours.states[0][0], exact)
+    np.testing.assert_array_equal(weight, exact.astype(half))
+
+
+def test_an_update_in_numpy_without_masters_gets_half_precision_values(half):
+    updater, weight = updater_of(InNumPy, rounding="stochastic"), np.ones(3, half)
+    with pytest.warns(UserWarning, match="lose small updates"):
+        updater(0, np.ones(3, half), weight)
+    assert updater.optimizer.seen == (half,) * 3
+    np.testing.assert_array_equal(weight, half.type(0.9))
+
+
+def test_an_update_in_numpy_takes_no_split_master(bfloat16):
+    updater = updater_of(InNumPy, multi_precision=True, master="split")
+    weight = np.ones(3, bfloat16)
+    with pytest.raises(TypeError, match="an update\\(\\) in NumPy needs master='float32'"):
+        updater(0, np.ones(3, bfloat16), weight)
+    assert updater.states == {}
+    assert (weight == 1).all()
+
+
+@pytest.mark.parametrize("klass", [optimizer.SGD, InNumPy])
+def test_what_is_beyond_float16_becomes_infinite_without_a_warning(klass):
+    updater = updater_of(klass, multi_precision=True)
+    weight = np.array([60000, 1], np.float16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            updater(0, np.array([-1e6, 0], np.float32), weight)
+    np.testing.assert_array_equal(weight, [np.inf, 1])
+    assert np.isfinite(master_of(updater)[0]).all()
+
+
+@pytest.mark.slow
+@every_form
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1, 1)])
+def test_odd_shapes_work_in_every_form(form, shape, bfloat16):
+    updater, weight = updater_of(**FORMS[form]), np.ones(shape, bfloat16)
+    for _ in range(2):
+        updater(0, np.ones(shape, bfloat16), weight)
+    assert weight.shape == shape
+    assert all(array.shape == shape for array in flat(updater.states[0]))
+    np.testing.assert_allclose(weight.astype(float), 0.8, rtol=0.01)
+
+
+@pytest.mark.slow
+@every_form
+@pytest.mark.parametrize("name", ["sgd", *exhaustive("adam", "groupadagrad")])
+def test_nan_and_infinity_go_where_they_go_in_float32(form, name, bfloat16):
+    updater, single = updater_of(name, **FORMS[form]), updater_of(name)
+    weight = np.array([[1, 1], [np.inf, -np.inf], [1, 1], [np.nan, 1]], bfloat16)
+    gradient = np.array([[np.nan, 0], [0, 0], [np.inf, -np.inf], [0, 0]], bfloat16)
+    exact = weight.astype(np.float32)
+    for _ in range(2):
+        updater(0, gradient, weight)
+        single(0, gradient.astype(np.float32), exact)
+        assert np.isnan(exact).any()
+        np.testing.assert_array_equal(weight.astype(np.float32), exact)
+
+
+def test_a_copied_updater_does_not_write_the_copy_of_the_first(half):
+    updater, rounded = updater_of(), np.zeros(3, half)
+    updater.set_copy(0, rounded)
+    for other in (copy.deepcopy(updater), pickle.loads(pickle.dumps(updater))):
+        other(0, np.ones(3, np.float32), np.ones(3, np.float32))
+    assert (rounded == 0).all()
+
+
+@every_form
+def test_a_mapped_weight_is_updated_in_place(form, tmp_path, bfloat16):
+    weight = np.memmap(tmp_path / "weight", bfloat16, "w+", shape=(6,))
+    weight[:] = 1
+    updater, other = updater_of(**FORMS[form]), np.ones(6, bfloat16)
+    updater(0, np.ones(6, bfloat16), weight)
+    updater_of(**FORMS[form])(0, np.ones(6, bfloat16), other)
+    np.testing.assert_array_equal(weight, other)
+    assert {type(array) for array in flat(updater.states[0])} == {np.ndarray}
+
+
+@pytest.mark.parametrize("state", [None, np.ones(3, np.float32), (np.ones(3, np.float32),) * 3])
+def test_a_state_without_a_master_is_refused(state, half):
+    updater, weight = updater_of(multi_precision=True), np.ones(3, half)
+    updater(0, np.ones(3, half), weight)
+    updater.states[0] = state
+    with pytest.raises(ValueError, match="index 0: the state of a weight with a master must be a"):
+        updater(0, np.ones(3, half), weight)
+    assert updater.optimizer._index_update_count == {0: 1}
+
+
+@pytest.mark.parametrize(("argument", "value"), [("rounding", "up"), ("master", "float64")])
+def test_unknown_forms_are_refused(argument, value):
+    with pytest.raises(ValueError, match=f"{argument} must be one of .*, got '{value}'"):
+        optimizer.SGD(**{argument: value})

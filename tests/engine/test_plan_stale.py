@@ -62,31 +62,6 @@ def test_nadam_can_get_a_product_for_each_parameter_later(way):
     assert ends[0] == ends[1]
 
 
-class OwnRates(optimizer.SGLD):
-    """Asked for the rate of each parameter."""
-
-    broken = False
-
-    def _get_lr(self, index):
-        if self.broken and index == 1:
-            raise RuntimeError("no rate")
-        return super()._get_lr(index)
-
-
-def test_a_rate_that_cannot_be_computed_changes_nothing():
-    made = OwnRates(learning_rate=0.1)
-    updater, weights = optimizer.Updater(made), ones()
-    for _ in range(2):
-        updater([0, 1], ones(), weights)
-    before = everything(updater, weights)
-    object.__setattr__(made, "broken", True)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="no rate"):
-            updater([0, 1], ones(), weights)
-    object.__delattr__(made, "broken")
-    assert everything(updater, weights) == before
-
-
 def test_counts_can_be_assigned():
     made = optimizer.Adam()
     updater, weight = optimizer.Updater(made), np.ones(3)

@@ -1,6 +1,8 @@
-"""What row-sparse updates promise, for every form in cases.py and bit for bit."""
+"""What row-sparse updates promise, for every form in cases.py, bit for bit, in any precision."""
 
+import copy
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
 from helpers.cases import CASES, LIGHT, exhaustive, sampled
-from helpers.row_sparse import ARGUMENTS, all_rows, eighths, problems, same_bits, with_rows
+from helpers.row_sparse import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
+from helpers.tensor_lists import as_list, one_by_one
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
 few = settings(max_examples=12)
@@ -148,3 +151,107 @@ def test_updates_are_lazy_by_default_where_mxnet_is(name):
         chosen = [optimizer.create(name, lazy_update=lazy).lazy_update for lazy in (True, False)]
     assert by_default == (name in LAZY)
     assert chosen == [True, False]
+
+
+def test_strides_that_are_assigned_to_a_weight_with_spaced_rows_are_those_of_the_next_update():
+    made = optimizer.Updater(optimizer.SGD(learning_rate=1.0, lazy_update=True))
+    base = np.zeros((8, 6), np.float32)
+    weight = base[:4, :2]
+    grad = np.ones((2, 2), np.float32), np.array([1, 3])
+    for _ in range(3):
+        made("w", grad, weight)
+    base[...] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        weight.strides = 48, 4  # every second row
+    made("w", grad, weight)
+    np.testing.assert_array_equal(np.flatnonzero(base.any(axis=1)), [2, 6])
+
+
+def test_a_subclass_in_numpy_gets_a_dense_gradient(rng):
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= self._get_lr(index) * grad
+
+    grad = listing(rng, (6, 2), np.float64, 9)
+    made, weight = optimizer.get_updater(Plain(learning_rate=0.5)), np.ones((6, 2))
+    made(0, (grad.values, grad.indices), weight)
+    np.testing.assert_array_equal(weight, 1 - 0.5 * grad.to_dense())
+
+
+def test_values_whose_dtype_was_changed_are_taken_for_what_they_are():
+    made = updater("sgd", multi_precision=True)
+    weight = np.ones((5, 2), np.float16)
+    grad = RowSparse(np.ones((2, 2), np.float32), np.array([1, 3]), (5, 2))
+    made(0, grad, weight)
+    grad.values = np.full((2, 2), 2, np.float16)
+    made(0, grad, weight)
+    np.testing.assert_allclose(weight[:, 0], [1, 0.7, 1, 0.7, 1], rtol=1e-3)
+
+
+def test_values_in_a_state_are_read_before_it_is_written():
+    """The state may serve as a gradient, as a copy of it would."""
+    made, other = updater("sgd", momentum=0.9), updater("sgd", momentum=0.9)
+    weight, same = np.ones((5, 2)), np.ones((5, 2))
+    for one, table in ((made, weight), (other, same)):
+        one(0, (np.ones((2, 2)), np.array([1, 3])), table)
+    made(0, (made.states[0][1:3], np.array([3, 1])), weight)
+    other(0, (other.states[0][1:3].copy(), np.array([3, 1])), same)
+    same_bits(weight, same)
+
+
+@pytest.mark.parametrize("way", [as_list, one_by_one])
+@pytest.mark.parametrize(("name", "scale"), [("adam", 1.0), ("lbsgd", 1.0), ("adamw", np.inf)])
+def test_no_row_sparse_gradient_is_kept_alive(name, scale, way, rng):
+    """Nor one that AdamW skips."""
+    run, weight = updater(name), np.ones((5, 2))
+    way(run, [0], [listing(rng, (5, 2), np.float64, 3)], [weight])
+    run.optimizer.rescale_grad = scale
+    grad, before = listing(rng, (5, 2), np.float64, 3), weight.copy()
+    watch = weakref.ref(grad.values)
+    way(run, [0], [grad], [weight])
+    del grad
+    assert watch() is None
+    assert np.isfinite(scale) or (weight == before).all()
+
+
+def updater(name, **kwargs):
+    return optimizer.get_updater(optimizer.create(name, learning_rate=0.1, **kwargs))
+
+
+@pytest.mark.slow
+def test_rows_without_gradient_keep_masters_copies_and_low_bits(half, rng):
+    grad = listing(rng, (9, 5), half, 4)
+    spared = np.setdiff1d(np.arange(9), grad.indices)
+    for master in ["float32", "split"][: 1 + (half != np.float16)]:
+        made = updater("adam", multi_precision=True, master=master)
+        weight = rng.normal(size=(9, 5)).astype(half)
+        made.set_master(0, weight.astype(np.float32) + np.float32(2**-20))
+        made(0, RowSparse(grad.values[:0], [], (9, 5)), weight)
+        before = copy.deepcopy((weight, *leaves(made.states[0])))
+        made(0, grad, weight)
+        after = (weight, *leaves(made.states[0]))
+        same_bits(tuple(a[spared] for a in after), tuple(a[spared] for a in before))
+        assert not np.array_equal(weight[grad.indices], before[0][grad.indices])
+    made, weight = updater("adam"), rng.normal(size=(9, 5)).astype(np.float32)
+    beside = np.full((9, 5), 7, half)
+    made.set_copy(0, beside)
+    made(0, grad.astype(np.float32), weight)
+    np.testing.assert_array_equal(beside[grad.indices], weight.astype(half)[grad.indices])
+    assert (beside[spared] == 7).all()
+
+
+@pytest.mark.slow("exhaustive")
+@pytest.mark.parametrize("kwargs", [{}, {"state_dtype": "bfloat16"}], ids=["weight", "state"])
+def test_rounding_does_not_depend_on_the_form_of_the_gradient(kwargs, rng, bfloat16):
+    """The draws belong to elements of the table, not to the order of the rows."""
+    weight = rng.normal(size=(50, 7)).astype(bfloat16)
+    other = weight.copy()
+    lists, dense = (updater("adam", rounding="stochastic", **kwargs) for _ in range(2))
+    for _ in range(3):
+        grad = eighths(rng, weight.shape, np.float32)
+        order = rng.permutation(50)
+        lists(0, (grad[order], order), weight)
+        dense(0, grad, other)
+    same_bits((weight, *leaves(lists.states[0])), (other, *leaves(dense.states[0])))

@@ -7,8 +7,8 @@ import pytest
 
 from fastopt import optimizer
 from fastopt.sparse import RowSparse
-from helpers.cases import CASES, LIGHT, exhaustive, marks_of
-from helpers.half_precision import bits, flat, lively, silent
+from helpers.cases import exhaustive
+from helpers.half_precision import bits, every_case, flat, lively, silent
 
 DITHERED = {
     "weight": {"rounding": "stochastic"},
@@ -24,19 +24,7 @@ def updater_of(name="sgd", learning_rate=0.1, **kwargs):
 
 @pytest.mark.slow
 @silent
-@pytest.mark.parametrize(
-    ("case", "half"),
-    [
-        pytest.param(
-            case,
-            ("float16", "bfloat16")[k % 2],
-            marks=() if str(case) in LIGHT else marks_of(case),
-        )
-        for k, case in enumerate(CASES)
-    ],
-    indirect=["half"],
-    ids=str,
-)
+@every_case
 def test_a_step_is_a_float32_step_rounded_once(case, half, rng):
     ours, single = case.updater(**lively(case)), case.updater(**lively(case))
     weight = rng.normal(size=case.shape).astype(half)

@@ -129,10 +129,12 @@ def resume(way, world):
         return  # MXNet's bytes have no place for it
     with tempfile.TemporaryDirectory() as folder:
         world.updater = resumed(way, world.updater, world.setting.fresh(), Path(folder))
+    world.copies = {}
 
 
 def copied(world):
     world.updater, world.weights = copy.deepcopy((world.updater, world.weights))
+    world.copies = {}
 
 
 def averaged(world):
@@ -140,6 +142,19 @@ def averaged(world):
     if names:
         with world.updater.averaged(weights={name: world.weights[name] for name in names}):
             pass
+
+
+def give_copies(world):
+    """Strided copies in half precision, which every update writes too."""
+    for name, weight in world.weights.items():
+        if weight.dtype == np.float32 and weight.ndim:
+            world.copies[name] = LAYOUTS["strided"](weight.astype(np.float16))
+            world.updater.set_copy(name, world.copies[name])
+
+
+def take_copies(world):
+    while world.copies:
+        world.updater.set_copy(world.copies.popitem()[0], None)
 
 
 ASIDE = {
@@ -155,6 +170,8 @@ ASIDE = {
     "unaligned states": restate(partial(each, unaligned)),
     "a copy of the updater": copied,
     "averages, and back": averaged,
+    "copies in half precision": give_copies,
+    "no copies": take_copies,
     "arrays read in Python": lambda world: read_in_python(world.updater),
     **{f"resumed by {way}": partial(resume, way) for way in WAYS},
 }
@@ -252,7 +269,7 @@ class World:
 
     def __init__(self, setting, layouts=(), forms=ON_HOST):
         self.setting, self.updater, self.weights = setting, setting.updater(), setting.weights()
-        self.forms = forms
+        self.forms, self.copies = forms, {}
         for (name, weight), layout in zip(self.weights.items(), layouts, strict=False):
             self.weights[name] = forms.layouts[layout](weight) if weight.ndim else weight
 
@@ -293,13 +310,15 @@ class World:
             absent = dict.fromkeys(self.weights) | dict(zip(names, grads, strict=True))
             self.updater.step(nested(absent), nested(self.weights))
         else:
+            take_copies(self)
             given = dict(zip(names, grads, strict=True))
             new = self.updater.updated(given, self.weights, missing="skip")
             self.weights = {name: np.asarray(array) for name, array in new.items()}
 
     def bits(self):
         """All that a call may change."""
-        return everything(self.updater, self.weights), frozen(host(dict(self.updater.averages)))
+        averages = host(dict(self.updater.averages))
+        return everything(self.updater, self.weights), frozen((averages, self.copies))
 
     def numbers(self):
         """Weights, states and averages, on the host."""
@@ -406,6 +425,8 @@ def follow(setting, plan, *, plain=False, fails=False, forms=ON_HOST, times=1):
         way = ("list" if setting.is_whole else "single") if plain else call.way
         for _ in range(times):
             world.call(way, names, grads)
+            for name, rounded in world.copies.items():
+                assert frozen(rounded) == frozen(world.weights[name].astype(np.float16))
         CHANGES[call.change](world)
         if not plain:
             forms.asides[call.aside](world)

@@ -78,21 +78,6 @@ def test_gradients_may_be_overwritten_after_the_call(dense):
     same_bits(weight, same)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sparse", [True, False])
-def test_gradients_of_the_copys_precision_are_added_up(sparse, rng):
-    updater, weight = lbsgd(), np.ones((9, 4), np.float32)
-    other, same, beside = lbsgd(), weight.copy(), weight.astype(np.float16)
-    updater.set_copy(0, beside)
-    for _ in range(SUMMED):
-        grad = listing(rng, (9, 4), np.float16, 5)
-        grad = grad if sparse else grad.to_dense()
-        updater(0, grad, weight)
-        other(0, grad.astype(np.float32), same)
-    same_bits(weight, same)
-    np.testing.assert_array_equal(beside, weight.astype(np.float16))
-
-
 def test_an_incomplete_sum_touches_nothing(rng):
     updater, weight = lbsgd(momentum=0.9), rng.normal(size=(9, 4))
     before = weight.copy()

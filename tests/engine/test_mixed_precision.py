@@ -150,7 +150,7 @@ def test_a_master_of_another_shape_is_refused_at_the_first_update_and_later(half
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adam", "ftrl", "rmsprop"])
+@pytest.mark.parametrize("name", ["adam", "ftrl", "rmsprop", *exhaustive("novograd")])
 def test_the_state_of_a_weight_without_a_master_is_not_taken_for_one(name):
     updater = optimizer.get_updater(optimizer.create(name, multi_precision=True))
     updater(0, F32, F32.copy())

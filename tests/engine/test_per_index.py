@@ -19,19 +19,6 @@ class Watch:
         self.seen += 1
 
 
-def test_numbers_are_a_mapping():
-    numbers = PerIndex({"a": 1.5, 2: 2.5})
-    assert numbers == {"a": 1.5, 2: 2.5}
-    assert list(numbers) == ["a", 2]
-    assert (numbers["a"], numbers.get(3), numbers.get(3, 7), 2 in numbers) == (1.5, None, 7, True)
-    with pytest.raises(KeyError):
-        numbers[3]
-    assert numbers.pop("a") == 1.5
-    assert repr(numbers) == "{2: 2.5}"
-    numbers.clear()
-    assert len(numbers) == 0
-
-
 @pytest.mark.parametrize("kind", [PerIndex, Counts])
 def test_positions_hold_what_the_mapping_says(kind):
     numbers, rng, expected = kind(), np.random.default_rng(0), {}

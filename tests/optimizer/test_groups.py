@@ -91,25 +91,26 @@ def test_the_first_match_wins_of_the_name_that_the_optimizer_has_or_the_index():
     assert weights.ravel().tolist() == [-2, -2, -2, -2, -8]
 
 
+def follow(steps, updater, names, way=as_list):
+    """Assert what each weight loses to a gradient of 1 after each change of settings."""
+    for change, expected in steps:
+        change()
+        weights = [np.zeros(1) for _ in names]
+        way(updater, list(names), [np.ones(1)] * len(names), weights)
+        assert [-weight.item() for weight in weights] == expected
+
+
 def test_multipliers_of_a_group_replace_those_of_the_table():
     sgd = optimizer.SGD(learning_rate=1.0)
     made = optimizer.Updater(sgd, groups={"b": {"lr_mult": 0.5}, "c": {"wd": 0.0}})
-    weights = [np.zeros(1) for _ in "abc"]
-
-    def change():
-        before = np.array(weights)
-        made(list("abc"), [np.ones(1)] * 3, weights)
-        return (before - np.array(weights)).ravel().tolist()
-
-    assert change() == [1, 0.5, 1]
-    sgd.set_lr_mult({"a": 2.0, "b": 3.0, "c": 4.0})
-    assert change() == [2, 0.5, 4]
-    sgd.lr_mult["c"] = 5.0
-    assert change() == [2, 0.5, 5]
-    made.groups = {"a": {"lr_mult": 7.0}}
-    assert change() == [7, 3, 5]
-    made.groups = None
-    assert change() == [2, 3, 5]
+    steps = [
+        (lambda: None, [1, 0.5, 1]),
+        (lambda: sgd.set_lr_mult({"a": 2.0, "b": 3.0, "c": 4.0}), [2, 0.5, 4]),
+        (lambda: sgd.lr_mult.update(c=5.0), [2, 0.5, 5]),
+        (lambda: setattr(made, "groups", {"a": {"lr_mult": 7.0}}), [7, 3, 5]),
+        (lambda: setattr(made, "groups", None), [2, 3, 5]),
+    ]
+    follow(steps, made, "abc")
 
 
 @every_way
@@ -121,30 +122,23 @@ def test_what_a_group_does_not_override_follows_the_optimizer(way):
     }
     sgd = optimizer.SGD(learning_rate=1.0)
     made = optimizer.Updater(sgd, groups=own)
-    weights = [np.zeros(1) for _ in "abcd"]
 
-    def change():
-        before = np.array(weights)
-        way(made, list("abcd"), [np.ones(1)] * 4, weights)
-        return (before - np.array(weights)).ravel().tolist()
+    def more():
+        for k in range(40):  # more counts than there was room for
+            made(f"a{k}", np.ones(1), np.ones(1))
 
-    assert change() == [1, 1, 0.5, 3]
-    sgd.set_learning_rate(2.0)
-    assert change() == [2, 2, 0.5, 3]
-    sgd.rescale_grad = 0.5
-    assert change() == [1, 1, 0.25, 1.5]
-    made.groups["d"]["optimizer"].lr = 4.0
-    assert change() == [1, 1, 0.25, 2]
-    sgd.rescale_grad = 1.0
-    sgd._index_update_count = {}
-    assert change() == [2, 2, 0.5, 4]
-    assert sgd._index_update_count == dict.fromkeys("abcd", 1)
-    for k in range(40):  # more counts than there was room for
-        made(f"a{k}", np.ones(1), np.ones(1))
-    assert change() == [2, 2, 0.5, 4]
-    assert sgd._index_update_count["d"] == 2
+    steps = [
+        (lambda: None, [1, 1, 0.5, 3]),
+        (lambda: sgd.set_learning_rate(2.0), [2, 2, 0.5, 3]),
+        (lambda: setattr(sgd, "rescale_grad", 0.5), [1, 1, 0.25, 1.5]),
+        (lambda: setattr(made.groups["d"]["optimizer"], "lr", 4.0), [1, 1, 0.25, 2]),
+        (lambda: setattr(sgd, "_index_update_count", {}), [1, 1, 0.25, 2]),
+        (more, [1, 1, 0.25, 2]),
+    ]
+    follow(steps, made, "abcd", way)
+    assert [sgd._index_update_count[name] for name in "abcd"] == [2] * 4
     made.optimizer = optimizer.SGD(learning_rate=10.0)
-    assert change() == [10, 10, 0.5, 4]
+    follow([(lambda: None, [10, 10, 0.5, 4])], made, "abcd", way)
     assert made.optimizer._index_update_count == dict.fromkeys("abcd", 1)
 
 

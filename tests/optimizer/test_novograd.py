@@ -6,23 +6,12 @@ import numpy as np
 import pytest
 
 import fastopt
-from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError
 from fastopt.kernels.rule import rule
 from fastopt.optimizer import NovoGrad
 from helpers.matrix_rules import drawn, trained
 
 F32 = np.float32
-
-
-@pytest.mark.slow
-def test_the_state_is_an_array_and_a_number(rng):
-    (weight,), gradients = drawn(rng, (4, 3), steps=2)
-    updater, _ = trained(NovoGrad(beta2=0.75), weight, [grads[0] for grads in gradients])
-    mom, var = updater.states[0]
-    assert (mom.shape, var.shape, var.dtype) == ((4, 3), (), np.float32)
-    first, second = (np.sum(np.square(grads[0], dtype=float)) for grads in gradients)
-    np.testing.assert_allclose(var, 0.75 * first + 0.25 * second, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -70,19 +59,3 @@ def test_the_norm_of_indexed_rows_is_that_of_the_whole_gradient(lazy, rng):
         expected = np.where(touched, expected - 0.1 * mom, expected)
     np.testing.assert_allclose(got, expected, rtol=1e-11)
     np.testing.assert_allclose(updater.states[0][1], var, rtol=1e-12)
-
-
-@pytest.mark.slow("exhaustive")
-def test_a_master_can_be_set_after_the_first_update(rng):
-    """The state without a master is a pair too: of the array and of the number."""
-    (weight,), ((grad,), *_) = drawn(rng, (3,), dtype=np.float16)
-    updater, got = trained(NovoGrad(lr=0.1, multi_precision=True), weight, [grad])
-    updater.set_master(0, np.ones(3, F32))
-    updater(0, grad, got)
-    assert not np.array_equal(got, weight)
-    updater = optimizer.get_updater(NovoGrad(lr=0.1))
-    updater(0, grad.astype(F32), exact := weight.astype(F32))
-    assert np.isfinite(exact).all()
-    updater.optimizer.multi_precision = True
-    with pytest.raises(ValueError, match="missing master cannot be set after the first update"):
-        updater.set_master(0, np.ones(3, F32))

@@ -1,6 +1,6 @@
 """Flush of deferred weight decay: all rows of a weight get the decay that they lack.
 
-Tests: ``tests/engine/test_lazy_decay_flush.py``.
+Tests: ``tests/engine/test_lazy_decay.py``.
 """
 
 from contextlib import nullcontext

@@ -3,7 +3,7 @@
 __all__ = ["DEFECTS"]
 
 GOLDEN = "tests/optimizer/test_golden.py -k adam"
-RECORDED = "tests/optimizer/test_recorded.py"
+RECORDED = "tests/optimizer/test_formulas.py"
 SCHEDULES = "tests/lr_scheduler/test_schedules.py"
 MATRICES = "tests/optimizer/test_packages.py"
 CONTAINER = "checkpoint/format/container.py"
@@ -15,7 +15,7 @@ UNITS = "tests/engine/test_clip_adaptive.py"
 ACCUMULATE = "tests/engine/test_accumulate.py"
 CLIP = "tests/engine/test_clip.py"
 NOISE = "tests/kernels/test_noise.py"
-DECAY = "tests/engine/test_lazy_decay_flush.py"
+DECAY = "tests/engine/test_lazy_decay.py"
 OVERLAP = "tests/engine/test_overlap.py"
 FINISH = "tests/updater/test_finish.py"
 GROUPS = "tests/optimizer/test_groups.py"

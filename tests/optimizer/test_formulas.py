@@ -1,4 +1,4 @@
-"""Formulas of torch: step by step as torch, optax and their papers have them."""
+"""Optimizers of other libraries than MXNet: recorded steps, formulas, and defaults of torch."""
 
 import json
 from functools import partial
@@ -9,51 +9,159 @@ import pytest
 import fastopt
 from fastopt import optimizer
 from fastopt.lr_scheduler import FactorScheduler
-from helpers import defaults
+from helpers import defaults, oracles
+from helpers.cases import CASES, OF_STEPS, exhaustive, kept
 from helpers.paths import GOLDEN
 from helpers.schedules import with_schedule
 
+TORCH = {"formula": "torch"}
 RECORDED = json.loads((GOLDEN / "formulas.json").read_text())
-CASES = RECORDED["cases"]
-WITH_EPSILON = ("Adam", "AdamW", "AdaGrad", "RMSProp", "Nadam")
-CLASSES = (*WITH_EPSILON, "SGD")
-every_class = pytest.mark.parametrize("name", CLASSES)
+OTHERS = RECORDED["others"]
+OF_TORCH = [{**case, "arguments": {**case["arguments"], **TORCH}} for case in RECORDED["cases"]]
+ids = [f"{i}-{case['name']}" for i, case in enumerate(OTHERS + OF_TORCH)]
 
 
-def trained(made, start, gradients, dtype=np.float64):
-    """Weights after each step."""
+def once_by_default(cases):
+    """Parameters of which by default the first of each class that has no other test is run.
+
+    AMSGrad is run for Adam.
+    """
+    names = ["Adam", "AdamW", "Nadam", "AdamW amsgrad", "Nadam amsgrad"]
+    parameters = []
+    for case in cases:
+        name = case["class"] + " amsgrad" * bool(case["arguments"].get("amsgrad"))
+        parameters += exhaustive(case) if name in names else [case]
+        names.append(name)
+    return parameters
+
+
+SIZES = np.array([1e2, 1.0, 1e-1, 1e-2, 1e-4, 0.0])
+
+HEAVY = {"momentum": 0.9, "decouple": True}
+OF_MXNET = partial(oracles.adam, formula="mxnet")
+NADAM = partial(oracles.adam, kind="nadam")
+NADAMW = partial(oracles.adam, kind="nadamw", decoupled=True)
+ADAMW = partial(oracles.adam, decoupled=True)
+PAPERS = "adabelief", "lans", "lion", "radam"
+"""Optimizers whose formulas have no other test."""
+FORMULAS = {
+    "adam amsgrad": (OF_MXNET, "adam", {"amsgrad": True}),
+    "adamw amsgrad": (partial(OF_MXNET, decoupled=True, eps=1e-6), "adamw", {"amsgrad": True}),
+    "nadam amsgrad": (NADAM, "nadam", {"amsgrad": True}),
+    "nadam amsgrad of torch": (NADAM, "nadam", {"amsgrad": True, **TORCH}),
+    "sgdw": (oracles.sgdw, "sgd", HEAVY),
+    "sgdw of torch": (oracles.sgdw, "sgd", {**HEAVY, **TORCH, "dampening": 0.3}),
+    "nadamw": (NADAMW, "nadamw", {"correction": "present"}),
+    "nadamw amsgrad": (NADAMW, "nadamw", {"amsgrad": True}),
+    "adamatan2": (oracles.adamatan2, "adamatan2", {"a": 1.3, "b": 0.8}),
+    "adan": (oracles.adan, "adan", {}),
+    "novograd": (oracles.novograd, "novograd", {}),
+    "adamw grams": (ADAMW, "adamw", {**TORCH, "grams": True}),
+    "stablespam": (oracles.stablespam, "stablespam", {"reset_interval": 5}),
+    **{name: (getattr(oracles, name), name, {}) for name in PAPERS},
+}
+"""Function of oracles.py, optimizer and its arguments, which are those of the function too."""
+BY_DEFAULT = ("adamatan2", "adamw grams", "stablespam")
+"""Formulas that are compared by default: of a class without recorded numbers, and of all flags."""
+
+
+def trained(made, start, gradients, dtype):
+    """Weights after each step, in another array each time: so only one kernel is compiled."""
     updater, weight = fastopt.Updater(made), np.array(start, dtype)
     for gradient in np.asarray(gradients, dtype):
+        weight = weight.copy()
         updater(0, gradient, weight)
-        yield weight.copy()
+        yield weight.copy(), updater
 
 
-def made_of(case, **more):
-    arguments = with_schedule(case["arguments"])
-    return getattr(fastopt, case["class"])(formula="torch", **arguments, **more)
+def made_of(case):
+    return getattr(fastopt, case["class"])(**with_schedule(case["arguments"]))
 
 
 def test_the_file_names_its_packages_and_has_every_class():
+    more = {"schedulefree", "timm", "pytorch_optimizer"}
+    assert RECORDED["more_packages"].keys() == more
+    assert {case["library"] for case in OTHERS} == {"torch", "optax"} | more
     assert {*RECORDED["packages"]} == {"torch", "optax", "jax"}
-    assert {case["class"] for case in CASES} == {*CLASSES}
-    assert {case["library"] for case in CASES} == {"torch", "optax"}
+    assert {case["class"] for case in OF_TORCH} == {*CLASSES}
+    assert {case["library"] for case in OF_TORCH} == {"torch", "optax"}
 
 
-def data():
-    return RECORDED["start"], RECORDED["gradients"]
+def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula():
+    """Or is a variant of a form that has, which test_families.py compares."""
+    names = {case["class"].lower() for case in OTHERS} | {name for _, name, _ in FORMULAS.values()}
+    plain = (case for case in CASES if case.recorded and "cautious" not in str(case))
+    assert {case.name for case in plain} - {*OF_STEPS} <= names
+
+
+def check(case, dtype, **tolerance):
+    steps = list(trained(made_of(case), RECORDED["start"], RECORDED["gradients"], dtype))
+    np.testing.assert_allclose([weight for weight, _ in steps], case["weights"], **tolerance)
+    if "averages" in case:
+        updater, weight = steps[-1][1], steps[-1][0].copy()
+        with updater.averaged({0: weight}):
+            np.testing.assert_allclose(weight, case["averages"][-1], **tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", once_by_default(OTHERS) + exhaustive(*OF_TORCH), ids=ids)
+def test_float32_steps_are_those_of_the_library(case):
+    check(case, np.float32, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", exhaustive(*OTHERS) + OF_TORCH, ids=ids)
+def test_float64_steps_are_those_of_the_library(case):
+    check(case, np.float64, rtol=1e-11, atol=1e-15)
+
+
+def agrees(name, dtype, **tolerance):
+    oracle, klass, arguments = FORMULAS[name]
+    rng = np.random.default_rng(1)
+    start, gradients = rng.normal(size=6), rng.normal(size=(12, 6)) * SIZES
+    made = optimizer.create(klass, lr=0.05, wd=0.1, **arguments)
+    expected = oracle(start, lr=0.05, wd=0.1, **arguments)
+    next(expected)
+    for (weight, _), gradient in zip(
+        trained(made, start, gradients, dtype), gradients, strict=True
+    ):
+        np.testing.assert_allclose(weight, expected.send(gradient), **tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DEFAULT else exhaustive(name)[0] for name in FORMULAS]
+)
+def test_float32_steps_are_those_of_the_formula(name):
+    agrees(name, np.float32, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", kept(FORMULAS, *PAPERS))
+def test_float64_steps_are_those_of_the_formula(name):
+    agrees(name, np.float64, rtol=1e-11, atol=1e-15)
+
+
+WITH_EPSILON = ("Adam", "AdamW", "AdaGrad", "RMSProp", "Nadam")
+CLASSES = (*WITH_EPSILON, "SGD")
+every_class = pytest.mark.parametrize("name", CLASSES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_EPSILON)
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_clipping_comes_before_decay_as_it_does_with_torch(name, clip):
-    start, gradients = data()
+    gradients = RECORDED["gradients"]
     arguments = {"eps": 0.01, "weight_decay": 0.1}
     make = partial(optimizer.create, name, lr=0.05, formula="torch", **arguments)
-    found = trained(make(clip_gradient=clip, rescale_grad=0.5), start, gradients)
     limit = np.inf if clip is None else clip
-    expected = trained(make(), start, np.clip(0.5 * np.array(gradients), -limit, limit))
-    np.testing.assert_allclose([*found], [*expected], rtol=1e-11, atol=1e-15)
+    clipped = np.clip(0.5 * np.array(gradients), -limit, limit)
+    ends = [
+        [weight for weight, _ in trained(made, RECORDED["start"], given, np.float64)]
+        for made, given in (
+            (make(clip_gradient=clip, rescale_grad=0.5), gradients),
+            (make(), clipped),
+        )
+    ]
+    np.testing.assert_allclose(*ends, rtol=1e-11, atol=1e-15)
 
 
 @every_class

@@ -256,61 +256,42 @@ def test_states_bring_groups_and_an_optimizer_that_present_groups_do_not_fit():
     assert list(other.groups) == ["^head"]
 
 
-def free():
-    return optimizer.ScheduleFreeSGD(learning_rate=0.1)
-
-
-MIXED = {
-    "in a group": ("adam", free, "groups of ScheduleFreeSGD and Adam"),
-    "in all but a group": (free, "adam", "groups of ScheduleFreeSGD and Adam"),
+MIXED = "average cannot be combined with groups of ScheduleFreeSGD and Adam, as the former averages"
+COUNTS = r"SWA\(start=1, every=1\) depends on the number of updates, and Test"
+UNFIT = {
+    ("adam", "schedulefreesgd"): (EMA(0.5), MIXED),
+    ("schedulefreesgd", "adam"): (EMA(0.5), MIXED),
+    ("adam", "test"): (SWA(), COUNTS),
 }
+"""Optimizers of an updater and of a group of it, and an average that they cannot have."""
 
 
 @pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize(("main", "other", "words"), MIXED.values(), ids=MIXED)
-def test_averages_beside_those_of_one_optimizer_are_one_error(main, other, words):
-    main, other = (optimizer.create(x() if callable(x) else x) for x in (main, other))
-    own = {"^b": {"optimizer": other}}
-    words = rf"groups\['\^b'\]: average cannot be combined with {words}, as the former averages"
-    with pytest.raises(TypeError, match=words):
-        optimizer.Updater(main, groups=own, average=EMA(0.5))
-    made, weights = optimizer.Updater(main, groups=own), arrays(0, "ab")
-    with pytest.raises(TypeError, match=words):
-        made.average = EMA(0.5)
-    assert made.average is None
-    call(made, arrays(1, "ab"), weights)
-    averaging = optimizer.Updater(copy.deepcopy(main), average=EMA(0.5))
-    with pytest.raises(TypeError, match=words):
-        averaging.groups = own
-    with pytest.raises(CheckpointError, match=words):
-        averaging.load_states_dict(made.states_dict())
-    with pytest.raises(CheckpointError, match=words):
-        averaging.set_states(made.get_states(dump_optimizer=True))
-    assert averaging.groups is None
-    assert averaging.states == {}
+@pytest.mark.parametrize(("main", "other"), UNFIT)
+def test_an_average_that_does_not_fit_all_groups_is_refused_and_changes_nothing(main, other):
+    average, words = UNFIT[main, other]
+    words, own = rf"groups\['\^b'\]: {words}", {"^b": {"optimizer": other}}
+    made = optimizer.Updater(main, groups=own)
+    call(made, arrays(1, "ab"), arrays(0, "ab"))
+    averaging = optimizer.Updater(main, average=average)
+    for error, refused in (
+        (TypeError, lambda: optimizer.Updater(main, groups=own, average=average)),
+        (TypeError, lambda: setattr(made, "average", average)),
+        (TypeError, lambda: setattr(averaging, "groups", own)),
+        (CheckpointError, lambda: averaging.load_states_dict(made.states_dict())),
+        (CheckpointError, lambda: averaging.set_states(made.get_states(dump_optimizer=True))),
+    ):
+        with pytest.raises(error, match=words):
+            refused()
+    assert (made.average, averaging.groups, averaging.states) == (None, None, {})
     call(averaging, arrays(1, "ab"), arrays(0, "ab"))
-
-
-def test_an_optimizer_that_counts_in_its_own_way_takes_a_plain_ema_alone():
-    own = {"^b": {"optimizer": optimizer.Test()}}
-    words = r"groups\['\^b'\]: SWA\(start=1, every=1\) depends on the number of updates, and Test"
-    made = optimizer.Updater("adam", groups=own, average=EMA(0.5))
-    with pytest.raises(TypeError, match=words):
-        made.average = SWA()
-    assert made.average == EMA(0.5)
-    weights = arrays(0, "ab")
-    call(made, arrays(1, "ab"), weights)
-    assert made.averages.keys() == {"a", "b"}
 
 
 def test_an_optimizer_that_does_not_fit_the_groups_is_not_taken():
     made, weights = together(**ALL), arrays(0)
-    for step in range(3):
-        call(made, arrays(step), weights)
+    call(made, arrays(0), weights)
     before, own = everything(made, weights), made.optimizer
     with pytest.raises(TypeError, match="SGD does not take beta1"):
         made.optimizer = optimizer.SGD()
     assert made.optimizer is own
     assert everything(made, weights) == before
-    made.optimizer = optimizer.Adam(learning_rate=0.1)
-    call(made, arrays(5), weights)

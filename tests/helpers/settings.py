@@ -136,6 +136,9 @@ OPTIMIZERS = {
     "stochastic rounding of bfloat16": Setting(
         partial(adam, rounding="stochastic", state_dtype="bfloat16"), dtype="bfloat16"
     ),
+    "initial sums": Setting(
+        partial(optimizer.RMSProp, 0.01, initial_accumulator_value=1.0, momentum=0.9), rows=True
+    ),
     "noise": Setting(lambda: optimizer.SGLD(multi_precision=True, seed=3), dtype="float16"),
     "lazy rows": Setting(partial(adam, lazy_update=True), rows=True),
     "rows of masters": Setting(partial(adam, **MASTERS), dtype="bfloat16", rows=True),

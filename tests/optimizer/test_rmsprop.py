@@ -5,7 +5,6 @@ import pytest
 
 import fastopt
 from fastopt.optimizer import RMSProp
-from helpers.resuming import resumed
 
 FORMS = {
     "plain": {},
@@ -48,30 +47,3 @@ def test_the_second_moment_alone_starts_above_zero_in_any_precision(form, state)
     first, *others = updater.state_as(0)
     np.testing.assert_allclose(first, 0.9, rtol=0.01)
     assert not any(array.any() for array in others)
-
-
-def run(updater, steps=3, rows=False):
-    rng, weights = np.random.default_rng(0), [np.ones((4, 3), np.float32), np.ones(2, np.float16)]
-    for _ in range(steps):
-        grads = [rng.normal(size=w.shape).astype(w.dtype) for w in weights]
-        if rows:
-            grads[0] = (grads[0], np.arange(4))
-        updater([0, 1], grads, weights)
-    return [weight.tobytes() for weight in weights]
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_rows_resets_and_checkpoints_keep_it(state, tmp_path):
-    if state == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    options = {**STATES[state], "multi_precision": True}
-    made = make("momentum", **options)
-    expected = run(made)
-    made.reset()
-    assert run(made) == expected
-    if state == "exact":
-        assert run(make("momentum", **options), rows=True) == expected
-    made.reset()
-    run(made, 1)
-    other = resumed("save", made, make("momentum", **options), tmp_path)
-    assert run(other) == run(made)

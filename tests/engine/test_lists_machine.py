@@ -40,7 +40,7 @@ class World:
         made.idx2name = {0: "conv_weight", 1: "norm_beta"}
         self.way, self.updater = way, optimizer.get_updater(made)
         self.memory = np.ones(40, np.float32)
-        self.weights, self.kept, self.copies = {}, {}, {}
+        self.weights, self.kept = {}, {}
 
     def add(self, index, seed, shape, dtype, layout):
         weight = normal(seed, shape, dtype)
@@ -124,20 +124,13 @@ class World:
         return [self.weights[index], *(array for state in states for array in leaves(state))]
 
     def drop_shaped(self, index):
-        """Drop what has the shape of a weight and is no state: sum, master given before, copy."""
+        """Drop what has the shape of a weight and is no state: sum, master given before."""
         hidden = vars(self.updater.optimizer)
         for table in ("cumgrads", "masters_given"):
             hidden.get(table, {}).pop(index, None)
-        self.set_copy(index, None)
-
-    def set_copy(self, index, array):
-        self.updater.set_copy(index, array)
-        self.copies.pop(index, None)
-        if array is not None:
-            self.copies[index] = array
 
     def bits(self):
-        return everything(self.updater, self.weights), frozen((self.memory, self.copies))
+        return everything(self.updater, self.weights), frozen(self.memory)
 
 
 class Lists(RuleBasedStateMachine):
@@ -229,14 +222,6 @@ class Lists(RuleBasedStateMachine):
             states = world.updater.states
             if index in states:
                 states[index] = copied(states[index], list if deep else tuple)
-
-    @rule(data=st.data(), on=st.booleans())
-    def set_copy(self, data, on):
-        index = self.known(data)
-        for world in self.worlds:
-            weight = world.weights[index]
-            fits = on and weight.dtype == np.float32 and weight.ndim > 0
-            world.set_copy(index, np.zeros(weight.shape, np.float16) if fits else None)
 
     @precondition(lambda self: FORMS[self.name].get("multi_precision"))
     @rule(data=st.data(), seed=seeds)

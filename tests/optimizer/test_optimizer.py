@@ -221,10 +221,9 @@ def test_lbsgd_without_an_updater_updates_the_master_that_it_makes(momentum, bat
 
 
 def test_lbsgd_makes_no_master_that_is_not_asked_for():
-    weight = np.ones(2, np.float16)
+    weight, made = np.ones(2, np.float16), optimizer.LBSGD(multi_precision=True)
     assert optimizer.LBSGD().create_state(0, weight) is None
-    assert optimizer.LBSGD(multi_precision=True).create_state(0, np.ones(2)) is None
-    made = optimizer.LBSGD(multi_precision=True)
+    assert made.create_state(0, np.ones(2)) is None
     with pytest.raises(ValueError, match="index 0"):
         made.update(0, np.ones(2), np.ones(2), (None, np.ones(2, np.float32)))
 
@@ -238,15 +237,10 @@ def test_lbsgd_reads_the_schedule_before_it_counts():
 
 def test_a_learning_rate_becomes_the_base_rate_of_the_schedule():
     schedule = FactorScheduler(10, 0.5)
-    made = [
-        optimizer.SGD(lr_scheduler=schedule),
-        optimizer.SGD(lr_scheduler=schedule, learning_rate=0.2),
-        optimizer.Adam(lr_scheduler=schedule),
-    ]
-    assert [one.learning_rate for one in made] == [0.01, 0.2, 0.001]
-    assert schedule.base_lr == 0.01
-    assert made[0].lr_scheduler is schedule
-    assert optimizer.SGD().learning_rate == 0.01
+    for kind, arguments, rate in ((SGD, {}, 0.01), (SGD, {"lr": 0.2}, 0.2), (Adam, {}, 0.001)):
+        assert kind(lr_scheduler=schedule, **arguments).learning_rate == rate
+    assert schedule.base_lr == SGD().learning_rate == 0.01
+    assert SGD(lr_scheduler=schedule).lr_scheduler is schedule
 
 
 RATES = [

@@ -146,6 +146,7 @@ def averaged(world):
 
 def give_copies(world):
     """Strided copies in half precision, which every update writes too."""
+    take_copies(world)
     for name, weight in world.weights.items():
         if weight.dtype == np.float32 and weight.ndim:
             world.copies[name] = LAYOUTS["strided"](weight.astype(np.float16))
@@ -153,8 +154,12 @@ def give_copies(world):
 
 
 def take_copies(world):
+    """No update writes them any more."""
     while world.copies:
-        world.updater.set_copy(world.copies.popitem()[0], None)
+        name, rounded = world.copies.popitem()
+        world.updater.set_copy(name, None)
+        rounded[...] = 7
+        world.taken.append(rounded)
 
 
 ASIDE = {
@@ -269,7 +274,7 @@ class World:
 
     def __init__(self, setting, layouts=(), forms=ON_HOST):
         self.setting, self.updater, self.weights = setting, setting.updater(), setting.weights()
-        self.forms, self.copies = forms, {}
+        self.forms, self.copies, self.taken = forms, {}, []
         for (name, weight), layout in zip(self.weights.items(), layouts, strict=False):
             self.weights[name] = forms.layouts[layout](weight) if weight.ndim else weight
 
@@ -427,6 +432,7 @@ def follow(setting, plan, *, plain=False, fails=False, forms=ON_HOST, times=1):
             world.call(way, names, grads)
             for name, rounded in world.copies.items():
                 assert frozen(rounded) == frozen(world.weights[name].astype(np.float16))
+            assert all((rounded == 7).all() for rounded in world.taken)
         CHANGES[call.change](world)
         if not plain:
             forms.asides[call.aside](world)

@@ -84,8 +84,14 @@ PAST = {
             ),
         ),
     )),
+    "an updater went on to write a copy in half precision after it was taken away": (
+        "lazy rows", check_forms, (PLAIN, tuple(
+            Call("list", (("embed.weight", "rows"), ("body.weight", "plain")), aside)
+            for aside in ("copies in half precision",) * 2 + ("no copies", "nothing")
+        )),
+    ),
 }  # fmt: skip
-"""Settings, promises and plans that found faults."""
+"""Settings, promises and plans that found faults, or that are rarely drawn."""
 
 
 @pytest.mark.parametrize("fault", PAST)

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import stat
+from contextlib import nullcontext
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError, dumps, loads, write_atomically
 from fastopt.checkpoint.format import container, files
-from helpers.cases import named
 from helpers.memory import at_most
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX processes")
@@ -107,15 +107,31 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, run_python):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_disk_that_is_full_at_last_leaves_the_old_file(tmp_path, monkeypatch):
+def interrupted():
+    yield b"new"
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("chunks", "error", "words"),
+    [
+        ([b"new"], OSError, "No space left on device.*file"),
+        (interrupted(), KeyboardInterrupt, None),
+        *(
+            (new, TypeError, "must be a list of bytes")
+            for new in (b"new", bytearray(b"new"), "new")
+        ),
+    ],
+)
+def test_a_write_that_fails_leaves_the_old_file(chunks, error, words, tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = tmp_path / "file"
     path.write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device.*file"):
-        write_atomically(path, [b"new"])
+    with pytest.raises(error, match=words):
+        write_atomically(path, chunks)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
 
@@ -133,19 +149,13 @@ def fails_for_directories(number):
 
 
 @posix
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
-def test_a_file_system_without_sync_of_directories_is_no_error(tmp_path, monkeypatch, number):
-    monkeypatch.setattr(os, "fsync", fails_for_directories(number))
-    write_atomically(tmp_path / "file", [b"new"])
-    assert (tmp_path / "file").read_bytes() == b"new"
-
-
-@posix
-def test_a_directory_that_fails_to_sync_is_an_error_and_the_new_file_is_in_place(
-    tmp_path, monkeypatch
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EIO])
+def test_a_directory_without_sync_is_no_error_but_one_whose_sync_fails(
+    number, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(os, "fsync", fails_for_directories(errno.EIO))
-    with pytest.raises(OSError, match=r"Input/output error.*file"):
+    monkeypatch.setattr(os, "fsync", fails_for_directories(number))
+    fails = pytest.raises(OSError, match=r"Input/output error.*file")
+    with fails if number == errno.EIO else nullcontext():
         write_atomically(tmp_path / "file", [b"new"])
     assert (tmp_path / "file").read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["file"]
@@ -181,27 +191,6 @@ def test_what_is_no_file_is_refused(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
     with pytest.raises(FileNotFoundError, match="missing"):
         updater.load(tmp_path / "missing")
-
-
-@pytest.mark.parametrize("whole", [b"new", bytearray(b"new"), "new"])
-def test_contents_that_are_not_in_chunks_are_refused(whole, tmp_path):
-    (tmp_path / "file").write_bytes(b"old")
-    with pytest.raises(TypeError, match="chunks must be a list of bytes, got"):
-        write_atomically(tmp_path / "file", whole)
-    assert (tmp_path / "file").read_bytes() == b"old"
-
-
-def test_an_error_while_the_contents_are_made_leaves_the_old_file(tmp_path):
-    def chunks():
-        yield b"new"
-        raise KeyboardInterrupt
-
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, chunks())
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["file"]
 
 
 @posix
@@ -330,19 +319,9 @@ def test_headers_are_as_large_as_their_tensors_justify(tmp_path, monkeypatch):
             loads(len(head).to_bytes(8, "little") + head)
 
 
-OWN = sorted(
-    name
-    for name, klass in optimizer.Optimizer.opt_registry.items()
-    if klass.__module__.startswith("fastopt.") and name != "ccsgd"
-)
-
-
-@pytest.mark.parametrize("name", named(OWN, "adam"))
-def test_indices_may_hold_any_characters(name, tmp_path):
-    old, new = (optimizer.get_updater(optimizer.create(name)) for _ in range(2))
-    weight = np.ones((2, 2), np.float32)
-    old("\ud800", np.ones((2, 2), np.float32), weight)
+def test_indices_may_hold_any_characters(tmp_path):
+    old, new = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
+    old("\ud800", np.ones(2), np.ones(2))
     old.save(tmp_path / "file")
     new.load(tmp_path / "file")
-    assert new.states.keys() == {"\ud800"}
-    assert new.optimizer._index_update_count == old.optimizer._index_update_count
+    assert new.states.keys() == new.optimizer._index_update_count.keys() == {"\ud800"}

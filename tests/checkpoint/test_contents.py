@@ -2,13 +2,13 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from fastopt import lr_scheduler, optimizer
+from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from helpers.tensor_lists import everything
@@ -77,54 +77,44 @@ def test_arrays_keep_their_order_of_memory(tmp_path):
     assert all(array.flags.aligned and array.flags.owndata for array in got)
 
 
-def test_bfloat16_is_stored_as_its_bits(tmp_path):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    half = np.array([1.5, -2, np.inf, np.nan], ml_dtypes.bfloat16)
+def test_bfloat16_is_stored_as_its_bits_and_needs_its_package(tmp_path, bfloat16, monkeypatch):
+    half = np.array([1.5, -2, np.inf, np.nan], bfloat16)
     old, new = mine((half, half[0])), mine()
     old(0, np.ones(2), np.ones(2))
     through_file(old, new, tmp_path)
     array, scalar = new.states[0]
     assert array.dtype == half.dtype
-    assert type(scalar) is ml_dtypes.bfloat16
+    assert type(scalar) is bfloat16.type
     np.testing.assert_array_equal(array.view(np.uint16), half.view(np.uint16))
     with safe_open(tmp_path / "file", "np") as file:
         assert file.get_tensor("states[0][0]").dtype == np.uint16
-
-
-def test_bfloat16_needs_its_package(tmp_path, monkeypatch):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    old, new = mine(np.ones(2, ml_dtypes.bfloat16)), mine()
-    old(0, np.ones(2), np.ones(2))
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    new = mine()
     with pytest.raises(CheckpointError, match="bfloat16 needs the package ml_dtypes"):
         through_file(old, new, tmp_path)
     assert new.states == {}
 
 
+OF_FC = r"state of index 3 \(fc_weight\)"
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("text", "got str"),
-        ((ARRAY, {"a": [object()]}), "got object"),
-        (np.ma.ones(2), "got MaskedArray"),
-        (1j, "got complex"),
+        ("text", rf"{OF_FC} must be.*got str"),
+        ((ARRAY, {"a": [object()]}), rf"{OF_FC}.* must be.*got object"),
+        (np.ma.ones(2), rf"{OF_FC} must be.*got MaskedArray"),
+        (1j, rf"{OF_FC} must be.*got complex"),
+        *(([np.empty(1, dtype)], r"\[0\].* dtype") for dtype in ("c16", "O", "M8[s]", "U2", "g")),
     ],
 )
 def test_a_foreign_state_is_refused_with_its_index(state, words, tmp_path):
     updater = mine(state, param_idx2name={3: "fc_weight"})
     updater(3, np.ones(2), np.ones(2))
     (tmp_path / "file").write_bytes(b"old")
-    with pytest.raises(TypeError, match=rf"state of index 3 \(fc_weight\) must be.*{words}"):
+    with pytest.raises(TypeError, match=words):
         updater.save(tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == b"old"
-
-
-@pytest.mark.parametrize("dtype", ["c16", "O", "M8[s]", "U2", "g"])
-def test_a_dtype_that_cannot_be_stored_is_refused(dtype, tmp_path):
-    updater = mine([np.empty(1, dtype)])
-    updater("top", np.ones(2), np.ones(2))
-    with pytest.raises(TypeError, match=r"\[0\].* dtype"):
-        updater.save(tmp_path / "file")
 
 
 def test_the_optimizer_stays_the_same_object_with_its_live_parameters(tmp_path):
@@ -154,37 +144,31 @@ def test_the_file_says_what_it_holds(tmp_path):
     assert all(isinstance(tensor["crc32"], int) for tensor in document["tensors"].values())
 
 
-def test_registered_schedules_are_saved(tmp_path):
-    schedule = lr_scheduler.JoinedScheduler(
-        [lr_scheduler.FactorScheduler(2, 0.5), lr_scheduler.CosineScheduler(9)], [5]
-    )
-    old, new = adam(3, lr_scheduler=schedule), adam()
-    for _ in range(7):
-        old(0, np.ones(3, np.float32), np.ones(3, np.float32))
-    through_file(old, new, tmp_path)
-    assert new.optimizer.learning_rate == old.optimizer.learning_rate
-    saved = old.states_dict()["attributes"]["lr_scheduler"]
-    assert saved is not schedule
-
-
 def test_another_callable_is_kept_with_a_warning(tmp_path):
     class FactorScheduler:  # not the registered one
         def __call__(self, num_update):
             return 0.25
 
-    old, new = adam(3, lr_scheduler=FactorScheduler()), adam(lr_scheduler=FactorScheduler())
-    schedule = new.optimizer.lr_scheduler
-    with pytest.warns(UserWarning, match="the present one is kept") as record:
-        through_file(old, new, tmp_path)
-    assert record[0].filename == __file__
-    assert new.optimizer.lr_scheduler is schedule
+    other = FactorScheduler()
+    for own, rate in ({"lr_scheduler": other}, 0.25), ({"learning_rate": 0.3}, 0.3):
+        new = adam(**own)
+        with pytest.warns(UserWarning, match="the present one is kept") as record:
+            through_file(adam(3, lr_scheduler=FactorScheduler()), new, tmp_path)
+        assert record[0].filename == __file__
+        assert new.optimizer.lr_scheduler is own.get("lr_scheduler")
+        assert (new.optimizer.learning_rate, new.optimizer.num_update) == (rate, 1)
 
 
-def test_a_warning_that_is_an_error_changes_nothing(tmp_path):
-    old, new = adam(3, lr_scheduler=lambda n: 0.25), adam(3, beta1=0.5)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_warning_that_is_an_error_or_a_bad_loss_scale_changes_nothing(scaled):
+    old, new = adam(3, lr_scheduler=None if scaled else lambda n: 0.25), adam(3, beta1=0.5)
+    state, new.loss_scaler = old.states_dict(), LossScaler(4.0)
+    if scaled:
+        state["loss_scaler"] = {**LossScaler(8.0).state_dict(), "scale": -1.0}
     before = everything(new, None)
-    with pytest.raises(UserWarning, match="kept"):
-        through_file(old, new, tmp_path)
+    error, words = (CheckpointError, "scale must be") if scaled else (UserWarning, "kept")
+    with pytest.raises(error, match=words):
+        new.load_states_dict(state)
     assert everything(new, None) == before
 
 
@@ -201,34 +185,12 @@ def test_the_loss_scale_is_saved_with_the_updater(tmp_path):
     assert new.loss_scaler.scale == 128
 
 
-def test_a_bad_loss_scale_changes_nothing():
-    old, new = adam(3), adam(3, beta1=0.5)
-    old.loss_scaler, new.loss_scaler = LossScaler(8.0), LossScaler(4.0)
-    state = {**old.states_dict(), "loss_scaler": {**old.loss_scaler.state_dict(), "scale": -1.0}}
-    before = everything(new, None)
-    with pytest.raises(CheckpointError, match="scale must be"):
-        new.load_states_dict(state)
-    assert everything(new, None) == before
-    assert new.loss_scaler.scale == 4
-
-
 def test_counts_may_be_any_mapping(tmp_path):
-    class View(Mapping):
-        def __init__(self, counts):
-            self.array = np.array(list(counts.values()))
-            self.keys_ = list(counts)
-
-        def __getitem__(self, key):
-            return self.array[self.keys_.index(key)]
-
-        def __iter__(self):
-            return iter(self.keys_)
-
-        def __len__(self):
-            return len(self.keys_)
-
     old, new = adam(3), adam()
-    old.optimizer._index_update_count = View(old.optimizer._index_update_count)
+    counts = old.optimizer._index_update_count
+    old.optimizer._index_update_count = MappingProxyType(
+        {i: np.int64(n) for i, n in counts.items()}
+    )
     through_file(old, new, tmp_path)
     assert_same(dict(new.optimizer._index_update_count), {0: 1})
 
@@ -264,10 +226,7 @@ def test_copies_that_the_updater_keeps_fresh_stay_bound(tmp_path):
 REFUSED = {
     "another class": (lambda: optimizer.get_updater(optimizer.AdamW()), "saved with Adam, .*AdamW"),
     "another shape": (lambda: adam(2), r"state of index 0 has .*\(3,\).*where.*\(2,\)"),
-    "another dtype": (
-        lambda: adam(3, dtype=np.float64),
-        "dtype float32, where the updater has.*float64",
-    ),
+    "another dtype": (lambda: adam(3, dtype=np.float64), "dtype float32, where the .*has.*float64"),
     "an index more": (lambda: adam(3, 2), r"lacks \[1\]"),
     "names": (lambda: adam(param_idx2name={0: "a", 1: "b"}), r"lacks \['b'\]"),
 }
@@ -282,13 +241,3 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(case, tmp_path):
         through_file(adam(3), new, tmp_path)
     assert str(tmp_path / "file") in str(raised.value)
     assert everything(new, None) == before
-
-
-@pytest.mark.filterwarnings("ignore:the saved learning-rate schedule")
-def test_the_rate_stays_where_the_saved_schedule_cannot_be_restored():
-    saved = optimizer.Updater(optimizer.Adam(lr_scheduler=lambda update: 0.1))
-    saved(0, np.ones(2), np.ones(2))
-    other = optimizer.Updater(optimizer.Adam(learning_rate=0.3))
-    other.load_states_dict(saved.states_dict())
-    assert other.optimizer.learning_rate == 0.3
-    assert other.optimizer.num_update == 1

@@ -18,7 +18,7 @@ import fastopt
 from fastopt import amp, checkpoint, initializer, lr_scheduler, optimizer, sparse
 from fastopt._advice import _tables, closest
 from fastopt.arguments import Same
-from fastopt.parameter import Parameter, ParameterDict
+from fastopt.parameter import ParameterDict
 from helpers.refusals import check_refused
 
 CLASSES = sorted(
@@ -155,18 +155,6 @@ def test_get_updater_takes_what_an_updater_takes():
 
     assert arguments(fastopt.get_updater) == arguments(fastopt.Updater)
     assert fastopt.get_updater("sgd", clip_global_norm=1.0).clip_global_norm == 1
-
-
-def test_a_trainer_steps_without_a_batch_size():
-    weights = []
-    for arguments in ((), (1,)):
-        parameter = Parameter("w", shape=2, init="ones")
-        parameter.initialize()
-        trainer = fastopt.Trainer([parameter], "sgd", {"lr": 0.5})
-        parameter.add_grad(ones()[:2])
-        trainer.step(*arguments)
-        weights.append(parameter.data().tolist())
-    assert weights == [[0.5, 0.5], [0.5, 0.5]]
 
 
 # What gets an error that says what to write

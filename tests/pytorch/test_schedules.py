@@ -8,58 +8,31 @@ import fastopt.torch
 from fastopt import lr_scheduler as ours
 
 UPDATES = 20
-BASE = {"base_lr": 0.4}
-FACTOR = {"factor": 0.5, **BASE}
-TAIL = {"final_lr": 0.1, **BASE}
-LATER = {
-    "StepLR": (lambda o: theirs.StepLR(o, 7, 0.5), ours.FactorScheduler(7, **FACTOR)),
-    "MultiStepLR": (
-        lambda o: theirs.MultiStepLR(o, [5, 12], 0.5),
-        ours.MultiFactorScheduler([5, 12], **FACTOR),
-    ),
-}
-SAME = {
-    "ExponentialLR": (
-        lambda o: theirs.ExponentialLR(o, 0.9),
-        ours.ExponentialScheduler(1, factor=0.9, **BASE),
-    ),
-    "PolynomialLR": (
-        lambda o: theirs.PolynomialLR(o, 15, 2.0),
-        ours.PolyScheduler(max_update=15, pwr=2, **BASE),
-    ),
-    "CosineAnnealingLR": (
-        lambda o: theirs.CosineAnnealingLR(o, UPDATES, eta_min=0.1),
-        ours.CosineScheduler(max_update=UPDATES, **TAIL),
-    ),
-    "CosineAnnealingWarmRestarts": (
-        lambda o: theirs.CosineAnnealingWarmRestarts(o, 4, 2, eta_min=0.1),
-        ours.CosineRestartsScheduler(period=4, period_mult=2, **TAIL),
-    ),
-    "OneCycleLR": (
-        lambda o: theirs.OneCycleLR(o, max_lr=0.4, total_steps=21, pct_start=0.3),
-        ours.OneCycleScheduler(
-            max_update=20, pct_start=(0.3 * 21 - 1) / 20, final_div_factor=1e4, **BASE
-        ),
-    ),
-}
+FACTOR = {"factor": 0.5, "base_lr": 0.4}
+TAIL = {"final_lr": 0.1, "base_lr": 0.4}
+SCHEDULES = {
+    "StepLR": ((7, 0.5), 0, ours.FactorScheduler(7, **FACTOR)),
+    "MultiStepLR": (([5, 12], 0.5), 0, ours.MultiFactorScheduler([5, 12], **FACTOR)),
+    "ExponentialLR": ((0.9,), 1, ours.ExponentialScheduler(1, factor=0.9, base_lr=0.4)),
+    "PolynomialLR": ((15, 2.0), 1, ours.PolyScheduler(max_update=15, pwr=2, base_lr=0.4)),
+    "CosineAnnealingLR": ((UPDATES, 0.1), 1, ours.CosineScheduler(max_update=UPDATES, **TAIL)),
+    "CosineAnnealingWarmRestarts":
+        ((4, 2, 0.1), 1, ours.CosineRestartsScheduler(period=4, period_mult=2, **TAIL)),
+    "OneCycleLR": ((0.4, 21), 1, ours.OneCycleScheduler(
+        max_update=20, pct_start=(0.3 * 21 - 1) / 20, final_div_factor=1e4, base_lr=0.4)),
+}  # fmt: skip
+"""Arguments of torch's class, by how many updates it is ahead, and the schedule that it is."""
 
 
-def rates(make):
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.4)
-    schedule, found = make(optimizer), []
-    for _ in range(UPDATES):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    return found
-
-
-@pytest.mark.parametrize("name", [*LATER, *SAME])
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_has_the_learning_rates_of_torch(name):
-    make, schedule = {**LATER, **SAME}[name]
-    before = 0 if name in LATER else 1
-    assert [schedule(t - before) for t in range(1, UPDATES + 1)] == pytest.approx(rates(make))
+    arguments, ahead, schedule = SCHEDULES[name]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.4)
+    their = getattr(theirs, name)(optimizer, *arguments)
+    for update in range(1, UPDATES + 1):
+        assert schedule(update - ahead) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        their.step()
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.05])

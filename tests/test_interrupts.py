@@ -15,12 +15,13 @@ import pytest
 import fastopt
 from fastopt import optimizer
 from fastopt._interrupts import uninterrupted
+from fastopt.amp import LossScaler
 from fastopt.checkpoint import to_torch_state_dict
-from fastopt.sparse import RowSparse
 from fastopt.trainer import Trainer
-from helpers.cases import exhaustive
+from helpers.cases import SAMPLE, exhaustive, kept, nightly
 from helpers.lines import at_line
-from helpers.tensor_lists import frozen
+from helpers.settings import TABLE, Setting, adam
+from helpers.tensor_lists import everything, frozen
 
 ONE_UPDATER = """
 import threading, numpy as np
@@ -50,34 +51,6 @@ def test_threads_that_share_an_updater_take_turns(run_python):
         f"{{-{total}}}",
         "{0: 240, 1: 240, 'c': 240}",
     ]
-
-
-MANY_UPDATERS = """
-import threading
-from helpers.tensor_lists import MIXED, as_list, everything, one_by_one
-from fastopt import optimizer
-from fastopt.optimizer import Updater
-def train(number, results):
-    name = ["adam", "lamb", "sgd", "nadam"][number % 4]
-    made = optimizer.create(name, wd=0.1, multi_precision=True)
-    updater = Updater(made, clip_global_norm=3.0 if number > 3 else None)
-    weights = {index: tensor.make(k) for k, (index, tensor) in enumerate(MIXED.items())}
-    for step in range(8):
-        grads = [tensor.slope(step) for tensor in MIXED.values()]
-        (as_list if step % 3 else one_by_one)(updater, MIXED, grads, weights.values())
-    results[number] = everything(updater, weights)
-alone, together = {}, {}
-for number in range(8): train(number, alone)
-threads = [threading.Thread(target=train, args=(n, together)) for n in range(8)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print([alone[number] == together[number] for number in range(8)])
-"""
-
-
-@pytest.mark.slow("exhaustive")
-def test_threads_with_updaters_of_their_own_do_not_disturb_each_other(run_python):
-    assert run_python(MANY_UPDATERS).strip() == str([True] * 8)
 
 
 PROGRESS = """
@@ -116,6 +89,8 @@ def test_other_threads_run_while_kernels_run(run_python):
 
 AT_RANDOM = """
 import os, random, signal, sys, threading, time
+from functools import partial
+
 import numpy as np
 from fastopt import optimizer
 from helpers.tensor_lists import as_list, frozen, one_by_one
@@ -212,6 +187,7 @@ def test_an_ignored_signal_stays_ignored():
 
 DEFAULT = """
 import signal
+from fastopt.amp import LossScaler
 from fastopt._interrupts import uninterrupted
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 with uninterrupted:
@@ -229,6 +205,7 @@ def test_the_default_action_ends_the_process_at_the_end(run_python):
 
 FORKED = """
 import os, signal, threading, warnings
+from fastopt.amp import LossScaler
 from fastopt._interrupts import uninterrupted
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
 def fork():
@@ -257,6 +234,8 @@ def test_a_signal_waits_in_a_child_that_another_thread_has_forked(run_python):
 
 DROPPED = """
 import threading, time
+from functools import partial
+
 import numpy as np
 from fastopt import optimizer
 
@@ -350,70 +329,24 @@ def test_an_update_inside_an_update_happens_wholly_or_is_refused(sizes, before):
     assert outcomes == ({1000} if sizes == (3,) and before else {0, 1000})
 
 
-FORMS = {
-    "sgd": {},
-    "lamb": {},
-    "lars": {"momentum": 0.5},
-    "lbsgd": {"batch_scale": 2},
-    "adam": {"multi_precision": True},
-    "adamw": {"sparse_decay": "dense"},
-}
-SETTINGS = {
-    "plain": {},
-    "accumulate": {"accumulate": 2},
-    "accumulate and clip": {"accumulate": 2, "clip_global_norm": 0.1},
-    "average": {"average": fastopt.EMA(decay=0.5)},
-    "clip": {"clip_global_norm": 0.1},
-    "groups": {"groups": {"^a$": {"wd_mult": 0.5, "lr": 0.02}}},
-}
-CALLS = {
-    "single": ("a",),
-    "two dtypes": ("a", "b"),
-    "many": ("a", "b", "c", "large"),
-    "rows and halves": ("rows", "half", "a"),
-    "skipped": ("a", "overflowing"),
-}
-ARRAYS = {
-    "a": np.linspace(1, 2, 6).reshape(3, 2),
-    "b": np.linspace(-1, 1, 4, dtype=np.float32),
-    "c": np.linspace(1, 2, 8).reshape(2, 4)[:, ::2],
-    "large": np.linspace(0, 1, 70_000, dtype=np.float32),
-    "overflowing": np.ones(2),
-    "rows": np.ones((6, 2), np.float32),
-    "half": np.ones((3, 3), np.float16),
-}
-ROWS = {"rows": RowSparse(np.ones((2, 2), np.float32), [4, 1], (6, 2))}
-LATER = {"overflowing": np.array([1.0, np.inf])}
-"""Gradients that change after the first update."""
-
-
 class Run:
-    """An updater with weights, and all that its calls may change."""
+    """An updater of a setting with weights, and all that its calls may change."""
 
-    def __init__(self, name, setting, call, before):
-        made = optimizer.create(name, learning_rate=0.1, wd=0.1, **FORMS[name])
-        self.updater = optimizer.Updater(made, **SETTINGS[setting])
-        self.indices = CALLS[call]
-        self.weights = [ARRAYS[index].copy("K") for index in self.indices]
+    def __init__(self, setting, before):
+        self.setting, self.updater, self.weights = setting, setting.updater(), setting.weights()
         for _ in range(before):
             self.step()
 
     def step(self):
-        given = ARRAYS | ROWS | (LATER if self.updater.optimizer.num_update else {})
-        grads = [given[index] for index in self.indices]
-        if len(grads) == 1:
-            self.updater(self.indices[0], grads[0], self.weights[0])
-        else:
-            self.updater(self.indices, grads, self.weights)
+        """With a scaler, gradients overflow after the first update."""
+        self.setting.train(
+            self.updater, self.weights, [1 + bool(self.updater.optimizer.num_update)]
+        )
 
     def bits(self):
-        updater, made = self.updater, self.updater.optimizer
-        windows, sums = updater._windows, made.step_sums
+        windows = self.updater._windows
         waiting = windows and (windows.calls, windows.open_sums())
-        known = updater.states, updater.states_synced, updater.averages, self.weights
-        counts = made._index_update_count, made.num_update
-        hidden = vars(made).get("cumgrads"), made.row_decay, made.rescale_grad
-        return frozen((*known, waiting, counts, hidden, sums and sums.d))
+        return everything(self.updater, self.weights), frozen((self.updater.averages, waiting))
 
 
 class Boom(Exception):
@@ -432,12 +365,12 @@ def booming():
     signal.signal(signal.SIGINT, before)
 
 
-def halves(name, setting, call, before, stride, act=boom):
+def halves(setting, before, stride, act=boom):
     """Lines at which an exception leaves a call half done; and the number of lines tried."""
-    trace = [Run(name, setting, call, before + k).bits() for k in range(3)]
+    trace = [Run(setting, before + k).bits() for k in range(3)]
     found, moment, ended = [], 1, False
     while not ended:
-        run = Run(name, setting, call, before)
+        run = Run(setting, before)
         try:
             ended = at_line(moment, act, run.step) < moment
         except Boom as error:
@@ -453,43 +386,32 @@ def halves(name, setting, call, before, stride, act=boom):
     return found, moment
 
 
+CLIPPED = Setting(adam, lambda: {"accumulate": 2, "clip_global_norm": 0.1}, is_whole=True)
+SKIPPED = Setting(adam, lambda: {"accumulate": 2, "loss_scaler": LossScaler(8.0)}, is_whole=True)
+SETTINGS = {name: each for name, each in TABLE.items() if not each.case or name in SAMPLE}
+SETTINGS |= {"clipped windows": CLIPPED, "skipped windows": SKIPPED}
+FEW = "EMA", "accumulate", "clip_global_norm", "groups", "clipped windows", "skipped windows"
+
+
 @pytest.mark.usefixtures("booming")
-@pytest.mark.filterwarnings("ignore:float16 weights without masters")
-@pytest.mark.parametrize(
-    ("name", "stride"),
-    [
-        ("sgd", 37),
-        pytest.param("sgd", 1, marks=pytest.mark.slow("exhaustive")),
-        *(pytest.param(name, 1, marks=pytest.mark.slow("nightly")) for name in FORMS),
-    ],
-)
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("call", ["two dtypes", *exhaustive("single", "many", "rows and halves")])
+@pytest.mark.parametrize("stride", [37, *exhaustive(7), *nightly(1)])
+@pytest.mark.parametrize("name", kept(SETTINGS, *FEW))
 @pytest.mark.parametrize("before", [0, 2, *exhaustive(3)])
-def test_an_exception_at_any_line_leaves_all_of_a_call_or_nothing(
-    name, stride, setting, call, before
-):
+def test_an_exception_at_any_line_leaves_all_of_a_call_or_nothing(name, stride, before):
     interrupt = partial(signal.raise_signal, signal.SIGINT)
-    act = boom if name == "sgd" else interrupt  # some rules need that handlers wait for the end
-    found, lines = halves(name, setting, call, before, stride, act)
-    assert found == []
-    assert lines > 5
-
-
-def test_an_exception_leaves_all_of_a_skipped_call_or_nothing():
-    found, lines = halves("sgd", "accumulate and clip", "skipped", 3, 7)
+    act = boom if name in FEW else interrupt  # some rules need that handlers wait for the end
+    found, lines = halves(SETTINGS[name], before, stride, act)
     assert found == []
     assert lines > 5
 
 
 def test_an_exception_leaves_all_of_a_finished_window_or_nothing():
-    given = "sgd", "accumulate and clip", "two dtypes", 3
-    whole = Run(*given)
+    whole = Run(CLIPPED, 3)
     outcomes, seen, moment, ended = [whole.bits()], set(), 1, False
     whole.updater.finish()
     outcomes.append(whole.bits())
     while not ended:
-        run = Run(*given)
+        run = Run(CLIPPED, 3)
         try:
             ended = at_line(moment, boom, run.updater.finish) < moment
         except Boom:

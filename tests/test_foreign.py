@@ -3,8 +3,6 @@
 import array
 import copy
 import gc
-import subprocess
-import sys
 import weakref
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 
 from fastopt import _foreign as foreign
 from fastopt import optimizer
-from fastopt.amp import LossScaler
 from fastopt.averages import EMA
 from fastopt.sparse import RowSparse
 
@@ -214,27 +211,22 @@ class Broken(Exported):
         raise RuntimeError("it is elsewhere")
 
 
+MEMORY = np.ones(4, np.float32)
 BAD = {
     "a dtype": (lambda: bytearray(8), "weight must be float16 or .* got uint8"),
     "integers": (lambda: array.array("i", [1, 2]), "weight must be float16 or .* got int32"),
     "no view": (lambda: Broken(np.ones(2)), "weight is a Broken that NumPy cannot view: it is els"),
+    "overlap": (lambda: memoryview(MEMORY)[1:3], "weight and gradient share memory"),
 }
 
 
 @pytest.mark.parametrize(("make", "words"), BAD.values(), ids=BAD)
 def test_other_arrays_are_refused(make, words):
     updater = adam()
-    with pytest.raises(TypeError, match=f"index 'w': {words}"):
-        updater(["v", "w"], [np.ones(2)] * 2, [np.ones(2), make()])
+    with pytest.raises((TypeError, ValueError), match=f"index 'w'.*{words}"):
+        updater(["v", "w"], [np.ones(2), memoryview(MEMORY)[:2]], [np.ones(2), make()])
     assert updater.states == {}
-
-
-def test_overlap_is_found_between_views():
-    memory = np.ones(4, np.float32)
-    updater = adam()
-    with pytest.raises(ValueError, match="share memory"):
-        updater(0, memoryview(memory)[:3], memoryview(memory)[1:])
-    assert memory.tolist() == [1, 1, 1, 1]
+    assert (MEMORY == 1).all()
 
 
 def test_a_pair_may_have_parts_of_other_libraries():
@@ -243,15 +235,6 @@ def test_a_pair_may_have_parts_of_other_libraries():
         rows = Exported(np.ones((2, 1), np.float32)), Exported(np.array([0, 3]))
         updater(0, rows, weight)
     assert weight.ravel().tolist() == [-3, 0, 0, -3]
-
-
-@versioned
-def test_a_step_takes_arrays_of_other_libraries():
-    updater, weights = adam(), {"a": floats(1.0), "b": Exported(np.ones(2))}
-    for _ in range(2):
-        updater.step({"a": floats(1.0), "b": np.ones(2)}, weights)
-    assert list(updater.states) == ["a", "b"]
-    assert weights["b"].values.round(6).tolist() == [0.8, 0.8]
 
 
 @versioned
@@ -310,7 +293,7 @@ def test_updated_keeps_what_an_array_has_beside(nested):
     np.testing.assert_allclose(result, 0.9)
 
 
-def test_torch_is_not_imported():
+def test_torch_is_not_imported(run_python):
     code = """if True:
         import array, sys
         import numpy as np
@@ -320,8 +303,7 @@ def test_torch_is_not_imported():
         updater.step({"a": np.ones(2)}, {"a": np.ones(2)})
         print("torch" in sys.modules)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert run_python(code).strip() == "False"
 
 
 # Tensors of torch
@@ -357,25 +339,6 @@ def test_tensors_of_torch(torch, dtype, grown, as_list):
     assert weight.data_ptr() == address
     if grown:
         assert first[1].tolist() == [1, 1, 1]
-
-
-def test_a_training_loop_of_torch(torch):
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
-    layers[1].load_state_dict(layers[0].state_dict())
-    mine, theirs = layers
-    updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1))
-    other = torch.optim.SGD(theirs.parameters(), lr=0.1)
-    x = torch.randn(5, 3)
-    for _ in range(4):
-        for layer in layers:
-            layer.zero_grad(set_to_none=True)
-            layer(x).square().sum().backward()
-        params = dict(mine.named_parameters())
-        updater.step({name: p.grad for name, p in params.items()}, params)
-        other.step()
-    for one, two in zip(mine.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, two)
 
 
 def test_gradients_of_torch_without_numbers_of_their_own(torch):
@@ -443,60 +406,40 @@ def test_state_belongs_to_the_old_shape(torch):
     assert weight.tolist() == [1, 1, 1, 1]
 
 
-def test_sparse_gradients_of_an_embedding(torch):
+def test_sparse_gradients(torch):
     updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
-    table = torch.nn.Embedding(5, 2, sparse=True)
-    first = table.weight.detach().clone()
-    for _ in range(2):
-        table.zero_grad()
-        table(torch.tensor([1, 1, 3])).sum().backward()
-        assert table.weight.grad.is_sparse
-        updater(0, table.weight.grad, table.weight)
-    changed = (table.weight.detach() - first).sum(dim=1).round()
-    assert changed.tolist() == [0, -8, 0, -4, 0]
-
-
-def test_sparse_gradients_of_numpy_weights(torch):
-    updater, weight = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), np.zeros((4, 1), "f4")
     rows = torch.sparse_coo_tensor(torch.tensor([[2, 0]]), torch.ones(2, 1), (4, 1), **CHECKED)
+    table = torch.nn.Embedding(4, 1, sparse=True)
+    table(torch.tensor([2, 0])).sum().backward()
     pairs = (torch.ones(2, 1), torch.tensor([2, 0])), RowSparse(np.ones((2, 1)), [2, 0], (4, 1))
-    for each in (weight, torch.zeros(4, 1)):
-        for grad in (rows, *pairs, rows) * 2:
-            updater("torch" if each is not weight else 0, grad, each)
-        assert each.ravel().tolist() == [-8, 0, -8, 0]
-    wrong = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.ones(1, 1), (5, 1), **CHECKED)
-    with pytest.raises(ValueError, match=r"must have shape \(4, 1\), got \(5, 1\)"):
-        updater(0, wrong, weight)
+    for k, weight in enumerate((np.zeros((4, 1), "f4"), torch.zeros(4, 1))):
+        for grad in (rows, *pairs, table.weight.grad) * 2:
+            updater(k, grad, weight)
+        assert weight.ravel().tolist() == [-8, 0, -8, 0]
 
 
-def test_averages_are_in_the_memory_that_a_tensor_has_now(torch):
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_averages_are_in_the_memory_that_a_tensor_has_now(torch, is_complex):
     updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0), average=EMA(decay=0.5))
-    weight = torch.zeros(2)
-    updater(0, torch.ones(2), weight)
+    grad = torch.tensor([1, 1 + 1j]) if is_complex else torch.ones(2)
+    weight = torch.zeros_like(grad)
+    updater(0, grad.conj(), weight)
     old = weight.data
     weight.data = old.clone()
     with updater.averaged():
-        assert (weight.tolist(), old.tolist()) == ([-0.5] * 2, [-1] * 2)
-    weight.data = torch._neg_view(weight.data)
-    with pytest.raises(TypeError, match="index 0: weight is a lazily negated"):
-        updater.averaged().__enter__()
-    assert weight.tolist() == [1, 1]
-
-
-def test_complex_tensors_are_updated_in_place(torch):
-    weight = torch.ones(2, dtype=torch.complex64)
-    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0), average=EMA(decay=0.5))
-    for _ in range(2):
-        updater("w", torch.tensor([1 + 1j, 2]).conj(), weight)
-    assert weight.tolist() == [-1 + 2j, -3]
-    with updater.averaged():
-        assert weight.tolist() == [-0.25 + 1.25j, -1.5]
-    assert weight.tolist() == [-1 + 2j, -3]
+        assert torch.equal(weight, -grad.conj().resolve_conj() / 2)
+        assert torch.equal(old, -grad.conj().resolve_conj())
+    if not is_complex:
+        weight.data = torch._neg_view(weight.data)
+        with pytest.raises(TypeError, match="index 0: weight is a lazily negated"):
+            updater.averaged().__enter__()
+        assert weight.tolist() == [1, 1]
 
 
 def refused(torch):
     one = torch.ones(2)
     matrix = torch.ones(2, 2)
+    wrong = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.ones(1, 2), (5, 2), **CHECKED)
     return {
         "meta": (one, torch.ones(2, device="meta"), TypeError, "weight must be .* one on meta"),
         "meta gradient": (torch.ones(2, device="meta"), one, TypeError, "gradient must be a tens"),
@@ -510,6 +453,7 @@ def refused(torch):
         "CSR": (matrix.to_sparse_csr(), matrix, TypeError, "gradient must be a dense tensor"),
         "no memory": (one, torch._efficientzerotensor(2), TypeError, "no memory"),
         "shape": (torch.ones(3), torch.ones(2), ValueError, r"gradient must have shape \(2,\)"),
+        "rows": (wrong, matrix, ValueError, r"must have shape \(2, 2\), got \(5, 2\)"),
     }
 
 
@@ -525,24 +469,3 @@ def test_tensors_that_cannot_be_updated(torch, seen):
         with pytest.raises(error, match=f"index 0: .*{words}"):
             updater(0, grad, weight)
         np.testing.assert_equal(updater.states, before, err_msg=name)
-
-
-def test_tensors_with_scaler_masters_and_checkpoints(torch, tmp_path):
-    made = optimizer.Adam(learning_rate=0.1, multi_precision=True)
-    updater = optimizer.Updater(made, loss_scaler=LossScaler(init_scale=4.0))
-    weights = [torch.ones(3, dtype=torch.float16), torch.ones(2, dtype=torch.bfloat16)]
-    grads = [torch.full((3,), 4.0, dtype=torch.float16), torch.full((2,), 4.0).bfloat16()]
-    updater([0, 1], grads, weights)
-    updater.save(tmp_path / "state.safetensors")
-    other = optimizer.Updater(optimizer.Adam(multi_precision=True), loss_scaler=LossScaler())
-    other.load(tmp_path / "state.safetensors")
-    copies = [weight.clone() for weight in weights]
-    for each, own in ((updater, weights), (other, copies)):
-        each([0, 1], grads, own)
-    assert all(map(torch.equal, weights, copies))
-    assert updater.info.stepped
-    grads[0][1] = float("inf")
-    before = [weight.clone() for weight in weights]
-    updater([0, 1], grads, weights)
-    assert updater.info.skipped
-    assert all(map(torch.equal, weights, before))

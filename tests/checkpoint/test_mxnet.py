@@ -33,6 +33,7 @@ def nested(description, arrays):
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_real_files_give_the_arrays_that_mxnet_had(path):
+    assert len(SAMPLES) >= 6
     arrays = np.load(path.with_suffix(".npz"))
     told = json.loads(path.with_suffix(".json").read_text())
     expected = {int(index): nested(part, arrays) for index, part in told.items()}
@@ -40,10 +41,6 @@ def test_real_files_give_the_arrays_that_mxnet_had(path):
         states = load_mxnet_states(source)
         np.testing.assert_equal(dict(states), expected)
         assert states.optimizer == ("Adam" if "dump" in path.stem else None)
-
-
-def test_there_are_samples():
-    assert len(SAMPLES) >= 6
 
 
 def test_a_dumped_optimizer_gives_its_plain_attributes():
@@ -83,6 +80,12 @@ def test_row_sparse_arrays_come_dense(data, height):
 
 HEAD = struct.pack("<Ii", 0xF993FAC9, 0)
 DEVICE = struct.pack("<ii", 1, 0)
+
+
+def of_shape(shape, dtype):
+    return HEAD + shape_bytes(shape) + DEVICE + struct.pack("<i", dtype)
+
+
 HOSTILE = {
     "nothing": (b"", "needs 4 bytes where 0 are left"),
     "other magic": (b"\xc7" + dense(F32)[1:], "must start with 0xf993fac9"),
@@ -90,15 +93,9 @@ HOSTILE = {
     "no dimensions": (HEAD + struct.pack("<i", -1), "-1 dimensions"),
     "many dimensions": (HEAD + struct.pack("<I", 2**31 - 1), "2147483647 dimensions"),
     "negative dimension": (HEAD + shape_bytes((3, -2)), r"shape \(3, -2\)"),
-    "overflow": (
-        HEAD + shape_bytes((2**62, 2**62)) + DEVICE + struct.pack("<i", 0),
-        "needs 850705917302346158658436518579420528",
-    ),
-    "absurd size": (
-        HEAD + shape_bytes((2**40,)) + DEVICE + struct.pack("<i", 0),
-        "needs 4398046511104 bytes where 0 are left",
-    ),
-    "unknown dtype": (HEAD + shape_bytes((3,)) + DEVICE + struct.pack("<i", 12), "dtype 12"),
+    "overflow": (of_shape((2**62, 2**62), 0), "needs 850705917302346158658436518579420528"),
+    "absurd size": (of_shape((2**40,), 0), "needs 4398046511104 bytes where 0 are left"),
+    "unknown dtype": (of_shape((3,), 12), "dtype 12"),
     "truncated": (dense(F32)[:-1], "where 23 are left"),
     "too long": (dense(F32) + b"\0", "1 bytes too many"),
     "absurd height": (row_sparse((2**60, 3), [], F32[:0]), "would take 13835058055282163712 bytes"),
@@ -108,14 +105,6 @@ HOSTILE = {
     "fewer rows": (row_sparse((2, 3), [1], F32), "do not belong"),
     "other width": (row_sparse((2, 2), [0, 1], F32), "do not belong"),
 }
-
-
-@pytest.mark.parametrize("case", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_arrays_are_refused_without_memory(case):
-    blob, words = case
-    data = pickled({0: blob})
-    with at_most(1_000_000), pytest.raises(CheckpointError, match=words):
-        load_mxnet_states(data)
 
 
 def test_row_sparse_arrays_may_take_what_is_allowed_and_no_more():
@@ -150,6 +139,7 @@ def deep(depth):
     return state
 
 
+ARRAY = b"}K\x00cmxnet.ndarray.ndarray\nNDArray\n(tR}Vhandle\nc"
 FOREIGN = {
     "a function": (pickle.dumps({0: Call(print, ("hello",))}), "refers to builtins.print"),
     "eval": (pickle.dumps({0: Call(eval, ("1",))}, 2), "refers to __builtin__.eval"),
@@ -158,20 +148,12 @@ FOREIGN = {
         "refers to mxnet.optimizer.os.sys.x",
     ),
     "bytes as state": (pickle.dumps({0: b"x"}), "it holds bytes"),
-    "another encoding": (
-        b"}K\x00cmxnet.ndarray.ndarray\nNDArray\n(tR}Vhandle\n"
-        b"c_codecs\nencode\n(Vx\nVrot13\ntRsbs.",
-        r"it encodes as \['rot13'\]",
-    ),
-    "a size for bytes": (
-        b"}K\x00cmxnet.ndarray.ndarray\nNDArray\n(tR}Vhandle\n"
-        b"cbuiltins\nbytearray\n(J\xff\xff\xff\x7ftRsbs.",
-        "int where",
-    ),
-    "an optimizer as state": (
-        b"}K\x00cmxnet.optimizer\nSGD\n(tRs.",
-        "instance of mxnet.optimizer.SGD",
-    ),
+    "another encoding":
+        (ARRAY + b"_codecs\nencode\n(Vx\nVrot13\ntRsbs.", r"it encodes as \['rot13'\]"),
+    "a size for bytes":
+        (ARRAY + b"builtins\nbytearray\n(J\xff\xff\xff\x7ftRsbs.", "int where"),
+    "an optimizer as state":
+        (b"}K\x00cmxnet.optimizer\nSGD\n(tRs.", "instance of mxnet.optimizer.SGD"),
     "a text": (pickle.dumps({0: "x"}), "type str"),
     "a set": (pickle.dumps({0: {1}}), "EMPTY_SET"),
     "a persistent id": (b"}K\x00Px\ns.", "PERSID"),
@@ -185,7 +167,8 @@ FOREIGN = {
     "an absurd place in memory": (b"\x80\x04}r\xff\xff\xff\xff.", "one of them as 4294967295"),
     "exponential growth": (pickle.dumps({0: deep(60)}), "too often"),
     "a list in itself": (b"\x80\x04}K\x00]\x94h\x00as.", "too often|recursion"),
-}
+    **{f"an array: {name}": (pickled({0: blob}), words) for name, (blob, words) in HOSTILE.items()},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FOREIGN.values(), ids=FOREIGN.keys())

@@ -49,15 +49,6 @@ def test_report_has_one_aligned_line_for_each_property(capsys):
     assert captured.err == ""
 
 
-def test_no_warning_leaks_from_what_is_described(monkeypatch):
-    def warn():
-        warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
-        return "described"
-
-    monkeypatch.setattr(info, "cuda", warn)
-    assert rows(info.report())["cuda"] == "described"
-
-
 def test_versions_are_those_that_are_imported():
     described = rows(info.report())
     assert described["fastopt"] == fastopt.__version__
@@ -66,19 +57,73 @@ def test_versions_are_those_that_are_imported():
     assert described["numba"] == numba.__version__
 
 
-def test_features_are_those_of_the_processor(monkeypatch):
-    monkeypatch.setattr(
-        info.binding, "get_host_cpu_features", lambda: {"avx2": True, "f16c": False, "fma": True}
+def fails(error):
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
+
+
+def warns():
+    warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
+    return "described"
+
+
+def cuda(available, reason=None):
+    """What is patched for a driver with a device or without one."""
+    device = types.SimpleNamespace(name=b"H200", compute_capability=(9, 0))
+    target = types.SimpleNamespace(
+        is_available=lambda: available,
+        cuda_error=lambda: "no\n driver",
+        get_current_device=lambda: device,
     )
-    assert info.features() == "avx2 fma"
+    return {
+        "numba.config.ENABLE_CUDASIM": 0,
+        "fastopt.info.find_spec": lambda name: name,
+        "fastopt.info.unsuited": lambda: reason,
+        "fastopt.info.importlib.import_module": lambda name: target,  # what patches use too
+    }
 
 
-def test_features_that_llvm_does_not_report_are_unknown(monkeypatch):
-    def fail():
-        raise RuntimeError("not on this processor")
+LAYERS = {
+    "numba.config.THREADING_LAYER": "default",
+    "numba.config.THREADING_LAYER_PRIORITY": ["tbb", "omp", "workqueue"],
+    "numba.threading_layer": lambda: "omp",
+}
+HOST, LOAD = "fastopt.info.binding.get_host_cpu_features", "os.getloadavg"
+DESCRIBED = [
+    ("features", {HOST: lambda: {"avx2": True, "f16c": False, "fma": True}}, "avx2 fma$"),
+    ("features", {HOST: fails(RuntimeError("on no processor"))}, "unknown: on no processor$"),
+    ("threading_layer", LAYERS, "omp, the first to load of tbb, omp, workqueue; no tbb: .*tbbpool"),
+    ("kernel_cache", {"tempfile.TemporaryFile": fails(PermissionError("read-only"))},
+     "none: cannot cache function.*NUMBA_CACHE_DIR"),
+    ("report", {"fastopt.info.cuda": warns}, r"(?s).*\ncuda +described$"),
+    ("cuda", {"fastopt.info.importlib.import_module": fails(RuntimeError("no\ntoolkit"))},
+     "none: no toolkit$"),
+    ("cuda", cuda(False), "none: no driver$"),
+    ("cuda", cuda(True), "H200, compute capability 9.0$"),
+    ("cuda", cuda(True, "another NumPy"), "none: it needs another NumPy$"),
+    ("calls", {"fastopt.info.unreadable": lambda: ""}, "checked by compiled code$"),
+    ("calls", {"fastopt.info.unreadable": lambda: "no GIL"}, "checked in Python: no GIL$"),
+    ("load", {LOAD: lambda: (0.5, 0.0, 0.0)}, "0.5 on 2 CPUs$"),
+    ("load", {LOAD: lambda: (12.0, 0.0, 0.0)},
+     r"this machine is busy \(load 12.0 on 2 CPUs\): timings mean little$"),
+    ("load", {LOAD: None}, "unknown$"),
+    ("busy", {LOAD: None}, "$"),
+]  # fmt: skip
+"""A property, what is patched, and what is said of it."""
 
-    monkeypatch.setattr(info.binding, "get_host_cpu_features", fail)
-    assert info.features() == "unknown: not on this processor"
+
+@pytest.mark.parametrize(("name", "patched", "words"), DESCRIBED)
+def test_what_there_is_or_the_reason_is_described(name, patched, words, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setitem(sys.modules, "numba.np.ufunc.tbbpool", None)
+    for path, value in patched.items():
+        if value is None:
+            monkeypatch.delattr(path, raising=False)
+        else:
+            monkeypatch.setattr(path, value, raising=False)
+    assert re.match(words, getattr(info, name)())
 
 
 def test_threading_layer_is_the_one_that_numba_runs():
@@ -105,16 +150,6 @@ def test_threading_layer_that_does_not_exist_is_reported_with_the_reason():
     assert "none_such" in described["threading layer"]
 
 
-def test_first_layer_of_the_order_that_loads_is_explained(monkeypatch):
-    monkeypatch.setattr(numba.config, "THREADING_LAYER", "default")
-    monkeypatch.setattr(numba.config, "THREADING_LAYER_PRIORITY", ["tbb", "omp", "workqueue"])
-    monkeypatch.setattr(numba, "threading_layer", lambda: "omp")
-    monkeypatch.setitem(sys.modules, "numba.np.ufunc.tbbpool", None)
-    described = info.threading_layer()
-    assert described.startswith("omp, the first to load of tbb, omp, workqueue; no tbb: ")
-    assert "tbbpool" in described
-
-
 def test_kernel_cache_is_where_kernels_go():
     weight = np.zeros(3, np.float32)
     fastopt.get_updater(fastopt.optimizer.SGD())(0, weight + 1, weight)
@@ -133,44 +168,6 @@ def test_looking_for_the_kernel_cache_writes_no_file(tmp_path, monkeypatch):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_a_read_only_kernel_cache_is_reported_with_the_reason(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    described = info.kernel_cache()
-    assert described.startswith("none: cannot cache function")
-    assert "NUMBA_CACHE_DIR" in described
-
-
-def test_cuda_that_cannot_be_imported_is_reported_with_the_reason(monkeypatch):
-    def missing(name):
-        assert name == "numba.cuda"
-        raise RuntimeError("no\ntoolkit")
-
-    monkeypatch.setattr(info.importlib, "import_module", missing)
-    assert info.cuda() == "none: no toolkit"
-
-
-@pytest.mark.parametrize(
-    ("available", "described"), [(False, "none: no driver"), (True, "H200, compute capability 9.0")]
-)
-def test_cuda_is_the_device_or_the_reason(available, described, monkeypatch):
-    device = types.SimpleNamespace(name=b"H200", compute_capability=(9, 0))
-    target = types.SimpleNamespace(
-        is_available=lambda: available,
-        cuda_error=lambda: "no\n driver",
-        get_current_device=lambda: device,
-    )
-    monkeypatch.setattr(numba.config, "ENABLE_CUDASIM", 0)
-    monkeypatch.setattr(info, "find_spec", lambda name: name)
-    monkeypatch.setattr(info.importlib, "import_module", lambda name: target)
-    monkeypatch.setattr(info, "unsuited", lambda: None)
-    assert info.cuda() == described
-    monkeypatch.setattr(info, "unsuited", lambda: "another NumPy")
-    assert info.cuda() == "none: it needs another NumPy"
-
-
 def test_without_numba_cuda_the_versions_of_the_extras_are_named(monkeypatch):
     monkeypatch.setattr(numba.config, "ENABLE_CUDASIM", 0)
     monkeypatch.setattr(info, "find_spec", lambda name: None)
@@ -180,34 +177,6 @@ def test_without_numba_cuda_the_versions_of_the_extras_are_named(monkeypatch):
     assert re.findall(r"'([^']*)'", info.cuda()) == [*newer, older[0]]
 
 
-@pytest.mark.parametrize(
-    ("reason", "line"),
-    [("", "checked by compiled code"), ("no GIL", "checked in Python: no GIL")],
-)
-def test_calls_are_checked_by_compiled_code_or_the_reason_is_given(reason, line, monkeypatch):
-    monkeypatch.setattr(info, "unreadable", lambda: reason)
-    assert info.calls() == line
-
-
 @pytest.mark.slow
 def test_simulated_cuda_is_not_taken_for_a_device():
     assert report_of_process(NUMBA_ENABLE_CUDASIM="1")["cuda"].startswith("simulated")
-
-
-@pytest.mark.parametrize(
-    ("mean", "line"),
-    [
-        (0.5, "0.5 on 2 CPUs"),
-        (12.0, "this machine is busy (load 12.0 on 2 CPUs): timings mean little"),
-    ],
-)
-def test_load_is_reported_and_a_busy_machine_named(mean, line, monkeypatch):
-    monkeypatch.setattr("os.getloadavg", lambda: (mean, 0.0, 0.0), raising=False)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert info.load() == line
-
-
-def test_load_is_unknown_where_the_system_does_not_report_it(monkeypatch):
-    monkeypatch.delattr("os.getloadavg", raising=False)
-    assert info.load() == "unknown"
-    assert info.busy() == ""

@@ -95,17 +95,6 @@ def test_losses_are_those_of_torch_also_after_loading_each_others_state(name, op
     np.testing.assert_allclose(crossed, [expected, expected], rtol=1e-5)
 
 
-def test_torchs_matrices_are_those_of_muon():
-    def run(library):
-        torch.manual_seed(3)
-        net = torch.nn.Linear(5, 2, bias=False)
-        return losses(net, library.Muon(net.parameters(), lr=0.1))
-
-    np.testing.assert_allclose(
-        run(fastopt.torch), run(torch.optim), rtol=1e-2
-    )  # torch computes in bfloat16
-
-
 OWN = sorted(set(fastopt.torch.recipes.names()) - {name for name, _ in CASES})
 MATRICES = {*OF_MATRICES, "groupadagrad"}
 
@@ -155,24 +144,6 @@ def test_schedulers_and_users_change_options_of_groups():
     assert first.tolist() == [-0.5, -0.5]
 
 
-@pytest.mark.parametrize("name", ["SGD", "NAG"])
-def test_momentum_can_start_and_end(name):
-
-    def run(library):
-        param = Parameter(torch.ones(2))
-        if library is torch.optim:
-            opt = library.SGD([param], lr=0.1, momentum=0.9, nesterov=name == "NAG")
-        else:
-            opt = getattr(library, name)([param], lr=0.1, momentum=0.9)
-        for momentum in (0.0, 0.9, 0.9, 0.0):
-            opt.param_groups[0]["momentum"] = momentum
-            param.grad = torch.ones(2)
-            opt.step()
-        return param
-
-    check_like_torch(run)
-
-
 BUFFERS = [
     ("SGD", {"dampening": 0.5}),
     ("SGD", {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
@@ -211,38 +182,35 @@ def test_buffers_wait_while_the_momentum_is_0(name, options, sparse):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("SGD", {"momentum": torch.tensor(0.5), "weight_decay": torch.tensor(0.1)}),
-        ("Adam", {"betas": (torch.tensor(0.5), torch.tensor(0.9)), "eps": torch.tensor(0.1)}),
-        ("RMSprop", {"alpha": torch.tensor(0.5), "lr": np.array(0.1)}),
-        ("Adadelta", {"rho": torch.tensor(0.5)}),
-        ("Lion", {"betas": (torch.tensor(0.5), torch.tensor(0.9))}),
+        ("SGD", {"momentum": 0.5, "weight_decay": 0.1}),
+        ("SGD", {"lr": 0.5}),
+        ("Adam", {"betas": (0.5, 0.9), "eps": 0.1}),
+        ("RMSprop", {"alpha": 0.5, "lr": np.array(0.1)}),
+        ("Adadelta", {"rho": 0.5}),
+        ("Lion", {"betas": (0.5, 0.9)}),
     ],
 )
 def test_options_in_tensors_are_numbers_which_may_change_in_place(name, options):
+    """In float64, so that they are the numbers."""
     found = []
-    for as_number in (False, True):
-        given = fastopt.torch.recipes.plain(list(options.values())) if as_number else None
-        param, opt = trained(
-            name=name, **dict(zip(options, given or options.values(), strict=True))
-        )
+    for convert in (lambda x: x, lambda x: torch.tensor(x, dtype=torch.float64)):
+        given = {
+            key: tuple(map(convert, value)) if key == "betas" else convert(value)
+            for key, value in options.items()
+        }
+        param, opt = trained(name=name, **given)
         for _ in range(2):
             opt.step()
             group = opt.param_groups[0]
-            if "betas" in options:
-                group["betas"] = (
-                    group["betas"] if as_number else tuple(map(torch.clone, group["betas"]))
-                )
+            for key, value in given.items():
+                if key == "betas":
+                    group[key] = value = tuple(part * 1 for part in value)
+                elif isinstance(value, torch.Tensor):
+                    value.mul_(0.5)
+                else:
+                    group[key] = 0.5 * group[key]
         found.append(param)
     assert torch.equal(*found)
-
-
-def test_a_learning_rate_in_a_tensor_may_change_in_place():
-    lr = torch.tensor(0.5)
-    param, opt = trained(lr=lr)
-    opt.step()
-    lr.fill_(1.0)
-    opt.step()
-    assert param.tolist() == [-0.5] * 3
 
 
 def test_a_group_can_be_added_and_a_failed_addition_changes_nothing():
@@ -257,22 +225,6 @@ def test_a_group_can_be_added_and_a_failed_addition_changes_nothing():
     opt.step()
     assert [param.tolist(), other.tolist()] == [[0.5] * 3, [0.75] * 2]
     assert len(opt.updaters) == len(opt.param_groups) == 2
-
-
-def test_frozen_parameters_and_those_without_a_gradient_keep_their_values():
-    params = [Parameter(torch.ones(2)) for _ in range(3)]
-    opt = fastopt.torch.Adam(params, lr=0.5)
-    opt.step()  # no gradient at all
-    for k in (1, 2, 0):
-        for param in params:
-            param.grad = None
-        params[k].grad = torch.ones(2)
-        opt.step()
-    assert [param.tolist() for param in params] == [[0.5, 0.5]] * 3
-    params[0].requires_grad_(False)
-    params[0].grad = None
-    opt.step()
-    assert params[0].tolist() == [0.5, 0.5]
 
 
 def test_weights_change_in_their_memory_and_autograd_notices():
@@ -478,9 +430,10 @@ def test_gradients_may_be_dense_row_sparse_or_missing_in_turn():
         params = [Parameter(torch.ones(4, 2)), Parameter(torch.ones(3))]
         opt = library.SGD(params, lr=0.1)
         rows = torch.sparse_coo_tensor([[2, 0]], torch.ones(2, 2), (4, 2), check_invariants=True)
-        for step in range(8):
-            params[0].grad = (torch.full((4, 2), 0.5), rows, None)[step % 3]
+        for step in range(9):
+            params[0].grad = (None, torch.full((4, 2), 0.5), rows)[step % 3]
             params[1].grad = torch.full((3,), 0.25) if step % 4 else None
+            params[1].requires_grad_(step < 8)
             opt.step()
         return params
 
@@ -533,14 +486,15 @@ def test_sparse_gradients_are_those_of_torch(name, shape, indexed):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_clip_global_norm_limits_the_norm_over_all_groups(groups):
     params = [Parameter(torch.zeros(1)) for _ in range(2)]
-    split = [{"params": [p]} for p in params] if groups == 2 else params
+    named = [*zip(("weight", "bias"), params, strict=True)]
+    split = [{"params": [pair]} for pair in named] if groups == 2 else named
     opt = fastopt.torch.SGD(split, lr=1.0, clip_global_norm=1.0)
-    for grads in ((3.0, 4.0), (0.3, 0.4), (np.nan, 1.0)):
+    for grads in ((3.0, 4.0), (0.3, 0.4), (1.0, np.nan)):
         for param, grad in zip(params, grads, strict=True):
             param.grad = torch.tensor([grad])
         opt.step()
     assert [param.item() for param in params] == pytest.approx([-0.9, -1.2])
-    assert opt.info.skipped
+    assert (opt.info.skipped, opt.info.non_finite) == (True, ("bias",))
     opt.zero_grad(set_to_none=True)
     opt.step()
     assert not opt.info.stepped
@@ -587,15 +541,6 @@ def test_a_clipped_step_that_fails_changes_nothing(bad, monkeypatch):
     assert [updater.optimizer.rescale_grad for updater in opt.updaters] == [1, 1]
 
 
-def test_a_skipped_step_names_the_parameters_of_all_groups():
-    first, second = Parameter(torch.ones(1)), Parameter(torch.ones(1))
-    groups = [{"params": [("weight", first)]}, {"params": [("bias", second)]}]
-    opt = fastopt.torch.SGD(groups, lr=1.0, clip_global_norm=1.0)
-    first.grad, second.grad = torch.ones(1), torch.tensor([torch.nan])
-    opt.step()
-    assert (opt.info.skipped, opt.info.non_finite) == (True, ("bias",))
-
-
 @pytest.mark.parametrize("options", [{"average": fastopt.EMA(0.5)}, {"name": "ASGD", "t0": 1.0}])
 def test_averages_are_in_the_parameters_inside_of_the_context(options):
     param, opt = trained(shape=(1,), **options)
@@ -625,6 +570,9 @@ def test_an_average_that_starts_after_a_load_is_saved():
 
 
 def test_a_state_shows_tensors_that_share_memory():
+    _, opt = trained()
+    opt.step()
+    assert not opt.state  # the rule has none
     param, opt = trained(name="Adam", betas=(0.5, 0.5))
     assert opt.state[param] == {}
     opt.step()
@@ -633,70 +581,49 @@ def test_a_state_shows_tensors_that_share_memory():
     assert opt.updaters[0].states[0][0].tolist() == [0, 0, 0]
 
 
-def test_a_rule_without_state_leaves_the_state_empty():
-    _, opt = trained()
-    opt.step()
-    assert not opt.state
-
-
 def test_names_of_parameters_are_in_errors():
     net = model()
     opt = fastopt.torch.SGD(net.named_parameters(), lr=0.5)
-    for param in net.parameters():
-        param.grad = torch.ones_like(param)
-    before = [param.detach().clone() for param in net.parameters()]
-    opt.param_groups[0]["lr"] = float("inf")
-    with pytest.raises(ValueError, match="lr must be a finite number"):
-        opt.step()
-    assert all(map(torch.equal, before, net.parameters()))
+    losses(net, opt, steps=0)
     away = torch.nn.Linear(2, 2, device="meta")
     with pytest.raises(TypeError, match=r"weight is on meta.*model.cpu\(\)"):
         opt.add_param_group({"params": list(away.named_parameters())})
-    opt.param_groups[0]["lr"] = 0.5
-    net[0].weight.grad = None
     net[0].weight.data = net[0].weight.data.to(torch.float8_e5m2)
+    net[0].weight.grad = torch.ones_like(net[0].weight)
     with pytest.raises(TypeError, match=r"0.weight has dtype torch.float8_e5m2"):
         opt.step()
 
 
+T = fastopt.torch
+BY_NAME = {name: getattr(T, name) for name in T.recipes.names()}
 WRONG = [
-    (TypeError, "did you mean 'momentum'", lambda p: fastopt.torch.SGD([p], momentun=0.9)),
-    (TypeError, "did you mean 'lr'", lambda p: fastopt.torch.Lion([p], learning_rate=0.1)),
-    (TypeError, "did you mean 'lr'", lambda p: fastopt.torch.Lion([p], learning_rat=0.1)),
-    *(
-        (TypeError, "mean 'foreach'", lambda p, k=k: getattr(fastopt.torch, k)([p], foreac=1))
-        for k in fastopt.torch.recipes.names()
-    ),
-    (TypeError, "lr must be a number.*lr_scheduler", lambda p: fastopt.torch.SGD([p], lr=max)),
-    (ValueError, "1-element, got .* .2,.", lambda p: fastopt.torch.SGD([p], lr=torch.ones(2))),
-    (TypeError, "by position", lambda p: fastopt.torch.Lion([p], 0.1, 0.9)),
-    (TypeError, "twice", lambda p: fastopt.torch.SGD([p], 0.1, lr=0.1)),
-    (TypeError, "iterable", lambda p: fastopt.torch.SGD(p)),
-    (ValueError, "empty", lambda p: fastopt.torch.SGD([])),
-    (ValueError, "Invalid learning rate|learning rate", lambda p: fastopt.torch.Adam([p], lr=-1)),
-    (ValueError, "capturable", lambda p: fastopt.torch.Adam([p], capturable=True)),
-    (ValueError, "differentiable", lambda p: fastopt.torch.Lion([p], differentiable=True)),
-    (TypeError, "betas must be 2 num", lambda p: fastopt.torch.Adam([p], betas=(0.9, 0.9, 0.9))),
-    (TypeError, "etas must be 2 numbers, got 0.5", lambda p: fastopt.torch.Rprop([p], etas=0.5)),
-    (
-        ValueError,
-        "shape .2,., and Muon only supports 2D parameters",
-        lambda p: fastopt.torch.Muon([p]),
-    ),
-    (
-        ValueError,
-        "shape .2, 2, 2., and Muon only supports 2D parameters: .*NorMuon",
-        lambda p: fastopt.torch.Muon([torch.ones(2, 2, 2)]),
-    ),
-    (TypeError, "rows or matrices", lambda p: fastopt.torch.SOAP([torch.ones(2, 2) * 1j])),
-    (TypeError, "kind must be a class of optimizers", lambda p: fastopt.torch.of(p)),
-    (ValueError, "one parameter", lambda p: fastopt.torch.Prodigy([{"params": p}, {"params": []}])),
-    (AttributeError, "torch.optim.LBFGS", lambda p: fastopt.torch.LBFGS),
-    (AttributeError, "Adagrad", lambda p: fastopt.torch.AdaGrad),
-    (AttributeError, "did you mean Adam", lambda p: fastopt.torch.adam),
-    (TypeError, "abstract", lambda p: fastopt.torch.Optimizer([p])),
-    (TypeError, "int64", lambda p: fastopt.torch.SGD([torch.ones(2, dtype=torch.int64)])),
-]
+    (TypeError, "did you mean 'momentum'", lambda p: T.SGD([p], momentun=0.9)),
+    (TypeError, "did you mean 'lr'", lambda p: T.Lion([p], learning_rate=0.1)),
+    (TypeError, "did you mean 'lr'", lambda p: T.Lion([p], learning_rat=0.1)),
+    *((TypeError, "mean 'foreach'", lambda p, k=k: k([p], foreac=1)) for k in BY_NAME.values()),
+    (TypeError, "lr must be a number.*lr_scheduler", lambda p: T.SGD([p], lr=max)),
+    (ValueError, "1-element, got .* .2,.", lambda p: T.SGD([p], lr=torch.ones(2))),
+    (TypeError, "by position", lambda p: T.Lion([p], 0.1, 0.9)),
+    (TypeError, "twice", lambda p: T.SGD([p], 0.1, lr=0.1)),
+    (TypeError, "iterable", lambda p: T.SGD(p)),
+    (ValueError, "empty", lambda p: T.SGD([])),
+    (ValueError, "Invalid learning rate|learning rate", lambda p: T.Adam([p], lr=-1)),
+    (ValueError, "capturable", lambda p: T.Adam([p], capturable=True)),
+    (ValueError, "differentiable", lambda p: T.Lion([p], differentiable=True)),
+    (TypeError, "betas must be 2 num", lambda p: T.Adam([p], betas=(0.9, 0.9, 0.9))),
+    (TypeError, "etas must be 2 numbers, got 0.5", lambda p: T.Rprop([p], etas=0.5)),
+    (ValueError, "shape .2,., and Muon only supports 2D parameters", lambda p: T.Muon([p])),
+    (ValueError, "shape .2, 2, 2., and Muon only supports 2D parameters: .*NorMuon",
+     lambda p: T.Muon([torch.ones(2, 2, 2)])),
+    (TypeError, "rows or matrices", lambda p: T.SOAP([torch.ones(2, 2) * 1j])),
+    (TypeError, "kind must be a class of optimizers", lambda p: T.of(p)),
+    (ValueError, "one parameter", lambda p: T.Prodigy([{"params": p}, {"params": []}])),
+    (AttributeError, "torch.optim.LBFGS", lambda p: T.LBFGS),
+    (AttributeError, "Adagrad", lambda p: T.AdaGrad),
+    (AttributeError, "did you mean Adam", lambda p: T.adam),
+    (TypeError, "abstract", lambda p: T.Optimizer([p])),
+    (TypeError, "int64", lambda p: T.SGD([torch.ones(2, dtype=torch.int64)])),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("error", "match", "call"), WRONG)
@@ -711,6 +638,7 @@ def test_misuse_is_explained(error, match, call):
         (TypeError, r"betas must be 2 numbers, got \(0.9,\)", {"betas": (0.9,)}),
         (TypeError, "betas must be 2 numbers, got 0.9", {"betas": 0.9}),
         (TypeError, "lr must be a number, got None", {"lr": None}),
+        (ValueError, "lr must be a finite number", {"lr": float("inf")}),
         (TypeError, "weight_decay must be a number, got tensor", {"weight_decay": torch.ones(2)}),
     ],
 )
@@ -741,6 +669,7 @@ def test_every_class_accepts_the_modes_of_torch(name):
 @pytest.mark.parametrize(
     "options",
     [
+        {},
         {"ns_steps": 3},
         {"ns_coefficients": (3.0, -4.0, 2.0)},
         {"adjust_lr_fn": "spectral_unclamped"},
@@ -754,11 +683,12 @@ def test_muon_has_the_options_of_torch(options):
             opt = library.Muon([param], lr=0.1, **options)
         except ValueError:
             pytest.skip("newer versions of torch have it")
-        param.grad = torch.arange(6.0).view(3, 2)
-        opt.step()
+        for _ in range(2):
+            param.grad = torch.arange(6.0).view(3, 2)
+            opt.step()
         return param
 
-    check_like_torch(run, rtol=0.02, atol=1e-3)  # torch computes in bfloat16
+    check_like_torch(run, rtol=0.02, atol=2e-3)  # torch computes in bfloat16
 
 
 def test_an_option_may_not_need_what_the_state_lacks():

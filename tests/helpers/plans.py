@@ -413,10 +413,10 @@ FAULTS = {
 """Gradients, weights and rates that are refused."""
 
 
-def follow(setting, plan, *, plain=False, fails=False, forms=ON_HOST, times=1):
+def follow(setting, plan, *, plain=False, fails=False, forms=ON_HOST, times=1, kind=World):
     """The world after the calls of a plan, each made a number of times."""
     layouts, calls = plan
-    world = World(setting, () if plain else layouts, forms)
+    world = kind(setting, () if plain else layouts, forms)
     for step, call in enumerate(calls):
         names = [name for name, _ in call.forms]
         infinite = "loss_scaler" in setting.settings() and step == 1

@@ -7,18 +7,8 @@ import pytest
 import torch
 
 import fastopt.torch
-from helpers.cases import OF_MATRICES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
-
-OF_TRAINER = {
-    "per_device_train_batch_size": 8,
-    "use_cpu": True,
-    "report_to": [],
-    "disable_tqdm": True,
-    "seed": 0,
-}
-"""Arguments of the Trainer of transformers."""
 
 
 def tensors(module):
@@ -30,7 +20,7 @@ def close(ours, theirs):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_stable_baselines_trains_a_policy_by_ppo():
+def test_stable_baselines_trains_a_policy_by_ppo_and_saves_it(tmp_path):
     sb3 = pytest.importorskip("stable_baselines3")
     found = []
     for library in (torch.optim, fastopt.torch):
@@ -50,13 +40,6 @@ def test_stable_baselines_trains_a_policy_by_ppo():
     assert not torch.equal(start[0], found[1][0])
     assert type(model.policy.optimizer) is fastopt.torch.Adam
     close(found[1], found[0])
-
-
-def test_stable_baselines_saves_and_loads_the_state(tmp_path):
-    sb3 = pytest.importorskip("stable_baselines3")
-    policy = {"optimizer_class": fastopt.torch.Adam}
-    options = {"seed": 0, "n_steps": 32, "batch_size": 32, "n_epochs": 1, "device": "cpu"}
-    model = sb3.PPO("MlpPolicy", "CartPole-v1", policy_kwargs=policy, **options).learn(32)
     model.save(tmp_path / "model")
     loaded = sb3.PPO.load(tmp_path / "model")
     states = [each.policy.optimizer.state_dict()["state"] for each in (model, loaded)]
@@ -85,116 +68,20 @@ def examples():
     return [{"x": each, "labels": each[:1] - 2 * each[1:2]} for each in x]
 
 
-def test_the_trainer_of_transformers_takes_the_class_and_its_scheduler(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    found = []
-    for library in (torch.optim, fastopt.torch):
-        args = transformers.TrainingArguments(
-            str(tmp_path),
-            max_steps=8,
-            gradient_accumulation_steps=2,
-            max_grad_norm=0.5,
-            lr_scheduler_type="cosine",
-            learning_rate=0.02,
-            save_strategy="no",
-            **OF_TRAINER,
-        )
-        trainer = transformers.Trainer(
-            Regression(),
-            args,
-            train_dataset=examples(),
-            optimizer_cls_and_kwargs=(library.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
-        )
-        trainer.train()
-        found.append(tensors(trainer.model))
-    opt = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    assert type(opt) is fastopt.torch.AdamW
-    assert opt.updaters[0].optimizer.num_update == 8
-    close(found[1], found[0])
-
-
-def trained_by_lightning(make, net, epochs, resumed=None):
-    """Train with the optimizer `make(parameters)`; return the trainer and the parameters."""
-    lightning = pytest.importorskip("lightning")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def training_step(self, batch):
-            return self.net(**batch)["loss"]
-
-        def configure_optimizers(self):
-            opt = make(self.parameters())
-            schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
-            each_step = {"scheduler": schedule, "interval": "step"}
-            return {"optimizer": opt, "lr_scheduler": each_step}
-
-    module = Module()
-    trainer = lightning.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        gradient_clip_val=0.5,
-    )
-    loader = torch.utils.data.DataLoader(examples(), batch_size=8)
-    trainer.fit(module, loader, ckpt_path=resumed)
-    return trainer, tensors(module)
-
-
-def test_lightning_trains_clips_and_resumes(tmp_path):
-    found = []
-    for library in (torch.optim, fastopt.torch):
-
-        def make(params, library=library):
-            return library.Adam(params, lr=0.02)
-
-        trainer, half = trained_by_lightning(make, Regression(), 1)
-        trainer.save_checkpoint(tmp_path / "half.ckpt")
-        rest = trained_by_lightning(make, Regression(), 2, tmp_path / "half.ckpt")
-        found.append([*half, *rest[1]])
-    close(found[1], found[0])
-
-
-class Matrix(Regression):
-    """A model of one matrix, for optimizers that take no vectors."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.Linear(3, 1, bias=False)
-
-
-@pytest.mark.parametrize("name", fastopt.torch.recipes.names())
-def test_lightning_resumes_with_every_class(name, tmp_path):
-    """The run continues with the same bits as one that was not interrupted."""
-    net = Matrix if name.lower() in {*OF_MATRICES, "groupadagrad"} else Regression
-
-    def make(params):
-        return getattr(fastopt.torch, name)(params, lr=0.01)
-
-    trainer, _ = trained_by_lightning(make, net(), 1)
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
-    _, resumed = trained_by_lightning(make, net(), 2, tmp_path / "half.ckpt")
-    _, whole = trained_by_lightning(make, net(), 2)
-    assert all(map(torch.equal, resumed, whole))
-    assert not any(map(torch.equal, resumed, tensors(net())))
-
-
 SEVERAL = ["AdamW", "SGD", "Lion", "ScheduleFreeAdamW", "Prodigy"]
 """Classes with states of torch, of a rule, that average, and with a number of all parameters."""
 
 
 def trained(run, name, path):
-    """Return parameters of a run of 4 steps, and of 2 that continue after 2 and a checkpoint."""
+    """Return parameters of a run of 4 steps, and of 2 that continue after 2 and a checkpoint.
+
+    Those of a class that torch has too are close to torch's.
+    """
     kind, options = getattr(fastopt.torch, name), {"momentum": 0.9} if name == "SGD" else {}
     found = [tensors(run(kind, options, *steps, path)) for steps in ((0, 4), (0, 2), (2, 4))]
     assert not any(map(torch.equal, found[0], tensors(Regression())))
+    if hasattr(torch.optim, name):
+        close(found[0], tensors(run(getattr(torch.optim, name), options, 0, 4, path / "torch")))
     return found[0], found[2]
 
 
@@ -204,9 +91,16 @@ def by_transformers(kind, options, start, steps, path):
     args = transformers.TrainingArguments(
         str(path / "of_trainer"),
         max_steps=steps,
-        lr_scheduler_type="constant",
+        gradient_accumulation_steps=2,
+        max_grad_norm=0.5,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=2,
         save_steps=2,
-        **OF_TRAINER,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        seed=0,
     )
     trainer = transformers.Trainer(
         Regression(),
@@ -217,6 +111,38 @@ def by_transformers(kind, options, start, steps, path):
     last = str(path / "of_trainer" / f"checkpoint-{start}") if start else None
     trainer.train(resume_from_checkpoint=last)
     return trainer.model
+
+
+def by_lightning(kind, options, start, steps, path):
+    lightning = pytest.importorskip("lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Regression()
+
+        def training_step(self, batch):
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            opt = kind(self.parameters(), lr=0.02, **options)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+            return {"optimizer": opt, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    shown = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
+    trainer = lightning.Trainer(
+        max_epochs=steps // 2,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        gradient_clip_val=0.5,
+        **shown,
+    )
+    module, last = Module(), path / "of_lightning.ckpt"
+    loader = torch.utils.data.DataLoader(examples(), batch_size=16)
+    trainer.fit(module, loader, ckpt_path=last if start else None)
+    trainer.save_checkpoint(last)
+    return module.net
 
 
 def by_accelerate(kind, options, start, steps, path):
@@ -291,7 +217,9 @@ def by_skorch(kind, options, start, steps, path):
     return net.module_
 
 
-@pytest.mark.parametrize("run", [by_transformers, by_accelerate, by_ignite, by_skorch])
+@pytest.mark.parametrize(
+    "run", [by_transformers, by_lightning, by_accelerate, by_ignite, by_skorch]
+)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_libraries_save_and_resume_with_the_same_bits(run, name, tmp_path):
     if (run, name) == (by_transformers, "Prodigy"):

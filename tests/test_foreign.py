@@ -125,6 +125,9 @@ SETTINGS = "EMA", "clip_global_norm", "all", "masters", "lazy rows", "deferred d
 class Foreigners(World):
     """A world whose calls are given arrays of other libraries in the memory of its weights."""
 
+    def is_plain(self, name):
+        return False
+
     def call(self, way, names, grads):
         own, wraps = self.weights, cycle(WRAPS.values())
         self.weights = {name: next(wraps)(weight) for name, weight in own.items()}

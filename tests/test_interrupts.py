@@ -89,64 +89,6 @@ def test_other_threads_run_while_kernels_run(run_python):
     assert run_python(PROGRESS).split() == ["0", "True", "True"]
 
 
-AT_RANDOM = """
-import os, random, signal, sys, threading, time
-from contextlib import suppress
-from functools import partial
-
-import numpy as np
-from fastopt import optimizer
-from helpers.tensor_lists import as_list, frozen, one_by_one
-sizes, steps, rng = {0: (6, 2), "w": (300_000,), 2: (2_000_000,)}, 30, random.Random(0)
-way = {"list": as_list, "single": one_by_one}[sys.argv[1]]
-def started():
-    updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.1, wd=0.1, momentum=0.5))
-    weights = {index: np.ones(shape, np.float32) for index, shape in sizes.items()}
-    grads = [np.ones_like(weight) for weight in weights.values()]
-    return updater, weights, lambda: way(updater, weights, grads, weights.values())
-def bits(updater, weights):
-    return [hash(frozen((weights[index], updater.states.get(index)))) for index in sizes]
-def send():
-    time.sleep(rng.uniform(0, 0.03))
-    os.kill(os.getpid(), signal.SIGINT)
-updater, weights, step = started()
-trace, came = [bits(updater, weights)], 0
-for _ in range(steps + 1):
-    step()
-    trace.append(bits(updater, weights))
-for _ in range(40):
-    updater, weights, step = started()
-    sender = threading.Thread(target=send)
-    try:
-        sender.start()
-        for _ in range(steps):
-            step()
-        sender.join()
-        time.sleep(1)
-    except KeyboardInterrupt:
-        came += 1
-    sender.join()
-    for _ in range(2):
-        made = updater.optimizer
-        counts = [made._index_update_count.get(index, 0) for index in sizes]
-        assert bits(updater, weights) == [trace[n][k] for k, n in enumerate(counts)], counts
-        assert made.num_update == max(counts)
-        assert way is one_by_one or len({*counts}) == 1, counts
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        step()
-print(came)
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to itself")
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("way", ["list", "single"])
-@pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupt_at_a_random_moment_leaves_all_consistent(way, run_python):
-    # What measures coverage would not let go of its lock after an interrupt.
-    assert int(run_python(AT_RANDOM, way, COVERAGE_PROCESS_CONFIG=None)) > 10
-
-
 @pytest.fixture
 def came():
     """Signals that a handler got, while it is installed."""

@@ -127,9 +127,6 @@ UPDATERS = {
 OPTIMIZERS = {
     "split masters": Setting(partial(adam, **MASTERS, master="split"), dtype="bfloat16"),
     "masters": Setting(partial(adam, **MASTERS), dtype="float16"),
-    "masters after the state": Setting(
-        lambda: optimizer.SGD(momentum=0.9, lr=0.1, **MASTERS), dtype="float16"
-    ),
     "stochastic rounding": Setting(partial(adam, rounding="stochastic"), dtype="float16"),
     "bfloat16 state": Setting(partial(adam, state_dtype="bfloat16")),
     "8-bit state": Setting(partial(adam, state_dtype="int8"), shapes=LARGE),

@@ -302,22 +302,6 @@ def test_nested_arrays_have_nested_bounds():
     assert result.x["a"].tolist() == [[0.1, 0.1], [0.1, 0.1]]
 
 
-@pytest.mark.parametrize(
-    ("x0", "bounds", "words"),
-    [
-        (np.zeros(2), [(0, 1)], r"must be a scipy.optimize.Bounds, or 2 pairs \(min, max\), got"),
-        (np.zeros(2), (0, 1), "must be a scipy.optimize.Bounds, or 2 pairs"),
-        (np.zeros(2), Bounds([0, 0, 0], 1), r"must have limits of shape \(2,\), got \(3,\) and"),
-        (np.zeros(2), [(1, 0), (0, 1)], "must have lower limits that are at most the upper ones"),
-        ({"a": np.zeros(2)}, {"b": Bounds(0, 1)}, r"the names \['a'\], got \['b'\]"),
-        ({"a": np.zeros(2)}, {"a": [(0, 1)]}, "bounds of 'a' must be a scipy.optimize.Bounds, or"),
-    ],
-)
-def test_bounds_that_do_not_match_are_refused(x0, bounds, words):
-    with pytest.raises(ValueError, match=words):
-        minimize(square, x0, bounds=bounds)
-
-
 # Optimizers
 
 
@@ -358,6 +342,7 @@ def test_an_optimizer_is_copied_and_an_updater_continues():
         minimize(square, np.zeros(2), optimizer=updater, lr=0.1)
 
 
+A = {"a": np.zeros(2)}
 ASCENT = fastopt.SGD(maximize=True)
 GROUPS_ASCEND = fastopt.Updater("sgd", groups={"": {"maximize": True}})
 OTHER_ASCENDS = fastopt.Updater("sgd", groups={"": {"optimizer": ASCENT}})
@@ -404,6 +389,16 @@ OTHER_ASCENDS = fastopt.Updater("sgd", groups={"": {"optimizer": ASCENT}})
             for made in (ASCENT, fastopt.Updater(ASCENT), GROUPS_ASCEND, OTHER_ASCENDS)
         ),
         ({"optimizer": "sgd", "maximize": True}, ValueError, "which ascends"),
+        (
+            {"bounds": [(0, 1)]},
+            ValueError,
+            r"a scipy.optimize.Bounds, or 2 pairs \(min, max\), got",
+        ),
+        ({"bounds": (0, 1)}, ValueError, "must be a scipy.optimize.Bounds, or 2 pairs"),
+        ({"bounds": Bounds([0] * 3, 1)}, ValueError, r"limits of shape \(2,\), got \(3,\) and"),
+        ({"bounds": [(1, 0), (0, 1)]}, ValueError, "lower limits that are at most the upper ones"),
+        ({"x0": A, "bounds": {"b": Bounds(0, 1)}}, ValueError, r"names \['a'\], got \['b'\]"),
+        ({"x0": A, "bounds": {"a": [(0, 1)]}}, ValueError, "bounds of 'a' must be a .*Bounds, or"),
     ],
 )
 def test_invalid_arguments_are_refused(given, error, words):

@@ -119,6 +119,18 @@ def test_a_run_goes_on_in_the_other_library_and_back(name, options, klass, torch
     assert_close(weights, whole.weights())
 
 
+@pytest.mark.parametrize("klass", [optimizer.SGD, optimizer.NAG])
+def test_torch_continues_a_momentum_that_has_the_rate(klass, torch):
+    """As in the formula of MXNet."""
+    updater, weights = optimizer.get_updater(klass(learning_rate=0.05, momentum=0.9)), start()
+    train(updater, weights, range(3))
+    peer = Peer(torch, "SGD", weights)
+    peer.optimizer.load_state_dict(tensors(torch, to_torch_state_dict(updater)))
+    train(updater, weights, range(3, 6))
+    peer.train(range(3, 6))
+    assert_close(weights, peer.weights())
+
+
 def test_groups_become_multipliers_and_back(torch):
     groups = [
         {"params": [0, 2], "lr": 0.02, "weight_decay": 0.3},

@@ -2,14 +2,15 @@
 
 import errno
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks_common import LAST, Normalized, comm, copied, exact, raised, summed
+from ranks_common import LAST, comm, compare, compare_weights, copied, exact, gradients, raised
 
 from fastopt import EmbeddingTable, RowSparse, lr_scheduler, optimizer
-from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from fastopt.checkpoint.format import files
 from fastopt.distributed import (
@@ -19,121 +20,91 @@ from fastopt.distributed import (
     latest_checkpoint,
     save_checkpoint,
 )
-from fastopt.distributed.threads import ThreadRank
-from helpers.cases import CASES, FIRST, Case
+from helpers.settings import TABLE, UPDATERS
 from helpers.tensor_lists import everything, frozen, normal
 
-SHAPES = {
-    "fc_weight": (40, 7),
-    "fc_bias": (7,),
-    "empty": (0, 3),
-    "out_weight": (30, 10),
-    "wide_weight": (9, 200),
-}
-NAMES = dict(enumerate(SHAPES))
-optimizer.register(Normalized)
+MATRICES = {"w": {"optimizer": "muon"}}
 RANKS = 4
 """Shares that a batch has, whatever the number of ranks."""
+THIN = [
+    "sums of rows",
+    *(f"{name} in groups" for name in UPDATERS if name not in ("EMA", "all with SWA")),
+]
+MANY = ("muon", "nadam", "prodigy", "lamb", "novograd", "dcasgd-momentum=0.9")
+CHOSEN = [
+    setting
+    for name, setting in TABLE.items()
+    if (setting.case is None and setting.is_elementwise and name not in THIN) or name in MANY
+]
 
 
-def grads_of(step, sizes=SHAPES):
-    """Gradients of this rank, of a step whose sums do not depend on the number of ranks."""
-    mine = range(comm.rank, RANKS, comm.size)
-    return [
-        summed([exact(100 * step + 10 * part + k, shape, np.float32) for part in mine])
-        for k, shape in enumerate(sizes.values())
+def on_ranks(setting, made=None):
+    """An updater with the settings, of the optimizer or of one that a checkpoint replaces."""
+    groups = {"groups": {"^x": {"wd": 3.0}}} if made and "groups" in setting.settings() else {}
+    options = setting.settings() | groups
+    return ShardedUpdater(made or setting.make(), comm, bucket_bytes=1024, **options)
+
+
+def one_step(setting, updater, weights, number):
+    """A step of an updater of ranks, or of one process, with the sums of their gradients."""
+    grads = [
+        gradients(setting, name, weight.shape, weight.dtype, [number, k], RANKS)
+        for k, (name, weight) in enumerate(weights.items())
     ]
+    is_sharded = isinstance(updater, ShardedUpdater)
+    parts = [own if is_sharded else total for own, total in grads]
+    updater([*weights], parts, [*weights.values()])
 
 
-def started(case, **options):
-    """Updater and weights."""
-    made = case.make(param_idx2name=NAMES, wd=case.wd)
-    weights = [normal(k, shape, "float32") for k, shape in enumerate(SHAPES.values())]
-    return ShardedUpdater(made, comm, bucket_bytes=512, **options), weights
+def check_every_setting_goes_on_anywhere(folder):
+    """From files of the first job, of one process, and from states, on ranks and in one process."""
+    for number, setting in enumerate(CHOSEN):
+        shapes = {**setting.shapes, "empty": (0, 4), "wide": (9, 200)}
+        goes_on(replace(setting, shapes=shapes), Path(folder, f"ranks_{number}"))
 
 
-def cases_of_all_kinds():
-    """A form of each kind of state: none, one, two, rows, sums of gradients, numbers.
-
-    On threads, as by default, those that are cut in a particular way; under MPI also the others.
-    """
-    chosen = (
-        "lbsgd-momentum=0.9-batch_scale=2-warmup_epochs=0",
-        "nadam",
-        "groupadagrad",
-        "prodigy",
-    )
-    if not isinstance(comm, ThreadRank):
-        chosen += "nag", "dcasgd-momentum=0.9", "lamb", "novograd"
-    in_8_bits = Case("adam", {"state_dtype": "int8", "state_min_size": 7})
-    return [*(case for case in CASES if str(case) in chosen), in_8_bits, Case("normalized", wd=0.0)]
-
-
-def kinds_for(case):
-    """Parameters that the optimizer takes: rules of rows need two dimensions."""
-    if case.name != "groupadagrad":
-        return list(range(len(SHAPES)))
-    return [k for k, shape in enumerate(SHAPES.values()) if len(shape) == 2]
-
-
-def step(updater, weights, case, number):
-    """Do one step."""
-    chosen = kinds_for(case)
-    grads = grads_of(number)
-    updater(chosen, [grads[k] for k in chosen], [weights[k] for k in chosen])
-
-
-def check_a_run_goes_on_where_it_was(folder):
-    path = Path(folder, f"goes_on_{comm.size}")
-    for case in cases_of_all_kinds():
-        updater, weights = started(case, loss_scaler=LossScaler(init_scale=2.0))
-        for number in range(3):
-            step(updater, weights, case, number)
-        updater.save(path)
-        other, saved = started(case, loss_scaler=LossScaler(init_scale=8.0))[0], copied(weights[0])
-        others = [saved, *map(copied, weights[1:])]
-        step(other, list(map(copied, weights)), case, 9)  # it knows the parameters already
-        other.optimizer.lr = 7.0
-        assert other.load(path) == ([], [])
-        assert other.loss_scaler.scale == 2
-        for number in range(3, 6):
-            step(updater, weights, case, number)
-            step(other, others, case, number)
-        assert everything(other.shard, others) == everything(updater.shard, weights), case
+def goes_on(setting, path):
+    sharded, alone = on_ranks(setting), setting.updater()
+    ours, theirs, single = setting.weights(), setting.weights(), f"{path}_alone"
+    for step in range(6):
+        one_step(setting, sharded, ours, step)
+        one_step(setting, alone, theirs, step)
+    compare(setting, sharded, alone, ours, theirs)
+    known = path.exists()
     comm.Barrier()
-    if comm.rank == 0:
-        assert len(list(Path(folder).glob(f"goes_on_{comm.size}.*"))) == comm.size
-
-
-def check_files_of_jobs_of_every_size_are_taken_up(folder):
-    """The first job writes and goes on alone; others, of other sizes, take its files up."""
-    for number, case in enumerate(cases_of_all_kinds()):
-        updater, weights = started(case)
-        path, final = Path(folder, f"any_{number}"), Path(folder, f"final_{number}.npz")
-        known = final.exists()
+    if not known:
+        sharded.save(path, ours)
+        if comm.rank == 0:
+            alone.save(single)
         comm.Barrier()
-        if not known:
-            for k in range(3):
-                step(updater, weights, case, k)
-            updater.save(path, {k: weights[k] for k in kinds_for(case)})
-            middle = list(map(copied, weights))
-        else:
-            with np.load(final) as arrays:
-                middle = [arrays[f"middle_{k}"] for k in range(len(SHAPES))]
-                expected = [arrays[f"end_{k}"] for k in range(len(SHAPES))]
-            for k in kinds_for(case):
-                weights[k][...] = np.nan
-            updater.load(path, weights={k: weights[k] for k in kinds_for(case)})
-            assert frozen(weights) == frozen(middle), case
-        for k in range(3, 6):
-            step(updater, weights, case, k)
-        comm.Barrier()
-        if known:
-            for ours, theirs in zip(weights, expected, strict=True):
-                np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=str(case))
-        elif comm.rank == 0:
-            arrays = {f"middle_{k}": w for k, w in enumerate(middle)}
-            np.savez(final, **arrays, **{f"end_{k}": w for k, w in enumerate(weights)})
+    whole, given = sharded.state_dict(), sharded.get_states(dump_optimizer=True)
+    ways = [
+        lambda new, weights: new.load(path, weights=weights),
+        lambda new, weights: new.load_state_dict(whole),
+    ]
+    if sharded.loss_scaler is None:
+        ways.append(lambda new, weights: new.set_states(given))  # MXNet's bytes have no place
+    if sharded.accumulate == 1:
+        ways.append(lambda new, weights: new.load(single))  # ranks keep no open windows
+    runs = [(sharded, ours)]
+    for load in ways:
+        for steps in (0, 2 * sharded.accumulate):
+            new = on_ranks(setting, None if steps else setting.fresh().optimizer)
+            weights = setting.weights()
+            for _ in range(steps):
+                one_step(setting, new, weights, 9)
+            load(new, weights)
+            if load is ways[0]:
+                compare_weights(setting, weights, ours)
+            runs.append((new, {name: copied(weight) for name, weight in ours.items()}))
+    plain = setting.fresh()
+    plain.load(path)
+    runs.append((plain, {name: copied(weight) for name, weight in theirs.items()}))
+    for step in range(6, 9):
+        one_step(setting, alone, theirs, step)
+        for updater, weights in runs:
+            one_step(setting, updater, weights, step)
+            compare(setting, updater, alone, weights, theirs)
 
 
 def check_tables_of_jobs_of_every_size_are_taken_up(folder):
@@ -166,221 +137,6 @@ def check_tables_of_jobs_of_every_size_are_taken_up(folder):
             with raised(CheckpointError, f"it was saved from ShardedTable by {owners}"):
                 wrong.load(path)
             comm.Barrier()
-
-
-def check_damage_is_told_on_every_rank(folder):
-    path = Path(folder, f"damage_{comm.size}")
-    case = FIRST["adam"]
-    updater, weights = started(case)
-    step(updater, weights, case, 0)
-    updater.save(path)
-    other, _ = started(case)
-    (run,) = {shard.name.split(".")[-2] for shard in path.parent.glob(f"{path.name}.*-of-*")}
-    victim = Path(f"{path}.{run}.{comm.size - 1}-of-{comm.size}")
-
-    def damaged(change, *words):
-        comm.Barrier()
-        kept = victim.read_bytes()
-        comm.Barrier()
-        before = everything(other.shard, [])
-        if comm.rank == 0:
-            change()
-        comm.Barrier()
-        with raised(CheckpointError, *words):
-            other.load(path)
-        assert everything(other.shard, []) == before
-        comm.Barrier()
-        if comm.rank == 0:
-            victim.write_bytes(kept)
-        comm.Barrier()
-
-    def flip():
-        data = bytearray(victim.read_bytes())
-        data[-1] ^= 1
-        victim.write_bytes(data)
-
-    def exchange():
-        """Put the same shard of another run there."""
-        shutil.copy(strange, victim)
-
-    updater.save(f"{path}_other")
-    (strange,) = path.parent.glob(f"{path.name}_other.*.{comm.size - 1}-of-{comm.size}")
-    damaged(victim.unlink, f"shard {comm.size - 1} of {comm.size} is missing")
-    damaged(flip, "is damaged: its CRC32 differs")
-    damaged(exchange, "is shard", "of run")
-    damaged(lambda: victim.write_bytes(b"short"), "header")
-    with raised(OSError, "No such file"):
-        other.load(path.with_name("nothing"))
-    alone = optimizer.get_updater(optimizer.Adam())
-    with raised(CheckpointError, "not the checkpoint of an updater"):
-        other.load(victim)
-    with raised(CheckpointError, "it was saved by ranks"):
-        alone.load_states_dict({"ranks": 2})
-    sgd = ShardedUpdater(optimizer.SGD(param_idx2name=NAMES), comm)
-    with raised(CheckpointError, "saved with Adam, the updater has SGD"):
-        sgd.load(path)
-    assert other.load(path) == ([], [])
-    assert frozen(other.states) == frozen(updater.states)
-
-
-def check_parameters_that_differ(folder):
-    path, case = Path(folder, f"differ_{comm.size}"), FIRST["adam"]
-    updater, weights = started(case)
-    step(updater, weights, case, 0)
-    updater.save(path)
-    names = {5: "fc_weight", 6: "other_weight"}
-    other = ShardedUpdater(optimizer.Adam(param_idx2name=names), comm)
-    ours = [copied(weights[0]), np.ones(33, np.float32)]
-    other([5, 6], [np.ones_like(w) for w in ours], ours)
-    before = everything(other.shard, ours)
-    with raised(CheckpointError, "the checkpoint lacks ['other_weight']"):
-        other.load(path)
-    assert everything(other.shard, ours) == before
-    skipped = other.load(path, strict=False)
-    assert skipped == (["other_weight"], ["fc_bias", "empty", "out_weight", "wide_weight"])
-    ours[0][...] = weights[0]
-    grads = grads_of(1)
-    updater(0, grads[0], weights[0])
-    other([5, 6], [grads[0], ours[1].copy()], ours)
-    assert ours[0].tobytes() == weights[0].tobytes()
-    assert other.optimizer._index_update_count[6] == 1
-    wrong = ShardedUpdater(optimizer.Adam(), comm)
-    wrong(0, np.ones(3), np.ones(3))
-    with raised(CheckpointError, "was saved with shape (40, 7) and float32, it has (3,)"):
-        wrong.load(path, strict=False)
-
-
-def check_a_write_that_fails_leaves_the_old_checkpoint(folder):
-    path = Path(folder, f"old_{comm.size}")
-    case = FIRST["adam"]
-    updater, weights = started(case)
-    step(updater, weights, case, 0)
-    updater.save(path)
-    before = path.read_bytes()
-    missing = Path(folder, "no", "such", "folder")
-    with raised(OSError, "No such file"):
-        updater.save(missing)
-    step(updater, weights, case, 1)
-    bad = comm.rank == comm.size - 1
-    if bad:
-        updater.states[1] = (object(), None)
-    with raised(TypeError, "state of index 1 (fc_bias) must be None, a number"):
-        updater.save(path)
-    comm.Barrier()
-    assert path.read_bytes() == before
-    assert len(list(path.parent.glob(f"{path.name}*"))) == 1 + comm.size  # nothing of the new one
-    made = Path(f"{path}_first")
-    with raised(TypeError, "state of index 1 (fc_bias) must be None, a number"):
-        updater.save(made)
-    comm.Barrier()
-    assert not list(path.parent.glob(f"{made.name}*"))
-    other, _ = started(case)
-    other.load(path)
-    assert other.optimizer.num_update == 1
-    assert len(set(comm.allgather(other.optimizer.num_update))) == 1
-
-
-def check_an_error_after_the_index_was_replaced_leaves_the_new_checkpoint(folder):
-    """The directory of the index cannot be synced."""
-    path = Path(folder, f"unsynced_{comm.size}")
-    case = FIRST["adam"]
-    updater, weights = started(case)
-    step(updater, weights, case, 0)
-    updater.save(path, dict(enumerate(weights)))
-    step(updater, weights, case, 1)
-    real, calls = files.sync_directory, []
-
-    def fail(directory):
-        calls.append(directory)
-        if comm.rank == 0 and len(calls) == 2:  # the first is that of the shard
-            raise OSError(errno.EIO, "Input/output error")
-        real(directory)
-
-    files.sync_directory = fail
-    try:
-        with raised(OSError, "Input/output error"):
-            updater.save(path, dict(enumerate(weights)))
-    finally:
-        files.sync_directory = real
-    found = [np.zeros_like(w) for w in weights]
-    other, _ = started(case)
-    other.load(path, weights=dict(enumerate(found)))
-    assert frozen(found) == frozen([np.ascontiguousarray(w) for w in weights])
-    assert frozen(other.states) == frozen(updater.states)
-    updater.save(path)
-    comm.Barrier()
-    assert len(list(path.parent.glob(f"{path.name}*"))) == 1 + comm.size
-
-
-def check_groups_with_optimizers_of_matrices_are_refused(folder):
-    path, groups = Path(folder, f"matrices_{comm.size}"), {"w": {"optimizer": "muon"}}
-    if comm.rank == 0:
-        optimizer.Updater(optimizer.Adam(), groups=groups).save(path)
-    comm.Barrier()
-    sharded = ShardedUpdater(optimizer.Adam(), comm)
-    with raised(CheckpointError, "groups: Muon overrides update(), and groups on ranks need"):
-        sharded.load(path)
-    assert sharded.groups is None
-
-
-def check_an_updater_without_ranks_goes_on_from_ranks_and_back(folder):
-    """The bits of one updater that never stopped, on any number of ranks."""
-    for case in cases_of_all_kinds():
-        if case.name in ("lamb", "lbsgd", "novograd", "prodigy"):
-            continue  # norms of whole tensors have other last bits on several ranks
-        make = lambda case=case: case.make(param_idx2name=NAMES, wd=case.wd)  # noqa: E731
-        path, back = (Path(folder, f"{n}_{case.name}_{comm.size}") for n in ("to", "back"))
-        ours, theirs = (
-            [normal(k, s, "float32") for k, s in enumerate(SHAPES.values())] for _ in "ab"
-        )
-        sharded, alone = ShardedUpdater(make(), comm), optimizer.Updater(make())
-        kinds = kinds_for(case)
-
-        def both(number, sharded, alone, ours=ours, theirs=theirs, kinds=kinds):
-            step_all(number, sharded, ours, kinds, grads_of)
-            step_all(number, alone, theirs, kinds, total_of)
-
-        both(0, sharded, alone)
-        both(1, sharded, alone)
-        sharded.save(path)
-        plain = optimizer.Updater(make())
-        plain.load(path)
-        step_all(2, plain, [w.copy() for w in ours], kinds, total_of)
-        step_all(2, alone, theirs, kinds, total_of)
-        assert everything(plain, []) == everything(alone, []), case
-        if comm.rank == 0:
-            plain.save(back)
-        comm.Barrier()
-        for known in (False, True):
-            again, copies = ShardedUpdater(make(), comm), [w.copy() for w in theirs]
-            if known:
-                step_all(7, again, [w.copy() for w in copies], kinds, grads_of)
-            assert again.load(back) == ([], [])
-            if not known:
-                again.save(f"{back}_before")  # before any update
-                again = ShardedUpdater(make(), comm)
-                again.load(f"{back}_before")
-            follower, expected = optimizer.Updater(make()), [w.copy() for w in theirs]
-            follower.load(back)
-            for number in (3, 4):
-                step_all(number, again, copies, kinds, grads_of)
-                step_all(number, follower, expected, kinds, total_of)
-            assert frozen(copies) == frozen(expected), case
-            assert not again.uncut
-
-
-def step_all(number, updater, weights, kinds, slopes):
-    """Do one step with the gradients that a function gives."""
-    grads = slopes(number)
-    updater(kinds, [grads[k] for k in kinds], [weights[k] for k in kinds])
-
-
-def total_of(number):
-    """Gradients of all ranks together."""
-    return [
-        summed([exact(100 * number + 10 * part + k, shape, np.float32) for part in range(RANKS)])
-        for k, shape in enumerate(SHAPES.values())
-    ]
 
 
 def check_updaters_and_tables_are_one_checkpoint(folder):
@@ -442,41 +198,6 @@ def failing(path):
     Path(path).touch()
 
 
-def check_masters_go_along(folder):
-    """Half-precision weights, with a master that waits for its first update."""
-
-    def make():
-        return optimizer.SGD(momentum=0.5, learning_rate=1e-3, multi_precision=True)
-
-    path = Path(folder, f"masters_{comm.size}")
-    weight, waiting = np.ones((5, 3), np.float16), normal(3, (7,), "float32")
-    updater, grad = ShardedUpdater(make(), comm), np.full((5, 3), 1 / comm.size, np.float16)
-    updater.set_master(1, waiting)
-    updater(0, grad, weight)
-    updater.save(path)
-    alone = optimizer.Updater(make())
-    alone.load(path)
-    copies = [weight.copy(), waiting.astype(np.float16)]
-    alone([0, 1], [np.ones((5, 3), np.float16), np.ones(7, np.float16)], copies)
-    ours = [weight.copy(), waiting.astype(np.float16)]
-    updater([0, 1], [grad, np.full(7, 1 / comm.size, np.float16)], ours)
-    if comm.size in (1, 2, 4):  # where thirds do not round
-        assert frozen(ours) == frozen(copies)
-    comm.Barrier()
-    if comm.rank == 0:
-        optimizer.Updater(make()).save(f"{path}_empty")
-        fresh = optimizer.Updater(make())
-        fresh.set_master(1, waiting)
-        fresh.save(f"{path}_plain")
-    comm.Barrier()
-    last = ShardedUpdater(make(), comm)
-    last.load(f"{path}_plain")
-    target = waiting.astype(np.float16)
-    last(1, np.zeros(7, np.float16), target)
-    first, end = last.placements[1].part(comm.rank)
-    np.testing.assert_array_equal(last.states[1][1], waiting[first:end])
-
-
 def check_rows_are_pruned_by_one_process(folder):
     """The way that the error of ``resize`` names."""
     path, shape = Path(folder, f"pruned_{comm.size}"), (6, 3)
@@ -501,28 +222,6 @@ def check_rows_are_pruned_by_one_process(folder):
     updater(0, np.full((3, 3), 1 / comm.size, np.float32), pruned[0])
     alone(0, np.ones((3, 3), np.float32), pruned[1])
     np.testing.assert_allclose(pruned[0], pruned[1], rtol=1e-6)
-
-
-def check_weights_are_saved_with_their_states(folder):
-    path = Path(folder, f"weights_{comm.size}")
-    case = FIRST["adam"]
-    updater, weights = started(case)
-    step(updater, weights, case, 0)
-    updater.save(path, dict(enumerate(weights)))
-    other = started(case)[0]
-    found = [np.zeros_like(w) for w in weights]
-    found[0] = np.asfortranarray(found[0])
-    assert other.load(path, weights=dict(enumerate(found))) == ([], [])
-    assert frozen([np.ascontiguousarray(w) for w in found]) == frozen(weights)
-    updater.save(path)
-    before = everything(other.shard, found)
-    with raised(CheckpointError, "it has no weight of index 0 (fc_weight)"):
-        other.load(path, weights=dict(enumerate(found)))
-    assert everything(other.shard, found) == before
-    with raised(ValueError, "index 9: its weight was not updated yet"):
-        updater.save(path, {9: weights[0]})
-    with raised(ValueError, "weight must have shape"):
-        updater.save(path, {0: weights[1]})
 
 
 def check_the_schedule_that_the_user_steps_is_restored_in_place(folder):
@@ -551,15 +250,146 @@ def check_the_schedule_that_the_user_steps_is_restored_in_place(folder):
     assert other.optimizer.learning_rate == 0.5
 
 
-def check_what_does_not_fit_a_weight_is_refused_at_its_first_update(folder):
-    path, weight = Path(folder, f"unfit_{comm.size}"), np.ones((4, 3), np.float32)
+SHAPES = {"fc": (40, 7), "bias": (7,), "empty": (0, 3), "wide": (9, 200)}
+
+
+def adam_step(updater, weights):
+    updater([*weights], [w / comm.size for w in weights.values()], [*weights.values()])
+
+
+def trained(folder, name):
+    """An updater after a step, its weights, and a path where it and they are saved."""
+    adam = optimizer.Adam(param_idx2name=dict(enumerate(SHAPES)))
+    updater, path = ShardedUpdater(adam, comm), Path(folder, f"{name}_{comm.size}")
+    weights = {k: exact(1, shape, np.float32) for k, shape in enumerate(SHAPES.values())}
+    adam_step(updater, weights)
+    updater.save(path, weights)
+    return updater, weights, path
+
+
+def check_what_cannot_be_saved_or_loaded_changes_nothing(folder):
+    updater, weights, path = trained(folder, "refused")
+    updater.save(f"{path}_bare")
+    updater.save(f"{path}_other")
+    shard, strange = (
+        next(path.parent.glob(f"{name}.*.{comm.size - 1}-of-{comm.size}"))
+        for name in (path.name, f"{path.name}_other")
+    )
+    alone, own = optimizer.Updater(optimizer.Adam(), groups=MATRICES), shard.read_bytes()
     if comm.rank == 0:
-        alone = optimizer.Updater(optimizer.Adam())
-        alone(0, weight.copy(), weight.copy())
-        alone.save(path)
+        alone.save(f"{path}_matrices")
+        single = optimizer.Updater(optimizer.Adam())
+        single(1, *(np.ones(7, np.float32) for _ in "gw"))
+        single.save(f"{path}_one")
     comm.Barrier()
-    updater = ShardedUpdater(optimizer.Adam(), comm)
-    updater.load(path)
-    with raised(CheckpointError, "an array of shape (4, 3) for a weight of shape (5,)"):
-        updater(0, np.ones(5, np.float32), np.ones(5, np.float32))
-    updater(0, weight.copy(), weight)
+    other = ShardedUpdater(optimizer.Adam(param_idx2name={5: "fc", 6: "other"}), comm)
+    given = {5: np.ones((40, 7), np.float32), 6: np.ones(33, np.float32)}
+    adam_step(other, given)
+    sgd = ShardedUpdater(optimizer.SGD(), comm)
+    fresh, wrong, bad, unfit = (ShardedUpdater(optimizer.Adam(), comm) for _ in range(4))
+    wrong(0, np.ones(3), np.ones(3))
+    bad(0, *(np.ones(9, np.float32) for _ in "gw"))
+    if LAST:
+        bad.states[0] = (object(), None)
+    held = everything(updater.shard, [weights]), everything(other.shard, [given])
+    files = contents(folder)
+    for call, kind, words in (
+        (lambda: updater.load(f"{path}_bare", weights=weights), CheckpointError,
+         "it has no weight of index 0 (fc)"),
+        (lambda: updater.save(path, {9: weights[0]}), ValueError,
+         "index 9: its weight was not updated yet"),
+        (lambda: updater.save(path, {0: weights[1]}), ValueError, "weight must have shape"),
+        (lambda: updater.save(Path(folder, "no", "such")), OSError, "No such file"),
+        (lambda: bad.save(path), TypeError, "state of index 0 must be None, a number"),
+        (lambda: bad.save(f"{path}_new"), TypeError, "state of index 0 must be None, a number"),
+        (lambda: updater.load(path.with_name("nothing")), OSError, "No such file"),
+        (lambda: updater.load(shard), CheckpointError, "not the checkpoint of an updater"),
+        (lambda: alone.load_states_dict({"ranks": 2}), CheckpointError, "it was saved by ranks"),
+        (lambda: fresh.load(f"{path}_matrices"), CheckpointError,
+         "groups: Muon overrides update(), and groups on ranks need"),
+        (lambda: sgd.load(path), CheckpointError, "saved with Adam, the updater has SGD"),
+        (lambda: other.load(path), CheckpointError, "the checkpoint lacks ['other']"),
+        (lambda: wrong.load(path, strict=False), CheckpointError,
+         "was saved with shape (40, 7) and float32, it has (3,)"),
+    ):  # fmt: skip
+        with raised(kind, words):
+            call()
+        assert (everything(updater.shard, [weights]), everything(other.shard, [given])) == held
+        comm.Barrier()
+        assert contents(folder) == files
+        comm.Barrier()
+    for damage, *words in (
+        (shard.unlink, f"shard {comm.size - 1} of {comm.size} is missing"),
+        (lambda: shard.write_bytes(own[:-1] + bytes([own[-1] ^ 1])), "damaged: its CRC32 differs"),
+        (lambda: shutil.copy(strange, shard), "is shard", "of run"),
+        (lambda: shard.write_bytes(b"short"), "header"),
+    ):
+        if comm.rank == 0:
+            damage()
+        comm.Barrier()
+        with raised(CheckpointError, *words):
+            other.load(path)
+        assert everything(other.shard, [given]) == held[1]
+        comm.Barrier()
+        if comm.rank == 0:
+            shard.write_bytes(own)
+        comm.Barrier()
+    assert other.load(path, strict=False) == (["other"], ["bias", "empty", "wide"])
+    unfit.load(f"{path}_one")
+    with raised(CheckpointError, "an array of shape (7,) for a weight of shape (5,)"):
+        unfit(1, np.ones(5, np.float32), np.ones(5, np.float32))
+    unfit(1, np.ones(7, np.float32), np.ones(7, np.float32))
+
+
+def contents(folder):
+    """Names and bytes of all files."""
+    return {path.name: path.read_bytes() for path in Path(folder).glob("*") if path.is_file()}
+
+
+def check_an_error_after_the_index_was_replaced_leaves_the_new_checkpoint(folder):
+    """The directory of the index cannot be synced."""
+    updater, weights, path = trained(folder, "unsynced")
+    adam_step(updater, weights)
+    real, calls = files.sync_directory, []
+
+    def fail(directory):
+        calls.append(directory)
+        if comm.rank == 0 and len(calls) == 2:  # the first is that of the shard
+            raise OSError(errno.EIO, "Input/output error")
+        real(directory)
+
+    files.sync_directory = fail
+    try:
+        with raised(OSError, "Input/output error"):
+            updater.save(path, weights)
+    finally:
+        files.sync_directory = real
+    found = {name: np.asfortranarray(np.zeros_like(w)) for name, w in weights.items()}
+    other = ShardedUpdater(optimizer.Adam(), comm)
+    other.load(path, weights=found)
+    assert frozen({n: np.ascontiguousarray(w) for n, w in found.items()}) == frozen(weights)
+    assert frozen(other.states) == frozen(updater.states)
+    updater.save(path)
+    comm.Barrier()
+    assert len(list(path.parent.glob(f"{path.name}*"))) == 1 + comm.size
+
+
+def check_masters_that_wait_for_their_first_update_go_along(folder):
+    """From one process to ranks, and back."""
+    path, waiting = Path(folder, f"masters_{comm.size}"), normal(3, (7,), "float32")
+    make = partial(optimizer.SGD, multi_precision=True)
+    first, last = (optimizer.Updater(make()) for _ in range(2))
+    saved, loaded = (ShardedUpdater(make(), comm) for _ in range(2))
+    for updater in (first, saved):
+        updater.set_master("w", waiting)
+    saved.save(path)
+    if comm.rank == 0:
+        first.save(f"{path}_one")
+    comm.Barrier()
+    loaded.load(f"{path}_one")
+    last.load(path)
+    for updater in (loaded, last):
+        updater("w", np.zeros(7, np.float16), waiting.astype(np.float16))
+    np.testing.assert_array_equal(last.states["w"][1], waiting)
+    begin, end = loaded.placements["w"].part(comm.rank)
+    np.testing.assert_array_equal(loaded.states["w"][1], waiting[begin:end])

@@ -95,26 +95,62 @@ def check_attributes_that_differ_later():
         refused(made, weight, *words)
 
 
-def check_arguments_of_an_updater():
-    """Its creation fails on all ranks, and the next one works."""
-    for name, value in (
-        ("wire", "float16"),
-        ("overlap", True),
-        ("bucket_bytes", 4096),
-        ("check_every", 7),
-        ("hierarchical", False),
-    ):
-        with told(f"for {name}", str(value)):
-            ShardedUpdater(optimizer.SGD(), comm, **({name: value} if LAST else {}))
-    with told("for call", "(ShardedTable)", "(ShardedUpdater)"):
-        if LAST:
-            ShardedTable((4, 1), optimizer.SGD(), comm)
-        else:
-            ShardedUpdater(optimizer.SGD(), comm)
-    made, weight = ShardedUpdater(optimizer.SGD(), comm), np.zeros(8, np.float32)
+def step(updater, weight, index=0):
+    updater(index, np.ones_like(weight), weight)
+
+
+def here(last, others):
+    """What only the last rank has, and what the others have."""
+    return last if LAST else others
+
+
+def with_option(**option):
+    return ShardedUpdater(optimizer.SGD(), comm, **here(option, {}))
+
+
+VALUES = np.arange(8, dtype=np.float32).reshape(4, 2)
+ROWS = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
+CALLS = [
+    (lambda: with_option(wire="float16"), "for wire", "float16"),
+    (lambda: with_option(overlap=True), "for overlap", "True"),
+    (lambda: with_option(bucket_bytes=4096), "for bucket_bytes", "4096"),
+    (lambda: with_option(check_every=7), "for check_every", "7"),
+    (lambda: with_option(hierarchical=False), "for hierarchical", "False"),
+    (lambda: step(with_option(clip_global_norm=1.0), ONES.copy()), "for clip_global_norm"),
+    (lambda: here(ShardedTable, lambda _, *more: ShardedUpdater(*more))((4, 1), sgd(), comm),
+     "for call", "(ShardedTable)", "(ShardedUpdater)"),
+    (lambda: ShardedTable((here(4, 5), 1), sgd(), comm), "for shape"),
+    (lambda: step(new(), np.ones(here((2, 3), (3, 2)), "f")),
+     "index 0 of shape (3, 2) and float32", "index 0 of shape (2, 3)"),
+    (lambda: step(new(), np.ones(3, here("f8", "f4"))), "float64"),
+    (lambda: step(new(), ONES.copy(), here(1, 0)), "index 1"),
+    (lambda: new()(*(each[: here(2, 1)] for each in ([0, 1], [ONES] * 2, [*np.ones((2, 8), "f")]))),
+     "for tensors", "has 2"),
+    (lambda: step(new(here(optimizer.NAG(), sgd())), ONES.copy()), "for optimizer", "NAG"),
+    (lambda: step(new(), here(ROWS, ROWS[[0, *range(15, 0, -1)]]).copy()), "checksum of values"),
+    (lambda: step(new(), np.ones(8) - 2 * (np.arange(8) > here(7, 5))), "checksum of values"),
+    *((lambda other=other: ShardedTable((4, 2), sgd(), comm, values=here(other, VALUES)),
+       "for values of index 0") for other in (VALUES[::-1], None, lambda rows: VALUES[rows])),
+]  # fmt: skip
+"""Calls that differ on the last rank, and words of the error."""
+
+
+def new(made=None):
+    return ShardedUpdater(made or sgd(), comm)
+
+
+def check_calls_that_differ():
+    """They fail on all ranks, and the next one works."""
+    for call, *words in CALLS:
+        with told(*words):
+            call()
+    made, weight = new(), np.zeros(8, np.float32)
     with told("for call", "creation of updater", "(update)"):
-        made(0, ONES, weight) if LAST else ShardedUpdater(optimizer.SGD(), comm)
-    ShardedUpdater(optimizer.SGD(), comm)(0, ONES, weight)
+        here(lambda: step(made, weight), new)()
+    with told("for call", "update", "save"):
+        here(lambda: made.save("nowhere"), lambda: step(made, weight))()
+    made = ShardedTable((4, 2), sgd(), comm, values=VALUES.astype(here("f8", "f4")))
+    assert (made.pull(range(4)) == VALUES).all()
 
 
 def check_masters():
@@ -139,68 +175,41 @@ def check_masters():
             made(0, grad, weight)
 
 
-def check_initial_values_of_tables():
-    values = np.arange(8, dtype=np.float32).reshape(4, 2)
-    for other in (values[::-1], None, lambda rows: values[rows]):
-        with told("for values of index 0"):
-            ShardedTable((4, 2), optimizer.SGD(), comm, values=other if LAST else values)
-    made = ShardedTable((4, 2), optimizer.SGD(), comm, values=values.astype("f8" if LAST else "f4"))
-    assert (made.pull(range(4)) == values).all()
-
-
-def check_a_schedule_that_differs_later():
-    made = ShardedUpdater(
-        optimizer.SGD(lr_scheduler=lambda n: 0.5 if n > 2 and LAST else 0.25), comm
-    )
-    weight = np.zeros(8, np.float32)
-    for _ in range(2):
-        made(0, ONES, weight)
-    refused(made, weight, "for lr of index 0")
-
-
-def check_multipliers_of_parameters():
+def check_multipliers_of_parameters_and_rates_of_tables():
     parameter = Parameter("w", shape=(8,), init="zeros")
     parameter.initialize()
     trainer = Trainer([parameter], "sgd", {"learning_rate": 1.0}, comm=comm)
-    for multiplier in (1.0, 0.5):
-        parameter.lr_mult = multiplier if LAST else 1.0
-        parameter.add_grad(ONES)
-        if multiplier == 1.0:
-            trainer.step(1)
-            before = parameter.data().copy()
-            continue
-        with told("for lr of index 0 (w)", "0.5"):
-            trainer.step(1)
-    np.testing.assert_array_equal(parameter.data(), before)
-
-
-def check_hyper_parameters_of_a_table():
-    rate = 0.5 if LAST else 0.25
-    table = ShardedTable((8, 1), optimizer.SGD(lr_scheduler=lambda n: rate), comm)
-    grad = RowSparse(np.ones((1, 1), np.float32), np.array([3]), (8, 1))
-    before = everything(table.shard, [table.weight])
+    table = ShardedTable((8, 1), sgd(lambda n: RATE), comm)
+    parameter.lr_mult = here(0.5, 1.0)
+    parameter.add_grad(ONES)
+    with told("for lr of index 0 (w)", "0.5"):
+        trainer.step(1)
     with told("for lr of index 0", "0.5"):
-        table.push(grad)
-    assert everything(table.shard, [table.weight]) == before
+        table.push(RowSparse(np.ones((1, 1), np.float32), np.array([3]), (8, 1)))
+    assert not parameter.data().any()
+    assert not table.weight.any()
 
 
-def check_settings_of_the_loss_scaler():
-    scaler = LossScaler(8.0, growth_interval=1 if LAST else 5)
-    made = ShardedUpdater(optimizer.SGD(), comm, loss_scaler=scaler)
-    refused(made, np.zeros(8, np.float32), "growth_interval")
+class Own(LossScaler):
+    def __init__(self, *history):
+        super().__init__(8.0)
+        self.owner, self.history = object(), [*history]
 
 
-def check_objects_among_the_attributes_of_a_loss_scaler():
-    """Their addresses are not compared, but the items of containers are."""
-
-    class Own(LossScaler):
-        def __init__(self, history):
-            super().__init__(8.0)
-            self.owner, self.history = object(), history
-
-    ShardedUpdater(optimizer.SGD(), comm, loss_scaler=Own([1]))(0, ONES, np.zeros(8, np.float32))
-    made = ShardedUpdater(optimizer.SGD(), comm, loss_scaler=Own([int(LAST)]))
-    refused(made, np.zeros(8, np.float32), "loss scaler's history", "[1]")
+def check_schedules_and_loss_scalers_that_differ_later():
+    """Addresses of objects are not compared, but the items of containers are."""
+    for (made, *options), *words in (
+        ((sgd(lambda n: 0.5 if n > 2 and LAST else 0.25),), "for lr of index 0"),
+        ((sgd(), Own(1)), "loss scaler's history", "[1, 2]"),
+        ((sgd(), Own()), "growth_interval"),
+    ):
+        updater, weight = ShardedUpdater(made, comm, *options), np.zeros(8, np.float32)
+        for _ in range(2):
+            updater(0, ONES, weight)
+        for scaler in options if LAST else ():
+            scaler.history += [2] * len(scaler.history)
+            scaler.growth_interval -= not scaler.history
+        refused(updater, weight, *words)
 
 
 def check_weights_that_differ_after_a_load():
@@ -239,16 +248,6 @@ def check_weights_that_change_between_steps():
 
         with told("checksum of values"):
             four_steps()
-
-
-def check_weights_that_start_in_another_order_or_with_other_signs():
-    rows = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
-    signs = np.ones(8)
-    signs[-2:] = -1
-    for ours, theirs in ((rows, rows[[0, *range(15, 0, -1)]]), (np.ones(8), signs)):
-        made, weight = ShardedUpdater(optimizer.SGD(), comm), (ours if LAST else theirs).copy()
-        with told("checksum of values"):
-            made(0, np.ones_like(weight), weight)
 
 
 def check_indices_of_weights_that_are_saved_or_loaded():

@@ -32,33 +32,6 @@ def check_a_master_that_is_no_array_is_refused_before_an_update_and_after():
         made(0, np.zeros(3, np.float16), np.ones(3, np.float16))
 
 
-def check_ranks_that_disagree():
-    ones, odd = np.ones((3, 2), np.float32), np.ones((2, 3), np.float32)
-    weight = odd if LAST else ones
-    with told("index 0 of shape (3, 2) and float32", "index 0 of shape (2, 3)"):
-        updater()(0, np.ones_like(weight), weight.copy())
-    weight = ones.astype(np.float64) if LAST else ones.copy()
-    with told("float64"):
-        updater()(0, np.ones_like(weight), weight)
-    with told("index 1"):
-        updater()(1 if LAST else 0, ones, ones.copy())
-    with told("for tensors", "has 2"):
-        number = 2 if LAST else 1
-        updater()([*range(number)], [ones] * number, [ones.copy() for _ in range(number)])
-    with told("for optimizer", "NAG"):
-        made = optimizer.NAG() if LAST else optimizer.SGD()
-        ShardedUpdater(made, comm)(0, ones, ones.copy())
-    with told("for clip_global_norm"):
-        ShardedUpdater(optimizer.SGD(), comm, clip_global_norm=1.0 if LAST else None)(
-            0, ones, ones.copy()
-        )
-    with told("for call", "update", "save"):
-        made = updater()
-        made.save("nowhere") if LAST else made(0, ones, ones.copy())
-    with told("for shape"):
-        ShardedTable((4 if LAST else 5, 1), optimizer.SGD(), comm)
-
-
 def check_a_call_after_an_error_works():
     made, weight = updater(learning_rate=1.0), np.zeros(4, np.float32)
     with raised(ValueError):

@@ -4,7 +4,7 @@ import builtins
 
 import pytest
 
-__all__ = ["check_refused"]
+__all__ = ["check_refused", "each"]
 
 
 def check_refused(code, error, names):
@@ -13,3 +13,8 @@ def check_refused(code, error, names):
     with pytest.raises({**vars(builtins), **names}[kind], match=words) as caught:
         eval(code, names)
     assert "\n" not in str(caught.value)
+
+
+def each(code, error, *values):
+    """Rows of a table for code with one of the values in its braces."""
+    return {code.format(value): error for value in values}

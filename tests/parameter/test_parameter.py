@@ -16,6 +16,7 @@ from fastopt.device import cpu, cuda
 from fastopt.parameter import Constant, DeferredInitializationError, Parameter
 from fastopt.sparse import RowSparse
 from fastopt.trainer import Trainer
+from helpers.refusals import check_refused, each
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 lengths = st.integers(1, 4)
@@ -59,34 +60,6 @@ def test_arguments_and_defaults_are_those_of_gluon():
     assert repr(parameter) == "Parameter(name='weight', shape=None, dtype=float32)"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"name": 1}, TypeError, "name must be a string, got 1"),
-        ({"grad_req": "sum"}, ValueError, "'weight': grad_req must be one of"),
-        (
-            {"shape": 1.5},
-            TypeError,
-            "'weight': shape must be an integer or a tuple of integers, got 1.5",
-        ),
-        ({"shape": (2, -2)}, ValueError, "'weight': shape must be at least -1, got -2"),
-        ({"dtype": "real"}, TypeError, "'weight': dtype must be a type of real numbers"),
-        ({"dtype": None}, TypeError, "'weight': dtype must be a type of real numbers"),
-        ({"dtype": "complex64"}, TypeError, "'weight': dtype must be a type of real numbers"),
-        ({"dtype": ">f4"}, TypeError, "'weight': dtype must have the byte order"),
-        ({"lr_mult": "2"}, TypeError, "'weight': lr_mult must be a number"),
-        ({"wd_mult": float("nan")}, ValueError, "'weight': wd_mult must be a finite number"),
-        ({"init": 1}, TypeError, "'weight': init must be an initializer"),
-        ({"stype": "csr"}, ValueError, "'weight': stype cannot be 'csr'"),
-        ({"grad_stype": "csr"}, ValueError, "'weight': grad_stype cannot be 'csr'"),
-        ({"stype": "dense"}, ValueError, "'weight': stype must be one of"),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name(arguments, error, words):
-    with pytest.raises(error, match=words):
-        Parameter(**arguments)
-
-
 def test_a_parameter_that_is_not_differentiable_never_has_a_gradient():
     parameter = made(differentiable=False, grad_req="add")
     parameter.grad_req = "write"
@@ -111,14 +84,6 @@ def test_a_shape_is_completed_step_by_step_in_any_order(data, shape):
         assert parameter.shape == tuple(n or -1 for n in more)
     parameter.shape = shape
     assert parameter.shape == shape
-
-
-@pytest.mark.parametrize("wrong", [(2, 4), (2,), (2, 3, 1), (0, 3), None, (2, "3"), 2])
-def test_known_dimensions_cannot_be_changed_or_forgotten(wrong):
-    parameter = Parameter("w", shape=(2, 3))
-    with pytest.raises((TypeError, ValueError), match="Parameter 'w': shape"):
-        parameter.shape = wrong
-    assert parameter.shape == (2, 3)
 
 
 # Initialization
@@ -197,46 +162,6 @@ def test_initializing_again_warns_and_does_nothing_unless_forced():
     assert (array == 0).all()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"init": "nothing"},
-        {"init": initializer.Xavier()},
-        {"device": [cuda(), cpu()]},
-        {"device": []},
-        {"device": [cpu(), cpu()]},
-        {"device": "cpu"},
-    ],
-)
-def test_a_failing_initialization_changes_nothing(arguments):
-    parameter = made(init="ones")
-    array = parameter.data()
-    with pytest.raises((TypeError, ValueError), match=r"Cannot find|w.*: "):
-        parameter.initialize(**arguments, force_reinit=True)
-    assert parameter.data() is array
-    assert (array == 1).all()
-
-
-def test_reading_before_initialization_is_an_error_with_the_name():
-    parameter = Parameter("w", shape=3)
-    readers = [
-        parameter.data,
-        parameter.list_data,
-        parameter.grad,
-        parameter.list_grad,
-        parameter.list_device,
-        lambda: parameter.set_data(np.ones(3)),
-        lambda: parameter.add_grad(np.ones(3)),
-    ]
-    for read in readers:
-        with pytest.raises(RuntimeError, match="Parameter 'w' is not initialized") as caught:
-            read()
-        assert type(caught.value) is RuntimeError
-    with pytest.raises(ValueError, match="'w' is not initialized, so it cannot move"):
-        parameter.reset_device(cpu(1))
-    parameter.zero_grad()
-
-
 # Deferred initialization
 
 
@@ -244,20 +169,6 @@ def deferred(shape=(2, 0), **kwargs):
     parameter = Parameter("w", shape=shape, allow_deferred_init=True, **kwargs)
     parameter.initialize("ones", device=[cpu(0), cpu(1)])
     return parameter
-
-
-def test_unknown_shapes_must_be_allowed_to_wait():
-    with pytest.raises(ValueError, match=r"'w' cannot be initialized, its shape is \(2, -1\)"):
-        made((2, 0))
-
-
-def test_a_deferred_parameter_names_the_missing_shape():
-    parameter = deferred()
-    for read in (parameter.data, parameter.grad, parameter.list_data, parameter.list_grad):
-        with pytest.raises(DeferredInitializationError, match=r"shape \(2, -1\) has unknown"):
-            read()
-    assert issubclass(DeferredInitializationError, RuntimeError)
-    assert parameter.list_device() == [cpu(0), cpu(1)]
 
 
 def test_setting_the_shape_ends_the_wait():
@@ -292,16 +203,6 @@ def test_a_waiting_parameter_can_be_cast_and_moved():
     assert parameter.data().dtype == np.float64
 
 
-def test_an_initializer_that_fails_leaves_the_parameter_waiting():
-    parameter = Parameter("w", shape=(0,), allow_deferred_init=True)
-    parameter.initialize("xavier")
-    with pytest.raises(ValueError, match="w"):
-        parameter.shape = 3
-    assert parameter.shape == (-1,)
-    with pytest.raises(DeferredInitializationError):
-        parameter.data()
-
-
 # Data
 
 
@@ -323,25 +224,6 @@ def test_set_data_writes_to_all_copies_and_get_returns_it(shape, dtype, devices)
     parameter.set_data(values)
     for i in range(devices):
         np.testing.assert_array_equal(parameter.data(cpu(i)).astype(np.float64), values)
-
-
-@pytest.mark.parametrize(
-    ("values", "error"),
-    [
-        (np.ones(4), ValueError),
-        (np.ones((1, 3)), ValueError),
-        (np.ones(0), ValueError),
-        (1.0, ValueError),
-        (np.ones(3) * 1j, TypeError),
-        (["a", "b", "c"], TypeError),
-        (np.ma.ones(3), TypeError),
-    ],
-)
-def test_set_data_refuses_other_shapes_and_kinds_of_numbers(values, error):
-    parameter = made()
-    with pytest.raises(error, match="Parameter 'w'"):
-        parameter.set_data(values)
-    assert (parameter.data() == 0).all()
 
 
 def test_row_sparse_values_can_be_set():
@@ -446,23 +328,11 @@ def test_casting_makes_gradients_infinite_that_are_too_large(grad_stype):
     np.testing.assert_array_equal(gradient, np.array([np.inf, 1, -np.inf], np.float16))
 
 
-def test_a_type_that_the_gradient_cannot_have_changes_nothing():
-    parameter = made((3, 2), grad_stype="row_sparse")
-    array, gradient = parameter.data(), parameter.grad()
-    with pytest.raises(TypeError, match=r"Parameter 'w': values must be .*, got int32"):
-        parameter.cast("int32")
-    assert parameter.dtype == np.float32
-    assert parameter.data() is array
-    assert parameter.grad() is gradient
-
-
 def test_casting_to_the_present_type_keeps_the_arrays():
     parameter = made()
     array = parameter.data()
     parameter.cast(np.float32)
     assert parameter.data() is array
-    with pytest.raises(TypeError, match="Parameter 'w': dtype must be"):
-        parameter.cast("text")
 
 
 def test_bfloat16_goes_by_its_name_and_by_its_type():
@@ -501,17 +371,6 @@ def test_pulled_rows_are_sorted_unique_copies(rows):
     del trainer
 
 
-def test_a_row_sparse_parameter_is_read_by_rows_only_and_another_not():
-    rows, parameter = np.array([1]), table()
-    for read, instead in ((parameter.data, "row_sparse"), (parameter.list_data, "list_row_sparse")):
-        with pytest.raises(RuntimeError, match=f"'w' has stype 'row_sparse'.* use {instead}_data"):
-            read()
-    dense = made((5, 2))
-    for read in (dense.row_sparse_data, dense.list_row_sparse_data):
-        with pytest.raises(RuntimeError, match=r"'w' has stype 'default'.* use (list_)?data"):
-            read(rows)
-
-
 def test_rows_need_a_trainer_that_is_alive():
     parameter = table()
     for need in (lambda: parameter.row_sparse_data(np.array([1])), parameter.reset_device):
@@ -523,19 +382,6 @@ def test_rows_need_a_trainer_that_is_alive():
     del trainer
     with pytest.raises(RuntimeError, match="has no Trainer"):
         parameter.row_sparse_data(np.array([1]))
-
-
-@pytest.mark.parametrize(
-    ("rows", "error"),
-    [([1], TypeError), (np.array([1.0]), TypeError), (np.array([5]), ValueError),
-     (np.array([-1]), ValueError)],
-)  # fmt: skip
-def test_row_numbers_must_be_an_array_of_those_that_exist(rows, error):
-    parameter = table()
-    trainer = Trainer([parameter])
-    with pytest.raises(error, match="Parameter 'w': row_id must be"):
-        parameter.row_sparse_data(rows)
-    del trainer
 
 
 def test_a_row_sparse_parameter_has_one_trainer_and_a_dense_one_may_have_several():
@@ -568,26 +414,6 @@ def test_copies_are_equal_independent_and_without_trainer(copied):
     del trainer
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    {
-        "data": r"call set_data\(values\)",
-        "grad": r"call set_grad\(values\), or add_grad\(values\)",
-        "requires_grad": "set grad_req, to 'null'",
-        "initialize": r"call initialize\(\)",
-    }.items(),
-)
-def test_what_would_hide_a_method_or_do_nothing_cannot_be_assigned(name, instead):
-    weight = Parameter("w", shape=2)
-    weight.initialize("ones")
-    with pytest.raises(
-        AttributeError, match=f"^Parameter 'w': {name} cannot be assigned; {instead}"
-    ):
-        setattr(weight, name, np.zeros(2))
-    assert weight.data().tolist() == [1, 1]
-    assert not hasattr(weight, "requires_grad")
-
-
 def test_a_constant_keeps_its_numbers_and_has_no_gradient():
     values = np.arange(3.0)
     constant = Constant(values)
@@ -615,3 +441,79 @@ def test_constants_of_lists_are_float32_and_integers_stay_integers():
     assert whole.data().dtype == np.int64
     with pytest.raises(TypeError, match="expected an array of numbers, got 'text'"):
         Constant("text")
+
+
+# Refusals
+
+REFUSED = {
+    "Parameter(1)": "TypeError: name must be a string, got 1",
+    "Parameter(grad_req='sum')": "ValueError: 'weight': grad_req must be one of",
+    "Parameter(shape=1.5)": "TypeError: 'weight': shape must be an integer or a tuple of int.*1.5",
+    "Parameter(shape=(2, -2))": "ValueError: 'weight': shape must be at least -1, got -2",
+    **each("Parameter(dtype={})", "TypeError: 'weight': dtype must be a type of real numbers",
+           "'real'", "None", "'complex64'"),
+    "Parameter(dtype='>f4')": "TypeError: 'weight': dtype must have the byte order",
+    "Parameter(lr_mult='2')": "TypeError: 'weight': lr_mult must be a number",
+    "Parameter(wd_mult=float('nan'))": "ValueError: 'weight': wd_mult must be a finite number",
+    "Parameter(init=1)": "TypeError: 'weight': init must be an initializer",
+    "Parameter(stype='csr')": "ValueError: 'weight': stype cannot be 'csr'",
+    "Parameter(grad_stype='csr')": "ValueError: 'weight': grad_stype cannot be 'csr'",
+    "Parameter(stype='dense')": "ValueError: 'weight': stype must be one of",
+    **each("setattr(new, 'shape', {})", "ValueError: Parameter 'w': shape",
+           "(2, 4)", "(2,)", "(2, 3, 1)", "(0, 3)", "None", "2"),
+    "setattr(new, 'shape', (2, '3'))": "TypeError: Parameter 'w': shape",
+    "new.reset_device(cpu(1))": "ValueError: 'w' is not initialized, so it cannot move",
+    **each("new.{}", "RuntimeError: Parameter 'w' is not initialized",
+           "data()", "list_data()", "grad()", "list_grad()", "list_device()",
+           "set_data(np.ones((2, 3)))", "add_grad(np.ones((2, 3)))"),
+    "made((2, 0))": r"ValueError: 'w' cannot be initialized, its shape is \(2, -1\)",
+    **each("waiting.{}()", r"DeferredInitializationError: shape \(2, -1\) has unknown",
+           "data", "grad", "list_data", "list_grad"),
+    "setattr(waiting, 'shape', (2, '3'))": "TypeError: Parameter 'w': shape",
+    "setattr(vector, 'shape', 3)": "ValueError: w",
+    "ones.initialize('nothing', force_reinit=True)": "ValueError: Cannot find",
+    **each("ones.initialize({}, force_reinit=True)", "ValueError: w.*: ", "initializer.Xavier()",
+           "device=[cuda(), cpu()]", "device=[]", "device=[cpu(), cpu()]"),
+    "ones.initialize(device='cpu', force_reinit=True)": "TypeError: w.*: ",
+    **each("ones.set_data({})", "ValueError: Parameter 'w'",
+           "np.ones(4)", "np.ones((1, 3))", "np.ones(0)", "1.0"),
+    **each("ones.set_data({})", "TypeError: Parameter 'w'",
+           "np.ones(3) * 1j", "['a', 'b', 'c']", "np.ma.ones(3)"),
+    "ones.cast('text')": "TypeError: Parameter 'w': dtype must be",
+    "ones.row_sparse_data(row)": "RuntimeError: 'w' has stype 'default'.* use data",
+    "ones.list_row_sparse_data(row)": "RuntimeError: 'w' has stype 'default'.* use list_data",
+    "setattr(ones, 'data', 2)": r"AttributeError: ^Parameter 'w': data cannot be .* set_data\(v",
+    "setattr(ones, 'grad', 2)": r"AttributeError: call set_grad\(values\), or add_grad\(values\)",
+    "setattr(ones, 'requires_grad', 2)": "AttributeError: set grad_req, to 'null'",
+    "setattr(ones, 'initialize', 2)": r"AttributeError: call initialize\(\)",
+    "rows.data()": "RuntimeError: 'w' has stype 'row_sparse'.* use row_sparse_data",
+    "rows.list_data()": "RuntimeError: 'w' has stype 'row_sparse'.* use list_row_sparse_data",
+    **each("rows.row_sparse_data({})", "TypeError: Parameter 'w': row_id must be",
+           "[1]", "np.array([1.0])"),
+    **each("rows.row_sparse_data({})", "ValueError: Parameter 'w': row_id must be",
+           "np.array([5])", "np.array([-1])"),
+    "listed.cast('int32')": "TypeError: Parameter 'w': values must be .*, got int32",
+}  # fmt: skip
+
+
+def test_what_is_wrong_is_refused_by_name_and_changes_nothing():
+    new, vector = Parameter("w", shape=(2, 3)), Parameter("w", shape=0, allow_deferred_init=True)
+    vector.initialize("xavier")
+    ones, rows, listed = made(init="ones"), table(), made(grad_stype="row_sparse")
+    waiting, trainer = deferred(), Trainer([rows])
+
+    def held():
+        arrays = ones.data(), ones.grad(), listed.data(), listed.grad(), *rows._data
+        return [*map(id, arrays)], ones.data().tolist(), new.shape, waiting.shape, vector.shape
+
+    names, before = {"row": np.array([1]), "cuda": cuda, **locals()}, held()
+    for code, error in REFUSED.items():
+        check_refused(code, error, globals() | names)
+        assert held() == before, code
+    assert before[1:] == ([1, 1, 1], (2, 3), (2, -1), (-1,))
+    new.zero_grad()
+    assert issubclass(DeferredInitializationError, RuntimeError)
+    assert waiting.list_device() == [cpu(0), cpu(1)]
+    assert listed.dtype == np.float32
+    assert not hasattr(ones, "requires_grad")
+    del trainer

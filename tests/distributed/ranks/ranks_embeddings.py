@@ -211,19 +211,6 @@ def check_what_does_not_fit_is_refused(folder):
         ShardedEmbeddingTable(other, comm)
 
 
-def check_a_table_in_files_is_reopened(folder):
-    path = Path(folder, f"files-{comm.size}-{comm.rank}")
-    table = ShardedEmbeddingTable(table_of("adam", path=path), comm)
-    alone = table_of("adam")
-    for step in range(4):
-        both(table, alone, step)
-        if step == 1:
-            table.table.close()
-            table = ShardedEmbeddingTable(fastopt.EmbeddingTable.open(path), comm)
-    assert same(table, alone)
-    table.table.close()
-
-
 def check_tables_in_files_are_loaded_on_other_numbers_of_ranks(folder):
     """Those of fewer, as many, and more ranks; they go on in files, or in memory."""
     for kind, before in (("adam", 1), ("decay", comm.size), ("rare", comm.size + 2), ("half", 2)):

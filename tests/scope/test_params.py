@@ -1,5 +1,7 @@
 """Parameters of scopes: their defaults, and whether they are made or found."""
 
+import operator
+
 import numpy as np
 import pytest
 
@@ -20,18 +22,9 @@ def test_parameters_take_the_defaults_of_their_scope():
         other = get_parameter(
             "b", 2, initializer="zeros", regularizer=2, dtype="float32", trainable=True
         )
-    assert (weight.init, weight.wd_mult, weight.dtype, weight.grad_req) == (
-        "ones",
-        0.5,
-        np.float64,
-        "null",
-    )
-    assert (other.init, other.wd_mult, other.dtype, other.grad_req) == (
-        "zeros",
-        2,
-        np.float32,
-        "write",
-    )
+    of = operator.attrgetter("init", "wd_mult", "dtype", "grad_req")
+    assert of(weight) == ("ones", 0.5, np.float64, "null")
+    assert of(other) == ("zeros", 2, np.float32, "write")
 
 
 def test_inner_scopes_inherit_and_override_defaults():
@@ -47,12 +40,8 @@ def test_inner_scopes_inherit_and_override_defaults():
 def test_arguments_of_parameters_pass_through_and_win_over_defaults():
     with fresh(regularizer=0.5, trainable=False):
         table = get_parameter("t", (9, 2), lr_mult=3, grad_req="add", stype="row_sparse", wd_mult=1)
-    assert (table.lr_mult, table.grad_req, table.stype, table.wd_mult) == (
-        3,
-        "add",
-        "row_sparse",
-        1,
-    )
+    of = operator.attrgetter("lr_mult", "grad_req", "stype", "wd_mult")
+    assert of(table) == (3, "add", "row_sparse", 1)
 
 
 # Reuse

@@ -48,12 +48,6 @@ class Chain:
         return grad
 
 
-def two_levels(size, prefix=None):
-    """Two layers; networks of the same prefix share their parameters."""
-    names = [prefix and f"{prefix}-level{i}" for i in range(2)]
-    return Chain(*(FullyConnected(size, size, name) for name in names))
-
-
 def test_layers_of_one_name_share_weights_and_others_do_not():
     with fresh("net") as net:
         shared = [FullyConnected(3, 3, name="FC") for _ in range(2)]
@@ -86,29 +80,3 @@ def test_a_layer_used_twice_is_updated_once_with_the_sum_of_its_gradients(rng):
     trainer.step(batch_size=1)
     np.testing.assert_allclose(before - weight, 0.1 * slopes / (2 * eps), rtol=1e-6)
     assert trainer.optimizer.num_update == 1
-
-
-def test_three_of_four_networks_share_and_train_as_if_they_were_one(rng):
-    inputs, targets = rng.normal(size=(2, 4, 5, 3))
-    with fresh("net", dtype="float64") as net:
-        towers = [two_levels(3, "fc0") for _ in range(3)] + [two_levels(3)]
-    levels = ("fc0-level0", "fc0-level1", "fc0", "fc1")
-    assert list(net.params) == [f"net/{level}/{p}" for level in levels for p in "wb"]
-    with fresh("alone", dtype="float64") as alone:
-        batched, last = two_levels(3, "fc0"), two_levels(3)
-    net.params.initialize("xavier")
-    for mine, theirs in zip(alone.params.values(), net.params.values(), strict=True):
-        mine.initialize("zeros")
-        mine.set_data(theirs.data())
-
-    trainers = [Trainer(scope.params, "sgd", {"momentum": 0.9}) for scope in (net, alone)]
-    for _ in range(3):
-        for tower, x, target in zip(towers, inputs, targets, strict=True):
-            tower.backward(tower.forward(x) - target)
-        x, target = np.concatenate(inputs[:3]), np.concatenate(targets[:3])
-        batched.backward(batched.forward(x) - target)
-        last.backward(last.forward(inputs[3]) - targets[3])
-        for trainer in trainers:
-            trainer.step(batch_size=1)
-    for mine, theirs in zip(alone.params.values(), net.params.values(), strict=True):
-        np.testing.assert_allclose(mine.data(), theirs.data(), rtol=1e-12)

@@ -36,10 +36,7 @@ def trained(optimizer, steps=4):
 
 
 PAIRS = {
-    "Adam": (
-        lambda: qml.AdamOptimizer(0.1),
-        lambda: PennyLaneOptimizer("adam", 0.1, beta2=0.99),
-    ),
+    "Adam": (lambda: qml.AdamOptimizer(0.1), lambda: PennyLaneOptimizer("adam", 0.1, beta2=0.99)),
     "GradientDescent": (
         lambda: qml.GradientDescentOptimizer(0.1),
         lambda: PennyLaneOptimizer(fastopt.SGD(lr=0.1)),

@@ -33,10 +33,7 @@ def trained(optimizer, data, **arguments):
 PAIRS = {
     "Adam": (lambda: optim.Adam(0.1), lambda: RiverOptimizer("adam", 0.1)),
     "SGD": (lambda: optim.SGD(0.1), lambda: RiverOptimizer(fastopt.SGD(lr=0.1))),
-    "AdaGrad": (
-        lambda: optim.AdaGrad(0.1),
-        lambda: RiverOptimizer("adagrad", 0.1, eps=1e-8),
-    ),
+    "AdaGrad": (lambda: optim.AdaGrad(0.1), lambda: RiverOptimizer("adagrad", 0.1, eps=1e-8)),
     "RMSProp": (lambda: optim.RMSProp(0.1), lambda: RiverOptimizer("rmsprop", 0.1, eps=1e-8)),
     "scheduler": (
         lambda: optim.Adam(optim.schedulers.InverseScaling(0.1, 0.5)),

@@ -39,10 +39,7 @@ PAIRS = {
         lambda: Adam(0.01, grad_clip=0, use_averages=False),
         lambda: ThincOptimizer(learn_rate=0.01, grad_clip=0),
     ),
-    "sgd": (
-        lambda: SGD(0.1, use_averages=False),
-        lambda: ThincOptimizer(fastopt.SGD(lr=0.1)),
-    ),
+    "sgd": (lambda: SGD(0.1, use_averages=False), lambda: ThincOptimizer(fastopt.SGD(lr=0.1))),
     "schedule": (
         lambda: Adam([0.1, 0.05, 0.01], use_averages=False),
         lambda: ThincOptimizer(learn_rate=[0.1, 0.05, 0.01]),

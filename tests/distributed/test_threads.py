@@ -16,13 +16,7 @@ from helpers.ranks import THREADS_CANNOT, NodeWorld, names_of, run_checks
 ONES = np.ones(4, np.float32)
 
 
-JOBS = [
-    ("divergence", 3),
-    ("plans", 3),
-    ("join", 3),
-    ("states", 3),
-    ("trainer", 2),
-]
+JOBS = [("divergence", 3), ("plans", 3), ("join", 3), ("states", 3), ("trainer", 2)]
 """Modules of checks, and numbers of ranks."""
 
 MORE = [

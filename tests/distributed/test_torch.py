@@ -44,11 +44,7 @@ def torchrun():
 
 @pytest.mark.parametrize(
     "parts",
-    [
-        ("updates", "divergence"),
-        ("nodes", "overlap"),
-        *exhaustive(("settings", "overlap", "join")),
-    ],
+    [("updates", "divergence"), ("nodes", "overlap"), *exhaustive(("settings", "overlap", "join"))],
     ids=" ".join,
 )
 def test_checks_pass(torchrun, parts):

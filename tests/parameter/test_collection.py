@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 import fastopt
 from fastopt import checkpoint, initializer
 from fastopt.device import cpu
-from fastopt.parameter import (
-    Constant,
-    DeferredInitializationError,
-    ParameterDict,
-    collection,
-)
+from fastopt.parameter import Constant, DeferredInitializationError, ParameterDict, collection
 from fastopt.trainer import Trainer
 from helpers.memory import at_most
 from helpers.refusals import check_refused, each

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import (
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
 import fastopt
 from fastopt import optimizer

@@ -86,10 +86,7 @@ def check_threads_copy_the_same_bytes():
     if comm.rank:
         return
     rng = np.random.default_rng(0)
-    for dtype, most in (
-        ("float32", copying.STREAM_FROM // 2),
-        ("uint16", plans.COMPILED_FROM[0]),
-    ):
+    for dtype, most in (("float32", copying.STREAM_FROM // 2), ("uint16", plans.COMPILED_FROM[0])):
         size = np.dtype(dtype).itemsize
         lengths = [0, 1, 7, 33, 1000, copying.CHUNK // size + 5, most // size, most // size + 3]
         arrays = [rng.integers(0, 60_000, n + 9).astype(dtype) for n in lengths]

@@ -7,6 +7,7 @@ import fastopt
 from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError
 from fastopt.distributed import ShardedUpdater, run_threads
+from helpers.refusals import check_refused
 
 GROUPS = {"^ice": {"frozen": True}}
 NAMES = {0: "head", 1: "ice"}
@@ -80,32 +81,34 @@ def test_names_of_parameters_are_those_of_frozen_weights(tmp_path):
     assert run_threads(2, program) == [True, True]
 
 
+REFUSED = {
+    "updater.save(path, {**weights, 'ice': weights['ice'] + comm.rank})":
+        "ValueError: for frozen weight of index 'ice' rank 0 has float16",
+    "updater.save(path, {**weights, 'tail': np.ones(2)})":
+        "ValueError: index 'tail': its weight was not updated yet",
+    "updater.save(path, {**weights, 'ice': [1.0]})":
+        "TypeError: index 'ice': weight must be a NumPy array",
+    "updater.save(path, {**weights, 'ice': np.array([None])})":
+        "TypeError: index 'ice': weight cannot be saved with dtype object",
+    "updater.load(path, weights={**found, 'ice': np.ones((4, 2))})":
+        "TypeError: index 'ice': weight must have dtype float16",
+    "updater.load(bare, weights=found)": "CheckpointError: it has no weight of index 'ice'",
+}  # fmt: skip
+
+
 def test_frozen_weights_that_differ_are_not_saved(tmp_path):
-    path = tmp_path / "state"
+    path, bare = tmp_path / "state", tmp_path / "bare"
 
     def program(comm):
-        updater, weights = made(comm), weights_of()
+        updater, weights, found = made(comm), weights_of(), weights_of(0.0)
         train(updater, weights)
         updater.save(path, weights=weights)
-        other = {**weights, "ice": weights["ice"] + comm.rank}
-        with pytest.raises(ValueError, match="for frozen weight of index 'ice' rank 0 has float16"):
-            updater.save(path, weights=other)
-        with pytest.raises(ValueError, match="index 'tail': its weight was not updated yet"):
-            updater.save(path, weights={**weights, "tail": np.ones(2)})
-        with pytest.raises(TypeError, match="index 'ice': weight must be a NumPy array"):
-            updater.save(path, weights={**weights, "ice": [1.0]})
-        with pytest.raises(
-            TypeError, match="index 'ice': weight cannot be saved with dtype object"
-        ):
-            updater.save(path, weights={**weights, "ice": np.array([None])})
-        found = weights_of(0.0)
-        with pytest.raises(TypeError, match="index 'ice': weight must have dtype float16"):
-            updater.load(path, weights={**found, "ice": np.ones((4, 2))})
+        updater.save(bare, weights={"head": weights["head"]})
+        names = {"bare": bare, "path": path, "CheckpointError": CheckpointError, **locals()}
+        for code, error in REFUSED.items():
+            check_refused(code, error, globals() | names)
         updater.load(path, weights=found)
         assert bits(found) == bits(weights)
-        updater.save(path, weights={"head": weights["head"]})
-        with pytest.raises(CheckpointError, match="it has no weight of index 'ice'"):
-            updater.load(path, weights=found)
 
     run_threads(2, program)
 
@@ -123,7 +126,11 @@ def test_averages_take_all_weights(tmp_path):
         new, other = made(comm, average=fastopt.EMA(decay=0.5)), weights_of(0.0)
         new.load(tmp_path / "state", weights=other)
         assert bits(other) == inside
+        with pytest.raises(RuntimeError, match="the weights hold their averages"):
+            train(new, other)
         new.restore_weights(other)
         assert bits(other) == before
+        with pytest.raises(RuntimeError, match=r"restore_weights\(\) is for a state"):
+            new.restore_weights(other)
 
     run_threads(2, program)

@@ -68,7 +68,8 @@ def compare_weights(setting, ours, theirs, in_one=comm.size == 1):
 class Pair:
     """A sharded updater, and one updater that is given the sum of all ranks' gradients.
 
-    The arguments `scaler` and `groups` are functions, so that each updater has its own.
+    The arguments `scaler` and `groups` are functions, so that each updater has its own. Gradients
+    `begins` are sent before the call, and the number of buckets `begun` then is counted.
     """
 
     def __init__(self, make, weights, scaler=None, groups=None, **options):
@@ -77,12 +78,18 @@ class Pair:
 
         self.sharded = ShardedUpdater(make(), comm, **own(), **options)
         options.pop("bucket_bytes", None)
+        options.pop("overlap", None)
+        self.begins, self.begun = (), 0
         self.alone = optimizer.Updater(make(), **own(), **options)
         self.ours, self.theirs = ([copied(w) for w in weights] for _ in range(2))
 
     def step(self, indices, slopes):
         """Update with ``slopes(k, rank)``, gradient number `k` of a rank."""
         grads = [slopes(k, comm.rank) for k in range(len(indices))]
+        for k in self.begins:
+            self.sharded.begin(indices[k], grads[k])
+        exchange = self.sharded._begun.exchange
+        self.begun += exchange.begun if exchange else 0
         self.sharded(indices, grads, self.ours)
         every = [[slopes(k, rank) for rank in range(comm.size)] for k in range(len(indices))]
         self.alone(indices, [summed(each) for each in every], self.theirs)

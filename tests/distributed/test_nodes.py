@@ -31,14 +31,14 @@ INDICES = [*range(len(SHAPES))]
 STEPS = 3
 
 
-def nodes(*sizes):
+def nodes(*sizes, kind=NodeWorld):
     """Class of communicators with so many ranks on the nodes."""
-    return type("Nodes", (NodeWorld,), {"sizes": sizes})
+    return type("Nodes", (kind,), {"sizes": sizes})
 
 
-def normal(rank, step, dtype):
+def normal(rank, step, dtype, shapes=SHAPES):
     rng = np.random.default_rng([rank, step])
-    return [rng.normal(size=shape).astype(dtype) for shape in SHAPES]
+    return [np.asarray(rng.normal(size=shape)).astype(dtype) for shape in shapes]
 
 
 def in_turn(arrays):
@@ -49,37 +49,52 @@ def in_turn(arrays):
     return total
 
 
-def expected(ranks, kind, dtype, wire=None):
+class Whole(optimizer.Optimizer):
+    """Optimizer whose tensors are not split."""
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        weight -= (0.01 * grad).astype(weight.dtype)
+
+
+RULES = {"sgd": lambda: optimizer.SGD(momentum=0.9, multi_precision=True), "whole": Whole}
+
+
+def expected(ranks, kind, dtype, wire=None, rule="sgd", skips=(), shapes=SHAPES, steps=STEPS):
     """Weights after some steps of one process with the sums of nodes, each rounded to `wire`."""
     real = np.result_type(dtype, "float32")
-    weights = normal(99, 0, dtype)
-    updater = optimizer.get_updater(optimizer.SGD(momentum=0.9, multi_precision=True))
-    for step in range(STEPS):
-        every = [[g.astype(real) for g in normal(rank, step, dtype)] for rank in range(ranks)]
+    weights = normal(99, 0, dtype, shapes)
+    updater = optimizer.get_updater(RULES[rule]())
+    for step in (step for step in range(steps) if step not in skips):
+        every = [normal(rank, step, dtype, shapes) for rank in range(ranks)]
         grads = []
         for parts in zip(*every, strict=True):
+            parts = [part.astype(real) for part in parts]
             sums = [in_turn(parts[first:last]) for first, last in kind.nodes(ranks)]
             if wire is not None and len(sums) > 1:
                 sums = [each.astype(dtype_of(wire)).astype(real) for each in sums]
             grads.append(in_turn(sums))
-        updater(INDICES, grads, weights)
+        updater([*range(len(shapes))], grads, weights)
     return [weight.tobytes() for weight in weights]
 
 
-def trained(comm, dtype, flat=False, **options):
-    """Weights after some steps on ranks, and the updater."""
+def trained(comm, dtype, flat=False, rule="sgd", skips=(), shapes=SHAPES, steps=STEPS, **options):
+    """Weights after some steps on ranks, and the updater; rank 1 has NaNs in those it skips."""
     make = flat_like if flat else lambda arrays: [np.empty_like(array) for array in arrays]
-    weights, grads = make(normal(99, 0, dtype)), make(normal(0, 0, dtype))
-    fill(weights, normal(99, 0, dtype))
-    updater = ShardedUpdater(
-        optimizer.SGD(momentum=0.9, multi_precision=True), comm, bucket_bytes=256, **options
-    )
-    for step in range(STEPS):
-        fill(grads, normal(comm.rank, step, dtype))
-        if options.get("overlap"):
-            for index in INDICES[::-1]:
-                updater.begin(index, grads[index])
-        updater(INDICES, grads, weights)
+    first, indices = normal(99, 0, dtype, shapes), [*range(len(shapes))]
+    weights, grads = make(first), make(first)
+    fill(weights, first)
+    scaler = LossScaler(init_scale=1.0, dynamic=False) if skips else None
+    updater = ShardedUpdater(RULES[rule](), comm, scaler, **{"bucket_bytes": 256, **options})
+    order = np.random.default_rng(comm.rank).permutation(indices).tolist()
+    for step in range(steps):
+        fill(grads, normal(comm.rank, step, dtype, shapes))
+        if step in skips and comm.rank == 1:
+            grads[-1][...] = np.nan
+        for index in order if options.get("overlap") else ():
+            updater.begin(index, grads[index])
+        updater(indices, grads, weights)
+        assert updater.info.skipped == (step in skips)
     return [weight.tobytes() for weight in weights], updater
 
 
@@ -88,9 +103,9 @@ def fill(arrays, values):
         array[...] = value
 
 
-def check_sums(layout, dtype="float32", by_node=True, **options):
+def check_sums(layout, dtype="float32", by_node=True, kind=NodeWorld, **options):
     """All ranks have the weights of sums of nodes in order, or of ranks in order."""
-    ranks, kind = layout[0], nodes(*layout[1:])
+    ranks, kind = layout[0], nodes(*layout[1:], kind=kind)
 
     def program(comm):
         found, updater = trained(comm, dtype, **options)
@@ -98,8 +113,13 @@ def check_sums(layout, dtype="float32", by_node=True, **options):
         return found
 
     sums = kind if by_node else nodes(1)
+    own = {
+        name: options[name]
+        for name in ("wire", "rule", "skips", "shapes", "steps")
+        if name in options
+    }
     every = run_threads(ranks, program, kind)
-    assert every == [expected(ranks, sums, dtype, options.get("wire"))] * ranks
+    assert every == [expected(ranks, sums, dtype, **own)] * ranks
 
 
 LAYOUTS = [(4, 2), (6, 3), (6, 2), (3, 3), (7, 4), (3, 2), (7, 1, 4, 2), (8, 3, 1, 4)]
@@ -134,48 +154,21 @@ def test_ranks_that_cannot_share_memory_sum_in_rank_order(layout, monkeypatch):
     check_sums(layout, by_node=False)
 
 
-class Whole(optimizer.Optimizer):
-    """Optimizer whose tensors are not split."""
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        weight -= grad
-
-
 @pytest.mark.parametrize("layout", [(3, 1), (3, 3), (4, 2), (5, 1, 4)], ids=str)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_tensors_of_one_rank_are_summed_by_all(layout, overlap):
-    ranks, kind = layout[0], nodes(*layout[1:])
-    shapes, received = [(300, 100), (7,), (70_000,), (2, 3), (40_000,)], []
+    received = []
 
-    class Counted(kind):
+    class Counted(NodeWorld):
         def all_to_all(self, source, there, target, here):
             if sum(here[0]) > 1000:
                 received.append(sum(n for k, n in enumerate(here[0]) if k != self.rank))
             return super().all_to_all(source, there, target, here)
 
-    def of(rank, step):
-        rng = np.random.default_rng([rank, step])
-        return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-
-    def program(comm):
-        updater = ShardedUpdater(Whole(), comm, overlap=overlap, bucket_bytes=100_000)
-        weights = [np.zeros(shape, np.float32) for shape in shapes]
-        for step in range(2):
-            grads = of(comm.rank, step)
-            if overlap:
-                for index in [4, 2, 3, 0, 1] if comm.rank else [1, 4, 0, 2, 3]:
-                    updater.begin(index, grads[index])
-            updater([*range(5)], grads, weights)
-        return [weight.tobytes() for weight in weights]
-
-    weights = [np.zeros(shape, np.float32) for shape in shapes]
-    for step in range(2):
-        for weight, *parts in zip(weights, *(of(rank, step) for rank in range(ranks)), strict=True):
-            sums = [in_turn(parts[first:last]) for first, last in kind.nodes(ranks)]
-            weight -= in_turn(sums)
-    every = run_threads(ranks, program, Counted)
-    assert every == [[weight.tobytes() for weight in weights]] * ranks
+    shapes = [(300, 100), (7,), (70_000,), (2, 3), (40_000,)]
+    by_node = layout != (3, 1)
+    options = {"rule": "whole", "shapes": shapes, "overlap": overlap, "bucket_bytes": 100_000}
+    check_sums(layout, by_node=by_node, kind=Counted, **options)
     assert max(received) <= 200_000  # a share of up to two thirds of a bucket, from two ranks
 
 
@@ -194,29 +187,7 @@ def test_slow_ranks_read_what_was_packed_for_them(overlap, monkeypatch):
 
     monkeypatch.setattr(transport, "add_up", late(transport.add_up))
     monkeypatch.setattr(exchange, "unpack", late(exchange.unpack))
-
-    def program(comm):
-        scaler = LossScaler(init_scale=1.0, dynamic=False)
-        rule = optimizer.SGD(learning_rate=1.0)
-        updater = ShardedUpdater(rule, comm, scaler, bucket_bytes=512, overlap=overlap)
-        weight, skipped = np.zeros(1000, np.float32), 0
-        for step in range(12):
-            grad = of(comm.rank, step)
-            if step % 3 == 1 and comm.rank == 1:
-                grad[3] = np.inf
-            if overlap:
-                updater.begin(0, grad)
-            updater(0, grad, weight)
-            skipped += updater.info.skipped
-        assert skipped == 4
-        return weight
-
-    def of(rank, step):
-        return np.random.default_rng([rank, step]).integers(0, 9, 1000).astype(np.float32)
-
-    total = sum(of(rank, step) for rank in range(4) for step in range(12) if step % 3 != 1)
-    for weight in run_threads(4, program, NodeWorld):
-        assert (weight == -total).all()
+    check_sums((4, 2), skips=(1, 4, 7), overlap=overlap, steps=9)
 
 
 @pytest.fixture

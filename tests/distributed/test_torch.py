@@ -1,5 +1,6 @@
 """Sharded updates by ``torchrun`` over gloo; ``FASTOPT_TEST_TORCH`` names a Python with torch."""
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -63,13 +64,16 @@ def test_rules_have_the_bits_of_one_process(torchrun, choice):
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == names_of("ranks_plans")
 
 
-ENDS = """
-import os, sys
+START = """
+import os, signal, sys, time
 import numpy as np
 import torch.distributed as dist
 from fastopt import optimizer
 from fastopt.distributed import ShardedUpdater
+"""
 
+
+ENDS = """
 dist.init_process_group("gloo")
 updater = ShardedUpdater(optimizer.SGD(), dist.group.WORLD)
 weight = np.ones(3, np.float32)
@@ -86,19 +90,13 @@ updater(0, weight.copy(), weight)
 )
 def test_a_rank_that_ends_is_an_error_of_the_others(torchrun, tmp_path, way, words):
     program = tmp_path / "ends.py"
-    program.write_text(ENDS, encoding="utf-8")
+    program.write_text(START + ENDS, encoding="utf-8")
     done = torchrun(2, program, way, check=False)
     assert done.returncode != 0
     assert f"RuntimeError: call 2 of updater 0 (update): {words}" in done.stderr
 
 
 LIVES_ON = """
-import sys, time
-import numpy as np
-import torch.distributed as dist
-from fastopt import optimizer
-from fastopt.distributed import ShardedUpdater
-
 def member(port, rank):
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
@@ -121,38 +119,37 @@ except (KeyError, RuntimeError) as error:
 """
 
 
-def test_an_error_of_a_rank_whose_process_lives_on_is_one_of_the_others(tmp_path):
-    """As in workers of Ray and Dask, which may keep the error and with it the updater."""
-    program, port = tmp_path / "lives_on.py", free_port()
-    program.write_text(LIVES_ON, encoding="utf-8")
-    first, second = (
+@contextlib.contextmanager
+def processes(program, ranks, *arguments):
+    """Ranks that run a program without a launcher, and are killed at the end."""
+    started = [
         subprocess.Popen(
-            [PYTHON, program, str(rank), port],
+            [PYTHON, "-c", START + program, str(rank), *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
-    )
+        for rank in range(ranks)
+    ]
     try:
+        yield started
+    finally:
+        for rank in started:
+            rank.kill()
+
+
+def test_an_error_of_a_rank_whose_process_lives_on_is_one_of_the_others():
+    """As in workers of Ray and Dask, which may keep the error and with it the updater."""
+    with processes(LIVES_ON, 2, free_port()) as (first, second):
         told = first.communicate(timeout=300)[0]
         assert told.startswith("RuntimeError call 3 of updater 0 (update): rank 1 left join() by")
         assert "KeyError: 'bad record'" in told
         assert second.poll() is None
         assert second.communicate(timeout=60)[0] == "KeyError 'bad record'\n"
-    finally:
-        for rank in (first, second):
-            rank.kill()
 
 
 JOBS = """
-import os, signal, sys, time
-import numpy as np
-import torch.distributed as dist
-from fastopt import optimizer
-from fastopt.distributed import ShardedUpdater
-
 rank, ports = int(sys.argv[1]), sys.argv[2:]
 
 def begin(port):
@@ -212,23 +209,8 @@ def free_port():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process cannot be stopped")
-def test_jobs_beside_other_groups_end_in_time_and_leave_nothing(tmp_path):
-    program = tmp_path / "jobs.py"
-    program.write_text(JOBS, encoding="utf-8")
-    ports = [free_port() for _ in range(4)]
-    ranks = [
-        subprocess.Popen(
-            [PYTHON, program, str(rank), *ports],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    try:
+def test_jobs_beside_other_groups_end_in_time_and_leave_nothing():
+    with processes(JOBS, 3, *(free_port() for _ in range(4))) as ranks:
         said = [rank.communicate(timeout=300)[0] for rank in ranks[1:]]
-    finally:
-        for rank in ranks:
-            rank.kill()
     assert said == ["passed\npassed\n"] * 2
     assert ranks[0].communicate()[0] == "passed\n"

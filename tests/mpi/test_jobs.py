@@ -103,13 +103,18 @@ def test_private_communicators_are_freed(mpi, number):
     assert passes(mpi(2, RUN, "ranks_communicators", number), "ranks_communicators")
 
 
-NODES = """
+START = """
+import os, signal, sys
 import numpy as np
 from fastopt import optimizer
 from fastopt.mpi import MPI, ShardedUpdater
-from fastopt.mpi.communicator import MPICommunicator
 
 comm = MPI.COMM_WORLD
+"""
+
+NODES = """
+from fastopt.mpi.communicator import MPICommunicator
+
 MPICommunicator.on_node = lambda self: MPICommunicator(self.comm.Split(self.rank // 2))
 updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm, bucket_bytes=4096)
 assert updater.hierarchical
@@ -127,24 +132,16 @@ assert weight.tobytes() == expected.tobytes()
 
 def test_processes_of_two_nodes_sum_node_by_node(mpi):
     """All are on this one, but do not know it."""
-    mpi(4, "-c", NODES)
+    mpi(4, "-c", START + NODES)
 
 
 RAISES = """
-import os
-import signal
 import subprocess
-import sys
 
-import numpy as np
-from mpi4py import MPI
-from fastopt import optimizer
-from fastopt.mpi import ShardedUpdater
-
-updater = ShardedUpdater(optimizer.SGD(), MPI.COMM_WORLD)
+updater = ShardedUpdater(optimizer.SGD(), comm)
 weight = np.ones(3, np.float32)
 updater(0, weight.copy(), weight)
-if MPI.COMM_WORLD.rank == 1:
+if comm.rank == 1:
     if "slow" in sys.argv:
         launcher = os.getppid()
         subprocess.Popen(f"sleep 1; kill -CONT {launcher}", shell=True, start_new_session=True)
@@ -158,26 +155,16 @@ print("not reached")
 @pytest.mark.parametrize("launcher", ["fast", "slow"])
 def test_a_rank_that_raises_ends_the_job_with_its_message(mpi, launcher):
     """Also where the launcher comes to read it only after the error: it was stopped meanwhile."""
-    done = mpi(2, "-c", RAISES, launcher, check=False)
+    done = mpi(2, "-c", START + RAISES, launcher, check=False)
     assert done.returncode != 0
     assert "rank 1 of 2 ends the job: LookupError: the data of this rank are gone" in done.stderr
     assert "not reached" not in done.stdout
 
 
 HANGS = """
-import os
-import signal
-import sys
-import threading
-import time
+import threading, time
 
-import numpy as np
-from mpi4py import MPI
-from fastopt import optimizer
-from fastopt.mpi import ShardedUpdater
-
-comm, case = MPI.COMM_WORLD, sys.argv[1]
-last = comm.rank == comm.size - 1
+case, last = sys.argv[1], comm.rank == comm.size - 1
 timeout = 5.0 if case == "stopped" else None
 updater = ShardedUpdater(optimizer.SGD(), comm, timeout=timeout, overlap=case == "begun")
 weight = np.ones(3, np.float32)
@@ -235,7 +222,7 @@ SAYS = {
 @pytest.mark.parametrize("case", SAYS)
 def test_a_rank_that_does_not_come_ends_the_job(mpi, case):
     limits = {"FASTOPT_MPI_TIMEOUT": "5"} if case == "variable" else {}
-    done = mpi(3, "-c", HANGS, case, check=False, timeout=60, **limits)
+    done = mpi(3, "-c", START + HANGS, case, check=False, timeout=60, **limits)
     assert done.returncode != 0
     assert SAYS[case] in done.stderr
 
@@ -273,12 +260,8 @@ def test_info_shows_ranks_and_threads(mpi):
 
 
 COLD = """
-import numpy as np
-from mpi4py import MPI
-from fastopt import optimizer, warmup
-from fastopt.mpi import ShardedUpdater
+from fastopt import warmup
 
-comm = MPI.COMM_WORLD
 updater = ShardedUpdater(optimizer.LAMB(), comm)
 weight = np.ones(7, np.float32)
 updater([0], [np.ones_like(weight)], [weight])
@@ -289,7 +272,7 @@ if comm.rank == 0:
 
 
 def test_one_rank_of_a_node_compiles_for_all(mpi, tmp_path):
-    done = mpi(4, "-c", COLD, NUMBA_CACHE_DIR=str(tmp_path))
+    done = mpi(4, "-c", START + COLD, NUMBA_CACHE_DIR=str(tmp_path))
     assert done.stdout == "True True True\n"
 
 

@@ -56,24 +56,23 @@ def contents(table):
     return checkpoint.dumps([described, sorted(made.items())])
 
 
-def together(table, array):
-    """Items of all ranks, in the order of the ids."""
-    ids = np.concatenate(comm.allgather(table.table.ids()))
-    return np.concatenate(comm.allgather(array))[np.argsort(ids)]
+def ordered(tables):
+    """Ids, rows, last uses and counts of tables, in the order of the ids."""
+    ids, *columns = map(np.concatenate, zip(*tables, strict=True))
+    return [column[np.argsort(ids)] for column in (ids, *columns)]
 
 
-def same(table, alone):
+def columns(table):
+    return *table.to_arrays(), table.last_used(), table.counts()
+
+
+def same(table, alone, rtol=0.0):
     """Whether rows, counts and last uses are those of a table in one process."""
-    order = np.argsort(alone.ids())
-    ids = np.sort(alone.ids())
-    assert frozen(together(table, table.table.ids())) == frozen(ids)
-    assert frozen(together(table, table.table.to_arrays()[1])) == frozen(
-        alone.to_arrays()[1][order]
-    )
-    np.testing.assert_allclose(
-        together(table, table.table.counts()), alone.counts()[order], rtol=1e-6
-    )
-    assert frozen(together(table, table.table.last_used())) == frozen(alone.last_used()[order])
+    ids, rows, used, counts = ordered(comm.allgather(columns(table.table)))
+    other_ids, other_rows, other_used, other_counts = ordered([columns(alone)])
+    assert frozen((ids, used)) == frozen((other_ids, other_used))
+    np.testing.assert_allclose(rows, other_rows, rtol=rtol)
+    np.testing.assert_allclose(counts, other_counts, rtol=1e-6)
     assert (owners_of(table.table.ids(), comm.size) == comm.rank).all()
     return True
 
@@ -94,9 +93,8 @@ def check_the_table_is_that_of_one_process(folder):
             assert same(table, alone), (kind, step)
             if step == 3:
                 gone = np.concatenate(comm.allgather(table.evict(unused_for=2, count_below=5)))
-                assert frozen(np.sort(gone)) == frozen(
-                    np.sort(alone.evict(unused_for=2, count_below=5))
-                )
+                expected = alone.evict(unused_for=2, count_below=5)
+                assert frozen(np.sort(gone)) == frozen(np.sort(expected))
                 assert len(gone), kind
         before = contents(table.table)
         assert not table.lookup([1 - comm.rank], create=False).any()
@@ -108,17 +106,11 @@ def check_the_table_is_that_of_one_process(folder):
 
 def check_sums_over_all_rows_are_those_of_all_ranks(folder):
     """LAMB needs the norm of the whole table."""
-    make = partial(optimizer.LAMB, lazy_update=True)
-    init = fastopt.initializer.Uniform(0.5, rng=0)
-    alone = fastopt.EmbeddingTable(3, make(), init=init)
-    own = fastopt.EmbeddingTable(3, make(), init=fastopt.initializer.Uniform(0.5, rng=0))
+    own, alone = (table_of("adam", optimizer=optimizer.LAMB(lazy_update=True)) for _ in "ab")
     table = ShardedEmbeddingTable(own, comm)
     for step in range(4):
         both(table, alone, step)
-    order = np.argsort(alone.ids())
-    np.testing.assert_allclose(
-        together(table, table.table.to_arrays()[1]), alone.to_arrays()[1][order], rtol=1e-5
-    )
+    assert same(table, alone, rtol=1e-5)
 
 
 def check_initial_values_have_one_seed(folder):

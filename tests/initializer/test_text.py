@@ -6,7 +6,7 @@ import pytest
 from fastopt import initializer
 from fastopt.initializer import InitDesc, Initializer
 from helpers.initializers import ENOUGH, LIBRARY, filled, made
-from helpers.refusals import check_refused
+from helpers.refusals import check_refused, each
 
 
 @pytest.mark.parametrize("name", LIBRARY)
@@ -96,6 +96,31 @@ WRONG = {
     "initializer.Xavier(magnitude=-1)": "ValueError: magnitude must be .* at least 0",
     "initializer.MSRAPrelu(slope=np.inf)": "ValueError: slope must be a finite number",
     "initializer.LSTMBias('1')": "TypeError: forget_bias must be a number, got '1'",
+    **each("initializer.Constant({})", "TypeError: value must be a real number or an array of them",
+           "'one'", "None", "True", "1j", "[[1], [2, 3]]", "['a']"),
+    **each("initializer.Normal(rng={})",
+           "TypeError: rng must be None, a numpy.random.Generator or a non-neg",
+           "'x'", "-1", "1.5", "[-1]"),
+    **each("filled(initializer.Bilinear(), InitDesc('weight'), {})",
+           r"ValueError: ^weight: bilinear upsampling needs shape \(out, in, hei",
+           "()", "(4,)", "(4, 4)", "(1, 1, 1, 4, 4)"),
+    **each("filled(initializer.Zero(), InitDesc({}))",
+           "ValueError: ^.*: names .* endings, one of weight, bias, gamma",
+           "'foo'", "'weight_foo'", "'bn_moving_mean'", "''", "'BIAS'"),
+    **each("filled(initializer.Zero(), InitDesc('x', dict(__init__={})))",
+           "TypeError: ^x: init must be an initializer, its",
+           "3", "['zero', {}]", "initializer.Zero"),
+    "filled(Initializer(), InitDesc('weight'))":
+        "NotImplementedError: Initializer must define _init_weight",
+    "InitDesc(3)": "TypeError: name must be a string, got 3",
+    "initializer.Zero()(3, np.ones(2))": "TypeError: name must be a string, got 3",
+    "InitDesc('a', [1])": r"TypeError: attrs must be a mapping, got \[1\]",
+    **each("initializer.{}", "TypeError: only subclasses of Initializer can be registered",
+           "register(dict)", "register(abs)", "register('zero')", "register(initializer.Load)",
+           "alias('other')(abs)", "alias('other')(initializer.Load)"),
+    "initializer.alias(initializer.Zero)": r"TypeError: names must be strings, got \(<class",
+    "initializer.Zero().set_verbosity(True, 3)":
+        "TypeError: print_func must be a function of an array, got 3",
 }  # fmt: skip
 
 

@@ -139,7 +139,8 @@ def test_sums_are_those_of_nodes_in_order(layout, dtype, wire, flat):
 def test_other_sums_are_in_rank_order():
     """By argument, and with one rank on each node."""
     check_sums((4, 2), by_node=False, hierarchical=False)
-    check_sums((3, 1), by_node=False)
+    for wire in (None, "float16", "bfloat16"):
+        check_sums((3, 1), by_node=False, wire=wire)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ FORMS = [
     ("adam", {"multi_precision": True}, "float16", "float32"),
     ("adam", {"rounding": "stochastic"}, "bfloat16", "bfloat16"),
     ("adam", {}, "float64", "float64"),
+    ("adam", {"state_dtype": "int8", "state_min_size": 1}),
 ]
 """Optimizers, and dtypes of rows and gradients that are not float32."""
 

@@ -106,6 +106,9 @@ def goes_on(setting, path):
         for updater, weights in runs:
             one_step(setting, updater, weights, step)
             compare(setting, updater, alone, weights, theirs, in_one)
+    for updater, weights in runs if alone.average is not None else ():
+        with updater.averaged(), alone.averaged():
+            compare(setting, updater, alone, weights, theirs, in_one)
 
 
 def check_tables_of_jobs_of_every_size_are_taken_up(folder):

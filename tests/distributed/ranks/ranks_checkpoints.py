@@ -295,6 +295,7 @@ def check_what_cannot_be_saved_or_loaded_changes_nothing(folder):
     bad(0, *(np.ones(9, np.float32) for _ in "gw"))
     if LAST:
         bad.states[0] = (object(), None)
+    updater.optimizer.lr = other.optimizer.lr = 0.5  # which a load replaces
     held = everything(updater.shard, [weights]), everything(other.shard, [given])
     files = contents(folder)
     for call, kind, words in (

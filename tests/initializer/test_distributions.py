@@ -91,22 +91,6 @@ def test_normal_variants_without_truncation_have_tails(name):
     assert abs(arr).max() > 3 * sigma
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("glorot_uniform", initializer.Xavier()),
-        ("he_uniform", initializer.Xavier("uniform", "in", 6)),
-        ("lecun_normal", initializer.Xavier("truncated", "in", 1)),
-        ("msraprelu", initializer.Xavier("gaussian", "avg", 2 / (1 + 0.25**2))),
-    ],
-)
-def test_names_are_cases_of_xavier(one, other):
-    again = initializer.create(other.dumps(), rng=0)
-    assert np.array_equal(
-        *(named(init, "fc_weight") for init in (initializer.create(one, rng=0), again))
-    )
-
-
 @given(
     rows=st.integers(1, 9),
     rest=st.lists(st.integers(1, 4), min_size=1, max_size=3),

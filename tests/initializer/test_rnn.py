@@ -88,11 +88,6 @@ def test_a_length_is_taken_if_some_number_of_inputs_leads_to_it(kwargs, size):
             init.layout(size)
 
 
-def test_gates_of_a_gru_are_reset_update_and_candidate():
-    names = [name for name, _, _ in FusedRNN("ones", 1, 1, "gru").layout(3 * 4)]
-    assert names[:3] == ["l0_i2h_r_weight", "l0_i2h_z_weight", "l0_i2h_o_weight"]
-
-
 def test_without_an_initializer_the_global_one_fills_the_parts():
     fused = FusedRNN(None, num_hidden=1, num_layers=1, mode="rnn_relu")
     for own in [fused, fused.dumps()]:

@@ -78,20 +78,34 @@ def check_optimizers_that_differ():
             refused(ShardedUpdater(make(), comm, **options), np.zeros(8, np.float32), *words)
 
 
-def check_attributes_that_differ_later():
-    """They are read again when they may have changed."""
+class Own(LossScaler):
+    """With attributes of the user, of which objects have an address."""
+
+    def __init__(self):
+        super().__init__(8.0)
+        self.owner, self.history = object(), [1]
+
+
+def check_what_differs_later():
+    """It is read again when it may have changed; addresses of objects are not compared."""
+    rates = []
     for change, *words in (
-        (lambda own: own.layers.append(2), "for layers", "[1, 2]"),
-        (lambda own: own.lr_mult.update(p3=0.5), "for lr_mult"),
-        (lambda own: setattr(own, "wd", 0.5), "for wd"),
-        (lambda own: setattr(own, "more", 1), "for more"),
-        (lambda own: own._index_update_count.update({0: 5}), "_index_update_count", "has 5"),
-        (lambda own: own.idx2name.update({0: "w"}), "of index 0"),
+        (lambda own, scaler: own.layers.append(2), "for layers", "[1, 2]"),
+        (lambda own, scaler: own.lr_mult.update(p3=0.5), "for lr_mult"),
+        (lambda own, scaler: setattr(own, "wd", 0.5), "for wd"),
+        (lambda own, scaler: setattr(own, "more", 1), "for more"),
+        (lambda own, scaler: own._index_update_count.update({0: 5}), "update_count", "has 5"),
+        (lambda own, scaler: own.idx2name.update({0: "w"}), "of index 0"),
+        (lambda own, scaler: rates.append(0.5), "for lr of index 0", "0.5"),
+        (lambda own, scaler: scaler.history.append(2), "loss scaler's history", "[1, 2]"),
+        (lambda own, scaler: setattr(scaler, "growth_interval", 1), "growth_interval"),
     ):
-        made, weight = ShardedUpdater(sgd(layers=[1]), comm), np.zeros(8, np.float32)
+        rates[:] = [0.25]
+        made = ShardedUpdater(sgd(lambda n: rates[-1], layers=[1]), comm, Own())
+        weight = np.zeros(8, np.float32)
         made(0, ONES, weight)
         if LAST:
-            change(made.optimizer)
+            change(made.optimizer, made.loss_scaler)
         refused(made, weight, *words)
 
 
@@ -188,28 +202,6 @@ def check_multipliers_of_parameters_and_rates_of_tables():
         table.push(RowSparse(np.ones((1, 1), np.float32), np.array([3]), (8, 1)))
     assert not parameter.data().any()
     assert not table.weight.any()
-
-
-class Own(LossScaler):
-    def __init__(self, *history):
-        super().__init__(8.0)
-        self.owner, self.history = object(), [*history]
-
-
-def check_schedules_and_loss_scalers_that_differ_later():
-    """Addresses of objects are not compared, but the items of containers are."""
-    for (made, *options), *words in (
-        ((sgd(lambda n: 0.5 if n > 2 and LAST else 0.25),), "for lr of index 0"),
-        ((sgd(), Own(1)), "loss scaler's history", "[1, 2]"),
-        ((sgd(), Own()), "growth_interval"),
-    ):
-        updater, weight = ShardedUpdater(made, comm, *options), np.zeros(8, np.float32)
-        for _ in range(2):
-            updater(0, ONES, weight)
-        for scaler in options if LAST else ():
-            scaler.history += [2] * len(scaler.history)
-            scaler.growth_interval -= not scaler.history
-        refused(updater, weight, *words)
 
 
 def check_weights_that_differ_after_a_load():

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks_common import LAST, comm, compare, compare_weights, copied, exact, gradients, raised
+from ranks_common import (
+    LAST,
+    comm,
+    compare,
+    compare_weights,
+    copied,
+    exact,
+    gradients,
+    raised,
+)
 
 from fastopt import EmbeddingTable, RowSparse, lr_scheduler, optimizer
 from fastopt.checkpoint import CheckpointError
@@ -20,22 +29,30 @@ from fastopt.distributed import (
     latest_checkpoint,
     save_checkpoint,
 )
+from fastopt.distributed.threads import ThreadRank
 from helpers.settings import TABLE, UPDATERS
 from helpers.tensor_lists import everything, frozen, normal
 
 MATRICES = {"w": {"optimizer": "muon"}}
 RANKS = 4
 """Shares that a batch has, whatever the number of ranks."""
-THIN = [
-    "sums of rows",
-    *(f"{name} in groups" for name in UPDATERS if name not in ("EMA", "all with SWA")),
-]
-MANY = ("muon", "nadam", "prodigy", "lamb", "novograd", "dcasgd-momentum=0.9")
-CHOSEN = [
-    setting
-    for name, setting in TABLE.items()
-    if (setting.case is None and setting.is_elementwise and name not in THIN) or name in MANY
-]
+FEW = (
+    *("EMA in groups", "all with SWA", "loss_scaler", "masters", "8-bit state", "deferred decay"),
+    *("sums of gradients", "state of rows and of elements", "muon", "prodigy"),
+)
+"""Settings on threads, of each kind of state; under MPI there are more."""
+MORE = ("muon", "nadam", "prodigy", "lamb", "novograd", "dcasgd-momentum=0.9")
+NEVER = "sums of rows", *(f"{name} in groups" for name in UPDATERS if "all" not in name)
+
+
+def is_chosen(name, setting):
+    if isinstance(comm, ThreadRank):
+        return name in FEW
+    native = setting.case is None and setting.is_elementwise and name not in NEVER
+    return native or name in MORE
+
+
+CHOSEN = [setting for name, setting in TABLE.items() if is_chosen(name, setting)]
 
 
 def on_ranks(setting, made=None):

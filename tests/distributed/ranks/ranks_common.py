@@ -54,11 +54,15 @@ def compare(setting, sharded, alone, ours, theirs, in_one=comm.size == 1):
     assert one.num_update == other.num_update
 
 
+def rounds(setting):
+    """Whether sums of several ranks have another order or scale than those of one process."""
+    of_thirds = setting.settings().get("accumulate") == 3  # of which each rank sends its own
+    return of_thirds or setting.is_whole or (setting.case and setting.case.name in OF_NORMS)
+
+
 def compare_weights(setting, ours, theirs, in_one=comm.size == 1):
     """Weights have the same bits, or are close if sums have another order."""
-    rounds = setting.settings().get("accumulate") == 3  # each rank sends a third of its sum
-    rounds |= setting.is_whole or (setting.case is not None and setting.case.name in OF_NORMS)
-    if rounds and not in_one:
+    if rounds(setting) and not in_one:
         for name, weight in ours.items():
             np.testing.assert_allclose(weight, theirs[name], rtol=2e-3, atol=1e-5)
     else:

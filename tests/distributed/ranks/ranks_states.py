@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ranks_common import INDICES, LAST, comm, raised, slopes, started
+from ranks_common import INDICES, LAST, SHAPES, comm, raised, slopes, started
 
 from fastopt import EMA, Updater, optimizer
 from fastopt.amp import LossScaler
@@ -13,10 +13,26 @@ from helpers.tensor_lists import everything, frozen
 KINDS = [
     (optimizer.Adam, "float32", {"average": EMA(decay=0.5)}),
     (lambda: optimizer.Adam(state_dtype="int8", state_min_size=1), "float32", {}),
+    (lambda: optimizer.Muon(fallback="adamw"), "float32", {}),
     (lambda: optimizer.SGD(momentum=0.5, multi_precision=True), "float16",
      {"loss_scaler": LossScaler}),
-    (lambda: optimizer.Muon(fallback="adamw"), "float32", {}),
 ]  # fmt: skip
+
+
+def check_states_are_those_of_one_process_and_are_loaded_anywhere():
+    some = [k for k in INDICES if 0 not in SHAPES[k]]
+    for make, dtype, options in KINDS:
+        pair, other = (started(make, dtype, **options) for _ in range(2))
+        pair.ours, pair.theirs = ([each[k] for k in some] for each in (pair.ours, pair.theirs))
+        for step in range(2):
+            pair.step(some, lambda k, rank, of=slopes(step, dtype): of(some[k], rank))  # noqa: B008
+        whole, given = pair.sharded.state_dict(), pair.sharded.get_states()
+        assert dumps(whole) == dumps(pair.alone.state_dict())
+        assert given == pair.alone.get_states()
+        other.sharded.load_state_dict(whole)
+        assert dumps(other.sharded.state_dict()) == dumps(whole)
+        other.sharded.set_states(given)
+        assert other.sharded.get_states() == given
 
 
 def check_what_cannot_be_loaded_changes_nothing_on_any_rank():

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from ranks_common import LAST, Pair, comm, exact, raised, state_bytes
 
-from fastopt import optimizer
+from fastopt import distributed, optimizer
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedUpdater
 from helpers import refusals
@@ -271,6 +271,6 @@ MISSPELLED = {
 def check_misspelled_names_get_a_suggestion():
     made = ShardedUpdater("adam", comm)
     for code, error in MISSPELLED.items():
-        refusals.check_refused(code, error, globals() | {"made": made})
+        refusals.check_refused(code, error, globals() | vars(distributed) | {"made": made})
     ranks = f"rank={comm.rank}, ranks={comm.size}"
     assert repr(made) == f"ShardedUpdater(Adam(learning_rate=0.001), {ranks}, states=0)"

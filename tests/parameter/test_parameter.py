@@ -89,45 +89,29 @@ def test_a_shape_is_completed_step_by_step_in_any_order(data, shape):
 # Initialization
 
 
+def fill(name, array):
+    assert name == "fc_bias"
+    array[...] = 7
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("init", ["ones", initializer.One(), '["one", {}]'])
-def test_initializers_may_be_names_objects_or_texts(dtype, init):
-    for parameter in (made((2, 3), init, dtype=dtype), Parameter("w", shape=(2, 3), dtype=dtype)):
-        parameter.initialize(init, force_reinit=True)
-        assert parameter.data().dtype.name == dtype
-        assert (parameter.data() == 1).all()
-
-
-def test_an_initializer_may_be_a_function_of_name_and_array():
-    calls = []
-
-    def fill(name, array):
-        calls.append(name)
-        array[...] = 7
-
-    for parameter in (made(init=fill), Parameter("w", shape=3, init=fill)):
-        parameter.initialize(default_init=fill, force_reinit=True)
-        assert (parameter.data() == 7).all()
-    assert calls == ["w"] * 3
-
-
-def test_the_argument_goes_before_the_attribute_and_that_before_the_default():
-    def first(init, own, default):
-        parameter = Parameter("w", shape=1, init=own)
-        parameter.initialize(init, default_init=default)
-        return parameter.data()[0]
-
-    one, two, three = (initializer.Constant(n) for n in (1, 2, 3))
-    assert first(one, two, three) == 1
-    assert first(None, two, three) == 2
-    assert first(None, None, three) == 3
-
-
-@pytest.mark.parametrize("name", ["fc_bias", "gamma", "scale"])
-def test_the_initializer_counts_and_not_what_the_name_ends_in(name):
-    parameter = Parameter(name, shape=2)
-    parameter.initialize(initializer.Constant(0.5))
-    assert (parameter.data() == 0.5).all()
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        *(((ones, "zeros", "zeros"), 1) for ones in ("ones", initializer.One(), '["one", {}]')),
+        *(((fill, "zeros", "zeros"), 7), ((None, fill, "zeros"), 7), ((None, None, fill), 7)),
+        *(((None, "ones", "zeros"), 1), ((None, None, "ones"), 1)),
+    ],
+)
+def test_the_argument_goes_before_the_attribute_and_that_before_the_default(
+    arguments, value, dtype
+):
+    """Whatever the name ends in."""
+    init, own, default = arguments
+    parameter = Parameter("fc_bias", shape=(2, 3), dtype=dtype, init=own)
+    parameter.initialize(init, default_init=default)
+    assert parameter.data().dtype.name == dtype
+    assert (parameter.data() == value).all()
 
 
 def test_the_default_is_uniform_and_names_draw_from_the_default_initializer():

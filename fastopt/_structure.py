@@ -140,10 +140,11 @@ class Structures:
             gradient.
         """
         swapped = grad is updated and weight is not grad
-        if not swapped and type(grad) is np.ndarray:
+        if not swapped and type(grad) is type(weight) is type(updated) is np.ndarray:
             sample = grad.flat[:SAMPLE].tobytes()
             before, count = self._repeated
-            count = count + 1 if sample == before and any(sample) else 1
+            is_copy = weight.flat[:SAMPLE].tobytes() == updated.flat[:SAMPLE].tobytes()
+            count = count + 1 if sample == before and any(sample) and not is_copy else 1
             self._repeated = sample, count
             swapped = count == REPEATED
         if swapped and not self._warned:

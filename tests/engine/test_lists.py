@@ -49,6 +49,16 @@ def test_what_is_no_list_is_refused_clearly(seen):
     assert everything(updater, weights) == before
 
 
+def test_an_index_that_comes_twice_counts_in_no_joint_step():
+    """Whatever the forms of its gradients; nothing changes."""
+    updater = optimizer.get_updater(optimizer.Prodigy(multi_precision=True))
+    weight, grad = np.ones((2, 16, 3), np.float16)
+    before = everything(updater, [weight])
+    with pytest.raises(ValueError, match="updates an index once in each list"):
+        updater(["a", "a"], [grad, grad.astype(np.float32)], [weight, weight])
+    assert everything(updater, [weight]) == before
+
+
 FORTRAN = Tensor((4, 3), weight="fortran")
 ROWS = Tensor((4, 3), gradient="rows")
 
@@ -131,3 +141,12 @@ def test_what_hyper_gives_is_followed_under_a_schedule(given):
         updater(0, np.ones(3), weight)
         expected -= (rate if given == "rate" else made.own) / 10
         np.testing.assert_allclose(weight, expected, rtol=1e-15)
+
+
+def test_a_rate_that_is_assigned_is_that_of_the_next_call():
+    updater, weight, expected = optimizer.Updater(optimizer.SGD(lr=1.0)), np.zeros(1), 0.0
+    for rate in (1.0, 0.5, 0.5, 0.25):
+        updater.optimizer.lr = rate
+        updater(0, np.ones(1), weight)
+        expected -= rate
+        assert weight == expected

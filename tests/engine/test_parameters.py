@@ -3,6 +3,7 @@
 import gc
 import pickle
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -127,11 +128,13 @@ def sharing(size):
 
 
 @pytest.mark.parametrize("size", [6, PARALLEL_FROM])
+@pytest.mark.parametrize("make", [optimizer.Adam, partial(optimizer.LBSGD, batch_scale=2)])
 @pytest.mark.parametrize("story", range(5))
-def test_lists_of_arrays_that_share_memory_are_updated_one_by_one(story, size):
+def test_lists_of_arrays_that_share_memory_are_updated_one_by_one(story, make, size):
     ends = []
     for way in WAYS.values():
-        updater, (calls, weights) = adam(lazy_update=True), list(sharing(size))[story]
+        (calls, weights) = list(sharing(size))[story]
+        updater = optimizer.Updater(make(lazy_update=True))
         for call in calls * 3:
             way(updater, *call)
         ends.append(everything(updater, weights))

@@ -32,7 +32,6 @@ def in_turn(updaters, steps=3):
     weights = [normal(k, SHAPE, "float32") for k, _ in enumerate(updaters)]
     for step in range(steps):
         for updater, weight in zip(updaters, weights, strict=True):
-            updater.optimizer.wd = 0.1 * step  # records of all follow it
             updater("w", normal(step, SHAPE, "float32"), weight)
     return [everything(*pair) for pair in zip(updaters, ([each] for each in weights), strict=True)]
 
@@ -132,6 +131,16 @@ def test_settings_of_the_optimizer_are_those_of_all_its_updaters():
     with pytest.raises(ValueError, match="beta2 must be"):
         made.beta2 = 2.0
     assert updaters[2].optimizer.beta2 == 0.999
+
+
+def test_the_next_call_of_each_updater_has_a_setting_that_one_of_them_assigns():
+    made = optimizer.SGD(lr=1.0)
+    updaters, weights = [fastopt.Updater(made) for _ in range(2)], np.zeros((2, 1))
+    for rate in (1.0, 0.5, 0.25):
+        updaters[0].optimizer.lr = rate
+        for updater, weight in zip(updaters, weights, strict=True):
+            updater(0, np.ones(1), weight)
+    assert weights.tolist() == [[-1.75], [-1.75]]
 
 
 def test_multipliers_set_in_one_updater_survive_it():

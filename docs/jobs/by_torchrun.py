@@ -1,4 +1,4 @@
-"""Started by ``torchrun --nproc-per-node 4 by_torchrun.py PATH STEPS``."""
+"""Started by ``torchrun --standalone --nproc-per-node 4 by_torchrun.py PATH STEPS``."""
 
 import sys
 

@@ -341,8 +341,9 @@ class ShardedEmbeddingTable(Sharded):
         Raises
         ------
         fastopt.checkpoint.CheckpointError, OSError
-            On some rank, a file is missing, damaged, of another run, or cannot be read. All ranks
-            raise the error, and `optimizer` is unchanged.
+            On some rank, a file is missing, damaged, of another run, or cannot be read; or the
+            directories are not those of all ranks, in order. All ranks raise the error, and
+            `optimizer` is unchanged.
 
         Examples
         --------
@@ -481,7 +482,7 @@ def read_rows(
     shard: Callable[[int], dict[str, Any]]
     if not isinstance(path, (str, os.PathLike)):
         run, before = "", count("number of directories", len(path))
-        shard = lambda k: _read_directory(path[k], optimizer, init)  # noqa: E731
+        shard = lambda k: _read_directory(path[k], k, before, optimizer, init)  # noqa: E731
     else:
         with read_from(path), open(path, "rb") as file:
             index = read(file, optimizer)
@@ -507,16 +508,21 @@ def read_rows(
 
 
 def _read_directory(
-    path: PathLike, optimizer: Optimizer | None, init: Init | None
+    path: PathLike, rank: int, ranks: int, optimizer: Optimizer | None, init: Init | None
 ) -> dict[str, Any]:
-    """Fields of a table in files, whose directory is released."""
+    """Fields of a table in files, that of one of several ranks, whose directory is released."""
     directory = Directory(path)
     try:
         table = EmbeddingTable._opened(directory, optimizer, init, verify=True)
         fields: dict[str, Any] = copied(table._described())
-        return fields
     finally:
         directory.close()
+    if (owners_of(fields["ids"][0][_used(fields["ids"])], ranks) != rank).any():
+        raise CheckpointError(
+            f"{path}: it has ids of other ranks than rank {rank} of {ranks}; list the directories "
+            "of all ranks that had the table, in the order of the ranks"
+        )
+    return fields
 
 
 def _rows(fields: dict[str, Any], decays: bool) -> list[Array]:

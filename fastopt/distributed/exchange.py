@@ -91,7 +91,9 @@ class Exchange:
         self._lap("packing")
         summing = transport.sum(bucket.summed, source, at)
         if bucket.even is not None:
-            summing = Collecting(summing, bucket, bucket.even, self.rank, transport.gradient_comm)
+            own = group.grads[slice(*bucket.share(self.rank))]
+            comm = transport.gradient_comm
+            summing = Collecting(summing, bucket, bucket.even, self.rank, comm, own)
         self._reducing.append((bucket, summing, packed))
         self._lap("communication")
 

@@ -169,13 +169,18 @@ class Ranks:
 
     def _lost(self, error: Exception) -> RuntimeError:
         """Fail, as a connection was closed by another rank; return the error to raise."""
-        end = time.monotonic() + GRACE
-        with suppress(Exception):
+        text = f"the connection to another rank failed: {error}"
+        try:
+            end = self._query()
             while time.monotonic() < end and not self._left:
                 self.read()
                 time.sleep(0.01)
+            if silent := [rank for rank in self._others() if rank not in self._here]:
+                text += f"; no answer from {listing(silent)}"
+        except Exception as problem:  # what carries messages has ended
+            text = str(problem)
         gone = [f"rank {rank} {self._left[rank][1]}" for rank in sorted(self._left)[:1]]
-        reason = gone or [f"the connection to another rank failed: {error}"]
+        reason = gone or [text]
         failure = RuntimeError(f"{self.call}: {reason[0]}")
         self.fail(f"gave up: {failure}")
         return failure
@@ -234,11 +239,15 @@ class Ranks:
         if waited > self.timeout:
             self._ask(request)
 
-    def _ask(self, request: Request) -> None:
-        """Query the current call of all ranks; raise unless the operation completes meanwhile."""
+    def _query(self) -> float:
+        """Query the current call of all ranks; return the time until which they may answer."""
         self._here.clear()
         self._tell(self._others(), kind="where", text=self.call)
-        end = time.monotonic() + GRACE
+        return time.monotonic() + GRACE
+
+    def _ask(self, request: Request) -> None:
+        """Query all ranks; raise unless the operation completes meanwhile."""
+        end = self._query()
         while time.monotonic() < end:
             self.read()
             if request.Test():

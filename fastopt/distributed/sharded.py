@@ -1,4 +1,7 @@
-"""Common base of sharded updaters and tables."""
+"""Common base of sharded updaters and tables.
+
+Reason: errors are agreed before anything changes, in every call of every object.
+"""
 
 import copy
 import warnings

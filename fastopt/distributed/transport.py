@@ -133,26 +133,33 @@ class Collecting(Chain):
         This rank.
     comm : Communicator
         Communicator on which the sums are sent.
+    total : numpy.ndarray
+        Memory for the sums of this rank's part.
     """
 
     def __init__(
-        self, summing: Summing, bucket: Bucket, even: Bucket, rank: int, comm: Communicator
+        self,
+        summing: Summing,
+        bucket: Bucket,
+        even: Bucket,
+        rank: int,
+        comm: Communicator,
+        total: Array,
     ) -> None:
         owned, shared = np.array(bucket.starts), np.array(even.starts)
         sums = np.empty(even.counts[rank], bucket.group.real)
-        self.total = np.empty(bucket.counts[rank], bucket.group.real)
+        self.total = total  # kept until the request is complete
 
         def send() -> Request:
             summing.add(sums)
             there = _overlaps(owned, shared[rank : rank + 2])
             here = _overlaps(shared, owned[rank : rank + 2])
-            return _all_to_all(comm, sums, there, self.total, here)
+            return _all_to_all(comm, sums, there, total, here)
 
         super().__init__(summing, send)
 
     def add(self, total: Array) -> None:
-        """See :class:`Summing`."""
-        total[...] = self.total
+        """See :class:`Summing`; they were received there."""
 
 
 class Transport:

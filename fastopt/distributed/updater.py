@@ -1683,8 +1683,9 @@ def _batches(arrays: Mapping[Index, Array], limit: int) -> Iterator[list[Index]]
 def check_numpy(context: str, role: str, array: object) -> None:
     """Raise TypeError for arrays of other libraries, such as those on CUDA devices."""
     if not isinstance(array, (np.ndarray, np.generic)):
+        where = "in a sharded updater, which sums and sends memory of the host"
         kind = type(array).__name__
-        raise TypeError(f"{context}: {role} must be a NumPy array in a sharded updater, got {kind}")
+        raise TypeError(f"{context}: {role} must be a NumPy array {where}, got {kind}")
 
 
 def _fits(grad: object, weight: Array) -> bool:

@@ -1,5 +1,8 @@
 """Communicators of mpi4py, and how a job of MPI ends.
 
+Reason: MPI moves the bytes, by nonblocking collectives; the end of one rank is an error of the
+others, which would wait for it for ever.
+
 An uncaught error of one rank ends the job, and ranks tell each other when their programs end.
 """
 

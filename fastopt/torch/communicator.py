@@ -1,5 +1,8 @@
 """Process groups of torch.distributed, whose operations gloo performs on the CPU.
 
+Reason: gloo moves the bytes; waits and messages, which torch lacks, make the end of one rank an
+error of the others in time.
+
 Each object here has a process group of gloo that torch does not list, with a name that its ranks
 have agreed on in the store of the user's group: other groups of the program do not matter, and
 memory and connections are freed with the object.
@@ -41,6 +44,8 @@ ANSWER = 0.2
 
 MARGIN = 1.0
 """Seconds in which torch reports that its own time limit is over."""
+
+STORE = "the store of torch has ended, which is in the process of rank 0, or of the launcher"
 
 HOST = 256
 """Bytes of the name of a machine."""
@@ -117,6 +122,8 @@ def _work(tasks: "SimpleQueue[Any]") -> None:
         future, work = task
         try:
             future.set_result(work())
+        except dist.DistNetworkError as error:
+            future.set_exception(RuntimeError(f"{STORE}: {error}"))
         except BaseException as error:
             future.set_exception(error)
         del future, work, task

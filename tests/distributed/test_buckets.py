@@ -1,11 +1,13 @@
 """Memory of the buckets of large jobs: those of one rank are planned, without arrays."""
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fastopt.checkpoint.restore.shards import placed
+from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.job import Layers, standing
 from fastopt.distributed.plan import Plan
 from fastopt.distributed.transport import Layered, Transport, default_buckets
@@ -50,3 +52,37 @@ def test_small_jobs_have_buckets_of_4_mib():
     for ranks in (1, 2, 4, 16, 40):
         assert default_buckets(ranks)[0] == max(4 << 20, ranks << 18)
         assert default_buckets(1, max(ranks, 2)) == (4 << 20, 2)
+
+
+class Nobody:
+    """Stands for all other ranks, whose operations end at once."""
+
+    def __init__(self, rank, size):
+        self.comm, self.rank, self.size, self.waits = self, rank, size, 0
+
+    def all_to_all(self, *arguments):
+        return SimpleNamespace(Test=lambda: True)
+
+    all_gather = all_to_all
+
+    def wait(self, request):
+        while not request.Test():
+            pass
+
+
+def test_a_rank_that_owns_a_tensor_has_no_other_memory_for_its_sums():
+    weight = np.zeros((22, 1_000_000), np.float32)
+    where, (limit, depth) = placed([(0, weight.shape, "float32", "whole")], 64), default_buckets(64)
+    ((owner, *_),) = where[0].owners(64)
+    plan = Plan([0], [weight], where, owner, 64, limit, {}, depth=depth)
+    ranks, gradient = Nobody(owner, 64), weight.reshape(-1)
+    tracemalloc.start()
+    transport = Transport(ranks)
+    transport.reserve(plan)
+    exchange = Exchange(ranks, plan, lambda plan: transport)
+    exchange.grads = [gradient]
+    exchange.receive()
+    exchange.finish()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < LIMIT

@@ -65,7 +65,7 @@ def test_rules_have_the_bits_of_one_process(torchrun, choice):
 
 
 START = """
-import os, signal, sys, time
+import os, signal, socket, sys, time
 import numpy as np
 import torch.distributed as dist
 from fastopt import optimizer
@@ -75,25 +75,42 @@ from fastopt.distributed import ShardedUpdater
 
 ENDS = """
 dist.init_process_group("gloo")
+if "apart" in sys.argv:
+    socket.gethostname = lambda: f"node {dist.get_rank()}"
 updater = ShardedUpdater(optimizer.SGD(), dist.group.WORLD)
 weight = np.ones(3, np.float32)
 updater(0, weight.copy(), weight)
 if dist.get_rank() == 1:
-    os._exit(0) if "killed" in sys.argv else sys.exit()
+    sys.exit() if "left" in sys.argv else os._exit(0)
 updater(0, weight.copy(), weight)
 """
 
 
 @pytest.mark.parametrize(
     ("way", "words"),
-    [("left", "rank 1 has ended"), ("killed", "the connection to another rank failed")],
+    [
+        ("left", "rank 1 has ended"),
+        ("killed", r"the connection to another rank failed: process \d+ of rank 1 has ended"),
+        ("apart", "the connection to another rank failed: .*; no answer from rank 1"),
+    ],
 )
 def test_a_rank_that_ends_is_an_error_of_the_others(torchrun, tmp_path, way, words):
     program = tmp_path / "ends.py"
     program.write_text(START + ENDS, encoding="utf-8")
     done = torchrun(2, program, way, check=False)
     assert done.returncode != 0
-    assert f"RuntimeError: call 2 of updater 0 (update): {words}" in done.stderr
+    assert re.search(rf"RuntimeError: call 2 of updater 0 \(update\): {words}", done.stderr)
+
+
+def test_a_store_that_ends_is_an_error_that_says_where_it_was():
+    dist = pytest.importorskip("torch.distributed")
+    thread = importlib.import_module("fastopt.torch.communicator").StoreThread
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = thread(dist.TCPStore("127.0.0.1", server.port, is_master=False), limit=60.0)
+    assert not store.result(lambda: store.store.check(["key"]))
+    del server
+    with pytest.raises(RuntimeError, match=r"the store of torch has ended, which is in .* rank 0"):
+        store.result(lambda: store.store.check(["key"]))
 
 
 LIVES_ON = """

@@ -232,6 +232,10 @@ def check_tables_in_files_are_loaded_on_other_numbers_of_ranks(folder):
             again = ShardedEmbeddingTable(fastopt.EmbeddingTable.open(new, verify=True), comm)
             assert same(again, alone), kind
             again.table.close()
+        if before > 2:
+            for wrong in (olds[1:], olds[::-1]):
+                with raised(CheckpointError, "it has ids of other ranks than rank ", "list the"):
+                    ShardedEmbeddingTable.load(wrong, comm)
     with raised(TypeError, f"rank {comm.size - 1}: " if comm.size > 1 else "ids"):
         table.prefetch(ids.astype(float) if comm.rank == comm.size - 1 else ids)
     empty = Path(folder, f"none-{comm.size}-{comm.rank}")

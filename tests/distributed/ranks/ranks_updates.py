@@ -228,7 +228,7 @@ REFUSED = {
     "made([0, 1], good[:1], weights)":
         "TypeError: a list of 2 indices needs a list of as many gradients",
     "made(0, good[0], Device())":
-        "TypeError: weight must be a NumPy array in a sharded updater, got Device",
+        "TypeError: weight must be a NumPy array .* memory of the host, got Device",
     "made(2, good[1] * np.nan, 0 * good[1])": "ValueError: learning rate must be",
     "made.step({'a': good[: 2 - LAST]}, {'a': weights})":
         f"ValueError: {f'rank {comm.size - 1}: ' * (comm.size > 1)}weight 'a.1' has no gradient",

@@ -10,6 +10,9 @@ import pytest
 
 from fastopt import EmbeddingTable, optimizer
 from fastopt.distributed import ShardedEmbeddingTable, ShardedUpdater, embedding, run_threads
+from fastopt.distributed.ranks import Ranks
+from fastopt.distributed.threads import Board, ThreadRank
+from fastopt.distributed.transport import Chain
 from helpers.cases import exhaustive, nightly, slow
 from helpers.ranks import THREADS_CANNOT, NodeWorld, names_of, run_checks
 
@@ -81,6 +84,25 @@ def test_a_rank_that_does_not_come_is_named():
 
     with pytest.raises(TimeoutError, match=r"\(update\): waited 0.2 s for rank 1, which does not"):
         run_threads(2, program)
+
+
+def test_a_rank_that_waits_leaves_its_core_to_others():
+    """A request says how: it is tested once after each rest."""
+
+    class Slow:
+        tests = rests = 0
+
+        def Test(self):
+            self.tests += 1
+            assert self.tests < 10
+            return self.rests == 3
+
+        def rest(self, seconds):
+            self.rests += 1
+
+    slow = Slow()
+    Ranks(ThreadRank(Board(1), 0)).wait(Chain(slow))
+    assert (slow.tests, slow.rests) == (5, 3)  # twice before the first one
 
 
 def test_an_error_of_one_rank_while_weights_are_loaded_is_reported(tmp_path):

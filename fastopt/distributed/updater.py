@@ -1307,7 +1307,14 @@ class ShardedUpdater(Resumable):
         TypeError, ValueError
             See :meth:`state_dict`; or `dump_optimizer` is not a bool. All ranks raise the error.
         """
-        return self._whole().get_states(dump_optimizer)
+        with self.optimizer.call_lock:
+            dumps_optimizer = self._together(
+                "get_states",
+                lambda checked: checked,
+                lambda: flag("dump_optimizer", dump_optimizer),
+                lambda checked: {"dump_optimizer": str(checked)},
+            )
+        return self._whole().get_states(dumps_optimizer)
 
     def set_states(self, states: bytes) -> None:
         """Replace the states by those from :meth:`get_states`; all ranks must call it.

@@ -111,6 +111,14 @@ def test_what_is_around_the_package_stays_small():
     assert sum(code(path) for path in FILES if part_of(name_of(path)) in around) <= AROUND
 
 
+OF_RANKS = [p for p in FILES if p.stem == "communicator" or "distributed" in p.parts]
+
+
+@pytest.mark.parametrize("path", [p for p in OF_RANKS if p.stem != "__init__"], ids=name_of)
+def test_a_module_of_ranks_says_what_no_library_does_for_it(path):
+    assert "\nReason: " in ast.get_docstring(parsed(path))
+
+
 SURFACE = {"parameter", "precision", "scope", "trainer"}
 """What MXNet has around its optimizers."""
 

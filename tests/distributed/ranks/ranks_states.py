@@ -45,6 +45,8 @@ def check_what_cannot_be_loaded_changes_nothing_on_any_rank():
     given = sharded.get_states()
     with raised(CheckpointError, of_last):
         sharded.set_states(b"" if LAST else given)
+    with raised(TypeError, of_last, "dump_optimizer must be True or False"):
+        sharded.get_states("yes" if LAST else True)
     if comm.size > 1:
         other = sharded.state_dict()
         other["states"][0][0].flat[0] += LAST

@@ -76,6 +76,8 @@ class Group:
         """The options that the optimizer has."""
         self.known = [_constant(group[name]) for name in self.names]
         self.leading: dict[int, int] = {}
+        self.by_row = settings.get("clip_adaptive") is not None or not made.optimizer.takes_complex
+        """Whether rows or matrices are updated or clipped as a whole."""
         self.views: Views | None = None
         self.forms: dict[Index, Any] = {}
         """Shapes and dtypes of the views, by index."""
@@ -132,7 +134,7 @@ class Group:
         indices = number(params)
         names = [*(self.group.get("param_names") or ())][: len(params)]
         names += [f"parameter {k}" for k in indices[len(names) :]]
-        self.views = Views(params, names, indices, self.leading)
+        self.views = Views(params, names, indices, self.leading, self.by_row)
         known = dict(zip(indices, names, strict=True))
         if optimizer.idx2name != known:
             optimizer.idx2name = known
@@ -249,7 +251,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     Raises
     ------
     TypeError
-        A parameter is not a dense real tensor on the CPU, or an argument is unknown.
+        A parameter is not a dense tensor on the CPU, or an argument is unknown.
     ValueError
         An option is out of range, or torch's rule with this option is not supported.
 
@@ -564,7 +566,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         tensor([1.])
         """
         with ExitStack() as stack:
-            for group in self._groups:
+            for group in dict.fromkeys(self._groups):  # param_groups may have one twice
                 lock = group.made.optimizer.call_lock
                 stack.enter_context(between_updates(lock, "state_dict()"))
             state = super().state_dict()

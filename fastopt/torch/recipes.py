@@ -104,8 +104,11 @@ def apply(optimizer: Rule, options: Mapping[str, Option], group: Mapping[str, An
             if name in SIGNED and -math.inf < value < 0:
                 vars(optimizer).update({attribute: value, "least_rate": -sys.float_info.max})
                 optimizer._set_versions(*CHANGED)
-            else:
+                continue
+            try:
                 setattr(optimizer, attribute, value)
+            except ValueError as error:
+                raise error if attribute == name else ValueError(f"{name}: {error}") from error
 
 
 def plain(value: Any) -> Any:

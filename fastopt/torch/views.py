@@ -67,6 +67,8 @@ class Views:
     leading : mapping of int to int
         Numbers of leading dimensions that are one in the view of a parameter, by its index, if
         they are not 1: those that its sparse gradients have indices of.
+    by_row : bool
+        Whether sparse gradients must have whole rows.
     """
 
     def __init__(
@@ -75,9 +77,10 @@ class Views:
         names: Sequence[str],
         numbers: Sequence[int],
         leading: dict[int, int],
+        by_row: bool,
     ) -> None:
         self.params, self.indices, self.names = list(params), list(numbers), list(names)
-        self.leading = leading
+        self.leading, self.by_row = leading, by_row
         for name, param in zip(names, params, strict=True):
             check_parameter(name, param)
         self.arrays = list(map(self._view, range(len(self.params))))
@@ -94,6 +97,11 @@ class Views:
         index = self.indices[k]
         if grad.layout is not torch.sparse_coo or grad.sparse_dim() == self.leading.get(index, 1):
             return True
+        if self.by_row or not grad.sparse_dim():
+            raise ValueError(
+                f"{self.names[k]}: a gradient with sparse_dim {grad.sparse_dim()} has no rows, by "
+                "which this optimizer, or clip_adaptive, works; x.to_dense() is a dense gradient"
+            )
         self.leading[index] = grad.sparse_dim()
         return False
 

@@ -483,6 +483,28 @@ def test_sparse_gradients_are_those_of_torch(name, shape, indexed):
     check_like_torch(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "shape"),
+    [
+        ("Muon", {}, (3, 2)),
+        ("GroupAdaGrad", {}, (3, 2)),
+        ("Adam", {"clip_adaptive": 0.1}, (3, 2)),
+        ("Adam", {}, ()),
+    ],
+)
+def test_sparse_gradients_of_elements_are_refused_where_rows_count(name, options, shape):
+    params = [Parameter(torch.ones(shape)) for _ in range(2)]
+    opts = [getattr(fastopt.torch, name)([("w", param)], lr=0.1, **options) for param in params]
+    params[0].grad = torch.ones(shape).to_sparse()
+    with pytest.raises(ValueError, match=r"w: a gradient with sparse_dim .*to_dense\(\)"):
+        opts[0].step()
+    assert torch.equal(*params)
+    for param, opt in zip(params, opts, strict=True):
+        param.grad = torch.ones(shape)
+        opt.step()
+    assert torch.equal(*params)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_clip_global_norm_limits_the_norm_over_all_groups(groups):
     params = [Parameter(torch.zeros(1)) for _ in range(2)]
@@ -640,6 +662,8 @@ def test_misuse_is_explained(error, match, call):
         (TypeError, "lr must be a number, got None", {"lr": None}),
         (ValueError, "lr must be a finite number", {"lr": float("inf")}),
         (TypeError, "weight_decay must be a number, got tensor", {"weight_decay": torch.ones(2)}),
+        (ValueError, "eps: epsilon must be a finite number, at least 0, got -1", {"eps": -1.0}),
+        (ValueError, "betas: beta2 must be .* got 1.0", {"betas": (0.9, 1.0)}),
     ],
 )
 def test_options_of_groups_are_named_in_errors(error, match, change):

@@ -110,6 +110,11 @@ def swap(opt, p):
     first["params"], second["params"] = second["params"], first["params"]
 
 
+def repeat(opt, p):
+    opt.param_groups += opt.param_groups[:1]
+    assert [group["params"] for group in opt.state_dict()["param_groups"]][::2] == [[0, 1]] * 2
+
+
 def own_keys(opt, p):
     opt.state[p]["mine"] = opt.state["mine"] = {"slow": 1}
 
@@ -144,6 +149,7 @@ SURGERY = {
     "merged": lambda opt, p: opt.param_groups[0]["params"].extend(opt.param_groups.pop()["params"]),
     "removed": lambda opt, p: opt.param_groups.pop(1) if opt.param_groups[1:] else None,
     "replaced": lambda opt, p: opt.param_groups.insert(0, {**opt.param_groups.pop(0), "lr": 0.5}),
+    "repeated": repeat,
     "new": lambda opt, p: opt.param_groups.append(
         {**opt.param_groups[0], "params": [Parameter(torch.randn(3))]}
     ),

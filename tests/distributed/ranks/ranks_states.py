@@ -1,5 +1,7 @@
 """Checks of what an updater of ranks shares with one process: whole states, reset, settings."""
 
+import copy
+
 import numpy as np
 import pytest
 from ranks_common import INDICES, LAST, SHAPES, comm, raised, slopes, started
@@ -31,6 +33,10 @@ def check_states_are_those_of_one_process_and_are_loaded_anywhere():
         assert given == pair.alone.get_states()
         other.sharded.load_state_dict(whole)
         assert dumps(other.sharded.state_dict()) == dumps(whole)
+        other.ours, grads = copy.deepcopy(pair.ours), copy.deepcopy(pair.ours)
+        for each in (pair, other):
+            each.sharded(some, grads, each.ours)
+        assert frozen(other.ours) == frozen(pair.ours)
         other.sharded.set_states(given)
         assert other.sharded.get_states() == given
 

@@ -1,4 +1,4 @@
-"""Checks of checkpoints of ranks; the last two of a folder that jobs of other sizes share."""
+"""Checks of checkpoints of ranks, in a folder that jobs of other sizes share."""
 
 import errno
 import shutil
@@ -43,6 +43,7 @@ FEW = (
 """Settings on threads, of each kind of state; under MPI there are more."""
 MORE = ("muon", "nadam", "prodigy", "lamb", "novograd", "dcasgd-momentum=0.9")
 NEVER = "sums of rows", *(f"{name} in groups" for name in UPDATERS if "all" not in name)
+"""Sums of rows, which do not move between ranks and one process, and more groups than needed."""
 
 
 def is_chosen(name, setting):

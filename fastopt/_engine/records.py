@@ -495,13 +495,14 @@ class Records:
         With `factor`, that of gradients that have been measured before, none is measured. If the
         result is None, the call is refused, and nothing has changed.
         """
+        index, grad, weight = arguments
         if self.devices is not None and updater.settings.loss_scaler is not None:
-            self.devices.check_scaler(arguments[0])
+            self.devices.check_scaler(index)
         try:
             self._set_norm(updater, share, factor)
-            status = self.enter(self.context, *arguments)
+            status = self.enter(self.context, index, grad, weight)
             if status != w.OK:
-                status = self.resolve(updater, status, *arguments)
+                status = self.resolve(updater, status, index, grad, weight)
         finally:
             self.norm[w.FACTOR], self.words[w.MEASURE] = 1.0, self.measure
         if status < 0:

@@ -49,9 +49,10 @@ class Trial:
     """Temporary updater, with this rank's parameters, into which a checkpoint is restored first."""
 
     states_synced: dict[Index, bool]
-    _windows: Windows | None = None
 
-    def __init__(self, sharded: Sharded) -> None:
+    def __init__(self, sharded: "Resumable") -> None:
+        windows = sharded._windows
+        self._windows = None if windows is None else Windows(windows.every)
         self.optimizer = sharded.optimizer
         self.loss_scaler, self.clip_global_norm = sharded.loss_scaler, sharded.clip_global_norm
         self.states_synced = {}  # set first in the updater, which forgets parameters without state
@@ -68,6 +69,8 @@ class Trial:
 
 class Resumable(Sharded):
     """Abstract base of sharded updaters and tables that saves and loads their states."""
+
+    _windows: Windows | None = None
 
     def save(self, path: PathLike) -> None:
         """Write a checkpoint from which a later run can continue; all ranks must call it.
@@ -252,7 +255,8 @@ class Resumable(Sharded):
                     if index in table:
                         self.uncut[index][name] = table.pop(index)
             for name, value in vars(trial).items():
-                setattr(self.shard, name, value)
+                if name != "_windows":  # ranks add up before they send
+                    setattr(self.shard, name, value)
             self._restore_rest(saved)
             result: Skipped = skipped
             return result
@@ -290,6 +294,11 @@ class Resumable(Sharded):
                             )
             saved.masters = {present.get(i, i): array for i, array in saved.masters.items()}
         skipped = restore(trial, tree, strict)
+        if trial._windows is not None and trial._windows.calls:
+            raise CheckpointError(
+                "it was saved by one process between two updates of accumulate: use "
+                "Updater.finish() and save again"
+            )
         if trial.groups is not None:
             try:
                 groups = Groups(trial.groups, trial.optimizer)

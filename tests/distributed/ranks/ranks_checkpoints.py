@@ -103,7 +103,7 @@ def goes_on(setting, path):
     ]
     if sharded.loss_scaler is None:
         ways.append(lambda new, weights: new.set_states(given))  # MXNet's bytes have no place
-    if sharded.accumulate == 1:
+    if 6 % sharded.accumulate == 0:
         ways.append(lambda new, weights: new.load(single))  # ranks keep no open windows
     runs = [(sharded, ours)]
     for load in ways:

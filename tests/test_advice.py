@@ -355,6 +355,7 @@ def test_an_error_says_what_to_write(code):
         **vars(amp),
         **vars(checkpoint),
         **vars(sparse),
+        "Parameter": Parameter,
         "updater": fastopt.Updater("adam"),
         "schedule": lr_scheduler.CosineScheduler(9),
         "trainer": fastopt.Trainer([]),

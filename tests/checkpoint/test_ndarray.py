@@ -41,18 +41,9 @@ def test_every_array_of_a_list_comes_back(dtypes, write):
 
 
 def test_all_kinds_of_arrays_stand_in_one_list():
-    sparse = row_sparse((4, 2), [1, 3], WEIGHT[:2])
-    got = read(
-        named_list(
-            {
-                "v0": legacy(WEIGHT, 0),
-                "v1": legacy(WEIGHT),
-                "v2": dense(WEIGHT),
-                "v3": dense(np.array(2.5), 0xF993FACA),
-                "sparse": sparse,
-            }
-        )
-    )
+    blobs = {"v0": legacy(WEIGHT, 0), "v1": legacy(WEIGHT), "v2": dense(WEIGHT)}
+    blobs |= {"v3": dense(np.array(2.5), 0xF993FACA)}
+    got = read(named_list({**blobs, "sparse": row_sparse((4, 2), [1, 3], WEIGHT[:2])}))
     for version in ("v0", "v1", "v2"):
         np.testing.assert_array_equal(got[version], WEIGHT)
     assert got["v3"] == 2.5
@@ -95,9 +86,11 @@ def test_a_safetensors_header_of_274_bytes_is_no_list(tmp_path):
 
 
 LIST = named_list(BLOBS)
+TWO = {"a": dense(WEIGHT), "b": dense(WEIGHT)}
 HEAD, COUNT = LIST[:16], struct.pack("<Q", 2**60)
 NO_SHAPE = struct.pack("<Ii", 0xF993FAC9, 0) + shape_bytes(())
 HUGE = shape_bytes((2**60, 0, 2**60)) + struct.pack("<iii", 1, 0, 0)
+ABSURD = r"array 0 of the list: an array cannot have shape \(1152921504606846976, 0, 11529"
 EMPTY = struct.pack("<i", 6) + shape_bytes((0,))
 BROKEN = {
     "nothing": (b"", "needs 16 bytes where 0 are left"),
@@ -112,18 +105,15 @@ BROKEN = {
     "empty array": (named_list({"a": NO_SHAPE}), "array 0 of the list: an array has no shape"),
     "absurd dimensions": (named_list({"a": struct.pack("<I", 65)}), "must start with 0xf993fac9"),
     "csr": (named_list({"a": struct.pack("<Ii", 0xF993FAC9, 2)}), "unknown storage type 2"),
-    "no elements of an absurd shape": (
-        named_list({"a": struct.pack("<Ii", 0xF993FAC9, 0) + HUGE}),
-        r"array 0 of the list: an array cannot have shape \(1152921504606846976, 0, 11529",
-    ),
+    "no elements of an absurd shape":
+        (named_list({"a": struct.pack("<Ii", 0xF993FAC9, 0) + HUGE}), ABSURD),
     "no rows of an absurd shape": (
         named_list({"a": struct.pack("<Ii", 0xF993FAC9, 1) + HUGE[:28] * 2 + HUGE[28:] + EMPTY}),
-        r"array 0 of the list: an array cannot have shape \(1152921504606846976, 0, 11529",
-    ),
-    "bomb": (
-        named_list({"a": row_sparse((2**40, 2), [], WEIGHT[:0])}),
-        "would take 8796093022208 bytes as a dense one",
-    ),
+        ABSURD),
+    "bomb": (named_list({"a": row_sparse((2**40, 2), [], WEIGHT[:0])}),
+        "would take 8796093022208 bytes as a dense one"),
+    "a name twice": (named_list(TWO)[:-1] + b"a", "has a name twice"),
+    "no UTF-8": (named_list(TWO)[:-1] + b"\xff", "a name is not UTF-8"),
 }  # fmt: skip
 
 
@@ -142,11 +132,6 @@ def test_what_is_no_such_list_is_refused_without_memory(case, tmp_path):
 
 
 def test_names_of_a_list_are_distinct_texts(tmp_path):
-    blobs = {"a": dense(WEIGHT), "b": dense(WEIGHT)}
-    with pytest.raises(CheckpointError, match="has a name twice"):
-        read(named_list(blobs)[:-1] + b"a")
-    with pytest.raises(CheckpointError, match="a name is not UTF-8"):
-        read(named_list(blobs)[:-1] + b"\xff")
     path = written(tmp_path / "net.params", {"a": dense(WEIGHT), "arg:a": dense(WEIGHT)})
     with pytest.raises(CheckpointError, match="with and without 'arg:'"):
         ParameterDict().load(path)

@@ -191,24 +191,18 @@ def test_buffers_wait_while_the_momentum_is_0(name, options, sparse):
     ],
 )
 def test_options_in_tensors_are_numbers_which_may_change_in_place(name, options):
-    """In float64, so that they are the numbers."""
+    def each(change, value):
+        return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+
+    def halved(x):
+        return x.mul_(0.5) if isinstance(x, torch.Tensor) else 0.5 * x
+
     found = []
     for convert in (lambda x: x, lambda x: torch.tensor(x, dtype=torch.float64)):
-        given = {
-            key: tuple(map(convert, value)) if key == "betas" else convert(value)
-            for key, value in options.items()
-        }
-        param, opt = trained(name=name, **given)
+        param, opt = trained(name=name, **{key: each(convert, options[key]) for key in options})
         for _ in range(2):
             opt.step()
-            group = opt.param_groups[0]
-            for key, value in given.items():
-                if key == "betas":
-                    group[key] = value = tuple(part * 1 for part in value)
-                elif isinstance(value, torch.Tensor):
-                    value.mul_(0.5)
-                else:
-                    group[key] = 0.5 * group[key]
+            opt.param_groups[0].update({k: each(halved, opt.param_groups[0][k]) for k in options})
         found.append(param)
     assert torch.equal(*found)
 
@@ -617,12 +611,12 @@ def test_names_of_parameters_are_in_errors():
 
 
 T = fastopt.torch
-BY_NAME = {name: getattr(T, name) for name in T.recipes.names()}
 WRONG = [
     (TypeError, "did you mean 'momentum'", lambda p: T.SGD([p], momentun=0.9)),
     (TypeError, "did you mean 'lr'", lambda p: T.Lion([p], learning_rate=0.1)),
     (TypeError, "did you mean 'lr'", lambda p: T.Lion([p], learning_rat=0.1)),
-    *((TypeError, "mean 'foreach'", lambda p, k=k: k([p], foreac=1)) for k in BY_NAME.values()),
+    *((TypeError, "mean 'foreach'", lambda p, k=k: getattr(T, k)([p], foreac=1))
+      for k in T.recipes.names()),
     (TypeError, "lr must be a number.*lr_scheduler", lambda p: T.SGD([p], lr=max)),
     (ValueError, "1-element, got .* .2,.", lambda p: T.SGD([p], lr=torch.ones(2))),
     (TypeError, "by position", lambda p: T.Lion([p], 0.1, 0.9)),

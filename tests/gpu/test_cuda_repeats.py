@@ -43,6 +43,16 @@ class Pair:
         self.here(own, [grads[k] for k in own], [self.weights[k] for k in own])
         self.there(own, [moved[k] for k in own], [self.on_device[k] for k in own])
 
+    def steps(self, *sets, times=CALLS, single=False):
+        """Steps with each of some lists of gradients, on the host and on the device, in turn."""
+        for turn in range(times * len(sets)):
+            self.step(*sets[turn % len(sets)], single=single)
+
+    def set(self, **values):
+        for each in (self.here, self.there):
+            for name, value in values.items():
+                setattr(each.optimizer if hasattr(each.optimizer, name) else each, name, value)
+
     def check(self):
         check_close(self.on_device, self.weights)
         assert self.there.optimizer._index_update_count == self.here.optimizer._index_update_count
@@ -75,11 +85,9 @@ def in_python(monkeypatch):
 def test_warm_calls_run_no_python_and_do_the_same(make, kwargs, dtype, single, in_python, rng):
     pair, grads = Pair(rng, make, dtype, **kwargs), arrays(rng, dtype)
     moved = on_device(grads)
-    for _ in range(CALLS):
-        pair.step(grads, moved, single=single)
+    pair.steps((grads, moved), single=single)
     in_python.clear()
-    for _ in range(5):
-        pair.step(grads, moved, single=single)
+    pair.steps((grads, moved), times=5, single=single)
     assert not in_python
     pair.check()
 
@@ -104,16 +112,12 @@ def test_settings_that_change_between_warm_calls_are_followed(in_python, rng):
     pair, grads = Pair(rng), arrays(rng)
     moved = on_device(grads)
     for rate in (0.1, 0.01, 0.1):
-        for each in (pair.here, pair.there):
-            each.optimizer.lr = rate
-        for _ in range(CALLS):
-            pair.step(grads, moved)
+        pair.set(lr=rate)
+        pair.steps((grads, moved))
     in_python.clear()
-    for each in (pair.here, pair.there):
-        each.optimizer.lr, each.optimizer.rescale_grad = 0.2, 0.5
+    pair.set(lr=0.2, rescale_grad=0.5)
     pair.step(grads, moved)
-    for each in (pair.here, pair.there):
-        each.clip_global_norm = 0.1
+    pair.set(clip_global_norm=0.1)
     pair.step(grads, moved)
     assert in_python
     pair.check()
@@ -126,8 +130,7 @@ def test_buffers_of_gradients_that_are_used_in_turns_run_no_python(single, in_py
     moved = on_device(sets)
     moved[2][0] = moved[1][0]  # so that the first array does not tell which set it is
     sets[2][0] = sets[1][0]
-    for turn in range(CALLS * 3):
-        pair.step(sets[turn % 3], moved[turn % 3], single=single)
+    pair.steps(*zip(sets, moved, strict=True), single=single)
     in_python.clear()
     for k in (0, 1, 2, 2, 0, 1):
         pair.step(sets[k], moved[k], single=single)
@@ -138,22 +141,16 @@ def test_buffers_of_gradients_that_are_used_in_turns_run_no_python(single, in_py
 @pytest.mark.parametrize("single", [False, True], ids=["list", "single"])
 @pytest.mark.parametrize("make", [optimizer.Adam, optimizer.LAMB], ids=str)
 def test_calls_with_a_norm_are_launched_again_and_do_the_same(make, single, in_python, rng):
-    pair = Pair(rng, make)
-    sets = [arrays(rng) for _ in range(2)]
-    moved = on_device(sets)
-    for each in (pair.here, pair.there):
-        each.clip_global_norm = 0.5
-    for turn in range(CALLS * 2):
-        pair.step(sets[turn % 2], moved[turn % 2], single=single)
+    pair, sets = Pair(rng, make), [arrays(rng) for _ in range(2)]
+    sets = [*zip(sets, on_device(sets), strict=True)]
+    pair.set(clip_global_norm=0.5)
+    pair.steps(*sets, single=single)
     in_python.clear()
-    for turn in range(12):
-        pair.step(sets[turn % 2], moved[turn % 2], single=single)
+    pair.steps(*sets, times=6, single=single)
     assert not in_python
     assert pair.there.info.global_norm == pytest.approx(pair.here.info.global_norm)
-    for each in (pair.here, pair.there):
-        each.optimizer.lr = 0.3
-    for turn in range(4):
-        pair.step(sets[turn % 2], moved[turn % 2], single=single)
+    pair.set(lr=0.3)
+    pair.steps(*sets, times=2, single=single)
     pair.check()
 
 
@@ -186,8 +183,7 @@ def test_a_norm_that_is_measured_in_between_uses_other_memory_of_the_table(rng):
     unusable = on_device(broken)
     for turn in range(18):
         skips = turn % 6 == 5
-        for each in (pair.here, pair.there):
-            each.clip_global_norm = 0.1 if skips else None
+        pair.set(clip_global_norm=0.1 if skips else None)
         if skips:
             pair.step(broken, unusable)
         pair.step(sets[turn % 2], moved[turn % 2])
@@ -215,8 +211,7 @@ def test_a_gradient_that_is_gone_is_not_read(rng):
     """Another array may have its id, or its memory."""
     pair, grads = Pair(rng), arrays(rng)
     moved = on_device(grads)
-    for _ in range(CALLS):
-        pair.step(grads, moved)
+    pair.steps((grads, moved))
     for _ in range(20):
         grads = arrays(rng)
         moved = on_device(grads)
@@ -233,8 +228,7 @@ def test_a_gradient_that_is_gone_is_not_read(rng):
 def test_new_gradients_run_no_python_and_do_the_same(single, clip, keep, in_python, rng):
     """Beside gradients that are known, for more calls than the memory of uploads has slots."""
     pair, kept = Pair(rng), []
-    for each in (pair.here, pair.there):
-        each.clip_global_norm = clip
+    pair.set(clip_global_norm=clip)
     known = arrays(rng)
     there = on_device(known)
     for turn in range(SETS + 40):
@@ -299,8 +293,7 @@ def test_a_launch_that_fails_is_reported_and_not_counted(in_python, rng):
     """It is not made again, as others of the call may have been launched."""
     pair, grads = Pair(rng), arrays(rng)
     moved = on_device(grads)
-    for _ in range(CALLS):
-        pair.step(grads, moved)
+    pair.steps((grads, moved))
     (repeat,) = pair.there.records.devices.repeats.values()
     across = repeat.rows[:, record_words.L_ACROSS].copy()
     repeat.rows[:, record_words.L_ACROSS] = 1 << 20  # more threads than a block may have
@@ -318,8 +311,7 @@ def test_lists_whose_headers_cannot_be_read_are_read_by_python(monkeypatch, in_p
     monkeypatch.setattr("fastopt._engine.devices.readable", lambda: False)
     pair, grads = Pair(rng), arrays(rng)
     moved = on_device(grads)
-    for _ in range(CALLS):
-        pair.step(grads, moved)
+    pair.steps((grads, moved))
     assert len(in_python) >= CALLS
     pair.check()
 
@@ -328,11 +320,9 @@ def test_a_list_of_two_layouts_is_two_launches(in_python, rng):
     pair, grads = Pair(rng), arrays(rng)
     pair.weights[1], grads[1] = pair.weights[1].astype(np.float64), grads[1].astype(np.float64)
     pair.on_device, moved = on_device(pair.weights), on_device(grads)
-    for _ in range(CALLS):
-        pair.step(grads, moved)
+    pair.steps((grads, moved))
     in_python.clear()
-    for _ in range(5):
-        pair.step(grads, moved)
+    pair.steps((grads, moved), times=5)
     assert not in_python
     (repeat,) = pair.there.records.devices.repeats.values()
     assert len(repeat.rows) == 2

@@ -274,5 +274,5 @@ def test_the_digest_covers_the_source_and_what_it_refers_to(kind):
 
     (first, second), used = DIGESTS[kind]
     assert make(first) == make(first) != make(second)
-    assert make(first) != make(first, "-")
+    assert len({make(first, sign) for sign in ("+", "-", "+ 2 *", "+ 3 *")}) == 4
     assert halving.digest != optimizer.SGD().rule.digest

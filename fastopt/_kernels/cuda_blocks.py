@@ -3,7 +3,7 @@
 A warp takes a block of codes and each lane the same number of consecutive elements; the largest
 numbers of the block, which determine its scales, are found by shuffles.
 
-Tests: ``tests/gpu/test_cuda_int8.py``.
+Tests: ``tests/gpu/test_cuda_steps.py``.
 """
 
 from collections.abc import Callable

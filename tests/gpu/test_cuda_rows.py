@@ -8,7 +8,6 @@ from numba import cuda
 
 from fastopt import RowSparse, optimizer
 from fastopt._kernels.device_memory import zero
-from helpers.cases import CASES
 from helpers.device_arrays import check_steps, host, leaves, on_device
 from helpers.row_rules import RowAdam
 
@@ -25,14 +24,6 @@ def listing(rng, rows, dtype=np.float32, ids=np.int64):
 SOME = [[3, 7, 11], [7, 0, 7, 3, 7], [], [5]]
 
 
-@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
-@pytest.mark.parametrize("case", CASES[::2], ids=str)
-def test_every_rule_steps_as_on_the_cpu(case, lazy, rng):
-    weight = rng.normal(size=SHAPE).astype(np.float32)
-    grads = [listing(rng, rows) for rows in SOME]
-    check_steps(lambda: case.updater(wd=case.wd, lazy_update=lazy), weight, grads)
-
-
 @pytest.mark.parametrize(
     ("dtype", "made"), [(np.float32, {}), (np.float16, {"state_dtype": "bfloat16"})]
 )
@@ -41,18 +32,6 @@ def test_a_rule_may_have_numbers_of_elements_beside_those_of_rows(dtype, made, r
     grads = [rng.normal(size=SHAPE).astype(dtype), *(listing(rng, rows, dtype) for rows in SOME)]
     make = lambda: optimizer.get_updater(RowAdam(multi_precision=True, **made))  # noqa: E731
     check_steps(make, weight, grads)
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam", "groupadagrad"])
-@pytest.mark.parametrize("where", ["lazy", "standard"])
-def test_a_row_that_is_indexed_often_is_summed_by_groups(name, where, rng):
-    """The order differs from the CPU's: 64 positions are summed before others."""
-    ids = np.where(rng.random(200) < 0.8, 7, rng.integers(0, SHAPE[0], 200))
-    weight = rng.normal(size=SHAPE).astype(np.float32)
-    make = lambda: optimizer.create(name, lazy_update=where == "lazy")  # noqa: E731
-    options = {"clip_global_norm": 1e9}
-    grads = [listing(rng, ids)]
-    check_steps(lambda: optimizer.Updater(make(), **options), weight, grads, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("count", [127, 128, 200])
@@ -163,14 +142,6 @@ def test_rows_are_summed_in_the_order_of_the_list(rows, height):
     if len(rows):
         optimizer.get_updater(optimizer.Test())(0, (on_device(values), on_device(rows)), there)
     np.testing.assert_array_equal(host(there), here)
-
-
-def test_wide_and_narrow_rows_are_taken(rng):
-    for width in (1, 3, 33, 130):
-        weight = rng.normal(size=(9, width)).astype(np.float32)
-        values = rng.normal(size=(3, width)).astype(np.float32)
-        grad = RowSparse(values, np.array([8, 0, 8]), (9, width))
-        check_steps(lambda: optimizer.get_updater(optimizer.AdaGrad()), weight, [grad])
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)], ids=str)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from fastopt import RowSparse
+from fastopt._engine.validate import leaves as leaves
 from fastopt._kernels.device_memory import owned
 from fastopt._kernels.devices import cuda_target
 from fastopt.device import Device
@@ -58,20 +59,21 @@ def host(state):
     return None if state is None else state.copy_to_host()
 
 
-def leaves(state):
-    """Arrays of a nested state."""
-    if isinstance(state, (list, tuple)):
-        return [leaf for part in state for leaf in leaves(part)]
-    return [] if state is None else [state]
-
-
 def check_close(device, expected, rtol=2e-6, atol=1e-6):
-    """The arrays on the device are those in main memory, but for a rounding or two."""
+    """The arrays on the device are those in main memory, but for a rounding or two.
+
+    Codes may differ by one, where the last bit of a number decides, and remainders of split masters
+    anyhow.
+    """
     for one, other in zip(leaves(host(device)), leaves(expected), strict=True):
-        assert one.dtype == other.dtype
-        if one.dtype.itemsize == 2 and one.dtype.kind != "u":
-            one, other, rtol = one.astype(np.float32), other.astype(np.float32), 1e-2
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        if one.dtype.itemsize == 1:
+            away = np.abs(one.astype(int) - other.astype(int))
+            assert away.max(initial=0) <= 1
+            assert (away > 0).sum() <= max(1, 0.01 * away.size)
+        elif one.dtype != np.uint16:
+            near = {"rtol": 1e-2 if one.dtype.itemsize == 2 else rtol, "atol": atol}
+            np.testing.assert_allclose(one.astype(float), other.astype(float), **near)
 
 
 def check_steps(make, weight, grads, index=0, set_up=lambda updater: None, **tolerance):

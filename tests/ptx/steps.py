@@ -99,8 +99,8 @@ def not_finite(rng):
     return weights, grads
 
 
-def masters(dtype, **kwargs):
-    return made("adam", multi_precision=True, **kwargs), dense((4001,), dtype=dtype)
+def masters(dtype, name="adam", **kwargs):
+    return made(name, multi_precision=True, **kwargs), dense((4001,), dtype=dtype)
 
 
 def dense_steps(forms, dtype=np.float32):
@@ -167,10 +167,14 @@ CASES = {
         "SGLD": (made("sgld"), dense((3001,))),
     },
     "half": {
-        "float16 with master": masters(np.float16),
-        "bfloat16 with master": masters(BFLOAT16),
+        **{
+            f"{dtype} with master, {name}": masters(HALVES[dtype], name)
+            for dtype in HALVES
+            for name in ("adam", "sgd", "lamb", "lars", "ftrl", "sgld")
+        },
         "split": masters(BFLOAT16, master="split"),
         "bfloat16 state": (made("adam", state_dtype="bfloat16"), dense((4001,))),
+        "bfloat16 state of rows": (made("groupadagrad", state_dtype="bfloat16"), dense((60, 70))),
         **{
             f"stochastic {name}": (
                 made("sgd", momentum=0.9, rounding="stochastic"),
@@ -181,12 +185,25 @@ CASES = {
     },
     "int8": {
         "whole blocks": (made("adam", state_dtype="int8"), dense((8, 1024))),
+        **{
+            name: (made(name, state_dtype="int8", state_min_size=1, **kwargs), dense((2, 140)))
+            for name, kwargs in (
+                *((name, {}) for name in ("lion", "rmsprop", "ademamix", "adamax", "adopt")),
+                ("sgd", {"momentum": 0.9}),
+            )
+        },
         "ragged blocks": (made("adam", state_dtype="int8", state_min_size=1), dense((37, 31))),
         "split": (
             made("adam", multi_precision=True, master="split", state_dtype="int8"),
             dense((8, 1024), dtype=BFLOAT16),
         ),
-        "rows": (made("adam", state_dtype="int8", state_min_size=1), rows(300, 140, 90)),
+        **{
+            f"rows, lazy {lazy}": (
+                made("adam", state_dtype="int8", state_min_size=1, lazy_update=lazy),
+                rows(300, 140, 90),
+            )
+            for lazy in (True, False)
+        },
     },
     "reductions": {
         "LAMB": (made("lamb"), dense((120, 301))),
@@ -206,6 +223,11 @@ CASES = {
         "indices on the host": (made("adam"), rows(3000, 8, 700)),
         "standard": (made("adam", lazy_update=False), rows(900, 8, 700)),
         "GroupAdaGrad": (made("groupadagrad"), rows(900, 40, 300)),
+        **{f"width {n}": (made("adagrad"), rows(9, n, 3)) for n in (1, 3, 33, 130)},
+        **{
+            f"a row often, {name}": (made(name, lazy_update=False), rows(12, 5, 200, often=0.8))
+            for name in ("sgd", "adam", "groupadagrad")
+        },
         "decay caught up": (made("adamw", wd=0.01, sparse_decay="catch_up"), rows(900, 8, 700)),
         "decay of all": (made("adamw", wd=0.01, sparse_decay="dense"), rows(900, 8, 700)),
     },
@@ -229,8 +251,9 @@ CASES = {
         "streams": (made("adam", {"clip_global_norm": 1.0}), dense((3001,), (70,))),
     },
     "averages": {
-        str(average): (made("adam", {"average": average}), dense((30, 101)))
-        for average in (EMA(decay=0.5), SWA(2, 2), Lookahead(2))
+        f"{average}, {name}": (made(name, {"average": average}), dense((30, 101)))
+        for average in (EMA(0.5), EMA(0.5, bias_correction=True), SWA(2, 2), Lookahead(2))
+        for name in ("adam", "lamb")
     },
     "graphs": {
         "graph": (made("adam"), dense((301,), (7,))),
@@ -347,37 +370,47 @@ def check_infos(device, expected):
     np.testing.assert_allclose(*norms, rtol=1e-14)
 
 
-def run(name, make, arrays):
-    """Return the bytes that differ after the steps of a case, or the error."""
+def stepped(name, make, arrays):
+    """Updaters and weights of the device and of the CPU after the steps of a case."""
     here, there = make(), make()
     weights, grads = arrays(np.random.default_rng(0))
     devices = [weight_on_device(name, weight) for weight in weights]
     streams = name.startswith(("streams", "graph"))
     targets = [Foreign(weight, stream=WEIGHT) for weight in devices] if streams else devices
     indices = list(range(len(weights)))
-    try:
-        replayed = Graph(there, indices, targets) if name.startswith("graph") else None
-        for listed in grads * 2 if replayed else grads:
-            if replayed is not None:
-                here(indices, listed, weights)
-                replayed(listed)
-                continue
-            moved = [grad_on_device(name, grad) for grad in listed]
+    replayed = Graph(there, indices, targets) if name.startswith("graph") else None
+    for listed in grads * 2 if replayed else grads:
+        if replayed is not None:
             here(indices, listed, weights)
-            there(indices, moved, targets)
-            overwrite()
-        if name.startswith("decay"):
-            here.flush(0)
-            there.flush(0)
-        cuda.synchronize()
-        if replayed is None:
-            check_infos(there.info, here.info)
-        assert repr(there.loss_scaler) == repr(here.loss_scaler)
-        assert there.optimizer._index_update_count == here.optimizer._index_update_count
-        assert there.optimizer.num_update == here.optimizer.num_update
-        averages = [(there.averages[k], here.averages[k]) for k in here.averages]
-        states = [(there.states[k], here.states[k]) for k in here.states]
-        return sum(different(*pair) for pair in [(devices, weights), *averages, *states])
+            replayed(listed)
+            continue
+        moved = [grad_on_device(name, grad) for grad in listed]
+        here(indices, listed, weights)
+        there(indices, moved, targets)
+        overwrite()
+    if name.startswith("decay"):
+        here.flush(0)
+        there.flush(0)
+    cuda.synchronize()
+    if replayed is None:
+        check_infos(there.info, here.info)
+    assert repr(there.loss_scaler) == repr(here.loss_scaler)
+    assert there.optimizer._index_update_count == here.optimizer._index_update_count
+    assert there.optimizer.num_update == here.optimizer.num_update
+    return there, devices, here, weights
+
+
+def pairs(there, devices, here, weights):
+    """Weights, averages and states of both sides."""
+    averages = [(there.averages[k], here.averages[k]) for k in here.averages]
+    states = [(there.states[k], here.states[k]) for k in here.states]
+    return [(devices, weights), *averages, *states]
+
+
+def run(name, make, arrays):
+    """Return the bytes that differ after the steps of a case, or the error."""
+    try:
+        return sum(different(*pair) for pair in pairs(*stepped(name, make, arrays)))
     except Exception as error:
         return driver.executor_message().decode() or repr(error)
 

@@ -56,83 +56,52 @@ DEFERRED = {"FAKE_DEFER": "1"}
 
 DEFECTS = {
     "pointers to the stack of a function that has returned": (
-        "cuda_packs.py",
-        '@overload(begin_pack, prefer_literal=True, inline="always")',
-        "@overload(begin_pack, prefer_literal=True)",
-        "dense/Adam",
-        "differ",
+        "cuda_packs.py", '@overload(begin_pack, prefer_literal=True, inline="always")',
+        "@overload(begin_pack, prefer_literal=True)", "dense/Adam", "differ"
     ),
     "swapped registers": (
-        "cuda_packs.py",
-        "builder.store(word, self._word(builder, target, first + k))",
-        "builder.store(word, self._word(builder, target, first + self.each - 1 - k))",
-        "dense/Adam",
-        "differ",
+        "cuda_packs.py", "builder.store(word, self._word(builder, target, first + k))",
+        "builder.store(word, self._word(builder, target, first + self.each - 1 - k))", "dense/Adam",
+        "differ"
     ),
     "a wrong index": (
-        "cuda.py",
-        "for i in range(done + t, size, across):",
-        "for i in range(done + t, size + 1, across):",
-        "dense/Adam",
-        "access outside of allocated memory",
+        "cuda.py", "for i in range(done + t, size, across):",
+        "for i in range(done + t, size + 1, across):", "dense/Adam",
+        "access outside of allocated memory"
     ),
     "a misaligned vector": (
-        "cuda.py",
-        "return bits & np.uint64(ALIGNMENT - 1) == 0",
-        "return bits & np.uint64(0) == 0",
-        "dense/offset",
-        "misaligned access",
+        "cuda.py", "return bits & np.uint64(ALIGNMENT - 1) == 0", "return bits & np.uint64(0) == 0",
+        "dense/offset", "misaligned access"
     ),
     "lanes that do not wait": (
-        "cuda_blocks.py",
-        "        meet()  # all lanes have read the scales\n",
-        "",
-        "int8/ragged blocks",
-        "race",
+        "cuda_blocks.py", "        meet()  # all lanes have read the scales\n", "",
+        "int8/ragged blocks", "race"
     ),
     "a missing barrier": (
-        "cuda.py",
-        "                cuda.syncthreads()\n            if t == 0:",
-        "            if t == 0:",
-        "reductions/LAMB",
-        "race",
+        "cuda.py", "                cuda.syncthreads()\n            if t == 0:",
+        "            if t == 0:", "reductions/LAMB", "race"
     ),
     "states that are not filled with zeros": (
-        "device_memory.py",
-        "            zero(whole, of.stream)\n",
-        "",
-        "dense/Adam",
-        "read of memory that was not written",
+        "device_memory.py", "            zero(whole, of.stream)\n", "", "dense/Adam",
+        "read of memory that was not written"
     ),
     "a barrier that is missing between additions": (
-        "cuda_order.py",
-        "        cuda.syncthreads()\n        earlier = ",
-        "        earlier = ",
-        "rows/several tiles",
-        "race",
+        "cuda_order.py", "        cuda.syncthreads()\n        earlier = ", "        earlier = ",
+        "rows/several tiles", "race"
     ),
     "a norm that does not wait for all sums": (
-        "cuda_steps.py",
-        "                cuda.syncthreads()\n                if t == 0:",
-        "                if t == 0:",
-        "clip/dense",
-        "read of memory that was not written",
+        "cuda_steps.py", "                cuda.syncthreads()\n                if t == 0:",
+        "                if t == 0:", "clip/dense", "read of memory that was not written"
     ),
     "a step that is not skipped": (
-        "cuda_steps.py",
-        "np.uint64(skipped)",
-        "np.uint64(0)",
-        "clip/not finite",
-        "differ",
+        "cuda_steps.py", "np.uint64(skipped)", "np.uint64(0)", "clip/not finite", "differ"
     ),
     "a missing wait": (
         "cuda_driver.py",
         '    _checked(driver.cuStreamWaitEvent(then, int(event.handle), 0), "cuStreamWaitEvent")\n',
-        "",
-        "streams/streams",
-        "differ",
+        "", "streams/streams", "differ"
     ),
-}
+}  # fmt: skip
 """Changes of fastopt: file, code and its replacement, a step, and what is found."""
 
 

@@ -61,18 +61,3 @@ def test_warm_calls_prepare_nothing(listed, as_tuple, monkeypatch):
         grad = grad if as_tuple else RowSparse(*grad, table.shape)
         entered = frames(lambda: made("table", grad, table))
         assert len(entered) <= SINGLE, entered
-
-
-def test_gradients_that_share_memory_with_the_weight_are_copied_or_refused():
-    made, weight = updater(), np.zeros((HEIGHT, WIDTH))
-    for _ in range(2):
-        made("table", gradient([7, 3]), weight)
-    twin, other = weight.copy(), updater()
-    other.set_states(made.get_states())
-    weight[:2] = twin[:2] = 0.5
-    for target, mine, grad in ((weight, made, weight[:2]), (twin, other, twin[:2].copy())):
-        try:
-            mine("table", (grad, np.array([1, 0])), target)
-        except ValueError:
-            return
-    np.testing.assert_array_equal(weight, twin)

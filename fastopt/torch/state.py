@@ -158,7 +158,9 @@ class States:
             numbers = vars(optimizer).get(table, {})
             numbers.pop(index, None)
             if entry.get(table) is not None:
-                numbers[index] = converted(entry[table], lambda part: array_of(context, part))
+                value = converted(entry[table], lambda part: array_of(context, part))
+                is_share = table == "shares" and isinstance(value, np.ndarray)
+                numbers[index] = tuple(value.tolist()) if is_share else value
         if shown:
             self._show(k, entry)
 
@@ -282,7 +284,10 @@ class States:
                 entry[slot] = self._tensor(k, array)
         for table in TABLES:
             if index in tables.get(table, ()):
-                entry[table] = converted(tables[table][index], tensor_of)
+                value = tables[table][index]
+                if table == "shares":  # numbers
+                    value = np.array(value)
+                entry[table] = converted(value, tensor_of)
 
     def _tensor(self, k: int, array: Array) -> torch.Tensor:
         """Return a tensor with the memory of an array, in the shape of its parameter."""

@@ -107,7 +107,7 @@ def trained(run, name, path):
     kind, options = getattr(fastopt.torch, name), {"momentum": 0.9} if name == "SGD" else {}
     found = [tensors(run(kind, options, *steps, path)) for steps in ((0, 4), (0, 2), (2, 4))]
     assert not any(map(torch.equal, found[0], tensors(model_of(name)())))
-    if name in {*OF_TORCH} - {"SparseAdam"}:
+    if name in {*OF_TORCH} - {"Muon", "SparseAdam"}:  # in bfloat16, for rows alone
         close(found[0], tensors(run(getattr(torch.optim, name), options, 0, 4, path / "torch")))
     return found[0], found[2]
 

@@ -21,6 +21,7 @@ KINDS = [
     ("AdamW", {"state_dtype": "bfloat16"}),
     ("AdamW", {"rounding": "stochastic"}),
     ("Lion", {}),
+    ("Prodigy", {}),
     ("Adam", {"lr": torch.tensor(0.1)}),
 ]
 

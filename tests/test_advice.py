@@ -18,7 +18,7 @@ import fastopt
 from fastopt import amp, checkpoint, initializer, lr_scheduler, optimizer, sparse
 from fastopt._advice import _tables, closest
 from fastopt.arguments import Same
-from fastopt.parameter import ParameterDict
+from fastopt.parameter import Parameter, ParameterDict
 from helpers.refusals import check_refused
 
 CLASSES = sorted(

@@ -3,22 +3,55 @@
 Tests: ``tests/gpu/test_cuda_rows.py``, ``tests/kernels/test_cuda_driver.py``.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._kernels.cuda_arrays import CallArrays
 from fastopt._kernels.cuda_memory import TableMemory
 from fastopt._kernels.device_memory import contiguous
 from fastopt._kernels.devices import Header, device_of, header
-from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS
+from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, Layout
 from fastopt._kernels.segments import FOLD
 
-if TYPE_CHECKING:
-    from fastopt._kernels.cuda_table import CudaTable
-    from fastopt.sparse import RowSparse
-
 Array = NDArray[Any]
+
+
+class RowGradient(Protocol):
+    """A row-sparse gradient, such as a :class:`fastopt.sparse.RowSparse`."""
+
+    @property
+    def values(self) -> Any:
+        """The indexed rows."""
+
+    @property
+    def indices(self) -> Any:
+        """The index of each row."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole gradient."""
+
+
+class Target(Protocol):
+    """The table of a tensor: where its row-sparse gradient is entered."""
+
+    layout: Layout
+    arrays: Sequence[Header]
+    width: int
+    table: NDArray[np.uint64]
+    device: Any
+    inputs: CallArrays
+    memory: TableMemory
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Make the device current."""
+
+    def launch(self, kernel: Any, blocks: int, threads: Any, *arguments: Any) -> None:
+        """Launch a kernel on the stream of the table."""
 
 
 class IndexedRows:
@@ -39,7 +72,7 @@ class IndexedRows:
         self.listed: tuple[Any, ...] = ()
         self.unique: Any = None
 
-    def take(self, table: "CudaTable", context: str, grad: "RowSparse") -> int:
+    def take(self, table: Target, context: str, grad: RowGradient) -> int:
         """Enter a row-sparse gradient into the table of the tensor; return the number of rows.
 
         Rows are sorted and counted on the device, in the memory of the table.
@@ -89,7 +122,7 @@ class IndexedRows:
 
     def _ordered(
         self,
-        table: "CudaTable",
+        table: Target,
         context: str,
         places: list[int],
         rows: Array,

@@ -9,7 +9,7 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -19,14 +19,11 @@ from fastopt._kernels.chunks import chunks_of, single_rows
 from fastopt._kernels.cuda_arrays import CallArrays, TensorArrays
 from fastopt._kernels.cuda_memory import TableMemory
 from fastopt._kernels.cuda_packs import square_pack, sum_pack
-from fastopt._kernels.cuda_rows import IndexedRows
+from fastopt._kernels.cuda_rows import IndexedRows, RowGradient
 from fastopt._kernels.device_memory import move
 from fastopt._kernels.devices import Header, device_of, header, mark_written
 from fastopt._kernels.lanes import BLOCK, LANES
 from fastopt._kernels.layout import ADDRESS, APPLIED, DECAY, SEGMENTS, kind_of
-
-if TYPE_CHECKING:
-    from fastopt.sparse import RowSparse
 
 Array = np.ndarray[Any, Any]
 
@@ -129,12 +126,12 @@ class CudaTable:
         for original, copy in self.copied:
             move(copy, original)
 
-    def serves(self, grad: "RowSparse") -> bool:
+    def serves(self, grad: RowGradient) -> bool:
         """Whether the kernels are compiled for this kind of row-sparse gradient."""
         layout = self.layout
         return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
 
-    def list_rows(self, context: str, grad: "RowSparse") -> None:
+    def list_rows(self, context: str, grad: RowGradient) -> None:
         """Set a row-sparse gradient; see :meth:`IndexedRows.take`."""
         assert self.rows is not None
         count = self.rows.take(self, context, grad)

@@ -104,13 +104,30 @@ BETWEEN = {
 }
 
 
+class InNumPy(optimizer.Optimizer):
+    """Records what it is given."""
+
+    def create_state(self, index, weight):
+        return np.zeros_like(weight)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        self.seen = (weight.dtype, grad.dtype, state.dtype)
+        state *= 0.9
+        state -= self._get_lr(index) * grad
+        weight += state
+
+
+@pytest.mark.parametrize("kind", ["sgd", InNumPy])
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("restored", [False, True])
-def test_an_initial_master_is_copied_and_released_after_its_first_use(between, restored, half):
-    updater, start = updater_of("sgd", multi_precision=True), np.full(3, 0.1, np.float32)
+def test_an_initial_master_is_copied_and_released_after_its_first_use(
+    kind, between, restored, half
+):
+    updater, start = updater_of(kind, multi_precision=True), np.full(3, 0.1, np.float32)
     if restored:
-        old = updater_of("sgd", multi_precision=True)
-        old(0, np.ones(3, half), np.ones(3, half))
+        old = updater_of(kind, multi_precision=True)
+        old(0, np.zeros(3, half), np.ones(3, half))
         updater.set_states(old.get_states())
     updater.set_master(0, start)
     start[:] = 7
@@ -118,6 +135,16 @@ def test_an_initial_master_is_copied_and_released_after_its_first_use(between, r
     updater(0, np.zeros(3, half), np.ones(3, half))
     np.testing.assert_array_equal(master_of(updater)[0], np.float32(0.1))
     updater.states.clear()
+    updater(0, np.zeros(3, half), np.ones(3, half))
+    np.testing.assert_array_equal(master_of(updater)[0], 1)
+
+
+def test_a_reset_forgets_an_initial_master(half):
+    updater = updater_of("sgd", multi_precision=True)
+    updater(0, np.zeros(3, half), np.ones(3, half))
+    del updater.states[0]
+    updater.set_master(0, np.full(3, 0.1, np.float32))
+    updater.reset()
     updater(0, np.zeros(3, half), np.ones(3, half))
     np.testing.assert_array_equal(master_of(updater)[0], 1)
 
@@ -213,20 +240,6 @@ def test_copies_that_do_not_fit_a_weight_are_refused(half):
             updater(0, np.ones(3, given.dtype), given)
         assert (given == 1).all()
         assert (updater.states, updater.optimizer.num_update) == ({}, 0)
-
-
-class InNumPy(optimizer.Optimizer):
-    """Records what it is given."""
-
-    def create_state(self, index, weight):
-        return np.zeros_like(weight)
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        self.seen = (weight.dtype, grad.dtype, state.dtype)
-        state *= 0.9
-        state -= self._get_lr(index) * grad
-        weight += state
 
 
 def test_an_update_in_numpy_works_on_the_master(half, rng):

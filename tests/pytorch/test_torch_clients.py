@@ -108,7 +108,8 @@ def trained(run, name, path):
     found = [tensors(run(kind, options, *steps, path)) for steps in ((0, 4), (0, 2), (2, 4))]
     assert not any(map(torch.equal, found[0], tensors(model_of(name)())))
     if name in {*OF_TORCH} - {"Muon", "SparseAdam"}:  # in bfloat16, for rows alone
-        close(found[0], tensors(run(getattr(torch.optim, name), options, 0, 4, path / "torch")))
+        (of_torch := path / "torch").mkdir()
+        close(found[0], tensors(run(getattr(torch.optim, name), options, 0, 4, of_torch)))
     return found[0], found[2]
 
 

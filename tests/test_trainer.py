@@ -239,11 +239,14 @@ def test_a_parameter_that_is_not_initialized_is_an_error_or_left_out():
 def test_every_device_must_have_a_fresh_gradient_or_only_fresh_ones_count():
     weight = scalar(device=[cpu(0), cpu(1)])
     made = Trainer([weight], "sgd", {"learning_rate": 1.0})
+    for i in range(2):
+        weight.set_grad([100], cpu(i))
+    made.step(100)
     weight.set_grad([5], cpu(1))
     with pytest.raises(UserWarning, match="'w' is stale"):
         made.step(1)
     made.step(1, ignore_stale_grad=True)
-    assert [a.tolist() for a in weight.list_data()] == [[-5], [-5]]
+    assert [a.tolist() for a in weight.list_data()] == [[-7], [-7]]
 
 
 # Sums over devices

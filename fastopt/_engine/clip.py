@@ -23,7 +23,15 @@ from fastopt._kernels.devices import header
 from fastopt._kernels.lanes import DOWN
 from fastopt._kernels.layout import real_of
 from fastopt.amp import LossScaler, StepInfo
+from fastopt.arguments import Descriptions, OrNone, Real
 from fastopt.sparse import RowSparse
+
+LIMITS: Descriptions = {
+    "clip_global_norm": OrNone(Real(least=0, infinite=True)),
+    "clip_adaptive": OrNone(Real(least=0)),
+    "clip_adaptive_eps": Real(least=0),
+}
+"""Limits of an updater, as programs and checkpoints set them."""
 
 STEPPED = StepInfo(stepped=True, skipped=False)
 """Outcome of a call that measures nothing."""

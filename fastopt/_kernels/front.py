@@ -66,7 +66,7 @@ lies in arrays of the owner, in arrays that are held, or in copies of row indice
 
 *Writing.* A thread of a large call writes its share of the chunks of a tensor, and no other one has
 the same elements. Tensors whose memory meets (:func:`are_apart`) are updated one after the other.
-``test_tied_and_chained_weights_are_updated_in_order``, ``test_lists_machine.py``.
+``test_lists_of_arrays_that_share_memory_are_updated_one_by_one``, ``test_lists_machine.py``.
 
 Tests: ``tests/engine/test_records.py``, ``tests/engine/test_parameters.py``,
 ``tests/test_fuzz.py``.

@@ -17,7 +17,7 @@ from fastopt._advice import Advice
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.backend import WHOLE, Backend
-from fastopt._engine.clip import STEPPED, UNCHANGED, Settings, times
+from fastopt._engine.clip import LIMITS, STEPPED, UNCHANGED, Settings, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.contract import batches_of
 from fastopt._engine.devices import settle
@@ -61,7 +61,6 @@ from fastopt.arguments import (
     Instance,
     Integer,
     OrNone,
-    Real,
     brief,
     constructs,
     flag,
@@ -253,11 +252,9 @@ class Updater(Checked):
     """Whether updates run the optimizer's ``update()``, which a class may override."""
     arguments: ClassVar[Descriptions] = {
         "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
-        "clip_global_norm": OrNone(Real(least=0, infinite=True)),
         "accumulate": Integer(most=None),
         "average": check_average,
-        "clip_adaptive": OrNone(Real(least=0)),
-        "clip_adaptive_eps": Real(least=0),
+        **LIMITS,
     }
     elsewhere = Advice("UPDATER_ATTRIBUTES")
     argument_names = Advice("UPDATER_NAMES")

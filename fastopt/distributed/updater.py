@@ -19,7 +19,7 @@ from fastopt._engine.clip import UNCHANGED, times
 from fastopt._engine.contract import batches_of
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
-from fastopt._engine.validate import as_lists, check, check_index, check_like, label
+from fastopt._engine.validate import as_lists, check, check_index, check_like, label, repeated
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._structure import as_given, copies
 from fastopt._updater.averaged import averages_of, evaluates, held, leading
@@ -1702,11 +1702,8 @@ def _fits(grad: object, weight: Array) -> bool:
 
 def check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[Any, str]) -> None:
     """Raise ValueError if an index is repeated or two weights share memory."""
-    seen: set[Index] = set()
-    for index in indices:
-        if index in seen:
-            raise ValueError(f"{label(index, names)} is in the list twice")
-        seen.add(index)
+    if (twice := repeated(indices)) is not None:
+        raise ValueError(f"{label(twice, names)} is in the list twice")
     for k, other in Ranges(*bounds(weights)).overlapping():
         if np.shares_memory(weights[k], weights[other]):
             raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")

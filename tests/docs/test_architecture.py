@@ -119,6 +119,18 @@ def test_a_module_of_ranks_says_what_no_library_does_for_it(path):
     assert "\nReason: " in ast.get_docstring(parsed(path))
 
 
+def test_tests_that_stand_in_for_coverage_exist():
+    told = ast.get_docstring(parsed(PACKAGE / "_kernels" / "front.py"))
+    named = set(re.findall(r"``(test_\w+)``", told))
+    tests = {
+        name
+        for path in TESTS.rglob("*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
+    }
+    assert named
+    assert named <= tests
+
+
 SURFACE = {"parameter", "precision", "scope", "trainer"}
 """What MXNet has around its optimizers."""
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fastopt._engine.averaging import Averages
+from fastopt._engine.clip import LIMITS
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import is_cuda
@@ -17,9 +18,6 @@ from fastopt.checkpoint.format.objects import PLAIN, Given, attributes_of, descr
 from fastopt.checkpoint.restore.parameters import Keys, keys_of, names_of
 from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.optimizer import Index, Optimizer
-
-SETTINGS = ("clip_global_norm", "clip_adaptive", "clip_adaptive_eps")
-"""Hyper-parameters of updaters; some kinds of updaters lack some of them."""
 
 PROGRESS = ("accumulation", "averages")
 """Fields of a checkpoint that are written only by updaters with `accumulate` or `average`."""
@@ -75,7 +73,7 @@ def describe(updater: Stateful) -> dict[str, Any]:
         "attributes": attributes,
         "parameters": keys,
         "states": {k: host(updater.states[i]) for k, i in keys.items() if i in updater.states},
-        "updater": {name: getattr(updater, name) for name in SETTINGS if hasattr(updater, name)},
+        "updater": {name: getattr(updater, name) for name in LIMITS if hasattr(updater, name)},
         "loss_scaler": None if scaler is None else scaler.state_dict(),
         **({"groups": described_groups(updater.groups)} if updater.groups else {}),
         **_progress_of(updater, keys),

@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.averaging import Averages
+from fastopt._engine.clip import LIMITS
 from fastopt._engine.mixed_precision import holds_master
 from fastopt._engine.validate import label, leaves
 from fastopt._kernels.codes import is_coded, scales_shape, split_scales
 from fastopt._notices import warn_user
 from fastopt.amp import LossScaler
-from fastopt.arguments import ArrayOf, brief, count, flag, number
+from fastopt.arguments import ArrayOf, brief, count, flag
 from fastopt.averages import Average
 from fastopt.averages import rebuilt as rebuilt_average
 from fastopt.checkpoint.format import objects
 from fastopt.checkpoint.format.container import Array
 from fastopt.checkpoint.format.errors import CheckpointError, check_types, refusing
-from fastopt.checkpoint.restore.describe import PROGRESS, SETTINGS, Stateful, copied, foreign_part
+from fastopt.checkpoint.restore.describe import PROGRESS, Stateful, copied, foreign_part
 from fastopt.checkpoint.restore.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer.accumulation import Windows
@@ -220,11 +221,10 @@ def _check_fields(saved: Any, optimizer: str) -> None:
     for index in keys.values():
         if not isinstance(index, (int, str)) or isinstance(index, bool):
             raise CheckpointError(f"an index must be an integer or a string, got {index!r}")
-    if not set(saved["updater"]) <= set(SETTINGS):
+    if not saved["updater"].keys() <= LIMITS.keys():
         raise CheckpointError(f"unknown settings {list(saved['updater'])}")
     for name, value in saved["updater"].items():
-        if value is not None or name == "clip_adaptive_eps":
-            number(name, value, least=0, infinite=name == "clip_global_norm")
+        LIMITS[name](name, value)
 
 
 def _check_like_present(updater: Stateful, states: Mapping[Index, Any]) -> None:

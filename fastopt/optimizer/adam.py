@@ -246,6 +246,10 @@ class AdamW(DecoupledFamily):
         Correct the bias of the moving averages. Default True.
     eta : float, optional
         Schedule multiplier of the paper. Default None.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient. Default False.
+    cautious_decay : bool
+        Decay only weights that the step does not move away from 0. Default False.
     formula : str
         'mxnet', or 'torch', which supports neither `eta` nor ``correct_bias=False``. Default
         'mxnet'. With 'torch' the defaults are torch's: `epsilon` 1e-8, `wd` 0.01.
@@ -254,10 +258,6 @@ class AdamW(DecoupledFamily):
     grams : bool
         Step against the gradient by the size of AdamW's step; not with `cautious`, which would have
         no effect. Default False.
-    cautious : bool
-        Update only elements whose step has the sign of the gradient. Default False.
-    cautious_decay : bool
-        Decay only weights that the step does not move away from 0. Default False.
     stable : bool
         Bound the root mean square of the tensor's step. Default False.
     **common

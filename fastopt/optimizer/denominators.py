@@ -161,11 +161,12 @@ class RAdam(DecoupledFamily):
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
+    cautious, cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`. Default False.
     threshold : float
         :math:`\rho_0`, at least 4. Default 4.
-    cautious, cautious_decay, stable : bool
-        See :class:`~fastopt.optimizer.AdamW`; `stable` has no effect while :math:`l_t = 1`. Default
-        False.
+    stable : bool
+        See :class:`~fastopt.optimizer.AdamW`; no effect while :math:`l_t = 1`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

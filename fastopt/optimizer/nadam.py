@@ -271,14 +271,14 @@ class NAdamW(DecoupledFamily):
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
-    correction : str
-        Step whose bias correction is applied to :math:`m`: 'next' or 'present'. Default 'next'.
-    amsgrad : bool
-        Divide by the root of the maximum of :math:`v` so far. Default False.
     cautious : bool
         Update only elements whose step has the sign of the gradient. Default False.
     cautious_decay : bool
         Decay only weights that the step does not move away from 0. Default False.
+    correction : str
+        Step whose bias correction is applied to :math:`m`: 'next' or 'present'. Default 'next'.
+    amsgrad : bool
+        Divide by the root of the maximum of :math:`v` so far. Default False.
     stable : bool
         Bound the root mean square of the tensor's step. Default False.
     **common

@@ -156,6 +156,7 @@ class Structures:
                     if grad is updated
                     else f"the same unchanged array in {REPEATED + 1} steps with other weights"
                 )
+                + "; weights of several calls that share a name share a state: give each its own"
             )
 
 

@@ -7,7 +7,17 @@ import numpy as np
 
 from fastopt._advice import Advice
 from fastopt._notices import warn_user
-from fastopt.arguments import Checked, brief, count, flag, number
+from fastopt.arguments import (
+    FLAG,
+    Checked,
+    Descriptions,
+    Integer,
+    Real,
+    brief,
+    count,
+    flag,
+    number,
+)
 
 __all__ = ["LossScaler", "SlowCalls", "StepInfo"]
 
@@ -139,6 +149,13 @@ class LossScaler(Checked):
     128.0
     """
 
+    arguments: ClassVar[Descriptions] = {
+        "growth_factor": Real(least=1),
+        "backoff_factor": Real(least=0, below=1),
+        "growth_interval": Integer(most=None),
+        "dynamic": FLAG,
+        **dict.fromkeys(("min_scale", "max_scale"), Real(least=_LEAST, most=_MOST)),
+    }
     elsewhere: ClassVar[Mapping[str, str]] = Advice("SCALER_ATTRIBUTES")
     _stuck = 0  # overflows in a row at the least scale; of the class, for earlier pickles
 
@@ -152,15 +169,21 @@ class LossScaler(Checked):
         min_scale: float = 1.0,
         max_scale: float = 2.0**24,
     ) -> None:
-        self.growth_factor = number("growth_factor", growth_factor, least=1)
-        self.backoff_factor = number("backoff_factor", backoff_factor, least=0, below=1)
-        self.growth_interval = count("growth_interval", growth_interval)
-        self.dynamic = flag("dynamic", dynamic)
-        self.min_scale = number("min_scale", min_scale, least=_LEAST, most=_MOST)
-        self.max_scale = number("max_scale", max_scale, least=self.min_scale, most=_MOST)
+        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
+        self.growth_interval, self.dynamic = growth_interval, dynamic
+        self.min_scale, self.max_scale = min_scale, max_scale
+        number("max_scale", max_scale, least=self.min_scale)
         self._scale = self._within("init_scale", init_scale)
         self._good_steps = 0
         self._awaited: Callable[[], None] | None = None
+
+    def check_together(self) -> None:
+        """Raise ValueError unless the scale is within its bounds."""
+        if not self.min_scale <= self.scale <= self.max_scale:
+            raise ValueError(
+                f"scale must be from min_scale={self.min_scale} to max_scale={self.max_scale}, got "
+                f"{self.scale}: assign scale first"
+            )
 
     @property
     def scale(self) -> float:

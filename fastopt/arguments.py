@@ -682,12 +682,15 @@ class Checked(metaclass=Constructor):
 
     unlisted: ClassVar[frozenset[str]] = frozenset(
         {"aliases", "argument_advice", "argument_names", "elsewhere", "unlisted"}
-        | {"declared", "defaults", "positional", "torch_defaults", "transient"}
+        | {"declared", "defaults", "independent", "positional", "torch_defaults", "transient"}
     )
     """Names for the package alone, which completion leaves out."""
 
     arguments: ClassVar[Descriptions] = {}
     """Attributes that are validated on every assignment; merged with the bases' arguments."""
+
+    independent: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that contradict no other, whose assignment is not checked with them."""
 
     progress: ClassVar[Descriptions] = {}
     """Attributes that change with every update; validated only when they are restored."""
@@ -798,10 +801,18 @@ class Checked(metaclass=Constructor):
         """Raise ValueError unless the attributes are consistent; subclasses may extend this."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        described = self._arguments.get(name)
-        if described is None and name not in vars(self):
+        described, fields = self._arguments.get(name), vars(self)
+        if described is None and name not in fields:
             check_new(self, name)
+        is_new, before = name not in fields, fields.get(name)
         super().__setattr__(name, value if described is None else described(name, value))
+        if is_new or described is None or name in self.independent:
+            return
+        try:
+            self.check_together()
+        except BaseException:
+            fields[name] = before
+            raise
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__()} - self.unlisted - self.transient)

@@ -153,6 +153,10 @@ WRONG = {
     "LossScaler(min_scale=0)": "ValueError: min_scale must be .*got 0",
     "LossScaler(min_scale=2.0**25)": "ValueError: max_scale must be .*got",
     "LossScaler(max_scale=math.inf)": "ValueError: max_scale must be a finite number",
+    "setattr(scaler, 'backoff_factor', 2)": "ValueError: backoff_factor must be .*below 1, got 2",
+    "setattr(scaler, 'growth_interval', 'a')": "TypeError: growth_interval must be an integer",
+    "setattr(scaler, 'max_scale', 1024)": "ValueError: scale must be .*, got 32768.0: assign",
+    "setattr(scaler, 'min_scale', 2.0**16)": "ValueError: scale must be from min_scale=65536.0",
     "load(scale=0.5)": "ValueError: ^scale must be a finite number, at least 1.0",
     "load(scale='8')": "TypeError: ^scale must be a number",
     "load(good_steps=-1)": "ValueError: ^good_steps must be at least 0, got -1",
@@ -179,7 +183,7 @@ def test_what_is_wrong_is_named_and_changes_nothing(code):
         state = {**LossScaler(512).state_dict(), **changes}
         scaler.load_state_dict({name: state[name] for name in state if name != without})
 
-    check_refused(code, WRONG[code], {**globals(), "load": load})
+    check_refused(code, WRONG[code], {**globals(), "load": load, "scaler": scaler})
     assert scaler.state_dict() == before
 
 

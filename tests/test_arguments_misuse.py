@@ -196,10 +196,14 @@ MISTAKES = {
     "updater().load_states_dict(updater().states_dict(), 'no')":
         "TypeError: strict must be True or False, got 'no'",
     "updater().set_states(b'abc')": "CheckpointError: not a safetensors file, or a truncated one",
+    r"updater().set_states(b'\x80\x04' + b'\xff' * 99)": "CheckpointError: load_mxnet reads those",
+    "fastopt.Updater({'w': 1.0})": r"TypeError: passed to updater.step\(grads, weights\)",
     "(tree := []).append(tree) or checkpoint.dumps(tree)":
         "TypeError: the tree is nested too deeply, or holds itself",
     "updater().load_mxnet(b'K\\x03' + b'\\xff' * 10000)": "CheckpointError: ^.{0,200}$",
     "fastopt.rule(state=3, hyper=('lr',))": "TypeError: state must be a sequence of names, got 3",
+    "fastopt.rule(hyper=('lr',))(lambda grad, weight, state, h: None)":
+        r"TypeError: takes \(weight, grad, state, h, ...\) in this order",
     "scalar(3)": "TypeError: functions of scalars, got 3",
     "fastopt.rule(hyper=('lr',), row=3)(lambda weight, grad, state, h, mean: None)":
         "TypeError: functions of scalars, got 3",

@@ -303,7 +303,8 @@ class Enrolment:
             self._complete = ready
             if len(made) > len(ready):  # in the order of the call
                 made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
-        if len(indices) > 1 and not made.keys() <= self.updater.states.keys():
+        states = self.updater.states
+        if (len(indices) > 1 or len(states) == 1) and not made.keys() <= states.keys():
             self._warn_of_renamed()
         dict.update(self.updater.states, made)
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))

@@ -18,6 +18,7 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
+from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import Header, header
 from fastopt._kernels.layout import KEY, WIDTH
 from fastopt._kernels.numpy_abi import address_of
@@ -30,6 +31,14 @@ def flush(updater: Updating, index: Index, weight: Array, state: object) -> bool
     own = updater.parameters.of(index)
     optimizer, of = own.optimizer, header(weight)
     if index not in optimizer.row_decay or optimizer.rule_for(index) is None:
+        return False
+    if optimizer.sparse_decay == "touched":
+        rows, total = optimizer.row_decay[index]
+        if np.any(host(rows) != total):
+            raise ValueError(
+                f"{own.context}: rows lack the decay of steps with another sparse_decay than "
+                "'touched': assign it again, call flush(), then change it"
+            )
         return False
     check_like(own.context, "weight", of, REALS, np.shape(of))
     with uninterrupted:  # between marking rows as decayed and copying the weight back

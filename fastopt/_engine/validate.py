@@ -31,7 +31,10 @@ OF_OTHER_SETTINGS = (
     "the state is of other settings: delete it from updater.states, to start with a new one"
 )
 
-OF_ONE = "; each index has the state of one weight, another weight needs another index"
+OF_ONE = (
+    "; each index has the state of one weight: another weight needs another index, and "
+    "updater.resize() follows rows that were added or pruned"
+)
 
 
 def label(index: int | str, names: dict[Any, str]) -> str:

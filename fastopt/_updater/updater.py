@@ -315,6 +315,8 @@ class Updater(Checked):
         """Set an attribute that records depend on."""
         if name == "groups":
             self._group(value, self.parameters, self.optimizer)
+            if windows := self._windows:
+                windows.calls = windows.without({i for i in windows.calls if self._is_frozen(i)})
         elif name == "optimizer":
             if value is not vars(self).get(name):
                 self._plan_with(value)
@@ -1044,6 +1046,12 @@ class Updater(Checked):
             param = self.parameters.of(check_index(index))
             index, averages = param.index, self._averages
             view = self._viewed(index, weight)
+            last = self.parameters.weight_of(index)
+            if last is not None and header(last).dtype != (dtype := header(view).dtype):
+                raise TypeError(
+                    f"{param.context}: weight must have dtype {header(last).dtype}, like the one "
+                    f"before, got {dtype}"
+                )
             taken = checked_rows(param.context, rows, header(view))
             if averages is not None:
                 averages.check_free()

@@ -24,6 +24,9 @@ __all__ = ["Rule", "rule", "scalar"]
 
 Function = Callable[..., Any]
 Reductions = Sequence[tuple[Function, ...]]
+
+SWAPPED = ["grad", "weight"], ["gradient", "weight"], ["g", "w"]
+"""First arguments of functions whose author has confused their order."""
 F = TypeVar("F", bound=Function)
 
 Scalar = Any
@@ -461,6 +464,10 @@ def rule(
             raise TypeError(
                 f"{fn.__name__} must take {takes} arguments (weight, grad, state, h, ...), "
                 f"not {signature}"
+            )
+        if (names := [*signature.parameters])[:2] in SWAPPED or names[2:4] == ["h", "state"]:
+            raise TypeError(
+                f"{fn.__name__} takes (weight, grad, state, h, ...) in this order, got {signature}"
             )
         if fields := written(fn):
             raise TypeError(

@@ -391,6 +391,8 @@ class Optimizer(Checked, metaclass=Declaring):
     by_index: ClassVar[dict[str, type[PerIndex]]] = {}
     """Attributes that store a number for each index."""
 
+    independent = frozenset(VALUES)
+
     in_arrays: ClassVar[tuple[str, ...]] = ("num_update",)
     """Properties whose values are stored in the arrays of `by_index` attributes."""
 
@@ -683,8 +685,6 @@ class Optimizer(Checked, metaclass=Declaring):
         before = fields.get(name)
         try:
             super().__setattr__(name, value)
-            if name in fields and name in self._arguments and name not in VALUES:
-                self._check_assigned(name, before)
             self._share(name)
         finally:  # even if Ctrl-C interrupts the assignment
             if name not in VALUES:
@@ -695,14 +695,6 @@ class Optimizer(Checked, metaclass=Declaring):
     def _selects(self, name: str) -> bool:
         """Whether what a parameter has for itself may depend on an attribute."""
         return name in TABLES or type(self).fields_of is not Optimizer.fields_of
-
-    def _check_assigned(self, name: str, before: object) -> None:
-        """Set an attribute back to `before` if it contradicts the others."""
-        try:
-            self.check_together()
-        except BaseException:
-            self.__dict__[name] = before
-            raise
 
     def _stored(self, name: str, value: Any) -> Any:
         """Return the mapping that stores a value; raise for an alias of other attributes."""
@@ -1059,6 +1051,12 @@ class Optimizer(Checked, metaclass=Declaring):
         if not again and not (names and names.keys() <= seen):
             return
         vars(self)["unchecked"] = False  # no result depends on it, so the versions stay
+        if misnamed := [index for index in names if index not in seen and str(index) in seen]:
+            warn_user(
+                f"param_idx2name names {brief(misnamed)}, but these calls update "
+                f"{brief(list(map(str, misnamed)))}: step() names the items of lists by strings; "
+                "name those, or call updater([0, 1], grads, weights)"
+            )
         known = {*seen, *names, *names.values(), *self.param_dict}
         for attribute in ("lr_mult", "wd_mult"):
             symbol = self._attributes(f"__{attribute}__").keys()
@@ -1152,6 +1150,10 @@ class Optimizer(Checked, metaclass=Declaring):
             cure = f"; lr={name!r} is a learning rate" if isinstance(name, float) else ""
             if type(name).__module__.startswith("torch."):
                 cure = "; fastopt.torch has optimizers of torch's parameters"
+            elif isinstance(name, (dict, list, np.ndarray)):
+                cure = "; weights are passed to updater.step(grads, weights)"
+            elif hasattr(name, "rank"):
+                cure = "; it comes first, the communicator second"
             raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}{cure}")
         klass: type[Optimizer] | None = Optimizer.opt_registry.get(name.lower())
         if klass is None:

@@ -32,6 +32,17 @@ def through_file(old, new, path, **kwargs):
     return new.load(path / "file", **kwargs)
 
 
+@pytest.mark.parametrize("names", [["fc1"], ["fc1", "fc2"]])
+def test_weights_of_other_names_than_those_of_the_file_warn(names, tmp_path):
+    old, new = optimizer.Updater("adam"), optimizer.Updater("adam")
+    grads = {name: np.ones(2) for name in names}
+    old.step(grads, {name: np.ones(2) for name in names})
+    through_file(old, new, tmp_path)
+    other = {f"my_{name}": np.ones(2) for name in names}
+    with pytest.warns(UserWarning, match=r"starts states of \['my_fc1'.* loaded of \['fc1'"):
+        new.step({name: np.ones(2) for name in other}, other)
+
+
 @pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize(
     ("klass", "kwargs"),

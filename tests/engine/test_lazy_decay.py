@@ -299,6 +299,22 @@ def test_flush_changes_nothing_without_pending_decay(how, rng):
     same_bits(weight, before)
 
 
+@pytest.mark.parametrize("how", ["catch_up", "dense"])
+def test_decay_that_rows_lack_is_not_lost_where_sparse_decay_changes(how):
+    updater, weight = fastopt.Updater(optimizer.AdaGrad(wd=WD, sparse_decay=how)), np.ones((4, 2))
+    updater.step({"t": (np.ones((1, 2)), [0])}, {"t": weight})
+    updater.optimizer.sparse_decay = "touched"
+    if how == "catch_up":  # a step with dense decay leaves none
+        with pytest.raises(ValueError, match=r"index 't': rows lack the decay of steps .* assign"):
+            updater.flush("t")
+        updater.optimizer.sparse_decay = how
+        updater.flush("t")
+        updater.optimizer.sparse_decay = "touched"
+    before = weight.copy()
+    updater.flush("t")
+    same_bits(weight, before)
+
+
 class Doubled(optimizer.AdamW):
     """Its rates are asked for in Python."""
 

@@ -218,6 +218,19 @@ def test_a_frozen_weight_has_neither_sum_nor_average():
         pass
 
 
+def test_a_weight_that_is_frozen_within_a_window_loses_its_sum():
+    updater = fastopt.Updater(fastopt.SGD(lr=1.0), accumulate=2)
+    weights = {"a": np.zeros(1), "b": np.zeros(1)}
+    updater.step({"a": np.full(1, 100.0), "b": np.ones(1)}, weights)
+    updater.groups = {"a": {"frozen": True}}
+    updater.step({"a": None, "b": np.ones(1)}, weights)
+    updater.accumulate = 3  # no sum is open
+    updater.groups = None
+    for _ in range(3):
+        updater.step({"a": np.ones(1), "b": np.ones(1)}, weights)
+    assert weights == {"a": [-1.0], "b": [-2.0]}
+
+
 def test_a_weight_that_is_frozen_later_keeps_its_value_and_its_average():
     made, each, weights, expected = together(**ALL), alone(**ALL), arrays(0), arrays(0)
     train(made, each, weights, expected, arrays, range(4))

@@ -354,6 +354,12 @@ def test_decay_that_reaches_no_name_warns_once_with_the_rule():
     assert [warning.filename for warning in record] == [__file__]
 
 
+def test_names_of_indices_that_step_does_not_use_warn():
+    updater = optimizer.Updater(optimizer.SGD(param_idx2name={0: "a_weight", 1: "b_bias"}))
+    with pytest.warns(UserWarning, match=r"names \[0, 1\], but these calls update \['0', '1'\]"):
+        updater.step([np.ones(2)] * 2, [np.ones(2), np.ones(2)])
+
+
 def by_hand():
     made = optimizer.SGD(wd=0.1, param_idx2name={0: "W1", 1: "b1"})
     made.set_wd_mult({"W1": 1.0})

@@ -105,8 +105,8 @@ def waiting():
     return stepped(fastopt.Updater(fastopt.SGD(), accumulate=2))
 
 
-def stepped(updater):
-    updater("w", *np.ones((2, 3, 2), np.float32))
+def stepped(updater, dtype="f4"):
+    updater("w", *np.ones((2, 3, 2), dtype))
     return updater
 
 
@@ -126,6 +126,7 @@ REFUSED = [
      "TypeError: state of Muon is not one by rows"),
     (waiting, (1, 2), [0], r"ValueError: call finish\(\)"),
     (copied, (1, 2), [0], "ValueError: its copy has another shape"),
+    (lambda: stepped(made("adam"), "f8"), (2, 2), [0, 1], "TypeError: must have dtype float64"),
 ]  # fmt: skip
 
 
@@ -136,7 +137,6 @@ def test_what_cannot_be_resized_is_refused_and_changes_nothing(make, shape, rows
     names = {"resize": updater.resize, "weight": np.ones(shape, "f4"), "rows": rows}
     check_refused("resize('w', weight, rows)", error, names)
     assert frozen(dict(updater.states)) == before
-    stepped(updater)
 
 
 def test_a_parameter_without_state_stays_one():

@@ -268,9 +268,13 @@ def _header(file: BufferedIOBase) -> tuple[dict[str, Any], int]:
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= min(size, HEADER_LIMIT):
+        file.seek(0)
+        pickled = file.read(2) in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
         raise CheckpointError(
             "not a safetensors file, or a truncated one: "
             f"a header of {length} bytes cannot be in a file of {size + 8} bytes"
+            + "; it begins like a pickle, and load_mxnet reads those of MXNet"
+            * pickled
         )
     head = file.read(length)
     _check_header(head)

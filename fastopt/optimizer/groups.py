@@ -31,7 +31,8 @@ class ReadOnly(dict[str, Any]):
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError(
             "groups are read-only, and the first pattern that matches wins; assign "
-            "updater.groups = {pattern: {...}, **updater.groups}"
+            "updater.groups = {pattern: {...}, **updater.groups}, or, for a pattern that exists, "
+            "{**updater.groups, pattern: {...}}"
         )
 
     __setitem__ = __delitem__ = __ior__ = update = setdefault = _refuse

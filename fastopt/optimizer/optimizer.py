@@ -278,14 +278,16 @@ class Optimizer(Checked, metaclass=Declaring):
         Seed of the random numbers: noise of the rule and stochastic rounding. Default 0.
     lazy_update : bool, optional
         Update only the indexed rows of row-sparse gradients. Default True for SGD, ccSGD, Adam,
-        AdaGrad, Ftrl, GroupAdaGrad, LARS and LBSGD, else False: a row-sparse gradient then has
-        the effect of the equivalent dense gradient, with zeros in the other rows.
+        AdaGrad, Ftrl, GroupAdaGrad, LARS and LBSGD, and for every optimizer with `sparse_decay`
+        'catch_up' or 'dense', else False: a row-sparse gradient then has the effect of the
+        equivalent dense gradient, with zeros in the other rows.
     sparse_decay : str
         Weight decay of rows that a lazy update does not touch. 'touched': no decay. 'catch_up':
         the decay is deferred until the row is next touched; only for decoupled weight decay.
         'dense': the decay is applied at once, by the factor 1 - learning rate * weight decay,
         without the layer-wise scaling of LARS, LAMB, LANS and LBSGD's 'lars'. Both 'catch_up' and
-        'dense' store a float64 number for each row. Default 'touched'.
+        'dense' store a float64 number for each row, and raise a ValueError with
+        ``lazy_update=False``. Default 'touched'.
     rounding : str
         Rounding of half-precision weights without masters: 'nearest', or 'stochastic', which
         rounds up or down at random so that the expected value is exact. Default 'nearest'.

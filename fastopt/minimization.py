@@ -78,9 +78,10 @@ def minimize(
         ``fun(x, *args, *batch)`` returns the loss and its gradient, or with a function as `jac`
         the loss. It gets a copy of `x`, which it may keep.
     x0 : array_like, or nested dict, list, tuple or dataclass of them
-        Start. Arrays may have any shape; the gradient is nested like `x0`. float32 and
-        complex64 arrays keep their dtype; other numbers become float64 or complex128. It is not
-        written to. Gradients of complex numbers: see :doc:`complex weights </complex-weights>`.
+        Start. Arrays may have any shape; the gradient is nested like `x0`. If `x0` is a vector, a
+        gradient of one row, of shape ``(1, n)``, is flattened. float32 and complex64 arrays keep
+        their dtype; other numbers become float64 or complex128. It is not written to. Gradients
+        of complex numbers: see :doc:`complex weights </complex-weights>`.
     args : tuple
         Constant arguments of `fun`; another value is one argument.
     jac : True or callable

@@ -60,7 +60,8 @@ class Trainer(Checked):
         Maximum norm of all gradients, concatenated.
     comm : mpi4py communicator, torch process group, or updater, optional
         Communicator among whose ranks the optimizer state is sharded; or an existing updater,
-        whose optimizer must be `optimizer`.
+        whose optimizer must be `optimizer`, with its own groups, `accumulate`, `average`,
+        `loss_scaler` and clips.
 
     Attributes
     ----------

@@ -22,8 +22,8 @@ from helpers.written_headers import read_in_python
 
 SHAPES = (), (3,), (4, 5), (0, 2), (2, 0), (2, 1, 3), (1,)
 DTYPES = [np.complex64, np.complex128]
-TAKING = [case for case in CASES if case.make().takes_complex]
-REFUSING = sorted({name for name in FIRST if not FIRST[name].make().takes_complex})
+TAKING = [case for case in CASES if not case.make().by_row]
+REFUSING = sorted({name for name in FIRST if FIRST[name].make().by_row})
 
 
 def real(array):

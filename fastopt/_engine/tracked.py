@@ -25,16 +25,18 @@ class Tracked(dict[Any, Any]):
 
     Parameters
     ----------
-    items : mapping
+    items : mapping, optional
         Initial items.
-    changed : callable
+    changed : callable, optional
         Function of the key that has changed, or without arguments if several may have, such as
         that of :func:`weakly`.
     """
 
     __slots__ = ("changed",)
 
-    def __init__(self, items: Mapping[Any, Any], changed: Callable[..., None]) -> None:
+    def __init__(
+        self, items: Mapping[Any, Any] = {}, changed: Callable[..., None] = lambda *keys: None
+    ) -> None:
         super().__init__(items)
         self.changed = changed
 

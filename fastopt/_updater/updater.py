@@ -1553,7 +1553,7 @@ class Updater(Checked):
         """Return a gradient and its weight, or the real views of complex ones."""
         clips, names = self.settings.clip_adaptive is not None, self.optimizer.idx2name
         of = self.parameters.optimizer_of(index)
-        refused = "" if of.takes_complex else type(of).__name__
+        refused = type(of).__name__ if of.by_row else ""
         return real_views(label(index, names), refused, grad, weight, clips)
 
     def _update(self, call: Given) -> None:

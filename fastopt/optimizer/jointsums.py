@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fastopt._engine.validate import label
@@ -89,6 +90,11 @@ class JointSums(Optimizer):
         raise NotImplementedError(f"{type(self).__name__} needs a method advance(sums)")
 
     @property
+    def first_estimate(self) -> dict[str, float]:
+        """Numbers from which :attr:`estimate` starts, as far as they are known before a step."""
+        return {}
+
+    @property
     def d(self) -> float | None:
         """The number ``"d"`` of :attr:`estimate`, None without one."""
         return self.estimate.get("d")
@@ -129,6 +135,22 @@ class JointSums(Optimizer):
         super().restart(indices)
         if self.num_update == self.begin_num_update:
             self.estimate, self.shares = {}, {}
+
+
+@dataclass(frozen=True)
+class EstimateOf:
+    """A saved estimate: empty, or these numbers, of which the first is above 0."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, name: str, value: object) -> dict[str, float]:
+        """Return the checked value."""
+        table = TableOf(ANY)(name, value)
+        if table and (tuple(table) != self.names or not table[self.names[0]] > 0):
+            raise ValueError(
+                f"{name} must have {self.names} with {self.names[0]} above 0, got {brief(value)}"
+            )
+        return table
 
 
 class DistanceFamily(JointSums, AdamFamily):
@@ -195,6 +217,13 @@ class DistanceFamily(JointSums, AdamFamily):
         """Return hyper-parameters of a step that changes nothing."""
         fields = {*self.rule.hyper} - {"rescale_grad", "clip_gradient"}
         return {name: float(name in FACTORS) for name in fields}
+
+    @property
+    def first_estimate(self) -> dict[str, float]:
+        """See :attr:`JointSums.first_estimate`."""
+        check = type(self).declared["estimate"].check
+        names = check.names if isinstance(check, EstimateOf) else ()
+        return {name: 0.0 if "numerator" in name else self.d0 for name in names}
 
     @property
     def d(self) -> float:

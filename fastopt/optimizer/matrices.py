@@ -746,8 +746,8 @@ class MatrixOptimizer(Optimizer):
             return grad
         raise TypeError(
             f"{label(index, self.idx2name)}: {type(self).__name__} takes dense gradients of "
-            "matrices, got a row-sparse one; pass grad.to_dense(), or fallback='adamw', or an "
-            "Optimizer, and fallback_for= a pattern of its name"
+            "matrices, got a row-sparse one; pass grad.to_dense(), or update it with AdamW, which "
+            "fastopt.optimizer has as fallback='adamw' with fallback_for= a pattern of its name"
         )
 
     # States

@@ -422,15 +422,15 @@ class Optimizer(Checked, metaclass=Declaring):
     argument_advice: ClassVar[Mapping[str, str]] = Advice("OPTIMIZER_ARGUMENTS")
     elsewhere: ClassVar[Mapping[str, str]] = Advice("OPTIMIZER_ATTRIBUTES")
     unlisted = Checked.unlisted | {
-        *("add_follower", "averaged_gradient", "base_rule", "batches", "by_index", "call_lock"),
-        *("carried_in", "carried_slots", "check_multipliers", "check_rates", "claimed"),
-        *("codes_of", "copied", "corrects_decay", "decay_term", "direct_state", "evaluates"),
-        *("first_carried", "folds", "forget_updates", "in_arrays", "keep_updates", "key"),
-        *("least_rate", "masters_given", "multiplier", "native", "per_index", "put_back"),
-        *("rates_at", "rates_before_count", "restore", "restore_from", "row_decay"),
-        *("rule_by_index", "rule_traits", "rule_variant", "scheduled", "snapshot", "stable_ratio"),
-        *("stable_ratio_fields", "starts_at_zero", "step_sums", "sym_info", "takes_complex"),
-        "update_in_python",
+        *("add_follower", "averaged_gradient", "base_rule", "batches", "by_index", "by_row"),
+        *("call_lock", "carried_in", "carried_slots", "check_multipliers", "check_rates"),
+        *("claimed", "codes_of", "copied", "corrects_decay", "decay_term", "direct_state"),
+        *("evaluates", "first_carried", "first_estimate", "folds", "forget_updates"),
+        *("in_arrays", "keep_updates", "key", "least_rate", "masters_given", "multiplier"),
+        *("native", "per_index", "put_back", "rates_at", "rates_before_count", "restore"),
+        *("restore_from", "row_decay", "rule_by_index", "rule_traits", "rule_variant"),
+        *("scheduled", "snapshot", "stable_ratio", "stable_ratio_fields", "starts_at_zero"),
+        *("step_sums", "sym_info", "update_in_python"),
     }
     rescale_grad: float = arg(  # AdamW treats NaN and infinity as overflow
         default=1.0, check=Real(infinite=True, nan=True), kw_only=True
@@ -1406,9 +1406,9 @@ class Optimizer(Checked, metaclass=Declaring):
         return rule is not None and "rescale_grad" in rule.hyper
 
     @property
-    def takes_complex(self) -> bool:
-        """Whether complex weights are updated as pairs of real numbers: not by row or matrix."""
-        return self.native and self.rule is not None and self.rule.row is None
+    def by_row(self) -> bool:
+        """Whether rows or matrices are updated as a whole; else complex weights are real pairs."""
+        return not self.native or self.rule is None or self.rule.row is not None
 
     def create_state(self, index: Index, weight: Array) -> Any:
         """Create the state of one parameter: an array for each slot of the rule, usually of zeros.

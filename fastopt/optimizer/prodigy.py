@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
-from fastopt.arguments import FLAG, OrNone, Real, TableOf, arg, brief, kept
+from fastopt.arguments import FLAG, OrNone, Real, arg, kept
 from fastopt.kernels.rule import Carried, Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.kernels.variants import shrunk_by
-from fastopt.optimizer.jointsums import ANY, DistanceFamily
+from fastopt.optimizer.jointsums import DistanceFamily, EstimateOf
 from fastopt.optimizer.optimizer import corrected, register
 from fastopt.optimizer.schedulefree import (
     FREE,
@@ -29,22 +28,6 @@ def with_decay(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
 def of_tensor(sums: Sums, h: Hyper, kept: State) -> State:
     """Return the tensor's terms in the numerator and the denominator of the estimate."""
     return h.progress_rate * sums[0], h.counts * sums[1]
-
-
-@dataclass(frozen=True)
-class EstimateOf:
-    """A saved estimate: empty, or these numbers, of which the first is above 0."""
-
-    names: tuple[str, ...]
-
-    def __call__(self, name: str, value: object) -> dict[str, float]:
-        """Return the checked value."""
-        table = TableOf(ANY)(name, value)
-        if table and (tuple(table) != self.names or not table[self.names[0]] > 0):
-            raise ValueError(
-                f"{name} must have {self.names} with {self.names[0]} above 0, got {brief(value)}"
-            )
-        return table
 
 
 class EstimatedAdam(DistanceFamily):

@@ -4,7 +4,6 @@ Tests: ``tests/pytorch``.
 """
 
 import inspect
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -19,13 +18,13 @@ from torch.optim import optimizer as hooks
 from fastopt._engine.clip import measured, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.per_index import Index
-from fastopt._interrupts import between_updates, uninterrupted
+from fastopt._interrupts import uninterrupted
 from fastopt._updater.updater import DEFAULTS, Updater
 from fastopt.amp import StepInfo
-from fastopt.arguments import brief
 from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.optimizer import JointSums
 from fastopt.optimizer import Optimizer as Rule
-from fastopt.torch.recipes import Made, Recipe, apply, check_arguments
+from fastopt.torch.recipes import UNSUPPORTED, Made, Recipe, apply, check_arguments
 from fastopt.torch.state import Exact, State, States, array_of, converted
 from fastopt.torch.tensors import Same
 from fastopt.torch.views import GRAD, Gradients, Views, check_parameter
@@ -76,16 +75,17 @@ class Group:
         """The options that the optimizer has."""
         self.known = [_constant(group[name]) for name in self.names]
         self.leading: dict[int, int] = {}
-        self.by_row = settings.get("clip_adaptive") is not None or not made.optimizer.takes_complex
+        self.by_row = settings.get("clip_adaptive") is not None or made.optimizer.by_row
         """Whether rows or matrices are updated or clipped as a whole."""
         self.views: Views | None = None
         self.forms: dict[Index, Any] = {}
         """Shapes and dtypes of the views, by index."""
         self.states: States | None = None
-        self.joint = made.optimizer.step_sums
+        self.joint = made.optimizer if isinstance(made.optimizer, JointSums) else None
         """The optimizer, if its rule has numbers that are computed from all parameters."""
-        if self.joint is not None and group.get(ESTIMATE):
-            made.optimizer.estimate = dict(group[ESTIMATE])
+        if self.joint is not None:
+            self.joint.estimate = dict(group.get(ESTIMATE, {}))
+            group.setdefault(ESTIMATE, self.joint.first_estimate)
 
     def follow(self, values: list[Any]) -> bool:
         """Set the options that have changed; return False if they need another optimizer."""
@@ -188,7 +188,7 @@ class Group:
                     optimizer.rescale_grad = before
         increment_version(of.params)
         if self.joint is not None:
-            self.group[ESTIMATE] = optimizer.estimate  # type: ignore[attr-defined]
+            self.group[ESTIMATE] = self.joint.estimate or self.group[ESTIMATE]
         states: Any = self.states
         if states.fresh or states.changes:
             return bool(states.note(state, of.positions))
@@ -200,9 +200,8 @@ class Group:
         saved = converted(whole, lambda part: np.array(array_of("state", part)))
         saved["attributes"].pop("buffered", None)  # of SGD, whose buffers now stay in the entry
         self.updater.load_state_dict(saved)
-        sums: Any = self.updater.optimizer.step_sums
-        if sums is not None:
-            self.group[ESTIMATE] = sums.estimate
+        if self.joint is not None:
+            self.group[ESTIMATE] = self.joint.estimate
         states = States(self.updater, self.made.form, self._view(number))
         states.show(state)
 
@@ -268,6 +267,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """
 
     recipe: ClassVar[Recipe]
+    _groups: Sequence[Group] = ()
+    _numbers: Mapping[torch.Tensor, int] = {}
+    _entries: Same | None = None
+    """The entries of the state after the last step."""
+    _info: StepInfo | Updater = NO_STEP
 
     def __init__(self, params: object, *args: object, **arguments: Any) -> None:
         if not hasattr(type(self), "recipe"):
@@ -282,20 +286,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise TypeError(f"{recipe.name} got {sorted(twice)} twice")
         check_arguments(recipe, {**positions, **arguments}, SETTINGS)
         self._settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
-        self._start()
         super().__init__(params, recipe.defaults({**positions, **arguments}))
-
-    def _start(self) -> None:
-        """Initialize the attributes that follow from groups and states."""
-        self._groups: list[Group] = []
-        self._numbers: dict[torch.Tensor, int] = {}
-        self._entries = Same([])
-        self._units: UnitClip | None = None
-        self._info: StepInfo | Updater = NO_STEP
 
     @property
     def updaters(self) -> list[Updater]:
         """The updater of each parameter group; an index stands for a parameter in all of them."""
+        if not self._groups:  # of a pickle
+            self._regroup()
         return [group.updater for group in self._groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -320,6 +317,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _regroup(self) -> None:
         """Follow the parameter groups: each one that is new gets an updater."""
+        if WHOLE in self.state:
+            self._read_earlier(self.state[WHOLE])
         known = {id(group.group): group for group in self._groups}
         self._groups = [
             known.get(id(group)) or self._made(group, len(self.param_groups))
@@ -331,14 +330,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Create the updater of one of `count` groups."""
         recipe, names = type(self).recipe, group.get("param_names") or ()
         for name, value in self.defaults.items():
-            group.setdefault(name, value)
+            if name not in UNSUPPORTED:  # torch adds differentiable in a load
+                group.setdefault(name, value)
         for k, param in enumerate(group["params"]):
             name = names[k] if k < len(names) else f"parameter {k} of the group"
             check_parameter(name, param, recipe.name)
             recipe.check_shape(name, param)
         made = recipe.made(group)
         optimizer = made.optimizer
-        if any(map(torch.is_complex, group["params"])) and not optimizer.takes_complex:
+        if any(map(torch.is_complex, group["params"])) and optimizer.by_row:
             raise TypeError(
                 f"fastopt.torch.{recipe.name} computes with rows or matrices of real numbers, got "
                 "a complex parameter: make torch.view_as_real(x) the parameter"
@@ -369,22 +369,22 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if clips["clip_adaptive"] is not None:
                 self._units = UnitClip(clips["clip_adaptive"], clips["clip_adaptive_eps"])
             clips = {name: DEFAULTS[name] for name in CLIPS}
-        for updater in self.updaters:
+        for group in self._groups:
             for name, value in clips.items():
-                setattr(updater, name, value)
+                setattr(group.updater, name, value)
 
     def _follow(self) -> bool:
         """Follow the groups and their options; return whether entries of the state are others."""
         present, groups = self._groups, self.param_groups
         if len(present) != len(groups) or not all(map(is_, map(GROUP, present), groups)):
             self._regroup()
-        for k, group in enumerate(self._groups):
+        for group in self._groups:
             values = list(map(group.group.__getitem__, group.names))
             if not (all(map(is_, values, group.known)) or group.follow(values)):
-                self._groups[k] = self._made(group.group, len(groups))
-                self._finish()
+                self._groups = [known for known in self._groups if known is not group]
+                self._regroup()
         entries = [*self.state.values()]
-        moved = not self._entries.match(entries)
+        moved = self._entries is None or not self._entries.match(entries)
         if moved:
             self._entries = Same(entries)
         return moved
@@ -438,13 +438,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             calls.append(group.call(self.state, self._number, moved))
         if self._clips:
             calls, info, factor = self._clipped(calls)
-        new = False
         for group, call in zip(self._groups, calls, strict=True):
             if call[1] and not (self._clips and info.skipped):
-                new |= group.update(call, factor, self.state)
+                if group.update(call, factor, self.state):
+                    self._entries = None
                 info = info if self._clips else group.updater
-        if new or moved:
-            self._entries = Same([*self.state.values()])
         self._info = info
         return loss
 
@@ -528,7 +526,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 known = group.updater.averages if averages else group.updater.states
                 pairs = zip(views.indices, views.arrays, strict=True)
                 stack.enter_context(group.updater.averaged({i: a for i, a in pairs if i in known}))
-            self._entries = Same([*self.state.values()])
             self._mark_all()
             yield
         self._mark_all()
@@ -539,47 +536,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     # State
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return a snapshot for ``load_state_dict()``: copies, which later steps do not change.
-
-        Returns
-        -------
-        dict
-            ``"state"`` and ``"param_groups"``, with numbers in place of parameters like in torch.
-
-        Raises
-        ------
-        RuntimeError
-            The call comes from inside an update, for example from a signal handler.
-
-        Examples
-        --------
-        >>> import torch
-        >>> import fastopt.torch
-        >>> weight = torch.nn.Parameter(torch.zeros(1))
-        >>> opt = fastopt.torch.SGD([weight], lr=1.0, momentum=0.5)
-        >>> weight.grad = torch.ones(1)
-        >>> opt.step()
-        >>> before = opt.state_dict()
-        >>> opt.step()
-        >>> before["state"][0]["momentum_buffer"]
-        tensor([1.])
-        """
-        with ExitStack() as stack:
-            for group in dict.fromkeys(self._groups):  # param_groups may have one twice
-                lock = group.made.optimizer.call_lock
-                stack.enter_context(between_updates(lock, "state_dict()"))
-            state = super().state_dict()
-        parts = {name: converted(state[name], copied) for name in ("state", "param_groups")}
-        return {**state, **parts}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class, or of the class of torch with the same name.
 
         Parameters
         ----------
         state_dict : dict
-            Result of :meth:`state_dict`. Tensors are copied.
+            Result of ``state_dict()``. Tensors are copied, in the dtype that they have.
 
         Raises
         ------
@@ -596,42 +559,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         >>> opt.param_groups[0]["lr"]
         0.5
         """
-        handle = self.register_load_state_dict_pre_hook(_kept)  # after those of users
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
+        before = {**vars(self)}
+        try:  # torch alone would cast masters and codes to the dtype of the parameter
+            with (
+                self.register_load_state_dict_pre_hook(_kept),  # after those of users
+                self.register_load_state_dict_post_hook(_entered, prepend=True),
+            ):
+                super().load_state_dict(state_dict)
+        except BaseException:
+            self.__dict__ = before
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
-        factors = [group.made.optimizer.rescale_grad for group in self._groups]
-        return {**super().__getstate__(), "_settings": self._settings, "_factors": factors}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load a state: of a pickle, or the one that ``load_state_dict`` passes."""
-        made: Any = object.__new__(type(self))  # another one, until all of it has been checked
-        before, rest = dict(vars(self)), {**state}
-        factors = rest.pop("_factors", None) or [
-            group.made.optimizer.rescale_grad for group in before.get("_groups", ())
-        ]
-        vars(made).update({**before, **rest})
-        made._start()
-        saved = dict(rest["state"])
-        earlier = saved.pop(WHOLE, None)
-        made.state = defaultdict(dict)
-        for key, entry in saved.items():
-            made.state[key] = converted(entry, _owned)
-        if before:
-            for k, group in enumerate(made.param_groups):
-                _check_names(k, group)
-        if earlier is not None:
-            made._read_earlier(converted(earlier, _owned))
-        made._regroup()
-        for group, factor in zip(made._groups, factors, strict=False):
-            group.made.optimizer.rescale_grad = factor
-        for group in made._groups:
-            group.current(made.state, made._number, loads=bool(before))
-        made._entries = Same([*made.state.values()])
-        super().__setstate__(vars(made))
+        # Torch pickles options, and neither clips nor averages are options.
+        return {**super().__getstate__(), "_settings": self._settings}
 
     def _read_earlier(self, earlier: Sequence[Any]) -> None:
         """Enter the states that version 0.1 saved for all groups."""
@@ -642,6 +583,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for whole, group in zip(earlier, self.param_groups, strict=True):
             made = self._made(group, len(self.param_groups))
             made.read_earlier(whole, self.state, self._number)
+        del self.state[WHOLE]
 
 
 def _kept(opt: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -649,27 +591,13 @@ def _kept(opt: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     return {**state_dict, "state": converted(state_dict["state"], Exact)}
 
 
-def _owned(part: Any) -> Any:
-    """Return a copy of a loaded tensor; a pickle has its own."""
-    return part.tensor.detach().clone() if isinstance(part, Exact) else part
-
-
-def _check_names(k: int, group: Mapping[str, Any]) -> None:
-    """Raise an error unless a group of a state dict has no names, or one for each parameter."""
-    names, count = group.get("param_names"), len(group["params"])
-    if names is None:
-        return
-    are_names = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-    if not are_names or len(names) != count:
-        raise CheckpointError(
-            f"param_names of parameter group {k} must be a list of {count} names, one for each of "
-            f"its parameters, got {brief(names)}"
-        )
-
-
-def copied(value: np.ndarray[Any, Any] | torch.Tensor) -> Any:
-    """Return a copy of a tensor or an array."""
-    return value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
+def _entered(opt: Optimizer) -> None:
+    """Enter the states of a state dict."""
+    for key, entry in opt.state.items():
+        opt.state[key] = converted(entry, lambda kept: kept.tensor.detach().clone())
+    opt._follow()
+    for group in opt._groups:
+        group.current(opt.state, opt._number, loads=True)
 
 
 _hooked = torch.optim.Optimizer.profile_hook_step(Optimizer._step)

@@ -27,8 +27,8 @@ EXTRAS = (
 """Arguments of fastopt's optimizers that every class accepts if its rule has them."""
 
 COMMON = {
-    "lr": Option(("lr",), float, lambda value: (float(value),)),
-    "weight_decay": Option(("wd",), float, lambda value: (float(value),)),
+    "lr": Option(("lr",), float, lambda value: (float(+value),)),  # no string
+    "weight_decay": Option(("wd",), float, lambda value: (float(+value),)),
     "maximize": same("maximize"),
 }
 """Options of every parameter group."""
@@ -81,7 +81,8 @@ def _made(
     made = Made(kind(**arguments, **extras), **rest)
     apply(made.optimizer, made.options, group)
     made.optimizer.check_together()
-    return made._replace(fixed=(*made.fixed, *(name for name in EXTRAS if name in group)))
+    also = (name for name in (*EXTRAS, *UNSUPPORTED) if name in group)
+    return made._replace(fixed=(*made.fixed, *also))
 
 
 def in_group(group: Mapping[str, Any]) -> dict[str, Option]:
@@ -108,7 +109,14 @@ def apply(optimizer: Rule, options: Mapping[str, Option], group: Mapping[str, An
             try:
                 setattr(optimizer, attribute, value)
             except ValueError as error:
-                raise error if attribute == name else ValueError(f"{name}: {error}") from error
+                raise named(error, {attribute: name}) from error
+
+
+def named(error: ValueError, names: Mapping[str, str] = TORCHS) -> ValueError:
+    """Return an error of an argument of fastopt with the name that torch has."""
+    ours, space, rest = str(error).partition(" ")
+    name = names.get(ours, ours)
+    return ValueError(f"{name}: {error}" if name in PAIRS else name + space + rest)
 
 
 def plain(value: Any) -> Any:
@@ -170,7 +178,10 @@ class Recipe:
     def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a parameter group without values of its own."""
         options = {name: plain(value) for name, value in arguments.items() if name not in MODES}
-        made = self.kind(**{**options, "lr": float(options.get("lr", self._lr))})
+        try:
+            made = self.kind(**{**options, "lr": float(options.get("lr", self._lr))})
+        except ValueError as error:
+            raise named(error) from error
         values: dict[str, Any] = {"lr": arguments.get("lr", made.learning_rate)}
         for name, attributes in self.options.items():
             stored = tuple(getattr(made, field, arguments.get(name)) for field in attributes)
@@ -294,6 +305,7 @@ def _of_torch() -> dict[str, Any]:
         ("prev", "step_size"),
         {"etas": pair, "step_sizes": replace(pair, attributes=("least_step", "largest_step"))},
     )
+    averaged = Form("ASGD", ("ax",), {name: same(name) for name in ("lambd", "alpha", "t0")})
     muon = [
         replace(
             form,
@@ -315,6 +327,7 @@ def _of_torch() -> dict[str, Any]:
         "NAdam": lambda: of("Nadam"),
         "RAdam": lambda: [(Rectified, rectified)],
         "Rprop": lambda: of("Rprop", rprop),
+        "ASGD": lambda: of("ASGD", averaged),
         "Muon": lambda: of("Muon", *muon),
     }
 
@@ -351,7 +364,7 @@ def check_arguments(recipe: Recipe, arguments: Mapping[str, Any], also: Sequence
     known = [*dict.fromkeys([*recipe.parameters, *EXTRAS, *MODES, *also])]
     for name in arguments:
         if name not in known:
-            near = closest(name, [*known, *TORCHS])
+            near = closest(name, [*known, *(key for key in TORCHS if TORCHS[key] in known)])
             near = TORCHS.get(near or "", near)
             raise TypeError(
                 f"fastopt.torch.{recipe.name} has no argument {name!r}; {choices(near, known)}"

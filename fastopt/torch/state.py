@@ -7,11 +7,13 @@ tensors.
 Tests: ``tests/pytorch/test_torch_state.py``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import register_pytree_node
 
 from fastopt._engine.mixed_precision import has_master
 from fastopt._engine.tracked import Tracked, weakly
@@ -22,15 +24,33 @@ from fastopt._updater.updater import Updater
 from fastopt.arguments import brief, number
 from fastopt.checkpoint.foreign.torch import Form
 from fastopt.checkpoint.format.errors import CheckpointError
+from fastopt.optimizer import Optimizer
+from fastopt.optimizer.matrices import MatrixOptimizer
 from fastopt.torch.recipes import plain
 from fastopt.torch.tensors import Snapshot, report
 from fastopt.torch.views import Views
 
-Entry = dict[str, Any]
-State = MutableMapping[torch.Tensor, Entry]
+State = MutableMapping[torch.Tensor, dict[str, Any]]
+
 
 TABLES = ("row_decay", "cumgrads", "shares")
 """Attributes of optimizers with what is no part of the states, by index."""
+
+
+class Entry(Tracked):
+    """State of a parameter, which says when it changes; otherwise as a plain dictionary."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, (), None, None, iter(self.items())  # which torch.load() accepts
+
+
+register_pytree_node(
+    Entry,
+    lambda entry: ([*entry.values()], [*entry]),
+    lambda values, names: dict(zip(names, values, strict=True)),
+)
 
 
 def tensor_of(array: Array) -> torch.Tensor:
@@ -72,7 +92,9 @@ class States:
         )
         """Whether entries have the number of steps, which torch's SGD and Muon do not count."""
         self.carried = optimizer.carried_in and (
-            "mu_product" if form else optimizer.carried_in.strip("_").removesuffix("s")
+            "mu_product"
+            if form and form.torch == "NAdam"
+            else optimizer.carried_in.strip("_").removesuffix("s")
         )
         """Name in an entry of a number that the rule carries from step to step."""
         sums = optimizer.step_sums is not None or optimizer.sparse_decay != "touched"
@@ -115,7 +137,7 @@ class States:
         counts.largest = max(counts.values(), default=0)
         self._note(state)
 
-    def _enter(self, k: int, entry: Entry, loads: bool) -> None:
+    def _enter(self, k: int, entry: dict[str, Any], loads: bool) -> None:
         """Enter the state of one parameter."""
         updater, index, name = self.updater, self.views.indices[k], self.views.names[k]
         optimizer, counts = updater.optimizer, updater.optimizer._index_update_count
@@ -159,8 +181,7 @@ class States:
             numbers.pop(index, None)
             if entry.get(table) is not None:
                 value = converted(entry[table], lambda part: array_of(context, part))
-                is_share = table == "shares" and isinstance(value, np.ndarray)
-                numbers[index] = tuple(value.tolist()) if is_share else value
+                numbers[index] = tuple(value.tolist()) if isinstance(value, np.ndarray) else value
         if shown:
             self._show(k, entry)
 
@@ -173,7 +194,7 @@ class States:
         else:
             carried[index] = number(f"{context}: {self.carried}", plain(value))
 
-    def _enter_average(self, k: int, context: str, entry: Entry) -> None:
+    def _enter_average(self, k: int, context: str, entry: dict[str, Any]) -> None:
         averages, index = self.updater._averages, self.views.indices[k]
         average = entry.get("average")
         if averages is None:
@@ -189,13 +210,11 @@ class States:
 
     def _named(self, k: int, state: Any) -> Iterator[tuple[str, Array]]:
         """Return the arrays of a state with their names."""
-        optimizer, index = self.updater.optimizer, self.views.indices[k]
-        inner = state
+        optimizer, inner = self.updater.optimizer, state
         if has_master(optimizer, self.views.arrays[k]):
             master, inner = state[::-1] if optimizer.master_last else state
             yield "master", master
-        rule = optimizer.rule_for(index) if optimizer.native else None
-        slots = iter(self.form.slots if self.form else rule.slots if rule else ())
+        slots = iter(self.form.slots if self.form else self._slots(k))
         coded = ""
         for j, array in enumerate(leaves(inner)):
             if coded:
@@ -205,6 +224,17 @@ class States:
                 slot = next(slots, f"state_{j}")
                 yield slot, array
                 coded = slot if is_coded(array) else ""
+
+    def _slots(self, k: int) -> Iterable[str]:
+        """Return the names that the rule or the optimizer has for the arrays of a state."""
+        index, array = self.views.indices[k], self.views.arrays[k]
+        optimizer: Optimizer = self.updater.optimizer
+        if isinstance(optimizer, MatrixOptimizer):
+            if not optimizer.falls_back(index, array):
+                return optimizer.named_slots(array.shape)
+            optimizer = optimizer._fallback()
+        rule = optimizer.rule_for(index) if optimizer.native else None
+        return rule.slots if rule else ()
 
     def _array(self, k: int, role: str, tensor: Any, like: Array) -> Array:
         """Return the array of a tensor, or a copy in the form of `like` if it has another."""
@@ -267,12 +297,12 @@ class States:
             named["average"] = updater._averages.arrays[index]
         return named
 
-    def _is_shown(self, k: int, entry: Entry) -> bool:
+    def _is_shown(self, k: int, entry: dict[str, Any]) -> bool:
         """Whether the tensors of an entry have the memory of the arrays."""
         arrays = self._arrays(k).items()
         return all(_are_one(entry.get(slot), self._tensor(k, array)) for slot, array in arrays)
 
-    def _show(self, k: int, entry: Entry) -> None:
+    def _show(self, k: int, entry: dict[str, Any]) -> None:
         """Enter the arrays of a state, and its numbers, as tensors."""
         tables, index = vars(self.updater.optimizer), self.views.indices[k]
         if self.counted:
@@ -284,10 +314,8 @@ class States:
                 entry[slot] = self._tensor(k, array)
         for table in TABLES:
             if index in tables.get(table, ()):
-                value = tables[table][index]
-                if table == "shares":  # numbers
-                    value = np.array(value)
-                entry[table] = converted(value, tensor_of)
+                value = tables[table][index]  # of shares only numbers
+                entry[table] = converted(np.array(value) if table == "shares" else value, tensor_of)
 
     def _tensor(self, k: int, array: Array) -> torch.Tensor:
         """Return a tensor with the memory of an array, in the shape of its parameter."""
@@ -318,10 +346,10 @@ class States:
         tensors = list[torch.Tensor]()
         for k, param in enumerate(self.views.params):
             entry = state.get(param)
-            if isinstance(entry, Tracked):
+            if isinstance(entry, Entry):
                 entry.changed = written
             elif isinstance(entry, dict):
-                state[param] = Tracked(entry, written)
+                state[param] = Entry(entry, written)
             if entry:
                 tensors += [entry[slot] for slot in self._arrays(k)]
         self._snapshot, self.written = Snapshot(tensors), False

@@ -654,9 +654,11 @@ def test_misuse_is_explained(error, match, call):
         (TypeError, r"betas must be 2 numbers, got \(0.9,\)", {"betas": (0.9,)}),
         (TypeError, "betas must be 2 numbers, got 0.9", {"betas": 0.9}),
         (TypeError, "lr must be a number, got None", {"lr": None}),
+        (TypeError, "lr must be a number, got '0.1'", {"lr": "0.1"}),
+        (ValueError, "does not support capturable=True", {"capturable": True}),
         (ValueError, "lr must be a finite number", {"lr": float("inf")}),
         (TypeError, "weight_decay must be a number, got tensor", {"weight_decay": torch.ones(2)}),
-        (ValueError, "eps: epsilon must be a finite number, at least 0, got -1", {"eps": -1.0}),
+        (ValueError, "eps must be a finite number, at least 0, got -1", {"eps": -1.0}),
         (ValueError, "betas: beta2 must be .* got 1.0", {"betas": (0.9, 1.0)}),
     ],
 )

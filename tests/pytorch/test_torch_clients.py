@@ -259,8 +259,9 @@ def test_libraries_save_and_resume_with_the_same_bits(run, name, tmp_path):
 
 
 @every_class
-def test_states_go_through_distributed_checkpoints(name):
-    """By names of parameters, as torch.distributed.checkpoint reads and writes them."""
+def test_states_go_through_distributed_checkpoints(name, tmp_path):
+    """By names of parameters, into the state of an optimizer that has made no step."""
+    from torch.distributed import checkpoint
     from torch.distributed.checkpoint import state_dict as checkpoints
 
     def step(net, opt):
@@ -276,8 +277,11 @@ def test_states_go_through_distributed_checkpoints(name):
     step(net, opt)
     saved = checkpoints.get_optimizer_state_dict(net, opt)
     assert {*saved["state"]} == {key for key, _ in net.named_parameters() if opt.state}
+    checkpoint.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    read = checkpoints.get_optimizer_state_dict(other, loaded)
+    checkpoint.load(read, checkpoint_id=tmp_path, no_dist=True)
     other.load_state_dict(net.state_dict())
-    checkpoints.set_optimizer_state_dict(other, loaded, saved)
+    checkpoints.set_optimizer_state_dict(other, loaded, read)
     for pair in runs:
         step(*pair)
     assert all(map(torch.equal, net.parameters(), other.parameters()))

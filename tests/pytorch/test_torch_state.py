@@ -1,4 +1,4 @@
-"""State dicts of fastopt.torch: snapshots, from which any later run continues."""
+"""States and state dicts of fastopt.torch, from which any later run continues."""
 
 import copy
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
+from torch.utils._pytree import tree_map
 
 import fastopt
 import fastopt.torch
@@ -51,11 +52,11 @@ def named(name):
 
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
-def test_a_state_dict_is_a_snapshot_to_which_a_run_can_return(name, options):
+def test_a_run_can_return_to_a_copy_of_a_state_dict(name, options):
     param, opt, step = trained(name, **copy.deepcopy(options))
     assert list(opt.state) == [param]
     assert all(isinstance(value, torch.Tensor) for value in opt.state[param].values())
-    state, before = opt.state_dict(), param.detach().clone()
+    state, before = copy.deepcopy(opt.state_dict()), param.detach().clone()
     other = Parameter(before.clone())
     fresh = type(opt)([other], **{name: options[name] for name in options if name != "lr"})
     fresh.load_state_dict(saved(opt))
@@ -71,6 +72,7 @@ def test_a_state_dict_is_a_snapshot_to_which_a_run_can_return(name, options):
     fresh.step()
     assert torch.equal(param.detach(), expected)
     assert torch.equal(other.detach(), expected)
+    assert fresh.param_groups[0].keys() == opt.param_groups[0].keys()
 
 
 def moved(opt, p):
@@ -217,15 +219,6 @@ def test_a_state_that_is_no_state_is_explained_in_the_next_step(words, entry):
         assert torch.equal(param, before)
 
 
-def test_a_state_dict_is_of_complete_steps():
-    _, opt, _ = trained("Adam")
-    with (
-        opt.updaters[0].lock,
-        pytest.raises(RuntimeError, match=r"state_dict\(\) inside"),
-    ):
-        opt.state_dict()
-
-
 def test_hooks_see_the_state_dict_and_may_replace_it():
     _, opt, _ = trained("SGD", momentum=0.9)
     seen = []
@@ -235,8 +228,39 @@ def test_hooks_see_the_state_dict_and_may_replace_it():
     found = opt.state_dict()
     assert seen == [opt]
     assert (found["own"], found["more"]) == (1, 2)
-    found["state"][0]["momentum_buffer"].zero_()
-    assert all(entry["momentum_buffer"].any() for entry in opt.state.values())
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda entry: tree_map(torch.clone, entry),
+        lambda entry: type(entry)({name: value.clone() for name, value in entry.items()}),
+    ],
+)
+def test_a_state_dict_refers_to_the_state_and_copies_of_it_do_not(copied):
+    param, opt, _ = trained("Adam")
+    entry = opt.state_dict()["state"][0]
+    assert entry is opt.state[param]
+    made = copied(entry)
+    torch.testing.assert_close(dict(made), dict(entry))
+    del made["exp_avg"]
+    assert "exp_avg" in entry
+
+
+@pytest.mark.parametrize(
+    ("name", "slots"),
+    [
+        ("NAdam", ["mu_product", "exp_avg", "exp_avg_sq"]),
+        ("ASGD", ["last_rate", "ax"]),
+        ("Lion", ["mom"]),
+        ("Adafactor", ["rows", "columns"]),
+    ],
+)
+def test_names_are_those_of_torch_or_else_of_the_rule(name, slots):
+    param, opt, _ = trained(name)
+    assert [*opt.state[param]] == ["step", *slots]
 
 
 def test_numbers_of_parameters_are_those_of_torch():
@@ -267,11 +291,9 @@ def test_clips_are_those_of_the_optimizer_that_loads(name):
     first.step()
     state = first.state_dict()
     second = kind([{**group} for group in groups], lr=0.1)
-    second.updaters[1].optimizer.rescale_grad = 0.5
     second.load_state_dict(state)
     copied = copy.deepcopy(second)
     for opt in (second, copied):
-        assert [updater.optimizer.rescale_grad for updater in opt.updaters] == [1.0, 0.5]
         assert [updater.clip_adaptive for updater in opt.updaters] == [None, None]
     alone = kind([params[0]], lr=0.1, **clips)
     alone.load_state_dict(kind([params[0]], lr=0.1).state_dict())
@@ -299,7 +321,7 @@ def earlier(opt):
     states = [torch_like(updater.state_dict()) for updater in opt.updaters]
     for whole in states:
         whole["attributes"]["rescale_grad"] = 1e-3  # as a clip over several groups left it
-    return {**opt.state_dict(), "state": {"fastopt": states}}
+    return {**copy.deepcopy(opt.state_dict()), "state": {"fastopt": states}}
 
 
 @pytest.mark.parametrize(
@@ -351,17 +373,13 @@ DAMAGES = [
     ("state of weight: exp_avg must be a tensor, got 5", damaged(STATE, exp_avg=5)),
     ("mu_product must be a finite number", damaged(STATE, mu_product=torch.tensor(torch.nan))),
     ("betas must be 2 numbers, got .0.9, 0.9, 0.9.", damaged(GROUP, betas=(0.9, 0.9, 0.9))),
-    ("param_names of parameter group 0 must be a list of 1 names, .* got .'a', 'b'.",
-     damaged(GROUP, param_names=["a", "b"])),
-    ("param_names of parameter group 0 must .* got 5", damaged(GROUP, param_names=5)),
-    ("param_names of parameter group 0 must .* got 'w'", damaged(GROUP, param_names="w")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("match", "damage"), DAMAGES)
 def test_a_state_dict_that_does_not_fit_is_explained(match, damage):
     _, opt = named("NAdam")
-    before, state = opt.state_dict(), opt.state_dict()
+    before, state = (copy.deepcopy(opt.state_dict()) for _ in range(2))
     damage(state)
     with pytest.raises((TypeError, ValueError), match=match):
         opt.load_state_dict(state)

@@ -6,45 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-import fastopt
 from fastopt import optimizer
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.optimizer import Updater
 from fastopt.sparse import RowSparse
 from helpers.cases import CASES, Case, exhaustive, kept, slow
-from helpers.tensor_lists import (
-    as_list,
-    everything,
-    frozen,
-    one_by_one,
-    tensors_of,
-)
+from helpers.tensor_lists import as_list, everything, frozen, one_by_one, tensors_of
+from helpers.users import InNumPy, Unscaled
 
 adam_by_default = pytest.mark.parametrize("case", kept(CASES, "adam"), ids=str)
 NAMES = {0: "conv_weight", 8: "table_weight"}
-
-
-class Own(optimizer.Optimizer):
-    """A user's NumPy code that does not know of rescale_grad."""
-
-    def create_state(self, index, weight):
-        return np.zeros_like(weight)
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        state += grad
-        weight -= self._get_lr(index) * state
-
-
-@fastopt.rule(hyper=("lr",))
-def plain_descent(weight, grad, state, h):
-    return weight - h.lr * grad, ()
-
-
-class OwnRule(optimizer.Optimizer):
-    """A user's rule that does not read rescale_grad."""
-
-    rule = plain_descent
 
 
 def times(grad, factor):
@@ -134,7 +105,7 @@ def test_an_overflow_changes_nothing_and_names_the_parameter(case, bad):
 
 def test_each_step_is_divided_by_the_scale_of_its_own_loss():
     """The sum of several calls, too."""
-    for make in (optimizer.SGD, partial(optimizer.LBSGD, batch_scale=2), Own):
+    for make in (optimizer.SGD, partial(optimizer.LBSGD, batch_scale=2), InNumPy):
         scaled, plain = Updater(make(), LossScaler(2.0, growth_interval=1)), Updater(make())
         first, second = np.ones((2, 3))
         for step in range(1, 5):
@@ -147,10 +118,10 @@ def test_each_step_is_divided_by_the_scale_of_its_own_loss():
 
 
 MADE = {
-    "sgd": lambda **k: optimizer.SGD(learning_rate=0.5, **k),
-    "lbsgd": lambda **k: optimizer.LBSGD(learning_rate=0.5, **k),
-    "NumPy": lambda **k: Own(learning_rate=0.5, **k),
-    "own rule": lambda **k: OwnRule(learning_rate=0.5, **k),
+    "sgd": partial(optimizer.SGD, learning_rate=0.5),
+    "lbsgd": partial(optimizer.LBSGD, learning_rate=0.5),
+    "NumPy": partial(InNumPy, learning_rate=0.5),
+    "own rule": partial(Unscaled, learning_rate=0.5),
 }
 
 
@@ -218,7 +189,9 @@ def test_the_sum_of_squares_of_finite_gradients_may_overflow(kind, settings):
         given = {**settings}
         if "loss_scaler" in given:
             given["loss_scaler"] = LossScaler(init_scale=given["loss_scaler"])
-        made = Own(learning_rate=1.0) if kind == "NumPy" else optimizer.SGD(lr=1.0, momentum=0.5)
+        made = (
+            InNumPy(learning_rate=1.0) if kind == "NumPy" else optimizer.SGD(lr=1.0, momentum=0.5)
+        )
         updater, rng = Updater(made, **given), np.random.default_rng(0)
         weights = [np.ones((4, 30_000 if kind == "large" else 5)), np.ones(3)]
         for _ in range(4):
@@ -238,7 +211,7 @@ def test_the_sum_of_squares_of_finite_gradients_may_overflow(kind, settings):
 
 
 @pytest.mark.parametrize("limit", [1.0, math.inf])
-@pytest.mark.parametrize("made", [optimizer.SGD(lr=1.0), Own()])
+@pytest.mark.parametrize("made", [optimizer.SGD(lr=1.0), InNumPy()])
 def test_a_large_finite_gradient_is_not_named_beside_one_that_is_not(made, limit):
     updater = Updater(made, clip_global_norm=limit)
     for bad in (math.nan, math.inf):

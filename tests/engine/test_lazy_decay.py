@@ -15,6 +15,7 @@ from fastopt._engine.validate import leaves
 from fastopt._kernels import cpu
 from helpers.cases import CASES, LIGHT, OF_STEPS, Case, marks_of, sampled
 from helpers.row_sparse import listing, problems, same_bits
+from helpers.users import Doubled
 
 WD = 0.3
 
@@ -315,17 +316,10 @@ def test_decay_that_rows_lack_is_not_lost_where_sparse_decay_changes(how):
     same_bits(weight, before)
 
 
-class Doubled(optimizer.AdamW):
-    """Its rates are asked for in Python."""
-
-    def _get_lr(self, index):
-        return 2 * super()._get_lr(index)
-
-
 @pytest.mark.parametrize("how", ["catch_up", "dense"])
 def test_decay_is_deferred_at_rates_that_a_class_computes(how, rng):
     given = {"wd": WD, "lazy_update": True, "sparse_decay": how}
-    ours = fastopt.Updater(Doubled(learning_rate=0.05, **given))
+    ours = fastopt.Updater(Doubled(optimizer.AdamW)(learning_rate=0.05, **given))
     theirs = fastopt.Updater(optimizer.AdamW(learning_rate=0.1, **given))
     weights = [np.ones((5, 2)) for _ in "ab"]
     for step in range(4):

@@ -7,24 +7,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from helpers.tensor_lists import Tensor, as_list, everything, frozen, one_by_one
-
-
-@pytest.mark.slow
-def test_products_and_corrections_advance_in_the_order_of_the_list(rng):
-    weights, grads = rng.normal(size=(2, 3, 4))
-    for name in ("nadam", "lars"):
-        results = []
-        for order in ([0, 1, 2], [2, 0, 1]):
-            updater = optimizer.get_updater(
-                optimizer.create(name, learning_rate=0.1, lr_scheduler=lambda n: 0.1 / n)
-            )
-            own = [weight.copy() for weight in weights]
-            updater(2, grads[2], own[2])
-            for _ in range(2):
-                as_list(updater, order, [grads[k] for k in order], [own[k] for k in order])
-            results.append(frozen(own))
-        assert results[0] != results[1], name
+from helpers.tensor_lists import as_list, everything, one_by_one
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
@@ -47,36 +30,6 @@ def test_what_is_no_list_is_refused_clearly(seen):
         with pytest.raises(TypeError, match="index must be"):
             updater(wrong, grads, weights)
     assert everything(updater, weights) == before
-
-
-def test_an_index_that_comes_twice_counts_in_no_joint_step():
-    """Whatever the forms of its gradients; nothing changes."""
-    updater = optimizer.get_updater(optimizer.Prodigy(multi_precision=True))
-    weight, grad = np.ones((2, 16, 3), np.float16)
-    before = everything(updater, [weight])
-    with pytest.raises(ValueError, match="updates an index once in each list"):
-        updater(["a", "a"], [grad, grad.astype(np.float32)], [weight, weight])
-    assert everything(updater, [weight]) == before
-
-
-FORTRAN = Tensor((4, 3), weight="fortran")
-ROWS = Tensor((4, 3), gradient="rows")
-
-
-def test_a_list_with_an_index_twice_that_fails_restores_copies_too():
-    def schedule(update):
-        if update == 3:
-            raise RuntimeError("no rate")
-        return 0.1
-
-    updater = optimizer.get_updater(optimizer.SGD(momentum=0.9, lr_scheduler=schedule))
-    weight, copy = FORTRAN.make(0), np.zeros((4, 3), np.float16, order="F")
-    updater.set_copy(0, copy)
-    updater(0, FORTRAN.slope(1), weight)
-    before = everything(updater, [weight, copy])
-    with pytest.raises(RuntimeError, match="no rate"):
-        updater([0, 0], [FORTRAN.slope(2), ROWS.slope(3)], [weight, weight])
-    assert everything(updater, [weight, copy]) == before
 
 
 def test_an_updater_is_freed_with_its_weights_and_states():
@@ -141,12 +94,3 @@ def test_what_hyper_gives_is_followed_under_a_schedule(given):
         updater(0, np.ones(3), weight)
         expected -= (rate if given == "rate" else made.own) / 10
         np.testing.assert_allclose(weight, expected, rtol=1e-15)
-
-
-def test_a_rate_that_is_assigned_is_that_of_the_next_call():
-    updater, weight, expected = optimizer.Updater(optimizer.SGD(lr=1.0)), np.zeros(1), 0.0
-    for rate in (1.0, 0.5, 0.5, 0.25):
-        updater.optimizer.lr = rate
-        updater(0, np.ones(1), weight)
-        expected -= rate
-        assert weight == expected

@@ -8,9 +8,9 @@ import pytest
 import fastopt
 from fastopt import optimizer
 from fastopt._kernels.numpy_abi import readable
-from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
 from helpers.cases import slow
+from helpers.settings import settings_of
 from helpers.tensor_lists import as_list, everything, normal, one_by_one
 
 pytestmark = [
@@ -19,16 +19,6 @@ pytestmark = [
 ]
 
 SHAPES = [(3, 4), (5,), (3, 4), (2, 3, 2), (1,)]
-
-
-SETTINGS = {
-    "plain": dict,
-    "clip": lambda: {"clip_global_norm": 0.5},
-    "scaler": lambda: {"loss_scaler": LossScaler(init_scale=8.0, growth_interval=2)},
-    "scaler and clip": lambda: {"loss_scaler": LossScaler(), "clip_global_norm": 0.5},
-    "accumulate": lambda: {"accumulate": 2},
-    "clip_adaptive": lambda: {"clip_adaptive": 0.1},
-}
 
 
 class Setting:
@@ -46,12 +36,12 @@ class Setting:
 
 
 @pytest.mark.parametrize("by", ["schedule", "multiplier"])
-@pytest.mark.parametrize("setting", ["plain", "clip", "scaler", "accumulate"])
+@pytest.mark.parametrize("setting", [None, "clip_global_norm", "loss_scaler", "accumulate"])
 def test_what_is_asked_for_a_rate_may_change_attributes_and_states(setting, by):
     ends = []
     for inside in (False, True):
         made = optimizer.SGD(wd=0.0, momentum=0.5)
-        updater, weight = fastopt.Updater(made, **SETTINGS[setting]()), np.ones(3)
+        updater, weight = fastopt.Updater(made, **settings_of(setting)), np.ones(3)
 
         def change(updater=updater, inside=inside):
             if inside:
@@ -129,18 +119,18 @@ def test_an_index_that_occurs_twice_is_measured_twice_and_accumulated_once():
 
 
 @pytest.mark.parametrize(
-    "setting", ["plain", *slow("clip", "scaler", "clip_adaptive", "accumulate")]
+    "setting", [None, *slow("clip_global_norm", "loss_scaler", "clip_adaptive", "accumulate")]
 )
 @pytest.mark.parametrize(
     "scheduled_by", [None, lambda update: 0.1 / update], ids=["rate", "schedule"]
 )
 def test_frozen_parameters_of_a_list_are_left_out(setting, scheduled_by):
     """Whatever their gradients, with the bits of lists without them, and without Python."""
-    ends, settings = [], SETTINGS[setting]
+    ends = []
     for frozen in (True, False):
         groups = {"^[14]$": {"frozen": True}, "0": {"wd": 0.5}} if frozen else {"0": {"wd": 0.5}}
         made = optimizer.Prodigy(lr_scheduler=scheduled_by)
-        updater = fastopt.Updater(made, groups=groups, **settings())
+        updater = fastopt.Updater(made, groups=groups, **settings_of(setting))
         weights = [normal(9, shape, "float32") for shape in SHAPES]
         before = [weights[k].copy() for k in (1, 4)]
         for step in range(8):

@@ -15,6 +15,7 @@ from fastopt.sparse import RowSparse
 from helpers.cases import CASES, LIGHT, exhaustive, sampled
 from helpers.row_sparse import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
 from helpers.tensor_lists import as_list, one_by_one
+from helpers.users import InNumPy
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
 few = settings(max_examples=12)
@@ -169,13 +170,8 @@ def test_strides_that_are_assigned_to_a_weight_with_spaced_rows_are_those_of_the
 
 
 def test_a_subclass_in_numpy_gets_a_dense_gradient(rng):
-    class Plain(optimizer.Optimizer):
-        def update(self, index, weight, grad, state):
-            self._update_count(index)
-            weight -= self._get_lr(index) * grad
-
     grad = listing(rng, (6, 2), np.float64, 9)
-    made, weight = optimizer.get_updater(Plain(learning_rate=0.5)), np.ones((6, 2))
+    made, weight = optimizer.get_updater(InNumPy(learning_rate=0.5)), np.ones((6, 2))
     made(0, (grad.values, grad.indices), weight)
     np.testing.assert_array_equal(weight, 1 - 0.5 * grad.to_dense())
 

@@ -60,6 +60,10 @@ class Setting:
             settings["groups"] = {"^x": {"wd": 3.0}}  # replaced by those of a checkpoint
         return fastopt.Updater(made, **settings)
 
+    def sums(self):
+        """Whether the optimizer adds up gradients itself."""
+        return isinstance(self.make(), optimizer.LBSGD)
+
     def takes_rates(self, name):
         """Whether each call asks the updater's optimizer for a rate; parts of windows do not."""
         if "groups" in self.settings() and name.endswith(".weight"):
@@ -162,8 +166,8 @@ OPTIMIZERS = {
 """Settings of an optimizer."""
 
 
-def settings_of(name, in_groups):
-    made = dict(UPDATERS[name], **({"groups": groups()} if in_groups else {}))
+def settings_of(name, in_groups=False):
+    made = dict(UPDATERS[name] if name else {}, **({"groups": groups()} if in_groups else {}))
     return made | ({"loss_scaler": LossScaler(8.0)} if "loss_scaler" in made else {})
 
 

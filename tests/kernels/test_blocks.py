@@ -328,12 +328,6 @@ def test_rows_of_a_vector_are_refused():
     assert (weight == 1).all()
 
 
-@pytest.mark.parametrize("name", ["muon", "soap"])
-def test_matrix_optimizers_refuse(name):
-    with pytest.raises(ValueError, match="state_dtype"):
-        optimizer.create(name, state_dtype="int8")
-
-
 @pytest.mark.parametrize(
     ("slots", "message"),
     [

@@ -10,6 +10,7 @@ from fastopt.sparse import RowSparse
 from helpers.groups import WAYS, call, check_alone
 from helpers.matrix_rules import F32, FORMS
 from helpers.tensor_lists import frozen
+from helpers.users import InNumPy
 
 SHAPES = {
     "body.weight": (4, 6),
@@ -78,13 +79,8 @@ def test_an_optimizer_of_matrices_may_be_that_of_a_group(form):
 
 
 def test_an_update_in_python_has_groups_too():
-    class Plain(optimizer.Optimizer):
-        def update(self, index, weight, grad, state):
-            self._update_count(index)
-            weight -= self._get_lr(index) * grad
-
     own = {"b": {"lr_mult": 0.5}, "c": {"lr": 3.0}, "d": {"optimizer": "sgd"}}
-    updater, weights = fastopt.Updater(Plain(lr=1.0), groups=own), [np.zeros(1) for _ in "abcd"]
+    updater, weights = fastopt.Updater(InNumPy(lr=1.0), groups=own), [np.zeros(1) for _ in "abcd"]
     updater(list("abcd"), [np.ones(1)] * 4, weights)
     assert [weight.item() for weight in weights] == [-1, -0.5, -3, -0.01]
 

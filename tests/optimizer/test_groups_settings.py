@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fastopt
 from fastopt import EMA, SWA, Lookahead, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
@@ -17,6 +16,7 @@ from helpers.cases import exhaustive
 from helpers.groups import NAMES, WAYS, arrays, call, check_same, train
 from helpers.settings import every_setting
 from helpers.tensor_lists import as_list, everything, frozen, one_by_one
+from helpers.users import Unscaled
 
 TRAINED = NAMES[:-1]
 
@@ -24,17 +24,6 @@ AVERAGES = None, EMA(0.9), EMA(0.9, warmup=True), SWA(start=2, every=2), Lookahe
 ALL = {"accumulate": 2, "average": EMA(0.9), "clip_adaptive": 0.05}
 TOGETHER = {average: {**ALL, "average": average} for average in (AVERAGES[1], *AVERAGES[3:])}
 every_average = pytest.mark.parametrize("settings", TOGETHER.values(), ids=map(str, TOGETHER))
-
-
-@fastopt.rule(hyper=("lr",))
-def unscaled(weight, grad, state, h):
-    return weight - h.lr * grad, ()
-
-
-class Unscaled(optimizer.Optimizer):
-    """Its rule does not look at rescale_grad, so that gradients are multiplied before it."""
-
-    rule = unscaled
 
 
 def groups():
@@ -103,9 +92,8 @@ def given_to(step):
 
 def fits(setting):
     """Whether an optimizer fits a group: it adds up no gradients and has no count of its own."""
-    made = setting.make()
-    sums = isinstance(made, optimizer.LBSGD) or made.begin_num_update
-    return not (setting.is_whole or "groups" in setting.settings() or sums)
+    counts = setting.sums() or setting.make().begin_num_update
+    return not (setting.is_whole or "groups" in setting.settings() or counts)
 
 
 @every_setting(fits)
@@ -252,21 +240,6 @@ def test_patterns_match_names_of_accumulated_gradients():
     made, weights = optimizer.Updater("sgd", groups=own, accumulate=3), arrays(0)
     for step in range(3):
         call(made, arrays(step), weights, one_by_one)
-
-
-def test_states_bring_groups_and_an_optimizer_that_present_groups_do_not_fit():
-    own = {"^head": {"momentum": 0.5}}
-    made = optimizer.Updater(optimizer.SGD(momentum=0.9), groups=own, **ALL)
-    weights, other = arrays(0), together(**ALL)
-    for step in range(3):
-        call(made, arrays(step), weights)
-    copies = copy.deepcopy(weights)
-    other.set_states(made.get_states(dump_optimizer=True))
-    for step in range(3, 6):
-        call(made, arrays(step), weights)
-        call(other, arrays(step), copies)
-    assert frozen(weights) == frozen(copies)
-    assert list(other.groups) == ["^head"]
 
 
 MIXED = "average cannot be combined with groups of ScheduleFreeSGD and Adam, as the former averages"

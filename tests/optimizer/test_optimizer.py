@@ -15,6 +15,7 @@ from fastopt.arguments import Integer, Real, TableOf, arg, kept
 from fastopt.lr_scheduler import CosineScheduler, FactorScheduler, PlateauScheduler
 from fastopt.optimizer import SGD, Adam, Optimizer
 from helpers.refusals import check_refused
+from helpers.users import Doubled
 
 
 def step(made, index=0, times=1):
@@ -555,13 +556,6 @@ class ByWidth(optimizer.Optimizer):
         return {"inverse_width": self.scale / self.widths[index]}
 
 
-class Doubled(ByWidth):
-    """Its rates are asked for in Python."""
-
-    def _get_lr(self, index):
-        return 2 * super()._get_lr(index)
-
-
 def test_fields_of_a_parameter_are_those_of_its_shape():
     weights, grads = [np.zeros((1, 4)), np.zeros((1, 2))], [np.ones((1, 4)), np.ones((1, 2))]
     updater = optimizer.get_updater(ByWidth(lr=1.0))
@@ -586,7 +580,7 @@ def test_fields_of_a_parameter_are_those_of_its_shape():
     [
         (ByWidth, {"b": {"lr": 0.5}}, [0.25, 0.25]),
         (ByWidth, {"b": {"scale": 3.0}}, [0.25, 1.5]),
-        (Doubled, None, [0.5, 1.0]),
+        (Doubled(ByWidth), None, [0.5, 1.0]),
     ],
 )
 def test_groups_and_rates_of_ones_own_have_fields_of_parameters_too(make, groups, steps):

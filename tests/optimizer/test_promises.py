@@ -123,6 +123,29 @@ def test_a_resumed_run_has_the_same_bits(setting, tmp_path):
             assert again.optimizer._index_update_count == updater.optimizer._index_update_count
 
 
+def opposite(grad):
+    if isinstance(grad, RowSparse):
+        return RowSparse(-grad.values, grad.indices, grad.shape)
+    return -grad
+
+
+@every_setting(sample=[str(case) for case in CASES if not case.recorded])
+def test_ascent_is_descent_along_the_opposite_gradient(setting):
+    """So decay still shrinks; all gradients are scaled and bounded."""
+    ends = []
+    for up, way in ((True, lambda grad: grad), (False, opposite)):
+        updater, weights = setting.updater(), setting.weights()
+        updater.optimizer.rescale_grad = 0.5
+        own = [group.get("optimizer") for group in (updater.groups or {}).values()]
+        for made in filter(None, (updater.optimizer, *own)):
+            made.maximize, made.clip_gradient = up, 0.75
+        for step in range(4):
+            grads = map(way, setting.gradients(weights, step).values())
+            as_list(updater, weights, grads, weights.values())
+        ends.append(frozen((weights, dict(updater.averages))))
+    assert ends[0] == ends[1]
+
+
 @every_setting(lambda setting: setting.is_elementwise)
 def test_any_number_of_threads_gives_the_same_bits(setting):
     """Also of repeated rows, of sums over a tensor and of their norm."""

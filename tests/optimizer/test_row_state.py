@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import fastopt
-from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.kernels.rule import rule
 from fastopt.sparse import RowSparse
@@ -125,8 +124,3 @@ def test_without_names_all_state_is_of_rows():
     assert none.shapes((4, 3)) == (("a", (4, 3)), ("b", (4, 3)))
     assert row_adam.shapes((4, 3)) == (("mean", (4, 3)), ("var", (4, 1)))
     assert len({each.digest for each in (declared, none)}) == 2
-
-
-def test_registered_optimizers_keep_their_shapes():
-    state = optimizer.GroupAdaGrad().create_state(0, np.zeros((4, 3)))
-    assert state.shape == (4, 1)

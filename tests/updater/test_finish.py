@@ -1,6 +1,7 @@
 """`finish` takes the step of an incomplete window, with the mean of its gradients."""
 
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 import numpy as np
 import pytest
@@ -10,55 +11,37 @@ from fastopt import RowSparse, Trainer, optimizer
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedUpdater, run_threads
 from helpers.cases import exhaustive
-from helpers.tensor_lists import frozen
-
-GROUPS = {"^0$": {"lr_mult": 0.1, "beta1": 0.5}, "^1$": {"lr_mult": 0.5}}
-SETTINGS = {
-    "plain": dict,
-    "norm": lambda: {"clip_global_norm": 0.5},
-    "units": lambda: {"clip_adaptive": 0.1},
-    "loss scaler": lambda: {"loss_scaler": LossScaler(8.0, growth_interval=2)},
-    "average": lambda: {"average": fastopt.EMA(decay=0.5)},
-    "groups": lambda: {"groups": GROUPS},
-}
-SHAPES = {"0": (4, 3), "1": (2,)}
+from helpers.settings import every_setting
+from helpers.tensor_lists import as_list, frozen
+from helpers.users import InNumPy
 
 
-OPTIMIZERS = {
-    "Adam": optimizer.Adam,
-    "schedule": lambda **kw: optimizer.Adam(lr_scheduler=lambda t: 0.1 / t, **kw),
-}
+def added(grads):
+    """The sum of gradients, in single precision at least."""
+    wide = [grad.astype(np.promote_types(grad.dtype, np.float32)) for grad in grads]
+    return reduce(add, [grad.coalesce() if isinstance(grad, RowSparse) else grad for grad in wide])
 
 
-def draw(rng, dtype):
-    return [rng.normal(size=shape).astype(dtype) for shape in SHAPES.values()]
-
-
-def rows(grad):
-    return RowSparse(grad[:2], np.arange(2), grad.shape) if grad.ndim > 1 else grad
-
-
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize(("dtype", "form"), [("float32", np.asarray), ("float16", rows)])
-def test_it_takes_the_step_of_the_mean(make, settings, dtype, form, rng):
-    masters = {"multi_precision": dtype == "float16"}
-    several = optimizer.Updater(make(**masters), accumulate=4, **settings())
-    once = optimizer.Updater(make(**masters), **settings())
-    weights, indices = draw(rng, dtype), list(SHAPES)
-    expected = [weight.copy() for weight in weights]
-    for turn, calls in enumerate([2, 4, 2, 2]):  # cold and warm, whole windows between
-        grads = [draw(rng, dtype) for _ in range(calls)]
+@every_setting(lambda setting: not (setting.sums() or "accumulate" in setting.settings()))
+def test_it_takes_the_step_of_the_mean(setting):
+    """Of incomplete windows and whole ones, of which the first are cold."""
+    several, once = setting.updater(), setting.updater()
+    several.accumulate = 4
+    weights, expected = setting.weights(), setting.weights()
+    for turn, calls in enumerate([2, 4, 2, 2]):
+        grads = [setting.gradients(weights, 4 * turn + k) for k in range(calls)]
         for each in grads:
-            several(indices, list(map(form, each)), weights)
+            as_list(several, weights, each.values(), weights.values())
         if calls < 4:
             several.finish()
-        sums = [sum(grad.astype(np.float32) for grad in own) for own in zip(*grads, strict=True)]
         once.optimizer.rescale_grad = 1 / calls
-        once(indices, list(map(form, sums)), expected)
-        np.testing.assert_array_equal([*map(bytes, weights)], [*map(bytes, expected)])
-        assert several.info[:4] == once.info[:4]
-        assert several.optimizer.num_update == turn + 1
+        sums = [added([each[name] for each in grads]) for name in weights]
+        as_list(once, expected, sums, expected.values())
+        assert frozen((weights, several.averages)) == frozen((expected, once.averages))
+        assert several.info.non_finite == once.info.non_finite
+        norms = [updater.info.global_norm or 0 for updater in (several, once)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-7)
+        assert several.optimizer.num_update == once.optimizer.num_update
     if several.loss_scaler:
         assert several.loss_scaler.state_dict() == once.loss_scaler.state_dict()
 
@@ -146,17 +129,8 @@ def test_a_failed_call_changes_nothing():
     assert (weights[1] < before[1]).all()
 
 
-class InPython(optimizer.Optimizer):
-    def create_state(self, index, weight):
-        return None
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        weight -= self._get_lr(index) * grad
-
-
 def test_an_update_in_python_takes_the_mean():
-    made, weight = optimizer.Updater(InPython(lr=1.0), accumulate=4), np.zeros(2)
+    made, weight = optimizer.Updater(InNumPy(lr=1.0), accumulate=4), np.zeros(2)
     made(0, np.ones(2), weight)
     made(0, (np.full(1, 3.0), np.array([0])), weight)
     made.finish()

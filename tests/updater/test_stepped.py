@@ -7,15 +7,8 @@ import fastopt
 from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedUpdater, run_threads
+from helpers.settings import UPDATERS, settings_of
 
-SETTINGS = {
-    "plain": {},
-    "loss scaler": {"loss_scaler": LossScaler(1.0, growth_interval=100)},
-    "norm": {"clip_global_norm": 1.0},
-    "units": {"clip_adaptive": 0.1},
-    "average": {"average": fastopt.EMA()},
-    "accumulate": {"accumulate": 2},
-}
 NOTHING = {
     "lists": lambda updater, weights: updater([], [], []),
     "views": lambda updater, weights: updater({}.keys(), {}.values(), {}.values()),
@@ -29,8 +22,9 @@ def weights_of():
     return {"ice": np.ones(2), "head": np.ones(3)}
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_call_that_updates_nothing_has_not_stepped(settings):
+@pytest.mark.parametrize("name", [None, *UPDATERS])
+def test_a_call_that_updates_nothing_has_not_stepped(name):
+    settings = settings_of(name) if name else {}
     updater = fastopt.Updater(fastopt.SGD(lr=0.1), groups={"ice": {"frozen": True}}, **settings)
     weights, every = weights_of(), settings.get("accumulate", 1)
     for turn in range(3):  # a first call, and repeated ones

@@ -177,27 +177,6 @@ def test_one_element_or_none_at_stride_0_is_an_array_like_any_other():
         assert (weight < 1).all()
 
 
-W = (2, 3)
-NESTED = [
-    ("sgd", {}, None), ("sgd", {"momentum": 0.9}, W), ("adam", {}, [W, W]), ("adagrad", {}, W),
-    ("rmsprop", {}, [W]), ("rmsprop", {"centered": True}, [W, W, W]), ("dcasgd", {}, [None, W]),
-    ("dcasgd", {"momentum": 0.9}, [W, W]), ("ftml", {}, [W, W, W]), ("sgld", {}, None),
-    ("groupadagrad", {}, (2, 1)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "kwargs", "nesting"), NESTED)
-def test_states_have_the_nesting_of_mxnet(name, kwargs, nesting):
-    def describe(state):
-        if isinstance(state, tuple):
-            return list(map(describe, state))
-        return state if state is None else state.shape
-
-    updater = optimizer.get_updater(optimizer.create(name, **kwargs))
-    updater(0, np.ones(W), np.ones(W))
-    assert describe(updater.states[0]) == nesting
-
-
 @pytest.mark.parametrize(("state", "error"), [
     (None, r"ValueError: needs 2 state arrays .*, got 0; .*: delete it from updater.states"),
     ((f32(2), f32(3)), r"ValueError: 'var' must have shape \(2,\), got \(3,\)"),

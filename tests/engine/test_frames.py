@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,13 +21,32 @@ NAMES = sorted(set(optimizer.opt_registry) - IN_PYTHON)
 INDICES = [0, 1, 2, 3]
 
 
-def made(name, **kwargs):
+def at(update):
+    return 0.1 / (update + 1)
+
+
+SETTINGS = {
+    "plain": {},
+    "schedule": {"lr_scheduler": at},
+    "multipliers": {"wd": 0.1, "param_idx2name": dict(enumerate("abcd"))},
+    "param_dict": {"param_dict": dict.fromkeys(INDICES, SimpleNamespace(lr_mult=0.5, wd_mult=0.5))},
+}
+every_setting = pytest.mark.parametrize("setting", SETTINGS)
+
+
+def made(name, setting="plain"):
+    kwargs = dict(SETTINGS[setting])
+    if name == "groupadagrad":
+        kwargs.pop("wd", None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ccSGD is deprecated")
-        klass = optimizer.opt_registry[name]
-        if "momentum" in inspect.signature(klass).parameters:
+        if "momentum" in inspect.signature(optimizer.opt_registry[name]).parameters:
             kwargs["momentum"] = 0.9
-        return optimizer.create(name, learning_rate=0.01, **kwargs)
+        found = optimizer.create(name, learning_rate=0.01, **kwargs)
+    if setting == "multipliers":
+        found.lr_mult.update({0: 0.5, "b": 2.0})
+        found.wd_mult.update({0: 0.5, "b": 2.0})
+    return found
 
 
 def warm(single, updater, steps=4):
@@ -41,45 +61,17 @@ def warm(single, updater, steps=4):
     return found
 
 
-class Multipliers:
-    """What param_dict holds."""
-
-    lr_mult = wd_mult = 0.5
-
-
-def plain(name):
-    return made(name)
-
-
-def schedule(name):
-    found = made(name)
-    found.lr_scheduler = lambda update: 0.1 / (update + 1)
-    return found
-
-
-def multipliers(name):
-    decay = 0.0 if name == "groupadagrad" else 0.1
-    found = made(name, wd=decay, param_idx2name=dict(enumerate("abcd")))
-    found.lr_mult.update({0: 0.5, "b": 2.0})
-    found.wd_mult.update({0: 0.5, "b": 2.0})
-    return found
-
-
-def param_dict(name):
-    return made(name, param_dict={index: Multipliers() for index in INDICES})
-
-
 @pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
-@pytest.mark.parametrize("setting", [plain, schedule, multipliers, param_dict])
+@every_setting
 @pytest.mark.parametrize("name", named(NAMES, "adam", "adamw"))
 def test_frames_of_a_warm_call(name, setting, single):
-    found = warm(single, optimizer.Updater(setting(name)))
+    found = warm(single, optimizer.Updater(made(name, setting)))
     assert len(found) <= (SINGLE if single else LIST), found
 
 
-@pytest.mark.parametrize("setting", [plain, schedule, multipliers, param_dict])
+@every_setting
 def test_frames_of_single_calls_of_lbsgd(setting):
-    found = warm(True, optimizer.Updater(setting("lbsgd")))
+    found = warm(True, optimizer.Updater(made("lbsgd", setting)))
     assert len(found) <= SINGLE, found
 
 

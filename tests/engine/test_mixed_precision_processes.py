@@ -17,8 +17,9 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 
 
 def test_half_precision_works_on_any_processor(run_python):
-    files = ["test_mixed_precision.py", "test_split_masters.py", "test_stochastic_rounding.py"]
-    paths = [TESTS / "engine" / name for name in files]
+    names = "mixed_precision", "split_masters", "stochastic_rounding"
+    paths = [TESTS / "engine" / f"test_{name}.py" for name in names]
+    paths.append(TESTS / "kernels" / "test_half.py")
     output = run_python(SUITE, *paths, NUMBA_CPU_NAME="generic")
     assert output.startswith("False\n")
     assert " passed" in output

@@ -174,7 +174,9 @@ def test_momentum_and_masters_are_switched_with_a_state_that_fits(way):
 @pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("scaler", [None, LossScaler()], ids=["updated", "skipped"])
-def test_no_gradient_is_kept_alive(scaler, way):
+@pytest.mark.parametrize("kind", [optimizer.Adam, optimizer.LBSGD, optimizer.AdamW])
+def test_no_gradient_is_kept_alive(kind, scaler, way):
+    """Nor one that AdamW skips at a scale that is not finite."""
     tensors = {
         0: Tensor((4, 3)),
         1: Tensor((4, 3), gradient="strided"),
@@ -183,8 +185,8 @@ def test_no_gradient_is_kept_alive(scaler, way):
         4: Tensor((4, 3), gradient="rows"),
         5: Tensor((4, 3), "float16"),
     }
-    updater = adam(multi_precision=True)
-    updater.loss_scaler = scaler
+    scale = np.inf if kind is optimizer.AdamW else 1.0
+    updater = optimizer.Updater(kind(multi_precision=True, rescale_grad=scale), scaler)
     weights = [tensor.make(0) for tensor in tensors.values()]
     for step in range(3):
         grads = [tensor.slope(step) for tensor in tensors.values()]

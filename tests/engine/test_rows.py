@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-import weakref
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
 from helpers.cases import CASES, LIGHT, exhaustive, sampled
 from helpers.row_sparse import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
-from helpers.tensor_lists import as_list, one_by_one
 from helpers.users import InNumPy
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
@@ -195,21 +193,6 @@ def test_values_in_a_state_are_read_before_it_is_written():
     made(0, (made.states[0][1:3], np.array([3, 1])), weight)
     other(0, (other.states[0][1:3].copy(), np.array([3, 1])), same)
     same_bits(weight, same)
-
-
-@pytest.mark.parametrize("way", [as_list, one_by_one])
-@pytest.mark.parametrize(("name", "scale"), [("adam", 1.0), ("lbsgd", 1.0), ("adamw", np.inf)])
-def test_no_row_sparse_gradient_is_kept_alive(name, scale, way, rng):
-    """Nor one that AdamW skips."""
-    run, weight = updater(name), np.ones((5, 2))
-    way(run, [0], [listing(rng, (5, 2), np.float64, 3)], [weight])
-    run.optimizer.rescale_grad = scale
-    grad, before = listing(rng, (5, 2), np.float64, 3), weight.copy()
-    watch = weakref.ref(grad.values)
-    way(run, [0], [grad], [weight])
-    del grad
-    assert watch() is None
-    assert np.isfinite(scale) or (weight == before).all()
 
 
 def updater(name, **kwargs):

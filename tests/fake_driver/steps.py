@@ -16,6 +16,7 @@ from fastopt._kernels import cuda_driver
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import CosineScheduler
+from helpers.device_arrays import Foreign
 
 WARM = 6
 """Calls before the one whose calls of the driver count."""
@@ -36,17 +37,6 @@ lib.fake_torn.restype = ctypes.c_long
 
 def on_device(*shape, dtype=np.float32, value=1):
     return cuda.to_device(np.full(shape, value, dtype))
-
-
-class Foreign:
-    """Array of another library."""
-
-    def __init__(self, array, stream=None, **changes):
-        self.array, self.changes = array, {"stream": stream, **changes}
-
-    @property
-    def __cuda_array_interface__(self):
-        return {**self.array.__cuda_array_interface__, **self.changes}
 
 
 def logged(call):
@@ -74,7 +64,7 @@ def single(make=on_device, fresh=False, updater=None, shape=(1000,)):
 def other_stream():
     """The weight's stream waits for the gradient's, and then this for it, without the host."""
     updater = optimizer.get_updater(optimizer.Adam())
-    weight, grad = Foreign(on_device(9), 0x5010), Foreign(on_device(9), 0x5020)
+    weight, grad = (Foreign(on_device(9), stream=each) for each in (0x5010, 0x5020))
     return warm(lambda: updater(0, grad, weight))
 
 
@@ -249,7 +239,7 @@ def captured():
     found = []
     for weight_on, grad_on, stream, calls in CAPTURED:
         updater = optimizer.get_updater(optimizer.Adam())
-        weight, grad = Foreign(on_device(9), weight_on), Foreign(on_device(9), grad_on)
+        weight, grad = (Foreign(on_device(9), stream=each) for each in (weight_on, grad_on))
         for _ in range(calls):
             updater(0, grad, weight)
         lib.cuStreamBeginCapture(ctypes.c_uint64(stream), 0)
@@ -353,7 +343,7 @@ STEPS = {
     "single, schedule": lambda: single(
         updater=optimizer.get_updater(optimizer.Adam(lr_scheduler=CosineScheduler(100)))
     ),
-    "single, stream of its own": lambda: single(lambda *s: Foreign(on_device(*s), 0x5010)),
+    "single, stream of its own": lambda: single(lambda *s: Foreign(on_device(*s), stream=0x5010)),
     "single, gradient of another stream": other_stream,
     "single, stochastic rounding": stochastic,
     "channels last": channels_last,

@@ -48,16 +48,6 @@ def test_elements_beyond_2_to_the_31_are_updated(rng):
     assert not weight[shown : 10 * shown].copy_to_host().any()
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (300,), (2, 3, 4)], ids=str)
-@pytest.mark.parametrize("name", ["adam", "lamb"])
-def test_any_shape_is_taken(name, shape, rng):
-    weight = rng.normal(size=shape).astype(np.float32).reshape(shape)
-    if not weight.size:
-        weight = np.zeros(shape, np.float32)
-    grads = [np.asarray(rng.normal(size=shape), np.float32).reshape(shape) for _ in range(2)]
-    check_steps(lambda: optimizer.get_updater(optimizer.create(name)), weight, grads)
-
-
 def test_sums_are_in_the_order_of_the_cpu(rng):
     weight = rng.normal(size=34_000).astype(np.float32)
     grad = rng.normal(size=34_000).astype(np.float32)

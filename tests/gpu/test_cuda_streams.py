@@ -209,14 +209,6 @@ def test_indices_may_be_replaced_by_ones_on_the_host():
     np.testing.assert_array_equal(weight.copy_to_host()[:, 0], [1, 0, 1, 0])
 
 
-def test_rows_may_be_indexed_by_bare_interfaces():
-    weights, updater = [ones(4, 2), ones(4, 2)], optimizer.get_updater(optimizer.Test())
-    pair = Foreign(ones(2, 2)), Foreign(on_device(np.array([3, 1])))
-    for _ in range(2):
-        updater([0, 1], [pair, ones(4, 2)], weights)
-    np.testing.assert_array_equal(host(weights[0])[:, 0], [1, 3, 1, 3])
-
-
 def test_unaligned_arrays_are_copied():
     memory = on_device(np.zeros(13, np.uint8))
     address = Foreign(memory).__cuda_array_interface__["data"][0]

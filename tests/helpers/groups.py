@@ -1,7 +1,5 @@
 """Updaters with groups, beside an updater of its own for each weight."""
 
-import copy
-
 import numpy as np
 
 from helpers.tensor_lists import as_list, frozen, one_by_one
@@ -47,11 +45,3 @@ def check_same(updater, each, weights, expected):
         ):
             assert frozen(ours.get(name)) == frozen(theirs.get(name))
     assert updater.states.keys() <= each.keys()
-
-
-def check_alone(updater, each, weights, gradients=arrays, steps=9, way=as_list):
-    """Each weight is updated as by its own updater in `each`; return the weights of these."""
-    expected = copy.deepcopy(weights)
-    train(updater, each, weights, expected, gradients, range(steps), way)
-    check_same(updater, each, weights, expected)
-    return expected

@@ -8,25 +8,14 @@ import math
 import numpy as np
 
 
-def novograd(w, lr=0.01, beta1=0.95, beta2=0.98, eps=1e-8, wd=0.0):
-    """arXiv:1905.11286, algorithm 1, for one layer."""
-    m, v = 0.0, None
-    while True:
-        g = yield w
-        square = np.sum(g**2)
-        v = square if v is None else beta2 * v + (1 - beta2) * square
-        m = beta1 * m + (g / (np.sqrt(v) + eps) + wd * w)
-        w = w - lr * m
-
-
 def adam(
     w, lr, wd, kind="adam", decoupled=False, formula="torch", amsgrad=False, correction="next",
-    beta1=0.9, beta2=0.999, eps=1e-8, grams=False,
+    beta1=0.9, beta2=0.999, eps=1e-8,
 ):  # fmt: skip
     """arXiv:1412.6980 and 1904.09237 with the bias correction of torch or MXNet, in any form.
 
     `kind` "nadam" is Dozat 2016 for one parameter, with a schedule of the momentum; "nadamw" is
-    optax.nadamw, and the baseline of AlgoPerf with the present correction; `grams` is 2412.17107.
+    optax.nadamw, and the baseline of AlgoPerf with the present correction.
     """
     m, v, peak, t, product = 0.0, 0.0, 0.0, 0, 1.0
     while True:
@@ -50,7 +39,6 @@ def adam(
             rate = np.sqrt(1 - beta2**t) / (1 - beta1**t)
             u, root, decay = rate * m, np.sqrt(peak), rate * decay
         u = u / (root + eps)
-        u = np.abs(u) * np.sign(g) if grams else u
         w = w - lr * decay * w - lr * u
 
 

@@ -61,35 +61,6 @@ def laid(array, layout):
     return array
 
 
-TABLES = {
-    0: Tensor((7, 5)),
-    "fc_weight": Tensor((3, 2), "float64"),
-    2: Tensor((5, 4), "float16"),
-    3: Tensor((5, 4), "float16", gradient="single"),
-    4: Tensor((0, 3)),
-    5: Tensor((4, 6), "float64", "fortran", "fortran"),
-    6: Tensor((6, 4), weight="strided"),
-    7: Tensor((6, 4), gradient="strided"),
-    8: Tensor((6, 3), gradient="rows"),
-    "gamma": Tensor((7, 5)),
-    10: Tensor((5, 2), gradient="pair"),
-}
-"""Tensors with two dimensions, as every rule takes them."""
-
-MIXED = {
-    **TABLES,
-    11: Tensor(()),
-    "bias": Tensor((9,)),
-    13: Tensor((2, 3, 4), "float64"),
-    14: Tensor((20_000,)),
-}
-
-
-def tensors_of(case):
-    """Tensors that the optimizer of a case takes."""
-    return TABLES if case.name == "groupadagrad" else MIXED
-
-
 def as_list(updater, indices, grads, weights):
     """Update with one call."""
     updater(list(indices), list(grads), list(weights))

@@ -1,9 +1,6 @@
 """Compiled kernels: vectorizable arithmetic, complete coverage of elements, exact sums."""
 
-import os
 import platform
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -46,21 +43,14 @@ AVX2 = "+avx,+avx2,+fma,+bmi,+bmi2,+f16c"
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions of x86")
 @pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("name", ["adam", "sgld"])
-def test_avx2_is_enough_for_vectors_of_eight(name):
+def test_avx2_is_enough_for_vectors_of_eight(name, run_python):
     """Normal numbers need no instruction that AVX-512 alone has."""
     code = (
         "import numpy as np; from fastopt._kernels import cpu; "
         "from helpers.kernel_code import compile_anew; "
         f"print(compile_anew(cpu.element_loop, {name!r}, np.float32)[0])"
     )
-    settings = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2}
-    llvm = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | settings | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    llvm = run_python(code, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=AVX2)
     assert "sqrt.v8f32" in llvm
 
 

@@ -222,20 +222,13 @@ def test_a_thread_moves_16_bytes_at_once_and_five_blocks_fit_a_multiprocessor(we
     assert all(len(set(loop)) == len(loop) for loop in stores)
 
 
-CODED = {
-    "float32": {},
-    "float16 with master": {"weight": (F4, FLOAT16), "grad": FLOAT16},
-    "lazy rows": {"sparse": True, "lazy": True},
-    "standard rows": {"sparse": True},
-    "float64": {"real": F8, "weight": (F8,), "grad": F8},
-}
-
-
-@pytest.mark.parametrize("weights", CODED)
+@pytest.mark.parametrize(
+    "weights", ["float32", "float16 with master", "lazy rows", "standard rows", "float64"]
+)
 def test_states_in_8_bits_compile(weights, capability):
     """A warp takes a block: codes are moved as words, and maxima by shuffles."""
     rule, options = rule_named("adam"), {"real": F4, "weight": (F4,), "grad": F4}
-    layout = Layout(rule, state=(np.int8, np.uint8), **{**options, **CODED[weights]})
+    layout = Layout(rule, state=(np.int8, np.uint8), **{**options, **WEIGHTS[weights]})
     hyper = by_value(rule, layout.real)
     text = check(cuda_blocks.blocks(layout), capability, CHUNKS, TABLE, hyper, doubles=True)
     # Only the limits of a scale are compared as doubles, once for each lane of a block.

@@ -1,19 +1,14 @@
 """What the host does in a step on a CUDA device: exact calls of a driver without a device."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from helpers.paths import ROOT, TESTS
-from ptx.executor import build_driver, needs_numba_cuda
+from helpers.paths import TESTS
+from ptx.executor import build_driver, needs_numba_cuda, run_python
 
 pytestmark = needs_numba_cuda
-
-FAKE = TESTS / "fake_driver"
 
 NEW_ADDRESSES = ["upload"]
 HYPER = ["upload", "launch"]
@@ -71,22 +66,8 @@ def steps(tmp_path_factory):
     """What ``fake_driver/steps.py`` printed."""
     folder = tmp_path_factory.mktemp("driver")
     build_driver(folder)
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(folder),
-        "FAKE_DEVICES": "2",
-        "PYTHONPATH": str(ROOT),
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "error", FAKE / "steps.py"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    script = TESTS / "fake_driver" / "steps.py"
+    return json.loads(run_python(folder, "-W", "error", script, FAKE_DEVICES="2"))
 
 
 def names(calls):

@@ -318,18 +318,3 @@ def test_an_unknown_processor_is_taken_to_have_none(monkeypatch):
 
     monkeypatch.setattr(half.binding, "get_host_cpu_features", unknown)
     assert half._f16c.__wrapped__() is False
-
-
-PROCESS = """
-import sys, pytest
-from fastopt._kernels import half
-print(half._f16c())
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
-"""
-
-
-@pytest.mark.slow("exhaustive")
-def test_a_process_for_any_processor_passes_these_tests(run_python):
-    output = run_python(PROCESS, __file__, "-k", "not process", NUMBA_CPU_NAME="generic")
-    assert output.startswith("False\n")
-    assert " passed" in output

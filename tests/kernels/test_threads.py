@@ -29,30 +29,23 @@ metadata.files = files
 """
 
 
-needs_tbb = [
-    pytest.mark.skipif(not installed("tbb"), reason="the package tbb is not installed"),
-    pytest.mark.skipif(sys.platform != "linux", reason="numba finds TBB by itself or not at all"),
-]
+LAYERS = {
+    "TBB where it is installed": ("", None, "tbb"),
+    "also after set_num_threads": (SET_FIRST, None, "tbb"),
+    "the user's": ("", "workqueue", "workqueue"),
+    "any without TBB": (WITHOUT_TBB, None, ""),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "first",
-    [pytest.param("", marks=needs_tbb), pytest.param(SET_FIRST, marks=needs_tbb)],
-    ids=["update", "set_num_threads"],
-)
-def test_tbb_is_preferred_where_it_is_installed(first, run_python):
-    assert run_python(first + STEP, NUMBA_THREADING_LAYER=None).strip() == "tbb"
-
-
-@pytest.mark.slow
-def test_the_users_choice_of_layer_is_respected(run_python):
-    assert run_python(STEP, NUMBA_THREADING_LAYER="workqueue").strip() == "workqueue"
-
-
-@pytest.mark.slow
-def test_a_missing_tbb_is_no_error(run_python):
-    assert run_python(WITHOUT_TBB + STEP, NUMBA_THREADING_LAYER=None).strip() != ""
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_step_uses_the_layer(name, run_python):
+    first, chosen, expected = LAYERS[name]
+    if expected == "tbb" and (sys.platform != "linux" or not installed("tbb")):
+        pytest.skip("numba does not find TBB")
+    layer = run_python(first + STEP, NUMBA_THREADING_LAYER=chosen).strip()
+    assert layer
+    assert expected in layer
 
 
 @pytest.fixture

@@ -28,55 +28,33 @@ DECOUPLED = {
 BY_DEFAULT = ("adamw", "muon")
 
 
-def steps(made, weights, each=lambda step: None, gradients=None):
-    """Weights after each step of a list of two; `each` is called before the steps."""
-    updater, rng = fastopt.Updater(made), np.random.default_rng(3)
-    for step in range(len(RATES)):
-        each(step)
-        grads = [rng.normal(size=weight.shape) for weight in weights]
-        if gradients:
-            grads = [gradients(grad) for grad in grads]
-        updater([0, 1], grads, weights)
-        yield [weight.copy() for weight in weights]
-
-
-def pair(kind, **arguments):
-    """The corrected optimizer, and the plain one with a function that sets rate and decay."""
+def check(kind, change=lambda grad: grad, **arguments):
+    """Steps of a list of two are those of the optimizer whose rate and decay are set."""
     made = kind(lr=lambda n: RATES[n - 1], wd=0.5, corrected_decay=PEAK, **arguments)
     plain = kind(lr=RATES[0], wd=0.5, **arguments)
     for each in (made, plain):
         each.set_lr_mult({1: 0.0 if kind is optimizer.Prodigy else 0.5})
-
-    def each(step):
-        plain.lr = RATES[step]
-        plain.wd = 0.5 * (RATES[step] / PEAK)
-
-    return made, plain, each
+    updaters, rng = [fastopt.Updater(each) for each in (made, plain)], np.random.default_rng(3)
+    weights = [[np.ones((4, 6)), np.full((4, 6), 2.0)] for _ in updaters]
+    for rate in RATES:
+        plain.lr, plain.wd = rate, 0.5 * (rate / PEAK)
+        grads = [change(rng.normal(size=(4, 6))) for _ in range(2)]
+        for updater, own in zip(updaters, weights, strict=True):
+            updater([0, 1], grads, own)
+        np.testing.assert_array_equal(*weights)
 
 
 @pytest.mark.parametrize(
     "name", [name if name in BY_DEFAULT else exhaustive(name)[0] for name in DECOUPLED]
 )
 def test_each_step_has_the_decay_of_its_learning_rate(name):
-    kind = optimizer.Optimizer.opt_registry[name.partition(" ")[0]]
-    made, plain, each = pair(kind, **DECOUPLED[name])
-    weights = [[np.ones((4, 6)), np.full((4, 6), 2.0)] for _ in range(2)]
-    for got, wanted in zip(steps(made, weights[0]), steps(plain, weights[1], each), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    check(optimizer.Optimizer.opt_registry[name.partition(" ")[0]], **DECOUPLED[name])
 
 
 @pytest.mark.parametrize("sparse_decay", ["catch_up", *exhaustive("dense")])
 def test_deferred_decay_is_corrected_too(sparse_decay):
-    made, plain, each = pair(optimizer.AdamW, formula="torch", sparse_decay=sparse_decay)
-    weights = [[np.ones((4, 6)), np.full((4, 6), 2.0)] for _ in range(2)]
-
-    def first_row(grad):
-        return grad[:1], np.array([0])
-
-    runs = [steps(made, weights[0], gradients=first_row)]
-    runs.append(steps(plain, weights[1], each, gradients=first_row))
-    for got, wanted in zip(*runs, strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    rows = {"change": lambda grad: (grad[:1], np.array([0])), "sparse_decay": sparse_decay}
+    check(optimizer.AdamW, formula="torch", **rows)
 
 
 def test_without_a_gradient_a_weight_shrinks_by_the_square_of_the_rate():

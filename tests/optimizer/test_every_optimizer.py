@@ -5,12 +5,8 @@ import pytest
 from numba.core import event
 
 from fastopt import optimizer
-from helpers.cases import (
-    CASES,
-    OF_MATRICES,
-    by_default,
-    sampled,
-)
+from fastopt._engine.validate import leaves
+from helpers.cases import CASES, OF_MATRICES, by_default, sampled
 
 every_case = pytest.mark.parametrize("case", by_default(CASES), ids=str)
 
@@ -29,7 +25,7 @@ def run(case, dtype, gradients, weight, **kwargs):
 def test_weight_and_state_keep_the_dtype(case, dtype, rng):
     weight, updater = run(case, dtype, rng.normal(size=(2, *case.shape)), np.ones(case.shape))
     assert weight.dtype == dtype
-    assert all(array.dtype == dtype for array in flat(updater.states[0]))
+    assert all(array.dtype == dtype for array in leaves(updater.states[0]))
 
 
 @pytest.mark.slow
@@ -102,11 +98,3 @@ def test_every_registered_optimizer_is_in_the_table():
         if klass.__module__.startswith("fastopt.")
     }
     assert library == {case.name for case in CASES} | {*OF_MATRICES}
-
-
-def flat(state):
-    if state is None:
-        return []
-    if isinstance(state, tuple):
-        return [array for part in state for array in flat(part)]
-    return [state]

@@ -41,7 +41,6 @@ HEAVY = {"momentum": 0.9, "decouple": True}
 OF_MXNET = partial(oracles.adam, formula="mxnet")
 NADAM = partial(oracles.adam, kind="nadam")
 NADAMW = partial(oracles.adam, kind="nadamw", decoupled=True)
-ADAMW = partial(oracles.adam, decoupled=True)
 PAPERS = "adabelief", "lans", "lion", "radam"
 """Optimizers whose formulas have no other test."""
 FORMULAS = {
@@ -55,14 +54,12 @@ FORMULAS = {
     "nadamw amsgrad": (NADAMW, "nadamw", {"amsgrad": True}),
     "adamatan2": (oracles.adamatan2, "adamatan2", {"a": 1.3, "b": 0.8}),
     "adan": (oracles.adan, "adan", {}),
-    "novograd": (oracles.novograd, "novograd", {}),
-    "adamw grams": (ADAMW, "adamw", {**TORCH, "grams": True}),
     "stablespam": (oracles.stablespam, "stablespam", {"reset_interval": 5}),
     **{name: (getattr(oracles, name), name, {}) for name in PAPERS},
 }
 """Function of oracles.py, optimizer and its arguments, which are those of the function too."""
-BY_DEFAULT = ("adamatan2", "adamw grams", "stablespam")
-"""Formulas that are compared by default: of a class without recorded numbers, and of all flags."""
+BY_DEFAULT = ("adamatan2", "stablespam")
+"""Formulas that are compared by default: of a class without recorded numbers, and with restarts."""
 
 
 def trained(made, start, gradients, dtype):

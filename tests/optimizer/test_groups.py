@@ -31,7 +31,7 @@ def updater(name="adam", own=None, **options):
 
 def arrays(seed):
     rng = np.random.default_rng(seed)
-    return [rng.normal(size=4).astype(np.float32) for _ in NAMES]
+    return [rng.normal(size=(2, 2)).astype(np.float32) for _ in NAMES]
 
 
 def grads_of(seed):
@@ -42,13 +42,14 @@ every_way = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "the gradient of another"])
-def test_weights_of_two_groups_may_share_memory(tied):
+@pytest.mark.parametrize("kind", [optimizer.SGD, optimizer.Muon])
+def test_weights_of_two_groups_may_share_memory(kind, tied):
     """In list order."""
     ends = []
     for way in WAYS[:2]:
         first, second, *grads = arrays(0)[:4]
         weights, grads = ([first, first], grads) if tied else ([first, second], [grads[0], first])
-        made = updater(own={"^b": {"optimizer": optimizer.SGD(learning_rate=0.5)}})
+        made = updater(own={"^b": {"optimizer": kind(learning_rate=0.5)}})
         for _ in range(3):
             way(made, ["a", "b"], grads, weights)
         ends.append(frozen(weights))

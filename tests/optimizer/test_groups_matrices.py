@@ -7,75 +7,13 @@ import fastopt
 from fastopt import optimizer
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.sparse import RowSparse
-from helpers.groups import WAYS, call, check_alone
+from helpers.groups import call
 from helpers.matrix_rules import F32, FORMS
-from helpers.tensor_lists import frozen
 from helpers.users import InNumPy
-
-SHAPES = {
-    "body.weight": (4, 6),
-    "body.bias": (5,),
-    "head.weight": (3, 2),
-    "embed.weight": (6, 2),
-    "slow.weight": (2, 2),
-    "frozen.weight": (2, 3),
-}
-
-
-def groups():
-    return {
-        "bias$": {"wd": 0.0},
-        "^head": {"lr": 0.01, "clip_gradient": 0.3},
-        "^slow": {"lr_mult": 0.5, "wd_mult": 0.5},
-        "^embed": {"optimizer": optimizer.Adam(learning_rate=0.2)},
-        "^frozen": {"frozen": True},
-    }
 
 
 def make(form, **options):
     return FORMS[form](**{"lr": 0.1, "wd": 0.1, "fallback": "adamw", **options})
-
-
-def drawn(seed):
-    rng = np.random.default_rng(seed)
-    return {name: rng.normal(size=shape).astype(F32) for name, shape in SHAPES.items()}
-
-
-def grads_of(step):
-    return {**drawn(step), "frozen.weight": None}
-
-
-@pytest.mark.parametrize("way", WAYS[:2])
-@pytest.mark.parametrize("form", FORMS)
-def test_each_group_is_updated_as_by_an_updater_of_its_own(form, way):
-    updater = fastopt.Updater(make(form), groups=groups())
-    each = {
-        "body.weight": make(form),
-        "body.bias": make(form, wd=0.0),
-        "head.weight": make(form, lr=0.01, clip_gradient=0.3),
-        "embed.weight": optimizer.Adam(learning_rate=0.2),
-        "slow.weight": make(form, lr=0.05, wd=0.05),
-    }
-    each = {name: fastopt.Updater(own) for name, own in each.items()}
-    check_alone(updater, each, drawn(99), grads_of, 5, way)
-    assert updater.optimizer.num_update == 5
-
-
-@pytest.mark.parametrize("form", ["muon", "adammini", "galore"])
-def test_an_optimizer_of_matrices_may_be_that_of_a_group(form):
-    """In list order: a tied weight is updated by both."""
-    ends = []
-    for way in WAYS[:2]:
-        updater = fastopt.Updater(
-            optimizer.Adam(learning_rate=0.1), groups={"^head": {"optimizer": make(form)}}
-        )
-        weight = drawn(99)["head.weight"]
-        weights = {"body.weight": weight, "head.weight": weight, "slow.weight": np.ones((2, 2))}
-        for step in range(5):
-            own = drawn(step)
-            call(updater, {**own, "body.weight": own["head.weight"]}, weights, way)
-        ends.append((frozen(weights), frozen(updater.states), updater.optimizer.num_update))
-    assert ends[0] == ends[1]
 
 
 def test_an_update_in_python_has_groups_too():

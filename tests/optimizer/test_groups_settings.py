@@ -14,6 +14,7 @@ from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from helpers.cases import exhaustive
 from helpers.groups import NAMES, WAYS, arrays, call, check_same, train
+from helpers.matrix_rules import FORMS
 from helpers.settings import every_setting
 from helpers.tensor_lists import as_list, everything, frozen, one_by_one
 from helpers.users import Unscaled
@@ -29,26 +30,29 @@ every_average = pytest.mark.parametrize("settings", TOGETHER.values(), ids=map(s
 def groups():
     return {
         r"bias$|norm": {"wd_mult": 0.0},
-        r"^embed": {"lr_mult": 0.1, "beta1": 0.5},
+        r"^embed": {"lr_mult": 0.1, "clip_gradient": 0.3},
         r"^frozen": {"frozen": True},
         r"^head": {"optimizer": optimizer.SGD(learning_rate=1.0, momentum=0.9)},
     }
 
 
-def together(**settings):
-    main = optimizer.Adam(learning_rate=0.1, wd=0.1, rescale_grad=0.3)
-    return optimizer.Updater(main, groups=groups(), **settings)
+def make(form, **changes):
+    kind = FORMS.get(form, optimizer.Adam)
+    return kind(**{"learning_rate": 0.1, "wd": 0.1, "rescale_grad": 0.3, **changes})
 
 
-def alone(**settings):
+def together(form="adam", **settings):
+    return optimizer.Updater(make(form), groups=groups(), **settings)
+
+
+def alone(form="adam", **settings):
     """An updater for each weight, with the optimizer of its group."""
-    common = {"rescale_grad": 0.3}
     made = {
-        "embed.weight": optimizer.Adam(learning_rate=0.1, wd=0.1, beta1=0.5, **common),
-        "body.weight": optimizer.Adam(learning_rate=0.1, wd=0.1, **common),
-        "body.bias": optimizer.Adam(learning_rate=0.1, **common),
-        "norm.scale": optimizer.Adam(learning_rate=0.1, **common),
-        "head.weight": optimizer.SGD(learning_rate=1.0, momentum=0.9, **common),
+        "embed.weight": make(form, clip_gradient=0.3),
+        "body.weight": make(form),
+        "body.bias": make(form, wd=0.0),
+        "norm.scale": make(form, wd=0.0),
+        "head.weight": optimizer.SGD(learning_rate=1.0, momentum=0.9, rescale_grad=0.3),
     }
     made["embed.weight"].set_lr_mult({"embed.weight": 0.1})
     return {name: optimizer.Updater(own, **copy.deepcopy(settings)) for name, own in made.items()}
@@ -88,6 +92,14 @@ def test_each_weight_is_updated_as_by_an_updater_of_its_own(every, average, clip
 
 def given_to(step):
     return {**arrays(step), "frozen.weight": None}
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_matrix_is_updated_as_by_an_updater_of_its_own(form, way):
+    made, each, weights, expected = together(form), alone(form), arrays(0), arrays(0)
+    train(made, each, weights, expected, given_to, range(1, 6), way)
+    check_same(made, each, weights, expected)
 
 
 def fits(setting):
@@ -275,6 +287,7 @@ def test_an_average_that_does_not_fit_all_groups_is_refused_and_changes_nothing(
 
 def test_an_optimizer_that_does_not_fit_the_groups_is_not_taken():
     made, weights = together(**ALL), arrays(0)
+    made.groups = {**groups(), "^embed": {"beta1": 0.5}}
     call(made, arrays(0), weights)
     before, own = everything(made, weights), made.optimizer
     with pytest.raises(TypeError, match="SGD does not take beta1"):

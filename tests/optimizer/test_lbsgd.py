@@ -52,17 +52,6 @@ def test_an_update_is_that_of_sgd_with_the_sum(lazy, momentum, problem, dense):
     same_bits(problem.run(lbsgd(**kwargs), grads), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["linear", *exhaustive("lars")])
-@given(problem=problems(steps=2 * SUMMED), dense=FLAGS)
-def test_standard_updates_of_row_sparse_gradients_are_dense_ones(strategy, problem, dense):
-    def updater():
-        return lbsgd(momentum=0.9, lazy_update=False, warmup_strategy=strategy)
-
-    expected = problem.run(updater(), dense_where([True] * 2 * SUMMED, problem.grads))
-    same_bits(problem.run(updater(), dense_where(dense, problem.grads)), expected)
-
-
 @given(dense=st.lists(st.booleans(), min_size=SUMMED, max_size=SUMMED))
 def test_gradients_may_be_overwritten_after_the_call(dense):
     rng = np.random.default_rng(0)

@@ -13,7 +13,8 @@ from fastopt import RowSparse
 from fastopt._engine.validate import leaves
 from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.threads import use_threads
-from helpers.cases import CASES, LIGHT, exhaustive
+from fastopt.amp import LossScaler
+from helpers.cases import CASES, FEW, LIGHT, exhaustive
 from helpers.half_precision import master_of
 from helpers.plans import FAULTS, Call, follow, is_compiled, plans
 from helpers.resuming import WAYS, resumed
@@ -32,10 +33,17 @@ def all_of(updater, weights):
     return everything(updater, weights), frozen(dict(updater.averages))
 
 
-def cast(grad, dtype):
-    if isinstance(grad, RowSparse):
-        return RowSparse(grad.values.astype(dtype), grad.indices, grad.shape)
-    return grad.astype(dtype)
+def changed(change, grads):
+    """Gradients whose numbers are changed."""
+    for grad in grads.values():
+        if isinstance(grad, RowSparse):
+            yield RowSparse(change(grad.values), grad.indices, grad.shape)
+        else:
+            yield change(grad)
+
+
+def step_of(updater, weights, grads, change=np.copy):
+    as_list(updater, weights, changed(change, grads), weights.values())
 
 
 @every_setting()
@@ -123,27 +131,66 @@ def test_a_resumed_run_has_the_same_bits(setting, tmp_path):
             assert again.optimizer._index_update_count == updater.optimizer._index_update_count
 
 
-def opposite(grad):
-    if isinstance(grad, RowSparse):
-        return RowSparse(-grad.values, grad.indices, grad.shape)
-    return -grad
-
-
 @every_setting(sample=[str(case) for case in CASES if not case.recorded])
 def test_ascent_is_descent_along_the_opposite_gradient(setting):
     """So decay still shrinks; all gradients are scaled and bounded."""
     ends = []
-    for up, way in ((True, lambda grad: grad), (False, opposite)):
+    for up, change in ((True, np.copy), (False, np.negative)):
         updater, weights = setting.updater(), setting.weights()
         updater.optimizer.rescale_grad = 0.5
         own = [group.get("optimizer") for group in (updater.groups or {}).values()]
         for made in filter(None, (updater.optimizer, *own)):
             made.maximize, made.clip_gradient = up, 0.75
         for step in range(4):
-            grads = map(way, setting.gradients(weights, step).values())
-            as_list(updater, weights, grads, weights.values())
+            step_of(updater, weights, setting.gradients(weights, step), change)
         ends.append(frozen((weights, dict(updater.averages))))
     assert ends[0] == ends[1]
+
+
+def scaled(scale):
+    return lambda array: array * array.dtype.type(scale)
+
+
+@every_setting(lambda setting: "loss_scaler" not in setting.settings())
+def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(setting):
+    ends = []
+    for scale in (1, 1024):
+        updater, weights = setting.updater(), setting.weights()
+        updater.loss_scaler = LossScaler(scale, dynamic=False) if scale > 1 else None
+        for step in range(4):
+            step_of(updater, weights, setting.gradients(weights, step), scaled(scale))
+        updater.loss_scaler = None
+        ends.append(all_of(updater, weights))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@every_setting(lambda setting: not {"accumulate", "loss_scaler"} & {*setting.settings()}, FEW)
+def test_an_overflow_changes_nothing_and_names_the_parameter(setting, bad):
+    """No schedule is asked for a rate either."""
+    updater, weights, asked = setting.updater(), setting.weights(), []
+    updater.loss_scaler = scaler = LossScaler(256.0)
+    updater.optimizer.lr_scheduler = lambda update: asked.append(update) or 0.01
+    first, *_, last = weights
+
+    def kept():
+        return everything(updater, weights)[:-1], frozen(dict(updater.averages)), len(asked)
+
+    for step in range(3):
+        grads = setting.gradients(weights, step)
+        for name in (first, last):
+            getattr(grads[name], "values", grads[name])[-1] = bad
+        before, scale = kept(), scaler.scale
+        step_of(updater, weights, grads)
+        assert (updater.info.skipped, updater.info.stepped) == (True, False)
+        assert updater.info.non_finite == (first, last)
+        assert not np.isfinite(updater.info.global_norm)
+        updater(last, grads[last], weights[last])
+        assert updater.info.non_finite == (last,)
+        assert (scaler.scale, scaler.good_steps) == (scale / 4, 0)
+        assert kept() == before
+        step_of(updater, weights, setting.gradients(weights, step), scaled(scale))
+        assert not updater.info.skipped
 
 
 @every_setting(lambda setting: setting.is_elementwise)
@@ -176,9 +223,8 @@ def test_masters_give_the_rounded_steps_of_float32(setting, half):
     exact = {name: weight.astype(np.float32) for name, weight in weights.items()}
     for step in range(6):
         grads = setting.gradients(weights, step)
-        as_list(halves, weights, grads.values(), weights.values())
-        wide = [cast(grad, np.float32) for grad in grads.values()]
-        as_list(floats, exact, wide, exact.values())
+        step_of(halves, weights, grads)
+        step_of(floats, exact, grads, np.float32)
     for name, weight in weights.items():
         halves.flush(name)
         floats.flush(name)

@@ -30,6 +30,7 @@ __all__ = [
     "needs_compiler",
     "needs_numba_cuda",
     "record_launches",
+    "run_python",
 ]
 
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
@@ -75,6 +76,21 @@ def environment(folder, **changes):
         "PTX_FOLDER": str(folder),
         **changes,
     }
+
+
+def run_python(folder, *arguments, nothing=0, **changes):
+    """What Python prints with the driver in a folder; `nothing` is another status of success."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(folder, **changes),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=86_400,
+    )
+    assert done.returncode in (0, nothing), done.stdout[-20_000:] + done.stderr
+    return done.stdout
 
 
 def compile_kernel(text, folder):

@@ -165,6 +165,8 @@ CASES = {
         "strided gradient": (made("adam"), dense((33, 40))),
         "GroupAdaGrad": (made("groupadagrad"), dense((60, 70))),
         "SGLD": (made("sgld"), dense((3001,))),
+        "any shape": (made("adam"), dense((), (1,), (0,), (3, 0), (300,), (2, 3, 4))),
+        "any shape of LAMB": (made("lamb"), dense((), (1,), (0,), (3, 0), (300,), (2, 3, 4))),
     },
     "half": {
         **{

@@ -2,30 +2,18 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from helpers.cases import exhaustive, nightly
 from helpers.paths import ROOT, TESTS
-from ptx.executor import build_driver, environment, needs_numba_cuda
+from ptx.executor import needs_numba_cuda, run_python
 
 pytestmark = needs_numba_cuda
 
 KERNELS = {
-    *(
-        "begin",
-        "blocks",
-        "copy",
-        "count_rows",
-        "cut_rows",
-        "dense",
-        "finish",
-        "flush_decay",
-        "fold",
-    ),
-    *("lazy", "mark_decay", "merge", "rows", "sort_tiles", "squares", "sums", "totals"),
+    *("begin", "blocks", "copy", "count_rows", "cut_rows", "dense", "finish", "flush_decay"),
+    *("fold", "lazy", "mark_decay", "merge", "rows", "sort_tiles", "squares", "sums", "totals"),
 }
 SAMPLE = [
     *("dense/Adam", "dense/strided gradient", "int8/ragged blocks", "reductions/LAMB"),
@@ -118,25 +106,10 @@ BYTES = {
 """Bytes of an element that is read, and of one that is written, of the arrays of a kernel."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("steps")
-    build_driver(folder)
-    return folder
-
-
 def run(folder, *cases, package=ROOT, **changes):
     """What ``steps.py`` prints; fma rounds twice, as on a CPU that does not fuse."""
     settings = {"PYTHONPATH": f"{package}:{TESTS}", "PTX_SPLIT_FMA": "1", **DEFERRED}
-    done = subprocess.run(
-        [sys.executable, TESTS / "ptx" / "steps.py", *cases],
-        env=environment(folder, **settings, **changes),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(run_python(folder, TESTS / "ptx" / "steps.py", *cases, **settings, **changes))
 
 
 def check_equal(different):
@@ -181,11 +154,8 @@ def test_what_is_compiled_for_every_rule_is_executed(family, device, folder):
 @pytest.mark.slow("exhaustive")
 def test_the_sectors_that_a_kernel_moves_are_those_of_its_arrays(folder):
     """Besides what a block reads once: less than a byte for each element."""
-    command = [sys.executable, TESTS / "ptx" / "counts.py", *{step: 0 for step, _ in BYTES}]
-    settings = environment(folder)
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line.replace("`", "").split(" | ") for line in done.stdout.splitlines()[2:]]
+    printed = run_python(folder, TESTS / "ptx" / "counts.py", *{step: 0 for step, _ in BYTES})
+    rows = [line.replace("`", "").split(" | ") for line in printed.splitlines()[2:]]
     found = {(step[2:], kernel): float(moved[:-2]) for step, kernel, _, moved in rows}
     assert found.keys() >= BYTES.keys()
     assert {key for key, bytes_ in BYTES.items() if not 0 <= found[key] - bytes_ < 1} == set()

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 
-from fastopt import EMA, checkpoint, optimizer
+from fastopt import EMA, optimizer
 from fastopt._engine.validate import leaves
 from helpers.refusals import check_refused
 
@@ -216,21 +216,3 @@ def test_states_with_the_optimizer_restore_all_but_param_dict():
     assert type(new.optimizer) is optimizer.Adam
     assert new.optimizer.param_dict == {}
     assert new.optimizer.__getstate__() == old.optimizer.__getstate__()
-
-
-def test_a_callable_schedule_is_not_saved_but_kept():
-    old, new = (adam(lr_scheduler=lambda n: 0.1) for _ in range(2))
-    schedule = new.optimizer.lr_scheduler
-    with pytest.warns(UserWarning, match="the present one is kept"):
-        new.set_states(old.get_states(dump_optimizer=True))
-    assert new.optimizer.lr_scheduler is schedule
-
-
-@pytest.mark.parametrize("blob", [b"", b"x" * 100, checkpoint.dumps([1, 2])])
-def test_bytes_that_are_no_states_change_nothing(blob):
-    updater = adam()
-    updater(0, f32(3), f32(3))
-    states = updater.states
-    with pytest.raises(checkpoint.CheckpointError):
-        updater.set_states(blob)
-    assert updater.states is states

@@ -270,9 +270,3 @@ def test_a_state_without_a_master_is_refused(state, half):
     with pytest.raises(ValueError, match="index 0: the state of a weight with a master must be a"):
         updater(0, np.ones(3, half), weight)
     assert updater.optimizer._index_update_count == {0: 1}
-
-
-@pytest.mark.parametrize(("argument", "value"), [("rounding", "up"), ("master", "float64")])
-def test_unknown_forms_are_refused(argument, value):
-    with pytest.raises(ValueError, match=f"{argument} must be one of .*, got '{value}'"):
-        optimizer.SGD(**{argument: value})

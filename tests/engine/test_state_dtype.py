@@ -107,11 +107,6 @@ def test_slots_of_both_kinds_work_together(rng, bfloat16):
     np.testing.assert_allclose(weight, other, atol=0.01)
 
 
-def test_other_dtypes_of_state_are_refused():
-    with pytest.raises(ValueError, match=r"state_dtype must be one of .*, got 'float16'"):
-        optimizer.Adam(state_dtype="float16")
-
-
 WITHOUT = """
 import sys
 sys.modules["ml_dtypes"] = None

@@ -328,20 +328,6 @@ def test_rows_of_a_vector_are_refused():
     assert (weight == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("slots", "message"),
-    [
-        ({"signed": ("other",)}, "'other' must be in state"),
-        ({"signed": ("mom",), "nonnegative": ("mom",)}, "in one of signed and nonnegative"),
-        ({"signed": "mom"}, "signed must be a sequence of names"),
-        ({"signed": ("mom",), "row": lambda grad, h: grad}, "rows have one number"),
-    ],
-)
-def test_rules_declare_their_own_slots(slots, message):
-    with pytest.raises(TypeError, match=message):
-        fastopt.rule(state=("mom",), hyper=("lr",), **slots)
-
-
 WRONG = {
     "state 'var' must have shape": lambda m, v: (m[0], v),
     "scales of state 'mean' must have shape": lambda m, v: ((m[0], m[1][:-1]), v),

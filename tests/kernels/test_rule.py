@@ -122,22 +122,36 @@ def doubling(weight, grad, state, h):
     return weight - h.lr * grad, ()
 
 
-@pytest.mark.parametrize(
-    ("declared", "function", "words"),
-    [
-        ({"hyper": ("clip",)}, halve, "'clip' is an attribute of NumPy records"),
-        ({"hyper": ("lr", "lr")}, halve, "repeats"),
-        ({"hyper": ("l r",)}, halve, "identifiers"),
-        ({"hyper": ("for",)}, halve, "identifiers"),
-        ({"hyper": "lr"}, halve, "sequence of names"),
-        ({"hyper": (), "state": ("a", "a")}, halve, "repeats"),
-        ({"hyper": (), "state": (1,)}, halve, "identifiers"),
-        ({"hyper": ("lr",)}, careful, "careful may not raise or assert"),
-        ({"hyper": ("lr",)}, short, r"short must take \d arguments .*, not \(weight, grad"),
-        ({"hyper": ("lr",), "noise": True}, short, r"short must take \d arguments .*, not \("),
-        ({"hyper": ("lr",)}, doubling, r"doubling must not assign to h\.lr"),
-    ],
-)
+OF = {"hyper": ("lr",), "state": ("a", "b")}
+DECLARED = [
+    ({"hyper": ("clip",)}, halve, "'clip' is an attribute of NumPy records"),
+    ({"hyper": ("lr", "lr")}, halve, "repeats"),
+    ({"hyper": ("l r",)}, halve, "identifiers"),
+    ({"hyper": ("for",)}, halve, "identifiers"),
+    ({"hyper": "lr"}, halve, "sequence of names"),
+    ({"hyper": (), "state": ("a", "a")}, halve, "repeats"),
+    ({"hyper": (), "state": (1,)}, halve, "identifiers"),
+    ({"hyper": ("lr",)}, careful, "careful may not raise or assert"),
+    ({"hyper": ("lr",)}, short, r"short must take \d arguments .*, not \(weight, grad"),
+    ({"hyper": ("lr",), "noise": True}, short, r"short must take \d arguments .*, not \("),
+    ({"hyper": ("lr",)}, doubling, r"doubling must not assign to h\.lr"),
+    ({"hyper": ("lr",), "kept": ("var",)}, halve, "kept needs passes"),
+    ({"hyper": ("lr",), "kept": ("a b",)}, halve, "identifiers"),
+    ({**OF, "extra": "none"}, halve, "extra must be a state slot"),
+    ({**OF, "extra": "a", "signed": ["a"]}, halve, "extra must be a state slot"),
+    ({**OF, "extra": "a", "row": abs}, halve, "extra must be a state slot"),
+    ({**OF, "row_state": ("b",)}, halve, "row_state needs row"),
+    ({**OF, "row_state": ("a",), "row": abs}, halve, r"be the last names of state \('a', 'b'\)"),
+    ({**OF, "row_state": ("c",), "row": abs}, halve, "must be the last names of state"),
+    ({**OF, "row_state": "b", "row": abs}, halve, "must be a sequence of names, got 'b'"),
+    ({**OF, "signed": ("other",)}, halve, "'other' must be in state"),
+    ({**OF, "signed": ("a",), "nonnegative": ("a",)}, halve, "in one of signed and nonnegative"),
+    ({**OF, "signed": "a"}, halve, "signed must be a sequence of names"),
+    ({**OF, "signed": ("a",), "row": abs}, halve, "rows have one number"),
+]
+
+
+@pytest.mark.parametrize(("declared", "function", "words"), DECLARED)
 def test_bad_declarations_are_refused(declared, function, words):
     with pytest.raises(TypeError, match=words):
         rule(**declared)(function)

@@ -74,16 +74,3 @@ def test_of_a_group_alone_it_corrects_the_decay_of_that_group():
     weights = [np.ones(3), np.ones(3)]
     updater([0, 1], [np.zeros(3), np.zeros(3)], weights)
     np.testing.assert_allclose([w[0] for w in weights], [1 - 0.5 * 0.05, 1 - 0.5 * 0.05 * 0.5])
-
-
-@pytest.mark.parametrize("name", ["sgd", "nadam", "adam", "lamb", "adadelta", "signum"])
-def test_decay_that_is_not_decoupled_has_no_correction(name):
-    cure = "pass decouple=True" if name in ("sgd", "nadam") else "AdamW has such a decay"
-    with pytest.raises(ValueError, match=f"corrected_decay=0.1 needs decoupled decay; .*: {cure}"):
-        optimizer.create(name, corrected_decay=0.1)
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0])
-def test_a_largest_rate_of_zero_is_refused(bad):
-    with pytest.raises(ValueError, match="must be the largest learning rate, above 0, or None"):
-        fastopt.AdamW(corrected_decay=bad)

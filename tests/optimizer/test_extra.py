@@ -202,15 +202,6 @@ def test_ranks_refuse_rules_with_an_extra():
         run_threads(2, lambda comm: ShardedUpdater(Reduced(), comm))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"extra": "none"}, {"extra": "mom", "signed": ["mom"]}, {"extra": "mom", "row": abs}],
-)
-def test_the_extra_of_a_rule_is_an_exact_slot(arguments):
-    with pytest.raises(TypeError, match="extra must be a state slot"):
-        fastopt.rule(state=("mom",), hyper=("lr",), **arguments)
-
-
 def test_checkpoints_with_an_extra_continue():
     whole, weight = fastopt.Updater(Reduced(learning_rate=0.1)), START.copy()
     for grad, old in PAIRS[:2]:

@@ -172,28 +172,3 @@ def test_without_momentum_cautious_is_plain():
         assert made.rule is optimizer.create(name, momentum=0.0).rule
         made.momentum = 0.5
         assert made.rule is not optimizer.create(name, momentum=0.5).rule
-
-
-def test_grams_and_cautious_exclude_each_other():
-    with pytest.raises(ValueError, match="cautious has no effect: use one of them"):
-        optimizer.AdamW(grams=True, cautious=True)
-
-
-def test_flags_are_arguments_where_they_apply_alone():
-    for name, flag in (
-        ("adam", "cautious_decay"),
-        ("adabelief", "stable"),
-        ("adafactor", "cautious"),
-        ("schedulefreeadamw", "cautious"),
-        ("lamb", "cautious"),
-    ):
-        with pytest.raises(TypeError, match=f"does not take {flag}"):
-            optimizer.create(name, **{flag: True})
-    with pytest.raises(ValueError, match="cautious_decay=True needs decoupled decay"):
-        optimizer.Prodigy(cautious_decay=True, decouple=False)
-
-
-@pytest.mark.parametrize("name", ["adamw", "adan", "lion"])
-def test_cautious_decay_of_single_rows_cannot_wait(name):
-    with pytest.raises(ValueError, match="cautious_decay=True decays by the gradient's sign"):
-        optimizer.create(name, cautious_decay=True, sparse_decay="catch_up")

@@ -170,18 +170,6 @@ def test_a_checkpoint_from_before_has_the_formula_of_mxnet_and_descends(name):
     assert (updater.optimizer.formula, updater.optimizer.maximize) == ("mxnet", False)
 
 
-@pytest.mark.parametrize("arguments", [{"eta": 0.5}, {"correct_bias": False}])
-def test_adamw_of_torch_has_no_arguments_of_other_libraries(arguments):
-    with pytest.raises(ValueError, match="formula='torch' needs correct_bias=True and eta=None"):
-        fastopt.AdamW(formula="torch", **arguments)
-
-
-def test_decay_of_torchs_adagrad_cannot_be_deferred():
-    fastopt.AdaGrad(sparse_decay="catch_up")
-    with pytest.raises(ValueError, match="needs decoupled decay; that of AdaGrad"):
-        fastopt.AdaGrad(sparse_decay="catch_up", formula="torch")
-
-
 def test_the_formula_of_torch_shows_the_defaults_that_differ():
     words = repr(optimizer.AdamW(lr=0.1, formula="torch"))
     assert words == "AdamW(learning_rate=0.1, epsilon=1e-08, formula='torch', wd=0.01)"

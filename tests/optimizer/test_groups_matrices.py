@@ -80,16 +80,3 @@ def test_masters_copies_and_rows_of_groups():
     np.testing.assert_array_equal(copied, weights["rows"].astype(np.float16))
     assert weights["rows"][0].tolist() == [1, 1]
     assert weights["rows"][1, 0] < 0.8
-
-
-def test_what_does_not_fit_is_refused_at_construction():
-    for own, words in (
-        ({"a": {"momentun": 0.5}}, "did you mean momentum"),
-        ({"a": {"momentum": 2.0}}, r"groups\['a'\]: momentum must be"),
-        ({"a": {"optimizer": optimizer.LBSGD()}}, "LBSGD accumulates"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=words):
-            fastopt.Updater(make("muon"), groups=own)
-    words = r"groups\['a'\]: average is computed in the pass of a rule, and Muon overrides"
-    with pytest.raises(TypeError, match=words):
-        fastopt.Updater("adam", groups={"a": {"optimizer": "muon"}}, average=fastopt.EMA(0.5))

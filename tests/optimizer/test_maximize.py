@@ -28,5 +28,3 @@ def test_what_cannot_ascend_says_so():
             with pytest.raises(ValueError, match=f"reads no {name}, so that it has no effect"):
                 updater(0, np.ones(2), weight)
     np.testing.assert_array_equal(weight, 1)
-    with pytest.raises(TypeError, match="maximize must be True or False, got 1"):
-        fastopt.SGD(maximize=1)

@@ -206,11 +206,6 @@ def test_settings_that_torch_lacks_are_refused(rng):
         from_torch_state_dict(updater, {"state": {}, "param_groups": [group]})
 
 
-def test_its_weights_are_not_averaged():
-    with pytest.raises(TypeError, match=r"Muon overrides update\(\)"):
-        fastopt.Updater(Muon(), average=fastopt.EMA())
-
-
 def test_it_shows_what_is_not_the_default(rng):
     assert repr(Muon()) == "Muon(learning_rate=0.001)"
     shown = repr(Muon(lr=0.1, steps=6, fallback=fastopt.AdamW(lr=0.2), fallback_for="head"))

@@ -7,7 +7,6 @@ import pytest
 
 import fastopt
 from fastopt.checkpoint import CheckpointError
-from fastopt.kernels.rule import rule
 from fastopt.optimizer import NovoGrad
 from helpers.matrix_rules import drawn, trained
 
@@ -28,13 +27,6 @@ def test_a_state_with_another_shape_is_refused(shape, rng):
         fastopt.Updater(NovoGrad()).load_state_dict(saved)
     with pytest.raises(ValueError, match=r"needs 2 state arrays \('mom', 'var'\), got 1"):
         NovoGrad().update(0, got, grad, good[:1])
-
-
-def test_numbers_are_kept_by_passes_alone():
-    with pytest.raises(TypeError, match="kept needs passes"):
-        rule(hyper=("lr",), kept=("var",))
-    with pytest.raises(TypeError, match="identifiers"):
-        rule(hyper=("lr",), kept=("a b",))
 
 
 @pytest.mark.slow("exhaustive")

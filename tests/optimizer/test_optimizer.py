@@ -14,7 +14,7 @@ from fastopt import optimizer
 from fastopt.arguments import Integer, Real, TableOf, arg, kept
 from fastopt.lr_scheduler import CosineScheduler, FactorScheduler, PlateauScheduler
 from fastopt.optimizer import SGD, Adam, Optimizer
-from helpers.refusals import check_refused
+from helpers.refusals import check_refused, each
 from helpers.users import Doubled
 
 
@@ -54,6 +54,66 @@ REFUSED = {
     "optimizer.SGD().set_lr_scale({})": "DeprecationWarning: set_lr_mult",
     "optimizer.SGD().set_wd_mult({0: math.nan})": "ValueError: wd_mult",
     "optimizer.SGD().set_lr_mult(2.0)": "TypeError: lr_mult",
+    "optimizer.AdamW(grams=True, cautious=True)": "ValueError: cautious has no effect: use one of",
+    **{
+        f"optimizer.create({name!r}, {flag}=True)": f"TypeError: does not take {flag}"
+        for flag, *names in (
+            ("cautious", "adafactor", "schedulefreeadamw", "lamb"),
+            ("cautious_decay", "adam"),
+            ("stable", "adabelief"),
+        )
+        for name in names
+    },
+    "optimizer.Prodigy(cautious_decay=True, decouple=False)": (
+        "ValueError: cautious_decay=True needs decoupled decay"
+    ),
+    **each(
+        "optimizer.create({!r}, cautious_decay=True, sparse_decay='catch_up')",
+        "ValueError: cautious_decay=True decays by the gradient's sign",
+        *("adamw", "adan", "lion"),
+    ),
+    **each(
+        "optimizer.create({!r}, corrected_decay=0.1)",
+        "ValueError: corrected_decay=0.1 needs decoupled decay; .*: AdamW has such a decay",
+        *("adam", "lamb", "adadelta", "signum"),
+    ),
+    **each(
+        "optimizer.create({!r}, corrected_decay=0.1)",
+        "ValueError: corrected_decay=0.1 needs decoupled decay; .*: pass decouple=True",
+        *("sgd", "nadam"),
+    ),
+    **each(
+        "optimizer.AdamW(corrected_decay={})",
+        "ValueError: must be the largest learning rate, above 0, or None",
+        *(0.0, -1.0),
+    ),
+    **each(
+        "optimizer.AdamW(formula='torch', {})",
+        "ValueError: formula='torch' needs correct_bias=True and eta=None",
+        *("eta=0.5", "correct_bias=False"),
+    ),
+    "optimizer.AdaGrad(sparse_decay='catch_up', formula='torch')": (
+        "ValueError: needs decoupled decay; that of AdaGrad"
+    ),
+    "optimizer.Prodigy(state_dtype='bfloat16')": "ValueError: state_dtype must be None",
+    "optimizer.Prodigy(sparse_decay='dense')": "ValueError: must be 'touched', got 'dense'",
+    **each(
+        "fastopt.Updater('prodigy', groups=dict(a={{'{}': 0.5}}))",
+        "TypeError: is the same in all groups",
+        *("learning_rate", "d0", "beta2"),
+    ),
+    "fastopt.Updater('muon', average=fastopt.EMA())": r"TypeError: Muon overrides update\(\)",
+    "fastopt.Updater('adam', groups=dict(a=dict(optimizer='muon')), average=fastopt.EMA())": (
+        r"TypeError: groups\['a'\]: average is computed in the pass of a rule, and Muon overrides"
+    ),
+    **{
+        f"fastopt.Updater('muon', groups=dict(a=dict({own})))": error
+        for own, error in {
+            "momentun=0.5": "TypeError: did you mean momentum",
+            "momentum=2.0": r"ValueError: groups\['a'\]: momentum must be",
+            "optimizer=optimizer.LBSGD()": "TypeError: LBSGD accumulates",
+        }.items()
+    },
 }
 
 
@@ -117,6 +177,9 @@ VALUES = [
     *(("sgd", "learning_rate", rate) for rate in (-1.0, math.inf)),
     ("sgd", "begin_num_update", -1),
     ("sgd", "seed", -1),
+    ("sgd", "rounding", "up"),
+    ("sgd", "master", "float64"),
+    ("adam", "state_dtype", "float16"),
     *(("sgd", name, 10**400) for name in ("learning_rate", "wd", "momentum", "clip_gradient")),
     *(("sgd", name, 10**400) for name in ("rescale_grad", "begin_num_update")),
     ("adam", "beta1", 1.0),
@@ -141,6 +204,7 @@ TYPES = [
     ("sgd", "begin_num_update", 0.5),
     ("sgd", "rescale_grad", None),
     ("sgd", "param_dict", 5),
+    ("sgd", "maximize", 1),
     ("rmsprop", "initial_accumulator_value", "one"),
 ]
 

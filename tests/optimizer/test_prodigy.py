@@ -8,7 +8,6 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt.optimizer import Prodigy
 from helpers.cases import exhaustive
 from helpers.paths import GOLDEN
 from helpers.tensor_lists import as_list, one_by_one
@@ -139,12 +138,6 @@ def test_groups_share_the_estimate():
     same(plain, grouped)
 
 
-def test_what_belongs_to_the_estimate_is_the_same_in_groups():
-    for name, value in {"learning_rate": 0.5, "d0": 1e-3, "beta2": 0.9}.items():
-        with pytest.raises(TypeError, match=f"{name} is the same in all groups"):
-            fastopt.Updater(Prodigy(), groups={"a": {name: value}})
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_a_rate_of_zero_leaves_a_parameter_out(name):
     weights, steps = start(F64)
@@ -171,13 +164,6 @@ def test_a_gradient_that_is_not_finite_ends_the_growth(name):
     assert estimates[-1] <= updater.info.d < np.inf
     assert np.isfinite(weights[0]).all()
     assert np.isnan(weights[1]).sum() == 1
-
-
-def test_rounded_state_and_deferred_decay_are_refused():
-    with pytest.raises(ValueError, match="state_dtype must be None"):
-        Prodigy(state_dtype="bfloat16")
-    with pytest.raises(ValueError, match="sparse_decay must be 'touched', got 'dense'"):
-        Prodigy(sparse_decay="dense")
 
 
 def test_a_damaged_estimate_is_refused():

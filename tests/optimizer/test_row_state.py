@@ -102,20 +102,6 @@ def test_only_indexed_rows_change_whatever_lazy_update_is():
 FORMS = {"state": ("a", "b"), "hyper": ("lr",)}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"row_state": ("b",)}, "row_state needs row"),
-        ({"row_state": ("a",), "row": abs}, r"must be the last names of state \('a', 'b'\)"),
-        ({"row_state": ("c",), "row": abs}, "must be the last names of state"),
-        ({"row_state": "b", "row": abs}, "row_state must be a sequence of names, got 'b'"),
-    ],
-)
-def test_what_has_no_rows_is_refused(options, words):
-    with pytest.raises(TypeError, match=words):
-        rule(**FORMS, **options)
-
-
 def test_without_names_all_state_is_of_rows():
     term = lambda grad, h: grad  # noqa: E731
     same = lambda weight, grad, state, h, mean: (weight, state)  # noqa: E731

@@ -1,27 +1,30 @@
-"""Whoever holds the address of an array keeps the array alive."""
+"""Whoever holds the address of an array keeps the array alive: freed memory is overwritten."""
 
 import ast
 
+import pytest
+
 from helpers import temporaries
-from helpers.cases import CHOICES, every_choice
+from helpers.cases import CHOICES, every_choice, exhaustive, nightly
+from helpers.paths import TESTS
+
+OVERWRITTEN = {"PYTHONMALLOC": "debug", "MALLOC_PERTURB_": "165"}
 
 
-@every_choice
-def test_gradients_that_the_caller_does_not_keep_have_the_bits_of_those_that_he_keeps(
-    choice, run_python
-):
-    """Freed memory is overwritten, so that what is read from it differs."""
-    code = f"from helpers import temporaries; temporaries.main({choice!r})"
-    lines = run_python(code, PYTHONMALLOC="debug", MALLOC_PERTURB_="165", timeout=3600).splitlines()
-    assert lines[:-1] == []
-    assert int(lines[-1]) > 100
+@pytest.mark.parametrize("profile", [*exhaustive("default"), *nightly("exhaustive")])
+def test_what_a_call_converts_lives_until_it_ends(profile, run_python):
+    """Any form of a gradient has the bits of the plain one, which needs no conversion."""
+    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    chosen = "-k", "plain_form", "-m", "not gpu", "--hypothesis-profile", profile
+    promises = TESTS / "optimizer" / "test_promises.py"
+    run_python(code, promises, "-q", *chosen, "-p", "no:cacheprovider", timeout=3600, **OVERWRITTEN)
 
 
 @every_choice
 def test_freed_memory_is_not_read(choice, run_python):
     """Its bytes change no bit, which compiled sums over tensors show first."""
     code = f"from helpers import temporaries; print(temporaries.ends({choice!r}))"
-    lines = run_python(code, PYTHONMALLOC="debug", MALLOC_PERTURB_="165", timeout=3600)
+    lines = run_python(code, timeout=3600, **OVERWRITTEN)
     expected, found = temporaries.ends(choice), ast.literal_eval(lines)
     assert len(expected) == len(CHOICES[choice])
     assert [name for name in expected if found[name] != expected[name]] == []

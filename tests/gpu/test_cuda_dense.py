@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from fastopt import optimizer, rule
+from fastopt import optimizer
 from fastopt._kernels import device_memory
 from fastopt._kernels.device_memory import zero
 from fastopt._kernels.devices import header
@@ -110,20 +110,3 @@ def test_dense_arrays_are_updated_as_they_lie(order, turned, rng, monkeypatch):
     mean = updater.states[0][0]
     assert header(mean).strides == header(weight).strides
     np.testing.assert_allclose(device_memory.host(mean), expected.states[0][0], rtol=2e-6)
-
-
-def test_a_rule_of_the_user_runs_on_the_device(rng):
-    @rule(state=("mom",), hyper=("lr", "momentum"))
-    def heavy_ball(weight, grad, state, h):
-        mom = h.momentum * state[0] - h.lr * grad
-        return weight + mom, (mom,)
-
-    class HeavyBall(optimizer.Optimizer):
-        rule = heavy_ball
-
-        def hyper(self, t, lr, wd):
-            return {"momentum": 0.9}
-
-    weight = rng.normal(size=30).astype(np.float32)
-    grads = [rng.normal(size=30).astype(np.float32) for _ in range(3)]
-    check_steps(lambda: optimizer.get_updater(HeavyBall(learning_rate=0.1)), weight, grads)

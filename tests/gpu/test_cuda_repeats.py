@@ -79,14 +79,21 @@ def in_python(monkeypatch):
     ],
     ids=str,
 )
+@pytest.mark.parametrize("clip", [None, 0.5], ids=["", "clip"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
-def test_warm_calls_run_no_python_and_do_the_same(make, kwargs, dtype, single, in_python, rng):
-    pair, grads = Pair(rng, make, dtype, **kwargs), arrays(rng, dtype)
-    moved = on_device(grads)
-    pair.steps((grads, moved), single=single)
+def test_warm_calls_run_no_python_and_do_the_same(
+    make, kwargs, dtype, clip, single, in_python, rng
+):
+    pair, sets = Pair(rng, make, dtype, **kwargs), [arrays(rng, dtype) for _ in range(2)]
+    sets = [*zip(sets, on_device(sets), strict=True)]
+    pair.set(clip_global_norm=clip)
+    pair.steps(*sets, single=single)
     in_python.clear()
-    pair.steps((grads, moved), times=5, single=single)
+    pair.steps(*sets, times=5, single=single)
     assert not in_python
+    assert clip is None or pair.there.info.global_norm == pytest.approx(pair.here.info.global_norm)
+    pair.set(rescale_grad=0.3)
+    pair.steps(*sets, times=2, single=single)
     pair.check()
 
 
@@ -118,22 +125,6 @@ def test_buffers_of_gradients_that_are_used_in_turns_run_no_python(single, in_py
     for k in (0, 1, 2, 2, 0, 1):
         pair.step(sets[k], moved[k], single=single)
     assert not in_python
-    pair.check()
-
-
-@pytest.mark.parametrize("single", [False, True], ids=["list", "single"])
-@pytest.mark.parametrize("make", [optimizer.Adam, optimizer.LAMB], ids=str)
-def test_calls_with_a_norm_are_launched_again_and_do_the_same(make, single, in_python, rng):
-    pair, sets = Pair(rng, make), [arrays(rng) for _ in range(2)]
-    sets = [*zip(sets, on_device(sets), strict=True)]
-    pair.set(clip_global_norm=0.5)
-    pair.steps(*sets, single=single)
-    in_python.clear()
-    pair.steps(*sets, times=6, single=single)
-    assert not in_python
-    assert pair.there.info.global_norm == pytest.approx(pair.here.info.global_norm)
-    pair.set(lr=0.3)
-    pair.steps(*sets, times=2, single=single)
     pair.check()
 
 

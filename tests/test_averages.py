@@ -30,7 +30,10 @@ AVERAGED = [
     for case in CASES
     for average in SPECS[:4]
     if case.name not in REFUSED and (case.name != "test" or average.constant)
-] + [(Case("adam", {"state_dtype": "bfloat16"}), SPECS[3])]
+] + [
+    (Case("adam", {"state_dtype": "bfloat16"}), SPECS[3]),
+    (Case("adam", {"state_dtype": "int8", "state_min_size": 1}, (5, 40)), SPECS[3]),
+]
 """Optimizers, and averages that do not change their weights."""
 
 

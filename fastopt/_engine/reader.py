@@ -4,7 +4,7 @@ The layouts of arrays and lists are known for the builds of Python and NumPy tha
 :func:`fastopt._kernels.numpy_abi.unreadable` accepts. For others, such as builds without a GIL, the
 same words are written here from what the arrays report, and the same code reads them.
 
-Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/engine/test_records_rows.py``.
+Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/engine/test_records.py``.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Row-sparse gradients of parameters with records: loops, forms, and deferred weight decay.
 
-Tests: ``tests/engine/test_records_rows.py``.
+Tests: ``tests/engine/test_records.py``.
 """
 
 import math

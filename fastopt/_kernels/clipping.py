@@ -6,7 +6,7 @@ memory, and replace those of the call; the rows of a row-sparse one are summed b
 occurs once.
 
 Tests: ``tests/engine/test_clip_adaptive.py``, ``tests/engine/test_records_settings.py``,
-``tests/engine/test_records_rows.py``.
+``tests/engine/test_records.py``.
 """
 
 import numpy as np

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
+from helpers.plans import LAYOUTS
 
 F32 = np.float32
 
@@ -18,16 +19,8 @@ MAKES = {
 }
 
 
-def as_given(array):
-    return array
-
-
-def strided(array):
-    return np.repeat(array, 2, -1)[..., ::2]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("lay", [as_given, np.asfortranarray, strided, np.float64])
+@pytest.mark.parametrize("lay", [np.copy, np.asfortranarray, LAYOUTS["strided"], np.float64])
 @pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
 @pytest.mark.parametrize("name", MAKES)
 def test_updates_have_the_bits_of_an_updater_and_records(name, listed, lay, rng, unrecorded):

@@ -1,12 +1,15 @@
 """First calls: states and records that are written together equal those that are written alone."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from threading import Barrier
 
 import numpy as np
 import pytest
 
 import fastopt
 from fastopt import optimizer
+from fastopt._engine import templates
 from fastopt._engine.templates import ALONE_FROM, LINE
 from fastopt._engine.validate import leaves
 from fastopt._kernels.numpy_abi import readable
@@ -100,3 +103,19 @@ def test_no_state_of_an_optimizer_that_starts_at_zero_is_anything_else(case):
         weight = normal(0, case.shape, "float32")
         state = made.create_state_multi_precision(0, weight)
         assert not any(array.any() for array in leaves(state))
+
+
+def test_loops_that_two_threads_look_up_at_once_are_the_same_array(monkeypatch):
+    """Records have its address, so that it must stay."""
+    both = Barrier(2)
+
+    def compiled(loops):
+        both.wait(10)
+        return np.zeros(8, np.int64)
+
+    monkeypatch.setattr(templates, "LOOPS", {})
+    monkeypatch.setattr(templates, "_compiled", compiled)
+    loops = templates.Loops(None, None, False, False)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: loops.addresses, range(2))
+    assert first is second is loops.addresses

@@ -1,4 +1,4 @@
-"""Records: any form of a dense call runs in compiled code, with the bits of the plain form."""
+"""Records: any form of a call runs in compiled code, with the bits of the plain form."""
 
 import gc
 import threading
@@ -6,13 +6,16 @@ import weakref
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from fastopt import optimizer
+from fastopt._engine.validate import leaves
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.record_words import AXES
 from helpers.plans import IN_PYTHON, LAYOUTS
-from helpers.tensor_lists import normal
+from helpers.tensor_lists import everything, normal
+from helpers.written_headers import read_in_python
 
 pytestmark = [
     pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
@@ -179,3 +182,68 @@ def test_states_may_be_assigned_by_another_thread(size):
         thread.join()
     assert updater.optimizer._index_update_count == {0: 60, 1: 60}
     assert np.isfinite(weights).all()
+
+
+@pytest.mark.parametrize("kind", ["csr_array", "coo_matrix"])
+def test_arrays_of_scipy_have_records(kind):
+    """Their rows with stored entries become a RowSparse in each call."""
+    ends = []
+    for on_records in (True, False):
+        updater, weight = optimizer.Updater(optimizer.Adam()), np.ones((9, 4), np.float32)
+        updater = updater if on_records else read_in_python(updater)
+        for step in range(3):
+            dense = np.zeros((9, 4), np.float32)
+            dense[[step, 3, step + 4]] = step + 1.0
+            updater(0, getattr(scipy.sparse, kind)(dense), weight)
+        ends.append(everything(updater, [weight]))
+    assert ends[0] == ends[1]
+
+
+def test_indices_that_a_schedule_spoils_are_checked_again():
+    updater, weight, rows = optimizer.Updater(optimizer.SGD()), np.ones((9, 2)), np.array([1, 3])
+    grad = np.ones((2, 2)), rows
+    updater(0, grad, weight)
+
+    def schedule(update):
+        rows[1] = 9
+        return 0.1
+
+    updater.optimizer.lr_scheduler = schedule
+    before = weight.copy()
+    with pytest.raises(ValueError, match="index 0: indices must be at least 0 and below 9, got 9"):
+        updater(0, grad, weight)
+    np.testing.assert_array_equal(weight, before)
+    assert updater.optimizer.num_update == updater.optimizer._index_update_count[0] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "groupadagrad"])
+def test_rows_of_a_table_that_is_interleaved_with_its_state_have_records(name, unrecorded):
+    """As a table on disk is; other gradients of it are updated too."""
+    ends = []
+    for interleaved in (False, True):
+        made = optimizer.create(name, learning_rate=0.1, lazy_update=True)
+        updater, weight = optimizer.Updater(made), normal(0, (9, 4), "float32")
+        state, memory = made.create_state(0, weight), np.zeros((9, 16), np.float32)
+        if interleaved:
+            columns = iter((memory[:, :4], memory[:, 4:8], memory[:, 8:12]))
+            weight, *parts = [copied(array, columns) for array in (weight, *leaves(state))]
+            state = (tuple(parts) if isinstance(state, tuple) else parts[0]) if parts else None
+        updater.states[0], updater.states_synced[0] = state, True
+        for step in range(5):
+            values, rows = normal(1 + step, (3, 4), "float32"), [8 - step, 0, 2]
+            updater(0, (values, rows), weight[:])
+        assert updater.records.record_of(0).layout.pitched == interleaved
+        assert not unrecorded
+        updater(0, normal(9, (9, 4), "float32"), weight)
+        assert bool(unrecorded) == (interleaved and state is not None)
+        ends.append([np.ascontiguousarray(array).tobytes() for array in (weight, *leaves(state))])
+        unrecorded.clear()
+    assert ends[0] == ends[1]
+
+
+def copied(array, columns):
+    """The same numbers in some columns of a table."""
+    target = next(columns)[:, : array.shape[1]]
+    target[...] = array
+    return target

@@ -10,6 +10,7 @@ from fastopt import optimizer
 from fastopt._kernels.numpy_abi import readable
 from fastopt.sparse import RowSparse
 from helpers.cases import slow
+from helpers.plans import unaligned
 from helpers.settings import settings_of
 from helpers.tensor_lists import as_list, everything, normal, one_by_one
 
@@ -145,4 +146,19 @@ def test_frozen_parameters_of_a_list_are_left_out(setting, scheduled_by):
         assert sorted(updater.states) == [0, 2, 3]
         assert updater.info.slow.calls <= (setting == "accumulate")
         ends.append(everything(updater, weights)[:4])
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["EMA", "SWA", "Lookahead"])
+def test_rows_of_one_weight_under_two_indices_are_averaged_in_list_order(setting):
+    ends = []
+    for form in (np.copy, unaligned):
+        made = optimizer.SGD(learning_rate=0.5, lazy_update=True)
+        updater = fastopt.Updater(made, **settings_of(setting))
+        weight = form(normal(0, (6, 4), "float32"))
+        for _ in range(5):
+            grads = [RowSparse(normal(row, (1, 4), "float32"), [row], (6, 4)) for row in (1, 2)]
+            updater([0, 1], grads, [weight, weight])
+        ends.append(everything(updater, [weight]))
     assert ends[0] == ends[1]

@@ -11,6 +11,7 @@ import fastopt
 from fastopt import optimizer
 from fastopt._kernels.numpy_abi import readable
 from fastopt.amp import SlowCalls
+from helpers.plans import Labelled
 from helpers.settings import settings_of
 from helpers.users import InNumPy
 
@@ -20,10 +21,6 @@ pytestmark = pytest.mark.skipif(not readable(), reason="all calls need Python")
 def interleaved():
     both = np.ones((4, 2))
     return both[:, 0], both[:, 1]
-
-
-class Sub(np.ndarray):
-    """A subclass of arrays."""
 
 
 CALLS = {
@@ -40,9 +37,12 @@ FAST = {
     "scalar": lambda: (np.float32(1), np.ones(())),
     "float64 for float32": lambda: (np.ones(4), np.ones(4, np.float32)),
     "rows": lambda: ((np.ones((1, 2)), [1]), np.ones((3, 2))),
-    "subclasses": lambda: (np.ones(4).view(Sub), np.ones(4).view(Sub)),
+    "subclasses": lambda: (np.ones(4).view(Labelled), np.ones(4).view(Labelled)),
     "rows of scipy": lambda: (sparse.csr_array(np.eye(3)), np.ones((3, 3))),
-    "rows of a subclass": lambda: ((np.ones((1, 2)).view(Sub), [1]), np.ones((3, 2)).view(Sub)),
+    "rows of a subclass": lambda: (
+        (np.ones((1, 2)).view(Labelled), [1]),
+        np.ones((3, 2)).view(Labelled),
+    ),
 }
 
 

@@ -8,6 +8,7 @@ from fastopt import optimizer
 from fastopt._kernels import half as conversions
 from fastopt._kernels.weights import parts
 from helpers.half_precision import bits, every_case, flat, lively, master_of
+from helpers.plans import LAYOUTS
 
 SPLIT = {"multi_precision": True, "master": "split"}
 
@@ -59,16 +60,12 @@ def test_a_remainder_takes_two_bytes_an_element(shape, bfloat16):
     np.testing.assert_array_equal(bits(weight), split(np.full(shape, 0.9, np.float32))[0])
 
 
-@pytest.mark.parametrize("layout", ["plain", "strided", "fortran"])
+@pytest.mark.parametrize("layout", ["plain", "strided", "Fortran order"])
 def test_an_initial_master_sets_the_weight_and_its_low_bits(layout, rng, bfloat16):
     exact = rng.normal(size=(50, 4)).astype(np.float32)
     bits(exact)[:25] |= 0x8000  # half of them exactly between two numbers of bfloat16
     bits(exact)[:25] &= 0xFFFF8000
-    weight = {
-        "plain": np.zeros((50, 4), bfloat16),
-        "strided": np.zeros((50, 8), bfloat16)[:, ::2],
-        "fortran": np.zeros((50, 4), bfloat16, order="F"),
-    }[layout]
+    weight = LAYOUTS[layout](np.zeros((50, 4), bfloat16))
     updater = sgd()
     updater.set_master(0, exact)
     updater(0, np.zeros((50, 4), bfloat16), weight)

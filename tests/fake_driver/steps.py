@@ -5,6 +5,7 @@ import gc
 import json
 import sys
 import weakref
+from itertools import cycle
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,80 +55,80 @@ def warm(call):
     return logged(call)
 
 
+def adam(**kwargs):
+    return optimizer.get_updater(optimizer.Adam(**kwargs))
+
+
+def repeated(updater, weight, *grads):
+    """Calls of the driver in the last of several calls, which have the gradients in turn."""
+    index = list(range(len(weight))) if isinstance(weight, list) else 0
+    turns = cycle(grads)
+    return warm(lambda: updater(index, next(turns), weight))
+
+
 def single(make=on_device, fresh=False, updater=None, shape=(1000,)):
-    updater = updater or optimizer.get_updater(optimizer.Adam())
-    weight, grads = make(*shape), [make(*shape) for _ in range(2 * WARM if fresh else 1)]
-    turns = iter(grads * 2 * WARM)
-    return warm(lambda: updater(0, next(turns), weight))
+    grads = [make(*shape) for _ in range(2 * WARM if fresh else 1)]
+    return repeated(updater or adam(), make(*shape), *grads)
 
 
 def other_stream():
     """The weight's stream waits for the gradient's, and then this for it, without the host."""
-    updater = optimizer.get_updater(optimizer.Adam())
-    weight, grad = (Foreign(on_device(9), stream=each) for each in (0x5010, 0x5020))
-    return warm(lambda: updater(0, grad, weight))
+    return repeated(adam(), *(Foreign(on_device(9), stream=each) for each in (0x5010, 0x5020)))
 
 
 def channels_last():
     """A convolution's weight whose channels are its last axis in memory."""
-    updater = optimizer.get_updater(optimizer.Adam())
-    shape, strides = (4, 2, 3, 3), (72, 4, 24, 8)
-    weight, grad = (Foreign(on_device(72), shape=shape, strides=strides) for _ in range(2))
-    calls = warm(lambda: updater(0, grad, weight))
+    updater, strides = adam(), (72, 4, 24, 8)
+    both = [Foreign(on_device(72), shape=(4, 2, 3, 3), strides=strides) for _ in range(2)]
+    calls = repeated(updater, *both)
     assert updater.states[0][0].strides == strides
     return calls
 
 
 def strided_gradient(fresh=False):
     """A gradient that is copied, as its elements do not lie like those of the weight."""
-    updater, weight = optimizer.get_updater(optimizer.Adam()), on_device(6, 8)
     arrays = [on_device(6, 16) for _ in range(2 * WARM if fresh else 1)]
-    grads = iter([Foreign(each, shape=(6, 8), strides=(64, 8)) for each in arrays] * 2 * WARM)
-    return warm(lambda: updater(0, next(grads), weight))
+    grads = [Foreign(each, shape=(6, 8), strides=(64, 8)) for each in arrays]
+    return repeated(adam(), on_device(6, 8), *grads)
+
+
+def listed(count):
+    return [on_device(30) for _ in range(count)]
 
 
 def many(count, fresh=False, updater=None):
-    updater = updater or optimizer.get_updater(optimizer.Adam())
-    weights, indices = [on_device(30) for _ in range(count)], list(range(count))
-    lists = [[on_device(30) for _ in range(count)] for _ in range(WARM + 2 if fresh else 1)]
-    turns = iter(lists * 2 * WARM)
-    return warm(lambda: updater(indices, next(turns), weights))
+    lists = [listed(count) for _ in range(WARM + 2 if fresh else 1)]
+    return repeated(updater or adam(), listed(count), *lists)
 
 
 def new_weights(count):
     """Weights that are other objects at other addresses in each call."""
-    updater, indices = optimizer.get_updater(optimizer.Adam()), list(range(count))
-    grads = [on_device(30) for _ in range(count)]
-    turns = iter([[on_device(30) for _ in range(count)] for _ in range(WARM + 1)])
-    return warm(lambda: updater(indices, grads, next(turns)))
+    updater, grads = adam(), listed(count)
+    turns = iter([listed(count) for _ in range(WARM + 1)])
+    return warm(lambda: updater(list(range(count)), grads, next(turns)))
 
 
 def lists_in_turn(count):
     """Lists of which each has other weights."""
-    updater = optimizer.get_updater(optimizer.Adam())
-    lists = [
-        ([2 * k, 2 * k + 1], *([on_device(30) for _ in range(2)] for _ in "gw"))
-        for k in range(count)
-    ]
+    updater = adam()
+    lists = [([2 * k, 2 * k + 1], listed(2), listed(2)) for k in range(count)]
     for _ in range(2):
         for each in lists:
             updater(*each)
     return logged(lambda: updater(*lists[0]))
 
 
-def first(count, **kwargs):
+def first(count):
     """The first step of a list, whose states are allocated and filled with zeros."""
-    updater = optimizer.get_updater(optimizer.Adam(**kwargs))
-    weights, grads = ([on_device(30) for _ in range(count)] for _ in range(2))
+    updater, weights, grads = adam(), listed(count), listed(count)
     single(shape=(30,))  # compiles
     return logged(lambda: updater(list(range(count)), grads, weights))
 
 
-def rows(listed, on_host=False, **kwargs):
-    updater, weight = optimizer.get_updater(optimizer.Adam(**kwargs)), on_device(100, 8)
-    ids = np.array(listed)
-    grad = RowSparse(on_device(len(listed), 8), ids if on_host else cuda.to_device(ids), (100, 8))
-    return warm(lambda: updater(0, grad, weight))
+def rows(ids, on_host=False, **kwargs):
+    indices = np.array(ids) if on_host else cuda.to_device(np.array(ids))
+    grad = RowSparse(on_device(len(ids), 8), indices, (100, 8))
+    return repeated(adam(**kwargs), on_device(100, 8), grad)
 
 
 def varying_rows():
@@ -238,7 +239,7 @@ def captured():
     """
     found = []
     for weight_on, grad_on, stream, calls in CAPTURED:
-        updater = optimizer.get_updater(optimizer.Adam())
+        updater = adam()
         weight, grad = (Foreign(on_device(9), stream=each) for each in (weight_on, grad_on))
         for _ in range(calls):
             updater(0, grad, weight)
@@ -306,8 +307,8 @@ def arguments():
 def second_device():
     with cuda.gpus[1]:
         weight, grad = on_device(9), on_device(9)
-    updater = optimizer.get_updater(optimizer.Adam())
-    calls = warm(lambda: updater(0, grad, weight))
+    updater = adam()
+    calls = repeated(updater, weight, grad)
     return [calls, [int(a.gpu_data.context.device.id) for a in updater.states[0]]]
 
 
@@ -325,9 +326,8 @@ def torch_state():
     torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=0)
     torch.empty = lambda *args, **kwargs: made.append(empty(*args, **kwargs)) or made[-1]
     weight, grad = (torch.ones(10, dtype=torch.float16).as_subclass(Tensor) for _ in range(2))
-    updater = optimizer.get_updater(optimizer.Adam(multi_precision=True))
+    updater, saved = adam(multi_precision=True), adam(multi_precision=True)
     updater(0, grad, weight)
-    saved = optimizer.get_updater(optimizer.Adam(multi_precision=True))
     saved.set_states(updater.get_states())
     saved(0, grad, weight)
     states = (*leaves(updater.states[0]), *leaves(saved.states[0]))
@@ -340,9 +340,7 @@ def torch_state():
 STEPS = {
     "single": single,
     "single, new gradient": lambda: single(fresh=True),
-    "single, schedule": lambda: single(
-        updater=optimizer.get_updater(optimizer.Adam(lr_scheduler=CosineScheduler(100)))
-    ),
+    "single, schedule": lambda: single(updater=adam(lr_scheduler=CosineScheduler(100))),
     "single, stream of its own": lambda: single(lambda *s: Foreign(on_device(*s), stream=0x5010)),
     "single, gradient of another stream": other_stream,
     "single, stochastic rounding": stochastic,

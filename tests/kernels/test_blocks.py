@@ -228,24 +228,6 @@ def test_row_sparse_steps_touch_their_rows_alone(kwargs, shape):
         check_step(updater, grad, weight, rows if kwargs.get("lazy_update", True) else slice(None))
 
 
-@pytest.mark.slow
-def test_averages_copies_and_sums_of_gradients_work():
-    plain, averaged, copied = made(), made(), made()
-    averaged.average = fastopt.EMA(decay=0.5)
-    copied.set_copy(0, half := np.zeros((40, 200), np.float16))
-    expected = trained(plain, (40, 200), 4)
-    for updater in (averaged, copied):
-        np.testing.assert_array_equal(trained(updater, (40, 200), 4), expected)
-        assert frozen(updater.states[0]) == frozen(plain.states[0])
-    np.testing.assert_array_equal(half, expected.astype(np.float16))
-    assert abs(averaged.averages[0] - expected).max() < 0.05
-    summing, weight = made(), normal((40, 200), 1)
-    summing.accumulate = 2
-    for step in range(8):
-        summing(0, normal((40, 200), [0, step // 2]), weight)
-    np.testing.assert_allclose(weight, expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_gradient_spreads_over_its_block_with_the_next_step(bad):
     updater = made()

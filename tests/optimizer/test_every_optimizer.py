@@ -7,6 +7,7 @@ from numba.core import event
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from helpers.cases import CASES, OF_MATRICES, by_default, sampled
+from helpers.matrix_rules import FORMS
 
 every_case = pytest.mark.parametrize("case", by_default(CASES), ids=str)
 
@@ -44,11 +45,22 @@ def test_new_rates_decays_and_shapes_compile_nothing(case, rng):
     assert not recorder.buffer
 
 
-@pytest.mark.parametrize("case", by_default(c for c in CASES if c.converges is not None), ids=str)
+CONVEX = [*by_default(case for case in CASES if case.converges is not None), *FORMS]
+RATES = {"soap": 0.1, "shampoo": 0.1, "adammini": 0.1}
+"""Initial rates of optimizers of matrices, if not 0.5."""
+
+
+def convergent(case):
+    if isinstance(case, str):
+        return FORMS[case](learning_rate=lambda t: RATES.get(case, 0.5) * (1 - t / 201))
+    return case.make(**case.converges)
+
+
+@pytest.mark.parametrize("case", CONVEX, ids=str)
 def test_converges_on_a_convex_problem(case):
-    updater = case.updater(**case.converges)
-    target = np.linspace(-2, 2, 35).reshape(case.shape)
-    weight = np.ones(case.shape)
+    updater = optimizer.get_updater(convergent(case))
+    target = np.linspace(-2, 2, 35).reshape(7, 5)
+    weight = np.ones((7, 5))
     start = np.square(weight - target).sum()
     for _ in range(200):
         updater(0, weight - target, weight)

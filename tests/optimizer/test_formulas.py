@@ -29,7 +29,8 @@ def once_by_default(cases):
     names = ["Adam", "AdamW", "Nadam", "AdamW amsgrad", "Nadam amsgrad"]
     parameters = []
     for case in cases:
-        name = case["class"] + " amsgrad" * bool(case["arguments"].get("amsgrad"))
+        flags = [flag for flag in ("amsgrad", "grams") if case["arguments"].get(flag)]
+        name = " ".join([case["class"], *flags])
         parameters += exhaustive(case) if name in names else [case]
         names.append(name)
     return parameters

@@ -10,22 +10,15 @@ import runpy
 import sys
 from functools import partial
 
-import numpy as np
 import torch
-from recording import steps_of_torch, write
+from recording import drawn, steps_of_torch, write
 
 COMMIT = "d45c9a4280d758e2cf0b2b8333765d040e953937"
-STEPS = 8
+data = partial(drawn, steps=8)
 CASES = [
     ((4, 6), {"lr": 0.05, "weight_decay": 0.1}),
     ((6, 3), {"lr": 0.02, "momentum": 0.8, "beta2": 0.5}),
 ]
-
-
-def data(shape):
-    """First weights and gradients."""
-    rng = np.random.default_rng(sum(shape))
-    return rng.normal(size=shape), rng.normal(size=(STEPS, *shape))
 
 
 if __name__ == "__main__":

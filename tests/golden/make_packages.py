@@ -14,9 +14,10 @@ import pytorch_optimizer as packaged
 import torch
 from pytorch_optimizer.optimizer import psgd, scion
 from pytorch_optimizer.optimizer.scion import LMONorm
-from recording import steps_of_torch, write
+from recording import drawn, steps_of_torch, write
 
 STEPS = 8
+data = partial(drawn, steps=STEPS, last=1e-2)
 ITERATE = scion.zero_power_via_newton_schulz_5
 scion.zero_power_via_newton_schulz_5 = lambda g, steps: ITERATE(g, steps, dtype=torch.float64)
 
@@ -63,13 +64,6 @@ GAP = 3
 """Steps from one projection to the next."""
 
 SAME = ("lr", "weight_decay", "clip_threshold")
-
-
-def data(shape):
-    """First weights, and gradients of several scales."""
-    rng = np.random.default_rng(sum(shape))
-    scales = np.geomspace(1, 1e-2, STEPS).reshape(-1, *[1] * len(shape))
-    return rng.normal(size=shape), rng.normal(size=(STEPS, *shape)) * scales
 
 
 class Layer(torch.nn.Module):

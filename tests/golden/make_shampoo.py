@@ -7,17 +7,16 @@ commit f60660661194de26d3ee78bae6d15820ff8e583d on the path:
 
 from functools import partial
 
-import numpy as np
 import torch
 from distributed_shampoo import (
     AdamPreconditionerConfig,
     DistributedShampoo,
     RootInvShampooPreconditionerConfig,
 )
-from recording import by_shape, steps_of_torch, write
+from recording import alike, by_shape, steps_of_torch, write
 
 COMMIT = "f60660661194de26d3ee78bae6d15820ff8e583d"
-STEPS = 12
+data = partial(alike, steps=12, last=1e-2)
 USUAL = {"lr": 0.0625, "betas": (0.9, 0.95), "precondition_frequency": 3, "weight_decay": 0.1}
 
 CASES = [
@@ -33,17 +32,6 @@ Epsilons are small only where all matrices have full rank.
 """
 
 RENAMED = {"epsilon": "root_epsilon", "start_preconditioning_step": "start_step"}
-
-
-def data(shape):
-    """First weights, and gradients from large to small, whose singular values are alike."""
-    rng = np.random.default_rng(sum(shape) * 10 + len(shape))
-    gradients = rng.normal(size=(STEPS, *shape))
-    if len(shape) == 2:
-        left, values, right = np.linalg.svd(gradients, full_matrices=False)
-        gradients = left * np.linspace(2, 1, values.shape[-1]) @ right
-    sizes = np.geomspace(1e2, 1e-2, STEPS).reshape(-1, *[1] * len(shape))
-    return rng.normal(size=shape), gradients * sizes
 
 
 def recorded(shape, arguments):

@@ -8,13 +8,13 @@ decomposes them; that alone is left out.
 
 import runpy
 import sys
+from functools import partial
 
-import numpy as np
 import torch
-from recording import by_shape, write
+from recording import alike, by_shape, write
 
 COMMIT = "a1e553530fde97d0e6b307d7c82ac6d38b072340"
-STEPS = 12
+data = partial(alike, steps=12, last=1e-4)
 USUAL = {"lr": 0.05, "betas": (0.9, 0.95), "precondition_frequency": 3, "weight_decay": 0.1}
 
 CASES = [
@@ -33,17 +33,6 @@ Otherwise eigenvectors of the eigenvalue 0 are arbitrary, and the steps depend o
 
 GOES_ON = [((4, 6), {}), ((7, 3), {"precondition_frequency": 2})]
 """Where they are arbitrary: the state is recorded after some steps, to go on from it."""
-
-
-def data(shape):
-    """First weights, and gradients from large to small, whose singular values are alike."""
-    rng = np.random.default_rng(sum(shape) * 10 + len(shape))
-    gradients = rng.normal(size=(STEPS, *shape))
-    if len(shape) == 2:
-        left, values, right = np.linalg.svd(gradients, full_matrices=False)
-        gradients = left * np.linspace(2, 1, values.shape[-1]) @ right
-    sizes = np.geomspace(1e2, 1e-4, STEPS).reshape(-1, *[1] * len(shape))
-    return rng.normal(size=shape), gradients * sizes
 
 
 def recorded(soap, shape, arguments, state_after=None):

@@ -33,6 +33,24 @@ def steps_of_optax(optimizer, start, gradients):
         yield np.asarray(weight).tolist()
 
 
+def drawn(shape, steps, last=1.0):
+    """First weights, and gradients whose sizes go from 1 to the last."""
+    rng = np.random.default_rng(sum(shape))
+    sizes = np.geomspace(1, last, steps).reshape(-1, *[1] * len(shape))
+    return rng.normal(size=shape), rng.normal(size=(steps, *shape)) * sizes
+
+
+def alike(shape, steps, last):
+    """First weights, and gradients of sizes from 100 to the last, with singular values alike."""
+    rng = np.random.default_rng(sum(shape) * 10 + len(shape))
+    gradients = rng.normal(size=(steps, *shape))
+    if len(shape) == 2:
+        left, values, right = np.linalg.svd(gradients, full_matrices=False)
+        gradients = left * np.linspace(2, 1, values.shape[-1]) @ right
+    sizes = np.geomspace(1e2, last, steps).reshape(-1, *[1] * len(shape))
+    return rng.normal(size=shape), gradients * sizes
+
+
 def by_shape(data, shapes):
     """First weights and gradients of shapes, by their names."""
     return {"x".join(map(str, shape)): [part.tolist() for part in data(shape)] for shape in shapes}

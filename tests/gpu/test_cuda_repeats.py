@@ -1,5 +1,7 @@
 """Calls with the arrays of the call before are made by compiled code, up to the launches."""
 
+import gc
+
 import numpy as np
 import pytest
 from numba import cuda
@@ -113,6 +115,21 @@ def test_random_numbers_of_warm_calls_are_those_of_calls_in_python(monkeypatch, 
         np.testing.assert_array_equal(one, other)
 
 
+def test_settings_that_change_between_warm_calls_are_followed(in_python, rng):
+    pair, grads = Pair(rng), arrays(rng)
+    moved = on_device(grads)
+    for rate in (0.1, 0.01, 0.1):
+        pair.set(lr=rate)
+        pair.steps((grads, moved))
+    in_python.clear()
+    pair.set(lr=0.2, rescale_grad=0.5)
+    pair.step(grads, moved)
+    pair.set(clip_global_norm=0.1)
+    pair.step(grads, moved)
+    assert in_python
+    pair.check()
+
+
 @pytest.mark.parametrize("single", [False, True], ids=["list", "single"])
 def test_buffers_of_gradients_that_are_used_in_turns_run_no_python(single, in_python, rng):
     pair = Pair(rng)
@@ -178,6 +195,19 @@ def test_gradients_of_which_one_is_replaced_are_read_again(in_python, rng):
             in_python.clear()
         pair.step(sets[k], moved[k])
         assert in_python or turn <= 8
+    pair.check()
+
+
+def test_a_gradient_that_is_gone_is_not_read(rng):
+    """Another array may have its id, or its memory."""
+    pair, grads = Pair(rng), arrays(rng)
+    moved = on_device(grads)
+    pair.steps((grads, moved))
+    for _ in range(20):
+        grads = arrays(rng)
+        moved = on_device(grads)
+        gc.collect()
+        pair.step(grads, moved)
     pair.check()
 
 

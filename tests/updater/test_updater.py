@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 
-from fastopt import EMA, optimizer
+from fastopt import EMA, checkpoint, optimizer
 from fastopt._engine.validate import leaves
 from helpers.refusals import check_refused
 
@@ -216,3 +216,13 @@ def test_states_with_the_optimizer_restore_all_but_param_dict():
     assert type(new.optimizer) is optimizer.Adam
     assert new.optimizer.param_dict == {}
     assert new.optimizer.__getstate__() == old.optimizer.__getstate__()
+
+
+@pytest.mark.parametrize("blob", [b"", b"x" * 100, checkpoint.dumps([1, 2])])
+def test_bytes_that_are_no_states_change_nothing(blob):
+    updater = adam()
+    updater(0, f32(3), f32(3))
+    states = updater.states
+    with pytest.raises(checkpoint.CheckpointError):
+        updater.set_states(blob)
+    assert updater.states is states

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
-from fastopt import optimizer
+from fastopt import RowSparse, optimizer
 from helpers.tensor_lists import as_list, everything, one_by_one
 
 
@@ -30,6 +30,33 @@ def test_what_is_no_list_is_refused_clearly(seen):
         with pytest.raises(TypeError, match="index must be"):
             updater(wrong, grads, weights)
     assert everything(updater, weights) == before
+
+
+def test_an_index_that_comes_twice_counts_in_no_joint_step():
+    """Whatever the forms of its gradients; nothing changes."""
+    updater = optimizer.get_updater(optimizer.Prodigy(multi_precision=True))
+    weight, grad = np.ones((2, 16, 3), np.float16)
+    before = everything(updater, [weight])
+    with pytest.raises(ValueError, match="updates an index once in each list"):
+        updater(["a", "a"], [grad, grad.astype(np.float32)], [weight, weight])
+    assert everything(updater, [weight]) == before
+
+
+def test_a_list_with_an_index_twice_that_fails_restores_copies_too():
+    def schedule(update):
+        if update == 3:
+            raise RuntimeError("no rate")
+        return 0.1
+
+    updater = optimizer.get_updater(optimizer.SGD(momentum=0.9, lr_scheduler=schedule))
+    weight, copy = np.ones((4, 3), np.float32, order="F"), np.zeros((4, 3), np.float16, order="F")
+    rows = RowSparse(np.ones((1, 3), np.float32), [1], (4, 3))
+    updater.set_copy(0, copy)
+    updater(0, np.ones((4, 3), np.float32), weight)
+    before = everything(updater, [weight, copy])
+    with pytest.raises(RuntimeError, match="no rate"):
+        updater([0, 0], [np.ones((4, 3), np.float32), rows], [weight, weight])
+    assert everything(updater, [weight, copy]) == before
 
 
 def test_an_updater_is_freed_with_its_weights_and_states():

@@ -66,25 +66,27 @@ def in_python(monkeypatch):
     return calls
 
 
+NAMES = {0: "a_weight", 1: "b_weight", 2: "c_weight"}
+WARM = [
+    (optimizer.SGD, {}, None),
+    (optimizer.Adam, {}, None),
+    (optimizer.Adam, {"lr_scheduler": CosineScheduler(9)}, None),
+    (optimizer.GroupAdaGrad, {"wd": 0.0}, None),
+    (optimizer.Adam, {"state_dtype": "int8", "state_min_size": 1}, None),
+    (optimizer.Lion, {"param_idx2name": NAMES}, None),
+    (optimizer.Adam, {"param_idx2name": {**NAMES, 1: "b_bias"}}, None),
+    (optimizer.LAMB, {}, None),
+    (optimizer.Adam, {}, 0.5),
+    (optimizer.LAMB, {}, 0.5),
+]
+"""Classes and their arguments, and limits of the norm."""
+
+
 @pytest.mark.parametrize("single", [False, True], ids=["list", "single"])
-@pytest.mark.parametrize(
-    ("make", "kwargs"),
-    [
-        (optimizer.SGD, {}),
-        (optimizer.Adam, {}),
-        (optimizer.Adam, {"lr_scheduler": CosineScheduler(9)}),
-        (optimizer.GroupAdaGrad, {"wd": 0.0}),
-        (optimizer.Adam, {"state_dtype": "int8", "state_min_size": 1}),
-        (optimizer.Lion, {"param_idx2name": {0: "a_weight", 1: "b_weight", 2: "c_weight"}}),
-        (optimizer.Adam, {"param_idx2name": {0: "a_weight", 1: "b_bias", 2: "c_weight"}}),
-        (optimizer.LAMB, {}),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("clip", [None, 0.5], ids=["", "clip"])
+@pytest.mark.parametrize(("make", "kwargs", "clip"), WARM, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
 def test_warm_calls_run_no_python_and_do_the_same(
-    make, kwargs, dtype, clip, single, in_python, rng
+    make, kwargs, clip, dtype, single, in_python, rng
 ):
     pair, sets = Pair(rng, make, dtype, **kwargs), [arrays(rng, dtype) for _ in range(2)]
     sets = [*zip(sets, on_device(sets), strict=True)]

@@ -113,6 +113,17 @@ def test_memory_is_allocated_before_anything_changes(rng, monkeypatch):
     assert not updater.optimizer._index_update_count
 
 
+def test_a_half_precision_copy_is_written_too(rng):
+    weights, gradients = drawn(rng, (4, 6), (5,))
+    updater, copies = fastopt.Updater(Muon(lr=0.1, fallback="sgd")), []
+    for index, weight in enumerate(weights):
+        copies.append(weight.astype(np.float16))
+        updater.set_copy(index, copies[-1])
+    for grads in gradients:
+        updater([0, 1], [g.astype(np.float16) for g in grads], weights)
+        np.testing.assert_equal(copies, [weight.astype(np.float16) for weight in weights])
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_arguments_of_a_fallback_are_saved(way, rng, tmp_path):
     weights, gradients = drawn(rng, (4, 6), (5,))

@@ -57,6 +57,7 @@ def test_every_form_of_a_call_equals_the_plain_form(setting, data):
 def check_forms(setting, plan):
     world = follow(setting, plan)
     assert world.results() == follow(setting, plan, plain=True).results()
+    assert {type(array) for array in leaves([*world.updater.states.values()])} <= {np.ndarray}
     if readable() and is_compiled(setting, plan):
         assert world.updater.info.slow.calls == 0
 

@@ -287,14 +287,18 @@ class World:
         return array if self.is_plain(name) else self.forms.put(array)
 
     def gradient(self, name, form, seed, is_infinite=False):
-        """A gradient of eighths, whose sums are exact, in some form; and in the plain one."""
+        """A gradient of eighths, whose sums are exact, in some form; and in the plain one.
+
+        One that lists rows may list none.
+        """
         weight, rng = self.weights[name], np.random.default_rng(seed)
         dense, listed = self.forms.dense, self.forms.rows
         if self.is_plain(name):
             dense, listed = dict.fromkeys(dense, np.array), dict.fromkeys(listed, RowSparse)
         if form in listed:
-            rows = rng.integers(0, weight.shape[0], 6)
-            shape = 6, *weight.shape[1:]
+            count = 2 * rng.integers(4)  # which two batches share
+            rows = rng.integers(0, weight.shape[0], count)
+            shape = count, *weight.shape[1:]
             values = (rng.integers(-32, 33, shape) / 8).astype(weight.dtype)
             return listed[form](values, rows, weight.shape), RowSparse(values, rows, weight.shape)
         plain = np.asarray(rng.integers(-32, 33, weight.shape) / 8).astype(weight.dtype)

@@ -310,19 +310,6 @@ def test_updated_keeps_what_an_array_has_beside(nested):
     np.testing.assert_allclose(result, 0.9)
 
 
-def test_torch_is_not_imported(run_python):
-    code = """if True:
-        import array, sys
-        import numpy as np
-        from fastopt import optimizer
-        updater = optimizer.Updater(optimizer.SGD())
-        updater(0, array.array("f", [1]), array.array("f", [1]))
-        updater.step({"a": np.ones(2)}, {"a": np.ones(2)})
-        print("torch" in sys.modules)
-    """
-    assert run_python(code).strip() == "False"
-
-
 # Tensors of torch
 
 

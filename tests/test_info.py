@@ -1,5 +1,4 @@
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -47,14 +46,6 @@ def test_report_has_one_aligned_line_for_each_property(capsys):
     assert list(described) == LABELS
     assert all(text and text[0] != " " for text in described.values())
     assert captured.err == ""
-
-
-def test_versions_are_those_that_are_imported():
-    described = rows(info.report())
-    assert described["fastopt"] == fastopt.__version__
-    assert described["python"].split()[0] == platform.python_version()
-    assert described["numpy"] == np.__version__
-    assert described["numba"] == numba.__version__
 
 
 def fails(error):
@@ -126,23 +117,6 @@ def test_what_there_is_or_the_reason_is_described(name, patched, words, monkeypa
     assert re.match(words, getattr(info, name)())
 
 
-def test_threading_layer_is_the_one_that_numba_runs():
-    described = info.threading_layer()
-    assert described.split(",")[0] == numba.threading_layer()
-
-
-@pytest.mark.slow("exhaustive")
-def test_settings_of_the_environment_are_reported():
-    described = report_of_process(
-        NUMBA_CPU_NAME="generic", NUMBA_THREADING_LAYER="workqueue", NUMBA_NUM_THREADS="1"
-    )
-    assert described["compiled for"].startswith("NUMBA_CPU_NAME=generic on ")
-    assert described["compiled for"].endswith(" none of its features")
-    assert described["threading layer"] == "workqueue, chosen by NUMBA_THREADING_LAYER=workqueue"
-    assert described["threads"].startswith("1; ")
-    assert described["threads"].endswith(", NUMBA_NUM_THREADS=1")
-
-
 @pytest.mark.slow
 def test_threading_layer_that_does_not_exist_is_reported_with_the_reason():
     described = report_of_process(NUMBA_THREADING_LAYER="none_such")
@@ -160,12 +134,6 @@ def test_kernel_cache_is_where_kernels_go():
     path = cpu.flush_decay(layout, False).stats.cache_path
     assert path is not None
     assert info.kernel_cache() == path
-
-
-def test_looking_for_the_kernel_cache_writes_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    assert info.kernel_cache().startswith(str(tmp_path))
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_without_numba_cuda_the_versions_of_the_extras_are_named(monkeypatch):

@@ -1,4 +1,3 @@
-import inspect
 import os
 import re
 import signal
@@ -10,7 +9,6 @@ import pytest
 
 import fastopt
 from fastopt.__main__ import main
-from fastopt.bench import report
 from fastopt.demo import digits as demo
 from helpers.cases import exhaustive
 
@@ -42,20 +40,6 @@ def test_help_and_version_are_printed(command, code, shown, capsys):
     assert re.match(shown, capsys.readouterr().out, re.DOTALL)
 
 
-def test_help_shows_the_default_rate_of_every_optimizer_that_has_its_own(capsys):
-    main(["demo", "--help"])
-    words = " ".join(capsys.readouterr().out.split())
-    rates = {}
-    for name, arguments in demo.ARGUMENTS.items():
-        if "learning_rate" in arguments:
-            rates.setdefault(arguments["learning_rate"], []).append(name)
-    assert rates
-    for rate, names in rates.items():
-        listed = re.search(rf"{rate:g} for ((?:\w+(?:, | and )?)+)(?:,|$)", words)
-        assert listed is not None
-        assert set(names) - {"ccsgd"} <= set(re.split(", | and ", listed[1]))
-
-
 def test_help_shows_the_defaults_of_the_demo(capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(demo, "run", asked.append)
@@ -66,15 +50,6 @@ def test_help_shows_the_defaults_of_the_demo(capsys, monkeypatch):
     assert f"name of the optimizer, default {asked[0].optimizer}" in words
     assert f"--epochs N default {asked[0].epochs}" in words
     assert f"images in a step, default {asked[0].batch_size}" in words
-
-
-def test_help_shows_the_sizes_and_the_time_of_a_benchmark(capsys):
-    main(["bench", "--help"])
-    words = " ".join(capsys.readouterr().out.split())
-    defaults = inspect.signature(report.run).parameters
-    small, large, largest = report.SIZES
-    assert f"default {small} {large} and, in a wide terminal, {largest};" in words
-    assert f"default {defaults['seconds'].default:g}," in words
 
 
 WRONG = {
@@ -168,14 +143,6 @@ def test_demo_of_half_precision_takes_its_options(monkeypatch):
     ]
 
 
-@pytest.mark.slow("exhaustive")
-def test_demo_without_masters_does_not_warn_of_what_was_asked_for():
-    command = "-W error -m fastopt demo --dtype float16 --no-master --epochs 1"
-    done = python(*command.split())
-    assert done.returncode == 0
-    assert done.stderr == ""
-
-
 @pytest.mark.slow
 def test_missing_extra_is_one_line_and_exit_code_2():
     program = """\
@@ -209,14 +176,3 @@ def test_closed_pipe_shows_no_traceback(arguments):
         )
     assert done.returncode == 141
     assert done.stderr == ""
-
-
-def test_importing_fastopt_imports_no_package_of_the_demo():
-    program = """\
-        import sys
-        import fastopt, fastopt.__main__
-        assert "fastopt.demo" not in sys.modules
-        print(sorted({"sklearn", "tqdm", "matplotlib"} & set(sys.modules)))
-        """
-    done = python("-c", dedent(program))
-    assert done.stdout == "[]\n", done.stderr

@@ -104,6 +104,23 @@ def texts():
     return read
 
 
+UNUSED = """
+import array, sys
+import numpy as np
+import fastopt, fastopt.__main__, fastopt.adapters
+updater = fastopt.Updater("sgd")
+updater(0, array.array("f", [1]), array.array("f", [1]))
+updater.step({"a": np.ones(2)}, {"a": np.ones(2)})
+print(sorted({*sys.argv[1:]} & {*sys.modules}))
+fastopt.EmbeddingTable
+"""
+
+
+def test_nothing_is_imported_that_is_not_used(run_python):
+    libraries = "sklearn tqdm matplotlib mpi4py thinc river pennylane torch jax"
+    assert run_python(UNUSED, *libraries.split(), "fastopt.demo", "fastopt.table") == "[]\n"
+
+
 def test_readme_is_short():
     assert README.count("\n") <= 150
 

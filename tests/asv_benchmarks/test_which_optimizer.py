@@ -3,7 +3,6 @@
 import importlib
 import json
 import math
-import sys
 from itertools import islice
 
 import numpy as np
@@ -61,47 +60,6 @@ def test_what_follows_from_the_kept_numbers_is_kept_with_them(which, kept):
     assert which.as_text(kept) == KEPT.read_text(encoding="utf-8")
 
 
-def test_the_kept_results_say_what_they_depend_on(which, kept):
-    assert {*kept["optimizers"]} == {*which.CONTENDERS}
-    assert [*kept["models"]] == MODELS
-    assert len(kept["seeds"]) >= 3
-    assert 0 not in kept["seeds"]  # the seed of the search
-    assert {"Python", "NumPy", "numba", "fastopt"} <= {*kept["versions"]}
-    for name, contender in which.CONTENDERS.items():
-        drawn = [contender.arguments(k, kept["trials"]) for k in range(kept["trials"])]
-        for model in MODELS:
-            assert kept["optimizers"][name][model]["arguments"] in drawn
-
-
-@pytest.mark.slow("exhaustive")
-def test_one_command_writes_the_page_again(which, monkeypatch, tmp_path, capsys):
-    pytest.importorskip("sklearn")
-    (tmp_path / PAGE.name).write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    small = ["--trials", "1", "--seeds", "2", "--steps", "10", "--models", "digits"]
-    small += ["--only", "^(Schedule-|Muon|SOAP)"]
-    arguments = ["which_optimizer.py", "--write", "--directory", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [*arguments, *small])
-    assert which.main() == 0
-    results = json.loads((tmp_path / KEPT.name).read_text(encoding="utf-8"))
-    assert {*results["optimizers"]} == {"AdamW", "Schedule-Free AdamW", "Muon", "SOAP"}
-    page = (tmp_path / PAGE.name).read_text(encoding="utf-8")
-    assert which.with_tables(page, results) == page
-    assert page in capsys.readouterr().out or which.tables(results) in page
-    monkeypatch.setattr(sys, "argv", [*arguments, "--times"])
-    assert which.main() == 0
-    again = json.loads((tmp_path / KEPT.name).read_text(encoding="utf-8"))
-    assert (
-        again["optimizers"]["Muon"]["digits"]["steps"]
-        == (results["optimizers"]["Muon"]["digits"]["steps"])
-    )
-
-
-def test_models_that_do_not_exist_are_refused_in_a_line(which, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["which_optimizer.py", "--models", "cats"])
-    assert which.main() == 2
-    assert capsys.readouterr().err.startswith("which_optimizer.py: --models: none matches 'cats'")
-
-
 # The numbers
 
 
@@ -126,16 +84,6 @@ def test_profiles_compare_an_optimizer_with_the_best_one_of_each_run(which):
         "Steps to the target over those of AdamW: Muon: digits not reached, words not reached; "
         "SOAP: digits not reached, words not reached."
     )
-
-
-def test_seconds_count_the_gradient_too(which):
-    results = made_up()
-    results["optimizers"]["Lion"]["digits"]["update_ms"] = 5.0
-    which.conclude(results)
-    # A step of Lion takes 6 ms, one of AdamW 2 ms: ratios 3/2, 12, 1, and none.
-    scores = results["seconds"]["scores"]
-    assert scores["Lion"] == pytest.approx((2.5 / 3 + 0 + 1 + 0) / 4, abs=1e-3)
-    assert scores["AdamW"] == pytest.approx(1.0)
 
 
 def test_all_optimizers_have_the_same_trials_with_rates_over_their_whole_range(which):

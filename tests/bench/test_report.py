@@ -14,7 +14,7 @@ from fastopt import optimizer
 from fastopt.__main__ import main
 from fastopt._console import progress, table
 from fastopt.bench import report
-from fastopt.bench.clock import interleaved, seconds
+from fastopt.bench.clock import seconds
 from fastopt.bench.steps import PLAIN, Step, momentum_of
 
 
@@ -65,11 +65,6 @@ def test_report_has_the_memory_the_threads_and_the_standings(bench):
     assert [int(number) for number in threads] == counts * (most > 1)
 
 
-@pytest.mark.slow
-def test_threads_of_small_weights_are_not_compared(bench):
-    assert "threads  " not in bench("adam", "--sizes", "64", "100")
-
-
 def test_report_ends_when_time_is_over_and_names_what_is_missing(bench):
     """With 1 as the exit code, as nothing was measured, and nothing compiled for another run."""
     out = bench("--seconds", "0", code=1)
@@ -97,19 +92,6 @@ def test_time_to_compile_counts(monkeypatch, bench):
     assert f"not measured within 3000 s: {missing}" in " ".join(out.split())
 
 
-def test_rows_are_printed_when_they_are_measured(monkeypatch, bench, capsys):
-    printed, whole = [], report._Report.standing
-
-    def standing(*arguments):
-        printed.append(capsys.readouterr().out)
-        return whole(*arguments)
-
-    monkeypatch.setattr(report._Report, "standing", standing)
-    bench("sgd", "adam", "--sizes", "100")
-    assert "\nmemory, " in printed[0]
-    assert printed[1].startswith("sgd  ")
-
-
 @pytest.mark.parametrize("load", [0.1, 12.0])
 def test_report_says_that_a_machine_is_busy(load, monkeypatch, bench):
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
@@ -118,15 +100,6 @@ def test_report_says_that_a_machine_is_busy(load, monkeypatch, bench):
         "--seconds", "0", code=1
     )
     assert said == (load == 12.0)
-
-
-@pytest.mark.slow
-def test_report_uses_the_requested_threads_and_then_all_again(bench):
-    before = numba.get_num_threads()
-    out = bench("sgd", "--sizes", "70000", "--threads", "1")
-    assert ", threads: 1 on " in out
-    assert "adam, 70,000" not in out
-    assert numba.get_num_threads() == before
 
 
 @pytest.mark.parametrize(
@@ -158,12 +131,6 @@ def test_commands_go_without_a_progress_bar_where_tqdm_is_missing(monkeypatch, c
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert list(progress([1, 2], "thing")) == [1, 2]
     assert capsys.readouterr().err == ""
-
-
-def test_rounds_end_with_the_budget_but_not_before_the_third():
-    calls = []
-    assert len(interleaved([lambda: calls.append(1) or 1.0], 31, budget=0)) == 3
-    assert len(interleaved([lambda: 1.0], 5)) == 5
 
 
 @pytest.mark.slow

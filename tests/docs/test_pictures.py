@@ -35,14 +35,6 @@ def shown(files, page, folder):
         yield light, words(folder / light)
 
 
-def test_the_comparison_has_five_rows_of_the_tables(pictures):
-    rows = pictures.rows(PAGE)
-    assert len(rows) == 5
-    for row in rows:
-        for ratio in row.ratios.values():
-            assert re.search(rf"\| +{ratio:.2f} +\|", PAGE)
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_comparison_is_drawn_from_the_page_as_it_is(pictures, theme, tmp_path):
     pictures.draw_comparison(pictures.rows(PAGE), tmp_path)
@@ -58,21 +50,6 @@ def test_the_words_of_the_comparison_have_its_numbers(pictures, page):
     (described,) = re.findall(r"Time of a step of Adam relative to fastopt: ([^\"\]]*)", text)
     numbers = [ratio for row in pictures.rows(PAGE) for ratio in row.ratios.values()]
     assert re.findall(r"\d+\.\d", described) == [f"{number:.1f}" for number in numbers]
-
-
-def test_the_words_are_rewritten_with_the_picture(pictures):
-    text = 'a 1.5 <img alt="step relative to fastopt: x 1.0, y 2.0 and\n3.0"> 4.5'
-    found = [pictures.Row("x", {"a": 5.04}), pictures.Row("y", {"a": 60.0, "b": 7.77})]
-    assert pictures.described(text, found) == (
-        'a 1.5 <img alt="step relative to fastopt: x 5.0, y 60.0 and\n7.8"> 4.5'
-    )
-
-
-def test_a_page_without_the_numbers_is_refused(pictures):
-    with pytest.raises(KeyError, match="step"):
-        pictures.rows("# Performance")
-    with pytest.raises(KeyError, match="Adam, 20,000,000"):
-        pictures.rows(re.sub(r"^\| Adam, 20,000,000.*\n", "", PAGE, flags=re.MULTILINE))
 
 
 def test_every_schedule_is_drawn_and_shown(pictures, tmp_path):
@@ -108,33 +85,6 @@ def test_the_comparison_of_optimizers_is_drawn_and_shown(pictures, tmp_path):
     for (_, drawn), title in zip(files, titles, strict=True):
         assert title in drawn
         assert any("Muon" in each for each in drawn)
-
-
-def test_titles_of_the_comparison_say_what_its_numbers_say(pictures):
-    steps = {"AdamW": (100, 200), "Muon": (50, 100), "SOAP": (75, None)}
-    found = {
-        "models": {"digits": {}, "characters": {}},
-        "optimizers": {
-            name: {
-                model: {"steps": [own] * 3}
-                for model, own in zip(("digits", "characters"), pair, strict=True)
-            }
-            for name, pair in steps.items()
-        },
-        "steps": {"scores": {"AdamW": 0.2, "Muon": 0.9}},
-        "seconds": {"scores": {"AdamW": 0.8, "Muon": 0.1}},
-    }
-    assert pictures.losses_title(found) == (
-        "Muon takes 50% of AdamW's steps on digits, 50% on characters; SOAP 75%, more than 100%"
-    )
-    assert pictures.profiles_title(found) == "Muon is ahead by steps, AdamW by seconds"
-
-
-def test_equal_pictures_are_equal_files(pictures, tmp_path):
-    for k in "ab":
-        pictures.draw_comparison(pictures.rows(PAGE), tmp_path / k)
-    for path in (tmp_path / "a").iterdir():
-        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -4,15 +4,24 @@ import copy
 import pickle
 
 import numpy as np
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 import fastopt
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
+from fastopt.lr_scheduler import FactorScheduler
 from helpers.embedding_oracle import BATCHES, DIM, INDEX, Oracle, first
 
-__all__ = ["Tables"]
+__all__ = ["FORMS", "Tables", "check_machine"]
 
 
 class Tables(RuleBasedStateMachine):
@@ -21,16 +30,15 @@ class Tables(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
+        self.start()
+
+    def start(self, **kwargs):
+        """Make a table, with more arguments, and its oracle."""
+        counts = {"min_count": self.min_count, "half_life": self.half_life}
         self.table = fastopt.EmbeddingTable(
-            DIM,
-            self.make(),
-            dtype=self.dtype,
-            init=first,
-            min_count=self.min_count,
-            half_life=self.half_life,
+            DIM, self.make(), dtype=self.dtype, init=first, **counts, **kwargs
         )
-        dtype = self.table.dtype
-        self.oracle = Oracle(self.make(), dtype, self.min_count, self.half_life)
+        self.oracle = Oracle(self.make(), self.table.dtype, **counts)
         self.rng = np.random.default_rng(0)
 
     @rule(ids=BATCHES, create=st.booleans())
@@ -97,3 +105,47 @@ class Tables(RuleBasedStateMachine):
 
 def _state(oracle):
     return leaves(oracle.updater.states[INDEX])
+
+
+def masters(**kwargs):
+    return optimizer.SGD(learning_rate=0.1, momentum=0.5, multi_precision=True, **kwargs)
+
+
+def lazy(make, **kwargs):
+    return {"make": lambda: make(lazy_update=True, **kwargs)}
+
+
+FORMS = {
+    "adam": {},
+    "8 bits": {"make": lambda: optimizer.Adam(lr=0.1, state_dtype="int8", state_min_size=1)},
+    "min_count": {"min_count": 3},
+    "half_life": {"half_life": 1.5},
+    "masters": {"make": masters, "dtype": "float16"},
+    "split": {"make": lambda: masters(master="split"), "dtype": "bfloat16"},
+    "float64": {"dtype": "float64"},
+    "catch_up": {
+        "make": lambda: optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up"),
+        "half_life": 2.0,
+    },
+    "dense": {"make": lambda: optimizer.SGD(learning_rate=0.1, wd=0.5, sparse_decay="dense")},
+    "rows": {"make": lambda: optimizer.GroupAdaGrad(learning_rate=0.1), "min_count": 2},
+    "previous": lazy(optimizer.DCASGD, momentum=0.5, wd=0.1),
+    "norms": lazy(optimizer.LAMB, wd=0.1),
+    "carried": lazy(optimizer.Nadam, wd=0.1),
+    "steps": lazy(optimizer.Rprop),
+    "schedule": {"make": lambda: optimizer.Adam(lr=FactorScheduler(2, factor=0.5, base_lr=0.5))},
+    "free": lazy(optimizer.ScheduleFreeAdamW, learning_rate=0.1),
+    "rounding": lazy(optimizer.SGD, rounding="stochastic") | {"dtype": "float16"},
+    "noise": lazy(optimizer.SGLD),
+}
+"""Optimizers and settings of a table."""
+
+
+def check_machine(kind, form, **few):
+    """Run a machine with a form of a table."""
+    if FORMS[form].get("dtype") == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    fields = {k: staticmethod(v) if callable(v) else v for k, v in FORMS[form].items()}
+    run_state_machine_as_test(
+        type("Machine", (kind,), fields), settings=settings(deadline=None, **few)
+    )

@@ -5,11 +5,6 @@ import pytest
 from fastopt import Parameter, Trainer
 
 
-def test_mpi_is_not_imported_with_the_package(run_python):
-    code = "import fastopt, sys; print([m for m in sys.modules if 'mpi' in m.split('.')[0]])"
-    assert run_python(code) == "[]\n"
-
-
 @pytest.mark.slow
 def test_an_error_says_how_to_install_a_missing_mpi4py(run_python):
     code = """

@@ -11,7 +11,6 @@ import pytest
 
 import fastopt
 from fastopt import checkpoint
-from fastopt.table.index import RowIndex
 
 ONES = np.ones((2, 2), np.float32)
 
@@ -86,8 +85,13 @@ def test_a_function_that_a_table_calls_can_read_it():
     assert table.evict(keep=lambda ids: table.lookup(ids, create=False)[:, 0] > 0).tolist() == [70]
 
 
+def update_several(table, ids, grads):
+    fastopt.table.update({"t": table}, {"t": ids}, {"t": grads})
+
+
+@pytest.mark.parametrize("update", [fastopt.EmbeddingTable.update, update_several])
 @pytest.mark.parametrize("name", [*READS, *(f"{name}()" for name in CHANGES)])
-def test_nothing_sees_a_part_of_an_update(name):
+def test_nothing_sees_a_part_of_an_update(name, update):
     """A schedule runs in the middle of an update, like a signal handler."""
     call, seen = (READS | {f"{key}()": value for key, value in CHANGES.items()})[name], []
 
@@ -100,24 +104,10 @@ def test_nothing_sees_a_part_of_an_update(name):
 
     table = fastopt.EmbeddingTable(2, fastopt.SGD(lr_scheduler=schedule), init="zeros")
     for step in (1, 2):
-        table.update([1, 5 + step], ONES)
+        update(table, [1, 5 + step], ONES)
     assert seen
     assert table.lookup([1, 6, 7]).tolist() == [[-2, -2], [-1, -1], [-1, -1]]
     assert table.step == 2
-
-
-def test_a_handler_sees_all_of_an_update_of_several_tables_or_nothing():
-    def schedule(number):
-        if number > 1:
-            with pytest.raises(RuntimeError, match="table 'a' is inside an update"):
-                tables["a"].ids()
-        return 1.0
-
-    sgd = fastopt.SGD(lr_scheduler=schedule)
-    tables = {name: fastopt.EmbeddingTable(2, sgd, name=name) for name in "ab"}
-    for _ in range(2):
-        fastopt.table.update(tables, {name: [1, 2] for name in tables}, dict.fromkeys(tables, ONES))
-    assert [table.step for table in tables.values()] == [2, 2]
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of POSIX")
@@ -147,15 +137,6 @@ def test_files_never_have_a_part_of_an_update(tmp_path):
     with fastopt.EmbeddingTable.open(path, verify=True) as again:
         assert again.step == again.optimizer._index_update_count["embedding"]
         assert (again.lookup(ids, create=False) == -again.step).all()
-
-
-def test_free_rows_are_removed_without_effect():
-    index = RowIndex(10)
-    rows, _ = index.insert(np.arange(4))
-    for _ in range(2):
-        index.remove(rows[:2])
-        assert len(index) == 2
-        assert index.find(np.arange(4)).rows.tolist() == [-1, -1, 2, 3]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs mmap of POSIX")

@@ -1,7 +1,5 @@
 """What an EmbeddingTable refuses, and that nothing has changed then."""
 
-import inspect
-
 import numpy as np
 import pytest
 
@@ -126,13 +124,6 @@ def test_an_optimizer_whose_state_changes_is_detected():
     with pytest.raises(ValueError, match="an argument of the optimizer has changed"):
         table.lookup([2])
     assert list(table) == [1]
-
-
-def test_the_table_is_imported_when_it_is_first_used(run_python):
-    code = "import fastopt, sys; print('fastopt.table' in sys.modules); fastopt.EmbeddingTable"
-    assert run_python(code).strip() == "False"
-    assert "EmbeddingTable" in dir(fastopt)
-    assert "from fastopt.table import EmbeddingTable" in inspect.getsource(fastopt)
 
 
 def test_representation():

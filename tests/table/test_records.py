@@ -13,18 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule
 
 import fastopt
-from fastopt import checkpoint, optimizer
+from fastopt import checkpoint
 from fastopt.checkpoint import CheckpointError
 from fastopt.table import directory
-from fastopt.table.directory import BLOCK, PAGE, RecordFile
+from fastopt.table.directory import BLOCK, RecordFile
 from helpers.cases import kept
-from helpers.embedding_machine import Tables
-from helpers.embedding_oracle import BATCHES, DIM, INDEX, Oracle, first
+from helpers.embedding_machine import FORMS, Tables, check_machine
+from helpers.embedding_oracle import BATCHES, INDEX, first
 from helpers.refusals import check_refused, each
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs mmap of POSIX")
@@ -133,18 +132,7 @@ class InFiles(Tables):
     @initialize(buffer=st.sampled_from([1, 1 << 30]))
     def begin(self, buffer):
         self.folder, self.buffer = tempfile.mkdtemp(), buffer
-        self.table = fastopt.EmbeddingTable(
-            DIM,
-            self.make(),
-            dtype=self.dtype,
-            init=first,
-            min_count=self.min_count,
-            half_life=self.half_life,
-            path=Path(self.folder, "table"),
-            buffer_bytes=buffer,
-        )
-        self.oracle = Oracle(self.make(), self.table.dtype, self.min_count, self.half_life)
-        self.rng = np.random.default_rng(0)
+        self.start(path=Path(self.folder, "table"), buffer_bytes=buffer)
 
     @rule(how=st.sampled_from(["reopen", "flush", "write"]))
     def go_on_from_a_copy(self, how):
@@ -172,42 +160,18 @@ class InFiles(Tables):
             shutil.rmtree(self.folder)
 
 
-def rounded():
-    return optimizer.SGD(learning_rate=0.1, rounding="stochastic", lazy_update=True)
-
-
-def split():
-    return optimizer.Adam(learning_rate=0.1, multi_precision=True, master="split")
-
-
-def deferred():
-    return optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
-
-
-def in_8_bits():
-    return optimizer.Adam(learning_rate=0.1, state_dtype="int8", state_min_size=1)
-
-
-KINDS = {
-    "adam": {},
-    "8 bits": {"make": staticmethod(in_8_bits)},
-    "deferred decay": {"make": staticmethod(deferred), "half_life": 2.0},
-    "rows": {"make": staticmethod(optimizer.GroupAdaGrad), "min_count": 2},
-    "stochastic rounding": {"make": staticmethod(rounded), "dtype": "float16"},
-    "split masters": {"make": staticmethod(split), "dtype": "bfloat16"},
-    "noise": {"make": staticmethod(lambda: optimizer.SGLD(lazy_update=True))},
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", kept(KINDS, "8 bits", "deferred decay"))
-def test_the_bits_are_those_of_a_table_in_memory(kind):
-    if KINDS[kind].get("dtype") == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    machine = type("Machine", (InFiles,), KINDS[kind])
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=8, stateful_step_count=12, deadline=None)
-    )
+@pytest.mark.parametrize(
+    "form",
+    kept(
+        ("adam", "8 bits", "catch_up", "rows", "rounding", "split", "noise"), "8 bits", "catch_up"
+    ),
+)
+def test_the_bits_are_those_of_a_table_in_memory(form):
+    check_machine(InFiles, form, max_examples=8, stateful_step_count=12)
+
+
+deferred = FORMS["catch_up"]["make"]
 
 
 @pytest.mark.slow
@@ -670,22 +634,6 @@ def test_a_failed_creation_removes_what_it_made_and_nothing_else(own, after, tmp
     fastopt.EmbeddingTable(2, adam, path=path).close()
 
 
-@pytest.mark.parametrize("dim", [48, 200])
-def test_8_bits_are_kept_of_each_row(dim):
-    table = fastopt.EmbeddingTable(dim, in_8_bits())
-    table.update([7, 3], np.ones((2, dim), np.float32))
-    arrays = table._storage.arrays
-    assert [array.dtype.name for array in arrays] == ["int8", "float32", "uint8", "float32"]
-    assert sum(array[:1].nbytes for array in arrays) == 2 * (dim + 4 * -(-dim // 128))
-
-
-def test_a_saved_copy_is_in_memory(table, tmp_path):
-    table.save(tmp_path / "copy")
-    loaded = fastopt.EmbeddingTable.load(tmp_path / "copy")
-    assert loaded.path is None
-    np.testing.assert_array_equal(loaded.weight, table.weight)
-
-
 def test_an_error_in_a_with_statement_keeps_the_last_flush(table):
     path, before = table.path, table.weight.copy()
     table.update([1], ONES[:1])
@@ -693,16 +641,6 @@ def test_an_error_in_a_with_statement_keeps_the_last_flush(table):
         raise KeyError
     with fastopt.EmbeddingTable.open(path) as again:
         np.testing.assert_array_equal(again.weight, before)
-
-
-def test_pages_that_were_prefetched_count_as_held(table):
-    table.flush()
-    assert table._directory.held == 0
-    table.prefetch(np.arange(5000))
-    assert table._directory.held == 18 * PAGE
-    table._directory._wait()
-    table.flush()
-    assert table._directory.held == 0
 
 
 def test_on_windows_the_missing_function_is_named(monkeypatch, tmp_path):

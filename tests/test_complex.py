@@ -1,150 +1,117 @@
 """Complex weights are updated with the bits of their real views, in every form of a call."""
 
-import copy
-import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import scipy.sparse
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import fastopt
-from fastopt import EMA, SWA, Lookahead, optimizer
-from fastopt._engine.validate import leaves
-from fastopt.amp import LossScaler
+from fastopt import EMA, optimizer
 from fastopt.distributed import ShardedUpdater
 from fastopt.distributed.threads import run_threads
 from fastopt.sparse import RowSparse
-from helpers.cases import CASES, FEW, FIRST, by_default, named
+from helpers.cases import FIRST
 from helpers.frames import frames
-from helpers.plans import LAYOUTS
+from helpers.plans import ASIDE, LAYOUTS, LIGHTLY, WAYS_TO_CALL, Forms, World, follow, plans
+from helpers.settings import every_setting
 from helpers.trees import assert_same
-from helpers.written_headers import read_in_python
 
-SHAPES = (), (3,), (4, 5), (0, 2), (2, 0), (2, 1, 3), (1,)
 DTYPES = [np.complex64, np.complex128]
-TAKING = [case for case in CASES if not case.make().by_row]
 REFUSING = sorted({name for name in FIRST if FIRST[name].make().by_row})
-
-
-def real(array):
-    """Copy of the real view."""
-    parts = np.asarray(array)
-    return np.stack([parts.real, parts.imag], -1)
 
 
 def drawn(rng, shape, dtype=np.complex64):
     return np.asarray(rng.normal(size=shape) + 1j * rng.normal(size=shape), dtype)
 
 
-def weights_of(rng, dtype=np.complex64):
-    """Weights of all shapes, one in Fortran order and one with strides."""
-    made = [drawn(rng, shape, dtype) for shape in SHAPES]
-    strided = np.zeros((6, 4), dtype)[::2, 1:3]
-    strided[...] = drawn(rng, (3, 2), dtype)
-    return [*made, np.asfortranarray(drawn(rng, (3, 4), dtype)), strided]
+def joined(parts):
+    """Complex array of the real view."""
+    return parts.view(np.result_type(parts, 1j))[..., 0]
 
 
-def laid_out(grad, step):
-    """The gradient in C order, in Fortran order, backward, or unaligned."""
-    form = ("plain", "Fortran order", "reversed", "unaligned")[step % 4]
-    return LAYOUTS[form](grad) if grad.ndim else grad
+def parts_of(array):
+    """The real view."""
+    return array[..., np.newaxis].view(array.real.dtype)
 
 
-def single(updater, grads, weights):
-    for k, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
-        updater(k, grad, weight)
+def wide(parts):
+    return joined(parts.astype(np.float64))
 
 
-def together(updater, grads, weights):
-    updater([*range(len(weights))], grads, weights)
+FORMS = Forms(
+    LAYOUTS,
+    {"float64": wide} | {
+        name: lambda parts, layout=layout: layout(joined(parts)) for name, layout in LAYOUTS.items()
+    },
+    {
+        "rows": lambda values, rows, shape: RowSparse(joined(values), rows, shape[:-1]),
+        "pair": lambda values, rows, shape: (joined(values), rows),
+        "pair in float64": lambda values, rows, shape: (wide(values), rows),
+    },
+    {name: aside for name, aside in ASIDE.items() if "half" not in name and name != "no copies"},
+    LIGHTLY,
+    (*WAYS_TO_CALL, "updated"),
+)  # fmt: skip
 
 
-def as_dict(updater, grads, weights):
-    updater.step(dict(enumerate(grads)), dict(enumerate(weights)))
+class Complexes(World):
+    """A world of complex weights, whose plain twin has their real views."""
+
+    def __init__(self, setting, layouts, forms):
+        super().__init__(setting, (), forms)
+        for (name, parts), layout in zip(self.weights.items(), layouts, strict=True):
+            self.weights[name] = forms.layouts[layout](joined(parts))
+
+    def is_plain(self, name):
+        return False
+
+    def gradient(self, name, *arguments):
+        own, self.weights = self.weights, {name: parts_of(self.weights[name])}
+        made = super().gradient(name, *arguments)
+        self.weights = own
+        return made
+
+    def numbers(self):
+        weights, *others = super().numbers()
+        return {name: parts_of(weight) for name, weight in weights.items()}, *others
 
 
-def nested(updater, grads, weights):
-    updater.step(*({"a": own[:2], "b": {"c": own[2:]}} for own in (grads, weights)))
-
-
-def bare(updater, grads, weights):
-    updater.step(grads[2], weights[2])
-
-
-def updated(updater, grads, weights):
-    before = copy.deepcopy(weights)
-    after = updater.updated(grads, weights)
-    assert_same([np.array(weight) for weight in weights], before)
-    for weight, new in zip(weights, after, strict=True):
-        assert new.dtype == weight.dtype
-        weight[...] = new
-
-
-FORMS = [single, together, as_dict, nested, bare, updated]
-
-
-def assert_pairs(steps, made, form=together, dtype=np.complex64, scale=1, change=None):
-    """Take steps with complex weights and with their real views, which must have the same bits.
-
-    A gradient of another precision is converted as a real one is.
-    """
-    rng = np.random.default_rng(0)
-    weights = weights_of(rng, dtype)
-    views, updaters = list(map(real, weights)), [made(), made()]
-    for step in range(steps):
-        if step == 3 and change is not None:
-            saved = updaters[0].states_dict()
-            updaters = [change(k, updaters[k], saved, made()) or updaters[k] for k in (0, 1)]
-        kind = DTYPES[dtype is DTYPES[0]] if step == 1 and scale == 1 else dtype
-        grads = [np.asarray(scale * drawn(rng, weight.shape, dtype), kind) for weight in weights]
-        form(updaters[0], [laid_out(grad, step) for grad in grads], weights)
-        form(updaters[1], list(map(real, grads)), views)
-        assert updaters[0].info._replace(slow=0) == updaters[1].info._replace(slow=0)
-    assert_same(list(map(real, weights)), views)
-    assert_same(*(updater.states_dict() for updater in updaters))
-    return updaters, weights
+@pytest.mark.filterwarnings(
+    "ignore:.* has no effect", "ignore:.*arguments swapped", "ignore:this call starts states of"
+)
+@every_setting(
+    lambda setting: (
+        setting.is_elementwise
+        and setting.dtype in ("float32", "float64")
+        and setting.make().takes_complex
+    )
+)
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_complex_weight_gets_the_bits_of_its_real_view(setting, data):
+    shapes = {name: (*(1,) * (2 - len(shape)), *shape, 2) for name, shape in setting.shapes.items()}
+    setting = replace(setting, shapes=shapes)
+    plan = data.draw(plans(setting, of=FORMS))
+    found = follow(setting, plan, forms=FORMS, kind=Complexes)
+    assert found.results() == follow(setting, plan, plain=True, forms=FORMS).results()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", by_default(TAKING))
-def test_a_complex_weight_gets_the_bits_of_its_real_view(case, dtype):
-    (updater, _), weights = assert_pairs(4, lambda: case.updater(wd=case.wd), dtype=dtype)
-    state = updater.states[2]
-    shapes = {array.shape for array in leaves(state)}
-    assert shapes <= {(*weights[2].shape, 2), ()}
-    if not case.make().batches:
-        assert updater.info.slow.calls == 0
-
-
-SETTINGS = {
-    "ema": {"average": EMA(decay=0.9)},
-    "swa": {"average": SWA(start=2, every=2)},
-    "lookahead": {"average": Lookahead(k=2)},
-    "accumulate": {"accumulate": 2},
-    "global norm": {"clip_global_norm": 0.1},
-    "scaler": {"loss_scaler": LossScaler(init_scale=4.0)},
-    "groups": {"groups": {r"1$": {"wd_mult": 0.5}, r"3$": {"frozen": True}}},
-    "all": {"average": EMA(), "accumulate": 2, "clip_global_norm": 0.1},
-}
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", named(["adam", "lamb", "sgd", "prodigy"], *FEW))
-def test_settings_have_the_bits_of_real_views(name, form, settings):
-    def made():
-        return optimizer.Updater(FIRST[name].make(wd=0.1), **copy.deepcopy(settings))
-
-    if (name == "prodigy" and form is single) or (form is bare and "groups" in settings):
-        pytest.skip("a step of Prodigy is one call, and no group has an array without a name")
-    (updater, other), weights = assert_pairs(5, made, form)
-    assert updater.info.slow == other.info.slow
-    if "average" in settings and form is together:
-        with updater.averaged():
-            average = weights[2].copy()
-        np.testing.assert_array_equal(real(average), updater.averages[2].astype(np.float32))
-        with updater.averaged({2: weights[2]} | dict(enumerate(weights))):
-            np.testing.assert_array_equal(weights[2], average)
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 0), (2, 1, 3)], ids=str)
+def test_weights_of_any_shape_are_updated(shape, dtype, rng):
+    updaters = [optimizer.Updater(optimizer.Adam()) for _ in range(2)]
+    weight = drawn(rng, shape, dtype)
+    parts = parts_of(weight).copy()
+    for _ in range(4):
+        grad = drawn(rng, shape, dtype)
+        updaters[0]("w", grad, weight)
+        updaters[1]("w", parts_of(grad), parts)
+    assert_same(parts_of(weight), parts)
+    assert_same(*(updater.states_dict() for updater in updaters))
+    assert updaters[0].info.slow.calls == 0
 
 
 def test_units_of_matrices_are_clipped_by_their_moduli():
@@ -159,11 +126,19 @@ def test_units_of_matrices_are_clipped_by_their_moduli():
 
 
 @pytest.mark.parametrize("single_call", [True, False], ids=["single", "list"])
-@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"average": EMA()}, SETTINGS["all"]])
-def test_a_warm_call_takes_the_python_frames_of_a_real_one(settings, single_call):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"accumulate": 2},
+        {"average": EMA()},
+        {"average": EMA(), "accumulate": 2, "clip_global_norm": 0.1},
+    ],
+)
+def test_a_warm_call_takes_the_python_frames_of_a_real_one(arguments, single_call):
     found = []
     for dtype in (np.complex64, np.float32):
-        updater = optimizer.Updater(optimizer.Adam(), **settings)
+        updater = optimizer.Updater(optimizer.Adam(), **arguments)
         weights = [np.ones((4, 3), dtype) for _ in range(3)]
         for _ in range(6):
             grads = [np.ones((4, 3), dtype) for _ in range(3)]
@@ -172,30 +147,6 @@ def test_a_warm_call_takes_the_python_frames_of_a_real_one(settings, single_call
         found.append(entered)
         assert updater.info.slow.calls == 0
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("shape", [(9,), (9, 3)])
-@pytest.mark.parametrize("kwargs", [{}, {"lazy_update": False}, {"sparse_decay": "catch_up"}])
-@pytest.mark.parametrize("name", named(["adamw", "sgd", "lamb", "sgld"], "adamw"))
-def test_rows_have_the_bits_of_real_views(name, kwargs, shape):
-    if kwargs.get("sparse_decay") and name != "adamw":
-        pytest.skip("it does not defer decay")
-    rng = np.random.default_rng(0)
-    weight = drawn(rng, shape)
-    view, made = real(weight), [FIRST[name].updater(**kwargs, wd=0.1) for _ in range(2)]
-    for step in range(6):
-        rows = rng.integers(0, 9, 5)
-        values = drawn(rng, (5, *shape[1:]), DTYPES[step == 3])
-        grad, parts = (values, rows), (real(values), rows)
-        if step % 2:
-            grad, parts = RowSparse(*grad, weight.shape), RowSparse(*parts, view.shape)
-        made[0]("w", grad, weight)
-        made[1]("w", parts, view)
-        assert made[0].info.slow.calls == 0
-    for each, own in zip(made, (weight, view), strict=True):
-        each.flush("w", own)
-    assert_same(real(weight), view)
-    assert_same(made[0].states_dict(), made[1].states_dict())
 
 
 def test_a_scipy_array_is_its_rows():
@@ -231,48 +182,11 @@ def test_either_array_may_be_the_real_view():
         np.testing.assert_array_equal(weight, expected)
 
 
-def loads(side):
-    """A change of one side to a new updater with the state of the complex one."""
-
-    def change(k, updater, saved, new):
-        if k == side:
-            new.load_states_dict(saved)
-        return new if k == side else updater
-
-    return change
-
-
-def adam(change=None, **settings):
-    return {"made": lambda: optimizer.Updater(optimizer.Adam(), **settings), "change": change}
-
-
-def adam_in(dtype):
-    return {"made": lambda: optimizer.Updater(optimizer.Adam(state_dtype=dtype, state_min_size=1))}
-
-
-AVERAGED = {"average": EMA(), "accumulate": 2}
-PAIRS = {
-    "complex loads": adam(loads(0), **AVERAGED),
-    "real loads": adam(loads(1), **AVERAGED),
-    "pickled": adam(lambda k, updater, *_: pickle.loads(pickle.dumps(updater)), **AVERAGED),
-    "other state": adam(lambda k, updater, *_: updater.set_state_dtype("bfloat16")),
-    "reset": adam(lambda k, updater, *_: updater.reset()),
-    "bfloat16 state": adam_in("bfloat16"),
-    "8-bit state": adam_in("int8"),
-    "squares that overflow": {
-        "made": lambda: optimizer.Updater(optimizer.SGD(lr=1.0), clip_global_norm=1.0),
-        "dtype": np.complex128,
-        "scale": 1e200,
-    },
-    "headers that Python reads": {
-        "made": lambda: read_in_python(optimizer.Updater(optimizer.Adam(), average=EMA()))
-    },
-}
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_updaters_change_like_those_of_real_views(name):
-    assert_pairs(5, **PAIRS[name])
+def test_squares_may_overflow(rng):
+    weight, grad = np.ones((3, 2), complex), 1e200 * drawn(rng, (3, 2), complex)
+    updater = optimizer.Updater(optimizer.SGD(lr=1.0), clip_global_norm=1.0)
+    updater("w", grad, weight)
+    np.testing.assert_allclose(np.linalg.norm(weight - 1), 1)
 
 
 def test_a_load_inside_of_averaged_restores_complex_weights():

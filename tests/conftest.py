@@ -2,13 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from helpers import processes
 from helpers.cases import exhaustive
 from helpers.paths import TESTS
 from helpers.untraced import trace_no_compiler
@@ -50,6 +50,23 @@ def rng():
 
 
 @pytest.fixture
+def registries():
+    """Those of the package, which are as before after the test."""
+    from fastopt import initializer, lr_scheduler, optimizer
+
+    every = {
+        "optimizers": optimizer.opt_registry,
+        "schedules": lr_scheduler.scheduler_registry,
+        "initializers": initializer.initializer_registry,
+    }
+    before = {name: dict(registry) for name, registry in every.items()}
+    yield every
+    for name, known in before.items():
+        every[name].clear()
+        every[name].update(known)
+
+
+@pytest.fixture
 def unrecorded(monkeypatch):
     """Indices of each call whose records served it alone; the updater's parameters are marked."""
     from fastopt._engine.enrolment import Enrolment
@@ -75,19 +92,11 @@ def run_python():
 
     def run(code, *args, check=True, cwd=None, timeout=900, **env):
         paths = filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
-        environment = {name: value for name, value in environment.items() if value is not None}
-        done = subprocess.run(
-            [sys.executable, "-P", "-W", "error", "-c", code, *map(str, args)],
-            env=environment,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
+        command = sys.executable, "-P", "-W", "error", "-c", code, *args
+        changes = {"PYTHONPATH": os.pathsep.join(paths), **env}
+        done = processes.run(
+            *command, status=0 if check else None, timeout=timeout, cwd=cwd, **changes
         )
-        if check and done.returncode:
-            pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done.stdout if check else done
 
     return run

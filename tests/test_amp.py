@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastopt
-from fastopt.amp import LossScaler, StepInfo
+from fastopt.amp import LossScaler
 from helpers.refusals import check_refused
 
 histories = st.lists(st.sampled_from([False, False, False, True]), max_size=60)
@@ -195,11 +195,3 @@ def test_an_overflow_that_is_not_a_bool_changes_nothing(wrong):
     assert scaler.state_dict() == LossScaler().state_dict()
     scaler.update(np.bool_(True))
     assert scaler.scale == 32768
-
-
-def test_step_info_is_a_value_that_cannot_be_changed():
-    info = StepInfo(stepped=True, skipped=False, global_norm=1.5)
-    assert info == StepInfo(True, False, 1.5, ())
-    assert info.non_finite == ()
-    with pytest.raises(AttributeError):
-        info.stepped = False

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
+from fastopt import EMA, SWA, Lookahead, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
-from helpers.cases import CASES, FIRST, Case, exhaustive, kept, marks_of
+from helpers.cases import CASES, FIRST, Case, marks_of
 from helpers.refusals import check_refused
 from helpers.resuming import WAYS, resumed
 
@@ -211,25 +211,6 @@ def test_a_lazy_ema_is_that_of_the_updates_of_each_row(rng):
         np.testing.assert_allclose(made.averages[0][row], expected, rtol=1e-5)
 
 
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("lazy", [True, *exhaustive(False)])
-@pytest.mark.parametrize("average", kept(SPECS[3:], str(SPECS[3])), ids=str)
-def test_row_sparse_gradients_average_all_rows_every_so_many_steps(average, lazy, rng):
-    sparse, dense = (
-        optimizer.Updater(optimizer.SGD(learning_rate=0.1, lazy_update=lazy), average=average)
-        for _ in range(2)
-    )
-    weight = rng.normal(size=(6, 2)).astype(np.float32)
-    other = weight.copy()
-    for _ in range(6):
-        rows = rng.integers(0, 6, size=2)
-        grad = RowSparse(rng.normal(size=(2, 2)).astype(np.float32), rows, (6, 2))
-        sparse(0, grad, weight)
-        dense(0, grad.to_dense(), other)
-        np.testing.assert_array_equal(weight, other)
-        np.testing.assert_array_equal(sparse.averages[0], dense.averages[0])
-
-
 # Errors and changes
 
 
@@ -329,15 +310,6 @@ def test_nothing_updates_weights_that_hold_averages_and_an_error_restores_them(f
     np.testing.assert_array_equal(weight, before)
     made(0, np.ones(2), weight)
     assert made.optimizer.num_update == 4
-
-
-def test_loaded_averages_are_swapped_into_given_weights():
-    made, new, weights = adam(EMA()), adam(EMA()), {0: np.zeros(2), 1: np.zeros(3)}
-    made([0, 1], [np.ones(2), np.ones(3)], [np.ones(2), np.ones(3)])
-    new.load_states_dict(made.states_dict())
-    with new.averaged(weights):
-        np.testing.assert_array_equal(weights[1], made.averages[1])
-    assert not weights[1].any()
 
 
 # Checkpoints
@@ -445,18 +417,6 @@ def test_weights_of_schedule_free_optimizers_are_evaluated_as_averages_of_fast_w
         with updater.averaged():
             np.testing.assert_allclose(weight, slow, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(weight, before)
-
-
-@pytest.mark.slow("exhaustive")
-def test_averages_of_half_precision_weights_come_from_masters(rng):
-    updater, weight = schedule_free(multi_precision=True), rng.normal(size=6).astype(np.float16)
-    single, exact = schedule_free(), weight.astype(np.float32)
-    for _ in range(3):
-        grad = rng.normal(size=6).astype(np.float16)
-        updater(0, grad, weight)
-        single(0, grad.astype(np.float32), exact)
-    with updater.averaged(), single.averaged():
-        np.testing.assert_array_equal(weight, exact.astype(np.float16))
 
 
 @pytest.mark.slow("exhaustive")

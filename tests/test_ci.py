@@ -1,11 +1,11 @@
 """``.ci/run``: README's commands come first, with nothing installed but what they install."""
 
 import re
-import subprocess
 
 import pytest
 
 from helpers.paths import ROOT
+from helpers.processes import run
 
 
 def test_the_commands_of_the_readme_run_in_a_new_environment():
@@ -27,9 +27,8 @@ def test_no_test_of_another_library_is_skipped(tests):
 
 
 def test_an_unknown_argument_is_refused():
-    command = ["bash", ROOT / ".ci" / "run", "exhausting"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = run("bash", ROOT / ".ci" / "run", "exhausting", status=2)
+    assert done.stdout == ""
     assert done.stderr == ".ci/run: the only argument is exhaustive, got exhausting\n"
 
 
@@ -43,10 +42,7 @@ def test_it_ends_with_the_time_of_each_step(last, status, tmp_path):
     script += f"step true\nstep '{last}'\n"
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci" / "run").write_text(script, "utf-8")
-    done = subprocess.run(
-        ["bash", tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == status, done.stderr
+    done = run("bash", tmp_path / ".ci" / "run", status=status)
     table = done.stdout.partition("Minutes of each step\n")[2]
     assert re.findall(r"^ +0:0\d  (.*)$", table, re.MULTILINE) == ["true", last]
 

@@ -12,7 +12,7 @@ from helpers.fuzzing import attack
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and limits")
 KINDS = ["checkpoints", "calls"]
-SHORT = {"checkpoints": 20, "calls": 8}
+SHORT = {"checkpoints": 60, "calls": 8}
 
 
 def check(kind, first, count, every):

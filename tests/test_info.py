@@ -1,6 +1,4 @@
-import os
 import re
-import subprocess
 import sys
 import tomllib
 import types
@@ -14,6 +12,7 @@ import fastopt
 from fastopt import info
 from fastopt.__main__ import main
 from helpers.paths import ROOT
+from helpers.processes import run
 
 LABELS = [
     *("fastopt", "python", "numpy", "numba", "llvmlite"),
@@ -27,14 +26,7 @@ def rows(text):
 
 
 def report_of_process(**environment):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "fastopt", "info"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(sys.executable, "-W", "error", "-m", "fastopt", "info", **environment)
     assert done.stderr == ""
     return rows(done.stdout)
 

@@ -448,23 +448,6 @@ def test_a_checkpoint_in_the_middle_of_an_update_is_complete_or_refused(name, ro
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_a_handler_of_ctrl_c_that_saves_finds_a_complete_update():
-    sgd, saved = optimizer.SGD(momentum=0.5), []
-    updater, weights = optimizer.Updater(sgd), [np.ones(3, np.float32), np.ones(3)]
-
-    def schedule(count):
-        signal.raise_signal(signal.SIGINT)
-        return 0.5
-
-    sgd.lr_scheduler = schedule
-    signal.signal(signal.SIGINT, lambda *_: saved.append(frozen((updater.states_dict(), weights))))
-    for _ in range(2):
-        updater([0, 1], [np.ones_like(weight) for weight in weights], weights)
-        assert saved.pop() == frozen((updater.states_dict(), weights))
-        assert saved == []
-
-
-@pytest.mark.usefixtures("ctrl_c")
 def test_a_handler_that_saves_waits_for_the_update_of_another_thread():
     sgd, saved = optimizer.SGD(momentum=0.5), []
     updater, weights = optimizer.Updater(sgd), [np.ones(3, np.float32), np.ones(3)]

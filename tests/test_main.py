@@ -11,12 +11,11 @@ import fastopt
 from fastopt.__main__ import main
 from fastopt.demo import digits as demo
 from helpers.cases import exhaustive
+from helpers.processes import run
 
 
-def python(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, **options
-    )
+def python(*arguments, status=0):
+    return run(sys.executable, *arguments, status=status)
 
 
 def one_line(text):
@@ -126,7 +125,6 @@ def test_interrupted_process_shows_no_traceback():
 @pytest.mark.slow
 def test_demo_ends_with_how_much_faster_it_is_and_exits_with_0():
     done = python("-W", "error", "-m", "fastopt", "demo", "--epochs", "2")
-    assert done.returncode == 0, done.stderr
     assert re.search(r"^64-128-10 +9,610 +\d\.\d{6} +0\.\d{3} ", done.stdout, re.MULTILINE)
     last = r" by the medians, fastopt is .* times (fast|slow)er \([\d-]+\) than plain NumPy$"
     assert re.search(last, " ".join(done.stdout.split()))
@@ -151,8 +149,7 @@ def test_missing_extra_is_one_line_and_exit_code_2():
         from fastopt.__main__ import main
         sys.exit(main(["demo"]))
         """
-    done = python("-c", dedent(program))
-    assert done.returncode == 2
+    done = python("-c", dedent(program), status=2)
     assert done.stdout == ""
     line = one_line(done.stderr)
     assert "sklearn" in line

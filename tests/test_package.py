@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import shutil
-import subprocess
 import tomllib
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import fastopt
 from fastopt._console import EXTRAS
 from helpers.paths import ROOT
+from helpers.processes import run
 
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = METADATA["project"]
@@ -32,19 +32,6 @@ def test_the_description_stands_alone(metadata):
     assert [target for target in targets if not target.startswith("https://")] == []
     assert re.search(r"<\w+[^>]*(?:src|srcset|href)=", text) is None
     assert "\n![Time of a step of Adam" in text
-
-
-def test_the_description_installs_from_the_index_and_keeps_the_rest(metadata):
-    text = metadata.readme
-    assert text.startswith("# fastopt\n\nfastopt updates the weights of NumPy training loops")
-    before, _, after = README.partition("## Try it\n")
-    commands, _, rest = after.partition("\n## ")
-    blocks = re.findall(r"^```\w+\n.*?^```$", before + rest, re.MULTILINE | re.DOTALL)
-    titles = re.findall(r"^## .*$", before + rest, re.MULTILINE)
-    assert [part for part in blocks + titles if part not in text] == []
-    assert not any(line in text for line in re.findall(r"^python -m .*$", commands, re.MULTILINE))
-    assert text.count("```sh\npython -m pip install fastopt\n```") == 1
-    assert text.index("pip install") < text.index("```python")
 
 
 def test_links_lead_to_the_pages_and_files_of_the_version():
@@ -165,13 +152,10 @@ def test_a_release_is_refused_until_each_of_its_steps_is_done(tmp_path):
 
     def git(*command):
         identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True, capture_output=True)
+        run("git", *identity, *command, cwd=tmp_path)
 
     def release():
-        command = ["bash", "packaging/release.sh"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 1
-        return done.stderr
+        return run("bash", "packaging/release.sh", status=1, cwd=tmp_path).stderr
 
     def commit():
         git("add", "--all")

@@ -6,8 +6,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fastopt import lr_scheduler, optimizer
 from fastopt.amp import LossScaler
@@ -101,23 +99,6 @@ def test_steps_are_updates_by_hand_with_the_sums_over_all_devices(name, argument
         trainer.step(4)
         for device in range(3):
             assert bits(many, cpu(device)) == bits(by_hand)
-
-
-@given(st.lists(st.integers(-64, 64), min_size=1, max_size=6))
-def test_micro_batches_equal_one_batch(grads):
-    whole, micro = (Parameter("w", req, 1) for req in ("write", "add"))
-    for parameter in (whole, micro):
-        parameter.initialize("ones")
-        made = Trainer([parameter], "adam")
-        for _ in range(3):
-            if parameter is whole:
-                parameter.add_grad([sum(grads)])
-            else:
-                for grad in grads:
-                    parameter.add_grad([grad])
-            made.step(len(grads))
-            parameter.zero_grad()
-    assert whole.data().tobytes() == micro.data().tobytes()
 
 
 def test_a_shared_parameter_is_updated_once_with_the_sum_of_its_gradients():
@@ -406,16 +387,6 @@ def test_states_that_cannot_be_read_change_nothing(tmp_path):
         with pytest.raises(error):
             made.load_states(tmp_path / name)
     assert everything(made.updater, None) == before
-
-
-def test_states_are_written_and_read_by_the_updater(tmp_path):
-    made, recorder = recorded(model())
-    paths = []
-    recorder.save = recorder.load = paths.append
-    made.save_states(tmp_path / "states")
-    made.load_states(tmp_path / "states")
-    assert paths == [tmp_path / "states"] * 2
-    assert list(tmp_path.iterdir()) == []
 
 
 # Making a trainer

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from thinc.api import SGD, Adam, Linear, Relu, Softmax, chain, fix_random_seed, registry
+from thinc.api import SGD, Adam, Linear, Relu, Softmax, chain, fix_random_seed
 
 import fastopt
 import fastopt.adapters.thinc
@@ -134,14 +134,6 @@ def test_a_gradient_that_is_not_finite_is_skipped():
     layer.finish_update(optimizer)
     assert layer.get_param("b").tolist() == [0]
     assert layer.get_grad("b").tolist() == [0]
-
-
-def test_configurations_find_it_by_name():
-    config = {"optimizer": {"@optimizers": "fastopt.v1", "optimizer": "lion", "learn_rate": 0.25}}
-    made = registry.resolve(config)["optimizer"]
-    assert type(made) is ThincOptimizer
-    assert type(made.updater.optimizer) is fastopt.Lion
-    assert made.learn_rate == 0.25
 
 
 def test_misuse_is_explained():

@@ -15,15 +15,6 @@ from helpers.tensor_lists import everything
 from helpers.trees import assert_same
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
-STATES = [
-    None,
-    ARRAY,
-    (ARRAY, ARRAY.T),
-    ((ARRAY, None), ARRAY.astype(np.float16)),
-    [ARRAY.view(np.uint16), {"count": 3, 7: (np.float32(0.1), np.int64(2), True)}],
-    np.float64(0.1),
-    np.asfortranarray(ARRAY),
-]
 
 
 class Mine(optimizer.Optimizer):
@@ -55,15 +46,6 @@ def adam(*shapes, dtype=np.float32, **kwargs):
 def through_file(old, new, path, **kwargs):
     old.save(path / "file")
     return new.load(path / "file", **kwargs)
-
-
-@pytest.mark.parametrize("state", STATES, ids=lambda state: type(state).__name__)
-def test_states_of_any_nesting_come_back(state, tmp_path):
-    old, new = mine(state), mine()
-    old("top", np.ones(2), np.ones(2))
-    through_file(old, new, tmp_path)
-    assert_same(dict(new.states), {"top": state})
-    assert_same(new.optimizer.given, state)
 
 
 def test_arrays_keep_their_order_of_memory(tmp_path):

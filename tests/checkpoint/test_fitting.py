@@ -168,18 +168,6 @@ def test_states_of_torch_are_checked_too(entry, betas):
     assert everything(updater, None) == before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["groupadagrad", "sgd", "nag", "adagrad", "adam", "lars"])
-def test_states_with_masters_are_loaded(name):
-    """Masters first or last, and beside one slot of elements or of rows."""
-    first = trained(name, dtype=np.float16, multi_precision=True)
-    second = optimizer.get_updater(optimizer.create(name, multi_precision=True))
-    second.load_states_dict(first.states_dict())
-    for updater in (first, second):
-        updater(0, *np.ones((2, *SHAPE), np.float16))
-    assert everything(first, None) == everything(second, None)
-
-
 @pytest.mark.parametrize(("names", "words"), [("ac", r"of \['c'\], .* of \['b'\]"), ("abc", "")])
 def test_a_weight_with_another_name_than_in_the_checkpoint_is_reported_once(names, words):
     updaters = [optimizer.Updater(optimizer.Adam()) for _ in range(2)]

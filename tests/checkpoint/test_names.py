@@ -5,7 +5,7 @@ import pytest
 
 from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError, Skipped
-from fastopt.checkpoint.restore.parameters import keys_of, match
+from fastopt.checkpoint.restore.parameters import keys_of
 
 SIZES = {"a_weight": 2, "b_bias": 3, "c_weight": 4}
 
@@ -141,16 +141,3 @@ def test_a_name_that_several_parameters_have_is_no_key():
     assert keys_of({0: "a", 1: "a", 2: "b", 3: None}, [4]) == {0: 0, 1: 1, "b": 2, 3: 3, 4: 4}
     assert keys_of({0: "a", "a": None}, []) == {0: 0, "a": "a"}
     assert keys_of({"a": "a"}, ["a"]) == {"a": "a"}
-
-
-def test_no_two_saved_parameters_become_one():
-    matching = match({0: 0, "x": 1}, {"x": 0})
-    assert matching.index == {1: 0}
-    assert matching.skipped == Skipped(missing=[], extra=[0])
-
-
-def test_tables_of_anything_else_stay_as_they_are():
-    matching = match({"a": 0, "b": 1}, {"b": 0, "a": 1})
-    assert matching.attribute({0: "of a", 1: "of b"}) == {1: "of a", 0: "of b"}
-    assert matching.attribute({0: "zero", 10: "ten"}) == {0: "zero", 10: "ten"}
-    assert matching.attribute({}) == {}

@@ -12,9 +12,8 @@ IN_PLACE = [way for way in WAYS if way != "pickle"]
 
 
 @pytest.fixture
-def stepped():
+def stepped(registries):
     """A registered class of the user, with state in an array and in schedules."""
-    before = dict(schedules.scheduler_registry)
 
     @schedules.register
     class Stepped(schedules.LRScheduler):
@@ -30,9 +29,7 @@ def stepped():
         def _rate(self, num_update):
             return self.base_lr / (1 + self.count[0]) * self.parts[0](num_update)
 
-    yield Stepped
-    schedules.scheduler_registry.clear()
-    schedules.scheduler_registry.update(before)
+    return Stepped
 
 
 def plateau(**kwargs):

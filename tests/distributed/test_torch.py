@@ -13,6 +13,7 @@ import pytest
 
 from helpers.cases import exhaustive, nightly
 from helpers.paths import ROOT, TESTS
+from helpers.processes import run
 from helpers.ranks import CHECKS, OF_FORMULAS, names_of
 
 PYTHON = os.environ.get("FASTOPT_TEST_TORCH") or sys.executable
@@ -23,25 +24,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def torchrun():
+def torchrun(ranks, *command, status=0):
     """Run a program on so many ranks of one machine."""
-
-    def run(ranks, *command, check=True):
-        start = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-        done = subprocess.run(
-            [*map(str, start), *map(str, command)],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=900,
-        )
-        if check and done.returncode:
-            pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
-        return done
-
-    return run
+    start = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    return run(*start, *command, status=status, PYTHONPATH=f"{ROOT}{os.pathsep}{TESTS}")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +35,7 @@ def torchrun():
     [("updates", "divergence"), ("nodes", "overlap"), *exhaustive(("settings", "overlap", "join"))],
     ids=" ".join,
 )
-def test_checks_pass(torchrun, parts):
+def test_checks_pass(parts):
     """The ranks of a node meet in its memory, and others by gloo."""
     modules = [f"ranks_{part}" for part in parts if part != "nodes"]
     nodes = ["nodes"] * ("nodes" in parts)
@@ -60,7 +46,7 @@ def test_checks_pass(torchrun, parts):
 
 
 @pytest.mark.parametrize("choice", nightly("every case"))
-def test_rules_have_the_bits_of_one_process(torchrun, choice):
+def test_rules_have_the_bits_of_one_process(choice):
     done = torchrun(3, CHECKS / "run_torch.py", f"ranks_plans={choice}")
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == names_of("ranks_plans")
 
@@ -95,11 +81,10 @@ updater(0, weight.copy(), weight)
         ("apart", "the connection to another rank failed: .*; no answer from rank 1"),
     ],
 )
-def test_a_rank_that_ends_is_an_error_of_the_others(torchrun, tmp_path, way, words):
+def test_a_rank_that_ends_is_an_error_of_the_others(tmp_path, way, words):
     program = tmp_path / "ends.py"
     program.write_text(START + ENDS, encoding="utf-8")
-    done = torchrun(2, program, way, check=False)
-    assert done.returncode != 0
+    done = torchrun(2, program, way, status="fails")
     assert re.search(rf"RuntimeError: call 2 of updater 0 \(update\): {words}", done.stderr)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from fastopt.distributed import ShardedUpdater, run_threads
 from helpers.paths import DOCS, ROOT
+from helpers.processes import run
 
 JOBS = DOCS / "jobs"
 TORCH = os.environ.get("FASTOPT_TEST_TORCH") or sys.executable
@@ -40,7 +41,7 @@ def has(python, package):
     if python == sys.executable:
         return getattr(importlib.util.find_spec(package), "origin", None) is not None
     code = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", code], check=False).returncode == 0
+    return run(python, "-c", code, status=None).returncode == 0
 
 
 @pytest.fixture
@@ -49,10 +50,9 @@ def train(monkeypatch):
     monkeypatch.syspath_prepend(JOBS)
     function = importlib.import_module("train").train
 
-    def run(ranks, path, steps):
-        return run_threads(ranks, lambda comm: function(comm, comm.rank, comm.size, path, steps))
-
-    return run
+    return lambda ranks, path, steps: run_threads(
+        ranks, lambda comm: function(comm, comm.rank, comm.size, path, steps)
+    )
 
 
 @pytest.fixture
@@ -104,15 +104,7 @@ def test_launchers_resume_a_job_of_threads(resumed, train, package):
     python, command = COMMANDS[package]
     if not has(python, package) or (package == "mpi4py" and MPIEXEC is None):
         pytest.skip(f"{package} is missing")
-    done = subprocess.run(
-        [*map(str, command([resumed / "model", 12]))],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{JOBS}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(*command([resumed / "model", 12]), PYTHONPATH=f"{ROOT}{os.pathsep}{JOBS}")
     assert "step 12 on 2 ranks" in done.stdout + done.stderr  # Ray prints to either
     check_weights(train, resumed / "model", resumed / "straight")
 

@@ -1,12 +1,12 @@
 """The examples of the documentation: they run and find what their pages say, which include them."""
 
 import re
-import subprocess
 import sys
 
 import pytest
 
 from helpers.paths import DOCS
+from helpers.processes import run
 
 EXAMPLES = {
     "nearest_words": ("sparse-embeddings.md", r"^exception +.*\b(clause|handler|raise|raised)\b"),
@@ -25,7 +25,5 @@ def test_every_example_is_included_in_its_page():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run_and_find_what_they_should(name):
-    command = [sys.executable, "-W", "error", DOCS / "examples" / f"{name}.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run(sys.executable, "-W", "error", DOCS / "examples" / f"{name}.py")
     assert re.search(EXAMPLES[name][1], done.stdout, re.MULTILINE), done.stdout

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,6 +17,7 @@ from helpers import defaults
 from helpers.cases import CASES, OF_MATRICES, kept
 from helpers.pages import blocks, printed
 from helpers.paths import ROOT
+from helpers.processes import run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES.remove(ROOT / "docs" / "cuda.md")  # see tests/gpu
@@ -28,23 +28,12 @@ FIRST_READ = (str(ROOT / "README.md"), str(ROOT / "docs" / "quick-start.md"))
 """What a newcomer sees first."""
 
 
-@pytest.fixture
-def _registries():
-    """Keep what a page registers out of the other tests."""
-    registries = (optimizer.Optimizer.opt_registry, lr_scheduler.scheduler_registry)
-    before = [dict(registry) for registry in registries]
-    yield
-    for registry, known in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(known)
-
-
 def test_every_page_is_found():
     names = {page.name for page in PAGES}
     assert {"README.md", "add-an-optimizer.md", "mxnet-differences.md", "performance.md"} <= names
 
 
-@pytest.mark.usefixtures("_registries")
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize(
     "page",
     kept([page for page in PAGES if page.name not in QUOTING], *FIRST_READ),
@@ -206,16 +195,9 @@ def test_worked_example_passes_the_tests_of_the_library(tmp_path):
     names = "optimizer/test_every_optimizer", "kernels/test_cpu", "test_advice"
     tests = [*(f"tests/{name}.py" for name in names), "fastopt/optimizer/qhm.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(
-        [*command, "-k", "qhm or registered"],
-        cwd=tmp_path,
-        # Options of the whole suite, as those for its coverage, are not for this part.
-        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    # Options of the whole suite, as those for its coverage, are not for this part.
+    changes = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTEST_ADDOPTS": ""}
+    done = run(*command, "-k", "qhm or registered", cwd=tmp_path, **changes)
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
     assert passed >= 9
 

@@ -103,33 +103,6 @@ def history(pictures):
     return importlib.import_module("history")
 
 
-def stored(directory, name, day, seconds):
-    """Write results in the form of asv."""
-    results = {"imports.track_overhead": [[seconds], []]}
-    results["dispatch.Dispatch.track_update"] = [[seconds, 9.0], [["'adam'", "'sgd'"]]]
-    results["tables.Small.track_update"] = [None, [["'same'", "'fresh'"]]]
-    text = {"commit_hash": name, "date": day * 86_400_000, "results": results}
-    (directory / "computer").mkdir(exist_ok=True)
-    path = directory / "computer" / f"{name}-env.json"
-    path.write_text(json.dumps(text), encoding="utf-8")
-
-
-def test_the_history_is_that_of_the_results(history, tmp_path):
-    for name, day, seconds in (("bbb", 3, 0.25), ("aaa", 1, 0.5)):
-        stored(tmp_path, name, day, seconds)
-    found = history.commits(tmp_path)
-    assert [name for _, name, _ in found] == ["aaa", "bbb"]
-    assert history.value(found[0][2], *history.LINES["1 x 1,000"]) == 0.5
-    assert history.value(found[0][2], *history.LINES["1,000 x 1,000, new gradients"]) is None
-    assert history.value(found[0][2], *history.LINES["64 rows in any order"]) is None
-    history.draw_history(tmp_path, tmp_path)
-    for theme in ("light", "dark"):
-        (path,) = history.history_files(theme)
-        drawn = words(tmp_path / path)
-        assert {"import: 0.5", "1 x 1,000: 0.5"} <= {*drawn}
-        assert not any("64 rows" in text for text in drawn)
-
-
 def test_every_line_of_the_history_has_results_of_the_repository(history):
     found = history.commits()
     assert len(found) >= 3

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from helpers.cases import exhaustive
 from helpers.pages import blocks
 from helpers.paths import DOCS
+from helpers.processes import run
 
 RECIPES = DOCS / "recipes"
 PAGE = RECIPES.with_suffix(".md")
@@ -90,9 +90,7 @@ def test_the_formula_of_mxnet_is_distinguished_from_that_of_torch(recipe):
 @pytest.mark.parametrize("script", exhaustive(*SCRIPTS))
 def test_scripts_print_both_losses_and_both_times(script):
     pytest.importorskip(SCRIPTS[script])
-    command = [sys.executable, "-W", "error", RECIPES / f"{script}.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run(sys.executable, "-W", "error", RECIPES / f"{script}.py")
     assert len(done.stdout.splitlines()) >= 10
     assert all("fastopt" in line for line in done.stdout.splitlines())
     times = r"time: .+ \d+ ms, fastopt \d+ ms, \d+\.\d\d times as long"

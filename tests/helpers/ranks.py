@@ -20,7 +20,6 @@ THREADS_CANNOT = {
     "check_a_path_that_is_another_directory_on_each_rank",
     "check_an_error_after_the_index_was_replaced_leaves_the_new_checkpoint",
     "check_python_of_a_step_does_not_grow_with_tensors",
-    "check_rows_of_a_pull_are_not_named_again",
     "check_state_is_shared_out",
 }
 """Checks that change or measure their process, or whose plain updater must be alone in it."""

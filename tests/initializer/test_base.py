@@ -21,14 +21,6 @@ OF_PLAIN_NAMES = ENDINGS | {"moving_mean": 0, "moving_var": 1, "moving_inv_var":
 prefixes = st.text(max_size=8).filter(lambda text: not text.startswith(("upsampling", "stn_loc")))
 
 
-@pytest.fixture
-def registry():
-    before = dict(initializer_registry)
-    yield initializer_registry
-    initializer_registry.clear()
-    initializer_registry.update(before)
-
-
 @given(prefix=prefixes, ending=st.sampled_from(sorted(OF_DESCRIPTIONS)))
 def test_the_end_of_the_name_decides(prefix, ending):
     arr = filled(initializer.Constant(7), InitDesc(prefix + ending))
@@ -144,7 +136,7 @@ def test_a_call_does_not_change_the_description():
     assert desc.global_init is None
 
 
-def test_a_users_class_registers_under_its_name_and_others(registry):
+def test_a_users_class_registers_under_its_name_and_others(registries):
     @initializer.register
     @initializer.alias("Mine", "own")
     class MyInit(Initializer):
@@ -161,14 +153,14 @@ def test_a_users_class_registers_under_its_name_and_others(registry):
     assert set(arr.ravel()) == {4}
 
 
-def test_replacing_a_registered_class_warns(registry):
+def test_replacing_a_registered_class_warns(registries):
     class Zero(Initializer):
         pass
 
     with pytest.warns(UserWarning, match="replaces .* in initializer_registry") as caught:
         initializer.register(Zero)
     assert caught[0].filename == __file__
-    assert registry["zero"] is Zero
+    assert initializer_registry["zero"] is Zero
     assert initializer.register(Zero) is Zero
 
 

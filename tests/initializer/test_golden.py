@@ -2,12 +2,11 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from fastopt import initializer
 from helpers.golden import MANIFEST, outcome_of_initializer
-from helpers.paths import DOCS, GOLDEN
+from helpers.paths import DOCS
 
 CASES = {case["id"]: case for case in MANIFEST["initializer_cases"]}
 
@@ -42,14 +41,6 @@ def test_layout_of_packed_layers(case):
     name, kwargs = case["init"]
     layout = initializer.create(name, **kwargs).layout(*case["shape"])
     assert [[part, list(shape), start] for part, shape, start in layout] == case["layout"]
-
-
-def test_arrays_of_the_cases_load_from_their_file():
-    """The file of the recorded cases is an .npz file of many arrays."""
-    path = GOLDEN / "initializers.npz"
-    load = initializer.Load(path)
-    with np.load(path) as file:
-        assert set(load.param) == {name.removeprefix("arg:") for name in file}
 
 
 def test_the_guide_mentions_every_quirk_of_the_cases():

@@ -429,6 +429,14 @@ def test_constants_of_lists_are_float32_and_integers_stay_integers():
 
 # Refusals
 
+WRONG = {
+    "ValueError": (
+        *("np.ones(4)", "np.ones((3, 1))", "1.0", "RowSparse(np.ones(1), [0], (5,))"),
+        "(np.ones(1), np.array([3]))",
+    ),
+    "TypeError": ("np.ones(3) * 1j", "(np.ones(1), np.array([0.5]))", "'text'", "np.ma.ones(3)"),
+}
+"""Gradients of a vector of three elements that are refused."""
 REFUSED = {
     "Parameter(1)": "TypeError: name must be a string, got 1",
     "Parameter(grad_req='sum')": "ValueError: 'weight': grad_req must be one of",
@@ -464,6 +472,9 @@ REFUSED = {
            "np.ones(4)", "np.ones((1, 3))", "np.ones(0)", "1.0"),
     **each("ones.set_data({})", "TypeError: Parameter 'w'",
            "np.ones(3) * 1j", "['a', 'b', 'c']", "np.ma.ones(3)"),
+    **{f"{to}.{how}_grad({grad})": f"{error}: Parameter 'w': "
+       for to in ("ones", "listed") for how in ("add", "set") for error, grads in WRONG.items()
+       for grad in grads},
     "ones.cast('text')": "TypeError: Parameter 'w': dtype must be",
     "ones.row_sparse_data(row)": "RuntimeError: 'w' has stype 'default'.* use data",
     "ones.list_row_sparse_data(row)": "RuntimeError: 'w' has stype 'default'.* use list_data",
@@ -486,16 +497,18 @@ def test_what_is_wrong_is_refused_by_name_and_changes_nothing():
     vector.initialize("xavier")
     ones, rows, listed = made(init="ones"), table(), made(grad_stype="row_sparse")
     waiting, trainer = deferred(), Trainer([rows])
+    listed.set_grad([5, 5, 5])
 
     def held():
         arrays = ones.data(), ones.grad(), listed.data(), listed.grad(), *rows._data
-        return [*map(id, arrays)], ones.data().tolist(), new.shape, waiting.shape, vector.shape
+        numbers = ones.data().tolist(), ones.grad().tolist(), listed.grad().to_dense().tolist()
+        return [*map(id, arrays)], *numbers, new.shape, waiting.shape, vector.shape
 
     names, before = {"row": np.array([1]), "cuda": cuda, **locals()}, held()
     for code, error in REFUSED.items():
         check_refused(code, error, globals() | names)
         assert held() == before, code
-    assert before[1:] == ([1, 1, 1], (2, 3), (2, -1), (-1,))
+    assert before[1:] == ([1] * 3, [0] * 3, [5] * 3, (2, 3), (2, -1), (-1,))
     new.zero_grad()
     assert issubclass(DeferredInitializationError, RuntimeError)
     assert waiting.list_device() == [cpu(0), cpu(1)]

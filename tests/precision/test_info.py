@@ -43,19 +43,6 @@ def single_precision(name, dtype):
 
 
 @optimizers
-@paired
-@halves
-def test_both_precisions_follow_training_in_float32(klass, dtype, name):
-    info, updater = made(klass, dtype), updater_of(name, multi_precision=True)
-    assert info.bind(updater) is info
-    for grad, expected in zip(gradients(dtype), single_precision(name, dtype), strict=True):
-        updater("w", grad, info.blob)
-        single, half = single_and_half(info)
-        np.testing.assert_array_equal(single, expected)
-        np.testing.assert_array_equal(half, expected.astype(HALVES[dtype]))
-
-
-@optimizers
 def test_the_master_is_the_array_that_the_optimizer_works_on(name):
     info, updater = made(PseudoFP16Initializer, "float16"), updater_of(name, multi_precision=True)
     info.bind(updater, 3)

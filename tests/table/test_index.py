@@ -122,6 +122,14 @@ def test_first_values_depend_on_seed_and_id_alone():
     assert values.std() == pytest.approx(0.5 / np.sqrt(3), rel=0.01)
 
 
+def test_normal_first_values():
+    values = plain(64, init=initializer.Normal(2.0, rng=0)).lookup(np.arange(1000))
+    assert values.std() == pytest.approx(2, rel=0.02)
+    assert abs(values.mean()) < 0.03
+    kurtosis = (values.astype(float) ** 4).mean() / values.var() ** 2
+    assert kurtosis == pytest.approx(3, abs=0.1)
+
+
 def test_first_values_follow_the_seed_of_all_initializers():
     def drawn():
         initializer.seed(3)

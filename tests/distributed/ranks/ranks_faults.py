@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-import threading
 import warnings
 
 import numpy as np
@@ -17,7 +16,7 @@ from fastopt.distributed import (
     embedding,
     tables,
 )
-from fastopt.mpi.communicator import _say_farewell, await_reader
+from fastopt.mpi.communicator import _say_farewell
 
 
 def updater(**arguments):
@@ -90,20 +89,3 @@ def check_an_error_of_one_rank_in_a_lookup_or_pull_is_reported_to_the_others():
         finally:
             module.RowExchange = routes
         comm.Barrier()
-
-
-def check_words_in_a_pipe_wait_for_their_reader():
-    read, write = os.pipe()
-    with open(write, "w") as file:
-        file.write("an error")
-        waiting = threading.Thread(target=await_reader, args=(file,))
-        waiting.start()
-        waiting.join(0.3)
-        assert waiting.is_alive()
-        assert os.read(read, 100) == b"an error"
-        waiting.join()
-        file.write("an error that nobody reads")
-        await_reader(file, limit=0.1)
-    os.close(read)
-    await_reader(io.StringIO())
-    await_reader(file)  # closed

@@ -1,16 +1,13 @@
 """Checks of gradients that are sent while others are computed, and of memory that is not packed."""
 
-import tempfile
 import weakref
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from ranks_common import LAST, Pair, comm, exact, raised, told
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
-from fastopt.checkpoint.restore import shards
 from fastopt.distributed import ShardedUpdater, flat_like
 from helpers.tensor_lists import everything, frozen, normal
 
@@ -156,61 +153,3 @@ def check_released_gradients_are_freed_once_they_are_sent():
     updater(6, grads[6], weights[6])
     updater.begin(6, grads[6])
     updater(6, None, weights[6])
-
-
-def check_rows_and_whole_tensors_may_begin():
-    """Row-sparse gradients go with the call; an update() in NumPy sees whole sums."""
-
-    class Plain(optimizer.Optimizer):
-        def update(self, index, weight, grad, state):
-            self._update_count(index)
-            weight -= grad
-
-    table, dense = np.zeros((9, 2), np.float32), np.zeros(6, np.float32)
-    grads = [(np.ones((1, 2), np.float32), np.array([4])), np.ones(6, np.float32)]
-    updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm, overlap=True)
-    for _ in range(2):
-        for place in (1, 0):
-            updater.begin(place, grads[place])
-        updater([0, 1], grads, [table, dense])
-    assert (dense == -2 * comm.size).all()
-    assert (table[4] == -2 * comm.size).all()
-    assert not table[:4].any()
-    plain, weights = ShardedUpdater(Plain(), comm, overlap=True), [np.zeros(6), np.zeros((2, 2))]
-    for _ in range(2):
-        slopes = [np.ones(6), np.ones((2, 2))]
-        plain.begin(1, slopes[1])
-        plain([0, 1], slopes, weights)
-    assert all((w == -2 * comm.size).all() for w in weights)
-
-
-def check_state_in_one_line_is_loaded_and_goes_on():
-    """As checkpoints have it whose tensors of a dtype were all cut as one."""
-    lines = shards.LINE, shards.LINE_OF_RANK
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(comm.bcast(folder), "state")
-        weights = [normal(k, s, "float32") for k, s in enumerate(SHAPES)]
-        straight = [w.copy() for w in weights]
-        grads, indices = [np.ones_like(w) for w in weights], [*range(len(SHAPES))]
-        shards.LINE = shards.MOST
-        try:
-            old = ShardedUpdater(optimizer.Adam(), comm)
-            old(indices, grads, weights)
-            old.save(path)
-        finally:
-            shards.LINE, shards.LINE_OF_RANK = lines
-        new = ShardedUpdater(optimizer.Adam(), comm, overlap=True)
-        new.load(path)
-        assert new.placements == old.placements
-        for _ in range(2):
-            for place in indices[::-1]:
-                if new._plan:
-                    new.begin(place, grads[place])
-            new(indices, grads, weights)
-        other = ShardedUpdater(optimizer.Adam(), comm)
-        for _ in range(3):
-            other(indices, grads, straight)
-        assert frozen(weights) == frozen(straight)
-        if comm.size > 1:
-            assert other.placements != new.placements
-        comm.Barrier()

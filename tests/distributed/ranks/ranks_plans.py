@@ -5,7 +5,7 @@ from ranks_common import comm, compare, copied, gradients
 
 from fastopt.distributed import ShardedUpdater
 from helpers.cases import CHOICES, FIRST
-from helpers.plans import LAYOUTS, nested
+from helpers.plans import DENSE, LAYOUTS, nested
 from helpers.settings import TABLE
 
 ORDERS = ["plain", "Fortran order", "strided"]
@@ -13,25 +13,32 @@ ORDERS = ["plain", "Fortran order", "strided"]
 
 def run(setting, seed):
     rng, options = np.random.default_rng(seed), setting.settings
-    sharded = ShardedUpdater(setting.make(), comm, bucket_bytes=256, **options())
+    overlap = "accumulate" not in options()
+    sharded = ShardedUpdater(setting.make(), comm, bucket_bytes=256, overlap=overlap, **options())
     alone, ours, theirs = setting.updater(), setting.weights(), setting.weights()
     if setting.is_elementwise:
         ours = {name: LAYOUTS[rng.choice(ORDERS)](weight) for name, weight in ours.items()}
-    for step in range(5):
-        names = rng.permutation([*ours]).tolist()
-        names = names if setting.takes_once() or not step else names[: rng.integers(1, 4)]
-        way = rng.choice(["list", "tuple", "nested"])
-        names = [name for name in ours if name in names] if way == "nested" else names
+    names, again = [], False
+    for step in range(8):
+        again = overlap and not again and step > 1  # a call of the parameters of the last one
+        if not again:
+            names = rng.permutation([*ours]).tolist()
+            names = names if setting.takes_once() or not step else names[: rng.integers(1, 4)]
+            way = rng.choice(["list", "tuple", "nested"])
+            names = [name for name in ours if name in names] if way == "nested" else names
         every = [
             gradients(setting, n, ours[n].shape, ours[n].dtype, [seed, step, k])
             for k, n in enumerate(names)
         ]
         own, sums = map(list, zip(*every, strict=True))
-        form = LAYOUTS[rng.choice(ORDERS) if setting.is_elementwise else "plain"]
+        form = DENSE[rng.choice([*DENSE]) if setting.is_elementwise else "plain"]
         own = [form(grad) if isinstance(grad, np.ndarray) else grad for grad in own]
         if step == 3:  # other arrays come under the same indices
             ours |= {name: copied(ours[name]) for name in names}
         weights = [ours[name] for name in names]
+        early = np.random.default_rng([seed, step, comm.rank]).permutation(len(names))
+        for k in early[: step - 2] if again else ():  # some or all, in another order on each rank
+            sharded.begin(names[k], own[k])
         if way == "nested":
             absent = dict.fromkeys(ours)
             sharded.step(nested(absent | dict(zip(names, own, strict=True))), nested(ours))

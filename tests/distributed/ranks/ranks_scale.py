@@ -8,30 +8,10 @@ from ranks_common import comm
 from fastopt._kernels import copying
 from fastopt._kernels.layout import bfloat16
 from fastopt.checkpoint.restore.shards import line_bytes, placed
-from fastopt.distributed import flat_like
 from fastopt.distributed import plan as plans
-from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.plan import Plan
-from fastopt.distributed.transport import Transport
 
 RANKS, RANK = 1024, 500
-
-
-class Nobody:
-    """Stands for the ranks of a job of 1,024, and counts operations, which end at once."""
-
-    def __init__(self):
-        self.comm, self.rank, self.size = self, RANK, RANKS
-        self.sums, self.ranks, self.combined = self, self, None
-        self.operations = self.waits = 0
-
-    def all_to_all(self, *arguments):
-        self.operations += 1
-
-    all_gather = all_to_all
-
-    def wait(self, request):
-        self.waits += 1
 
 
 def planned(weights, limit=None):
@@ -53,32 +33,6 @@ def check_a_plan_for_many_ranks_is_small():
     held -= sum(group.grads.nbytes for group in plan.groups)
     assert held < 2e6, held
     assert len(plan.buckets) == 4
-
-
-def check_packing_does_not_grow_with_ranks():
-    """What is packed is whole tensors, and nothing if they follow each other in memory."""
-    if comm.rank:
-        return
-    shapes = [(500, 100), (33,), (7, 7), (0, 2), (90_000,)] * 4
-    weights = [np.zeros(shape, np.float32) for shape in shapes]
-    for one in (False, True):
-        ours, grads = (flat_like(weights) if one else [w.copy() for w in weights] for _ in "wg")
-        plan, nobody = planned(ours), Nobody()
-        assert sum(len(bucket.sent) for bucket in plan.buckets) == 16  # tensors with elements
-        direct = Transport(nobody)
-        direct.reserve(plan)
-        lent, borrow = [], direct.spare.borrow
-        direct.spare.borrow = lambda size, dtype, lent=lent, borrow=borrow: (
-            lent.append(size) or borrow(size, dtype)
-        )
-        exchange = Exchange(nobody, plan, lambda plan, direct=direct: direct)
-        exchange.grads = [grad.reshape(-1) for grad in grads]
-        exchange.receive()
-        exchange.finish()
-        assert nobody.operations == nobody.waits == 2 * len(plan.buckets) == 2
-        own = plan.buckets[0].counts[RANK] * RANKS
-        total = sum(w.size for w in weights)
-        assert sorted(lent) == sorted([own] if one else [own, total, total])
 
 
 def check_threads_copy_the_same_bytes():

@@ -1,13 +1,12 @@
 """Checks of settings of one process on ranks: accumulated and clipped gradients, several lists."""
 
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from ranks_common import INDICES, LAST, comm, raised, slopes, started
 
-from fastopt import EMA, optimizer
+from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedUpdater
 from helpers.tensor_lists import everything
@@ -81,25 +80,12 @@ def check_lists_of_a_window_are_compared():
     np.testing.assert_allclose(weights, [[-0.01 * comm.size] * 3, [0] * 3])
 
 
-def check_units_of_rows_of_vectors_are_refused():
-    sharded = ShardedUpdater(optimizer.SGD(lazy_update=True), comm, clip_adaptive=0.01)
-    with raised(TypeError, "clip_adaptive needs a dense gradient"):
-        sharded(1, (np.ones(1), np.array([0])), np.ones(4))
-
-
 def check_state_of_a_slice_in_another_dtype():
     sharded = ShardedUpdater(optimizer.Adam(state_dtype="bfloat16"), comm)
     sharded(0, np.ones(6, np.float32), np.ones(6, np.float32))
     for own, other in zip(sharded.state_as(0), sharded.states[0], strict=True):
         assert own.dtype == np.float32
         assert own.shape == other.shape
-
-
-MEANS = [
-    (optimizer.Adam, {"average": EMA(decay=0.9)}),
-    (optimizer.ScheduleFreeAdamW, {}),
-    (optimizer.ASGD, {}),
-]
 
 
 def check_frozen_parameters_need_no_gradient():
@@ -125,22 +111,6 @@ def check_groups_that_differ_are_told():
     sharded = ShardedUpdater(optimizer.Adam(), comm, groups=groups)
     with raised(ValueError, "ranks disagree", "momentum of groups['0']"):
         sharded(0, ONES, weight)
-
-
-def check_averages_are_slices_of_those_of_one_process():
-    for make, options in MEANS:
-        pair = started(partial(make, multi_precision=True), "float16", steps=5, **options)
-        with pair.sharded.averaged(), pair.alone.averaged():
-            assert pair.same(), options
-            with raised(RuntimeError, "the weights hold their averages"):
-                pair.sharded(INDICES, pair.ours, pair.ours)
-        whole = pair.alone.averages
-        for index, own in pair.sharded.averages.items():
-            place = pair.sharded.placements[index]
-            assert (own == place.slice_of(whole[index].reshape(-1), comm.rank)).all()
-    plain = ShardedUpdater(optimizer.SGD(), comm)
-    with raised(RuntimeError, "the updater has no average"), plain.averaged():
-        pass
 
 
 def check_plans_of_several_lists_are_kept():

@@ -9,7 +9,6 @@ from ranks_common import LAST, comm, raised, state_bytes
 
 from fastopt import RowSparse, optimizer
 from fastopt.distributed import ShardedTable, ShardedTables, agreement
-from fastopt.distributed import rows as ways
 from fastopt.distributed.job import private
 from helpers.tensor_lists import dtype_of, everything, frozen, normal
 
@@ -237,37 +236,3 @@ def check_several_tables_are_updated_as_one_list():
         with raised(ValueError, "ranks disagree"):
             tables.push({"a": good} if LAST else {"c": (np.ones(1, np.float32), np.array([2]))})
     assert everything(tables.shard, [*tables.weights.values()]) == before
-
-
-def check_operations_do_not_grow_with_tables():
-    found = set()
-    for number in (1, 6):
-        shapes = {k: (12, 1 + k) for k in range(number)}
-        tables = ShardedTables(shapes, optimizer.Adam(), comm)
-        rows = np.array([comm.rank, 7])
-        for _ in range(2):
-            before = tables._ranks.waits
-            tables.pull(dict.fromkeys(shapes, rows))
-            tables.push({k: (np.ones((2, w), np.float32), rows) for k, (_, w) in shapes.items()})
-        found.add(tables._ranks.waits - before)
-    assert len(found) == 1
-    assert max(found) <= 8
-
-
-def check_rows_of_a_pull_are_not_named_again():
-    table = ShardedTable((50, 2), optimizer.SGD(), comm)
-    sent, exchanged = [], agreement.exchanged
-    ids = np.array([3, 40, 3, 9])
-
-    def counted(ranks, arrays, *counts):
-        sent.append(sum(array.nbytes for array in arrays))
-        return exchanged(ranks, arrays, *counts)
-
-    table.pull(ids)
-    ways.exchanged = counted
-    try:
-        table.push((np.ones((4, 2), np.float32), ids))
-        table.push((np.ones((4, 2), np.float32), ids + 1))
-    finally:
-        ways.exchanged = exchanged
-    assert sent == [3 * 2 * 4, 3 * 2 * 4 + 3 * 8]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastopt import EMA, functional, optimizer
-from fastopt._structure import named
+from fastopt._structure import KEPT, Structures, named
 from fastopt.sparse import RowSparse
 from helpers.refusals import check_refused
 
@@ -378,6 +378,15 @@ def test_updated_scalars_are_scalars_again():
     assert params == {"a": pytest.approx(1.5)}
     assert type(params["a"]) is float
     update({"a": 1.0}, state, params)
+
+
+def test_few_structures_are_kept():
+    """And one of containers that are new each time."""
+    for kept, name in (1, "a"), (KEPT, "a{}"):
+        structures = Structures()
+        for weights in [{name.format(k): ones(), "b": [ones()]} for k in range(3 * KEPT)]:
+            structures.flatten(weights, weights)
+        assert len(structures._known) == kept
 
 
 # Views of dictionaries in the place of lists

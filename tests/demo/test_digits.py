@@ -303,3 +303,14 @@ def test_the_check_of_a_plot_leaves_the_folder_as_it_is(tmp_path):
         demo.check_plot(tmp_path / name)
     assert list(tmp_path.iterdir()) == [before]
     assert before.read_bytes() == b"plot"
+
+
+@small
+def test_plot_that_fails_to_be_written_in_the_end_is_one_line(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(Refused, match=r"cannot write the plot to .*: no space left"):
+        demo.run(Options(epochs=1, plot=tmp_path / "loss.png"))
+    assert re.fullmatch(COMPARED, last_line(capsys))

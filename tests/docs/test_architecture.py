@@ -37,6 +37,7 @@ def part_of(module):
     return module
 
 
+@cache
 def imports(tree, typed=False):
     """Modules of the package that a file imports, those for type checkers only if `typed`."""
     found = []

@@ -16,6 +16,14 @@ from helpers import refusals
 from helpers.tensor_lists import everything, frozen, normal
 
 
+def check_large_values_do_not_overflow_in_float16():
+    weight = np.ones(40, np.float16)
+    updater = ShardedUpdater(optimizer.SGD(learning_rate=1e-6, multi_precision=True), comm)
+    updater(0, np.full(40, 60_000, np.float16), weight)
+    expected = np.float32(1) - np.float32(1e-6) * np.float32(60_000 * comm.size)
+    np.testing.assert_allclose(updater.states[0][1], np.float32(expected), rtol=1e-6)
+
+
 def check_copies():
     make = lambda: optimizer.Adam(learning_rate=0.1)  # noqa: E731
     pair = Pair(make, [normal(0, (30,), "float32")])

@@ -86,7 +86,7 @@ class Complexes(World):
     lambda setting: (
         setting.is_elementwise
         and setting.dtype in ("float32", "float64")
-        and setting.make().takes_complex
+        and not setting.make().by_row
     ),
     sample=[str(case) for case in CASES if not case.recorded],
 )

@@ -125,6 +125,6 @@ def adding(context: str, total: Array, grad: Grad, keep: bool) -> Any:
     sparse = isinstance(grad, RowSparse)
     table = table_of(context, accumulate, (header(total),), grad, (), lazy=sparse and keep)
     if isinstance(grad, RowSparse):
-        table.list_rows(context, grad)
+        table.list_rows(context, grad.values, grad.indices)
     table.fields[0] = float(keep)
     return table

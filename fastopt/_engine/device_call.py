@@ -3,16 +3,16 @@
 Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.device_steps import DeviceSteps, Norm, Outcome
-from fastopt._engine.hyper_rows import Shared
+from fastopt._engine.device_steps import DeviceSteps, Norm
 from fastopt._engine.overlap import Ranges
+from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import DeviceRecord, Parameter, compiling
 from fastopt._engine.validate import check
 from fastopt._kernels import record_words as w
@@ -20,11 +20,13 @@ from fastopt._kernels.cuda_arrays import Reader
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.device_front import TARGET
 from fastopt._kernels.devices import header, stays
-from fastopt._kernels.layout import DONE
+from fastopt._kernels.layout import DONE, kind_of
 from fastopt._kernels.numpy_abi import address_of
 from fastopt.sparse import RowSparse
 
 Words = NDArray[np.int64]
+Place = tuple[CudaTable, list[int]]
+"""A table, and the positions of its tensors in the list."""
 
 SETS = 64
 """Maximum number of sets of gradients that a call repeats in turns."""
@@ -36,6 +38,7 @@ MEMBERS = 1 << 13
 class Places(NamedTuple):
     """Addresses of the records of a call, and memory for what compiled code reports of them."""
 
+    indices: tuple[int | str, ...]
     places: NDArray[np.int64]
     hypers: NDArray[np.int64]
     """Addresses of the hyper-parameters of each tensor."""
@@ -44,8 +47,8 @@ class Places(NamedTuple):
     address: int
     found: int
     """Address of the memory."""
-    calls: "dict[tuple[int, ...], DeviceCall]"
-    """Calls, by whether each weight is not averaged."""
+    calls: "dict[bytes, DeviceCall]"
+    """Calls, by `rests`."""
 
 
 class DeviceCall:
@@ -53,6 +56,10 @@ class DeviceCall:
 
     Parameters
     ----------
+    where : Places
+        Where the records of the call are.
+    rests : sequence of int
+        Whether a step does not average each weight.
     parameters : sequence of Parameter
         The parameters, which have records.
     tables : sequence of CudaTable
@@ -62,18 +69,14 @@ class DeviceCall:
 
     Attributes
     ----------
-    indices, keys : tuple
-        Their indices, and what stands for these in compiled code.
+    indices : tuple
+        Their indices; `where` has what stands for these in compiled code.
     tables : list of CudaTable
         The tables, those of equal layouts joined, in the order of the launches.
     places : list
         Positions in the list of the tensors of each table.
     targets : numpy.ndarray
         What compiled code writes to; see :meth:`targets_in`.
-    hypers : numpy.ndarray
-        Addresses of the hyper-parameters of each tensor.
-    rests : tuple of int
-        Whether a step does not average each weight.
     steps : DeviceSteps or None
         What counts on the device.
     fixed : bool
@@ -86,11 +89,15 @@ class DeviceCall:
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], tables: Sequence[CudaTable], ordered: bool = False
+        self,
+        where: Places,
+        rests: Sequence[int],
+        parameters: Sequence[Parameter],
+        tables: Sequence[CudaTable],
+        ordered: bool,
     ) -> None:
-        self.parameters = parameters
+        self.where, self.rests, self.parameters = where, rests, parameters
         self.indices, self.length = tuple([of.index for of in parameters]), len(parameters)
-        self.keys: tuple[int | str, ...] = self.indices
         self.optimizers = list(dict.fromkeys(of.optimizer for of in parameters))
         kinds: dict[Any, list[int]] = {}
         for k, table in enumerate(tables):
@@ -98,11 +105,10 @@ class DeviceCall:
             kinds.setdefault(k if ordered or table.alone else kind, []).append(k)
         self.places = list(kinds.values())
         self.tables = [
-            CudaTable.joined([tables[k] for k in own]) if len(own) > 1 else tables[own[0]]
+            CudaTable([tables[k].parts[0] for k in own]) if len(own) > 1 else tables[own[0]]
             for own in self.places
         ]
         self.targets = self.targets_in([table.table for table in self.tables])
-        self.rests, self.hypers = (0,) * self.length, np.empty(0, np.int64)
         self.follow()
         moves = any(
             table.copied or table.inputs.strided or table.inputs.watched or table.layout.sparse
@@ -133,16 +139,14 @@ class DeviceCall:
             made[own, 0] = address_of(table.fields) + np.arange(len(own)) * count * size
             made[own, 1] = count
             made[own, 2] = address_of(row) + np.arange(len(own)) * row.strides[0]
-            made[own, 3] = table.layout.keyed
+            made[own, 3], made[own, 4] = table.layout.keyed, size
         return made
 
     def may_repeat(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
         """Whether the next launches may be repeated, if these arrays do not move."""
-        if not (self.fixed and stays(grads[0]) and stays(weights[0])):
-            return False
-        lead = self.tables[0]
-        on_stream = all(table.inputs.streams == {lead.stream} for table in self.tables)
-        return on_stream and not lead.inputs.captured
+        inputs = [table.inputs for table in self.tables]
+        on_stream = all(of.streams == {of.stream} and not of.captured for of in inputs)
+        return self.fixed and on_stream and stays(grads[0]) and stays(weights[0])
 
     def passes(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool | None:
         """Whether each call has gradients that were not seen before; None if that is open."""
@@ -160,11 +164,6 @@ class DeviceCall:
         self.seen[ids] = ref(grads[0])
         return self.passing or None
 
-    def shared(self) -> dict[int, Shared]:
-        """Return the hyper-parameters of the tensors by address."""
-        found = (self.record(place).shared for place in range(self.length))
-        return {shared.address: shared for shared in found}
-
     def record(self, place: int) -> DeviceRecord:
         """Return the record of a tensor."""
         found = self.parameters[place].record
@@ -176,7 +175,8 @@ class DeviceCall:
     def follow(self) -> bool:
         """Note the memory that is written to; return whether no two arrays share some."""
         versions = [table.inputs.version for table in self.tables]
-        self.ranges = Ranges(*_joined([table.written() for table in self.tables]))
+        written = zip(*[table.written() for table in self.tables], strict=True)
+        self.ranges = Ranges(*map(np.concatenate, written))
         self.written = self.ranges.first, self.ranges.last
         apart = not self.ranges.overlapping()
         self.versions = versions if apart else []  # last, as Ctrl-C may come before
@@ -187,27 +187,33 @@ class DeviceCall:
 
         The gradients are those that the tables have had entered.
         """
-        reads = _joined([table.read() for table in self.tables])
-        return bool(self.versions) and not self.ranges.meeting(*reads)
+        reads = zip(*[table.read() for table in self.tables], strict=True)
+        return bool(self.versions) and not self.ranges.meeting(*map(np.concatenate, reads))
 
-    def enter(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
+    def enter(
+        self, grads: Sequence[Any], weights: Sequence[Any], fresh: Collection[CudaTable] = ()
+    ) -> bool:
         """Enter the arrays of a call into the tables; return whether they fit.
 
-        If not, only caches have changed.
+        If not, only caches have changed. Tables that are `fresh` were made with these arrays.
         """
-        if self._take_weights(weights) and self._take_grads(grads, weights):
+        tables = zip(self.tables, self.places, strict=True)
+        places = [(table, own) for table, own in tables if table not in fresh]
+        if self._take_weights(places, weights) and self._take_grads(places, grads, weights):
             return True
         self.release()
         return False
 
-    def _take_weights(self, weights: Sequence[Any]) -> bool:
-        for table, own in zip(self.tables, self.places, strict=True):
+    def _take_weights(self, places: Sequence[Place], weights: Sequence[Any]) -> bool:
+        for table, own in places:
             if not table.inputs.take_weights(self._taken(weights, own), table.table):
                 return False
         return [table.inputs.version for table in self.tables] == self.versions or self.follow()
 
-    def _take_grads(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
-        for table, own in zip(self.tables, self.places, strict=True):
+    def _take_grads(
+        self, places: Sequence[Place], grads: Sequence[Any], weights: Sequence[Any]
+    ) -> bool:
+        for table, own in places:
             taken, k = self._taken(grads, own), own[0]
             if not table.inputs.take_grads(taken, table.table, self.written, self.capturable):
                 return False
@@ -228,9 +234,11 @@ class DeviceCall:
             except TypeError:  # another array library, or an error that the full checks report
                 return False
             grad = of.by_row(grad)
-        if not (isinstance(grad, RowSparse) and table.serves(grad)):
+        if not isinstance(grad, RowSparse):
             return False
-        table.list_rows(of.context, grad)
+        if table.layout.grad != kind_of(header(grad.values).dtype):
+            return False
+        table.list_rows(of.context, grad.values, grad.indices)
         return not self.ranges.meeting(*table.read())
 
     def release(self) -> None:
@@ -247,7 +255,7 @@ class DeviceCall:
 
     # One step
 
-    def defer(self, norm: Norm | None = None, outcome: Outcome | None = None) -> bool:
+    def defer(self, updater: Callable[[], Owner | None], norm: Norm | None = None) -> bool:
         """Launch a step that the device counts; see :meth:`DeviceSteps.step`.
 
         Returns False, with nothing changed, if the host must count it.
@@ -255,8 +263,8 @@ class DeviceCall:
         if not self.defers:
             return False
         if self.steps is None:
-            self.steps = DeviceSteps(self)
-        return self.steps.step(norm, outcome)
+            self.steps = DeviceSteps(self, updater)
+        return self.steps.step(norm)
 
     def launch(
         self,
@@ -286,14 +294,11 @@ class DeviceCall:
                 for table in tables:
                     table.compile()
             between()
-        try:
+        with compiling(self.optimizers[0], self.indices[0]):
             for k, table in enumerate(tables):
                 if k:
                     table.renew()
                 table.run()
-        except Exception:
-            with compiling(self.optimizers[0], self.indices[0]):
-                raise
 
     def _average_rate(self, place: int, table: CudaTable) -> float:
         """Return the rate of the average of a tensor, whose record has that of the last call."""
@@ -321,8 +326,6 @@ class Repeat:
         The call.
     launches : list of Launch
         Its launches.
-    places : Places
-        Where its records are.
     listed : bool
         Whether the arguments are lists.
     measured : bool
@@ -352,7 +355,6 @@ class Repeat:
         self,
         call: DeviceCall,
         launches: Sequence[Any],
-        places: Places,
         listed: bool,
         measured: bool,
         grads: Sequence[Any],
@@ -370,7 +372,7 @@ class Repeat:
         objects = np.array([*map(id, grads), *self.own_ids], np.int64)
         firsts, rests = np.arange(n), np.array(call.rests, np.int64)
         tables = [table.table.copy() for table in call.tables]
-        targets = call.targets_in(tables) if reads else call.targets
+        targets = call.targets_in(tables) if reads else call.targets.copy()
         uploads, own = list[Any](), dict[int, tuple[Any, Any]]()
         with driver.entered(lead.device.device_id):
             for table, copy in zip(call.tables, tables, strict=True):
@@ -382,26 +384,23 @@ class Repeat:
                     driver.upload(memory, copy, table.stream)
         self.rows = rows = np.zeros((len(launches), w.LAUNCH), np.int64)
         self.state = np.zeros(2, np.int64)
-        self.alive: list[Any] = [objects, firsts, rests, tables, targets, own, places]
+        self.alive: list[Any] = [objects, firsts, rests, tables, targets, own, call.where]
         by_value = set()
-        for row, launch in zip(rows, launches, strict=True):
-            used = [own[id(of)] for of in launch.arguments if id(of) in own]
-            words = driver.words_of([own.get(id(of), (of,))[0] for of in launch.arguments])
+        for row, (*grid, arguments) in zip(rows, launches, strict=True):
+            words = driver.words_of([own.get(id(of), (of,))[0] for of in arguments])
             pointers = address_of(words) + 8 * np.arange(len(words))
             self.alive += [words, pointers]
-            grid = launch.handle, launch.blocks, launch.across, launch.down, address_of(pointers)
-            row[: w.L_FIELDS] = grid
-            if isinstance(launch.arguments[-1], driver.Values):
-                table = used[0][1]
-                count, size = table.fields.shape[1], table.fields.itemsize
-                numbers = address_of(words) + 8 * (len(words) - count)
-                row[w.L_FIELDS :] = address_of(table.fields), numbers, count, size == 8
-                by_value.add(table)
-        for table, positions in zip(call.tables, call.places, strict=True):
-            if table in by_value:
+            row[:] = *grid, address_of(pointers)
+            if isinstance(arguments[-1], driver.Values):  # each number in a word
+                (table,) = (own[id(of)][1] for of in arguments if id(of) in own)
+                positions = call.places[call.tables.index(table)]
+                numbers = address_of(words) + 8 * (len(words) - table.fields.shape[1])
+                targets[positions, 0], targets[positions, 4] = numbers, 8
+                targets[positions[1:], 1] = 0  # theirs are those of the first
                 firsts[positions] = positions[0]
-            elif not measured:
-                uploads.append(table.hyper_ring)
+                by_value.add(table)
+        if not measured:
+            uploads += [table.hyper_ring for table in call.tables if table not in by_value]
         of_steps, reader = [0, 0, 0], 0
         if measured and (steps := call.steps) is not None:
             self.alive += [steps.reports, steps.base, steps.hypers]
@@ -419,7 +418,7 @@ class Repeat:
         self.alive += [uploads, rings]
         self.memory = np.zeros(w.REPEAT, np.int64)
         self.memory[:] = (
-            *(n, places.address, places.found, address_of(rests), address_of(targets)),
+            *(n, call.where.address, call.where.found, address_of(rests), address_of(targets)),
             *(address_of(firsts), address_of(objects), listed, id(self.dead)),
             *(all(of.folds for of in call.optimizers), lead.stream),
             *(driver.context_of(lead.device.device_id), address_of(rows), len(rows)),
@@ -439,11 +438,3 @@ class Repeat:
             repeat.memory[w.R_FOLLOWING] = address
         for repeat in others:
             repeat.others = []
-
-
-def _joined(ranges: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return the start and end addresses of the ranges of several tables."""
-    if len(ranges) == 1:
-        return ranges[0]
-    first, last = zip(*ranges, strict=True)
-    return np.concatenate(first), np.concatenate(last)

@@ -5,60 +5,30 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from math import inf, isfinite
 from typing import Any, final
 from weakref import WeakSet, proxy, ref
 
 import numpy as np
 
-from fastopt._engine.clip import overflow
+from fastopt._engine.clip import STEPPED, overflow
 from fastopt._engine.hyper import hyper_of
-from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.owner import Owner
 from fastopt._engine.parameters import compiling
 from fastopt._kernels import device_front
 from fastopt._kernels import record_words as w
 from fastopt._kernels.advance import GROUP, NUMBER, SEED, SLOTS
 from fastopt._kernels.cpu_calls import LENGTH
+from fastopt._kernels.cuda_memory import TableMemory
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.numpy_abi import address_of
 from fastopt.amp import LossScaler, StepInfo
 
 Norm = tuple[float, float, float, float]
 NOT_MEASURED = 1.0, 1.0, inf, 1.0
-
-
-class Outcome:
-    """Where the outcomes of steps are reported: the updater and its loss scaler, kept by neither.
-
-    Attributes
-    ----------
-    awaited : StepInfo
-        Stands for the outcome of the last step until it is known.
-    """
-
-    def __init__(
-        self,
-        updater: Callable[[], Owner | None],
-        scaler: LossScaler | None,
-        names: dict[Any, str],
-    ) -> None:
-        self.updater, self.names = updater, names
-        self.awaited = StepInfo(stepped=False, skipped=False)
-        self._scaler = None if scaler is None else ref(scaler)
-
-    @property
-    def scaler(self) -> LossScaler | None:
-        """The loss scaler, if it lives."""
-        return None if self._scaler is None else self._scaler()
-
-    def report(self, info: StepInfo, last: bool) -> None:
-        """Report a step, to the updater if it is the last one."""
-        updater, scaler = self.updater(), self.scaler
-        if last and updater is not None and vars(updater)["_info"] is self.awaited:
-            vars(updater)["_info"] = info
-        if scaler is not None:
-            scaler.update(overflow=info.skipped)
+UNSENT = 0.0, 0.0, 0.0, 0.0
+"""Numbers that no step has."""
 
 
 class Rows:
@@ -72,54 +42,43 @@ class Rows:
         The table.
     places : list of int
         Positions of its tensors in the call.
-    driver : module
-        The driver.
     """
 
-    def __init__(self, call: Any, table: CudaTable, places: list[int], driver: Any) -> None:
+    def __init__(self, call: Any, table: CudaTable, places: list[int]) -> None:
         from fastopt._kernels import cuda_steps
 
         layout, count, shared = table.layout, len(places), call.record(places[0]).shared
         self.table, self.places, self.names = table, places, shared.names
-        self.driver, self.values = driver, list[Any]()  # no Shared: it keeps the optimizer
-        self.hyper = driver.Memory((max(count, 1),), layout.record)
+        self.values = list[Any]()  # no Shared: it keeps the optimizer
+        self.groups = np.zeros((2, count, len(self.names) + 1))
+        self.memory = TableMemory(table.inputs)
+        self.hyper = self.memory.send("hyper", table.hyper)  # read in a skipped first step
         self.fields = self.hyper.part((count, len(layout.rule.hyper)), layout.real)
-        self.slots = driver.Memory((count, SLOTS), np.int64)
-        self.counts = driver.Memory((count,), np.int64)
-        self.carried = driver.Memory((count,), np.float64)
-        self.groups = driver.Memory((2, count, len(self.names) + 1), np.float64)
-        driver.upload(self.hyper, table.hyper, table.stream)  # read in a skipped first step
-        self.sent: dict[str, bytes] = {}
+        self.carried = self.memory.space("carried", (count,))
+        self.slots = self.counts = self.carried  # until they are sent
         correct = shared.hyper.correct
         dtype = np.dtype((np.record, [(name, np.float64) for name in self.names]))
         given = (None, None) if correct is None else (correct, dtype)
         self.begin = cuda_steps.begin(layout.keyed, layout.rule.rescale, *given)
 
-    def follow(self, call: Any, shared: dict[int, Shared]) -> None:
+    def follow(self, call: Any) -> None:
         """Enter which hyper-parameters the tensors have; equal ones form a group."""
-        addresses = call.hypers[self.places].tolist()
-        groups = {address: k for k, address in enumerate(dict.fromkeys(addresses))}
-        self.values = [shared[address].values[1 : 1 + len(self.names)] for address in groups]
-        slots = np.zeros(self.slots.shape, np.int64)
+        addresses, last = call.where.hypers[self.places].tolist(), 1 + len(self.names)
+        members = dict(zip(addresses, self.places, strict=True))
+        groups = {address: k for k, address in enumerate(members)}
+        self.values = [call.record(place).shared.values[1:last] for place in members.values()]
+        slots = np.zeros((len(self.places), SLOTS), np.int64)
         slots[:, GROUP] = [groups[address] for address in addresses]
         for column, word in ((NUMBER, w.NUMBER), (SEED, w.SEED)):
             slots[:, column] = [call.record(place).words[word] for place in self.places]
-        self.send("slots", slots)
+        self.slots = self.memory.send("slots", slots)
 
-    def send_hyper(self) -> None:
+    def send_groups(self) -> None:
         """Upload the hyper-parameters before their correction, if they have changed."""
-        values = np.zeros(self.groups.shape)
-        for row, own in zip(values[0], self.values, strict=False):
+        for row, own in zip(self.groups[0], self.values, strict=False):
             row[:-1], row[-1] = own, 1
-        self.send("groups", values)
-
-    def send(self, name: str, array: Any, again: bool = False) -> None:
-        """Upload an array if it has changed, or `again`."""
-        content = array.tobytes()
-        if again or self.sent.get(name) != content:
-            self.sent.pop(name, None)
-            self.driver.upload(getattr(self, name), array, self.table.stream)
-            self.sent[name] = content
+        groups = self.memory.send("groups", self.groups)
+        self.arguments = self.fields, self.slots, self.counts, groups, self.carried
 
 
 @final
@@ -129,45 +88,57 @@ class DeviceSteps:
     A kernel counts each step, unless the norm of its gradients is not finite. The host learns this
     when :meth:`settle` is called: :class:`~fastopt._engine.per_index.Counts` does so before its
     counts are read. They keep the steps until then, so that these refer to the call and to the
-    counts weakly: a cycle would keep the memory of an updater that is gone.
+    counts weakly: a cycle would keep the memory of an updater that is gone. Outcomes are reported
+    to the updater and to its loss scaler, which are not kept either.
 
     Parameters
     ----------
     call : DeviceCall
         The call; :meth:`supports` it.
+    updater : callable
+        Weak reference to the updater, all of whose calls are made again for another loss scaler.
+
+    Attributes
+    ----------
+    awaited : StepInfo
+        Stands for the outcome of the last step until it is known.
+    scaler : callable
+        Weak reference to the loss scaler.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, updater: Callable[[], Owner | None]) -> None:
         from fastopt._kernels import cuda_driver, cuda_steps
 
-        self._call, self.driver = ref(call), cuda_driver
-        self.all_counts, self.listed = proxy(call.optimizers[0]._index_update_count), call.indices
+        optimizer, owner = call.optimizers[0], updater()
+        self._call, self.driver, self.updater = ref(call), cuda_driver, updater
+        self.all_counts, self.listed = proxy(optimizer._index_update_count), call.indices
+        self.awaited = StepInfo(stepped=False, skipped=False)
+        scaler = None if owner is None else owner.settings.loss_scaler
+        self.scaler: Callable[[], LossScaler | None] = (
+            (lambda: None) if scaler is None else ref(scaler)
+        )
         self.indices = frozenset(call.indices)
         self.apart: WeakSet[Any] = WeakSet()
         self.lead = call.tables[0]
-        self.outcome: Outcome | None = None
         made = device_front.functions()
         self._report, self._follow = made["report_call"], made["follow_call"]
         self.counts = self.slots = np.empty(0, np.int64)
-        self.numbers: Norm | None = None
+        self.numbers: Norm | None = UNSENT
         self.done = 0  # steps that are not counted on the host, although their outcome is known
-        self.sent, self.hypers = False, np.zeros(call.length, np.int64)
+        self.hypers = np.zeros(call.length, np.int64)
         self.base = np.full(call.length, -1, np.int64)  # nothing has been uploaded
         self.kept: list[Any] = []
         with self._entered(), self._beside():
             self.norm = self.driver.Memory((cuda_steps.NORM_NUMBERS,), np.float64)
             self.reports = self.driver.Ring(self.norm)
             self.sums = self.driver.Memory((call.length, 1), np.float64)
-            self.order = self.driver.Memory((call.length,), np.int64)
-            tables = zip(call.tables, call.places, strict=True)
-            self.rows = [Rows(call, table, own, cuda_driver) for table, own in tables]
-            places = [place for row in self.rows for place in row.places]
+            places = [place for own in call.places for place in own]
             order = np.argsort(np.array(places, np.int64))
-            self.driver.upload(self.order, order, self.lead.stream)
-        self.parts, first = [], 0
-        for row in self.rows:
-            self.parts.append(self.sums.part((len(row.places), 1), first=first))
-            first += len(row.places)
+            self.rows = list(map(partial(Rows, call), call.tables, call.places))
+            self.order = self.rows[0].memory.send("order", order)
+        firsts = np.cumsum([0, *map(len, call.places)]).tolist()
+        shapes = [(len(own), 1) for own in call.places]
+        self.parts = [self.sums.part(of, first=k) for of, k in zip(shapes, firsts, strict=False)]
 
     @property
     def call(self) -> Any:
@@ -203,7 +174,7 @@ class DeviceSteps:
         view = self.reports.view
         return int(view[w.RING_LAST] - view[w.RING_FIRST])
 
-    def step(self, norm: Norm | None = None, outcome: Outcome | None = None) -> bool:
+    def step(self, norm: Norm | None = None) -> bool:
         """Launch a step whose gradients have been entered into the tables.
 
         If the stream is captured, the launches are part of a graph; each replay is one step.
@@ -213,44 +184,40 @@ class DeviceSteps:
         norm : tuple of float, optional
             ``rescale_grad``, the inverse of the loss scale, the maximum norm, and a further factor.
             Default: gradients are not measured.
-        outcome : Outcome, optional
-            Where the outcome is reported.
 
         Returns
         -------
         bool
             False, with nothing changed, if the step is only counted.
         """
-        captured, call = self.lead.inputs.captured, self.call
-        if call.optimizers[0].skips():
+        captured, graphs = self.lead.inputs.captured, self.all_counts.graphs
+        if self.call.optimizers[0].skips():
             return False
         with self._entered(), self._beside():
-            self.prepare(outcome)
-            self._send(norm)
-            if captured:
-                self._capture(norm is not None)
-                return True
+            self.prepare()
+            self.send(norm)
+            renewed = self.rows if captured else ()
+            for row in renewed:
+                row.table.renew_entry()
             self._launch(norm is not None)
-            if norm is not None:
+            for row in renewed:  # the graph keeps its memory
+                self.kept.append(row.table.memory.content)
+                row.table.renew_entry()
+            if captured and self not in graphs:
+                graphs.append(self)
+            elif norm is not None and not captured:
                 functions = address_of(self.driver.addresses())
                 if error := self._report(functions, self.reports.address, self.lead.stream):
                     self.driver.check(error, "cuMemcpyDtoHAsync")
-            elif self not in self.all_counts.graphs:
+            elif self not in graphs:
                 self._add(1)
         return True
 
-    def prepare(self, outcome: Outcome | None) -> None:
+    def prepare(self) -> None:
         """Prepare a step: settle what other calls have counted, and make room for its report."""
         self._follow_others()
-        if outcome is not None:
-            self.outcome = outcome
         while self.pending >= self.driver.BUFFERS:
             self._follow_oldest(waits=True)
-
-    def send(self, norm: Norm) -> None:
-        """Upload what has changed, for a step that compiled code repeats."""
-        with self._entered():
-            self._send(norm)
 
     def follow(self) -> None:
         """Follow a step with a norm, and those before whose norms have arrived."""
@@ -270,75 +237,49 @@ class DeviceSteps:
                 self.apart.add(other)
 
     def _launch(self, measured: bool) -> None:
-        if measured:
-            self._measure()
-        for number, row in enumerate(self.rows):
-            self._run(row, measured and number == 0)
+        """Launch the sums of squares of all gradients, if they are measured, and the update.
 
-    def _capture(self, measured: bool) -> None:
-        """Launch a step that becomes part of a graph, whose memory is kept."""
-        for row in self.rows:
-            row.table.renew_entry()
-        self._launch(measured)
-        for row in self.rows:
-            self.kept.append(row.table.memory.content)
-            row.table.renew_entry()
-        if self not in self.all_counts.graphs:
-            self.all_counts.graphs.append(self)
-
-    def refresh(self) -> None:
-        """Upload hyper-parameters that have changed, for the next replays of graphs."""
-        with self._entered():
-            self._follow_others()
-            self._send(self.numbers)
-
-    def _send(self, norm: Norm | None) -> None:
-        """Upload what has changed."""
-        counts = self.all_counts
-        self._find_slots()
-        if (self.counts[self.slots] != self.base).any():
-            counts.settle()
-            self._find_slots()
-            self.base[:] = self.counts[self.slots]
-            for row in self.rows:
-                row.send("counts", self.base[row.places], again=True)
-        call = self.call
-        if (call.hypers != self.hypers).any():
-            shared = call.shared()
-            for row in self.rows:
-                row.follow(call, shared)
-            self.hypers[:] = call.hypers
-        for row in self.rows:
-            row.send_hyper()
-        if norm != self.numbers or not self.sent:
-            rescale, scale, limit, share = norm or NOT_MEASURED
-            numbers = np.array([rescale, scale, limit, scale, 0.0, share])
-            self.driver.upload(self.norm, numbers, self.lead.stream)
-            self.numbers, self.sent = norm, True
-
-    def _measure(self) -> None:
-        """Launch the sums of squares of all gradients; the first table's stream waits for all."""
-        lead = self.lead.stream
-        for row, part in zip(self.rows, self.parts, strict=True):
+        The stream of the first table, which computes the norm, waits for those of the others.
+        """
+        for row, part in zip(self.rows, self.parts, strict=True) if measured else ():
             row.table.add_squares(part)
-            if row.table.stream != lead:
-                self.driver.order(row.table.stream, lead)
+            self._wait(row.table.stream, self.lead.stream)
+        numbers = self.sums, self.order, self.norm
+        with compiling(self.call.optimizers[0], self.listed[0]):
+            for k, row in enumerate(self.rows):
+                self._wait(self.lead.stream, row.table.stream)
+                arguments = *numbers, *row.arguments, int(measured and k == 0)
+                row.table.run(row.begin, row.hyper, arguments)
+                self._wait(row.table.stream, self.lead.stream)
 
-    def _run(self, row: Rows, first: bool) -> None:
-        """Launch the step of a table; the first one computes the norm."""
-        table, lead = row.table, self.lead.stream
-        if table.stream != lead:
-            self.driver.order(lead, table.stream)
-        of_row = row.fields, row.slots, row.counts, row.groups, row.carried
-        arguments = self.sums, self.order, self.norm, *of_row, int(first)
-        try:
-            table.run_counted(row.begin, row.hyper, arguments)
-        except Exception:
-            with compiling(self.call.optimizers[0], self.listed[0]):
-                raise
-        if table.stream != lead:
-            self.driver.order(table.stream, lead)
-        table.release()
+    def _wait(self, first: int, then: int) -> None:
+        """Make a stream wait for the work of another one."""
+        if first != then:
+            self.driver.order(first, then)
+
+    def send(self, norm: Norm | None) -> None:
+        """Upload what has changed, for the next steps, or for those that graphs repeat."""
+        with self._entered():
+            self._find_slots()
+            if (self.counts[self.slots] != self.base).any():
+                self.all_counts.settle()
+                self._find_slots()
+                self.base[:] = self.counts[self.slots]
+                for row in self.rows:
+                    counts = self.base[row.places]
+                    row.counts = row.memory.send("counts", counts, again=True)
+            call = self.call
+            if (call.where.hypers != self.hypers).any():
+                for row in self.rows:
+                    row.follow(call)
+                self.hypers[:] = call.where.hypers
+            for row in self.rows:
+                row.send_groups()
+            if norm != self.numbers:
+                rescale, scale, limit, share = norm or NOT_MEASURED
+                numbers = np.array([rescale, scale, limit, scale, 0.0, share])
+                self.driver.upload(self.norm, numbers, self.lead.stream)
+                self.numbers = norm
 
     def settle(self) -> None:
         """Wait for the outcomes of the steps so far, and count on the host those that updated."""
@@ -355,7 +296,7 @@ class DeviceSteps:
 
         Returns False if it has not arrived, unless this `waits`.
         """
-        ring, outcome = self.reports, self.outcome
+        ring, scaler = self.reports, self.scaler()
         place = ring.view[w.RING_FIRST] % self.driver.BUFFERS
         found = self._follow(address_of(self.driver.addresses()), ring.address, waits)
         if found < 0:
@@ -363,12 +304,16 @@ class DeviceSteps:
         if found:
             norm, last = ring.numbers.item(place, LENGTH), not self.pending
             self.done += isfinite(norm)
-            if outcome is not None and (last or outcome.scaler is not None):
-                info = StepInfo(stepped=True, skipped=False, global_norm=norm)
+            if last or scaler is not None:
+                info, updater = STEPPED._replace(global_norm=norm), self.updater()
                 if not isfinite(norm):
                     sums = self._sums() if last else np.empty(0)
-                    info = overflow(sums, self.listed, outcome.names, norm)
-                outcome.report(info, last)
+                    names = {} if updater is None else updater.optimizer.idx2name
+                    info = overflow(sums, self.listed, names, norm)
+                if last and updater is not None and vars(updater)["_info"] is self.awaited:
+                    vars(updater)["_info"] = info
+                if scaler is not None:
+                    scaler.update(overflow=info.skipped)
         return bool(found)
 
     def _find_slots(self) -> None:

@@ -3,36 +3,29 @@
 Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_updater.py``.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fastopt._engine.averaging import Averages
-from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.mixed_precision import arrays_of, layout_of
 from fastopt._engine.parameters import Parameter
-from fastopt._engine.validate import check_apart, check_together, is_half, roles_of
+from fastopt._engine.validate import check_apart, check_together, roles_of
 from fastopt._kernels.cuda_arrays import TensorArrays
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.device_memory import arranged, contiguous, lie_alike, like
 from fastopt._kernels.devices import header
-from fastopt._kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
+from fastopt._kernels.layout import OFFSET, state_kind
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
 
 
 def table_of_parameter(
-    of: Parameter,
-    check: Callable[..., Any],
-    weight: Any,
-    grad: Any,
-    state: Any,
-    averages: Averages | None = None,
-) -> Any:
-    """Check the arrays of one tensor, the gradient with `check`, and create its table."""
+    of: Parameter, weight: Any, grad: Any, state: Any, averages: Averages | None = None
+) -> CudaTable:
+    """Check the arrays of one tensor, whose gradient has been checked, and create its table."""
     optimizer, copy = of.optimizer, of.copy
     context, rule = of.context, of.rule
-    grad = of.by_row(check(context, weight, grad, copy))
     lead = header(weight)
     exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, of.masters)
     lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
@@ -51,20 +44,20 @@ def table_of_parameter(
         lead,
         lazy=lazy,
         catch_up=lazy and optimizer.sparse_decay != "touched",
-        rounded_sums=rule.rounded and len(exact) == 2 and copy is None,
-        dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
+        rounding=optimizer.rounding,
+        copy=copy,
     )
     table.after, table.table[0, OFFSET] = after, of.offset
     if isinstance(grad, RowSparse):
-        table.list_rows(context, grad)
+        table.list_rows(context, grad.values, grad.indices)
     return table
 
 
-def _whole(averages: Averages, of: Parameter, exact: tuple[Any, ...], lead: Any) -> Any:
+def _whole(averages: Averages, of: Parameter, exact: tuple[Any, ...], lead: Any) -> CudaTable:
     """Return a table that averages all rows of a weight after the indexed rows' update."""
     nothing, state = no_rows(lead), (header(averages.array(of.context, of.index, exact)),)
     table = table_of(of.context, averages.average.alone, exact, nothing, state, lead)
-    table.list_rows(of.context, nothing)
+    table.list_rows(of.context, nothing.values, nothing.indices)
     table.average_rate = averages.average.rate
     return table
 
@@ -82,8 +75,8 @@ def table_of(
     grad: Any,
     state: tuple[Any, ...],
     lead: Any = None,
-    **options: bool,
-) -> Any:
+    **options: Any,
+) -> CudaTable:
     """Create the table of one tensor.
 
     Weight and state whose elements lie in memory in one order are updated as they are, whatever the
@@ -106,7 +99,7 @@ def table_of(
     lead : Header, optional
         The array whose stream is used. Default: the exact weight.
     **options
-        Further fields of the layout.
+        Further arguments of :func:`~fastopt._engine.mixed_precision.layout_of`.
 
     Raises
     ------
@@ -123,16 +116,7 @@ def table_of(
     if sparse:
         del named["gradient"]  # list_rows() copies values that lie in a state
     check_apart(context, named)
-    kinds = [state_kind(array.dtype) for array in arrays]
-    layout = Layout(
-        rule,
-        real_of(arrays[0].dtype),
-        tuple(kinds[:parts]) if arrays[parts - 1].dtype != np.uint16 else SPLIT,
-        kinds[-1],
-        tuple(kinds[parts : parts + len(rule.state)]),
-        sparse=sparse,
-        **options,
-    )
+    layout = layout_of(rule, weight, state, state_kind(values.dtype), sparse=sparse, **options)
     streams = [lead.stream] * (len(arrays) - 1) + [arrays[-1].stream]
     by_position = layout.sparse or layout.keyed or not layout.rule.elementwise
     if not by_position and lie_alike(arrays[:-1]):

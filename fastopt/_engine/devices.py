@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial, reduce
+from itertools import compress
 from operator import add
 from typing import Any
 from weakref import ref
@@ -28,7 +29,7 @@ import numpy as np
 from fastopt._engine.clip import squares, times
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.device_call import DeviceCall, Places, Repeat, sets_of
-from fastopt._engine.device_steps import DeviceSteps, Norm, Outcome
+from fastopt._engine.device_steps import DeviceSteps, Norm
 from fastopt._engine.device_tables import table_of_parameter
 from fastopt._engine.owner import Owner, RecordsLike
 from fastopt._engine.parameters import DeviceRecord, Parameter
@@ -113,7 +114,6 @@ class Devices:
         self.between: Callable[[], None] | None = None
         self.version = 0
         self.noted: tuple[int, ...] | None = None
-        self._asked: tuple[DeviceCall | None, bool] = (None, False)
         made = device_front.functions()
         self._admit, self._advance = made["admit_call"], made["advance_call"]
         self._repeat = made["repeat_call"]
@@ -134,7 +134,6 @@ class Devices:
         """Drop all records, since something besides the arguments of calls has changed."""
         self.known, self.listed, self.repeats = {}, {}, {}
         self.version += 1
-        self._asked = None, False
 
     def drop(self, key: int | str) -> None:
         """Drop the record of a parameter, and the calls with it."""
@@ -142,7 +141,6 @@ class Devices:
             self.version += 1
             self.listed = {k: places for k, places in self.listed.items() if key not in k}
             self.repeats = {}
-            self._asked = None, False
 
     def enroll(self, of: Parameter, key: int | str, weight: Any) -> None:
         """Create the record of a parameter; its tables are created when they are needed."""
@@ -176,9 +174,6 @@ class Devices:
         repeat = self.repeats.get((first, len(index) if listed else -1))
         if repeat is not None and self._prepare(repeat):
             status = self._repeat(context, repeat.address, index, grad, weight)
-            if status == w.STALE and repeat.call.steps is not None:
-                repeat.call.steps.send(self._norm_numbers())
-                status = self._repeat(context, repeat.address, index, grad, weight)
             if status == w.FAILED:
                 repeat.raise_error()
             if status == w.OK and self.noted is not repeat.own_ids:
@@ -223,7 +218,7 @@ class Devices:
         if records.mode.asks or self.checks or records.view[w.EACH] or steps is None:
             return False
         numbers = self._norm_numbers()
-        steps.prepare(None)
+        steps.prepare()
         if repeat.version != records.version or steps.numbers != numbers:
             steps.send(numbers)
             repeat.version = records.version
@@ -234,18 +229,18 @@ class Devices:
 
         These are updated when those on devices have been counted, before these are launched.
         """
-        records, words = self.records, self.records.view
-        owner, places = self._owner(), range(len(there))
+        records, words, owner = self.records, self.records.view, self._owner()
         assert owner is not None
-        here = [tuple([items[k] for k in places if not there[k]]) for items in lists]
-        others = [tuple([items[k] for k in places if there[k]]) for items in lists]
+        sides = [not on for on in there], there
+        parts: Any = [[tuple(compress(items, side)) for items in lists] for side in sides]
+        here, others = parts
         if words[w.CHECKS]:
-            status = records.with_room(w.NO_ROOM, (here[0], here[1], here[2]))
-            return status if status < 0 else self._enter(others[0], others[1], others[2])
+            status = self._enter(*others)
+            return status if status < 0 else records.admits(*here)
         if records.admits(*here) < 0:
             return w.REFUSED
         if words[w.MEASURE]:
-            call = self._call(self._places(others[0]), *others)
+            call = self._call(self._places(others[0]), *others[1:])
             if call is None:
                 return w.REFUSED
             sums = iter(call.squares().tolist())
@@ -254,27 +249,19 @@ class Devices:
             if not self._measured([next(sums) if on else squares([g])[0] for on, g in grads]):
                 return w.SKIPPED
             words[w.MEASURE] = 0
-
         incomplete = records.incomplete
+        flags = [list(compress(incomplete, side)) for side in sides]
 
         def between() -> None:
-            asked, by_tensor = words[w.ASKED], words[w.EACH]
-            words[w.ASKED] = words[w.EACH] = 0
-            records.incomplete = [
-                flag for flag, on in zip(incomplete, there, strict=False) if not on
-            ]
+            words[w.ASKED] = words[w.EACH] = 0  # they are those of the others
+            records.incomplete = flags[0]
             status = self.front(records.context, *here)
-            if status != w.OK:
-                status = records.resolve(owner, status, *here)
-            words[w.ASKED], words[w.EACH] = asked, by_tensor
-            if status < 0:
+            if records.resolve(owner, status, *here) < 0:
                 raise Refused
 
-        self.between = between
-        records.incomplete = [flag for flag, on in zip(incomplete, there, strict=False) if on]
+        self.between, records.incomplete = between, flags[1]
         try:
-            status = self._enter(others[0], others[1], others[2])
-            return records.resolve(owner, status, *others)
+            return records.resolve(owner, self._enter(*others), *others)
         except Refused:
             return w.REFUSED
         finally:
@@ -298,56 +285,45 @@ class Devices:
             counts.settle()
         version = self.version  # a property of an array may run code that drops records
         status = self._admit(records.context, places.address, len(indices), places.found)
-        measure, checks = words[w.MEASURE], words[w.CHECKS]
-        if status not in (w.OK, w.ASKS) or (status == w.ASKS and not (checks or measure)):
+        if status != w.OK and not (status == w.ASKS and words[w.CHECKS]):
             return status
-        call, measured = self._asked if words[w.ASKED] else (None, False)
-        self._asked = None, False
-        if call is None or call.keys != indices:
-            call, measured = self._call(places, indices, grads, weights), False
-        elif call.rests != (self._rests(places) or call.rests):  # known only since it was asked
-            call = self._call(places, indices, grads, weights)
+        call = self._call(places, grads, weights)
         if call is None:
             return w.REFUSED
-        if checks:
+        if words[w.CHECKS]:
             call.release()
             return w.OK
-        if measure and not measured:
-            defers = call.defers and not (self.between or words[w.EACH])
-            defers = defers and records.mode.folds and not self.checks
-            if defers and status == w.ASKS:  # the device needs the rates before it knows the norm
-                self._asked = call, False
-                return status
-            if defers:
-                with self._recorded(call, grads, weights) as launches:
-                    deferred = self._defer(call, version)
-                if deferred:
-                    self._keep(call, places, key, (grads, weights), launches, measured=True)
+        if words[w.MEASURE]:
+            defers = call.defers and records.mode.folds
+            if defers and not (self.between or words[w.EACH] or self.checks):
+                with self._recorded(call, grads, weights) as launches, uninterrupted:
+                    same = self.version == version
+                    deferred = same and call.defer(self._owner, self._norm_numbers())
+                if deferred:  # the outcome is reported later
+                    self._await(call.steps)
+                    self._keep(call, key, (grads, weights), launches, measured=True)
                     return self._end(call, weights, w.AWAITED)
             if not self._measured(call.squares().tolist()):
                 call.release()
                 return w.SKIPPED
-        if status == w.ASKS:  # of a step that is not skipped
-            self._asked = call, True
-            return status
         factor = records.norm.item(w.FACTOR)
         if factor != 1 and not records.mode.folds:
             of = [self.known[index].optimizer for index in indices]
             pairs = zip(of, grads, strict=True)
             grads = tuple([grad if of.folds else times(grad, factor) for of, grad in pairs])
-            call = self._call(places, indices, grads, weights)
+            call = self._call(places, grads, weights)
             if call is None:
                 return w.REFUSED
         # What a graph repeats counts on the device, and so do steps between its replays.
         repeats = call.captured or (call.steps is not None and call.steps.kept)
         repeats = repeats and factor == 1 and not (self.between or words[w.EACH])
-        if not (repeats and call.defer()):
+        if not (repeats and call.defer(self._owner)):
             if call.captured:
                 call.tables[0].inputs.refuse_capture()
             with self._recorded(call, grads, weights) as launches:
                 if not self._step(call, version):
                     return w.REFUSED
-            self._keep(call, places, key, (grads, weights), launches)
+            self._keep(call, key, (grads, weights), launches)
         return self._end(call, weights, w.OK)
 
     def _recorded(self, call: DeviceCall, grads: Any, weights: Any) -> Any:
@@ -360,7 +336,6 @@ class Devices:
     def _keep(
         self,
         call: DeviceCall,
-        places: Places,
         key: tuple[int | str, int],
         arrays: tuple[Any, Any],
         launches: Sequence[Any] | None,
@@ -378,15 +353,14 @@ class Devices:
             kept.refused = call  # steps that average may come in turns with others
             return
         ids = () if reads else tuple(map(id, grads))
-        if ids in [repeat.ids for repeat in others] or not all(map(stays, (*grads, *weights))):
-            return
-        if any(table.table[:, DONE].any() for table in call.tables):  # some are only counted
-            return
-        if reads and not compiled_can_read(grads):
+        is_known = ids in [repeat.ids for repeat in others]
+        moves = not all(map(stays, (*grads, *weights))) or (reads and not compiled_can_read(grads))
+        skips = any(table.table[:, DONE].any() for table in call.tables)  # some are only counted
+        if is_known or moves or skips:
             return
         if len(self.repeats) >= REPEATS and key[1] >= 0:
             self.repeats.clear()
-        made = Repeat(call, launches, places, key[1] >= 0, measured, grads, weights, reads)
+        made = Repeat(call, launches, key[1] >= 0, measured, grads, weights, reads)
         first, *others = sorted([made, *others], key=lambda repeat: repeat.reads)
         self.repeats[key] = first
         first.follow(others[: sets_of(call.length) - 1])
@@ -410,28 +384,25 @@ class Devices:
 
         Returns False if a property or a handler has dropped records since they were of `version`.
         """
-        records, counts, launched = self.records, self.optimizer._index_update_count, False
+        counts = self.optimizer._index_update_count
         with uninterrupted:
             if self.version != version:
                 return False
             if counts.ahead or counts.graphs:
                 counts.settle()
-            kept = [of.carried for of in call.optimizers if of.carried is not None]
-            before = [(array, array.copy()) for array in (table.array for table in kept)]
+            carried = [of.carried.array for of in call.optimizers if of.carried is not None]
+            before = [(array, array.copy()) for array in carried]
             count = counts.counted.copy()
-            steps = np.zeros_like(count)
+            skipped = self._advance(self.records.context, address_of(call.targets), call.length)
+            steps = counts.counted - count
             try:
-                skipped = self._advance(records.context, address_of(call.targets), call.length)
-                steps = counts.counted - count
                 call.launch(skipped > 0, self.adding, self.between)
-                launched = True
             except BaseException:
-                if not launched:
-                    counts.counted[1:] -= steps[1:]  # the host may have counted its part
-                    counts.counted[0] = count[0]
-                    for array, numbers in before:
-                        array[:] = numbers
-                    call.release()
+                counts.counted[1:] -= steps[1:]  # the host may have counted its part
+                counts.counted[0] = count[0]
+                for array, numbers in before:
+                    array[:] = numbers
+                call.release()
                 raise
         return True
 
@@ -453,28 +424,12 @@ class Devices:
         norm = self.records.norm.data
         return norm[w.RESCALE_GRAD], norm[w.SCALE], norm[w.LIMIT], norm[w.SHARE]
 
-    def _defer(self, call: DeviceCall, version: int) -> bool:
-        """Update without waiting for the norm, whose outcome is reported later.
-
-        Returns False, with nothing changed, if the host must know the norm first.
-        """
-        owner = self._owner()
-        assert owner is not None
-        outcome = Outcome(self._owner, owner.settings.loss_scaler, self.optimizer.idx2name)
-        with uninterrupted:
-            if self.version != version or not call.defer(self._norm_numbers(), outcome):
-                return False
-        self._await(call.steps)
-        return True
-
     def _await(self, steps: DeviceSteps | None) -> int:
         """Follow a step whose outcome comes later; return its status."""
         assert steps is not None
         steps.follow()
-        outcome = steps.outcome
-        assert outcome is not None
-        self.awaited = outcome.awaited
-        if (scaler := outcome.scaler) is not None:
+        self.awaited = steps.awaited
+        if (scaler := steps.scaler()) is not None:
             scaler._awaited = partial(settle, self.optimizer)
         return w.AWAITED
 
@@ -500,21 +455,23 @@ class Devices:
         if records.version != self.optimizer.version:
             records.refresh(updater)
         for call in self.captured:
-            for key, of in zip(call.keys, call.parameters, strict=True):
+            keys = call.where.indices
+            for key, of in zip(keys, call.parameters, strict=True):
                 if key not in self.known:  # settings have changed since
                     self.enroll(of, key, of.weight)
             counts = self.optimizer._index_update_count
             counts.settle()
-            largest, places = counts.counted.item(0), self._places(call.keys)
-            call.hypers = places.hypers
-            arguments = places.address, len(call.indices), places.found
+            largest = counts.counted.item(0)
+            call.where = self._places(keys)._replace(calls={})
+            arguments = call.where.address, call.length, call.where.found
             try:
                 if self._admit(records.context, *arguments) == w.ASKS:
                     records.fill(updater, call.indices, {})
             finally:
                 counts.counted[0] = largest
-            if call.steps is not None:
-                call.steps.refresh()
+            if (counted := call.steps) is not None:
+                counted.prepare()
+                counted.send(counted.numbers)
 
     # Tables
 
@@ -526,88 +483,61 @@ class Devices:
                 lists = [key for key in self.listed if len(key) > 1]
                 if len(lists) >= LISTS_KEPT:
                     del self.listed[lists[0]]
-            records = [self.known[index].record for index in indices]
-            places = np.array([r.address for r in records if type(r) is DeviceRecord])
+            places = np.array([self.records.slots[index] for index in indices])
             hypers, rests = memory = np.zeros((2, len(indices)), np.int64)
-            found = Places(places, hypers, rests, address_of(places), address_of(memory), {})
+            found = Places(
+                indices, places, hypers, rests, address_of(places), address_of(memory), {}
+            )
             self.listed[indices] = found
         return found
 
-    def _rests(self, places: Places) -> tuple[int, ...]:
-        """Return whether the step does not average each weight; nothing if no step differs."""
-        averages = self.records.averages
-        alternates = averages is not None and averages.average.alternates
-        return tuple(places.rests.tolist()) if alternates else ()
-
     def _call(
-        self,
-        places: Places,
-        indices: tuple[Any, ...],
-        grads: tuple[Any, ...],
-        weights: tuple[Any, ...],
+        self, places: Places, grads: Sequence[Any], weights: Sequence[Any]
     ) -> DeviceCall | None:
         """Return the call of these parameters with its arrays entered, None if they do not fit."""
-        rests = self._rests(places)
-        call = places.calls.get(rests)
+        key, indices = places.rests.tobytes(), places.indices
+        call = places.calls.get(key)
         if call is not None and call.enter(grads, weights):
             return call
-        call, kept = self._assembled(indices, grads, weights, rests)
-        if call is not None:
-            call.hypers = places.hypers
-            if kept:
-                places.calls[rests] = call
+        once, rests = len(set(indices)) == len(indices), places.rests.tolist()
+        parameters = [self.known[index] for index in indices]
+        items = list(zip(parameters, grads, weights, rests, strict=True))
+        tables = [self._known_table(*item) if once else None for item in items]
+        if None in tables and not self.checks:
+            return None
+        made = [table or self._new_table(*item) for table, item in zip(tables, items, strict=True)]
+        # Without the calls, as a cycle would keep the memory of an updater that is gone.
+        where = places._replace(calls={})
+        call, apart = DeviceCall(where, rests, parameters, made, ordered=not once), once
+        fresh = {*made} - {*tables}
+        if once and not (call.enter(grads, weights, fresh) and call.apart()):
+            if not self.checks:
+                return None
+            made, apart = [self._new_table(*item) for item in items], False
+            call = DeviceCall(where, rests, parameters, made, ordered=True)
+        for table in call.tables:
+            if len(table.parts) > 1:  # joined for this call, which a graph cannot repeat yet
+                table.inputs.refuse_capture()
+        if apart and all(table.kept for table in made):
+            places.calls[key] = call
         return call
 
-    def _assembled(
-        self,
-        indices: tuple[Any, ...],
-        grads: tuple[Any, ...],
-        weights: tuple[Any, ...],
-        rests: tuple[int, ...],
-    ) -> tuple[DeviceCall | None, bool]:
-        """Return a new call with its arrays entered, and whether it serves later calls."""
-        parameters = [self.known[index] for index in indices]
-        rest = rests or (0,) * len(indices)
-        lists = list(zip(parameters, grads, weights, rest, strict=True))
-        once = len(set(indices)) == len(indices)
-        tables, kept = list[CudaTable](), once
-        for item in lists:
-            table, again = self._known_table(*item) if once else None, True
-            if table is None:
-                if not self.checks:
-                    return None, False
-                table, again = self._new_table(*item)
-            tables.append(table)
-            kept = kept and again
-        call = DeviceCall(parameters, tables, ordered=not once)
-        if not (once and call.apart()):
-            if not self.checks:
-                return None, False
-            tables, kept = [self._new_table(*item, keep=False)[0] for item in lists], False
-            call = DeviceCall(parameters, tables, ordered=True)
-        call.rests, call.keys = rest, indices
-        return call, kept
-
     def _known_table(self, of: Parameter, grad: Any, weight: Any, rests: int) -> CudaTable | None:
-        """Return the table of a form with its arrays entered; None if there is none, or none fits.
-
-        Whether the arrays overlap those of other tables is not checked.
-        """
+        """Return the table of a form, whatever arrays it has; None if there is none."""
         record = of.record
         assert isinstance(record, DeviceRecord)
         try:
             table = record.tables.get(form_of(of.by_row(grad), rests))
+            if table is not None:  # those on one stream are joined
+                (table.inputs.stream,) = readings([weight]).streams
         except UNREADABLE:  # the checks report it
             return None
-        fits = table is not None and DeviceCall([of], [table]).enter([grad], [weight])
-        return table if fits else None
+        return table
 
-    def _new_table(
-        self, of: Parameter, grad: Any, weight: Any, rests: int, keep: bool = True
-    ) -> tuple[CudaTable, bool]:
-        """Check the arrays of a tensor; return their table, and whether it serves later calls.
+    def _new_table(self, of: Parameter, grad: Any, weight: Any, rests: int) -> CudaTable:
+        """Check the arrays of a tensor; return their table.
 
-        With `keep`, it does so if no array had to be copied.
+        It serves later calls if no array had to be copied.
         """
         owner, averages, record = self._owner(), self.records.averages, of.record
         assert owner is not None
@@ -615,16 +545,14 @@ class Devices:
         state = owner.states.get(of.index)
         if rests and averages is not None and of.index in averages.arrays:
             averages = None
-        table: CudaTable = table_of_parameter(
-            of, self.records.parameters.check, weight, grad, state, averages
-        )
-        keep = keep and table.direct and table.after is None and is_fixed(state)
-        if keep:
+        grad = of.by_row(self.records.parameters.check(of.context, weight, grad, of.copy))
+        table = table_of_parameter(of, weight, grad, state, averages)
+        table.kept = table.direct and table.after is None and is_fixed(state)
+        if table.kept:
             if len(record.tables) >= FORMS:
                 record.tables.clear()
-            checked = self.records.parameters.check(of.context, weight, grad, of.copy)
-            record.tables[form_of(of.by_row(checked), rests)] = table
-        return table, keep
+            record.tables[form_of(grad, rests)] = table
+        return table
 
 
 def form_of(grad: Any, rests: int) -> Any:

@@ -85,8 +85,9 @@ class Direct(Unmeasured):
             self.optimizer._get_lr(call[0]), self.optimizer._get_wd(call[0])
             index, weight, grad, state = call
             if is_cuda(weight):
-                of, check = self.parameters.of(index), self.parameters.check
-                table_of_parameter(of, check, weight, grad, state)
+                of = self.parameters.of(index)
+                grad = self.parameters.check(of.context, weight, grad, of.copy)
+                table_of_parameter(of, weight, of.by_row(grad), state)
             else:
                 self.records.check(self, index, grad, weight)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper_rows import Shared
-from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.mixed_precision import arrays_of, layout_of
 from fastopt._engine.owner import Owner, RecordsLike
 from fastopt._engine.parameters import DeviceRecord, Parameter, Record
 from fastopt._engine.per_index import Index
@@ -45,16 +45,7 @@ from fastopt._kernels import row_admission
 from fastopt._kernels.compiling import entry_of
 from fastopt._kernels.device_memory import allocated_together
 from fastopt._kernels.devices import is_cuda
-from fastopt._kernels.layout import (
-    ADDRESS,
-    OFFSET,
-    PAIRS,
-    SPLIT,
-    Layout,
-    kind_of,
-    real_of,
-    state_kind,
-)
+from fastopt._kernels.layout import ADDRESS, OFFSET, PAIRS, Layout, kind_of, real_of
 from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, address_of, identities, kind_word
 from fastopt._notices import warn_user
@@ -453,7 +444,9 @@ class Enrolment:
         others = tuple(array for array in (*exact, *arrays) if array is not weight)
         records = self.records
         scaled = records.mode.factors and not of.optimizer.folds
-        layout = self._layout(new, rule, exact, arrays, scaled)
+        changes = scaled or records.mode.clips or (is_half(weight) and not new.same)
+        kind = real_of(exact[0].dtype) if changes else kind_of(weight.dtype)  # of the gradient
+        layout = layout_of(rule, exact, arrays, kind, of.optimizer.rounding, of.copy)
         order, in_place = C_ORDER, not (new.by_row or layout.keyed or layout.coded)
         if rule.elementwise and in_place and is_fortran(weight):
             order = F_ORDER
@@ -485,29 +478,6 @@ class Enrolment:
         plain = new.by_row and records.averages is None and not (records.mode.clips or rule.passes)
         rows = rule.row is not None or updates_rows(new.parameter.optimizer, layout)
         return plain and rows and is_pitched(arrays)
-
-    def _layout(
-        self,
-        new: FirstCall,
-        rule: Rule,
-        exact: tuple[Array, ...],
-        arrays: tuple[Array, ...],
-        scaled: bool,
-    ) -> Layout:
-        """Return the layout of a parameter's arrays; `scaled`: gradients are multiplied."""
-        of, weight, parts = new.parameter, new.weight, len(exact)
-        kinds = [state_kind(array.dtype) for array in (*exact, *arrays)]
-        real = real_of(exact[0].dtype)
-        wide = scaled or self.records.mode.clips  # gradients are changed before the update
-        return Layout(
-            rule,
-            real,
-            tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
-            real if wide or (is_half(weight) and not new.same) else kind_of(weight.dtype),
-            tuple(kinds[parts : parts + len(rule.state)]),
-            rounded_sums=rule.rounded and parts == 2 and of.copy is None,
-            dither=of.optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
-        )
 
     def _write(
         self, of: Parameter, template: Template, others: Sequence[Array], addresses: Sequence[int]

@@ -43,7 +43,7 @@ def flush(updater: Updating, index: Index, weight: Array, state: object) -> bool
     check_like(own.context, "weight", of, REALS, np.shape(of))
     with uninterrupted:  # between marking rows as decayed and copying the weight back
         if isinstance(of, Header):
-            table = table_of_parameter(own, updater.parameters.check, weight, no_rows(of), state)
+            table = table_of_parameter(own, weight, no_rows(of), state)
             rows, total = decay_of(optimizer, index, of)
             table.apply_decay(rows, total, total, at_once=False)
             table.flush_decay()

@@ -1,5 +1,6 @@
 """Half-precision weights: float32 masters, half-precision copies, and their slots in the state."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from fastopt._engine.validate import check_like, check_state, is_half, label, le
 from fastopt._kernels.codes import split_scales
 from fastopt._kernels.device_memory import assign, host, placed
 from fastopt._kernels.devices import header
-from fastopt._kernels.layout import real_of
+from fastopt._kernels.layout import SPLIT, Layout, real_of, state_kind
 from fastopt._kernels.weights import parts
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, RowSparse
@@ -92,6 +93,32 @@ def arrays_of(
     dtypes = np.dtype(real_of(weight.dtype)).name, "bfloat16"
     check_state(context, rule, weight, dtypes, arrays, scales)
     return exact, (*arrays, *scales)
+
+
+def layout_of(
+    rule: Rule,
+    exact: Sequence[Array],
+    arrays: Sequence[Array],
+    grad: Any,
+    rounding: str = "nearest",
+    copy: Array | None = None,
+    **options: bool,
+) -> Layout:
+    """Return the layout of arrays of :func:`arrays_of`, for gradients of the type `grad`.
+
+    `rounding` is that of the optimizer. `options` are further fields.
+    """
+    parts, kinds = len(exact), [state_kind(array.dtype) for array in (*exact, *arrays)]
+    return Layout(
+        rule,
+        real_of(exact[0].dtype),
+        tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
+        grad,
+        tuple(kinds[parts : parts + len(rule.state)]),
+        rounded_sums=rule.rounded and parts == 2 and copy is None,
+        dither=rounding == "stochastic" and is_half(exact[0]) and parts == 1,
+        **options,
+    )
 
 
 def holds_master(rule: Rule | None, state: object) -> bool:

@@ -26,7 +26,7 @@ from fastopt._foreign import as_real
 from fastopt._kernels import record_words as w
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.layout import Layout
-from fastopt._kernels.numpy_abi import DATA, address_of, at, readable
+from fastopt._kernels.numpy_abi import DATA, at, readable
 from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import RowSparse
@@ -109,11 +109,6 @@ class DeviceRecord(NamedTuple):
     def layout(self) -> Layout:
         """Layout with the rule, whatever the form of the gradient."""
         return self.shared.layout
-
-    @property
-    def address(self) -> int:
-        """Address of the record."""
-        return address_of(self.block)
 
     def relink(self, state: Any) -> bool:
         """Return False: tables are those of one state."""

@@ -15,7 +15,7 @@ from math import prod
 from os import environ
 from struct import Struct
 from threading import Lock, local
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import from_dtype, types
@@ -166,24 +166,9 @@ _handles: dict[tuple[Any, ...], int] = {}
 """Handles of compiled kernels, by kernel, context and argument types."""
 
 
-class Launch(NamedTuple):
-    """A launch that can be repeated.
-
-    Attributes
-    ----------
-    handle : int
-        Handle of the kernel.
-    blocks, across, down : int
-        Number of blocks, and of threads in x and y.
-    arguments : tuple
-        The arguments.
-    """
-
-    handle: int
-    blocks: int
-    across: int
-    down: int
-    arguments: tuple[Any, ...]
+Launch = tuple[int, int, int, int, tuple[Any, ...]]
+"""A launch that can be repeated: the handle of the kernel, the number of blocks, that of threads in
+x and in y, and the arguments."""
 
 
 def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any) -> None:
@@ -223,7 +208,7 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     if result[0]:
         _checked(result, "cuLaunchKernel")
     if thread.launches is not None:
-        thread.launches.append(Launch(handle, blocks, x, y, arguments))
+        thread.launches.append((handle, blocks, x, y, arguments))
 
 
 def words_of(arguments: Sequence[Any]) -> NDArray[np.uint64]:

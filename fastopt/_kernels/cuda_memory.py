@@ -30,6 +30,7 @@ class TableMemory:
 
         self.driver, self.arrays = cuda_driver, arrays
         self.spaces: dict[Any, Any] = {}
+        self.sent: dict[Any, bytes] = {}
         self.chunks: dict[int, tuple[Array, Any]] = {}
 
     @property
@@ -61,11 +62,15 @@ class TableMemory:
     def forget(self, name: str, shape: tuple[int, ...]) -> None:
         """Let the next launches have other memory."""
         self.spaces.pop((name, shape), None)
+        self.sent.pop((name, shape), None)
 
-    def send(self, name: str, array: Array) -> Any:
-        """Upload `array` to reusable device memory."""
-        memory = self.space(name, array.shape, array.dtype)
-        self.driver.upload(memory, array, self.stream)
+    def send(self, name: str, array: Array, again: bool = False) -> Any:
+        """Return reusable device memory with an array, uploaded if that has changed, or `again`."""
+        memory, content = self.space(name, array.shape, array.dtype), array.tobytes()
+        if again or self.sent.get((name, array.shape)) != content:
+            self.sent.pop((name, array.shape), None)
+            self.driver.upload(memory, array, self.stream)
+            self.sent[name, array.shape] = content
         return memory
 
     def send_chunks(self, chunks: NDArray[np.int64]) -> Any:

@@ -1,15 +1,15 @@
 """Tables of tensors on a CUDA device: the kernel arguments that describe the arrays of a launch.
 
-:mod:`~fastopt._kernels.cuda_arrays` verifies the arrays of a call, and
-:mod:`~fastopt._kernels.cuda_rows` sorts the rows of row-sparse gradients.
+:mod:`~fastopt._kernels.cuda_arrays` verifies the arrays of a call. The rows of row-sparse gradients
+are checked and sorted on the device (:mod:`~fastopt._kernels.cuda_order`).
 
-Tests: ``tests/kernels/test_cuda_driver.py``.
+Tests: ``tests/kernels/test_cuda_driver.py``, ``tests/gpu/test_cuda_rows.py``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -19,11 +19,11 @@ from fastopt._kernels.chunks import chunks_of, single_rows
 from fastopt._kernels.cuda_arrays import CallArrays, TensorArrays
 from fastopt._kernels.cuda_memory import TableMemory
 from fastopt._kernels.cuda_packs import square_pack, sum_pack
-from fastopt._kernels.cuda_rows import IndexedRows, RowGradient
-from fastopt._kernels.device_memory import move
+from fastopt._kernels.device_memory import contiguous, move
 from fastopt._kernels.devices import Header, device_of, header, mark_written
 from fastopt._kernels.lanes import BLOCK, LANES
-from fastopt._kernels.layout import ADDRESS, APPLIED, DECAY, SEGMENTS, kind_of
+from fastopt._kernels.layout import ADDRESS, APPLIED, DECAY, FOLDED, ORDER, ROWS, SEGMENTS, STARTS
+from fastopt._kernels.segments import FOLD
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +34,109 @@ MOST = 64
 """Maximum number of hyper-parameters that are passed by value."""
 
 Addresses = NDArray[np.uint64]
+
+
+class IndexedRows:
+    """The indexed rows of one tensor.
+
+    Attributes
+    ----------
+    listed : tuple
+        The arrays of the gradient, kept alive until :meth:`release`.
+    unique : device array or None
+        Device memory whose word 2 is the number of unique rows; None without rows.
+    """
+
+    def __init__(self) -> None:
+        from fastopt._kernels import cuda_order
+
+        self.sorting = cuda_order
+        self.listed: tuple[Any, ...] = ()
+        self.unique: Any = None
+
+    def take(self, table: "CudaTable", context: str, values: Any, indices: Any) -> int:
+        """Enter a row-sparse gradient into the table of the tensor; return the number of rows.
+
+        They are sorted and counted on the device, in the memory of the table.
+
+        Raises
+        ------
+        ValueError
+            An index is out of range, or the values have the wrong shape, as the gradient's arrays
+            were changed after its creation.
+        """
+        memory, owners = table.memory, (values, indices)
+        values, indices = header(values), header(indices)
+        height, count = len(table.arrays[0]), len(indices)
+        if values.size != count * table.width:
+            expected = (count, *table.arrays[0].shape[1:])
+            raise ValueError(f"{context}: values must have shape {expected}, got {values.shape}")
+        on_host = not isinstance(indices, Header)
+        if not on_host and device_of(indices) != table.device:
+            raise ValueError(f"{context}: indices of rows must be on {table.device}, as values are")
+        rows, ascends = surveyed(context, indices, height) if on_host else (indices, None)
+        streams = [values.stream] if on_host else [values.stream, indices.stream]
+        table.inputs.use(streams)
+        with table.on_device():
+            made = contiguous(values, values.stream)
+            if on_host:
+                sent = memory.grown("indices", max(count, 1), np.int64)
+                memory.driver.upload(sent, rows, memory.stream)
+                at = sent.address
+            else:
+                rows = contiguous(indices, indices.stream)
+                at = int(rows.ctypes.data)
+            self.listed = made, rows, *owners
+            entry = table.table[0]
+            room = memory.grown("rows", self.sorting.ARRAYS * (count + 1), np.int64).address
+            arrays = [room + k * 8 * (count + 1) for k in range(self.sorting.ARRAYS)]
+            places = [at, *arrays, made.ctypes.data]
+            entry[[ROWS, STARTS, ORDER, -1]] = [*places[1:4], places[-1]]
+            entry[SEGMENTS] = count  # if no row is repeated; see CudaTable.send_entry()
+            self.unique = None
+            if count:
+                self.unique = self._ordered(table, context, places, rows, ascends)
+        return count
+
+    def _ordered(
+        self,
+        table: "CudaTable",
+        context: str,
+        places: list[int],
+        rows: Array,
+        ascends: bool | None,
+    ) -> Any:
+        """Sort row indices on the device; return device memory with the number of unique rows.
+
+        `ascends` is from :func:`surveyed`; if it is None, the host waits for the device to check
+        the indices.
+        """
+        memory, sorting = table.memory, self.sorting
+        width, height, layout = table.width, len(table.arrays[0]), table.layout
+        size, threads, wide = len(rows), sorting.SORTERS, layout.wide_grad[0]
+        groups = size // FOLD
+        folded = memory.grown("folded", max(groups * width, 1), wide)
+        table.table[0, FOLDED] = folded.address
+        listed = [*places, folded.address]
+        answered = np.array([listed, [0] * len(listed)], np.uint64)  # the device writes to it
+        addresses = memory.send("places", answered, again=True)
+
+        def run(kernel: Any, *arguments: Any) -> None:
+            table.launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
+
+        keys, bits = sorting.order_rows(run, rows.dtype.type, size, height, bool(ascends))
+        if groups and width and not ascends:
+            across = min(width, sorting.FOLDERS)
+            kernel = sorting.fold(layout.grad)
+            table.launch(kernel, groups, across, addresses, width, keys, bits)
+        if ascends is None and memory.driver.download(addresses, memory.stream)[1, sorting.OUTSIDE]:
+            raise ValueError(f"{context}: indices must be at least 0 and below {height}")
+        return addresses.part((1, len(listed)), first=1)
+
+    def release(self) -> list[Any]:
+        """Release the gradient; return the copies that the device still reads."""
+        listed, self.listed = self.listed, ()
+        return [of.kept for of in listed if isinstance(of, Header) and of.kept is not None]
 
 
 @final
@@ -59,12 +162,15 @@ class CudaTable:
         The rows of a row-sparse gradient.
     counted : bool
         Whether the last step was counted on the device.
+    kept : bool
+        Whether the table serves later calls.
     after : CudaTable or None
         What is launched next: it averages all rows, after the update of some.
     average_rate : callable
         Returns the rate of that average for a number of updates.
     """
 
+    kept = True
     after: "CudaTable | None" = None
     average_rate: Callable[[int], float]
 
@@ -87,7 +193,6 @@ class CudaTable:
         self.rate = EACH * cuda.THREADS
         self.chunks, self.total = _chunks([part.item for part in parts], self.rate)
         self.copied, self.direct = lead.copied, not lead.copied
-        self.uploaded: bytes | None = None
         count = self.words.shape[1]
         self._by_value: Any = None
         if not layout.rule.passes and 0 < count <= MOST:
@@ -98,16 +203,6 @@ class CudaTable:
         self.memory = TableMemory(self.inputs)
         self.rows = IndexedRows() if layout.sparse else None
         self.inputs.refuse_capture()
-
-    @classmethod
-    def joined(cls, tables: Sequence["CudaTable"]) -> Self:
-        """Merge tables with the same layout, device and stream into one."""
-        made, parts = cls([table.parts[0] for table in tables]), [table.inputs for table in tables]
-        made.inputs.stream = parts[0].stream
-        made.inputs.streams = {stream for part in parts for stream in part.streams}
-        made.inputs.tensors = [tensor for part in parts for tensor in part.tensors]
-        made.inputs.refuse_capture()
-        return made
 
     # The arrays of a call
 
@@ -126,15 +221,10 @@ class CudaTable:
         for original, copy in self.copied:
             move(copy, original)
 
-    def serves(self, grad: RowGradient) -> bool:
-        """Whether the kernels are compiled for this kind of row-sparse gradient."""
-        layout = self.layout
-        return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
-
-    def list_rows(self, context: str, grad: RowGradient) -> None:
+    def list_rows(self, context: str, values: Any, indices: Any) -> None:
         """Set a row-sparse gradient; see :meth:`IndexedRows.take`."""
         assert self.rows is not None
-        count = self.rows.take(self, context, grad)
+        count = self.rows.take(self, context, values, indices)
         if self.layout.by_row:
             self.chunks, self.total = chunks_of((count, self.width), size=self.rate)
 
@@ -180,14 +270,9 @@ class CudaTable:
         """Device memory of the table."""
         return self.memory.space("entry", self.table.shape, self.table.dtype)
 
-    def _send_entry(self) -> Any:
-        """Return device memory with the table, uploaded if it has changed."""
-        content = self.table.tobytes()
-        memory = self.entry
-        if content != self.uploaded:
-            self.uploaded = None
-            self.driver.upload(memory, self.table, self.stream)
-            self.uploaded = content
+    def _send_entry(self, again: bool = False) -> Any:
+        """Return device memory with the table, uploaded if it has changed, or `again`."""
+        memory = self.memory.send("entry", self.table, again)
         if self.rows is not None and self.rows.unique is not None:
             found = self.rows.sorting.FOUND
             self.driver.copy_word(memory, SEGMENTS, self.rows.unique, found, self.stream)
@@ -198,8 +283,7 @@ class CudaTable:
         words, by_value = self.words, self._by_value
         if by_value is not None and (len(words) == 1 or (words[1:] == words[0]).all()):
             return by_value(words[0].tolist())
-        self.driver.upload(self.hyper_memory, self.hyper, self.stream)
-        return self.hyper_memory
+        return self.memory.send("hyper", self.hyper, again=True)
 
     @property
     def hyper_memory(self) -> Any:
@@ -254,30 +338,22 @@ class CudaTable:
         """Return the sum of squares of each gradient; the order depends only on its shape."""
         with self.on_device():
             total = self.memory.space("total", (len(self.sizes), 1))
-            self._add_squares(total)
+            self.add_squares(total)
             return self.driver.download(total, self.stream)[:, 0]
 
     def add_squares(self, total: Any) -> None:
         """Write the sum of squares of each gradient to device memory, like :meth:`squares`."""
+        kind, sparse = self.layout.grad, self.layout.sparse
+        chunks = single_rows(int(self.table[0, SEGMENTS])) if sparse else self._blocks
+        kernel = self.kernels.squares(kind, self.table.shape[1] - 1, sparse)
         with self.on_device():
-            self._add_squares(total)
+            self._copy_grad(again=True)
+            self._add(kernel, square_pack(kind, sparse), chunks, total, self._send_entry())
 
     def _copy_grad(self, again: bool) -> None:
         """Copy a gradient whose elements do not lie like the weight's, once in a step."""
         if self.inputs.strided is not None:
             self.inputs.strided.copy(self.stream, again)
-
-    def _add_squares(self, total: Any) -> None:
-        self._copy_grad(again=True)
-        sparse = self.layout.sparse
-        chunks = single_rows(int(self.table[0, SEGMENTS])) if sparse else self._blocks
-        self._add(*self._square_kernel, chunks, total, self._send_entry())
-
-    @cached_property
-    def _square_kernel(self) -> tuple[Any, int]:
-        layout, column = self.layout, self.table.shape[1] - 1
-        each = square_pack(layout.grad, layout.sparse)
-        return self.kernels.squares(layout.grad, column, layout.sparse), each
 
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:
@@ -334,33 +410,28 @@ class CudaTable:
         with self.on_device(), self.driver.compiling():
             self._update(self._send_entry(), self._send_hyper())
 
-    def run(self) -> None:
+    def run(self, begin: Any = None, hyper: Any = None, arguments: Sequence[Any] = ()) -> None:
         """Launch the kernels of every reduction and of the update.
 
-        It returns before the device has finished.
+        It returns before the device has finished. With a kernel `begin`, that counts the step and
+        writes the hyper-parameters to `hyper`; `arguments` are its arguments after the table.
         """
-        if self.counted:  # on the device, the step may have been marked as skipped
-            self.uploaded, self.counted = None, False
+        # In a step that was counted on the device, tensors may have been marked as skipped there.
+        again, self.counted = begin is None and self.counted, begin is not None
         with self.on_device():
-            self._update(self._send_entry(), self._send_hyper())
-        self._end()
-
-    def run_counted(self, begin: Any, hyper: Any, arguments: Sequence[Any]) -> None:
-        """Like :meth:`run`, with hyper-parameters that a kernel has written to `hyper`.
-
-        The kernel `begin` counts the step; `arguments` are those after the table.
-        """
-        self.counted = True
-        with self.on_device():
-            entry = self._send_entry()
-            self.launch(begin, 1, self.kernels.THREADS, entry, *arguments)
-            self._update(entry, hyper)
-        self._end()
+            entry = self._send_entry(again)
+            if begin is not None:
+                self.launch(begin, 1, self.kernels.THREADS, entry, *arguments)
+            self._update(entry, self._send_hyper() if begin is None else hyper)
+        if self.inputs.tensors:
+            mark_written(self.inputs.tensors)
+        if self.at_once:
+            self.flush_decay()
+        self.copy_back()
 
     def renew_entry(self) -> None:
         """Let the next launches have the table in other memory, as others keep the present."""
         self.memory.forget("entry", self.table.shape)
-        self.uploaded = None
 
     def _update(self, entry: Any, hyper: Any) -> None:
         """Launch the kernels of every reduction and of the update."""
@@ -380,14 +451,6 @@ class CudaTable:
             self.launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
             if layout.catch_up:
                 self.launch(kernels.mark_decay(True), len(self.chunks), threads, chunks, entry)
-
-    def _end(self) -> None:
-        """Do what follows the launches of an update."""
-        if self.inputs.tensors:
-            mark_written(self.inputs.tensors)
-        if self.at_once:
-            self.flush_decay()
-        self.copy_back()
 
     def copy_back(self) -> None:
         """Copy weight and state back if kernels worked on copies, then :meth:`release`."""
@@ -415,7 +478,7 @@ class CudaTable:
             return
         with self.on_device():
             last = self.driver.download(totals, self.stream)[1]
-            self.driver.upload(totals, np.full(2, last), self.stream)
+            self.memory.send("decay", np.full(2, last))
             entry, sent = self._send_entry(), self.memory.send_chunks(chunks)
             threads = self._row_threads
             self.launch(self.kernels.flush_decay(self.layout), len(chunks), threads, sent, entry)
@@ -434,3 +497,21 @@ def _chunks(items: Sequence[tuple[int, int]], size: int) -> tuple[NDArray[np.int
 
 def _firsts_of(chunks: NDArray[np.int64], tensors: int) -> NDArray[np.int64]:
     return np.searchsorted(chunks[:, 0], np.arange(tensors + 1)).astype(np.int64)
+
+
+def surveyed(context: str, indices: Array, height: int) -> tuple[Array, bool]:
+    """Return a copy of row indices on the host, and whether they strictly ascend.
+
+    The copy is checked, as another thread may change the indices.
+
+    Raises
+    ------
+    ValueError
+        An index is out of range.
+    """
+    rows = np.array(indices, np.int64)
+    outside = rows[(rows < 0) | (rows >= height)]
+    if outside.size:
+        expected = f"indices must be at least 0 and below {height}"
+        raise ValueError(f"{context}: {expected}, got {outside[0]}")
+    return rows, bool((rows[1:] > rows[:-1]).all())

@@ -64,9 +64,9 @@ from fastopt._kernels.objects import (
 )
 from fastopt.kernels.rule import scalar
 
-TARGET = 4
+TARGET = 5
 """Words of a target: the address of a tensor's hyper-parameters, their number, the address of its
-row in the table, and whether that has the key of random numbers."""
+row in the table, whether that has the key of random numbers, and bytes between hyper-parameters."""
 
 NOT_READY = 600
 """Status of an event that the driver has not reached."""
@@ -117,10 +117,11 @@ def advance_all(context, targets, n):
         if target[3]:
             row[KEY] = unsigned(record.row)[KEY]
         for f in range(target[1]):
+            place = target[0] + target[4] * f
             if wide:
-                doubles(target[0])[f] = doubles(record.fields)[f]
+                doubles(place)[0] = doubles(record.fields)[f]
             else:
-                singles(target[0])[f] = singles(record.fields)[f]
+                singles(place)[0] = singles(record.fields)[f]
     return skipped
 
 
@@ -288,11 +289,6 @@ def launch_all(repeat):
             error = transfer(driver, w.ring_at(words(repeat.uploads)[k]), repeat.stream)
     for k in range(repeat.launch_count):
         own = w.launch_at(repeat.launches + 8 * w.LAUNCH * k)
-        for f in range(own.numbers_count):
-            if own.wide:
-                doubles(own.numbers)[f] = doubles(own.fields)[f]
-            else:
-                singles(own.numbers + 8 * f)[0] = singles(own.fields)[f]
         grid = np.uint32(own.blocks), one, one
         block = np.uint32(own.across), np.uint32(own.down), one
         none = np.int64(0)
@@ -325,18 +321,17 @@ def find(context, place, index, grad, weight):
 
 
 @scalar
-def check_sent(context, repeat):
-    """Return whether the device has the counts and the hyper-parameters, as a status."""
+def is_sent(context, repeat):
+    """Whether the device has the counts and the hyper-parameters, and all tensors are updated."""
     counts = words(context.counts)
     for k in range(repeat.count):
         tensor = tensor_of(context, k)
+        count = counts[w.record_at(tensor.record).count]
+        if tensor.hyper != words(repeat.hypers)[k] or count != words(repeat.counts)[k]:
+            return False
         if w.hyper_at(tensor.hyper).skips:
-            return w.REFUSED
-        if tensor.hyper != words(repeat.hypers)[k]:
-            return w.STALE
-        if counts[w.record_at(tensor.record).count] != words(repeat.counts)[k]:
-            return w.STALE
-    return w.OK
+            return False
+    return True
 
 
 def repeat_call(at, place, index, grad, weight):
@@ -352,9 +347,8 @@ def repeat_call(at, place, index, grad, weight):
     repeat, counts = w.repeat_at(place), words(context.counts)
     largest = counts[0]
     if repeat.measured:
-        status = check_sent(context, repeat)
-        if status < 0:
-            return status
+        if not is_sent(context, repeat):
+            return w.REFUSED
     elif not is_even(context, repeat) or not (repeat.folds or w.norm_at(context.norm).factor == 1):
         return w.REFUSED
     else:

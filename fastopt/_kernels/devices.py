@@ -152,10 +152,6 @@ def header(array: Any) -> Any:
     """
     if type(array) is np.ndarray or isinstance(array, Header):
         return array
-    return _header(array)
-
-
-def _header(array: Any) -> Any:
     known = _known.get(id(array))
     if known is not None and stays(array):
         array_header = known[1]
@@ -252,7 +248,9 @@ def _read_numba(arrays: list[Any]) -> Reading:
         kinds = [(*_form(a), number) for a, number in zip(arrays, numbers, strict=True)]
     else:
         kinds = list(map(_form, arrays))
-    return Reading(addresses, kinds, handles_of(arrays))
+    streams = list(map(_stream, arrays))
+    handles = {stream: _handle(stream) for stream in set(streams)}
+    return Reading(addresses, kinds, [handles[stream] for stream in streams])
 
 
 _form: Any = attrgetter("shape", "strides", "dtype")
@@ -281,15 +279,6 @@ def _read_interfaces(arrays: list[Any]) -> Reading:
     ]
     addresses = [interface["data"][0] or EMPTY for interface in interfaces]
     return Reading(addresses, kinds, [_handle(interface.get("stream")) for interface in interfaces])
-
-
-def handles_of(arrays: Sequence[Any]) -> list[int]:
-    """Return the stream handles of numba arrays."""
-    streams = list(map(_stream, arrays))
-    if streams.count(streams[0]) == len(streams):
-        return [_handle(streams[0])] * len(streams)
-    handles = {stream: _handle(stream) for stream in set(streams)}
-    return [handles[stream] for stream in streams]
 
 
 def mark_written(arrays: Sequence[Any]) -> None:
@@ -353,9 +342,7 @@ def _described(array: Any, interface: dict[str, Any]) -> Header:
     view = np.asarray(described).view(Header)
     if view.dtype.kind == "V" and view.dtype.itemsize == 2:
         view = view.view(bfloat16())
-    if type(array).__module__.startswith(
-        "jax"
-    ):  # its arrays are immutable, but not marked read-only
+    if type(array).__module__.startswith("jax"):  # immutable arrays, but not marked read-only
         view.flags.writeable = False
     view.place = _device(_ordinal(array))
     return view

@@ -224,11 +224,8 @@ and the positions of those with the address of the storage and the OFFSET in it;
 position of the word with the address of its DATA, and the offset in bytes of its CHECK; of an
 object the position of the word with the address of its OWN implementation."""
 
-launch_at, LAUNCH = _structure(
-    "handle blocks across down arguments fields numbers numbers_count wide", "L_"
-)
-"""A launch: the kernel, its grid, the addresses of its ARGUMENTS, and the NUMBERS among them, each
-in a word, which are copied from the FIELDS."""
+launch_at, LAUNCH = _structure("handle blocks across down arguments", "L_")
+"""A launch: the kernel, its grid, and the addresses of its ARGUMENTS."""
 
 norm_at, NORM_NUMBERS = _structure(
     "rescale_grad scale limit factor global_norm share unit_factor unit_limit unit_least",
@@ -243,7 +240,7 @@ FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
 """Codes of dtypes; 4 more than that of their parts are those of complex numbers."""
 
 OK, MOVED, SKIPPED, LEFT_OUT, AWAITED = range(5)
-REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS, FAILED, STALE = range(-1, -9, -1)
+REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS, FAILED = range(-1, -8, -1)
 """Statuses of a call.
 
 MOVED: done, and some weight is another object than in the last call. SKIPPED: gradients are not
@@ -252,6 +249,5 @@ a device decides whether it is skipped, which the host learns later. Nothing has
 the status is negative: the arguments do not fit (REFUSED), or an index has no record (UNKNOWN).
 With a smaller status the call can be entered again: scratch memory of NEED bytes is missing
 (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), it should run without the GIL (IS_LARGE), or
-hyper-parameters of an update must be computed (ASKS), or sent to the device (STALE). FAILED: a
-driver has reported an error.
+hyper-parameters of an update must be computed (ASKS). FAILED: a driver has reported an error.
 """

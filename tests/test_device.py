@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fastopt.device import Device, cpu, cuda, current_device
 from helpers.refusals import check_refused
+from helpers.written_headers import threads_start_anew
 
 devices = st.builds(Device, st.sampled_from(["cpu", "cuda"]), st.integers(0, 99))
 
@@ -44,6 +45,7 @@ def test_the_innermost_device_is_current_and_the_outer_ones_come_back(nest):
     enter(0)
 
 
+@threads_start_anew
 def test_the_same_device_can_be_entered_again_threads_start_anew_and_errors_leave_it():
     seen = []
     with suppress(KeyError), cpu(5) as device, device:

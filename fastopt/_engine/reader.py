@@ -42,7 +42,7 @@ class Reader:
         lists: list[Sequence[Any]] = (
             [[index], [grad], [weight]] if single else [index, grad, weight]
         )
-        if len({*map(len, lists)}) > 1 or any(type(items) not in (list, tuple) for items in lists):
+        if any(type(items) not in (list, tuple) for items in lists) or len({*map(len, lists)}) > 1:
             return w.REFUSED
         if len(lists[0]) > records.words[w.CAPACITY]:
             records.words[w.NEED] = len(lists[0])
@@ -80,7 +80,7 @@ class Reader:
         if is_row_sparse(grad):
             try:
                 grad = as_row_sparse(grad, np.shape(weight))
-            except (TypeError, ValueError):  # the checks report it
+            except (TypeError, ValueError, MemoryError):  # the checks report it
                 return 0
         if type(grad) is not RowSparse:
             return self._header(grad, memory)

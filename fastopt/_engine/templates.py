@@ -143,9 +143,10 @@ def blank_of(optimizer: OptimizerLike, weight: Array, state: object) -> Blank | 
 
 
 def nesting(state: object) -> Any:
-    """Return the nesting of a state: 0 for an array, None, and tuples of them."""
-    if isinstance(state, tuple):
-        return tuple(map(nesting, state))
+    """Return the nesting of a state: 0 for an array, None, and tuples of them; also of a list."""
+    if isinstance(state, (tuple, list)):
+        kind = () if isinstance(state, tuple) else (list,)
+        return (*kind, *map(nesting, state))
     return None if state is None else 0
 
 

@@ -9,6 +9,7 @@ import fastopt
 from fastopt.checkpoint import CheckpointError
 from helpers.settings import Setting, every_setting
 from helpers.tensor_lists import everything, one_by_one
+from helpers.written_headers import in_compiled_code
 
 ADAM = Setting(fastopt.Adam)
 
@@ -36,6 +37,7 @@ def trained():
     return updater, weights, updater.states_dict()
 
 
+@in_compiled_code
 def test_states_of_the_present_form_need_no_new_records():
     updater, weights, saved = trained()
     for lr in (0.001, 0.001, 0.1):

@@ -7,8 +7,10 @@ import numpy as np
 from fastopt import optimizer
 from fastopt.distributed import ShardedUpdater, run_threads
 from fastopt.distributed.plan import Plan
+from helpers.written_headers import in_compiled_code
 
 
+@in_compiled_code
 def test_a_gradient_that_reaches_into_a_weight_is_not_taken_as_it_is(monkeypatch):
     memory, taken = np.ones(40), []
     fit = Plan.fit

@@ -12,11 +12,11 @@ from fastopt import optimizer
 from fastopt._engine import templates
 from fastopt._engine.templates import ALONE_FROM, LINE
 from fastopt._engine.validate import leaves
-from fastopt._kernels.numpy_abi import readable
 from helpers.cases import CASES
 from helpers.tensor_lists import normal
+from helpers.written_headers import in_compiled_code
 
-pytestmark = pytest.mark.skipif(not readable(), reason="records are read by compiled code")
+pytestmark = in_compiled_code
 
 
 @pytest.mark.slow

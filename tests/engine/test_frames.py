@@ -12,6 +12,9 @@ from fastopt.parameter import ParameterDict
 from fastopt.trainer import Trainer
 from helpers.cases import OF_MATRICES, OF_STEPS, exhaustive, named
 from helpers.frames import LIST, SINGLE, frames
+from helpers.written_headers import in_compiled_code
+
+pytestmark = in_compiled_code
 
 IN_PYTHON = {"lbsgd", *OF_MATRICES, *OF_STEPS, "test"}
 """They compute matrices or rates in Python; Test overrides counts. In a list of LBSGD with a

@@ -266,7 +266,9 @@ def test_a_copied_updater_does_not_write_the_copy_of_the_first(half):
 def test_a_state_without_a_master_is_refused(state, half):
     updater, weight = updater_of(multi_precision=True), np.ones(3, half)
     updater(0, np.ones(3, half), weight)
+    updater.states[0] = [*updater.states[0]]  # a list of as many arrays has another form
+    updater(0, np.ones(3, half), weight)
     updater.states[0] = state
     with pytest.raises(ValueError, match="index 0: the state of a weight with a master must be a"):
         updater(0, np.ones(3, half), weight)
-    assert updater.optimizer._index_update_count == {0: 1}
+    assert updater.optimizer._index_update_count == {0: 2}

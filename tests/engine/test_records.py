@@ -11,14 +11,13 @@ import scipy.sparse
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels.chunks import PARALLEL_FROM
-from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.record_words import AXES
 from helpers.plans import IN_PYTHON, LAYOUTS
 from helpers.tensor_lists import everything, normal
-from helpers.written_headers import read_in_python
+from helpers.written_headers import in_compiled_code, read_in_python
 
 pytestmark = [
-    pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
+    in_compiled_code,
     pytest.mark.usefixtures("unrecorded"),
 ]
 

@@ -7,15 +7,15 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt._kernels.numpy_abi import readable
 from fastopt.sparse import RowSparse
 from helpers.cases import slow
 from helpers.plans import unaligned
 from helpers.settings import settings_of
 from helpers.tensor_lists import as_list, everything, normal, one_by_one
+from helpers.written_headers import in_compiled_code
 
 pytestmark = [
-    pytest.mark.skipif(not readable(), reason="records are read by compiled code"),
+    in_compiled_code,
     pytest.mark.usefixtures("unrecorded"),
 ]
 

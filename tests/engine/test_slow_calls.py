@@ -9,13 +9,13 @@ from scipy import sparse
 
 import fastopt
 from fastopt import optimizer
-from fastopt._kernels.numpy_abi import readable
 from fastopt.amp import SlowCalls
 from helpers.plans import Labelled
 from helpers.settings import settings_of
 from helpers.users import InNumPy
+from helpers.written_headers import in_compiled_code
 
-pytestmark = pytest.mark.skipif(not readable(), reason="all calls need Python")
+pytestmark = in_compiled_code
 
 
 def interleaved():

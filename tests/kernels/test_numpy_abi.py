@@ -15,8 +15,10 @@ from fastopt._kernels.numpy_abi import (
 )
 from helpers.cases import exhaustive
 from helpers.tensor_lists import everything
+from helpers.written_headers import in_compiled_code
 
 
+@in_compiled_code
 def test_headers_can_be_read_here():
     assert readable()
 
@@ -75,6 +77,7 @@ def test_headers_that_python_writes_serve_where_those_of_objects_must_not_be_rea
     assert bits == expected
 
 
+@in_compiled_code
 def test_unknown_layouts_are_warned_of_once(asked_again, monkeypatch):
     of_another_layout(monkeypatch)
     with pytest.warns(UserWarning, match=f"Python .* with NumPy {np.__version__} are not known"):

@@ -9,6 +9,7 @@ from fastopt import optimizer
 from fastopt._engine.records import Records
 from fastopt.sparse import RowSparse
 from helpers.frames import SINGLE, frames
+from helpers.written_headers import in_compiled_code
 
 HEIGHT, WIDTH = 50, 3
 
@@ -34,6 +35,7 @@ def test_any_order_has_the_bits_of_sorted_rows(batches):
         np.testing.assert_array_equal(weight, twin)
 
 
+@in_compiled_code
 @pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
 @pytest.mark.parametrize("as_tuple", [False, True], ids=["RowSparse", "tuple"])
 def test_warm_calls_prepare_nothing(listed, as_tuple, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastopt
 from fastopt import EMA, SWA, Lookahead, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fastopt.parameter import ParameterDict
 from fastopt.scope import Scope, current_scope, get_parameter, name_scope
+from helpers.written_headers import threads_start_anew
 
 WORDS = st.text("abc", min_size=1, max_size=3)
 
@@ -144,6 +145,7 @@ def test_scopes_are_left_in_order():
         net.__exit__(None, None, None)
 
 
+@threads_start_anew
 def test_threads_start_at_the_root_and_do_not_see_each_other():
     net, meet = fresh("net"), threading.Barrier(4, timeout=10)
 

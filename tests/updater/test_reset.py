@@ -5,9 +5,9 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt._kernels.numpy_abi import readable
 from helpers.settings import TABLE, every_setting
 from helpers.tensor_lists import everything, frozen
+from helpers.written_headers import in_compiled_code
 
 NAMES = "adam", "nadam", "lbsgd", "sgld"
 
@@ -32,7 +32,7 @@ def test_every_updater_starts_again(setting):
     assert used.optimizer.num_update == new.optimizer.num_update
 
 
-@pytest.mark.skipif(not readable(), reason="there are no records")
+@in_compiled_code
 def test_the_next_call_needs_no_python(monkeypatch):
     updater, setting = fastopt.Updater(optimizer.Adam()), TABLE["groups"]
     run(updater, setting, range(3))

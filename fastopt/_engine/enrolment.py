@@ -294,8 +294,12 @@ class Enrolment:
             self._complete = ready
             if len(made) > len(ready):  # in the order of the call
                 made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
-        states = self.updater.states
-        if (len(indices) > 1 or len(states) == 1) and not made.keys() <= states.keys():
+        states, shape = self.updater.states, np.shape(self.weights[0]) if indices else None
+        # A call with one weight may be one of several, unless the only state is like that of it.
+        whole = len(indices) > 1 or (
+            len(states) == 1 and shape in [a.shape for a in leaves(*states.values())]
+        )
+        if whole and not made.keys() <= states.keys():
             self._warn_of_renamed()
         dict.update(self.updater.states, made)
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))

@@ -83,6 +83,21 @@ def same(ours, theirs, form):
         assert frozen(ours) == frozen(theirs), form
 
 
+def check_operations_do_not_grow_with_tables():
+    found = set()
+    for number in (1, 6):
+        shapes = {k: (12, 1 + k) for k in range(number)}
+        tables = ShardedTables(shapes, optimizer.Adam(), comm)
+        rows = np.array([comm.rank, 7])
+        for _ in range(2):
+            before = tables._ranks.waits
+            tables.pull(dict.fromkeys(shapes, rows))
+            tables.push({k: (np.ones((2, w), np.float32), rows) for k, (_, w) in shapes.items()})
+        found.add(tables._ranks.waits - before)
+    assert len(found) == 1
+    assert max(found) <= 8
+
+
 def check_gradients_are_converted_and_rows_have_any_shape():
     shape, wide = (30, 3), lists(np.random.default_rng(3), 30, "float64")
     tables = [ShardedTable(shape, optimizer.Adam(), comm, index=kind) for kind in "ab"]

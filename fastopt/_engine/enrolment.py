@@ -295,7 +295,7 @@ class Enrolment:
             if len(made) > len(ready):  # in the order of the call
                 made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
         states, shape = self.updater.states, np.shape(self.weights[0]) if indices else None
-        # A call with one weight may be one of several, unless the only state is like that of it.
+        # A single call may be one of several, unless the only loaded state has its weight's shape.
         whole = len(indices) > 1 or (
             len(states) == 1 and shape in [a.shape for a in leaves(*states.values())]
         )

@@ -481,6 +481,9 @@ def is_compiled(setting, plan):
     layouts, calls = plan
     forms = [form for call in calls for _, form in call.forms]
     in_c_order = setting.make().state_dtype is not None  # where positions matter
+    lists = {frozenset(name for name, _ in call.forms) for call in calls}
+    if setting.updater().accumulate > 1 and len(lists) > 1:  # windows of a list may differ
+        return False
     return (
         setting.case is None
         and not (in_c_order and "Fortran order" in layouts)

@@ -294,19 +294,21 @@ class Enrolment:
             self._complete = ready
             if len(made) > len(ready):  # in the order of the call
                 made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
-        states, shape = self.updater.states, np.shape(self.weights[0]) if indices else None
-        # A single call may be one of several, unless the only loaded state has its weight's shape.
-        whole = len(indices) > 1 or (
-            len(states) == 1 and shape in [a.shape for a in leaves(*states.values())]
-        )
-        if whole and not made.keys() <= states.keys():
+        if not made.keys() <= self.updater.states.keys():
             self._warn_of_renamed()
         dict.update(self.updater.states, made)
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))
         return True
 
     def _warn_of_renamed(self) -> None:
-        """Warn if a call has new parameters, but not all whose states were loaded."""
+        """Warn if a call has new parameters, but not all whose states were loaded.
+
+        A single call may be one of several, unless the only state has the shape of its weight.
+        """
+        states, shape = [*self.updater.states.values()], np.shape(self.weights[0])
+        alike = len(states) == 1 and shape in [array.shape for array in leaves(states)]
+        if len(self.indices) == 1 and not alike:
+            return
         known, slots, key_of = self.updater.states_synced, self.records.slots, self.records.key_of
         loaded = [i for i, synced in known.items() if not synced and key_of(i) not in slots]
         if unused := [i for i in loaded if i not in self.indices]:

@@ -315,8 +315,8 @@ class Updater(Checked):
         """Set an attribute that records depend on."""
         if name == "groups":
             self._group(value, self.parameters, self.optimizer)
-            if windows := self._windows:
-                windows.calls = windows.without({i for i in windows.calls if self._is_frozen(i)})
+            if self._windows is not None:
+                self._windows.freeze(self._is_frozen)
         elif name == "optimizer":
             if value is not vars(self).get(name):
                 self._plan_with(value)

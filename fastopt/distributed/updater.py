@@ -890,6 +890,8 @@ class ShardedUpdater(Resumable):
     @groups.setter
     def groups(self, groups: Mapping[str, Mapping[str, Any]] | None) -> None:
         self.shard.groups = groups
+        if self._windows is not None:
+            self._windows.freeze(self.shard._is_frozen)
 
     @property
     def average(self) -> Average | None:

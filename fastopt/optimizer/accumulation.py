@@ -218,6 +218,10 @@ class Windows:
         """Return :attr:`calls` without some of the indices."""
         return {index: count for index, count in self.calls.items() if index not in indices}
 
+    def freeze(self, is_frozen: Callable[[Index], bool]) -> None:
+        """Drop the incomplete sums of frozen parameters."""
+        self.calls = self.without([index for index in self.calls if is_frozen(index)])
+
     def after(self, indices: Sequence[Index]) -> dict[Index, int]:
         """Return :attr:`calls` after one more call of each of the indices."""
         calls = dict(self.calls)

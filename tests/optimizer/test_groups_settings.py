@@ -13,6 +13,7 @@ import fastopt
 from fastopt import EMA, SWA, Lookahead, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
+from fastopt.distributed import ShardedUpdater, run_threads
 from helpers.cases import exhaustive
 from helpers.groups import NAMES, WAYS, arrays, call, check_same, train
 from helpers.matrix_rules import FORMS
@@ -219,17 +220,23 @@ def test_a_frozen_weight_has_neither_sum_nor_average():
         pass
 
 
-def test_a_weight_that_is_frozen_within_a_window_loses_its_sum():
-    updater = fastopt.Updater(fastopt.SGD(lr=1.0), accumulate=2)
-    weights = {"a": np.zeros(1), "b": np.zeros(1)}
-    updater.step({"a": np.full(1, 100.0), "b": np.ones(1)}, weights)
-    updater.groups = {"a": {"frozen": True}}
-    updater.step({"a": None, "b": np.ones(1)}, weights)
-    updater.accumulate = 3  # no sum is open
-    updater.groups = None
-    for _ in range(3):
-        updater.step({"a": np.ones(1), "b": np.ones(1)}, weights)
-    assert weights == {"a": [-1.0], "b": [-2.0]}
+@pytest.mark.parametrize(
+    "kind", [lambda made, _, **own: fastopt.Updater(made, **own), ShardedUpdater]
+)
+def test_a_weight_that_is_frozen_within_a_window_loses_its_sum(kind):
+    def run(comm):
+        updater = kind(fastopt.SGD(lr=1.0), comm, accumulate=2)
+        weights = {"a": np.zeros(1), "b": np.zeros(1)}
+        updater.step({"a": np.full(1, 100.0), "b": np.ones(1)}, weights)
+        updater.groups = {"a": {"frozen": True}}
+        updater.step({"a": None, "b": np.ones(1)}, weights)
+        updater.accumulate = 3  # no sum is open
+        updater.groups = None
+        for _ in range(3):
+            updater.step({"a": np.ones(1), "b": np.ones(1)}, weights)
+        assert weights == {"a": [-1.0], "b": [-2.0]}
+
+    run_threads(1, run)
 
 
 def test_a_weight_that_is_frozen_later_keeps_its_value_and_its_average():

@@ -296,6 +296,7 @@ class Enrolment:
                 made = {indices[k]: made[indices[k]] for k in self.new if indices[k] in made}
         if not made.keys() <= self.updater.states.keys():
             self._warn_of_renamed()
+            self._warn_of_numbers([index for index in made if index not in self.updater.states])
         dict.update(self.updater.states, made)
         dict.update(self.updater.states_synced, dict.fromkeys(made, True))
         return True
@@ -319,6 +320,17 @@ class Enrolment:
                 "param_idx2name={name here: name in the file} before load(), else delete them from "
                 "updater.states"
             )
+
+    def _warn_of_numbers(self, new: Sequence[Index]) -> None:
+        """Warn of an int and a str of the same digits, which are two parameters."""
+        for index in new:
+            number = isinstance(index, str) and index.isdecimal()
+            other = int(index) if number else str(index) if isinstance(index, int) else index
+            if other in self.updater.states:
+                warn_user(
+                    f"this call starts a state of {index!r}, and {other!r} has another: an int and "
+                    "a str are two indices, so give a weight the same one in each call"
+                )
 
     def _enroll_on_devices(self, grads: Sequence[Any]) -> dict[Index, Any]:
         """Create the missing records and states of parameters on devices; return the states."""

@@ -1190,16 +1190,16 @@ class Updater(Checked):
                 self._apply(Given(indices, means, views, share=1 / calls[0]), finish)
             mark_written(list(owners.values()))
 
-    def flush(self, index: Any, weight: Array | None = None) -> None:
-        """Apply the deferred weight decay to all rows of a parameter.
+    def flush(self, index: Any = None, weight: Array | None = None) -> None:
+        """Apply the deferred weight decay to all rows of a parameter, or of all parameters.
 
         With ``sparse_decay="catch_up"``, call it before using the whole weight: rows that recent
         gradients have not indexed still lack the decay of the steps since their last update.
 
         Parameters
         ----------
-        index : int, str or bytes
-            The parameter.
+        index : int, str or bytes, optional
+            The parameter. Default: all whose decay is deferred.
         weight : numpy.ndarray, optional
             The weight. Default: the weight that was last updated under this index.
 
@@ -1218,13 +1218,19 @@ class Updater(Checked):
         >>> adamw = fastopt.AdamW(lr=0.1, wd=0.5, sparse_decay="catch_up")
         >>> updater, weight = fastopt.Updater(adamw), np.ones((2, 1))
         >>> updater.step({"w": (np.ones((1, 1)), np.array([0]))}, {"w": weight})
-        >>> updater.flush("w")
+        >>> updater.flush()
         >>> weight.round(3)
         array([[0.884],
                [0.984]])
         """
         with between_updates(self.lock, "flush()"):
-            self._flush(index, weight)
+            indices = [index]
+            if index is None and weight is None:
+                known = [self.parameters.of(index) for index in self.states]
+                indices = [of.index for of in known if of.index in of.optimizer.row_decay]
+            lasts = [self._given(i, weight, "flush") for i in map(check_index, indices)]
+            for i, last in zip(indices, lasts, strict=True):
+                self._flush(i, last)
 
     def _flush(self, index: Any, weight: Array | None) -> None:
         """See :meth:`flush`; the caller may hold the lock."""

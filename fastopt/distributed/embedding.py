@@ -101,7 +101,7 @@ class ShardedEmbeddingTable(Sharded):
         self.table = table
         self._begin("make a table")
         used = bool(table.step or len(table) or (table._waiting and len(table._waiting)))
-        start = table._start
+        start = table._form.start
         seen = np.array([used, start.seed, KEYS.index(table._keys)], np.int64)
         every = agreement.of_all(self._ranks, seen)
         if not every[:, 0].any():

@@ -1408,15 +1408,15 @@ class ShardedUpdater(Resumable):
         self._plans.clear()
         self._unsure.update(self.placements)
 
-    def flush(self, index: Index | bytes, weight: Array | None = None) -> None:
-        """Apply deferred weight decay to all rows of a weight; all ranks must call it.
+    def flush(self, index: Any = None, weight: Array | None = None) -> None:
+        """Apply deferred weight decay to all rows of a weight, or of all; all ranks must call it.
 
         See :meth:`fastopt.optimizer.Updater.flush`.
 
         Parameters
         ----------
-        index : int, str or bytes
-            Index of the parameter.
+        index : int, str or bytes, optional
+            Index of the parameter. Default: all.
         weight : numpy.ndarray, optional
             Its weight. Default: the weight in the last call.
 
@@ -1430,26 +1430,28 @@ class ShardedUpdater(Resumable):
                 "flush",
                 self._flush,
                 lambda: self._known(index, weight),
-                lambda checked: {"index": repr(checked[0])},
+                lambda slices: {"indices": repr([*slices.own])},
             )
 
-    def _flush(self, checked: tuple[Index, Slices]) -> None:
-        """Apply deferred decay to this rank's slice of a weight, and gather the weight."""
-        index, slices = checked
-        self.shard._flush(index, slices.own[index])
+    def _flush(self, slices: Slices) -> None:
+        """Apply deferred decay to this rank's slices of weights, and gather the weights."""
+        for index, own in slices.own.items():
+            self.shard._flush(index, own)
         slices.gather()
 
-    def _known(self, index: Index | bytes, weight: Array | None) -> tuple[Index, Slices]:
-        """Index and this rank's slice of a parameter that has been updated."""
-        index = check_index(index)
+    def _known(self, index: Any, weight: Array | None) -> Slices:
+        """Return the slice of this rank of a parameter that has been updated, or of all."""
         self._check_free()
-        weight = self._latest.get(index) if weight is None else weight
-        if weight is None or index not in self.placements:
-            raise ValueError(
-                f"{self._label(index)}: flush needs the weight, and an update before it"
-            )
-        self._check(index, np.zeros_like(weight), weight)
-        return index, Slices(self, {index: weight})
+        every = index is None and weight is None
+        weights = dict[Index, Any]()
+        for known in self.placements if every else [check_index(index)]:
+            weights[known] = self._latest.get(known) if weight is None else weight
+            if weights[known] is None or known not in self.placements:
+                raise ValueError(
+                    f"{self._label(known)}: flush needs the weight, and an update before it"
+                )
+            self._check(known, np.zeros_like(weights[known]), weights[known])
+        return Slices(self, weights)
 
     # Averages of the weights
 

@@ -953,7 +953,8 @@ class Optimizer(Checked, metaclass=Declaring):
 
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
         """Raise ValueError unless a parameter's learning rate and weight decay are valid."""
-        for name, value in (("learning rate", rate), ("weight decay", decay)):
+        of = "" if self.lr_scheduler is None else " of lr_scheduler"
+        for name, value in ((f"learning rate{of}", rate), ("weight decay", decay)):
             if not self.least_rate <= value < math.inf:
                 number(f"{label(index, self.idx2name)}: {name}", value, least=self.least_rate)
 

@@ -101,7 +101,7 @@ class EmbeddingTable(Checked):
     Attributes
     ----------
     dim, dtype, capacity, min_count, half_life, name
-        The arguments; `capacity` is the number of reserved rows.
+        The arguments, which cannot be changed; `capacity` is the number of reserved rows.
     optimizer : Optimizer
         The optimizer. Its hyper-parameters can be changed at any time.
     step : int
@@ -146,7 +146,6 @@ class EmbeddingTable(Checked):
     argument_advice: ClassVar[Mapping[str, str]] = Advice("TABLE_ARGUMENTS")
 
     buffer_bytes: int = BUFFER
-    capacity: int
     _index: RowIndex
     _keys: np.dtype[Any] | None
     _storage: Storage
@@ -768,7 +767,7 @@ class EmbeddingTable(Checked):
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self.lock, self._access.to_read(), self.optimizer.call_lock:
-            init = self._start.given if self._start.function is not None else None
+            init = self._form.start.given if self._form.start.function is not None else None
             return _unpickled, (type(self), copy.deepcopy(self._described(init=init)))
 
     def __repr__(self) -> str:
@@ -778,7 +777,7 @@ class EmbeddingTable(Checked):
                 ("name", self.name, "embedding"),
                 ("min_count", self.min_count, 1),
                 ("half_life", self.half_life, None),
-                ("capacity", self._limit, None),
+                ("capacity", self._form.capacity, None),
                 ("path", None if self.path is None else str(self.path), None),
             )
             if value != default
@@ -790,10 +789,7 @@ class EmbeddingTable(Checked):
 
     def _begin(self, form: Form, optimizer: Optimizer, directory: Directory | None = None) -> None:
         """Set the attributes, and reserve the rows."""
-        self._directory, self.flushes = directory, 0
-        self.name, self.dim, self.dtype = form.name, form.dim, form.dtype
-        self.min_count, self.half_life = form.min_count, form.half_life
-        self._start, self._limit = form.start, form.capacity
+        self._form, self._directory, self.flushes = form, directory, 0
         start_locks(self)
         self._updater = Updater(optimizer)
         optimizer = self._updater.optimizer
@@ -812,13 +808,42 @@ class EmbeddingTable(Checked):
             return index("ids"), Storage(form, optimizer, rows, file), waiting
 
         self._index, self._storage, self._waiting = _granted(form.capacity, reserve)
-        self.capacity = self._index.capacity
         self._grow(1)
 
     def _start_locks(self) -> None:
         self.lock = threading.RLock()
 
     # Arguments
+
+    @property
+    def name(self) -> str:
+        """Name of the table, and of its parameter in the optimizer."""
+        return self._form.name
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self._form.dim
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the rows."""
+        return self._form.dtype
+
+    @property
+    def capacity(self) -> int:
+        """Number of rows that memory is reserved for."""
+        return self._index.capacity
+
+    @property
+    def min_count(self) -> int:
+        """Appearances of an id until it has a row."""
+        return self._form.min_count
+
+    @property
+    def half_life(self) -> float | None:
+        """Updates after which the count of an id has halved, or None."""
+        return self._form.half_life
 
     def _checked_ids(
         self, ids: ArrayLike, argument: str = "ids"
@@ -928,7 +953,7 @@ class EmbeddingTable(Checked):
             rows, new = index.insert(ids)
             try:
                 self._grow(index.high)
-                self._storage.start(new, index.ids[new], self._start, values)
+                self._storage.start(new, index.ids[new], self._form.start, values)
             except BaseException:
                 self._withdraw(new, high)
                 raise
@@ -936,11 +961,11 @@ class EmbeddingTable(Checked):
 
     def _computed(self, ids: Ids, keys: np.dtype[Any]) -> Array | None:
         """Initial values of distinct new ids from the user's function, if there is one."""
-        if self._start.function is None:
+        if self._form.start.function is None:
             return None
         distinct = ids[np.sort(np.unique(ids, return_index=True)[1])]
         with self._access.in_function():
-            return self._start.computed(distinct.view(keys), self.dim, self.dtype)
+            return self._form.start.computed(distinct.view(keys), self.dim, self.dtype)
 
     def _withdraw(self, new: Rows, high: int) -> None:
         self._storage.clear(new)
@@ -1038,9 +1063,9 @@ class EmbeddingTable(Checked):
             "name": self.name,
             "dim": self.dim,
             "dtype": self.dtype.name,
-            "init": self._start.text if init is None else init,
-            "seed": self._start.seed,
-            "capacity": self._limit,
+            "init": self._form.start.text if init is None else init,
+            "seed": self._form.start.seed,
+            "capacity": self._form.capacity,
             "min_count": self.min_count,
             "half_life": self.half_life,
             "id_dtype": None if self._keys is None else self._keys.name,

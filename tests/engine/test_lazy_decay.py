@@ -244,7 +244,7 @@ def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
     updater.flush("table", tables[1])
     updater("table", rows, tables[0])
     before = tables[1].copy()
-    updater.flush("table")
+    updater.flush()
     assert (tables[0] < 1).all()
     assert (tables[1] == before).all()
 

@@ -221,7 +221,7 @@ def test_wrong_arguments_are_named(error, name, argument, wrong):
 @pytest.mark.parametrize(
     ("name", "value", "error", "words"),
     [
-        ("lr_scheduler", lambda n: 10**400, ValueError, "must be a finite number"),
+        ("lr_scheduler", lambda n: 10**400, ValueError, "rate of lr_scheduler must be a finite"),
         ("lr_scheduler", lambda n: None, TypeError, "lr_scheduler must return a number, got None"),
         ("lr_scheduler", lambda n: "fast", TypeError, "must return a number, got 'fast'"),
         ("lr_mult", {0: 10**400}, ValueError, "must be a finite number"),

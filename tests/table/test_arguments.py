@@ -32,6 +32,7 @@ REFUSED = {
     "plain(min_count=0)": "ValueError: min_count must be at least 1, got 0",
     "plain(half_life=0)": "ValueError: half_life must be more than 0, got 0",
     "plain(half_life=np.nan)": "ValueError: half_life must be a finite number",
+    "setattr(t, 'half_life', 2.0)": "AttributeError: property 'half_life' .* has no setter",
     "plain(name=3)": "TypeError: name must be a string, got 3",
     "plain(init=3)": "TypeError: init must be the name of an initializer, .* got 3",
     "plain(init='xavier')": "TypeError: init must be uniform, .* got Xavier",

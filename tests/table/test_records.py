@@ -248,6 +248,7 @@ def test_a_full_disk_loses_nothing(call, calls, table, full):
     table.close()
     with fastopt.EmbeddingTable.open(path, verify=True) as again:
         np.testing.assert_array_equal(again.weight, weight)
+        assert again.flushes == table.flushes
 
 
 def test_a_table_that_cannot_be_flushed_takes_no_more_than_its_buffer(table, full):

@@ -106,6 +106,7 @@ def test_an_initial_master_is_copied_and_released_after_its_first_use(
     updater = BETWEEN[between](updater, half)
     updater(0, np.zeros(3, half), np.ones(3, half))
     np.testing.assert_array_equal(master_of(updater)[0], np.float32(0.1))
+    assert updater.optimizer.masters_given == {}
     updater.states.clear()
     updater(0, np.zeros(3, half), np.ones(3, half))
     np.testing.assert_array_equal(master_of(updater)[0], 1)

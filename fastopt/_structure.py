@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from numbers import Integral, Number
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from fastopt._foreign import as_gradient, is_buffer, is_foreign, is_subclass
 from fastopt._kernels.devices import is_cuda
 from fastopt._notices import warn_user
 from fastopt.arguments import array_inside, choice
-from fastopt.sparse import RowSparse
+from fastopt.sparse import Array, RowSparse
 
 KEPT = 16
 """Maximum number of cached structures."""
@@ -51,11 +52,13 @@ class Structures:
         self.restart()
 
     def restart(self) -> None:
-        """Forget the gradients of earlier steps."""
+        """Forget the gradients and weights of earlier steps."""
         self.first_gradient = 0
         """Id of the first gradient of the last step."""
         self._repeated: tuple[bytes, int] = b"", 0
         """Values of a first gradient that came again with other weights, and how often it did."""
+        self._earlier = WeakValueDictionary[int, Array]()
+        """Arrays that were the first weight before another one was, by id."""
 
     def flatten(
         self,
@@ -128,36 +131,49 @@ class Structures:
             del self._known[next(iter(self._known))]
         self._known[key] = self._latest[key[1]] = LATEST[key[1]] = known
 
-    def check_order(self, path: str, grad: object, weight: object, updated: object) -> None:
-        """Warn once if gradients and weights seem to be swapped.
+    def check_weight(
+        self, path: str, grad: object, weight: object, updated: object, repeated: bool
+    ) -> None:
+        """Warn once if gradients and weights seem to be swapped, or weights to share a name.
 
         Parameters
         ----------
         path : str
             Path of the first leaf.
         grad, weight
-            The leaf. The last step had the same gradient but `updated` as weight, or `updated` as
-            gradient.
+            The leaf.
+        updated
+            The weight of the last step, which is another one, or is the gradient now.
+        repeated : bool
+            Whether the last step had the same gradient.
         """
-        swapped = grad is updated and weight is not grad
-        if not swapped and type(grad) is type(weight) is type(updated) is np.ndarray:
-            sample = grad.flat[:SAMPLE].tobytes()
-            before, count = self._repeated
-            is_copy = weight.flat[:SAMPLE].tobytes() == updated.flat[:SAMPLE].tobytes()
-            count = count + 1 if sample == before and any(sample) and not is_copy else 1
-            self._repeated = sample, count
-            swapped = count == REPEATED
-        if swapped and not self._warned:
+        if self._warned:
+            return
+        swapped, advice = "are the arguments swapped? gradient", ""
+        if grad is updated and weight is not grad:
+            advice = f"{swapped} {path!r} is an array that was updated as weight before"
+        elif type(grad) is type(weight) is type(updated) is np.ndarray and weight is not updated:
+            if self._earlier.get(id(weight)) is weight:
+                advice = f"several arrays are updated in turns as weight {path!r}"
+            elif repeated and self._is_constant(grad, weight, updated):
+                steps = f"{REPEATED + 1} steps with other weights"
+                advice = f"{swapped} {path!r} is the same unchanged array in {steps}"
+            self._earlier[id(updated)] = updated
+        if advice:
             self._warned = True
             warn_user(
-                f"step(grads, weights): are the arguments swapped? gradient {path!r} is "
-                + (
-                    "an array that was updated as weight before"
-                    if grad is updated
-                    else f"the same unchanged array in {REPEATED + 1} steps with other weights"
-                )
-                + "; weights of several calls that share a name share a state: give each its own"
+                f"step(grads, weights): {advice}; weights of several calls that share a name share "
+                "a state: give each its own, as in step({'a': grad}, {'a': weight})"
             )
+
+    def _is_constant(self, grad: Array, weight: Array, updated: Array) -> bool:
+        """Return whether a gradient has come again unchanged, with other weights, too often."""
+        sample = grad.flat[:SAMPLE].tobytes()
+        before, count = self._repeated
+        is_copy = weight.flat[:SAMPLE].tobytes() == updated.flat[:SAMPLE].tobytes()
+        count = count + 1 if sample == before and any(sample) and not is_copy else 1
+        self._repeated = sample, count
+        return count == REPEATED
 
 
 def _of_dict(grads: object, weights: object, skips: bool) -> Leaves | None:

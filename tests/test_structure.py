@@ -285,6 +285,14 @@ def test_swapped_arguments_warn_once(from_start, recwarn):
     assert warning.filename == __file__
 
 
+def test_weights_that_share_a_name_warn_once(recwarn):
+    updater, weights = adam(), [ones() for _ in range(3)]
+    for k in range(9):
+        updater.step((k + 1) * ones(), weights[k % 3])
+    (warning,) = recwarn
+    assert "several arrays are updated in turns as weight ''" in str(warning.message)
+
+
 def test_buffers_of_gradients_and_copies_of_weights_do_not_warn():
     updater, weights, buffer = adam(), {"a": ones()}, {"a": ones()}
     for k in range(5):

@@ -713,7 +713,7 @@ class Updater(Checked):
         UserWarning
             Once, if the arguments seem to be swapped: the first gradient is a weight that was
             updated before, or has been the same unchanged array for three steps, each with another
-            weight.
+            weight. Once, if several arrays are the first weight in turns, and so share a state.
 
         Examples
         --------
@@ -733,9 +733,9 @@ class Updater(Checked):
             grad, structures = flat[0], self.structures
             of = self.parameters.rows.get(paths[0])
             before = None if of is None else of.weight
-            again = structures.first_gradient == id(grad) and before is not arrays[0]
-            if before is not None and (again or before is grad):
-                structures.check_order(paths[0], grad, arrays[0], before)
+            if before is not None and (before is not arrays[0] or before is grad):
+                repeated = structures.first_gradient == id(grad)
+                structures.check_weight(paths[0], grad, arrays[0], before, repeated)
             structures.first_gradient = id(grad)
         if extra is None:
             self(paths, flat, arrays)

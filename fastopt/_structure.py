@@ -91,6 +91,8 @@ class Structures:
         """
         if type(grads) is type(weights) is np.ndarray and missing == "raise":
             return ("",), (grads,), (weights,), ()
+        if type(missing) is not str:
+            choice("missing", missing, "raise", "skip")
         key = id(weights), missing
         known = self._known.get(key) or self._latest.get(missing) or LATEST.get(missing)
         if known is not None:
@@ -451,6 +453,18 @@ def named(path: str, value: object) -> Iterator[tuple[str, Any]]:
         yield path, value
     for name, (_, item) in (below or {}).items():
         yield from named(_join(path, name), item)
+
+
+def by_index(weights: object) -> dict[Any, Any]:
+    """Return the arrays of nested weights by path; those directly in a mapping keep their key."""
+    if not isinstance(weights, Mapping):
+        return {path: leaf for path, leaf in named("", weights) if _is_array(leaf)}
+    return {
+        f"{key}.{path}" if path else key: leaf
+        for key, item in weights.items()
+        for path, leaf in named("", item)
+        if _is_array(leaf)
+    }
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:

@@ -32,8 +32,8 @@ OF_OTHER_SETTINGS = (
 )
 
 OF_ONE = (
-    "; each index has the state of one weight: another weight needs another index, and "
-    "updater.resize() follows rows that were added or pruned"
+    "; each index has the state of one weight: give another weight another index, or delete the "
+    "old state from updater.states; updater.resize() follows rows that were added or pruned"
 )
 
 
@@ -294,7 +294,8 @@ def _weight_cure(dtype: np.dtype[Any]) -> str:
         return f"; update x.{view}, its real and imaginary parts, with grad.{view}"
     order = "" if dtype.isnative else " in another byte order"
     real = dtype.kind in "biuf"
-    return f"{order}; store x.astype('float32') instead" if real else order
+    wide = 64 if dtype.kind == "f" and dtype.itemsize > 8 else 32
+    return f"{order}; store x.astype('float{wide}') instead" if real else order
 
 
 def described(context: str, role: str, array: object) -> Any:

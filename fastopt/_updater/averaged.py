@@ -16,12 +16,12 @@ from fastopt._foreign import as_real, owner_of
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
-from fastopt.arguments import brief
+from fastopt._structure import by_index
 from fastopt.sparse import REALS
 
 
 @contextmanager
-def context(updater: Updating, weights: Mapping[Any, Any] | None) -> Iterator[None]:
+def context(updater: Updating, weights: object) -> Iterator[None]:
     """See :meth:`Updater.averaged`."""
     before, entered = updater._averages, False
     averages = averages_of(updater) if before or not evaluates(updater) else Averages(None)
@@ -47,7 +47,7 @@ def context(updater: Updating, weights: Mapping[Any, Any] | None) -> Iterator[No
                 updater.records.forget()
 
 
-def restore(updater: Updating, weights: Mapping[Any, Any]) -> None:
+def restore(updater: Updating, weights: object) -> None:
     """See :meth:`Updater.restore_weights`."""
     with updater.lock, uninterrupted:
         averages = averages_of(updater)
@@ -62,7 +62,7 @@ def evaluates(updater: Updating) -> bool:
     return updater.optimizer.evaluates or (groups is not None and groups.evaluates)
 
 
-def evaluated(updater: Updating, weights: Mapping[Any, Any] | None = None) -> dict[Index, Any]:
+def evaluated(updater: Updating, weights: object = None) -> dict[Index, Any]:
     """Return the weights to evaluate with of each optimizer that averages in its own state.
 
     `weights` are those that this updater has not updated yet. Nothing changes.
@@ -120,20 +120,25 @@ def _inner_state(updater: Updating, index: Index, weight: Array) -> tuple[Any, l
     return exact, [host(header(array)) for array in leaves(state)]
 
 
+def check_fit(weights: Mapping[Index, Any], needed: Mapping[Index, Any], of: Updating) -> None:
+    """Raise ValueError if there are weights, but none of those that are needed."""
+    if not weights.keys() & needed.keys():
+        for index in [index for index in weights if not of._is_frozen(index)]:
+            names = of.optimizer.idx2name
+            raise ValueError(f"{label(index, names)}: the updater has no average of it")
+
+
 def _targets(
     updater: Updating,
     averages: Averages,
     needed: Mapping[Index, Any],
-    weights: Mapping[Any, Any] | None,
+    weights: object,
 ) -> dict[Index, list[Any]]:
     """Return the weight of each index, with its half-precision copy if it has one."""
-    if not isinstance(weights, Mapping | None):
-        raise TypeError(f"weights must map indices to arrays, got {brief(weights)}")
-    passed = {check_index(index): weight for index, weight in (weights or {}).items()}
+    passed = {check_index(index): weight for index, weight in by_index(weights).items()}
     names = updater.optimizer.idx2name
-    unneeded = [each for each in passed if each not in needed and not updater._is_frozen(each)]
-    for index in unneeded if averages.held is None else ():  # a restore leaves others alone
-        raise ValueError(f"{label(index, names)}: the updater has no average of it")
+    if averages.held is None:  # a restore leaves others alone
+        check_fit(passed, needed, updater)
     targets = {}
     for index in needed:
         context = label(index, names)
@@ -144,7 +149,7 @@ def _targets(
         if weight is None:
             raise ValueError(
                 f"{context}: its weight was not updated yet by this updater; pass "
-                "it in weights={index: array}"
+                "it in weights, nested as in step, or as {index: array}"
             )
         shape = header(averages.arrays[index]).shape
         check_like(context, "weight", header(weight), REALS, shape)

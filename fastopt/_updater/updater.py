@@ -51,6 +51,7 @@ from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import DONE, EXPECTED, MOVED, OK, REPEATS, UNKNOWN
 from fastopt._kernels.threads import start_locks
+from fastopt._notices import warn_user
 from fastopt._structure import Structures, as_given, copies
 from fastopt._updater import averaged
 from fastopt._updater.resizing import checked_rows, resized
@@ -841,6 +842,7 @@ class Updater(Checked):
         """
         index = check_index(index)
         set_master(self.parameters.optimizer_of(index), index, array, self.states.get(index))
+        vars(self.optimizer)["unchecked"] = True
 
     def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
         """Return a copy of the state of a parameter in another precision.
@@ -1123,6 +1125,7 @@ class Updater(Checked):
                 of = header(array)
                 check_like(label(key, self.optimizer.idx2name), "copy", of, HALVES, np.shape(of))
             self.parameters.of(key).copy = array
+            vars(self.optimizer)["unchecked"] = True
             self.forget()
 
     def finish(self, index: Any = None, weight: Any = None) -> None:
@@ -1137,8 +1140,9 @@ class Updater(Checked):
         ----------
         index : int, str or bytes, or a list of them, optional
             The parameters; those without waiting gradients are left out. Default: all.
-        weight : array or list of arrays, optional
-            Their weights, for example after a load. Default: those of the last calls.
+        weight : array, list of arrays, or nested weights, optional
+            Their weights, for example after a load; without an index all weights, nested as in
+            :meth:`step`. Default: those of the last calls.
 
         Raises
         ------
@@ -1354,9 +1358,10 @@ class Updater(Checked):
             File written by :meth:`save` of an updater whose optimizer has the same class, or of a
             :class:`fastopt.distributed.ShardedUpdater`, whose shards are merged.
         strict : bool
-            Raise an error if the file lacks parameters of this updater or has additional ones.
-            Otherwise missing parameters start from scratch, and additional ones are ignored.
-            Default True.
+            Raise an error if the file lacks parameters of this updater, or if names are known and
+            it has additional ones. Otherwise missing parameters start from scratch, and additional
+            ones are ignored. Without names, additional ones wait for their first call. Default
+            True.
 
         Returns
         -------
@@ -1440,7 +1445,7 @@ class Updater(Checked):
         """
         return _AveragesByIndex({} if self._averages is None else self._averages.arrays)
 
-    def averaged(self, weights: Mapping[Any, Any] | None = None) -> AbstractContextManager[None]:
+    def averaged(self, weights: Any = None) -> AbstractContextManager[None]:
         """Context manager that replaces the values of the weights by their averages.
 
         On exit, including by an exception, the previous values are restored; changes made inside
@@ -1457,7 +1462,7 @@ class Updater(Checked):
 
         Parameters
         ----------
-        weights : mapping of index to array, optional
+        weights : nested arrays, or mapping of index to array, optional
             Weights that this updater has not updated yet, for example after a load. Default: the
             last updated weight of each index with an average.
 
@@ -1467,8 +1472,8 @@ class Updater(Checked):
             Neither the updater nor the optimizer has averages, or the weights already hold them;
             or the call comes from inside an update, for example from a signal handler.
         ValueError
-            An index with an average has no known weight, an index in `weights` has no average, or
-            a weight and its average differ in shape.
+            An index with an average has no known weight, none of `weights` has an average, or a
+            weight and its average differ in shape.
 
         Examples
         --------
@@ -1486,12 +1491,12 @@ class Updater(Checked):
         """
         return averaged.context(self, weights)
 
-    def restore_weights(self, weights: Mapping[Any, Any]) -> None:
+    def restore_weights(self, weights: Any) -> None:
         """Restore the weights after loading a state that was saved inside :meth:`averaged`.
 
         Parameters
         ----------
-        weights : mapping of index to array
+        weights : nested arrays, or mapping of index to array
             The weights, which are overwritten with their values before the averages were swapped
             in. Weights that had no average then are not changed.
 
@@ -1591,15 +1596,21 @@ class Updater(Checked):
                 vars(self)["_slow"] = slow
 
     def _check_names(self, indices: Sequence[Index]) -> None:
-        """Warn of names of multipliers and patterns of groups that no parameter has."""
-        optimizer = self.optimizer
+        """Warn of multipliers, masters, copies and patterns of groups that no parameter has."""
+        optimizer, of = self.optimizer, self.parameters
         if not optimizer.unchecked or not indices:
             return
         waiting = self._windows.calls if self._windows else ()
-        groups = self.parameters.groups
-        optimizer.check_multipliers(indices, waiting, grouped=groups is not None)
-        if groups is not None and not optimizer.unchecked:
-            groups.warn_of_unused([*indices, *waiting])
+        given = {row.index for row in of.rows.values() if row.copy is not None}
+        given.update(*(each.masters_given for each in of.optimizers()))
+        optimizer.check_multipliers(indices, waiting, grouped=bool(given or of.groups))
+        if optimizer.unchecked:
+            return
+        if of.groups is not None:
+            of.groups.warn_of_unused([*indices, *waiting])
+        lost = given - {*indices, *waiting, *optimizer._index_update_count}
+        if names := ", ".join(sorted(repr(i) for i in lost if not self._is_frozen(i))):
+            warn_user(f"the master or copy of {names} has no effect: no weight has this index")
 
     def _checked(
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]

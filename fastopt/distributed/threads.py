@@ -61,7 +61,9 @@ class ThreadRequest:
                 return True
             missing = {rank for rank, posted in enumerate(every) if posted is None} & board.ended
         if missing:
-            raise RuntimeError(f"rank {min(missing)} has ended")
+            raise RuntimeError(
+                f"rank {min(missing)} has ended; ranks with unequal numbers of steps use join()"
+            )
         time.sleep(BREAK)
         return False
 

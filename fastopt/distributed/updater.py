@@ -21,8 +21,9 @@ from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, check_like, label, repeated
 from fastopt._interrupts import between_updates, uninterrupted
-from fastopt._structure import as_given, copies
-from fastopt._updater.averaged import averages_of, evaluates, held, leading
+from fastopt._notices import warn_user
+from fastopt._structure import as_given, by_index, copies
+from fastopt._updater.averaged import averages_of, check_fit, evaluates, held, leading
 from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count, flag
@@ -523,8 +524,9 @@ class ShardedUpdater(Resumable):
         index : int, str or bytes, or a list of them, optional
             The parameters, the same on all ranks; those without waiting gradients are left out.
             Default: all.
-        weight : numpy.ndarray or list of arrays, optional
-            Their weights. Default: those of the last calls.
+        weight : numpy.ndarray, list of arrays, or nested weights, optional
+            Their weights; without an index all weights, nested as in :meth:`step`. Default: those
+            of the last calls.
 
         Raises
         ------
@@ -1054,7 +1056,7 @@ class ShardedUpdater(Resumable):
 
     # Weights between updates: files, averages, masters and copies
 
-    def save(self, path: PathLike, weights: Mapping[Any, Array] | None = None) -> None:
+    def save(self, path: PathLike, weights: Any = None) -> None:
         """Write a checkpoint from which a later run can continue; all ranks must call it.
 
         Each rank writes its own shard next to `path`. The index file `path`, which lists the
@@ -1066,7 +1068,7 @@ class ShardedUpdater(Resumable):
         ----------
         path : str or os.PathLike
             A safetensors file in a directory that all ranks share, the same on all ranks.
-        weights : mapping of index to numpy.ndarray, optional
+        weights : nested arrays, or mapping of index to numpy.ndarray, optional
             Weights to save together with the states, so that they belong to the same step. They
             must have been updated by this updater, or belong to a frozen group. Each rank writes
             its slices; all ranks must pass the same indices, and equal frozen weights.
@@ -1104,14 +1106,14 @@ class ShardedUpdater(Resumable):
 
         def slices() -> dict[Index, Array]:
             self._check_complete()
-            chosen = by_index(weights)
+            chosen = arrays_of(weights)
             frozen.update(self._placed_frozen(chosen))
             for index in chosen.keys() - frozen.keys():
                 self._check_like(index, chosen[index], written=False)
             return Slices(self, chosen, placements=frozen).own
 
         def compared() -> dict[str, str]:
-            arrays = by_index(weights)
+            arrays = arrays_of(weights)
             return {
                 f"frozen weight of {self._label(i)}": f"{place.dtype} of shape {place.shape} with "
                 f"checksum {agreement.checksum(arrays[i]):#x}"
@@ -1138,9 +1140,7 @@ class ShardedUpdater(Resumable):
                 new.append((index, shape, kind.name, flat_form))
         return shards.placed(new, self.ranks)
 
-    def load(
-        self, path: PathLike, strict: bool = True, weights: Mapping[Any, Array] | None = None
-    ) -> Skipped:
+    def load(self, path: PathLike, strict: bool = True, weights: Any = None) -> Skipped:
         """Restore a checkpoint written on any number of ranks; all ranks must call it.
 
         Checkpoints of :meth:`fastopt.optimizer.Updater.save` can be loaded too; each rank then
@@ -1153,10 +1153,10 @@ class ShardedUpdater(Resumable):
         path : str or os.PathLike
             File written by :meth:`save`.
         strict : bool
-            Raise an error if the checkpoint lacks parameters of this updater or has additional
-            ones. Otherwise missing parameters start from scratch, and additional ones are ignored.
-            Default True.
-        weights : mapping of index to numpy.ndarray, optional
+            Raise an error if the checkpoint lacks parameters of this updater, or if names are known
+            and it has additional ones. Otherwise missing parameters start from scratch, and
+            additional ones are ignored. Default True.
+        weights : nested arrays, or mapping of index to numpy.ndarray, optional
             Arrays to which the weights of the checkpoint are written, with the same indices on all
             ranks.
 
@@ -1175,7 +1175,7 @@ class ShardedUpdater(Resumable):
             Ranks disagree, such as on the indices of `weights`.
         """
         chosen, parts = dict[Index, Array](), dict[Index, Array]()
-        checked, error = agreement.attempt(by_index, weights)
+        checked, error = agreement.attempt(arrays_of, weights)
         chosen.update(checked or {})
         compared = {"path": os.fspath(path), "weights": listing_of(chosen)}
 
@@ -1186,6 +1186,8 @@ class ShardedUpdater(Resumable):
 
         def check(saved: Saved) -> None:
             parts.update((i, part) for i, part in saved.weights.items() if i in chosen)
+            if weights is None and saved.weights:
+                warn_user("the checkpoint has weights too, which load(path, weights=weights) reads")
             for index, array in chosen.items():
                 context = self._label(index)
                 placement = saved.frozen.get(index) or saved.placements.get(index)
@@ -1461,7 +1463,7 @@ class ShardedUpdater(Resumable):
         return self.shard.averages
 
     @contextmanager
-    def averaged(self, weights: Mapping[Any, Array] | None = None) -> Iterator[None]:
+    def averaged(self, weights: Any = None) -> Iterator[None]:
         """Context in which all ranks have the averages in their weights; all ranks must enter it.
 
         See :meth:`fastopt.optimizer.Updater.averaged`. Each rank restores its weights on exit
@@ -1470,7 +1472,7 @@ class ShardedUpdater(Resumable):
 
         Parameters
         ----------
-        weights : mapping of index to numpy.ndarray, optional
+        weights : nested arrays, or mapping of index to numpy.ndarray, optional
             Weights that this updater has not updated yet, for example after a load. Default: the
             last updated weight of each index.
 
@@ -1508,35 +1510,34 @@ class ShardedUpdater(Resumable):
             )
             yield
 
-    def _evaluated(self, weights: Mapping[Any, Any] | None) -> Slices:
+    def _evaluated(self, weights: Any) -> Slices:
         """Return this rank's slices of the weights that :meth:`averaged` replaces."""
         shard = self.shard
         if not evaluates(shard):
             averages_of(shard)
         self._check_free()
         latest = {i: array for i, array in self._latest.items() if i in self.placements}
-        chosen = {**latest, **by_index(weights)}
-        for index in chosen.keys() - self.placements.keys():
-            if not shard._is_frozen(index):
-                raise ValueError(f"{self._label(index)}: the updater has no average of it")
+        passed = arrays_of(weights)
+        check_fit(passed, self.placements, shard)
+        chosen = {**latest, **passed}
         needed = [index for index in self.placements if not shard._is_frozen(index)]
         for index in needed:
             if index not in chosen:
                 raise ValueError(
                     f"{self._label(index)}: its weight was not updated yet by this updater; pass "
-                    "it in weights={index: array}"
+                    "it in weights, nested as in step, or as {index: array}"
                 )
             self._check_like(index, chosen[index])
         return Slices(self, {index: chosen[index] for index in needed})
 
-    def restore_weights(self, weights: Mapping[Any, Array]) -> None:
+    def restore_weights(self, weights: Any) -> None:
         """Restore weights after loading a checkpoint that was saved inside :meth:`averaged`.
 
         All ranks must call it. See :meth:`fastopt.optimizer.Updater.restore_weights`.
 
         Parameters
         ----------
-        weights : mapping of index to numpy.ndarray
+        weights : nested arrays, or mapping of index to numpy.ndarray
             The weights, which are overwritten, with the same indices on all ranks.
 
         Raises
@@ -1548,11 +1549,9 @@ class ShardedUpdater(Resumable):
         """
 
         def check() -> Slices:
-            original, chosen = held(self.shard), by_index(weights)
+            original, chosen = held(self.shard), arrays_of(weights)
             for index in original.keys() - chosen.keys():
-                raise ValueError(
-                    f"{self._label(index)}: pass its weight in weights={{index: array}}"
-                )
+                raise ValueError(f"{self._label(index)}: pass its weight in weights, as in step")
             for index in self._placed_frozen(chosen):
                 del chosen[index]
             for index, weight in chosen.items():
@@ -1674,9 +1673,9 @@ def _as_read(states: Mapping[str, Any]) -> tuple[str, Saved]:
     return hashlib.blake2b(header, digest_size=8).hexdigest(), shards.of_one(tree)
 
 
-def by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:
-    """Arrays by checked index."""
-    return {check_index(index): array for index, array in (weights or {}).items()}
+def arrays_of(weights: object) -> dict[Index, Array]:
+    """Return arrays by checked index."""
+    return {check_index(index): array for index, array in by_index(weights).items()}
 
 
 def _batches(arrays: Mapping[Index, Array], limit: int) -> Iterator[list[Index]]:

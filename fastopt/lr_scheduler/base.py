@@ -173,11 +173,11 @@ class LRScheduler(Checked):
         raise NotImplementedError(f"{type(self).__name__} must define _rate(num_update)")
 
 
-def rebased(schedule: Any, rate: float, optimizer: type) -> Any:
+def rebased(schedule: Any, rate: float, optimizer: type, explicit: bool) -> Any:
     """Return a shallow copy of a schedule for an optimizer whose rate differs from its `base_lr`.
 
-    Warns if both values were set explicitly, or if the optimizer's rate has no or partial effect.
-    A value that equals the default of its argument counts as not set.
+    Warns if both values were set, or if the optimizer's rate has no or partial effect. A value that
+    equals the default of its argument counts as not set, unless the rate is known as `explicit`.
     """
     base_lr, kind = schedule.base_lr, type(schedule)
     twin = copy(schedule)
@@ -185,7 +185,7 @@ def rebased(schedule: Any, rate: float, optimizer: type) -> Any:
         twin.base_lr = rate
     assigned = f"learning_rate={rate} of {optimizer.__name__}"
     if twin is schedule or getattr(schedule, "keeps_base_lr", False):
-        if rate != _default(optimizer, "learning_rate"):
+        if explicit or rate != _default(optimizer, "learning_rate"):
             warn_user(
                 f"{assigned} has no effect: {kind.__name__} keeps its base_lr={base_lr}; set "
                 "base_lr of the schedule"

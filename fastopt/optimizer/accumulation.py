@@ -1,7 +1,7 @@
 """Gradient accumulation: gradients of several calls are summed and applied as their mean."""
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from fastopt._engine.validate import Grad, as_lists, check_index, described, is_
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import OK
-from fastopt.arguments import arg, count
+from fastopt._structure import by_index
+from fastopt.arguments import arg, brief, count
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 from fastopt.sparse import RowSparse
 
@@ -95,21 +96,27 @@ def incomplete(
         An index belongs to no parameter.
     """
     calls = windows.calls if windows is not None else {}
+    if isinstance(index, Mapping) and weight is None:
+        index, weight = None, index
     if index is None:
-        if weight is not None:
-            raise TypeError("finish(index, weight) takes a weight together with its index")
-        return dict.fromkeys(calls)
+        weights = {check_index(i): of for i, of in by_index(weight).items()}
+        if weight is not None and calls and not weights.keys() & calls.keys():
+            raise TypeError(
+                f"finish(weight=weights) takes weights nested as in step, got {brief(weight)}; "
+                "finish(index, weight) takes one and its index"
+            )
+        return {i: weights.get(i) for i in calls}
     single = not is_listed(index)
     indices = [check_index(i) for i in ([index] if single else index)]
-    weights: list[Any] = [weight] * len(indices)
+    given: list[Any] = [weight] * len(indices)
     known = ChainMap[Any, Any](calls, optimizer.idx2name, optimizer._index_update_count)
     for i in indices:
         if i not in known and not is_frozen(i):
             names = ", ".join(map(repr, known)) or "none"
             raise ValueError(f"index {i!r} is of no parameter; those so far are {names}")
     if weight is not None and not single:
-        _, _, weights = as_lists(indices, indices, weight)
-    return {i: of for i, of in zip(indices, weights, strict=True) if i in calls}
+        _, _, given = as_lists(indices, indices, weight)
+    return {i: of for i, of in zip(indices, given, strict=True) if i in calls}
 
 
 class Windows:

@@ -585,13 +585,14 @@ class Optimizer(Checked, metaclass=Declaring):
     def _initialize(self, arguments: dict[str, Any]) -> None:
         """Set all attributes: to the arguments given, or to defaults."""
         cls, fields = type(self), vars(self)
+        explicit = "learning_rate" in arguments and hasattr(cls.__init__, "takes_declared")
         taken = [arguments.pop(name, cls.defaults[name]) for name in TAKEN]
         names, parameters, sym, rate, schedule, lazy = taken
         check_parameters(names, parameters, sym)
         if "_ready" not in vars(cls):
             cls._prepare()
         fields.update(cls._ready)
-        self._put("lr", self._first_rate(rate, schedule))
+        self._put("lr", self._first_rate(rate, schedule, explicit))
         for name, value in {**cls._fresh, **arguments}.items():
             attribute = attribute_of(cls, name)
             check = cls._arguments.get(attribute)
@@ -862,7 +863,7 @@ class Optimizer(Checked, metaclass=Declaring):
 
     # Rates
 
-    def _first_rate(self, learning_rate: object, lr_scheduler: object) -> float:
+    def _first_rate(self, learning_rate: object, lr_scheduler: object, explicit: bool) -> float:
         """Set the schedule, which may be given as the learning rate, and return the latter."""
         if callable(learning_rate):
             if lr_scheduler is not None:
@@ -874,7 +875,7 @@ class Optimizer(Checked, metaclass=Declaring):
             return 0.01 if base_lr is None else float(base_lr)
         rate: float = check_rate("learning_rate", learning_rate)
         if base_lr is not None and base_lr != rate:
-            self.lr_scheduler = rebased(lr_scheduler, rate, type(self))
+            self.lr_scheduler = rebased(lr_scheduler, rate, type(self), explicit)
         return rate
 
     def _current_rate(self) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -813,6 +813,9 @@ class EmbeddingTable(Checked):
     def _start_locks(self) -> None:
         self.lock = threading.RLock()
 
+    def __array__(self, *arguments: Any, **keywords: Any) -> NoReturn:
+        raise TypeError(f"table {self.name!r} is no array; to_arrays() has its ids and rows")
+
     # Arguments
 
     @property
@@ -859,6 +862,8 @@ class EmbeddingTable(Checked):
         if array.dtype.kind not in "iu":
             got = brief(ids) if array.dtype == object else array.dtype
             cure = ", np.array(ids, np.uint64) holds them" * (not isinstance(ids, np.ndarray))
+            if array.dtype.kind in "SUT" or isinstance(next(iter(array.flat), None), str | bytes):
+                cure = ": hash texts to integers that are the same in each process"
             raise TypeError(f"{context} must be integers of at most 64 bits, got {got}{cure}")
         keys = self._keys or np.dtype(np.uint64 if array.dtype == np.uint64 else np.int64)
         flat = np.ascontiguousarray(array, keys).reshape(-1)  # first, as it may not fit into memory

@@ -154,6 +154,12 @@ class States:
             missing = [slot for slot in slots if slot not in present and slot != optional]
             if missing and (present or (loads and steps)):
                 raise CheckpointError(f"{context} lacks {missing}")
+            ours = {"step", "average", self.carried, *TABLES}
+            others = [key for key in entry.keys() - ours if torch.is_tensor(entry[key])]
+            if loads and missing and others:
+                raise CheckpointError(
+                    f"{context} has {others}, of another optimizer, not {missing}"
+                )
             if not present:
                 self.fresh.add(k)
                 updater.states.pop(index, None)

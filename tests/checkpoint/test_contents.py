@@ -162,9 +162,11 @@ def test_the_loss_scale_is_saved_with_the_updater(tmp_path):
     assert (new.loss_scaler.scale, new.clip_global_norm) == (128, 2.5)
     with pytest.warns(UserWarning, match="the updater has none"):
         through_file(old, adam(), tmp_path)
-    with pytest.warns(UserWarning, match="of the updater is kept"):
+    new.optimizer.clip_gradient, new.optimizer.lr_scheduler = 1.0, lambda step: 0.1
+    off = "without clip_global_norm and clip_gradient and lr_scheduler, and the load turns them off"
+    with pytest.warns(UserWarning, match=off), pytest.warns(UserWarning, match="updater is kept"):
         through_file(adam(3), new, tmp_path)
-    assert new.loss_scaler.scale == 128
+    assert (new.loss_scaler.scale, new.clip_global_norm) == (128, None)
 
 
 def test_counts_may_be_any_mapping(tmp_path):

@@ -133,6 +133,15 @@ def test_a_master_can_be_set_between_updates(half, rng):
     np.testing.assert_array_equal(weight, exact.astype(half))
 
 
+@pytest.mark.parametrize("given", ["set_master", "set_copy"])
+def test_a_master_or_copy_of_no_weight_warns(given, half):
+    updater, weight = updater_of(multi_precision=True), np.ones(3, half)
+    getattr(updater, given)("w", np.ones(3, np.float32 if given == "set_master" else half))
+    updater("layer.w", np.ones(3, half), weight)
+    with pytest.warns(UserWarning, match="the master or copy of 'w' has no effect"):
+        updater("layer.w", np.ones(3, half), weight)
+
+
 F32 = np.ones(3, np.float32)
 
 

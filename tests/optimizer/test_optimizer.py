@@ -315,6 +315,8 @@ RATES = [
      "learning_rate=0.2 of SGD replaces base_lr=0.3 of PlateauScheduler"),
     (Adam, {"lr": 0.05}, CosineScheduler(1000), 0.01,
      "learning_rate=0.05 of Adam has no effect: CosineScheduler keeps its base_lr=0.01"),
+    (Adam, {"lr": 0.001}, CosineScheduler(9, base_lr=0.3), 0.3,
+     "learning_rate=0.001 of Adam has no effect: CosineScheduler keeps its base_lr=0.3"),
     (SGD, {"lr": 0.2}, FactorScheduler(10, warmup_steps=5, warmup_begin_lr=0.005), 0.005,
      "learning_rate=0.2 of SGD replaces base_lr=0.01 .* after warm-up, which still ends at 0.01"),
     (Adam, {"lr": None}, FactorScheduler(9, base_lr=0.3), 0.3, None),

@@ -1,5 +1,6 @@
 """`finish` takes the step of an incomplete window, with the mean of its gradients."""
 
+from copy import deepcopy
 from functools import partial, reduce
 from operator import add
 
@@ -99,7 +100,7 @@ def test_after_a_load_it_takes_the_weights():
         (("w", other.astype(int)), TypeError, "'w': weight must have dtype"),
         (("w", [other]), TypeError, "index 'w': weight must be"),
         (("w", 5.0), TypeError, "index 'w': weight must be"),
-        ((None, other), TypeError, "a weight together with its index"),
+        ((None, other), TypeError, "weights nested as in step, got"),
         ((["w"], [other, other]), TypeError, "a list of 1 indices needs .* weights, got 2"),
         ((1.5,), TypeError, "index must be"),
     ]
@@ -107,8 +108,11 @@ def test_after_a_load_it_takes_the_weights():
         with pytest.raises(kind, match=words):
             new.finish(*arguments)
     assert not new.info.stepped
+    twin, nested = deepcopy(new), weight.copy()
     new.finish(["w"], [other])
+    twin.finish(weight={"w": nested, "means": None})
     old.finish()
+    np.testing.assert_array_equal(nested, weight)
     np.testing.assert_array_equal(other, weight)
 
 

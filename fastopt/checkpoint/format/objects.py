@@ -22,7 +22,10 @@ PLAIN = frozenset({type(None), bool, int, float, str})
 KEEP = "<keep the present schedule>"
 """Placeholder for a schedule that cannot be saved."""
 
-KEPT = "the saved learning-rate schedule is not of a registered class; the present one is kept"
+KEPT = (
+    "the saved learning-rate schedule is not of a registered class; the present one is kept: if "
+    "there is none, assign it"
+)
 
 
 def is_kept(schedule: object) -> bool:

@@ -97,6 +97,7 @@ def restore(updater: Stateful, saved: Any, strict: bool, copies: bool = False) -
             )
         if objects.is_kept(saved["attributes"]["lr_scheduler"]):
             warn_user(objects.KEPT)
+        _warn_of_settings(updater, saved["updater"], made)
         _restore_scaler(updater.loss_scaler, saved["loss_scaler"])
         put()
         if counts:
@@ -105,6 +106,19 @@ def restore(updater: Stateful, saved: Any, strict: bool, copies: bool = False) -
             if value != getattr(updater, name, ...):
                 setattr(updater, name, value)
     return matching.skipped
+
+
+def _warn_of_settings(updater: Stateful, settings: dict[str, Any], made: Optimizer) -> None:
+    """Warn of clips and a schedule that a checkpoint without them turns off."""
+    names, optimizer = ("clip_gradient", "lr_scheduler"), updater.optimizer
+    off = [name for name, value in settings.items() if value is None]
+    off = [name for name in off if getattr(updater, name, None) is not None]
+    off += [n for n in names if getattr(made, n) is None and getattr(optimizer, n) is not None]
+    if off:
+        warn_user(
+            f"the checkpoint was saved without {' and '.join(off)}, and the load turns "
+            f"{'it' if len(off) == 1 else 'them'} off: assign after the load what is to differ"
+        )
 
 
 def restore_states(updater: Stateful, tree: Any) -> None:

@@ -134,19 +134,6 @@ def outcome_of_optimizer(case):
     return outcome(case, replayed, agrees)
 
 
-def outcome_of_schedule(case):
-    def computed(case):
-        schedule = adapter.make_lr_scheduler(case["name"], copy.deepcopy(case["kwargs"]))
-        if case["set_base_lr"] is not None:
-            schedule.base_lr = case["set_base_lr"]
-        return [float(schedule(count)) for count in case["calls"]]
-
-    def agrees(found, alternative):
-        return near(found, case[alternative + "_lrs" if alternative else "lrs"], 1e-9, 1e-21)
-
-    return outcome({"alt": "alt_lrs" in case, **case}, computed, agrees)
-
-
 def is_normal(numbers):
     """Whether numbers are independent ones of the standard normal distribution."""
     size, root = numbers.size, math.sqrt(numbers.size)

@@ -1,31 +1,19 @@
 """A schedule of each class, and recorded learning rates as schedules."""
 
-from fastopt.lr_scheduler import (
-    CosineRestartsScheduler,
-    CosineScheduler,
-    ExponentialScheduler,
-    FactorScheduler,
-    InverseRootScheduler,
-    JoinedScheduler,
-    MultiFactorScheduler,
-    OneCycleScheduler,
-    PlateauScheduler,
-    PolyScheduler,
-    WSDScheduler,
-)
+from fastopt import lr_scheduler as lr
 
 EXAMPLES = [
-    FactorScheduler(3, 0.5, base_lr=0.2),
-    ExponentialScheduler(3, 0.5, base_lr=0.2),
-    MultiFactorScheduler([3, 5], 0.5, base_lr=0.2),
-    PlateauScheduler(0.5, base_lr=0.2),
-    PolyScheduler(9, base_lr=0.2),
-    CosineScheduler(9, base_lr=0.2),
-    WSDScheduler(9, 3, base_lr=0.2),
-    InverseRootScheduler(base_lr=0.2, timescale=3),
-    CosineRestartsScheduler(9, base_lr=0.2),
-    OneCycleScheduler(9, base_lr=0.2),
-    JoinedScheduler([PolyScheduler(9, base_lr=0.2), CosineScheduler(9)], [5]),
+    lr.FactorScheduler(3, 0.5, base_lr=0.2),
+    lr.ExponentialScheduler(3, 0.5, base_lr=0.2),
+    lr.MultiFactorScheduler([3, 5], 0.5, base_lr=0.2),
+    lr.PlateauScheduler(0.5, base_lr=0.2),
+    lr.PolyScheduler(9, base_lr=0.2),
+    lr.CosineScheduler(9, base_lr=0.2),
+    lr.WSDScheduler(9, 3, base_lr=0.2),
+    lr.InverseRootScheduler(base_lr=0.2, timescale=3),
+    lr.CosineRestartsScheduler(9, base_lr=0.2),
+    lr.OneCycleScheduler(9, base_lr=0.2),
+    lr.JoinedScheduler([lr.PolyScheduler(9, base_lr=0.2), lr.CosineScheduler(9)], [5]),
 ]
 
 

@@ -122,21 +122,17 @@ def test_mistakes_are_refused(code):
     check_refused(code, REFUSED[code], globals())
 
 
-def test_registering_a_name_again_warns():
+def test_registering_a_name_again_warns(registries):
+    class Adam(Optimizer):
+        pass
+
     with pytest.warns(UserWarning, match=r"optimizer .*Adam replaces fastopt.optimizer.adam.Adam"):
-
-        @optimizer.register
-        class Adam(Optimizer):
-            pass
-
-    try:
-        assert optimizer.opt_registry["adam"] is Adam
-    finally:
-        optimizer.opt_registry["adam"] = optimizer.Adam
+        optimizer.register(Adam)
+    assert optimizer.opt_registry["adam"] is Adam
 
 
 def test_importing_the_package_imports_no_optimizer(run_python):
-    code = """
+    run_python("""
 import sys
 import fastopt
 loaded = {name for name in sys.modules if name.startswith("fastopt.optimizer.")}
@@ -145,11 +141,7 @@ assert fastopt.optimizer.create("ADAM").beta1 == 0.9
 assert "fastopt.optimizer.layerwise" not in sys.modules
 assert fastopt.optimizer.ccSGD.__module__ == fastopt.SGD.__module__ == "fastopt.optimizer.sgd"
 assert fastopt.optimizer.lamb.LAMB is fastopt.LAMB
-print(len(fastopt.optimizer.opt_registry))
-"""
-    kinds = optimizer.opt_registry.values()  # other tests register classes of their own
-    own = [kind for kind in kinds if kind.__module__.startswith("fastopt.optimizer.")]
-    assert int(run_python(code)) == len(own)
+""")
 
 
 def test_a_class_is_in_the_module_of_its_name():
@@ -159,17 +151,14 @@ def test_a_class_is_in_the_module_of_its_name():
             assert klass is getattr(optimizer.opt_registry.module(name), klass.__name__)
 
 
-def test_a_registered_class_is_an_attribute_of_the_package():
+def test_a_registered_class_is_an_attribute_of_the_package(registries):
     @optimizer.register
     class Fresh(Optimizer):
         pass
 
-    try:
-        assert optimizer.Fresh is Fresh
-        with pytest.raises(AttributeError, match="fresh"):
-            optimizer.fresh  # noqa: B018
-    finally:
-        del optimizer.opt_registry["fresh"]
+    assert optimizer.Fresh is Fresh
+    with pytest.raises(AttributeError, match="fresh"):
+        optimizer.fresh  # noqa: B018
 
 
 VALUES = [
@@ -219,30 +208,22 @@ def test_wrong_arguments_are_named(error, name, argument, wrong):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "error", "words"),
+    ("name", "value", "words"),
     [
-        ("lr_scheduler", lambda n: 10**400, ValueError, "rate of lr_scheduler must be a finite"),
-        ("lr_scheduler", lambda n: None, TypeError, "lr_scheduler must return a number, got None"),
-        ("lr_scheduler", lambda n: "fast", TypeError, "must return a number, got 'fast'"),
-        ("lr_mult", {0: 10**400}, ValueError, "must be a finite number"),
-        *(
-            ("wd_mult", {0: bad}, ValueError, "index 0: weight decay must be a finite number")
-            for bad in (math.nan, -1.0)
-        ),
+        ("lr_scheduler", lambda n: 10**400, "rate of lr_scheduler must be a finite"),
+        ("lr_scheduler", lambda n: None, "lr_scheduler must return a number, got None"),
+        ("lr_scheduler", lambda n: "fast", "must return a number, got 'fast'"),
+        ("lr_mult", {0: 10**400}, "must be a finite number"),
+        ("wd_mult", {0: math.nan}, "index 0: weight decay must be a finite number"),
+        ("wd_mult", {0: -1.0}, "index 0: weight decay must be a finite number"),
     ],
 )
-def test_a_rate_or_a_decay_that_is_no_number_changes_nothing(name, value, error, words):
+def test_a_rate_or_a_decay_that_is_no_number_changes_nothing(name, value, words):
     made = optimizer.SGD(wd=1.0)
     setattr(made, name, value)
-    with pytest.raises(error, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         step(made)
     assert made.num_update == 0
-
-
-def test_updates_are_counted_from_at_most_the_half_of_64_bits():
-    made = optimizer.SGD(begin_num_update=2**62)
-    step(made)
-    assert made.num_update == 2**62 + 1
 
 
 @pytest.mark.parametrize(("name", "t"), [("adam", 51), ("adopt", 1), ("galore", 1)])
@@ -258,12 +239,13 @@ def test_formulas_go_on_from_the_initial_count_but_not_what_is_first(name, t):
     np.testing.assert_allclose(weight, -size * grad, rtol=1e-4)
 
 
-def test_counts_belong_to_the_index_and_num_update_is_their_maximum():
-    made = optimizer.SGD(begin_num_update=10)
+@pytest.mark.parametrize("begun", [10, 2**62])
+def test_counts_belong_to_the_index_and_num_update_is_their_maximum(begun):
+    made = optimizer.SGD(begin_num_update=begun)
     step(made, 0, times=3)
     step(made, 1)
-    assert made._index_update_count == {0: 13, 1: 11}
-    assert made.num_update == 13
+    assert made._index_update_count == {0: begun + 3, 1: begun + 1}
+    assert made.num_update == begun + 3
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -285,14 +267,6 @@ def test_lbsgd_without_an_updater_updates_the_master_that_it_makes(momentum, bat
     assert (weight < 1).all()
 
 
-def test_lbsgd_makes_no_master_that_is_not_asked_for():
-    weight, made = np.ones(2, np.float16), optimizer.LBSGD(multi_precision=True)
-    assert optimizer.LBSGD().create_state(0, weight) is None
-    assert made.create_state(0, np.ones(2)) is None
-    with pytest.raises(ValueError, match="index 0"):
-        made.update(0, np.ones(2), np.ones(2), (None, np.ones(2, np.float32)))
-
-
 def test_lbsgd_reads_the_schedule_before_it_counts():
     seen = []
     made = optimizer.LBSGD(lr_scheduler=lambda n: seen.append(n) or 0.1)
@@ -308,6 +282,16 @@ def test_a_learning_rate_becomes_the_base_rate_of_the_schedule():
     assert SGD(lr_scheduler=schedule).lr_scheduler is schedule
 
 
+class Halving:
+    """A schedule of the user."""
+
+    def __init__(self):
+        self.base_lr = 0.4
+
+    def __call__(self, num_update):
+        return self.base_lr / 2**num_update
+
+
 RATES = [
     (Adam, {}, FactorScheduler(10, base_lr=0.3), 0.001, "learning_rate=0.001 of Adam replaces "
      "base_lr=0.3 of FactorScheduler; learning_rate=None keeps base_lr"),
@@ -319,6 +303,7 @@ RATES = [
      "learning_rate=0.001 of Adam has no effect: CosineScheduler keeps its base_lr=0.3"),
     (SGD, {"lr": 0.2}, FactorScheduler(10, warmup_steps=5, warmup_begin_lr=0.005), 0.005,
      "learning_rate=0.2 of SGD replaces base_lr=0.01 .* after warm-up, which still ends at 0.01"),
+    (SGD, {"lr": 0.2}, Halving(), 0.2, "learning_rate=0.2 of SGD replaces base_lr=0.4 of Halving"),
     (Adam, {"lr": None}, FactorScheduler(9, base_lr=0.3), 0.3, None),
     (Adam, {}, CosineScheduler(9, base_lr=0.3), 0.3, None),
     (SGD, {"lr": 0.3}, CosineScheduler(9, base_lr=0.3), 0.3, None),
@@ -348,29 +333,12 @@ def test_optimizers_share_a_schedule_whose_state_advances():
     assert [one.learning_rate for one in made] == [0.005, 0.1, 0.2]
 
 
-def test_a_users_schedule_with_base_lr_is_copied_too():
-    class Halving:
-        base_lr = 0.4
-
-        def __call__(self, num_update):
-            return self.base_lr / 2**num_update
-
-    schedule = Halving()
-    with pytest.warns(UserWarning, match="replaces base_lr=0.4 of Halving"):
-        made = optimizer.SGD(lr_scheduler=schedule, learning_rate=0.2)
-    step(made)
-    assert (made.learning_rate, schedule.base_lr) == (0.1, 0.4)
-
-
 def test_the_rate_cannot_be_set_beside_a_schedule():
-    made = optimizer.SGD(lr_scheduler=lambda n: 0.1)
+    made, plain = optimizer.SGD(lr_scheduler=lambda n: 0.1), optimizer.SGD()
     with pytest.raises(optimizer.ScheduledRateError, match="lr_scheduler") as raised:
         made.set_learning_rate(0.2)
-    assert isinstance(raised.value, RuntimeError)
-    assert isinstance(raised.value, UserWarning)
-    plain = optimizer.SGD()
+    assert {RuntimeError, UserWarning} < {*type(raised.value).__mro__}
     plain.set_learning_rate(0.2)
-    assert plain.learning_rate == 0.2
     with pytest.raises(ValueError, match="learning_rate"):
         plain.set_learning_rate(-1)
     assert plain.learning_rate == 0.2
@@ -427,24 +395,21 @@ def test_names_of_indices_that_step_does_not_use_warn():
         updater.step([np.ones(2)] * 2, [np.ones(2), np.ones(2)])
 
 
-def by_hand():
-    made = optimizer.SGD(wd=0.1, param_idx2name={0: "W1", 1: "b1"})
-    made.set_wd_mult({"W1": 1.0})
-    return made
-
-
 @pytest.mark.parametrize(
-    "make",
+    "arguments",
     [
-        lambda: optimizer.SGD(wd=0.1, param_idx2name={0: "a.weight", 1: "b1"}),
-        lambda: optimizer.SGD(wd=0.1),
-        lambda: optimizer.SGD(param_idx2name={0: "W1", 1: "b1"}),
-        lambda: optimizer.SGD(wd=0.1, param_idx2name={0: "W1"}, param_dict={0: MULTIPLIERS}),
-        by_hand,
+        {"wd": 0.1, "param_idx2name": {0: "a.weight", 1: "b1"}},
+        {"wd": 0.1},
+        {"param_idx2name": {0: "W1", 1: "b1"}},
+        {"wd": 0.1, "param_idx2name": {0: "W1"}, "param_dict": {0: MULTIPLIERS}},
+        {"wd": 0.1, "param_idx2name": {0: "W1", 1: "b1"}, "wd_mult": {"W1": 1.0}},
     ],
 )
-def test_decay_that_reaches_a_parameter_does_not_warn(make):
-    updates(optimizer.get_updater(make()), [0, 1], [0, 1])
+def test_decay_that_reaches_a_parameter_does_not_warn(arguments):
+    multipliers = arguments.pop("wd_mult", {})
+    made = optimizer.SGD(**arguments)
+    made.set_wd_mult(multipliers)
+    updates(optimizer.get_updater(made), [0, 1], [0, 1])
 
 
 LOST = [
@@ -476,11 +441,8 @@ def test_multipliers_of_indices_names_objects_and_symbols_do_not_warn():
     symbol = SimpleNamespace(
         attr_dict=lambda: {"data": {"__lr_mult__": 2}}, list_arguments=lambda: ["data"]
     )
-    made = optimizer.SGD(
-        sym=symbol,
-        param_idx2name={0: "a_weight", 1: "b_bias"},
-        param_dict={5: MULTIPLIERS},
-    )
+    names = {0: "a_weight", 1: "b_bias"}
+    made = optimizer.SGD(sym=symbol, param_idx2name=names, param_dict={5: MULTIPLIERS})
     made.set_lr_mult({0: 1.0, "b_bias": 2.0, 5: 2.0, "data": 1.0})
     updates(optimizer.get_updater(made), 0, 1, [0, 1])
 
@@ -548,13 +510,15 @@ def test_ccsgd_says_that_it_is_deprecated():
         assert isinstance(optimizer.create("ccsgd", momentum=0.5), optimizer.SGD)
 
 
-class Noting(optimizer.Adam):
-    """A class of the user with a property for an argument, and attributes of its own."""
+class Own(optimizer.SGD):
+    """A class of the user with a property for an argument, and changes of its own."""
 
     def __init__(self, **given):
         self.before = "before"
         super().__init__(**given)
-        self.after = self.lr
+        self.lr = 2 * self.lr
+        self.lr_mult["bias"] = 0.5
+        self.learning_rate *= 2
 
     @property
     def wd(self):
@@ -574,32 +538,19 @@ class Watching(optimizer.SGD):
 
 
 def test_constructors_assign_as_users_classes_want():
-    made = Noting(lr=0.5, wd=0.5)
-    assert (made.before, made.after, made.wd) == ("before", 0.5, 0.25)
+    made, weights = Own(lr=0.125, wd=0.5), {"kernel": np.ones(1), "bias": np.ones(1)}
+    assert (made.before, made.lr, made.wd) == ("before", 0.5, 0.25)
+    made.wd = 0.0
+    optimizer.Updater(made).step({"kernel": np.ones(1), "bias": np.ones(1)}, weights)
+    assert (weights["kernel"], weights["bias"]) == (0.5, 0.75)
     assert {"lr", "wd", "momentum", "rescale_grad", "lr_mult"} <= {*Watching(momentum=0.5).assigned}
     with pytest.raises(ValueError, match="wd must be"):
         Watching(wd=-1.0)
-    for kind in (Noting, Watching):
-        first = kind(lr=0.5)
-        again = pickle.loads(pickle.dumps(first))
-        for one in (first, again, copy.deepcopy(first)):
+    for first in (Own(lr=0.5), Watching(lr=0.5)):
+        for one in (first, pickle.loads(pickle.dumps(first)), copy.deepcopy(first)):
             version = one.version
             one.rescale_grad = 0.5
             assert one.version != version
-
-
-def test_a_change_in_the_constructor_of_a_subclass_is_used():
-    class Doubled(optimizer.SGD):
-        def __init__(self, **given):
-            super().__init__(**given)
-            self.lr = 2 * self.lr
-            self.lr_mult["bias"] = 0.5
-            self.learning_rate *= 2
-
-    updater = optimizer.Updater(Doubled(lr=0.125))
-    weights = {"kernel": np.ones(1), "bias": np.ones(1)}
-    updater.step({"kernel": np.ones(1), "bias": np.ones(1)}, weights)
-    assert (weights["kernel"], weights["bias"]) == (0.5, 0.75)
 
 
 @fastopt.rule(hyper=("lr", "inverse_width"))
@@ -622,23 +573,24 @@ class ByWidth(optimizer.Optimizer):
         return {"inverse_width": self.scale / self.widths[index]}
 
 
+def matrices():
+    """Weights of two widths, and their gradients."""
+    return [np.zeros((1, 4)), np.zeros((1, 2))], [np.ones((1, 4)), np.ones((1, 2))]
+
+
 def test_fields_of_a_parameter_are_those_of_its_shape():
-    weights, grads = [np.zeros((1, 4)), np.zeros((1, 2))], [np.ones((1, 4)), np.ones((1, 2))]
-    updater = optimizer.get_updater(ByWidth(lr=1.0))
-    path = [0.0, 0.0]
+    (weights, grads), updater = matrices(), optimizer.get_updater(ByWidth(lr=1.0))
+    made, path = updater.optimizer, np.zeros(2)
     for change in ({}, {}, {"scale": 2.0}, {"lr": 0.5}, {"lr_scheduler": lambda n: 1 / n}):
         for name, value in change.items():
-            setattr(updater.optimizer, name, value)
+            setattr(made, name, value)
         updater([0, 1], grads, weights)
-        made = updater.optimizer
-        path = [
-            at - made.learning_rate * made.scale / w for at, w in zip(path, (4, 2), strict=True)
-        ]
-        assert [weight[0, 0] for weight in weights] == path
+        path -= made.learning_rate * made.scale / np.array([4, 2])
+        assert [weight[0, 0] for weight in weights] == [*path]
     updater(1, grads[1], weights[1])
-    assert weights[1][0, 0] == path[1] - updater.optimizer.learning_rate
+    assert weights[1][0, 0] == path[1] - made.learning_rate
     with pytest.raises(KeyError, match="2"):
-        updater.optimizer.fields_of(2)
+        made.fields_of(2)
 
 
 @pytest.mark.parametrize(
@@ -650,11 +602,10 @@ def test_fields_of_a_parameter_are_those_of_its_shape():
     ],
 )
 def test_groups_and_rates_of_ones_own_have_fields_of_parameters_too(make, groups, steps):
-    weights, grads = [np.zeros((1, 4)), np.zeros((1, 2))], [np.ones((1, 4)), np.ones((1, 2))]
-    updater = optimizer.get_updater(make(lr=1.0), groups=groups)
-    updater(["a", "b"], grads, weights)
-    assert [-weight[0, 0] for weight in weights] == steps
-    other = optimizer.get_updater(make(lr=1.0), groups=groups)
-    other.load_state_dict(updater.state_dict())
-    other(["a", "b"], grads, weights)
-    assert [-weight[0, 0] for weight in weights] == [2 * step for step in steps]
+    weights, grads = matrices()
+    updater, other = (optimizer.get_updater(make(lr=1.0), groups=groups) for _ in range(2))
+    for count in (1, 2):
+        updater(["a", "b"], grads, weights)
+        assert [-weight[0, 0] for weight in weights] == [count * step for step in steps]
+        other.load_state_dict(updater.state_dict())
+        updater = other

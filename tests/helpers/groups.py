@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fastopt import optimizer
 from helpers.tensor_lists import as_list, frozen, one_by_one
 
 NAMES = ["embed.weight", "body.weight", "body.bias", "norm.scale", "head.weight", "frozen.weight"]
@@ -12,6 +13,16 @@ def nested(updater, indices, grads, weights):
 
 
 WAYS = as_list, one_by_one, nested
+
+
+def groups():
+    """A group of each kind."""
+    return {
+        r"bias$|norm": {"wd_mult": 0.0},
+        r"^embed": {"lr_mult": 0.1, "clip_gradient": 0.3},
+        r"^frozen": {"frozen": True},
+        r"^head": {"optimizer": optimizer.SGD(learning_rate=1.0, momentum=0.9)},
+    }
 
 
 def arrays(seed, names=NAMES, dtype=np.float32, shape=(3, 2)):

@@ -52,25 +52,21 @@ def test_the_fallback_updates_like_an_updater_of_its_own(how, rng):
 def test_a_fallback_by_name_has_the_rate_schedule_and_decay(rng):
     weight, gradients = single(rng, (5,))
     arguments = {"lr_scheduler": lambda t: 0.1 / t, "wd": 0.3, "clip_gradient": 0.5}
-    made = Muon(fallback="adamw", **arguments)
-    _, got = trained(made, weight, gradients)
-    _, expected = trained(fastopt.AdamW(**arguments), weight, gradients)
-    np.testing.assert_array_equal(got, expected)
+    _, got = trained(Muon(fallback="adamw", **arguments), weight, gradients)
+    np.testing.assert_array_equal(got, trained(fastopt.AdamW(**arguments), weight, gradients)[1])
 
 
 def test_changes_of_the_rate_reach_every_part(rng):
     weights, gradients = drawn(rng, (4, 6), (5,))
-    updater = fastopt.Updater(Muon(lr=0.5, fallback="sgd"))
-    updater([0, 1], gradients[0], weights)
-    before = copy.deepcopy(weights)
+    updater, before = fastopt.Updater(Muon(lr=0.5, fallback="sgd")), copy.deepcopy(weights)
     updater.optimizer.set_learning_rate(0.0)
-    updater([0, 1], gradients[1], weights)
+    updater([0, 1], gradients[0], weights)
     np.testing.assert_equal(weights, before)
     updater.optimizer.learning_rate = 0.5
     updater.optimizer.set_lr_mult({0: 0.0, 1: 2.0})
-    updater([0, 1], gradients[2], weights)
+    updater([0, 1], gradients[1], weights)
     np.testing.assert_array_equal(weights[0], before[0])
-    np.testing.assert_allclose(weights[1], before[1] - gradients[2][1], rtol=1e-6)
+    np.testing.assert_allclose(weights[1], before[1] - gradients[1][1], rtol=1e-6)
 
 
 def test_a_pattern_that_matches_no_name_warns_once(rng):
@@ -127,23 +123,18 @@ def test_a_half_precision_copy_is_written_too(rng):
 @pytest.mark.parametrize("way", WAYS)
 def test_the_arguments_of_a_fallback_are_saved(way, rng, tmp_path):
     weights, gradients = drawn(rng, (4, 6), (5,))
-
-    def make(**arguments):
-        return fastopt.Updater(
-            Muon(fallback=fastopt.AdamW(**arguments), fallback_for="1", split={"0": 2})
-        )
-
-    old, present = make(lr=0.25, beta1=0.5), make()
+    old, present = (
+        fastopt.Updater(Muon(fallback=fastopt.AdamW(**own), fallback_for="1", split={"0": 2}))
+        for own in ({"lr": 0.25, "beta1": 0.5}, {})
+    )
     object_before = present.optimizer.fallback
     old([0, 1], gradients[0], weights)
     new, others = resumed(way, old, present, tmp_path), copy.deepcopy(weights)
-    assert (new.optimizer.fallback.lr, new.optimizer.fallback.beta1) == (0.25, 0.5)
-    assert new.optimizer.split == (("0", 2),)
-    if way in ("save", "dict"):
-        assert new.optimizer.fallback is object_before
-    for grads in gradients[1:]:
-        old([0, 1], grads, weights)
-        new([0, 1], grads, others)
+    made = new.optimizer
+    assert (made.fallback.lr, made.fallback.beta1, made.split) == (0.25, 0.5, (("0", 2),))
+    assert made.fallback is object_before or way in ("get_states", "pickle")
+    for updater, own in ((old, weights), (new, others)):
+        updater([0, 1], gradients[1], own)
     np.testing.assert_equal(weights, others)
 
 
@@ -213,14 +204,3 @@ def test_it_shows_what_is_not_the_default(rng):
         "Muon(learning_rate=0.1, steps=6, fallback=AdamW(learning_rate=0.2), "
         "fallback_for=('head',))"
     )
-
-
-def test_direct_updates_and_copies_resume_identically(rng):
-    weight, gradients = single(rng)
-    _, expected = trained(Muon(lr=0.1), weight, gradients)
-    made, own = Muon(lr=0.1), weight.copy()
-    state = made.create_state(0, own)
-    for grad in gradients:
-        made, state = copy.deepcopy((made, state))
-        made.update(0, own, grad, state)
-    np.testing.assert_array_equal(own, expected)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.optimizer.kron import balanced, spectral_bound
 from helpers.matrix_rules import check_recorded, drawn, single, trained
 from helpers.paths import GOLDEN
 
@@ -34,12 +33,6 @@ MORE = {"scion": {"coefficients": "quintic"}}
 MORE["normuon"] = {"adjust": "original", "coefficients": "quintic"}
 EXACT = dict.fromkeys(("muon", "sm3", "soap", "shampoo"), 1e-11) | {"normuon": 2e-6}
 """Relative errors in float64; that of the other packages, some in float32, is 1e-8."""
-
-
-def test_the_files_name_their_packages_and_commits():
-    assert {"torch", "optax", "jax"} == {*FILES["matrices"]["packages"]}
-    for name in ("soap", "shampoo", "normuon"):
-        assert len(FILES[name]["commit"]) == 40
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['name']}-{named(case)}")
@@ -112,15 +105,6 @@ def test_the_state_has_one_number_for_each_row_and_column(name, rng):
     assert [updater.states[k].shape for k in (2, 3)] == [(7,), ()]
 
 
-def test_a_gradient_that_is_not_finite_spreads_to_row_and_column_in_sm3(rng):
-    weight, gradients = single(rng)
-    gradients[1][1, 2] = np.nan
-    _, got = trained(optimizer.SM3(), weight, gradients[:3])
-    hit = np.zeros((4, 6), bool)
-    hit[1], hit[:, 2] = True, True
-    np.testing.assert_array_equal(np.isnan(got), hit)
-
-
 STATES = {
     "muon": (lambda state: state.T, r"state 'mom' must have shape \(4, 6\)"),
     "sm3": (lambda state: state[::-1], r"state 'axis 0' must have shape \(4,\), got \(4, 6\)"),
@@ -163,32 +147,13 @@ def test_a_constrained_step_stays_in_the_ball(rng):
 
 
 @pytest.mark.parametrize("kind", [optimizer.GaLore, optimizer.APOLLO])
-def test_ranks_are_at_most_the_shorter_side_and_nan_reaches_the_weight(kind, rng):
-    updater = optimizer.get_updater(kind(0.1))
-    weights = {0: np.ones((3, 5)), 1: np.ones((4, 2, 1)), 2: np.ones((0, 3))}
-    for index, weight in weights.items():
-        updater(index, np.ones(weight.shape), weight)
-        small, large = sorted((weight.shape[0], weight[:1].size if weight.size else 3))
-        shapes = [array.shape for array in updater.states[index][:3]]
-        assert shapes == [(large, small), (large, small), (small, small)]
-    grad = np.ones((3, 5))
-    grad[1, 1] = np.nan
-    updater(3, grad, weight := np.ones((3, 5)))
-    assert np.isnan(weight).all() or kind is optimizer.APOLLO
-    assert np.isnan(weight).any()
-
-
-def test_norms_of_factors_are_bounded_and_balanced(rng):
-    for size in (1, 2, 9):
-        matrix = rng.normal(size=(size, size))
-        exact = np.linalg.norm(matrix @ matrix.T, 2)
-        assert 0.5 * exact < spectral_bound(matrix @ matrix.T) < 1.0001 * exact
-    factors = [rng.normal(size=(3, 3)), 100 * rng.normal(size=4)]
-    found = balanced(factors)
-    sizes = [np.abs(factor).max() for factor in found]
-    np.testing.assert_allclose(sizes[0], sizes[1])
-    product = np.multiply.outer(*factors)
-    np.testing.assert_allclose(np.multiply.outer(*found), product)
+@pytest.mark.parametrize(
+    ("shape", "large", "small"), [((3, 5), 5, 3), ((4, 2, 1), 4, 2), ((0, 3), 3, 0)]
+)
+def test_ranks_are_at_most_the_shorter_side(kind, shape, large, small):
+    updater, _ = trained(kind(0.1), np.ones(shape), [np.ones(shape)])
+    shapes = [array.shape for array in updater.states[0][:3]]
+    assert shapes == [(large, small), (large, small), (small, small)]
 
 
 def test_preconditioners_are_updated_at_the_rate_of_the_step():
@@ -205,32 +170,28 @@ def test_preconditioners_are_updated_at_the_rate_of_the_step():
     assert counts[-1] == 100
 
 
-@pytest.mark.parametrize("diagonal", [None, "one_diag", "smart_one_diag", "all_diag"])
-def test_diagonal_factors(diagonal):
+@pytest.mark.parametrize(
+    ("diagonal", "whole"),
+    [(None, "11 11"), ("one_diag", "10 10"), ("smart_one_diag", "10 11"), ("all_diag", "00 00")],
+)
+def test_diagonal_factors(diagonal, whole):
     made = optimizer.Kron(diagonal=diagonal, max_precond_dim=5)
     found = {shape: made.triangular(shape) for shape in ((3, 4), (4, 4), (2, 1), (2, 6), (3,))}
-    usual = {None: [1, 1], "one_diag": [1, 0], "smart_one_diag": [1, 0], "all_diag": [0, 0]}
-    assert found[3, 4] == usual[diagonal]
-    assert (
-        sum(found[4, 4]) == {None: 2, "one_diag": 1, "smart_one_diag": 2, "all_diag": 0}[diagonal]
-    )
+    assert [found[3, 4], found[4, 4]] == [[*map(int, each)] for each in whole.split()]
     assert found[2, 1][1] == found[2, 6][1] == found[3,][0] == 0
 
 
-@pytest.mark.parametrize(
-    ("made", "shape", "words"),
-    [
-        (optimizer.AdamMini(heads={".": 4}), (6, 2), "0: 6 rows .* among 4 heads"),
-        (optimizer.Scion(norms={".": ("sign", 1)}), (3,), "'sign' needs weights of two or more"),
-        (optimizer.Scion(split={".": (2, 2)}), (3, 2), "0: 3 rows of shape .* cannot be split"),
-        (
-            optimizer.Muon(split={".": 4}),
-            (6, 2),
-            r"6 rows of shape \(6, 2\) cannot be split into 4",
-        ),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(made, shape, words):
+UNFIT = {
+    "0: 6 rows .* among 4 heads": (optimizer.AdamMini(heads={".": 4}), (6, 2)),
+    "'sign' needs weights of two or more": (optimizer.Scion(norms={".": ("sign", 1)}), (3,)),
+    "0: 3 rows of shape .* cannot be split": (optimizer.Scion(split={".": (2, 2)}), (3, 2)),
+    r"6 rows of shape \(6, 2\) cannot be split into 4": (optimizer.Muon(split={".": 4}), (6, 2)),
+}
+
+
+@pytest.mark.parametrize("words", UNFIT)
+def test_weights_that_do_not_fit_are_refused(words):
+    made, shape = UNFIT[words]
     updater, weight = optimizer.get_updater(made), np.ones(shape)
     with pytest.raises(ValueError, match=words):
         updater(0, np.ones(shape), weight)

@@ -93,12 +93,12 @@ def stablespam(w, lr, wd, reset_interval, beta1=0.9, beta2=0.999, eps=1e-8):
         w = w - lr * (u + wd * w)
 
 
-def sgdw(w, lr, wd, momentum, decouple, formula="mxnet", dampening=0.0):
-    """arXiv:1711.05101, algorithm 1, with torch's dampening."""
-    m = None
+def sgdw(w, lr, wd, momentum, decouple):
+    """arXiv:1711.05101, algorithm 1."""
+    m = 0.0
     while True:
         g = yield w
-        m = g if m is None else momentum * m + (1 - dampening) * g
+        m = momentum * m + g
         w = w - lr * wd * w - lr * m
 
 

@@ -10,7 +10,7 @@ import fastopt
 from fastopt import optimizer
 from fastopt.lr_scheduler import FactorScheduler
 from helpers import defaults, oracles
-from helpers.cases import CASES, OF_STEPS, exhaustive, kept
+from helpers.cases import CASES, OF_STEPS, exhaustive, kept, slow
 from helpers.paths import GOLDEN
 from helpers.schedules import with_schedule
 
@@ -19,21 +19,6 @@ RECORDED = json.loads((GOLDEN / "formulas.json").read_text())
 OTHERS = RECORDED["others"]
 OF_TORCH = [{**case, "arguments": {**case["arguments"], **TORCH}} for case in RECORDED["cases"]]
 ids = [f"{i}-{case['name']}" for i, case in enumerate(OTHERS + OF_TORCH)]
-
-
-def once_by_default(cases):
-    """Parameters of which by default the first of each class that has no other test is run.
-
-    AMSGrad is run for Adam.
-    """
-    names = ["Adam", "AdamW", "Nadam", "AdamW amsgrad", "Nadam amsgrad"]
-    parameters = []
-    for case in cases:
-        flags = [flag for flag in ("amsgrad", "grams") if case["arguments"].get(flag)]
-        name = " ".join([case["class"], *flags])
-        parameters += exhaustive(case) if name in names else [case]
-        names.append(name)
-    return parameters
 
 
 SIZES = np.array([1e2, 1.0, 1e-1, 1e-2, 1e-4, 0.0])
@@ -50,7 +35,6 @@ FORMULAS = {
     "nadam amsgrad": (NADAM, "nadam", {"amsgrad": True}),
     "nadam amsgrad of torch": (NADAM, "nadam", {"amsgrad": True, **TORCH}),
     "sgdw": (oracles.sgdw, "sgd", HEAVY),
-    "sgdw of torch": (oracles.sgdw, "sgd", {**HEAVY, **TORCH, "dampening": 0.3}),
     "nadamw": (NADAMW, "nadamw", {"correction": "present"}),
     "nadamw amsgrad": (NADAMW, "nadamw", {"amsgrad": True}),
     "adamatan2": (oracles.adamatan2, "adamatan2", {"a": 1.3, "b": 0.8}),
@@ -59,8 +43,8 @@ FORMULAS = {
     **{name: (getattr(oracles, name), name, {}) for name in PAPERS},
 }
 """Function of oracles.py, optimizer and its arguments, which are those of the function too."""
-BY_DEFAULT = ("adamatan2", "stablespam")
-"""Formulas that are compared by default: of a class without recorded numbers, and with restarts."""
+BY_DEFAULT = *PAPERS, "adamatan2", "stablespam"
+"""Formulas of classes without recorded numbers, and with restarts."""
 
 
 def trained(made, start, gradients, dtype):
@@ -76,13 +60,12 @@ def made_of(case):
     return getattr(fastopt, case["class"])(**with_schedule(case["arguments"]))
 
 
-def test_the_file_names_its_packages_and_has_every_class():
-    more = {"schedulefree", "timm", "pytorch_optimizer"}
-    assert RECORDED["more_packages"].keys() == more
-    assert {case["library"] for case in OTHERS} == {"torch", "optax"} | more
-    assert {*RECORDED["packages"]} == {"torch", "optax", "jax"}
-    assert {case["class"] for case in OF_TORCH} == {*CLASSES}
-    assert {case["library"] for case in OF_TORCH} == {"torch", "optax"}
+PRECISIONS = [np.float64, *exhaustive(np.float32)]
+
+
+def compare(dtype, found, expected):
+    rtol, atol = (1e-11, 1e-15) if dtype is np.float64 else (3e-5, 1e-5)
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 
 
 def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula():
@@ -92,50 +75,29 @@ def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula()
     assert {case.name for case in plain} - {*OF_STEPS} <= names
 
 
-def check(case, dtype, **tolerance):
+@pytest.mark.parametrize("case", slow(*OTHERS) + OF_TORCH, ids=ids)
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_each_step_is_that_of_the_library(case, dtype):
     steps = list(trained(made_of(case), RECORDED["start"], RECORDED["gradients"], dtype))
-    np.testing.assert_allclose([weight for weight, _ in steps], case["weights"], **tolerance)
+    compare(dtype, [weight for weight, _ in steps], case["weights"])
     if "averages" in case:
         updater, weight = steps[-1][1], steps[-1][0].copy()
         with updater.averaged({0: weight}):
-            np.testing.assert_allclose(weight, case["averages"][-1], **tolerance)
+            compare(dtype, weight, case["averages"][-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", once_by_default(OTHERS) + exhaustive(*OF_TORCH), ids=ids)
-def test_float32_steps_are_those_of_the_library(case):
-    check(case, np.float32, rtol=3e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", exhaustive(*OTHERS) + OF_TORCH, ids=ids)
-def test_float64_steps_are_those_of_the_library(case):
-    check(case, np.float64, rtol=1e-11, atol=1e-15)
-
-
-def agrees(name, dtype, **tolerance):
+@pytest.mark.parametrize("name", kept(FORMULAS, *BY_DEFAULT))
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_each_step_is_that_of_the_formula(name, dtype):
     oracle, klass, arguments = FORMULAS[name]
     rng = np.random.default_rng(1)
     start, gradients = rng.normal(size=6), rng.normal(size=(12, 6)) * SIZES
     made = optimizer.create(klass, lr=0.05, wd=0.1, **arguments)
     expected = oracle(start, lr=0.05, wd=0.1, **arguments)
     next(expected)
-    for (weight, _), gradient in zip(
-        trained(made, start, gradients, dtype), gradients, strict=True
-    ):
-        np.testing.assert_allclose(weight, expected.send(gradient), **tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name if name in BY_DEFAULT else exhaustive(name)[0] for name in FORMULAS]
-)
-def test_float32_steps_are_those_of_the_formula(name):
-    agrees(name, np.float32, rtol=3e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", kept(FORMULAS, *PAPERS))
-def test_float64_steps_are_those_of_the_formula(name):
-    agrees(name, np.float64, rtol=1e-11, atol=1e-15)
+    steps = trained(made, start, gradients, dtype)
+    for (weight, _), gradient in zip(steps, gradients, strict=True):
+        compare(dtype, weight, expected.send(gradient))
 
 
 WITH_EPSILON = ("Adam", "AdamW", "AdaGrad", "RMSProp", "Nadam")
@@ -147,19 +109,13 @@ every_class = pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("name", WITH_EPSILON)
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_clipping_comes_before_decay_as_it_does_with_torch(name, clip):
-    gradients = RECORDED["gradients"]
-    arguments = {"eps": 0.01, "weight_decay": 0.1}
-    make = partial(optimizer.create, name, lr=0.05, formula="torch", **arguments)
-    limit = np.inf if clip is None else clip
-    clipped = np.clip(0.5 * np.array(gradients), -limit, limit)
-    ends = [
-        [weight for weight, _ in trained(made, RECORDED["start"], given, np.float64)]
-        for made, given in (
-            (make(clip_gradient=clip, rescale_grad=0.5), gradients),
-            (make(), clipped),
-        )
-    ]
-    np.testing.assert_allclose(*ends, rtol=1e-11, atol=1e-15)
+    gradients = np.array(RECORDED["gradients"])
+    make = partial(optimizer.create, name, lr=0.05, formula="torch", eps=0.01, weight_decay=0.1)
+    made, limit = make(clip_gradient=clip, rescale_grad=0.5), clip or np.inf
+    found = trained(made, RECORDED["start"], gradients, float)
+    clipped = trained(make(), RECORDED["start"], np.clip(0.5 * gradients, -limit, limit), float)
+    for (weight, _), (expected, _) in zip(found, clipped, strict=True):
+        compare(np.float64, weight, expected)
 
 
 @every_class

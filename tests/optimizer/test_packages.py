@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
+from fastopt.optimizer.kron import balanced
 from helpers.matrix_rules import check_recorded, drawn, single, trained
 from helpers.paths import GOLDEN
 
@@ -154,6 +155,14 @@ def test_ranks_are_at_most_the_shorter_side(kind, shape, large, small):
     updater, _ = trained(kind(0.1), np.ones(shape), [np.ones(shape)])
     shapes = [array.shape for array in updater.states[0][:3]]
     assert shapes == [(large, small), (large, small), (small, small)]
+
+
+def test_factors_are_balanced_with_the_same_product(rng):
+    factors = [rng.normal(size=(3, 3)), 100 * rng.normal(size=4)]
+    found = balanced(factors)
+    np.testing.assert_allclose(np.ptp([np.abs(factor).max() for factor in found]), 0, atol=1e-12)
+    products = [np.multiply.outer(*each) for each in (found, factors)]
+    np.testing.assert_allclose(*products)
 
 
 def test_preconditioners_are_updated_at_the_rate_of_the_step():

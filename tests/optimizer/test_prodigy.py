@@ -47,27 +47,14 @@ def same(updater, other):
     )
 
 
-def test_the_file_names_its_packages_and_estimates_grow():
-    assert {*(case["library"] for case in RECORDS), "torch", "jax"} == {*RECORDED["packages"]}
-    assert all(case["d"][-1] > 1.5 * case["d"][0] for case in RECORDS)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "dtype", "tolerance", "of_d"),
-    [
-        pytest.param(
-            case,
-            *rest,
-            marks=() if case in FIRST and rest[0] is F64 else pytest.mark.slow("exhaustive"),
-        )
-        for case in RECORDS
-        for rest in ((F32, 3e-5, 1e-2), (F64, 1e-6, 1e-6))
-        if "d0" in case["arguments"] or rest[0] is F64
-    ],
-)
-def test_each_step_is_that_of_the_library(case, dtype, tolerance, of_d):
+@pytest.mark.parametrize("case", [*FIRST, *exhaustive(*(c for c in RECORDS if c not in FIRST))])
+@pytest.mark.parametrize("precision", [(F64, 1e-6, 1e-6), *exhaustive((F32, 3e-5, 1e-2))])
+def test_each_step_is_that_of_the_library(case, precision):
     """A weight of 1 in float32 moves by multiples of 1e-7, which is much of a step of 1e-6."""
+    dtype, tolerance, of_d = precision
+    if dtype is F32 and "d0" not in case["arguments"]:
+        return
     weights, steps = start(dtype)
     updater = fastopt.Updater(optimizer.create(case["name"], **case["arguments"]))
     for step, grads in enumerate(steps):
@@ -91,17 +78,9 @@ def test_single_calls_are_the_step_of_a_list_in_any_order(name):
 @pytest.mark.slow("exhaustive")
 def test_parameters_without_a_gradient_have_no_share_in_the_step():
     weights, steps = start()
-    others = copy.deepcopy(weights)
     updater, _ = trained(growing(), weights, steps)
-    apart, _ = trained(growing(), others, steps)
     updater([2, 0], [steps[0][2], steps[0][0]], [weights[2], weights[0]])
     assert {*updater.optimizer.shares} == {0, 2}
-    updater([0, 1, 2], steps[1], weights)
-    d = apart.optimizer.d
-    apart([0, 1, 2], steps[0], others)
-    assert apart.optimizer.d > d
-    apart([0, 1, 2], steps[1], others)
-    assert updater.optimizer.d != apart.optimizer.d
 
 
 def test_a_step_that_fails_changes_nothing():

@@ -105,6 +105,7 @@ def test_products_that_overflow_in_float32_are_taken_in_float64():
 )
 def test_axes_are_merged_while_their_product_is_small(shape, largest, expected):
     assert axes(shape, largest, True) == expected
+    assert Shampoo(max_precond_dim=largest, merge_dims=True).axes(shape) == expected
     assert axes(shape, largest, False) == shape
     assert math.prod(expected) == math.prod(shape)
 

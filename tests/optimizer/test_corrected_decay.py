@@ -13,17 +13,13 @@ DECOUPLED = {
     "adamw": {"formula": "torch"},
     "adamw of mxnet": {},
     "adamw cautious": {"cautious_decay": True},
-    "adagrad": {},
     "sgd": {"decouple": True, "momentum": 0.9},
     "nadam": {"decouple": True},
-    "lion": {},
-    "adan": {},
-    "radam": {},
     "prodigy": {"d0": 0.1},
-    "muon": {},
-    "sm3": {},
-    "adafactor": {},
-    "soap": {},
+    **{
+        name: {}
+        for name in ("adagrad", "lion", "adan", "radam", "muon", "sm3", "adafactor", "soap")
+    },
 }
 BY_DEFAULT = ("adamw", "muon")
 

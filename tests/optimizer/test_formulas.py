@@ -149,3 +149,48 @@ def test_given_arguments_and_schedules_come_before_the_defaults_of_torch():
     later = fastopt.AdamW()
     later.formula = "torch"
     assert (later.epsilon, later.wd) == (1e-6, 0.0)
+
+
+RMSPROP = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "centered": {"centered": True},
+    "of torch": {"formula": "torch", "gamma1": 0.9, "momentum": 0.9},
+}
+STATES = {
+    "exact": {},
+    "bfloat16": {"state_dtype": "bfloat16"},
+    "8 bits": {"state_dtype": "int8", "state_min_size": 1},
+}
+
+
+def rmsprop(form, **options):
+    return fastopt.Updater(
+        optimizer.RMSProp(0.01, initial_accumulator_value=1.0, **RMSPROP[form], **options)
+    )
+
+
+@pytest.mark.parametrize("form", RMSPROP)
+def test_rmsprop_starts_with_the_initial_second_moment(form):
+    updater, weight = rmsprop(form, epsilon=0.001), np.zeros(2)
+    grad = np.array([0.1, -3.0])
+    updater(0, grad, weight)
+    var = 0.9 + 0.1 * grad**2 - (0.01 * grad**2 if form == "centered" else 0)
+    root = np.sqrt(var) + 0.001 if form == "of torch" else np.sqrt(var + 0.001)
+    np.testing.assert_allclose(weight, -0.01 * grad / root, rtol=1e-12)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("form", ["momentum", "centered"])
+def test_rmsprop_starts_the_second_moment_alone_above_zero(form, state):
+    if state == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    updater, arrays = rmsprop(form, **STATES[state]), [np.zeros((2, 3)), np.zeros((2, 3))]
+    if (form, state) == ("centered", "8 bits"):
+        with pytest.raises(ValueError, match="8 bits would freeze sums"):
+            updater(0, *arrays)
+        return
+    updater(0, *arrays)
+    first, *others = updater.state_as(0)
+    np.testing.assert_allclose(first, 0.9, rtol=0.01)
+    assert not np.any(others)

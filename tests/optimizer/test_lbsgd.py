@@ -1,5 +1,6 @@
 """LBSGD adds up gradients that list rows, dense ones, and both in turn."""
 
+import copy
 from functools import reduce
 from operator import add
 
@@ -55,16 +56,17 @@ def test_an_update_is_that_of_sgd_with_the_sum(lazy, momentum, problem, dense):
 @given(dense=st.lists(st.booleans(), min_size=SUMMED, max_size=SUMMED))
 def test_gradients_may_be_overwritten_after_the_call(dense):
     rng = np.random.default_rng(0)
-    updater, weight = lbsgd(), np.ones((9, 4))
-    other, same = lbsgd(), np.ones((9, 4))
+    updaters, weights = (lbsgd(), lbsgd()), (np.ones((9, 4)), np.ones((9, 4)))
     for grad in dense_where(dense, [listing(rng, (9, 4), np.float64, 5) for _ in dense]):
-        other(0, grad.astype(np.float64), same)
-        updater(0, grad, weight)
+        for updater, weight, own in zip(
+            updaters, weights, (copy.deepcopy(grad), grad), strict=True
+        ):
+            updater(0, own, weight)
         if isinstance(grad, RowSparse):
             grad.values[...], grad.indices[...] = np.nan, 0
         else:
             grad[...] = np.nan
-    same_bits(weight, same)
+    same_bits(*weights)
 
 
 def test_an_incomplete_sum_touches_nothing(rng):
@@ -77,34 +79,31 @@ def test_an_incomplete_sum_touches_nothing(rng):
 
 def test_calls_continue_a_plan_and_batch_scale_may_change():
     """Without sums, calls need no preparation; the number of calls so far decides the phase."""
-    made, weight = lbsgd(), np.zeros(3)
-    made.optimizer.batch_scale = 1
+    updater, weight = lbsgd(), np.zeros(3)
+    made = updater.optimizer
+    made.batch_scale = 1
     for _ in range(3):
-        made(0, np.ones(3), weight)
-    assert made.optimizer.cumgrads == {}
-    assert not made.optimizer.batches.active
-    made.optimizer.batch_scale = 2
-    before = weight.copy()
-    made(0, np.ones(3), weight)  # the fourth call
-    assert made.optimizer.cumgrads[0]["num_cums"] == 4
-    assert (weight != before).all()
-    made(0, np.ones(3), before)  # the fifth: nothing is updated
-    assert made.optimizer.cumgrads[0]["num_cums"] == 5
-    made.optimizer.batch_scale = 1
-    made(0, np.ones(3), weight)
-    assert made.optimizer.cumgrads == {}
+        updater(0, np.ones(3), weight)
+    assert (made.cumgrads, made.batches.active) == ({}, False)
+    made.batch_scale = 2
+    for calls, changes in ((4, True), (5, False)):  # the fifth updates nothing
+        before = weight.copy()
+        updater(0, np.ones(3), weight)
+        assert made.cumgrads[0]["num_cums"] == calls
+        assert (weight != before).all() == changes
+    made.batch_scale = 1
+    updater(0, np.ones(3), weight)
+    assert made.cumgrads == {}
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("scaler", [None, 2.0], ids=["plain", "scaled"])
 def test_sums_of_weights_without_dimensions_are_saved_and_restored(dtype, scaler):
     updater, weight = lbsgd(multi_precision=True), np.ones((), dtype)
     updater.loss_scaler = scaler and LossScaler(scaler)
-    for calls in range(1, 2 * SUMMED):
+    for calls in range(2 * SUMMED - 1):
         updater(0, np.ones((), dtype), weight)
-        saved = updater.get_states(dump_optimizer=True)
-        updater.set_states(saved)
-        assert updater.get_states(dump_optimizer=True) == saved
+        updater.set_states(updater.get_states(dump_optimizer=True))
         total = updater.optimizer.cumgrads[0]["cum_grad"]
         assert (type(total), total.shape) == (np.ndarray, ())
-        assert total == ((calls - 1) % SUMMED + 1) / (scaler or 1)
+        assert total == (calls % SUMMED + 1) / (scaler or 1)

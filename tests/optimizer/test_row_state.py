@@ -1,13 +1,18 @@
-"""Rules with state of elements and state of rows: ``fastopt.rule(row_state=...)``."""
+"""Rules whose state is of elements, of rows (``fastopt.rule(row_state=...)``) or of a tensor."""
+
+import math
 
 import numpy as np
 import pytest
 
 import fastopt
 from fastopt._engine.validate import leaves
+from fastopt.checkpoint import CheckpointError
 from fastopt.kernels.rule import rule
+from fastopt.optimizer import NovoGrad
 from fastopt.sparse import RowSparse
 from helpers.cases import exhaustive, slow
+from helpers.matrix_rules import drawn, trained
 from helpers.row_rules import RowAdam, row_adam, row_adam_formula
 
 SHAPE = (7, 37)
@@ -21,16 +26,15 @@ SPARSE = [RowSparse(RNG.normal(size=(len(rows), SHAPE[1])), rows, SHAPE) for row
 
 def expected(grads):
     """The weight, the means and the row's squares after these gradients, in float64."""
-    weight, mean, var = START.copy(), np.zeros(SHAPE), np.zeros((SHAPE[0], 1))
+    exact = START.copy(), np.zeros(SHAPE), np.zeros((SHAPE[0], 1))
     for grad in grads:
         whole = isinstance(grad, np.ndarray)
-        given = grad if whole else grad.coalesce()
-        rows = slice(None) if whole else given.indices
-        own = [array[rows] for array in (weight, mean, var)]
-        row_adam_formula(own[0], given if whole else given.values, *own[1:])
-        for array, values in zip((weight, mean, var), own, strict=True):
-            array[rows] = values
-    return weight, mean, var
+        given = RowSparse(grad, np.arange(SHAPE[0]), SHAPE) if whole else grad.coalesce()
+        own = [array[given.indices] for array in exact]
+        row_adam_formula(own[0], given.values, *own[1:])
+        for array, values in zip(exact, own, strict=True):
+            array[given.indices] = values
+    return exact
 
 
 @pytest.mark.parametrize(
@@ -64,39 +68,32 @@ def test_a_state_of_another_shape_is_refused():
     updater = fastopt.Updater(RowAdam())
     updater("w", DENSE[0], START.copy())
     mean, var = updater.states["w"]
-    updater.states["w"] = (mean, mean.copy())
-    with pytest.raises(ValueError, match=r"state 'var' must have shape \(7, 1\), got \(7, 37\)"):
-        updater("w", DENSE[0], START.copy())
-    updater.states["w"] = (var, var.copy())
-    with pytest.raises(ValueError, match=r"state 'mean' must have shape \(7, 37\), got \(7, 1\)"):
-        updater("w", DENSE[0], START.copy())
+    for array, words in (
+        (mean, r"state 'var' must have shape \(7, 1\), got \(7, 37\)"),
+        (var, r"state 'mean' must have shape \(7, 37\), got \(7, 1\)"),
+    ):
+        updater.states["w"] = (array, array.copy())
+        with pytest.raises(ValueError, match=words):
+            updater("w", DENSE[0], START.copy())
 
 
 def test_a_table_keeps_both_with_each_row():
-    table = fastopt.EmbeddingTable(
-        SHAPE[1], RowAdam(learning_rate=0.1), init="zeros", dtype="float64"
-    )
-    ids = np.array([70, 5, -3])
-    weight, mean, var = np.zeros((3, SHAPE[1])), np.zeros((3, SHAPE[1])), np.zeros((3, 1))
+    made = RowAdam(learning_rate=0.1)
+    table = fastopt.EmbeddingTable(SHAPE[1], made, init=lambda ids: START[ids % 7], dtype="float64")
+    ids = np.array([70, 8, -5, 3, 4, 5, 6])
     table.lookup(ids)
-    for rows in ([0, 1, 2], [2, 0], [1]):
-        grad = RNG.normal(size=(len(rows), SHAPE[1]))
-        table.update(ids[rows], grad)
-        own = [array[rows] for array in (weight, mean, var)]
-        row_adam_formula(own[0], grad, *own[1:])
-        weight[rows], mean[rows], var[rows] = own
-    np.testing.assert_allclose(table.lookup(ids), weight, rtol=1e-12)
+    for grad in SPARSE:
+        table.update(ids[grad.indices], grad.values)
+    np.testing.assert_allclose(table.lookup(ids), expected(SPARSE)[0], rtol=1e-12)
 
 
 def test_only_indexed_rows_change_whatever_lazy_update_is():
-    updater = fastopt.Updater(RowAdam(learning_rate=0.1, lazy_update=False))
-    weight = START.copy()
+    updater, weight = fastopt.Updater(RowAdam(learning_rate=0.1, lazy_update=False)), START.copy()
     updater("w", DENSE[0], weight)
     before = [array.copy() for array in (weight, *updater.states["w"])]
     updater("w", SPARSE[0], weight)
     for array, old in zip((weight, *updater.states["w"]), before, strict=True):
-        changed = np.flatnonzero((array != old).any(axis=1))
-        assert changed.tolist() == sorted(ROWS[0])
+        assert np.flatnonzero((array != old).any(axis=1)).tolist() == sorted(ROWS[0])
 
 
 FORMS = {"state": ("a", "b"), "hyper": ("lr",)}
@@ -110,3 +107,37 @@ def test_without_names_all_state_is_of_rows():
     assert none.shapes((4, 3)) == (("a", (4, 3)), ("b", (4, 3)))
     assert row_adam.shapes((4, 3)) == (("mean", (4, 3)), ("var", (4, 1)))
     assert len({each.digest for each in (declared, none)}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1,), (4, 3)])
+def test_novograd_refuses_a_state_with_another_shape(shape, rng):
+    (weight,), ((grad,), *_) = drawn(rng, (4, 3))
+    updater, got = trained(NovoGrad(), weight, [grad])
+    good = updater.states[0]
+    updater.states[0] = good[0], np.zeros(shape, np.float32)
+    with pytest.raises(ValueError, match=r"state 'var' must have shape \(\), got"):
+        updater(0, grad, got)
+    saved = updater.state_dict()
+    with pytest.raises(CheckpointError, match="must have one number for the tensor"):
+        fastopt.Updater(NovoGrad()).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"needs 2 state arrays \('mom', 'var'\), got 1"):
+        NovoGrad().update(0, got, grad, good[:1])
+
+
+@pytest.mark.slow("exhaustive")
+@pytest.mark.parametrize("lazy", [False, True])
+def test_novograd_divides_by_the_norm_of_all_rows(lazy, rng):
+    (weight,), _ = drawn(rng, (6, 3), dtype=np.float64)
+    updater, got = fastopt.Updater(NovoGrad(lr=0.1, wd=0.2, lazy_update=lazy)), weight.copy()
+    var, mom = None, np.zeros_like(weight)
+    for rows in ([1, 4], [4, 0, 4], [2]):
+        grad = RowSparse(rng.normal(size=(len(rows), 3)), rows, (6, 3))
+        updater(0, grad, got)
+        grad, rows = grad.to_dense(), rows if lazy else slice(None)
+        square = np.sum(grad**2)
+        var = square if var is None else 0.98 * var + 0.02 * square
+        mom[rows] = (0.95 * mom + grad / (math.sqrt(var) + 1e-8) + 0.2 * weight)[rows]
+        weight[rows] -= 0.1 * mom[rows]
+    np.testing.assert_allclose(got, weight, rtol=1e-11)
+    np.testing.assert_allclose(updater.states[0][1], var, rtol=1e-12)

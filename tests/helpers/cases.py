@@ -102,7 +102,6 @@ RECORDED = [
     Case("nadam", {"amsgrad": True}),
     Case("nadam", {"amsgrad": True, "formula": "torch"}),
     Case("nadam", {"decouple": True}),
-    Case("nadam", {"decouple": True, "amsgrad": True}),
     Case("rmsprop", {"momentum": 0.9}, converges={"learning_rate": 0.002}),
     Case(
         "rmsprop",
@@ -116,7 +115,6 @@ RECORDED = [
     ),
     Case("sgd", {"formula": "torch", "momentum": 0.9, "dampening": 0.5}),
     Case("sgd", {"decouple": True, "momentum": 0.9}),
-    Case("sgd", {"formula": "torch", "decouple": True, "momentum": 0.9}),
     Case("nadamw"),
     Case("nadamw", {"amsgrad": True}),
     Case("yogi"),
@@ -139,15 +137,8 @@ RECORDED = [
     Case("dadaptadam", {"decouple": True}, converges={"d0": 0.01, "beta2": 0.9}),
     Case("schedulefreeprodigy", converges={"d0": 0.01}),
     Case("lion", {"cautious": True}, converges={"learning_rate": 0.05}),
-    Case("lion", {"cautious_decay": True}, converges={"learning_rate": 0.05}),
-    Case("adamw", {"cautious": True}),
-    Case("adamw", {"cautious_decay": True}),
     joint("adamw", {"stable": True}),
     joint("adamw", {"formula": "torch", "cautious": True, "cautious_decay": True, "stable": True}),
-    Case("sgd", {"momentum": 0.9, "cautious": True}),
-    joint("adam", {"cautious": True, "stable": True}),
-    Case("adan", {"cautious": True, "cautious_decay": True}),
-    joint("novograd", {"cautious": True}, converges={"learning_rate": 0.05}),
     Case("prodigy", {"cautious": True, "cautious_decay": True}, converges={"d0": 0.01}),
     joint("nadamw", {"cautious": True, "cautious_decay": True, "stable": True}),
 ]
@@ -238,10 +229,7 @@ def marks_of(value):
     return pytest.mark.slow("nightly" if later else "exhaustive")
 
 
-CHOICES = {
-    "every kind": OF_KINDS,
-    "every case": CASES,
-}
+CHOICES = {"every kind": OF_KINDS, "every case": CASES}
 """Cases of tests in child processes."""
 
 every_choice = pytest.mark.parametrize(

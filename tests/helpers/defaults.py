@@ -10,19 +10,18 @@ RECORDED = json.loads((GOLDEN / "defaults.json").read_text())["defaults"]
 NAMES = {
     "lr": ("learning_rate",),
     "weight_decay": ("wd",),
+    "momentum_decay": ("schedule_decay",),
     "betas": ("beta1", "beta2"),
-    "etas": ("eta_minus", "eta_plus"),
-    "step_sizes": ("least_step", "largest_step"),
     "b1": ("beta1",),
     "b2": ("beta2",),
     "b3": ("beta3",),
+    "etas": ("eta_minus", "eta_plus"),
+    "step_sizes": ("least_step", "largest_step"),
     "alpha": ("gamma1", "alpha"),
-    "momentum_decay": ("schedule_decay",),
     "initial_accumulator": ("initial_value",),
     "ns_steps": ("steps",),
     "ns_coefficients": ("coefficients",),
     "adjust_lr_fn": ("adjust",),
-    "r": ("r",),
 }
 """Arguments of fastopt for those of other libraries that are called otherwise."""
 MEANINGS = {"ns_coefficients": "quintic", "adjust_lr_fn": "original"}
@@ -52,12 +51,10 @@ def compared(name, ours):
         names = [each for each in NAMES.get(argument, (argument,)) if each in ours]
         if argument == "eps":
             names = ["epsilon" if "epsilon" in ours else "eps"]
-        if (name, argument) in WITHOUT or not names:
-            continue
-        if argument in MEANINGS:
-            value = MEANINGS[argument]
-        values = value if isinstance(value, list) else [value]
-        yield from ((each, ours[each], other) for each, other in zip(names, values, strict=True))
+        if (name, argument) not in WITHOUT:
+            value = MEANINGS.get(argument, value)
+            values = value if isinstance(value, list) else [value]
+            yield from zip(names, map(ours.get, names), values, strict=bool(names))
 
 
 def same(ours, theirs):
@@ -69,14 +66,8 @@ def same(ours, theirs):
 
 def rows():
     """Rows of the table of docs/formulas.md."""
-    for name in RECORDED:
-        (path,) = RECORDED[name]
-        for argument, ours, theirs in compared(name, of(name)):
-            if not same(ours, theirs):
-                yield (
-                    name,
-                    f"`{argument}`",
-                    f"{ours:g}" if isinstance(ours, float) else ours,
-                    (f"{theirs:g}" if isinstance(theirs, (int, float)) else theirs),
-                    f"`{path}`",
-                )
+    for name, ((path, _),) in ((name, of.items()) for name, of in RECORDED.items()):
+        for argument, *values in compared(name, of(name)):
+            if not same(*values):
+                shown = [f"{v:g}" if isinstance(v, (int, float)) else v for v in values]
+                yield name, f"`{argument}`", *shown, f"`{path}`"

@@ -14,22 +14,11 @@ class Foreign:
 
     def __init__(self, array, **changes):
         self.array, self.changes = array, changes
+        self.shape, self.strides, self.dtype = array.shape, array.strides, array.dtype
 
     @property
     def __cuda_array_interface__(self):
         return {**self.array.__cuda_array_interface__, **self.changes}
-
-    @property
-    def shape(self):
-        return self.array.shape
-
-    @property
-    def strides(self):
-        return self.array.strides
-
-    @property
-    def dtype(self):
-        return self.array.dtype
 
 
 class Bare:

@@ -21,8 +21,6 @@ from fastopt._engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from helpers.embedding_oracle import BATCHES, DIM, INDEX, Oracle, first
 
-__all__ = ["FORMS", "Tables", "check_machine"]
-
 
 class Tables(RuleBasedStateMachine):
     make = staticmethod(lambda: optimizer.Adam(learning_rate=0.1))
@@ -65,10 +63,10 @@ class Tables(RuleBasedStateMachine):
         asked=st.booleans(),
     )
     def evict(self, unused_for, count_below, keep, asked):
-        if unused_for is None and count_below is None and keep is None:
-            return
         if self.min_count > 1:
-            unused_for, count_below = None, count_below or 1
+            unused_for = None
+        if unused_for is None and keep is None:
+            count_below = count_below or 1
         given = keep
         if asked and keep is not None:
             given = lambda ids: np.isin(ids, np.array(keep, np.int64))  # noqa: E731
@@ -94,17 +92,14 @@ class Tables(RuleBasedStateMachine):
         assert len(table) == len(known)
         np.testing.assert_array_equal(table.rows(np.array(known, np.int64)), rows)
         np.testing.assert_array_equal(table.weight, oracle.weight[: oracle.high])
-        state = zip(leaves(table._updater.states[table.name]), _state(oracle), strict=True)
+        pair = table._updater, oracle.updater
+        state = zip(*(leaves([*updater.states.values()]) for updater in pair), strict=True)
         for own, expected in state:
             np.testing.assert_array_equal(own[rows], expected[rows])
         assert table.last_used().tolist() == [oracle.last[id] for id in known]
         counts = [oracle.decayed(id) for id in known]
         np.testing.assert_allclose(table.counts(), counts, rtol=1e-5)
         assert table.step == oracle.step
-
-
-def _state(oracle):
-    return leaves(oracle.updater.states[INDEX])
 
 
 def masters(**kwargs):
@@ -122,17 +117,11 @@ FORMS = {
     "half_life": {"half_life": 1.5},
     "masters": {"make": masters, "dtype": "float16"},
     "split": {"make": lambda: masters(master="split"), "dtype": "bfloat16"},
-    "float64": {"dtype": "float64"},
-    "catch_up": {
-        "make": lambda: optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up"),
-        "half_life": 2.0,
-    },
+    "catch_up": {"make": lambda: optimizer.AdamW(lr=0.1, wd=0.5, sparse_decay="catch_up")},
     "dense": {"make": lambda: optimizer.SGD(learning_rate=0.1, wd=0.5, sparse_decay="dense")},
     "rows": {"make": lambda: optimizer.GroupAdaGrad(learning_rate=0.1), "min_count": 2},
-    "previous": lazy(optimizer.DCASGD, momentum=0.5, wd=0.1),
     "norms": lazy(optimizer.LAMB, wd=0.1),
     "carried": lazy(optimizer.Nadam, wd=0.1),
-    "steps": lazy(optimizer.Rprop),
     "schedule": {"make": lambda: optimizer.Adam(lr=FactorScheduler(2, factor=0.5, base_lr=0.5))},
     "free": lazy(optimizer.ScheduleFreeAdamW, learning_rate=0.1),
     "rounding": lazy(optimizer.SGD, rounding="stochastic") | {"dtype": "float16"},

@@ -1,13 +1,13 @@
 """An EmbeddingTable as loops over a dictionary of rows."""
 
+from collections import Counter
+
 import numpy as np
 from hypothesis import strategies as st
 
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
-
-__all__ = ["BATCHES", "DIM", "HEIGHT", "IDS", "INDEX", "Oracle", "first"]
 
 DIM, HEIGHT = 16, 1024
 """Columns, as many as 8 bits need, and rows of the weight that a small table shows its updater."""
@@ -36,7 +36,8 @@ class Oracle:
         if made.sparse_decay != "touched":
             made.row_decay[INDEX] = np.zeros(HEIGHT), 0.0
         self.row, self.count, self.last, self.waiting = {}, {}, {}, {}
-        self.min_count, self.half_life, self.step, self.high = min_count, half_life, 0, 0
+        self.min_count, self.half_life = min_count, half_life or np.inf
+        self.step = self.high = 0
 
     def begin(self, id):
         """Give an id the lowest free row, and its first weight and state."""
@@ -54,29 +55,25 @@ class Oracle:
 
     def decayed(self, id):
         """Count of an id now."""
-        if self.half_life is None:
-            return self.count[id]
         return self.count[id] * 0.5 ** ((self.step - self.last[id]) / self.half_life)
 
     def lookup(self, ids):
-        appeared = {id: ids.count(id) for id in ids}
-        for id, times in appeared.items():
+        for id, times in Counter(ids).items():
             if id not in self.row:
                 before = self.waiting.get(id, 0)
+                self.waiting[id] = before + times
                 if before + times < self.min_count:
-                    self.waiting[id] = before + times
                     continue
-                self.waiting.pop(id, None)
+                del self.waiting[id]
                 self.begin(id)
                 self.count[id] = before
             self.count[id] = self.decayed(id) + times
             self.last[id] = self.step
 
     def update(self, ids, grads):
-        if self.min_count == 1:
-            for id in ids:
-                if id not in self.row:
-                    self.begin(id)
+        for id in ids if self.min_count == 1 else ():
+            if id not in self.row:
+                self.begin(id)
         used = [k for k, id in enumerate(ids) if id in self.row]
         rows = np.array([self.row[ids[k]] for k in used], np.int64)
         grad = RowSparse(grads[used], rows, (HEIGHT, DIM))
@@ -98,8 +95,7 @@ class Oracle:
             self.weight[row] = 0
             for array in leaves(self.updater.states[INDEX]):
                 array[row] = 0
-        if unused_for is None and count_below is not None:
-            self.waiting = {i: n for i, n in self.waiting.items() if n >= count_below}
-        elif unused_for is not None:
+        if unused_for is not None:
             self.waiting = {}  # not compared by these tests after such an eviction
+        self.waiting = {i: n for i, n in self.waiting.items() if n >= (count_below or 0)}
         return gone

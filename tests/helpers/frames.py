@@ -2,8 +2,6 @@
 
 import sys
 
-__all__ = ["LIST", "SINGLE", "frames"]
-
 SINGLE, LIST = 11, 12
 """Most frames of a call for one parameter and for a list of four, a schedule's own included."""
 

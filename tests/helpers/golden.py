@@ -123,12 +123,11 @@ def outcome_of_optimizer(case):
     def agrees(found, alternative):
         weights, updater = found
         recorded, name = arrays(case["file"]), f"{case['id']}/{alternative or 'w'}"
-        return all(near(w, recorded[f"{name}{k}"], **case["tol"]) for k, w in weights.items()) and (
-            alternative
-            or all(
-                same_state(case, tree, adapter.get_state(updater, int(k)))
-                for k, tree in case["states"].items()
-            )
+        states = {} if alternative else case["states"]
+        return all(
+            near(w, recorded[f"{name}{k}"], **case["tol"]) for k, w in weights.items()
+        ) and all(
+            same_state(case, tree, adapter.get_state(updater, int(k))) for k, tree in states.items()
         )
 
     return outcome(case, replayed, agrees)
@@ -163,12 +162,10 @@ def noise_of_sgld(case):
 
 def is_drawn(case, numbers):
     """Whether the numbers of an initializer are those of the distribution that is expected."""
-    expected, half = case["expect"], case["dtype"] == "float16"
-    numbers = numbers.astype(float)
+    expected, half, numbers = case["expect"], case["dtype"] == "float16", numbers.astype(float)
     if expected["dist"] == "orthogonal":
-        matrix = numbers.reshape(len(numbers), -1)
+        matrix, square = numbers.reshape(len(numbers), -1), expected["scale"] ** 2
         matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-        square = expected["scale"] ** 2
         error = np.abs(matrix @ matrix.T - square * np.eye(len(matrix))).max()
         return error < (2e-2 if half else 2e-5) * max(1, square)
     if expected["dist"] == "normal":

@@ -6,8 +6,6 @@ from numba import njit
 from fastopt._kernels.layout import ADDRESS, WIDTH, Layout
 from helpers.cases import CASES
 
-__all__ = ["RULES", "compile_anew", "compile_loop"]
-
 RULES = {
     r.name: r for r in (rule for case in CASES for rule in [case.make().rule] if rule is not None)
 }

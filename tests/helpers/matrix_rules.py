@@ -21,8 +21,6 @@ from fastopt.optimizer import (
     Shampoo,
 )
 
-__all__ = ["F32", "FORMS", "check_recorded", "drawn", "single", "trained"]
-
 F32 = np.float32
 FORMS = {
     "muon": Muon,

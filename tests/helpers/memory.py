@@ -3,8 +3,6 @@
 import tracemalloc
 from contextlib import contextmanager
 
-__all__ = ["at_most"]
-
 
 @contextmanager
 def at_most(size):

@@ -68,17 +68,12 @@ def stand_ins(*names):
 class Stand:
     """Is pickled as NDArray is."""
 
-    def __init__(self, *_):
-        pass
+    def __init__(self, blob=None):
+        if blob is not None:
+            self.handle = bytearray(blob)
 
     def __reduce__(self):
         return type(self), (None,), vars(self)
-
-
-def array(klass, blob):
-    made = klass()
-    made.handle = bytearray(blob)
-    return made
 
 
 def pickled(states, optimizer=None, protocol=4):
@@ -99,7 +94,7 @@ def pickled(states, optimizer=None, protocol=4):
             if isinstance(state, dict):
                 return {key: convert(value) for key, value in state.items()}
             if isinstance(state, bytes):
-                return array(sparse if state[4:8] == b"\1\0\0\0" else plain, state)
+                return (sparse if state[4:8] == b"\1\0\0\0" else plain)(state)
             return schedule() if state == "schedule" else state
 
         content = convert(states)

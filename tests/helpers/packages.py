@@ -2,8 +2,6 @@
 
 from importlib import metadata
 
-__all__ = ["installed"]
-
 
 def installed(package):
     return any(d.metadata["Name"] == package for d in metadata.distributions())

@@ -2,8 +2,6 @@
 
 import re
 
-__all__ = ["blocks", "printed"]
-
 
 def blocks(page, *languages):
     """Number of the first line, and text, of each fenced block in one of these languages."""

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-__all__ = ["DOCS", "GOLDEN", "ROOT", "TESTS"]
-
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 DOCS, GOLDEN = ROOT / "docs", TESTS / "golden"

@@ -3,8 +3,6 @@
 import os
 import subprocess
 
-__all__ = ["run"]
-
 
 def run(*command, status=0, timeout=900, cwd=None, env=None, **changes):
     """Run a command with changes to the environment; fail unless it exits with the status.

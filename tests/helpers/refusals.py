@@ -4,8 +4,6 @@ import builtins
 
 import pytest
 
-__all__ = ["check_refused", "each"]
-
 
 def check_refused(code, error, names):
     """Run code with `names`, which raises the error, in one line."""

@@ -8,8 +8,6 @@ import fastopt
 from fastopt import optimizer
 from fastopt.kernels.scalars import rescaled
 
-__all__ = ["RowAdam", "row_adam_formula"]
-
 
 def square(grad, h):
     grad = rescaled(grad, h)

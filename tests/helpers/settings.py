@@ -131,22 +131,19 @@ UPDATERS = {
 OPTIMIZERS = {
     "split masters": Setting(partial(adam, **MASTERS, master="split"), dtype="bfloat16"),
     "masters": Setting(partial(adam, **MASTERS), dtype="float16"),
-    "stochastic rounding": Setting(partial(adam, rounding="stochastic"), dtype="float16"),
+    "stochastic rounding": Setting(
+        partial(adam, rounding="stochastic", state_dtype="bfloat16"), dtype="float16"
+    ),
     "bfloat16 state": Setting(partial(adam, state_dtype="bfloat16")),
     "8-bit state": Setting(partial(adam, state_dtype="int8"), shapes=LARGE),
     "schedule": Setting(lambda: optimizer.Adam(lr_scheduler=FactorScheduler(2))),
-    "maximize": Setting(partial(adam, maximize=True)),
-    "an initial count": Setting(partial(adam, begin_num_update=5)),
-    "stochastic rounding of bfloat16": Setting(
-        partial(adam, rounding="stochastic", state_dtype="bfloat16"), dtype="bfloat16"
-    ),
+    "ascent from a count": Setting(partial(adam, maximize=True, begin_num_update=5)),
     "initial sums": Setting(
         partial(optimizer.RMSProp, 0.01, initial_accumulator_value=1.0, momentum=0.9), rows=True
     ),
     "noise": Setting(lambda: optimizer.SGLD(multi_precision=True, seed=3), dtype="float16"),
     "lazy rows": Setting(partial(adam, lazy_update=True), rows=True),
     "rows of masters": Setting(partial(adam, **MASTERS), dtype="bfloat16", rows=True),
-    "windows of rows": Setting(adam, lambda: {"accumulate": 3}, rows=True, period=3),
     "deferred decay": Setting(
         lambda: optimizer.AdamW(lr=0.1, wd=0.1, sparse_decay="catch_up"), rows=True
     ),
@@ -172,7 +169,7 @@ def settings_of(name, in_groups=False):
 
 
 WHOLE = "clip_global_norm", "loss_scaler"
-ROWS = "EMA", "SWA", "Lookahead", "clip_adaptive", *WHOLE
+ROWS = "accumulate", "EMA", "SWA", "Lookahead", "clip_adaptive", *WHOLE
 TABLE = {
     **{
         name + (" in groups" if in_groups else ""): Setting(

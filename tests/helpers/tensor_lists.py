@@ -1,39 +1,11 @@
 """What tests of lists have in common: tensors of many kinds, and all that a call may change."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from fastopt._kernels.device_memory import host
 from fastopt.sparse import RowSparse
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A weight of some kind, and gradients for it."""
-
-    shape: tuple
-    dtype: str = "float32"
-    weight: str = "plain"
-    """Layout of the weight: plain, fortran or strided."""
-    gradient: str = "plain"
-    """The same of gradients; or rows, pair, single (float32)."""
-
-    def make(self, seed):
-        """Weight."""
-        return laid(normal(seed, self.shape, self.dtype), self.weight)
-
-    def slope(self, seed):
-        """Gradient."""
-        if self.gradient in ("rows", "pair"):
-            rng = np.random.default_rng(seed)
-            indices = rng.integers(0, self.shape[0], size=4)
-            values = normal(seed, (4, *self.shape[1:]), self.dtype)
-            pair = values, indices
-            return RowSparse(*pair, self.shape) if self.gradient == "rows" else pair
-        dtype = "float32" if self.gradient == "single" else self.dtype
-        return laid(normal(seed, self.shape, dtype), self.gradient)
 
 
 def dtype_of(name):

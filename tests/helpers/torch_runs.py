@@ -6,8 +6,6 @@ import torch
 
 import fastopt.torch
 
-__all__ = ["check_like_torch", "saved"]
-
 
 def check_like_torch(run, **tolerance):
     """A run with a library's classes has the same result with torch's and with ours."""

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-__all__ = ["assert_same"]
-
 
 def assert_same(got, expected):
     assert type(got) is type(expected)

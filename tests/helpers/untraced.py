@@ -5,8 +5,6 @@ from functools import cache, wraps
 
 from numba.core.dispatcher import Dispatcher
 
-__all__ = ["trace_no_compiler"]
-
 
 @cache
 def trace_no_compiler():

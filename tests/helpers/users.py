@@ -5,8 +5,6 @@ import numpy as np
 import fastopt
 from fastopt import optimizer
 
-__all__ = ["Doubled", "InNumPy", "Unscaled"]
-
 
 class InNumPy(optimizer.Optimizer):
     """Adds up gradients in NumPy, without rescale_grad, and notes the dtypes that it is given."""

@@ -138,7 +138,7 @@ def lion(w, lr, wd, beta1=0.9, beta2=0.99):
         m = beta2 * m + (1 - beta2) * g
 
 
-def radam(w, lr, wd, beta1=0.9, beta2=0.999, eps=1e-8):
+def radam(w, lr, wd, beta1=0.9, beta2=0.999, eps=1e-8, threshold=4):
     """arXiv:1908.03265, algorithm 2, with decoupled decay; epsilon is added before correction."""
     m, v, t, limit = 0.0, 0.0, 0, 2 / (1 - beta2) - 1
     while True:
@@ -147,7 +147,7 @@ def radam(w, lr, wd, beta1=0.9, beta2=0.999, eps=1e-8):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
         u, length = m / (1 - beta1**t), limit - 2 * t * beta2**t / (1 - beta2**t)
-        if length > 4:
+        if length > threshold:
             part = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
             u = u * math.sqrt(part * (1 - beta2**t)) / (np.sqrt(v) + eps)
         w = w - lr * (u + wd * w)

@@ -72,21 +72,6 @@ def test_nan_stays_where_it_is(case, rng):
     np.testing.assert_array_equal(np.isnan(weight), hit)
 
 
-def test_the_threshold_of_radam_is_the_length_above_which_it_rectifies(rng):
-    gradients, steps = rng.normal(size=(12, 20)), []
-    for threshold in (4, 5):
-        updater = optimizer.get_updater(optimizer.RAdam(learning_rate=0.1, threshold=threshold))
-        path = [np.zeros(20)]
-        for gradient in gradients:
-            path.append(path[-1].copy())
-            updater(0, gradient, path[-1])
-        steps.append(np.diff(path, axis=0))
-    differ = ~np.isclose(*steps).all(axis=1)
-    lengths = [1999 - 2 * t * 0.999**t / (1 - 0.999**t) for t in range(1, 13)]
-    assert differ.tolist() == [4 < length <= 5 for length in lengths]
-    assert differ.any()
-
-
 def test_every_registered_optimizer_is_in_the_table():
     library = {
         name

@@ -23,8 +23,6 @@ from helpers.settings import every_setting
 from helpers.tensor_lists import as_list, everything, frozen, one_by_one
 from helpers.users import InNumPy
 
-TRAINED = NAMES[:-1]
-
 AVERAGES = None, EMA(0.9), EMA(0.9, warmup=True), SWA(start=2, every=2), Lookahead(k=2, alpha=0.3)
 ALL = {"accumulate": 2, "average": EMA(0.9), "clip_adaptive": 0.05}
 
@@ -147,17 +145,6 @@ def test_the_norm_is_that_of_all_groups_together(make, settings, scale):
         ends.append((everything(made, weights)[:2], frozen(made.averages), infos))
     assert ends[0] == ends[1]
     assert sum("non_finite=('head.weight',)" in info for info in infos) == 1
-
-
-def test_a_frozen_weight_has_neither_sum_nor_average():
-    made, weights = together(**ALL), arrays(0)
-    for step in range(3):
-        call(made, given_to(step), weights)
-    assert made.averages.keys() == made.states.keys() == set(TRAINED)
-    assert "frozen.weight" not in made._windows.sums
-    other, words = {"other": np.ones((3, 2))}, "'other': the updater has no average"
-    with pytest.raises(ValueError, match=words), made.averaged({**weights, **other}):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt._engine.validate import leaves
 from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
 from helpers.cases import exhaustive
@@ -67,14 +66,6 @@ def test_gradients_may_be_overwritten_after_the_call(dense):
         else:
             grad[...] = np.nan
     same_bits(*weights)
-
-
-def test_an_incomplete_sum_touches_nothing(rng):
-    updater, weight = lbsgd(momentum=0.9), rng.normal(size=(9, 4))
-    before = weight.copy()
-    for _ in range(SUMMED - 1):
-        updater(0, RowSparse(np.full((1, 4), np.nan), np.array([2]), (9, 4)), weight)
-    same_bits((weight, *leaves(updater.states[0])), (before, np.zeros((9, 4))))
 
 
 def test_calls_continue_a_plan_and_batch_scale_may_change():

@@ -1,4 +1,4 @@
-"""Muon: which weights it updates, its fallback, and files of torch."""
+"""Muon: which weights it updates, its fallback, files of torch, and QK-Clip."""
 
 import copy
 import re
@@ -9,9 +9,10 @@ import pytest
 import fastopt
 from fastopt._engine.newton_schulz import NewtonSchulz
 from fastopt.checkpoint import CheckpointError, from_torch_state_dict, to_torch_state_dict
-from fastopt.optimizer import AdaMuon, Muon, NorMuon
+from fastopt.optimizer import AdaMuon, Muon, NorMuon, clip_attention
 from helpers.cases import exhaustive
 from helpers.matrix_rules import drawn, single, trained
+from helpers.refusals import check_refused
 from helpers.resuming import WAYS, resumed
 
 F32 = np.float32
@@ -84,27 +85,18 @@ def test_a_pattern_that_matches_no_name_warns_once(rng):
 
 
 def test_row_sparse_gradients_are_for_the_fallback(rng):
-    weight = rng.normal(size=(5, 3)).astype(F32)
-    rows = rng.normal(size=(2, 3)).astype(F32), np.array([1, 3])
+    weight, values = rng.normal(size=(5, 3)).astype(F32), rng.normal(size=(2, 3)).astype(F32)
     made = Muon(fallback=fastopt.SGD(lr=0.1), fallback_for="embed", param_idx2name={0: "embed"})
-    updater, got, expected = fastopt.Updater(made), weight.copy(), weight.copy()
-    alone = fastopt.Updater(fastopt.SGD(lr=0.1))
-    for _ in range(3):
-        updater(0, rows, got)
-        alone(0, rows, expected)
-    np.testing.assert_array_equal(got, expected)
-    np.testing.assert_array_equal(got[[0, 2, 4]], weight[[0, 2, 4]])
+    gradients = [(values, np.array([1, 3]))] * 3
+    _, got = trained(made, weight, gradients)
+    np.testing.assert_array_equal(got, trained(fastopt.SGD(lr=0.1), weight, gradients)[1])
 
 
 def test_memory_is_allocated_before_anything_changes(rng, monkeypatch):
     weight, (grad, *_) = single(rng)
     updater = fastopt.Updater(Muon())
-
-    def full(*args):
-        raise MemoryError
-
-    monkeypatch.setattr(NewtonSchulz, "reserve", full)
-    with pytest.raises(MemoryError):
+    monkeypatch.setattr(NewtonSchulz, "reserve", lambda *arrays: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         updater(0, grad, weight)
     assert not updater.optimizer._index_update_count
 
@@ -140,17 +132,14 @@ def test_the_arguments_of_a_fallback_are_saved(way, rng, tmp_path):
 
 def test_a_schedule_of_the_fallback_that_cannot_be_saved_is_the_present_one(rng, tmp_path):
     weights, gradients = drawn(rng, (4, 6), (5,))
-
-    def make(rate):
-        return fastopt.Updater(Muon(lr=0.1, fallback=fastopt.SGD(lr=lambda t: rate)))
-
-    old, new = make(0.5), make(0.25)
+    old, new = (
+        fastopt.Updater(Muon(lr=0.1, fallback=fastopt.SGD(lr=lambda t, rate=rate: rate)))
+        for rate in (0.5, 0.25)
+    )
     old([0, 1], gradients[0], weights)
-    old.save(tmp_path / "state")
     with pytest.warns(UserWarning, match="schedule is not of a registered class"):
-        new.load(tmp_path / "state")
-    assert new.optimizer.fallback.learning_rate == 0.25
-    assert new.optimizer.lr == 0.1
+        made = resumed("save", old, new, tmp_path).optimizer
+    assert (made.fallback.learning_rate, made.lr) == (0.25, 0.1)
 
 
 @pytest.mark.parametrize("adjust", ["original", *exhaustive("match_rms_adamw", None)])
@@ -172,17 +161,14 @@ def test_it_resumes_a_run_of_torch(adjust, nesterov, rng, monkeypatch):
             own = parameter.detach().numpy().copy()
             from_torch_state_dict(updater, theirs.state_dict())
     np.testing.assert_allclose(own, parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
-    made = updater.optimizer
+    made, back = updater.optimizer, to_torch_state_dict(updater)
     assert (made.momentum, made.nesterov, made.eps, made.wd) == (0.7, nesterov, 1e-6, 0.2)
     assert (made.coefficients, made.steps) == ("quintic", 5)
-    back = to_torch_state_dict(updater)
     (group,) = back["param_groups"]
     assert group.items() >= {**options, "adjust_lr_fn": adjust or "original", "ns_steps": 5}.items()
-    mom = torch.tensor(back["state"][0]["momentum_buffer"])
-    torch.testing.assert_close(
-        mom, theirs.state[parameter]["momentum_buffer"], rtol=1e-5, atol=1e-7
-    )
-    back["state"] = {0: {"momentum_buffer": mom}}
+    mom, expected = back["state"][0]["momentum_buffer"], theirs.state[parameter]["momentum_buffer"]
+    np.testing.assert_allclose(mom, expected.numpy(), rtol=1e-5, atol=1e-7)
+    back["state"] = {0: {"momentum_buffer": torch.tensor(mom)}}
     torch.optim.Muon([parameter], lr=0.1).load_state_dict(back)
 
 
@@ -200,7 +186,53 @@ def test_settings_that_torch_lacks_are_refused(rng):
 def test_it_shows_what_is_not_the_default(rng):
     assert repr(Muon()) == "Muon(learning_rate=0.001)"
     shown = repr(Muon(lr=0.1, steps=6, fallback=fastopt.AdamW(lr=0.2), fallback_for="head"))
-    assert shown == (
-        "Muon(learning_rate=0.1, steps=6, fallback=AdamW(learning_rate=0.2), "
-        "fallback_for=('head',))"
-    )
+    own = "steps=6, fallback=AdamW(learning_rate=0.2), fallback_for=('head',)"
+    assert shown == f"Muon(learning_rate=0.1, {own})"
+
+
+def logits(query, key, inputs, heads):
+    """The largest logit of each head of `query`, which may share those of `key`."""
+    of_head = len(query) // heads
+    q = (inputs @ query.T).reshape(len(inputs), heads, of_head)
+    k = (inputs @ key.T).reshape(len(inputs), -1, of_head)
+    k = np.repeat(k, heads // k.shape[1], axis=1)
+    return np.abs(np.einsum("ihd,jhd->hij", q, k)).max(axis=(1, 2))
+
+
+@pytest.mark.parametrize("keys", [4, 2, 1])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_logit_exceeds_the_limit(keys, share, dtype, rng):
+    inputs = rng.normal(size=(7, 5))
+    query, key = (rng.normal(size=(3 * heads, 5)).astype(dtype) for heads in (4, keys))
+    query[:3] *= 10
+    before, first = logits(query, key, inputs, 4), (query.copy(), key.copy())
+    limit = float(np.sort(before)[1])
+    clip_attention(query, key, before, limit, share)
+    after = logits(query, key, inputs, 4)
+    np.testing.assert_allclose(after.max(), limit, rtol=1e-5)
+    if keys == 4:  # each head has its own key
+        np.testing.assert_allclose(after, np.minimum(before, limit), rtol=1e-5)
+        same = np.repeat(before <= limit, 3)
+        np.testing.assert_array_equal((query[same], key[same]), [each[same] for each in first])
+
+
+WRONG = {
+    "largest=[1.0] * 5": "ValueError: cannot be divided among 5 heads",
+    "largest=[-1.0]": "ValueError: largest must have",
+    "largest=[]": "ValueError: largest must have",
+    "limit=0.0": "ValueError: limit",
+    "share=2.0": "ValueError: share",
+    "query=np.ones((4, 2), 'f2')": "TypeError: query: weight must have dtype float32",
+    "key=np.ones((3, 2))": "ValueError: 3 of key cannot be divided",
+    "key=[1.0]": "TypeError: must be a NumPy array",
+}
+
+
+@pytest.mark.parametrize("argument", WRONG)
+def test_wrong_arguments_of_clip_attention_are_refused_and_nothing_changes(argument):
+    given = {"query": np.ones((4, 2)), "key": np.ones((4, 2)), "largest": [200.0, 1.0]}
+    names = {"np": np, "clip_attention": clip_attention, "given": given}
+    check_refused(f"clip_attention(**(given | dict({argument})))", WRONG[argument], names)
+    assert (given["query"] == 1).all()
+    assert (given["key"] == 1).all()

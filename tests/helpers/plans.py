@@ -417,6 +417,17 @@ FAULTS = {
 """Gradients, weights and rates that are refused."""
 
 
+def outside(array):
+    """Bytes around the elements of an array, in the memory that it lies in."""
+    if not isinstance(getattr(array, "base", None), np.ndarray) or not array.flags.writeable:
+        return b""
+    kept = array.copy()
+    array[...] = 0
+    found = array.base.tobytes()
+    array[...] = kept
+    return found
+
+
 def follow(setting, plan, *, plain=False, fails=False, forms=ON_HOST, times=1, kind=World):
     """The world after the calls of a plan, each made a number of times."""
     layouts, calls = plan
@@ -433,7 +444,10 @@ def follow(setting, plan, *, plain=False, fails=False, forms=ON_HOST, times=1, k
             world.fail(call, names, grads)
         way = ("list" if setting.is_whole else "single") if plain else call.way
         for _ in range(times):
+            weights = [*world.weights.values()]
+            edges = [*map(outside, weights)]
             world.call(way, names, grads)
+            assert [*map(outside, weights)] == edges
             for name, rounded in world.copies.items():
                 assert frozen(rounded) == frozen(world.weights[name].astype(np.float16))
             assert all((rounded == 7).all() for rounded in world.taken)

@@ -174,8 +174,8 @@ BAD_FILES = {
     "an unknown argument": ({"a": {"momentun": 1.0}}, "does not take momentun"),
     "a bad value": ({"a": {"beta1": 2.0}}, "beta1 must be a finite number"),
     "an unknown class": (
-        {"a": {"class": "Unheard", "attributes": {"lr_scheduler": None}}},
-        "optimizer class Unheard is not registered",
+        {"a": {"class": "Un", "attributes": {"lr_scheduler": None}}},
+        "class Un is not",
     ),
     "no attributes": ({"a": {"class": "SGD"}}, "no attributes of SGD"),
     "a bad pattern": ({"(": {}}, "not a regular expression"),
@@ -216,19 +216,17 @@ MISTAKES = [
     ({"a": {"frozen": True, "wd": 0}}, "ValueError: cannot have wd too"),
     ({"a": {"lr": 1.0, "learning_rate": 1.0}}, "TypeError: not both"),
     ({"a": {"rescale_grad": 2}}, "TypeError: is the same in all groups"),
-    ({"a": {"lr": constant, "lr_scheduler": constant}},
-     r"TypeError: groups\['a'\]: lr is a schedule, and lr_scheduler another"),
-    ({"a": {"optimizer": "adma"}},
-     r"ValueError: groups\['a'\]: Cannot find optimizer 'adma'; did you mean 'adam'\? The names"),
-    ({"a": {"optimizer": optimizer.SGD}},
-     r"TypeError: groups\['a'\]: optimizer must be an Optimizer, got <class"),
+    ({"a": {"lr": constant, "lr_scheduler": constant}}, "TypeError: and lr_scheduler another"),
+    (
+        {"a": {"optimizer": "adma"}},
+        r"ValueError: 'a'\]: .* 'adma'; did you mean 'adam'\? The names",
+    ),
+    ({"a": {"optimizer": optimizer.SGD}}, "TypeError: must be an Optimizer, got <class"),
     ({"a": {"params": [3]}}, "TypeError: does not take params; weights go to each call"),
-    ({"a": {"optimizer": optimizer.SGD(), "wd": 0.1}},
-     "ValueError: has an optimizer: pass wd to that one"),
+    ({"a": {"optimizer": optimizer.SGD(), "wd": 0.1}}, "ValueError: pass wd to that one"),
     ({"a": {"optimizer": optimizer.LBSGD()}}, "TypeError: LBSGD accumulates"),
-    ({"a": {"sparse_decay": "catch_up"}},
-     r"ValueError: groups\['a'\]: sparse_decay='catch_up' needs"),
-]  # fmt: skip
+    ({"a": {"sparse_decay": "catch_up"}}, r"ValueError: groups\['a'\]: .*='catch_up' needs"),
+]
 
 
 SCHEDULED = lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=0.3)

@@ -93,14 +93,16 @@ def test_a_direction_or_a_slot_that_does_not_fit_changes_no_weight_no_state_and_
                 return compute(grad, state)
 
         updater, weight = fastopt.Updater(Wrong()), np.ones((2, 3))
-        message = rf"index 0: Wrong.direction\(\) must {expected}"
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises((TypeError, ValueError), match=rf"Wrong.direction\(\) must {expected}"):
             updater(0, np.ones((2, 3)), weight)
         assert weight.min() == 1
         assert all(not np.any(state) for state in updater.states.values())
         assert updater.optimizer.num_update == 0
+
+
+def test_a_class_without_a_direction_says_so():
     with pytest.raises(NotImplementedError, match="needs a method direction"):
-        fastopt.Updater(optimizer.MatrixOptimizer())(0, np.ones((2, 3)), np.ones((2, 3)))
+        trained(optimizer.MatrixOptimizer(), np.ones((2, 3)), [np.ones((2, 3))])
 
 
 def test_orthogonalize_returns_the_nearest_matrix_with_orthonormal_rows_or_columns(rng):

@@ -211,6 +211,8 @@ def test_no_logit_exceeds_the_limit(keys, share, dtype, rng):
     clip_attention(query, key, before, limit, share)
     after = logits(query, key, inputs, 4)
     np.testing.assert_allclose(after.max(), limit, rtol=1e-5)
+    assert share < 1 or (key == first[1]).all()
+    assert (np.abs(query) <= np.abs(first[0])).all()
     if keys == 4:  # each head has its own key
         np.testing.assert_allclose(after, np.minimum(before, limit), rtol=1e-5)
         same = np.repeat(before <= limit, 3)

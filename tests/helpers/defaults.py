@@ -33,15 +33,13 @@ WITHOUT = {("AdaDelta", "lr")}
 def of(name, **arguments):
     """Default values of a class by argument, as an optimizer has them."""
     made = getattr(optimizer, name)(**arguments)
+    names = vars(made).keys() & type(made).__signature__.parameters.keys()
     found = {
-        each: getattr(made, each)
-        for each in type(made).__signature__.parameters
-        if each in vars(made)
+        **{each: getattr(made, each) for each in names},
+        "learning_rate": made.lr,
+        "wd": made.wd,
     }
-    found |= {"learning_rate": made.lr, "wd": made.wd}
-    if name == "AdaGrad":
-        found["eps"] = made.float_stable_eps
-    return found
+    return found | ({"eps": made.float_stable_eps} if name == "AdaGrad" else {})
 
 
 def compared(name, ours):

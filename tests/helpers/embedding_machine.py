@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 import fastopt
 from fastopt import optimizer
@@ -135,6 +130,4 @@ def check_machine(kind, form, **few):
     if FORMS[form].get("dtype") == "bfloat16":
         pytest.importorskip("ml_dtypes")
     fields = {k: staticmethod(v) if callable(v) else v for k, v in FORMS[form].items()}
-    run_state_machine_as_test(
-        type("Machine", (kind,), fields), settings=settings(deadline=None, **few)
-    )
+    run_machine(type("Machine", (kind,), fields), settings=settings(deadline=None, **few))

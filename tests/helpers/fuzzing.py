@@ -109,9 +109,8 @@ class Run:
     def __init__(self, configuration, seed):
         name, kwargs = configuration
         self.rng = np.random.default_rng(seed)
-        self.dtype = np.float16 if kwargs.get("multi_precision") else np.float32
-        if kwargs.get("master") == "split":
-            self.dtype = dtype_of("bfloat16")
+        kind = "bfloat16" if kwargs.get("master") == "split" else "float16"
+        self.dtype = dtype_of(kind if kwargs.get("multi_precision") else "float32")
         self.sparse = "sparse_decay" in kwargs or self.rng.random() < 0.3
         more = {"learning_rate": 0.01}
         if self.rng.random() < 0.3:
@@ -274,16 +273,11 @@ def rewritten(rng, data):
 
 def of_mxnet(run):
     """Damaged file of MXNet with the states of a run."""
-    rng, made = run.rng, run.updater.optimizer
-
-    def blob(array):
-        array = array if array.dtype.name in ("float64", "float16") else array.astype(np.float32)
-        listed = rng.random() < 0.3 and array.ndim
-        return row_sparse(array.shape, range(len(array)), array) if listed else dense(array)
-
-    states = {}
+    rng, made, states = run.rng, run.updater.optimizer, {}
     for index, state in run.updater.states.items():
-        blobs = tuple(map(blob, leaves(state)))
+        exact = [array.astype(np.float32) for array in leaves(state)]
+        blobs = tuple(row_sparse(a.shape, range(len(a)), a) if a.ndim else dense(a) for a in exact)
+        blobs = blobs if rng.random() < 0.3 else tuple(map(dense, exact))
         states[index] = blobs[0] if len(blobs) == 1 else blobs or None
     simple = (bool, int, float, str, type(None))
     kept = {name: value for name, value in vars(made).items() if isinstance(value, simple)}

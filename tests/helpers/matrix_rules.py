@@ -5,38 +5,24 @@ from functools import partial
 import numpy as np
 
 import fastopt
-from fastopt.optimizer import (
-    APOLLO,
-    CAME,
-    SM3,
-    SOAP,
-    Adafactor,
-    AdamMini,
-    AdaMuon,
-    GaLore,
-    Kron,
-    Muon,
-    NorMuon,
-    Scion,
-    Shampoo,
-)
+from fastopt import optimizer
 
 F32 = np.float32
 FORMS = {
-    "muon": Muon,
-    "normuon": NorMuon,
-    "adamuon": AdaMuon,
-    "soap": partial(SOAP, precondition_frequency=2),
-    "shampoo": partial(Shampoo, precondition_frequency=2, cautious=True),
-    "sm3": SM3,
-    "sm3 without momentum": partial(SM3, momentum=0),
-    "adafactor": Adafactor,
-    "came": CAME,
-    "adammini": AdamMini,
-    "galore": partial(GaLore, rank=3, update_interval=3),
-    "apollo": partial(APOLLO, rank=2, update_interval=2),
-    "scion": partial(Scion, radius=1.0),
-    "kron": Kron,
+    "muon": optimizer.Muon,
+    "normuon": optimizer.NorMuon,
+    "adamuon": optimizer.AdaMuon,
+    "soap": partial(optimizer.SOAP, precondition_frequency=2),
+    "shampoo": partial(optimizer.Shampoo, precondition_frequency=2, cautious=True),
+    "sm3": optimizer.SM3,
+    "sm3 without momentum": partial(optimizer.SM3, momentum=0),
+    "adafactor": optimizer.Adafactor,
+    "came": optimizer.CAME,
+    "adammini": optimizer.AdamMini,
+    "galore": partial(optimizer.GaLore, rank=3, update_interval=3),
+    "apollo": partial(optimizer.APOLLO, rank=2, update_interval=2),
+    "scion": partial(optimizer.Scion, radius=1.0),
+    "kron": optimizer.Kron,
 }
 """Optimizers of matrices in their forms."""
 

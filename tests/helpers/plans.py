@@ -26,10 +26,9 @@ class Labelled(np.ndarray):
 
 def unaligned(array):
     """The same numbers at an odd address."""
-    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
-    moved = memory.view(array.dtype).reshape(array.shape)
-    moved[...] = array
-    return moved
+    memory = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    memory[...] = array
+    return memory
 
 
 def in_fields(array):
@@ -189,9 +188,9 @@ AS_THEY_LIE = [name for name in ASIDE if not name.startswith(("strided", "unalig
 
 def assign(**attributes):
     def change(world):
+        made = world.updater.optimizer
+        fits = {"lazy_update": made.sparse_decay == "touched", "wd": made.wd > 0}
         for name, value in attributes.items():
-            made = world.updater.optimizer
-            fits = {"lazy_update": made.sparse_decay == "touched", "wd": made.wd > 0}
             if hasattr(made, name) and fits.get(name, True):
                 setattr(made, name, value)
 
@@ -306,21 +305,21 @@ class World:
         return (dense[form](plain) if plain.ndim else plain), plain
 
     def call(self, way, names, grads):
-        weights = [self.weights[name] for name in names]
+        weights, given = (
+            [self.weights[name] for name in names],
+            dict(zip(names, grads, strict=True)),
+        )
         if way == "single":
             one_by_one(self.updater, names, grads, weights)
-        elif way == "list":
-            self.updater(list(names), list(grads), weights)
-        elif way == "tuple":
-            self.updater(tuple(names), tuple(grads), tuple(weights))
+        elif way in ("list", "tuple"):
+            kind = {"list": list, "tuple": tuple}[way]
+            self.updater(kind(names), kind(grads), kind(weights))
         elif way == "dict":
-            self.updater.step(dict(zip(names, grads, strict=True)), self.weights, missing="skip")
+            self.updater.step(given, self.weights, missing="skip")
         elif way == "nested":
-            absent = dict.fromkeys(self.weights) | dict(zip(names, grads, strict=True))
-            self.updater.step(nested(absent), nested(self.weights))
+            self.updater.step(nested(dict.fromkeys(self.weights) | given), nested(self.weights))
         else:
             take_copies(self)
-            given = dict(zip(names, grads, strict=True))
             new = self.updater.updated(given, self.weights, missing="skip")
             self.weights = {name: np.asarray(array) for name, array in new.items()}
 
@@ -346,7 +345,7 @@ class World:
             return
         made, weights, grads = self.updater.optimizer, self.weights, [*grads]
         way = {"single": "list", "updated": "dict"}.get(call.way, call.way)
-        kept = made.lr_mult.copy(), made.lr_scheduler
+        multipliers, schedule = made.lr_mult.copy(), made.lr_scheduler
         self.weights = dict(weights)
         grads[-1] = FAULTS[call.fault](self, names[-1], grads[-1])
         before = self.bits()
@@ -356,8 +355,8 @@ class World:
             assert self.bits() == before
         self.weights = weights
         made.lr_mult.clear()
-        made.lr_mult.update(kept[0])
-        made.lr_scheduler = kept[1]
+        made.lr_mult.update(multipliers)
+        made.lr_scheduler = schedule
 
 
 def lock(world, name, grad):
@@ -386,9 +385,9 @@ def scheduled(rate=None, error=None):
 
 def listing(row, count=2):
     def spoil(world, name, grad):
-        shape = world.weights[name].shape
         rows = [row, 0] if row > 2**64 else world.beside(name, np.array([row, 0]))
-        return world.beside(name, np.ones((count, *shape[1:]), np.float32)), rows
+        values = np.ones((count, *world.weights[name].shape[1:]), np.float32)
+        return world.beside(name, values), rows
 
     return spoil
 

@@ -2,7 +2,10 @@
 
 import pytest
 
+from fastopt._engine.validate import leaves as flat
 from helpers.cases import CASES, LIGHT, sampled
+
+__all__ = ["FORMS", "bits", "every_case", "flat", "lively", "master_of", "silent"]
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
 

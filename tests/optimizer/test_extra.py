@@ -147,21 +147,6 @@ def test_refused_calls_change_nothing(message, first):
     np.testing.assert_equal(after, before)
 
 
-@pytest.mark.parametrize(
-    ("made", "settings", "message"),
-    [
-        (optimizer.SGD, {}, "rule sgd takes no extra"),
-        (lambda: optimizer.Muon(fallback="sgd"), {}, r"an update\(\) in Python .Muon. takes no"),
-        (Reduced, {"accumulate": 2}, "use accumulate=1"),
-    ],
-)
-def test_updaters_that_take_no_extra_say_so(made, settings, message):
-    updater = fastopt.Updater(made(), **settings)
-    with pytest.raises((TypeError, ValueError), match=message):
-        called(updater, [START.copy()])
-    assert not updater.states
-
-
 class OnDevice:
     """An array on a device, as far as a call without a device sees it."""
 
@@ -170,10 +155,25 @@ class OnDevice:
         return {"shape": (4, 3), "typestr": "<f8", "data": (8, False), "version": 3}
 
 
-def test_devices_take_no_extra():
-    updater = fastopt.Updater(Reduced())
-    with pytest.raises(TypeError, match="'w': an extra is for weights on the host"):
-        called(updater, [OnDevice()])
+@pytest.mark.parametrize(
+    ("made", "settings", "weight", "message"),
+    [
+        (optimizer.SGD, {}, START, "rule sgd takes no extra"),
+        (
+            lambda: optimizer.Muon(fallback="sgd"),
+            {},
+            START,
+            r"update\(\) in Python .Muon. takes no",
+        ),
+        (Reduced, {"accumulate": 2}, START, "use accumulate=1"),
+        (Reduced, {}, OnDevice(), "'w': an extra is for weights on the host"),
+    ],
+)
+def test_updaters_that_take_no_extra_say_so(made, settings, weight, message):
+    updater = fastopt.Updater(made(), **settings)
+    with pytest.raises((TypeError, ValueError), match=message):
+        called(updater, [weight])
+    assert not updater.states
 
 
 def test_ranks_refuse_rules_with_an_extra():

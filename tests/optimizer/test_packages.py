@@ -21,14 +21,13 @@ def named(case):
 FILES = {name: json.loads((GOLDEN / f"{name}.json").read_text()) for name in (
     "matrices", "soap", "shampoo", "normuon", "packages",
 )}  # fmt: skip
-LISTS = ("matrices", "cases", "muon"), ("matrices", "sm3", "sm3"), ("soap", "cases", "soap")
-LISTS += ("matrices", "adafactor", "adafactor"), ("shampoo", "cases", "shampoo")
-LISTS += ("normuon", "cases", "normuon"), ("packages", "cases", None)
-"""File, key and name of the optimizer."""
+LISTS = {"muon": "matrices", "adafactor": "matrices", "sm3": "matrices"}
+LISTS |= {name: name for name in ("soap", "shampoo", "normuon", "packages")}
+"""Files by the name of the optimizer."""
 CASES = [
     {"name": name, **case, "data": case.get("data") or FILES[file]["data"][named(case)]}
-    for file, key, name in LISTS
-    for case in FILES[file][key]
+    for name, file in LISTS.items()
+    for case in FILES[file][name if name in ("adafactor", "sm3") else "cases"]
 ]
 MORE = {"scion": {"coefficients": "quintic"}}
 MORE["normuon"] = {"adjust": "original", "coefficients": "quintic"}

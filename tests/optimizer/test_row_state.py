@@ -12,7 +12,7 @@ from fastopt.kernels.rule import rule
 from fastopt.optimizer import NovoGrad
 from fastopt.sparse import RowSparse
 from helpers.cases import exhaustive, slow
-from helpers.matrix_rules import drawn, trained
+from helpers.matrix_rules import single, trained
 from helpers.row_rules import RowAdam, row_adam, row_adam_formula
 
 SHAPE = (7, 37)
@@ -104,23 +104,22 @@ def test_without_names_all_state_is_of_rows():
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1,), (4, 3)])
 def test_novograd_refuses_a_state_with_another_shape(shape, rng):
-    (weight,), ((grad,), *_) = drawn(rng, (4, 3))
-    updater, got = trained(NovoGrad(), weight, [grad])
-    good = updater.states[0]
-    updater.states[0] = good[0], np.zeros(shape, np.float32)
+    weight, gradients = single(rng, (4, 3), steps=1)
+    updater, got = trained(NovoGrad(), weight, gradients)
+    mom, _ = updater.states[0]
+    updater.states[0] = mom, np.zeros(shape, np.float32)
     with pytest.raises(ValueError, match=r"state 'var' must have shape \(\), got"):
-        updater(0, grad, got)
-    saved = updater.state_dict()
+        updater(0, gradients[0], got)
     with pytest.raises(CheckpointError, match="must have one number for the tensor"):
-        fastopt.Updater(NovoGrad()).load_state_dict(saved)
+        fastopt.Updater(NovoGrad()).load_state_dict(updater.state_dict())
     with pytest.raises(ValueError, match=r"needs 2 state arrays \('mom', 'var'\), got 1"):
-        NovoGrad().update(0, got, grad, good[:1])
+        NovoGrad().update(0, got, gradients[0], (mom,))
 
 
 @pytest.mark.slow("exhaustive")
 @pytest.mark.parametrize("lazy", [False, True])
 def test_novograd_divides_by_the_norm_of_all_rows(lazy, rng):
-    (weight,), _ = drawn(rng, (6, 3), dtype=np.float64)
+    weight = rng.normal(size=(6, 3))
     updater, got = fastopt.Updater(NovoGrad(lr=0.1, wd=0.2, lazy_update=lazy)), weight.copy()
     var, mom = None, np.zeros_like(weight)
     for rows in ([1, 4], [4, 0, 4], [2]):

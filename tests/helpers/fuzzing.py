@@ -98,8 +98,6 @@ def check(call, updater, blocks):
     return None if all(block.intact() for block in blocks) else "a call wrote outside an array"
 
 
-# Attacks on checkpoints
-
 SHAPE = (5, 3)
 
 
@@ -339,9 +337,6 @@ def attacked(seed, configuration):
     except Exception as error:
         wrong = wrong or f"a save raised {error!r}"
     return f"{kind}: loaded", wrong
-
-
-# The child and its parent
 
 
 def main(first, count, every):

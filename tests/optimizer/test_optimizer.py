@@ -362,6 +362,20 @@ def test_decay_that_reaches_no_name_warns_once_with_the_rule():
     assert [warning.filename for warning in record] == [__file__]
 
 
+@pytest.mark.parametrize(
+    ("wd", "names", "multipliers"),
+    [
+        (0.1, {0: "a.weight", 1: "b1"}, {}),
+        (0.0, {0: "W1", 1: "b1"}, {}),
+        (0.1, {0: "W1", 1: "b1"}, {"W1": 1.0}),
+    ],
+)
+def test_decay_that_reaches_a_parameter_does_not_warn(wd, names, multipliers):
+    made = optimizer.SGD(wd=wd, param_idx2name=names)
+    made.set_wd_mult(multipliers)
+    updates(optimizer.get_updater(made), [0, 1], [0, 1])
+
+
 def test_names_of_indices_that_step_does_not_use_warn():
     updater = optimizer.Updater(optimizer.SGD(param_idx2name={0: "a_weight", 1: "b_bias"}))
     with pytest.warns(UserWarning, match=r"names \[0, 1\], but these calls update \['0', '1'\]"):

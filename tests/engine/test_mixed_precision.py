@@ -8,24 +8,21 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from helpers.cases import exhaustive, kept
-from helpers.half_precision import FORMS, bits, flat, master_of, silent
+from helpers.cases import exhaustive
+from helpers.half_precision import bits, master_of, silent
 from helpers.refusals import check_refused
 from helpers.users import InNumPy
 
-every_form = pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
 pytestmark = silent
 
 
 @pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("momentum", [0.0, *exhaustive(0.5)])
-def test_lars_takes_the_norm_of_the_rounded_weight(momentum, half, rng):
+def test_lars_takes_the_norm_of_the_rounded_weight(half, rng):
     exact = np.full((4, 3), 1 + float(np.spacing(half.type(1))) * 0.49, np.float32)
     gradient = rng.normal(size=exact.shape).astype(np.float32)
-    made = optimizer.LARS(learning_rate=1.0, eta=0.1, momentum=momentum, multi_precision=True)
+    made = optimizer.LARS(learning_rate=1.0, eta=0.1, momentum=0.0, multi_precision=True)
     updater, weight = optimizer.get_updater(made), exact.astype(half)
     updater.set_master(0, exact)
-    assert (weight == 1).all()
     updater(0, gradient, weight)
     norms = [np.linalg.norm(w.astype(float)) for w in (np.ones_like(exact), exact)]
     rounded, unrounded = (exact - 0.1 * n / np.linalg.norm(gradient) * gradient for n in norms)
@@ -74,51 +71,41 @@ def test_a_master_starts_from_unrounded_values(name, order, half, rng):
     assert master.flags[f"{order}_CONTIGUOUS"]
 
 
-def failing(updater, half):
+def call(updater):
+    updater(0, np.zeros(3, np.float16), np.ones(3, np.float16))
+
+
+def failing(updater):
     updater.optimizer.lr_mult[0] = float("nan")
     with pytest.raises(ValueError, match="learning rate"):
-        updater(0, np.zeros(3, half), np.ones(3, half))
+        call(updater)
     updater.optimizer.lr_mult.clear()
     return updater
 
 
 BETWEEN = {
-    "nothing": lambda updater, half: updater,
+    "nothing": lambda updater: updater,
     "a failed update": failing,
-    "a copy": lambda updater, half: copy.deepcopy(updater),
-    "a pickle": lambda updater, half: pickle.loads(pickle.dumps(updater)),
+    "a copy": copy.deepcopy,
+    "a pickle": lambda updater: pickle.loads(pickle.dumps(updater)),
+    "a reset": lambda updater: updater.reset() or updater,
 }
 
 
 @pytest.mark.parametrize("kind", ["sgd", InNumPy])
 @pytest.mark.parametrize("between", BETWEEN)
-@pytest.mark.parametrize("restored", [False, True])
-def test_an_initial_master_is_copied_and_released_after_its_first_use(
-    kind, between, restored, half
-):
+def test_an_initial_master_is_copied_and_released_after_its_first_use_or_a_reset(kind, between):
     updater, start = updater_of(kind, multi_precision=True), np.full(3, 0.1, np.float32)
-    if restored:
-        old = updater_of(kind, multi_precision=True)
-        old(0, np.zeros(3, half), np.ones(3, half))
-        updater.set_states(old.get_states())
+    call(updater)
+    updater.states.clear()
     updater.set_master(0, start)
     start[:] = 7
-    updater = BETWEEN[between](updater, half)
-    updater(0, np.zeros(3, half), np.ones(3, half))
-    np.testing.assert_array_equal(master_of(updater)[0], np.float32(0.1))
-    assert updater.optimizer.masters_given == {}
+    updater = BETWEEN[between](updater)
+    call(updater)
+    expected = 1 if between == "a reset" else np.float32(0.1)
+    np.testing.assert_array_equal(master_of(updater)[0], expected)
     updater.states.clear()
-    updater(0, np.zeros(3, half), np.ones(3, half))
-    np.testing.assert_array_equal(master_of(updater)[0], 1)
-
-
-def test_a_reset_forgets_an_initial_master(half):
-    updater = updater_of("sgd", multi_precision=True)
-    updater(0, np.zeros(3, half), np.ones(3, half))
-    del updater.states[0]
-    updater.set_master(0, np.full(3, 0.1, np.float32))
-    updater.reset()
-    updater(0, np.zeros(3, half), np.ones(3, half))
+    call(updater)
     np.testing.assert_array_equal(master_of(updater)[0], 1)
 
 
@@ -156,17 +143,6 @@ def test_a_master_of_another_shape_is_refused_at_the_first_update_and_later(half
     updater(0, np.ones(4, half), weight)
     with pytest.raises(ValueError, match=r"master must have shape \(4,\), got \(3,\)"):
         updater.set_master(0, F32)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["adam", "ftrl", "rmsprop", *exhaustive("novograd")])
-def test_the_state_of_a_weight_without_a_master_is_not_taken_for_one(name):
-    updater = optimizer.get_updater(optimizer.create(name, multi_precision=True))
-    updater(0, F32, F32.copy())
-    before = copy.deepcopy(updater.states)
-    with pytest.raises(ValueError, match="missing master cannot be set"):
-        updater.set_master(0, 7 * F32)
-    np.testing.assert_equal(updater.states, before)
 
 
 def test_a_numpy_update_is_followed_by_its_copy(half):
@@ -210,21 +186,17 @@ def test_copies_that_do_not_fit_a_weight_are_refused(half):
         assert (updater.states, updater.optimizer.num_update) == ({}, 0)
 
 
-def test_an_update_in_numpy_without_masters_gets_half_precision_values(half):
-    updater, weight = updater_of(InNumPy, rounding="stochastic"), np.ones(3, half)
+def test_an_update_in_numpy_without_masters_gets_half_precision_and_none_that_is_split(bfloat16):
+    updater, weight = updater_of(InNumPy, rounding="stochastic"), np.ones(3, bfloat16)
     with pytest.warns(UserWarning, match="lose small updates"):
-        updater(0, np.ones(3, half), weight)
-    assert updater.optimizer.seen == (half,) * 3
-    np.testing.assert_array_equal(weight, half.type(0.9))
-
-
-def test_an_update_in_numpy_takes_no_split_master(bfloat16):
-    updater = updater_of(InNumPy, multi_precision=True, master="split")
-    weight = np.ones(3, bfloat16)
+        updater(0, np.ones(3, bfloat16), weight)
+    assert updater.optimizer.seen == (bfloat16,) * 3
+    np.testing.assert_array_equal(weight, bfloat16.type(0.9))
+    updater, before = updater_of(InNumPy, multi_precision=True, master="split"), weight.copy()
     with pytest.raises(TypeError, match="an update\\(\\) in NumPy needs master='float32'"):
         updater(0, np.ones(3, bfloat16), weight)
     assert updater.states == {}
-    assert (weight == 1).all()
+    assert (weight == before).all()
 
 
 @pytest.mark.parametrize("klass", [optimizer.SGD, InNumPy])
@@ -235,33 +207,6 @@ def test_what_is_beyond_float16_becomes_infinite_without_a_warning(klass):
         updater(0, np.array([-1e6, 0], np.float32), weight)
     np.testing.assert_array_equal(weight, [np.inf, 1])
     assert np.isfinite(master_of(updater)[0]).all()
-
-
-@pytest.mark.slow
-@every_form
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1, 1)])
-def test_odd_shapes_work_in_every_form(form, shape, bfloat16):
-    updater, weight = updater_of(**FORMS[form]), np.ones(shape, bfloat16)
-    for _ in range(2):
-        updater(0, np.ones(shape, bfloat16), weight)
-    assert weight.shape == shape
-    assert all(array.shape == shape for array in flat(updater.states[0]))
-    np.testing.assert_allclose(weight.astype(float), 0.8, rtol=0.01)
-
-
-@pytest.mark.slow
-@every_form
-@pytest.mark.parametrize("name", ["sgd", *exhaustive("adam", "groupadagrad")])
-def test_nan_and_infinity_go_where_they_go_in_float32(form, name, bfloat16):
-    updater, single = updater_of(name, **FORMS[form]), updater_of(name)
-    weight = np.array([[1, 1], [np.inf, -np.inf], [1, 1], [np.nan, 1]], bfloat16)
-    gradient = np.array([[np.nan, 0], [0, 0], [np.inf, -np.inf], [0, 0]], bfloat16)
-    exact = weight.astype(np.float32)
-    for _ in range(2):
-        updater(0, gradient, weight)
-        single(0, gradient.astype(np.float32), exact)
-        assert np.isnan(exact).any()
-        np.testing.assert_array_equal(weight.astype(np.float32), exact)
 
 
 def test_a_copied_updater_does_not_write_the_copy_of_the_first(half):

@@ -9,6 +9,7 @@ from fastopt._kernels import half as conversions
 from fastopt._kernels.weights import parts
 from helpers.half_precision import bits, every_case, flat, lively, master_of
 from helpers.plans import LAYOUTS
+from helpers.tensor_lists import frozen
 
 SPLIT = {"multi_precision": True, "master": "split"}
 
@@ -77,11 +78,14 @@ def test_an_initial_master_sets_the_weight_and_its_low_bits(layout, rng, bfloat1
     np.testing.assert_array_equal(weight[25:], nearest[25:])
 
 
-def test_a_split_master_cannot_be_set_after_the_first_update(bfloat16):
-    updater, weight = sgd(), np.ones(3, bfloat16)
-    updater(0, np.ones(3, bfloat16), weight)
-    with pytest.raises(ValueError, match="cannot be set after the first update"):
-        updater.set_master(0, np.ones(3, np.float32))
+def test_a_split_or_missing_master_cannot_be_set_after_the_first_update(bfloat16):
+    """Nor is the state of a rule taken for one."""
+    for updater, dtype in ((sgd(), bfloat16), (optimizer.Updater(optimizer.Adam(**SPLIT)), "f4")):
+        updater(0, np.ones(3, dtype), np.ones(3, dtype))
+        before = frozen(updater.states[0])
+        with pytest.raises(ValueError, match="split or missing master cannot be set after the fir"):
+            updater.set_master(0, np.ones(3, np.float32))
+        assert frozen(updater.states[0]) == before
 
 
 def test_a_weight_that_the_user_changes_is_part_of_the_master(bfloat16):

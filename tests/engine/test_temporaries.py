@@ -1,4 +1,4 @@
-"""Whoever holds the address of an array keeps the array alive: freed memory is overwritten."""
+"""Tests in other processes: whose allocator overwrites freed memory, or of any processor."""
 
 import ast
 
@@ -28,3 +28,22 @@ def test_freed_memory_is_not_read(choice, run_python):
     expected, found = temporaries.ends(choice), ast.literal_eval(lines)
     assert len(expected) == len(CHOICES[choice])
     assert [name for name in expected if found[name] != expected[name]] == []
+
+
+SUITE = """
+import sys, pytest
+from fastopt._kernels import half
+print(half._f16c())
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow("exhaustive")
+def test_half_precision_works_on_any_processor(run_python):
+    pytest.importorskip("ml_dtypes")
+    names = "mixed_precision", "split_masters", "stochastic_rounding"
+    paths = [TESTS / "engine" / f"test_{name}.py" for name in names]
+    paths.append(TESTS / "kernels" / "test_half.py")
+    output = run_python(SUITE, *paths, NUMBA_CPU_NAME="generic")
+    assert output.startswith("False\n")
+    assert " passed" in output

@@ -41,6 +41,10 @@ BAD_CALLS = {
     "gradient of bools": (0, np.ones(2, bool), f32(2), TypeError, "float32.*bool: .*astype"),
     "complex gradient": (0, np.ones(2, complex), f32(2), TypeError, r"got complex128 .* x\.real"),
     "number as gradient": (0, 1.0, f32(2, 3), TypeError, r"float; pass np.full\(\(2, 3\), float"),
+    **{
+        f"{value!r} as gradient": (0, value, np.ones(1), TypeError, "gradient must")
+        for value in (1, True, 1j, np.int32(1), "1")
+    },
     "scalar as gradient": (0, np.float32(1), f32(2), ValueError, r"\(\); pass np.full\(\(2,\), x"),
     "swapped bytes": (0, SWAPPED, SWAPPED, TypeError, "float32 or float64, got"),
     "read-only weight": (0, f32(2), readonly(f32(2)), ValueError, "read-only"),

@@ -1,7 +1,7 @@
 """Checks of the arguments of a call, in compiled code.
 
 Nothing is written but the description of the call and caches of what was checked, so a call that
-does not fit has changed nothing (``test_updater.py``, ``test_plan_stale.py``).
+does not fit has changed nothing (``test_updater.py``, ``test_parameters.py``).
 
 *Identity is no proof.* Address, type, dtype, shape and flags are read from the header in each call,
 of weight, gradient and states alike: an id or an address may belong to a new object, and an array

@@ -37,15 +37,13 @@ def test_the_sum_is_that_of_numpy_in_the_order_of_the_calls(every, shape, seed):
         np.testing.assert_array_equal(weight, before + np.float32(1 / every) * total)
 
 
-def test_indices_of_a_list_may_be_at_different_calls(rng):
-    weights = [np.ones(3, np.float32) for _ in range(2)]
-    made, grad = adam(accumulate=2), np.ones(3, np.float32)
+def test_indices_of_a_list_may_be_at_different_calls():
+    made, weights, grad = adam(accumulate=2), list(np.ones((2, 3))), np.ones(3)
     made(0, grad, weights[0])
     made([0, 1], [grad, grad], weights)
-    assert (weights[0] != 1).all()
-    assert (weights[1] == 1).all()
+    assert [(weight == 1).all() for weight in weights] == [False, True]
     made([0, 1], [grad, grad], weights)
-    np.testing.assert_array_equal(weights[0], weights[1])
+    np.testing.assert_array_equal(*weights)
 
 
 def test_counts_and_schedules_advance_with_updates():
@@ -101,24 +99,10 @@ def test_damaged_sums_are_refused(damage):
     assert not new.states_dict()["accumulation"]["calls"]
 
 
-@pytest.mark.slow
-def test_lbsgd_adds_up_means():
-    kwargs = {"learning_rate": 1.0, "batch_scale": 2, "warmup_epochs": 0}
-    made = optimizer.Updater(optimizer.LBSGD(**kwargs), accumulate=2)
-    twin, weight, other = optimizer.Updater(optimizer.LBSGD(**kwargs)), np.zeros(1), np.zeros(1)
-    for value in (1.0, 3.0, 5.0, 7.0):
-        made(0, np.array([value]), weight)
-    for value in (2.0, 6.0):
-        twin(0, np.array([value]), other)
-    np.testing.assert_array_equal(weight, other)
-
-
 def test_the_number_of_calls_changes_between_windows_alone():
     made, weight = adam(accumulate=2), np.ones(2)
     made(0, np.ones(2), weight)
-    with pytest.raises(
-        ValueError, match="accumulate cannot change while gradients of \\[0\\] wait"
-    ):
+    with pytest.raises(ValueError, match=r"cannot change while gradients of \[0\] wait"):
         made.accumulate = 3
     made(0, np.ones(2), weight)
     made.accumulate = 1
@@ -126,25 +110,18 @@ def test_the_number_of_calls_changes_between_windows_alone():
     assert made.optimizer.num_update == 2
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
-def test_the_number_of_calls_is_checked(wrong):
-    with pytest.raises((TypeError, ValueError), match="accumulate must be"):
-        adam(accumulate=wrong)
-
-
 @pytest.mark.parametrize("grad", [np.ones((4, 2)), RowSparse(np.ones((2, 2)), [3, 1], (4, 2))])
 @pytest.mark.parametrize("way", [as_list, one_by_one])
 def test_a_window_whose_last_call_fails_is_as_before(way, grad):
     fails = []
-    schedule = lambda update: fails[0] / 0 if fails else 0.1  # noqa: E731
+    schedule = lambda update: 1 / fails[0] if fails else 0.1  # noqa: E731
     updaters = [
         optimizer.Updater(optimizer.SGD(momentum=0.9, lr_scheduler=schedule), accumulate=2)
         for _ in range(2)
     ]
     weights = [np.ones((4, 2)), np.ones((4, 2))]
     for k in range(6):
-        fails += [1] * (k % 2)
-        for _ in range(2 * len(fails)):
+        for fails[:] in [[0]] * 2 * (k % 2):
             with pytest.raises(ZeroDivisionError):
                 way(updaters[0], [0], [grad], weights[:1])
         fails.clear()

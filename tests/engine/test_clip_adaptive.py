@@ -65,15 +65,11 @@ def test_units_are_clipped_as_in_the_paper(shape, dtype, limit, eps, rescale_gra
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_large_weights_and_gradients_are_clipped_like_small_ones(dtype):
     """The sum of their squares may be larger than any number."""
-    size, results = {"float32": 2.0**100, "float64": 2.0**1000}[dtype], []
-    for scale in (1.0, size):
-        rng = np.random.default_rng(0)
-        updater = optimizer.Updater(optimizer.SGD(lr=1.0), clip_adaptive=0.5, clip_adaptive_eps=0)
-        weight, grad = (
-            rng.normal(size=(8, 5)).astype(dtype) * np.dtype(dtype).type(scale) for _ in "wg"
-        )
+    results = []
+    for scale in (1.0, {"float32": 2.0**100, "float64": 2.0**1000}[dtype]):
+        weight, grad = (np.random.default_rng(0).normal(size=(2, 8, 5)) * scale).astype(dtype)
         grad[:4] *= grad.dtype.type(0.1)
-        updater(0, grad, weight)
+        plain(clip_adaptive=0.5, clip_adaptive_eps=0)(0, grad, weight)
         results.append(weight / weight.dtype.type(scale))
     np.testing.assert_allclose(*results, rtol=1e-6)
 
@@ -81,16 +77,14 @@ def test_large_weights_and_gradients_are_clipped_like_small_ones(dtype):
 @pytest.mark.slow
 def test_the_numbers_are_those_of_optax():
     # optax 0.2.8, adaptive_grad_clip(0.1, eps=1e-3), on the transpose: its units are the last axis.
-    weight = np.array([[0.5, -1.0, 2.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]], np.float32)
-    grad = np.array([[3.0, 4.0, 0.0], [1.0, -2.0, 2.0], [0.01, 0.02, 0.03]], np.float32)
-    expected = [
-        [0.13747727870941162, 0.18330302834510803, 0.0],
-        [3.333333370392211e-05, -6.666666740784422e-05, 6.666666740784422e-05],
-        [0.009999999776482582, 0.019999999552965164, 0.029999999329447746],
-    ]
-    after = weight.copy()
-    plain(clip_adaptive=0.1)(0, grad, after)
-    np.testing.assert_allclose(after - weight, expected, rtol=1e-5, atol=1e-7)
+    for weight, grad, expected in (
+        ([0.5, -1.0, 2.0], [3.0, 4.0, 0.0], [0.13747727870941162, 0.18330302834510803, 0.0]),
+        ([0.0] * 3, [1.0, -2.0, 2.0], np.array([0.5, -1, 1]) * 6.666666740784422e-05),
+        ([1.0] * 3, [0.01, 0.02, 0.03], [0.01, 0.02, 0.03]),
+    ):
+        after = np.array([weight], np.float32)
+        plain(clip_adaptive=0.1)(0, np.array([grad], np.float32), after)
+        np.testing.assert_allclose(after - weight, [expected], rtol=1e-5, atol=1e-7)
     vector = np.array([3.0, -4.0], np.float32)
     plain(clip_adaptive=0.1)(0, np.array([6.0, 8.0], np.float32), vector)
     np.testing.assert_allclose(vector, [3.30000001192092896, -3.5999999940395354], rtol=1e-6)
@@ -115,29 +109,20 @@ FORMS = {
 def test_units_are_clipped_before_all_else(form, shape, rng):
     """A unit of row-sparse gradients is an indexed row, and that of a vector the whole."""
     dtype, make, settings, given = FORMS[form]
-    updater = optimizer.Updater(make(), clip_adaptive=0.1, **settings)
+    updater = optimizer.Updater(make(clip_gradient=0.05), clip_adaptive=0.1, **settings)
     weight, grad = rng.normal(size=shape).astype(dtype), (10 * rng.normal(size=shape)).astype(dtype)
     whole = grad
     if "rows" in form:
         whole = np.zeros(shape)
         np.add.at(whole, ROWS, grad[ROWS])
     change = clipped(weight.astype(F64), whole.astype(F64), 0.1)
-    expected = weight - change
+    expected = weight - (change if "NumPy" in form else np.clip(change, -0.05, 0.05))
     for share in (0.5, 1.5) if form == "a mean" else [1024.0 if "scale" in form else 1.0]:
         updater(0, given(grad * dtype(share)), weight)
     ours = updater.states[0][1] if form == "masters" else weight
     np.testing.assert_allclose(ours, expected, rtol=1e-5 if form == "masters" else 1e-12)
     if form == "a norm":
         assert updater.info.global_norm == pytest.approx(np.linalg.norm(change))
-
-
-def test_the_value_is_clipped_last():
-    weight = np.full((1, 2), 10.0)
-    made = optimizer.Updater(optimizer.SGD(learning_rate=1.0, clip_gradient=0.7), clip_adaptive=0.1)
-    expected = np.minimum(clipped(weight, np.array([[30.0, 40.0]]), 0.1), 0.7)
-    made(0, np.array([[30.0, 40.0]]), weight)
-    np.testing.assert_allclose(10 - weight, expected)
-    assert (expected == 0.7).any()
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
@@ -149,23 +134,12 @@ def test_gradients_that_are_not_finite_are_still_found(value):
     assert (weight == 1).all()
 
 
-@pytest.mark.parametrize("wrong", [-0.1, np.nan, np.inf, "a", True])
-@pytest.mark.parametrize("name", ["clip_adaptive", "clip_adaptive_eps"])
-def test_arguments_are_checked(name, wrong):
-    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
-        plain(**{name: wrong})
-
-
 def test_settings_are_part_of_a_checkpoint():
     made, new = plain(clip_adaptive=0.1, clip_adaptive_eps=0.5), plain()
     made(0, np.ones(2), np.ones(2))
     saved = made.states_dict()
     new.load_states_dict(saved)
     assert (new.clip_adaptive, new.clip_adaptive_eps) == (0.1, 0.5)
-    weights = np.ones(2), np.ones(2)
-    for updater, weight in zip((made, new), weights, strict=True):
-        updater(0, np.full(2, 9.0), weight)
-    np.testing.assert_array_equal(*weights)
     saved["updater"]["clip_adaptive_eps"] = None
     with pytest.raises(CheckpointError, match="clip_adaptive_eps"):
         new.load_states_dict(saved)

@@ -7,6 +7,7 @@ import pytest
 
 from fastopt import optimizer
 from helpers.plans import LAYOUTS
+from helpers.tensor_lists import as_list, frozen, one_by_one
 
 F32 = np.float32
 
@@ -21,22 +22,22 @@ MAKES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lay", [np.copy, np.asfortranarray, LAYOUTS["strided"], np.float64])
-@pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
+@pytest.mark.parametrize("way", [as_list, one_by_one])
 @pytest.mark.parametrize("name", MAKES)
-def test_updates_have_the_bits_of_an_updater_and_records(name, listed, lay, rng, unrecorded):
+def test_updates_have_the_bits_of_an_updater_and_records(name, way, lay, rng, unrecorded):
     dtypes = [F32, np.float16 if name == "sgd" else F32]
-    weights = [rng.standard_normal((3, 4)).astype(dtype) for dtype in dtypes]
-    direct, updater = MAKES[name](), optimizer.Updater(MAKES[name]())
-    own, others = copy.deepcopy(weights), weights
+    own = [rng.standard_normal((3, 4)).astype(dtype) for dtype in dtypes]
+    direct, updater, others = MAKES[name](), optimizer.Updater(MAKES[name]()), copy.deepcopy(own)
     states = [direct.create_state_multi_precision(k, own[k]) for k in range(2)]
     for _ in range(4):
         grads = [lay(rng.standard_normal((3, 4)).astype(F32)) for _ in range(2)]
-        if listed:
-            updater([0, 1], grads, others)
-            direct.update_all([*zip(range(2), own, grads, states, strict=True)])
-        for k in range(0 if listed else 2):
-            updater(k, grads[k], others[k])
-            direct.update_multi_precision(k, own[k], grads[k], states[k])
+        way(updater, [0, 1], grads, others)
+        calls = [*zip(range(2), own, grads, states, strict=True)]
+        if way is as_list:
+            direct.update_all(calls)
+        else:
+            for call in calls:
+                direct.update_multi_precision(*call)
     np.testing.assert_equal([own, states], [others, list(updater.states.values())])
     assert direct._index_update_count == updater.optimizer._index_update_count
     assert not unrecorded
@@ -54,8 +55,7 @@ def test_a_half_precision_weight_is_updated_with_its_master_or_alone(masters):
 
 @pytest.mark.parametrize("copies", [copy.deepcopy, tuple], ids=["copied", "another tuple"])
 def test_models_that_share_an_optimizer_keep_their_states_under_one_index(copies):
-    made, alone = optimizer.Adam(), optimizer.Adam()
-    weights = [np.ones(3, F32) for _ in range(3)]
+    made, alone, weights = optimizer.Adam(), optimizer.Adam(), np.ones((3, 3), F32)
     states = [made.create_state(0, weight) for weight in weights]
     for step in range(6):
         grad = np.full(3, 1 + step, F32)
@@ -64,14 +64,14 @@ def test_models_that_share_an_optimizer_keep_their_states_under_one_index(copies
             made.update(0, weights[k], grad, states[k])
             states[k] = copies(states[k])
         alone.update(0, weights[2], grad, states[2])
-    for k in range(2):
-        np.testing.assert_array_equal(weights[k], weights[2])
-        np.testing.assert_array_equal(states[k], states[2])
+    for values in zip((weights[0], *states[0]), (weights[1], *states[1]), strict=True):
+        np.testing.assert_array_equal(*values)
+    np.testing.assert_array_equal(weights[0], weights[2])
 
 
 def test_an_index_may_have_two_states_in_a_list():
-    made, weights = optimizer.SGD(momentum=0.5, learning_rate=1.0), [np.zeros(1), np.zeros(1)]
-    states, one = [made.create_state(0, weight) for weight in weights], np.ones(1)
+    made, weights, one = optimizer.SGD(momentum=0.5, lr=1.0), np.zeros((2, 1)), np.ones(1)
+    states = [made.create_state(0, weight) for weight in weights]
     for _ in range(2):
         made.update_all([(0, weights[k], one, states[k]) for k in range(2)])
     assert made._index_update_count == {0: 4}
@@ -85,12 +85,11 @@ def test_a_refused_update_changes_nothing(again, listed):
     states = [made.create_state(0, weight), made.create_state(1, other)]
     if again:
         made.update_all([(0, weight, np.ones(3), states[0]), (1, other, np.ones(2), states[1])])
-    before = copy.deepcopy([weight, other, states, dict(made._index_update_count)])
+    before = frozen([weight, other, states, dict(made._index_update_count)])
     calls = [(1, other, np.ones(2), states[1])] * listed + [(0, weight, np.ones(2), states[0])]
     with pytest.raises(ValueError, match=r"index 0: gradient must have shape \(3,\), got \(2,\)"):
         made.update_all(calls) if listed else made.update(*calls[0])
-    after = [weight, other, states, dict(made._index_update_count)]
-    np.testing.assert_equal(after, before)
+    assert frozen([weight, other, states, dict(made._index_update_count)]) == before
     made.update(0, weight, np.ones(3), states[0])
     assert made._index_update_count[0] == 1 + again
 
@@ -102,20 +101,14 @@ class Name(str):
 @pytest.mark.parametrize("index", [("layer", 0), 1.0, np.int64(1), Name("w"), None, b"w"], ids=repr)
 def test_an_index_may_be_any_key(index):
     """One that equals an int or a string is that parameter."""
-    made, plain = optimizer.Adam(), optimizer.Adam()
-    weights = [np.ones((2, 3)) for _ in range(3)]
+    made, weights = optimizer.Adam(), np.ones((2, 2, 3))
     states = [made.create_state(0, weight) for weight in weights]
-    for step in range(3):
-        grad = np.full((2, 3), 1.0 + step)
-        made.update(index, weights[0], grad, states[0])
-        made.update("other", weights[1], grad, states[1])
-        plain.update(0, weights[2], grad, states[2])
-    assert weights[0].tobytes() == weights[1].tobytes() == weights[2].tobytes()
-    assert made._index_update_count[index] == 3
-    equal = 1 if index == 1 else "w" if index == "w" else None
-    if equal is not None:
-        made.update(equal, weights[0], np.ones((2, 3)), states[0])
-        assert made._index_update_count[index] == 4
+    for step in range(4):
+        equal = {1: 1, "w": "w"}.get(index, index) if step == 3 else index
+        for key, weight, state in zip((equal, "other"), weights, states, strict=True):
+            made.update(key, weight, np.full((2, 3), 1.0 + step), state)
+    assert weights[0].tobytes() == weights[1].tobytes()
+    assert made._index_update_count == {index: 4, "other": 4}
 
 
 class Halved(optimizer.Adam):

@@ -78,22 +78,7 @@ def test_states_of_users_are_created_one_by_one():
     updater = optimizer.Updater(OfWeight(learning_rate=0.0))
     updater(list(range(4)), [np.zeros((3, 4), np.float32)] * 4, weights)
     for k in range(4):
-        assert np.array_equal(updater.states[k][1], weights[k] * np.float32(0.999))
-
-
-def test_a_state_method_of_one_optimizer_is_called():
-    made, created = optimizer.Adam(), []
-    standard = made.create_state
-
-    def create_state(index, weight):
-        created.append(index)
-        return standard(index, weight)
-
-    made.create_state = create_state
-    updater = optimizer.Updater(made)
-    weights = [np.ones((3, 4), np.float32) for _ in range(3)]
-    updater([0, 1, 2], weights[::-1], [weight.copy() for weight in weights])
-    assert created == [0, 1, 2]
+        np.testing.assert_array_equal(updater.states[k][1], weights[k] * np.float32(0.999))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -66,16 +66,11 @@ def warm(single, updater, steps=4):
 
 @pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
 @every_setting
-@pytest.mark.parametrize("name", named(NAMES, "adam", "adamw"))
+@pytest.mark.parametrize("name", [*named(NAMES, "adam", "adamw"), "lbsgd"])
 def test_frames_of_a_warm_call(name, setting, single):
+    single = single or name == "lbsgd"
     found = warm(single, optimizer.Updater(made(name, setting)))
     assert len(found) <= (SINGLE if single else LIST), found
-
-
-@every_setting
-def test_frames_of_single_calls_of_lbsgd(setting):
-    found = warm(True, optimizer.Updater(made("lbsgd", setting)))
-    assert len(found) <= SINGLE, found
 
 
 @pytest.mark.parametrize("average", [None, *exhaustive(EMA())], ids=str)

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
-from fastopt import RowSparse, optimizer
+from fastopt import optimizer
 from fastopt._kernels.numpy_abi import readable
 from helpers.tensor_lists import as_list, everything, one_by_one
 
@@ -17,19 +17,17 @@ def test_what_is_no_list_is_refused_clearly(seen):
     updater = optimizer.get_updater(optimizer.Adam())
     if seen:
         updater([0, 1], grads, weights)
-    before = everything(updater, weights)
-    for wrong in ((g for g in grads), np.ones((2, 3)), dict(enumerate(grads)), grads[:1], None):
-        with pytest.raises(TypeError, match="list of as many gradients"):
-            updater([0, 1], wrong, weights)
-        words = "a call takes" if wrong is None else "list of as many weights"
+    before, lists = everything(updater, weights), [[0, 1], grads, weights]
+    whole = (x for x in grads), np.ones((2, 3)), dict(enumerate(grads)), grads[:1]
+    keys = (i for i in (0, 1)), np.arange(2), {0, 1}, None, [0, np.arange(2)], [0, None], [0, [1]]
+    for place, wrong, words in (
+        *((0, wrong, "index must be") for wrong in keys),
+        *((1, wrong, "list of as many gradients") for wrong in (*whole, None)),
+        *((2, wrong, "list of as many weights") for wrong in whole),
+        (2, None, "a call takes"),
+    ):
         with pytest.raises(TypeError, match=words):
-            updater([0, 1], grads, wrong)
-    for wrong in ((i for i in (0, 1)), np.arange(2), {0, 1}, None):
-        with pytest.raises(TypeError, match="index must be"):
-            updater(wrong, grads, weights)
-    for wrong in ([0, np.arange(2)], [0, None], [0, [1]]):
-        with pytest.raises(TypeError, match="index must be"):
-            updater(wrong, grads, weights)
+            updater(*lists[:place], wrong, *lists[place + 1 :])
     assert everything(updater, weights) == before
 
 
@@ -41,23 +39,6 @@ def test_an_index_that_comes_twice_counts_in_no_joint_step():
     with pytest.raises(ValueError, match="updates an index once in each list"):
         updater(["a", "a"], [grad, grad.astype(np.float32)], [weight, weight])
     assert everything(updater, [weight]) == before
-
-
-def test_a_list_with_an_index_twice_that_fails_restores_copies_too():
-    def schedule(update):
-        if update == 3:
-            raise RuntimeError("no rate")
-        return 0.1
-
-    updater = optimizer.get_updater(optimizer.SGD(momentum=0.9, lr_scheduler=schedule))
-    weight, copy = np.ones((4, 3), np.float32, order="F"), np.zeros((4, 3), np.float16, order="F")
-    rows = RowSparse(np.ones((1, 3), np.float32), [1], (4, 3))
-    updater.set_copy(0, copy)
-    updater(0, np.ones((4, 3), np.float32), weight)
-    before = everything(updater, [weight, copy])
-    with pytest.raises(RuntimeError, match="no rate"):
-        updater([0, 0], [np.ones((4, 3), np.float32), rows], [weight, weight])
-    assert everything(updater, [weight, copy]) == before
 
 
 def test_an_updater_is_freed_with_its_weights_and_states():
@@ -102,25 +83,39 @@ def test_hyper_parameters_and_rates_that_raise_change_nothing(method, size):
             way(updater, [0, 1], [np.ones(size)] * 2, weights)
 
 
-class Tenth(optimizer.SGD):
-    """What it gives depends on the rate, or on an attribute, as `given` says."""
-
-    given = "rate"
-
-    @optimizer.constant
-    def hyper(self, t, lr, wd):
-        return {"momentum": 0.0, "lr": (lr if self.given == "rate" else self.own) / 10}
-
-
-@pytest.mark.parametrize("given", ["rate", "own"])
-def test_what_hyper_gives_is_followed_under_a_schedule(given):
-    rates = [0.5, 0.25, 0.25, 2.0, 1.0, 0.5]
-    made = Tenth(lr_scheduler=lambda update: rates[update - 1])
-    made.given, made.own = given, 3.0
-    updater, weight, expected = optimizer.Updater(made), np.zeros(3), 0.0
-    for step, rate in enumerate(rates):
-        if step == 3:
-            made.own = 5.0
+def test_counts_can_be_assigned():
+    made, weight = optimizer.Adam(), np.ones(3)
+    updater = optimizer.Updater(made)
+    updater(0, np.ones(3), weight)
+    for change, count in (
+        (lambda: setattr(made, "_index_update_count", {0: 7}), 8),
+        (lambda: setattr(made, "_index_update_count", {}), 1),
+        (lambda: made._index_update_count.clear(), 1),
+    ):
+        change()
         updater(0, np.ones(3), weight)
-        expected -= (rate if given == "rate" else made.own) / 10
-        np.testing.assert_allclose(weight, expected, rtol=1e-15)
+        assert (made._index_update_count, made.num_update) == ({0: count}, 8)
+
+
+@pytest.mark.parametrize("way", [as_list, one_by_one])
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, int, np.array])
+def test_a_schedule_is_called_once_per_call(way, kind):
+    """Also for a second parameter of one step, and whatever kind of number it returns."""
+    asked, weights = [], np.zeros((2, 3))
+    schedule = lambda update: asked.append(update) or kind(len(asked))  # noqa: E731
+    updater = optimizer.Updater(optimizer.SGD(lr_scheduler=schedule))
+    for _ in range(3):
+        way(updater, [0, 1], np.ones((2, 3)), weights)
+    calls = 2 if way is one_by_one else 1
+    assert asked == [step for step in (1, 2, 3) for _ in range(calls)]
+    assert weights[:, 0].tolist() == ([-9, -12] if calls == 2 else [-6, -6])
+
+
+def test_a_refused_list_of_lbsgd_updates_nothing():
+    """The sum of the second has another shape; the first is due for an update."""
+    updater, weights = optimizer.Updater(optimizer.LBSGD(batch_scale=2)), list(np.ones((2, 3)))
+    updater([0, 1], list(np.ones((2, 3))), weights)
+    before = everything(updater, weights)
+    with pytest.raises(ValueError, match="index 1: the sum of gradients must have shape"):
+        updater([0, 1], [np.ones(3), np.ones(5)], [weights[0], np.ones(5)])
+    assert everything(updater, weights) == before

@@ -106,14 +106,6 @@ def test_it_maps_singular_values_and_nothing_else(
     np.testing.assert_allclose(got, expected, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
-@given(shapes, st.floats(1, 100), st.integers(0, 2**32), st.integers(1, 8))
-def test_the_gram_form_is_the_plain_form_in_float32(shape, condition, seed, steps):
-    matrix = drawn(shape, condition, seed, "float32")
-    plain, gram = (orthogonal(matrix, steps=steps, gram=form) for form in (False, True))
-    np.testing.assert_allclose(gram, plain, atol=2e-4)
-
-
 @settings(max_examples=30, deadline=None)
 @given(shapes, st.integers(0, 2**32), st.integers(-20, 20))
 def test_powers_of_two_and_transposition_change_nothing(shape, seed, power):
@@ -132,25 +124,15 @@ def test_the_result_is_scaled_and_may_replace_the_matrix():
         np.testing.assert_array_equal(view, expected)
 
 
-def test_buffers_serve_matrices_of_all_shapes_in_turn():
-    work = NewtonSchulz()
-    for seed, shape in enumerate([(9, 30), (3, 3), (30, 4), (1, 7), (9, 30)]):
-        for dtype in ("float32", "float64"):
-            matrix = drawn(shape, 10, seed, dtype)
-            out = np.empty_like(matrix)
-            work(matrix, out, "polar", 5, 1e-7)
-            np.testing.assert_array_equal(out, orthogonal(matrix))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 5), shapes, st.integers(0, 2**32), kinds, st.sampled_from([False, None]))
 def test_a_matrix_has_the_same_bits_among_others_of_its_shape(count, shape, seed, dtype, gram):
     rng = np.random.default_rng(seed)
     stack = rng.normal(size=(count, *shape)).astype(dtype)
-    rows = stack.reshape(count * shape[0], shape[1])
+    rows, work = stack.reshape(count * shape[0], shape[1]), NewtonSchulz()
     for form in (rows, np.asfortranarray(rows)):
         view = form.copy(order="K").reshape(count, *shape)
-        alone, work = [orthogonal(each, gram=gram) for each in view], NewtonSchulz()
+        alone = [orthogonal(each, gram=gram) for each in view]
         work.reserve(view)
         work(view, view, "polar", 5, 1e-7, gram=gram)
         for got, expected in zip(view, alone, strict=True):

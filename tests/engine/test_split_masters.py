@@ -80,7 +80,10 @@ def test_an_initial_master_sets_the_weight_and_its_low_bits(layout, rng, bfloat1
 
 def test_a_split_or_missing_master_cannot_be_set_after_the_first_update(bfloat16):
     """Nor is the state of a rule taken for one."""
-    for updater, dtype in ((sgd(), bfloat16), (optimizer.Updater(optimizer.Adam(**SPLIT)), "f4")):
+    for updater, dtype in (
+        (sgd(), bfloat16),
+        (optimizer.Updater(optimizer.Adam(multi_precision=True)), "f4"),
+    ):
         updater(0, np.ones(3, dtype), np.ones(3, dtype))
         before = frozen(updater.states[0])
         with pytest.raises(ValueError, match="split or missing master cannot be set after the fir"):

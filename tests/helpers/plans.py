@@ -324,9 +324,10 @@ class World:
             self.weights = {name: np.asarray(array) for name, array in new.items()}
 
     def bits(self):
-        """All that a call may change."""
+        """All that a call may change, with what `info` says of the last one."""
         averages = host(dict(self.updater.averages))
-        return everything(self.updater, self.weights), frozen((averages, self.copies))
+        kept = frozen((averages, self.copies, self.updater.info[:4]))
+        return everything(self.updater, self.weights), kept
 
     def numbers(self):
         """Weights, states and averages, on the host."""

@@ -15,6 +15,7 @@ KINDS = {
     "rows": (fastopt.GroupAdaGrad, {}),
     "amsgrad": (fastopt.AdamW, {"amsgrad": True, "wd": 0.1}),
     "noise": (fastopt.Adam, {"state_dtype": "bfloat16"}),
+    "masters": (fastopt.SGD, {"momentum": 0.9, "multi_precision": True}),
     "codes": (fastopt.Adam, {"state_dtype": "int8", "state_min_size": 1}),
 }
 
@@ -36,8 +37,9 @@ def test_pruned_rows_leave_the_others_as_they_were(name, average, rng):
     """A weight from which rows were removed has the later steps of its rows."""
     average = None if name == "rows" else average
     whole, pruned, keep = made(name, average=average), made(name, average=average), [3, 0, 4]
-    weight = rng.normal(size=(5, 130))
-    grads = rng.normal(size=(6, 5, 130))
+    dtype = np.float16 if name == "masters" else np.float64
+    weight, grads = rng.normal(size=(5, 130)).astype(dtype), rng.normal(size=(6, 5, 130))
+    grads = grads.astype(dtype)
     own = weight.copy()
     for grad in grads[:3]:
         whole("w", grad, weight)
@@ -55,9 +57,10 @@ def test_pruned_rows_leave_the_others_as_they_were(name, average, rng):
 @pytest.mark.parametrize("name", KINDS)
 def test_new_rows_begin_with_the_state_of_a_new_parameter(name, rng):
     updater = made(name, average=None if name == "rows" else EMA(0.9))
-    weight = trained(updater, rng.normal(size=(3, 130)), rng)
+    dtype = np.float16 if name == "masters" else np.float64
+    weight = trained(updater, rng.normal(size=(3, 130)).astype(dtype), rng)
     before, old = leaves(updater.states["w"]), updater.averages.get("w")
-    weight = np.vstack([weight, np.full((2, 130), 7.0)])
+    weight = np.vstack([weight, np.full((2, 130), 7.0, dtype)])
     updater.resize("w", weight, [0, 1, 2, -1, -1])
     after = leaves(updater.states["w"])
     fresh = leaves(updater.optimizer.create_state_multi_precision("w", weight))
@@ -69,40 +72,24 @@ def test_new_rows_begin_with_the_state_of_a_new_parameter(name, rng):
     trained(updater, weight, rng)
 
 
-def test_masters_of_new_rows_are_the_weight(rng):
-    made = fastopt.Updater(fastopt.SGD(learning_rate=0.1, momentum=0.9, multi_precision=True))
-    weight = trained(made, rng.normal(size=(2, 3)).astype(np.float16), rng)
-    momentum, master = made.states["w"]
-    new = np.vstack([weight[1:], np.full((1, 3), 2, np.float16)])
-    made.resize("w", new, [1, -1])
-    np.testing.assert_array_equal(made.states["w"][0], np.vstack([momentum[1:], np.zeros((1, 3))]))
-    np.testing.assert_array_equal(made.states["w"][1], np.vstack([master[1:], np.full((1, 3), 2)]))
-
-
 def test_decay_that_a_row_lacks_goes_with_it():
-    def updater():
-        return fastopt.Updater(fastopt.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up"))
-
-    whole, resized, weight = updater(), updater(), np.ones((3, 2))
-    own = weight.copy()
-    for of, array in ((whole, weight), (resized, own)):
-        of("w", (np.ones((1, 2)), np.array([0])), array)
-        of("w", (np.ones((1, 2)), np.array([1])), array)
-    own = np.vstack([own[[2, 0]], np.ones((1, 2))])
-    resized.resize("w", own, [2, 0, -1])
-    whole.flush("w")
-    resized.flush("w")
-    np.testing.assert_array_equal(own, np.vstack([weight[[2, 0]], np.ones((1, 2))]))
+    ends = []
+    for rows in ([0, 1, 2], [2, 0, -1]):
+        adamw = fastopt.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
+        updater, weight = fastopt.Updater(adamw), np.ones((3, 2))
+        for row in (0, 1):
+            updater("w", (np.ones((1, 2)), [row]), weight)
+        weight = np.vstack([weight, np.ones((1, 2))])[rows]
+        updater.resize("w", weight, rows)
+        updater.flush("w")
+        ends.append(weight)
+    np.testing.assert_array_equal(ends[1], np.vstack([ends[0][[2, 0]], np.ones((1, 2))]))
 
 
 def copied():
     updater = made("adam")
     updater.set_copy("w", np.ones((3, 2), np.float16))
     return updater
-
-
-def waiting():
-    return stepped(fastopt.Updater(fastopt.SGD(), accumulate=2))
 
 
 def stepped(updater, dtype="f4"):
@@ -124,7 +111,8 @@ REFUSED = [
     (averaged, (1, 4), [0], "ValueError: cannot be those of one of shape"),
     (lambda: stepped(fastopt.Updater(fastopt.Muon())), (3, 2), [2, 1, 0],
      "TypeError: state of Muon is not one by rows"),
-    (waiting, (1, 2), [0], r"ValueError: call finish\(\)"),
+    (lambda: stepped(fastopt.Updater(fastopt.SGD(), accumulate=2)), (1, 2), [0],
+     r"ValueError: call finish\(\)"),
     (copied, (1, 2), [0], "ValueError: its copy has another shape"),
     (lambda: stepped(made("adam"), "f8"), (2, 2), [0, 1], "TypeError: must have dtype float64"),
 ]  # fmt: skip

@@ -47,15 +47,13 @@ def test_each_updater_starts_at_zero(name):
     assert in_turn([again]) == apart[:1]
 
 
-def in_group(other):
-    return fastopt.Updater(optimizer.Adam(), groups={"w": {"optimizer": other}})
+USES = {
+    "group": lambda other: fastopt.Updater(optimizer.Adam(), groups={"w": {"optimizer": other}}),
+    "fallback": lambda other: fastopt.Updater(optimizer.Muon(fallback=other, fallback_for="w")),
+}
 
 
-def as_fallback(other):
-    return fastopt.Updater(optimizer.Muon(fallback=other, fallback_for="w"))
-
-
-@pytest.mark.parametrize("use", [in_group, as_fallback])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_an_optimizer_of_a_group_or_a_fallback_belongs_to_one_updater(use):
     def ends(others):
         return [end[:2] for end in in_turn([use(other) for other in others])]
@@ -81,15 +79,13 @@ class Decreasing(optimizer.Optimizer):
 
 
 def test_attributes_of_a_users_class_are_common_and_its_counts_start_again():
-    live = np.zeros(3)
+    live, steps = np.zeros(3), []
     made = Decreasing(live, lr=1.0)
-    steps = []
-    for strength in (1.0, 0.5, 0.25):
-        made.strength = strength
+    for made.strength in (1.0, 0.5, 0.25):
         updater, weight = fastopt.Updater(made), np.zeros(1)
         for _ in range(2):
             updater(0, np.ones(1), weight)
-        assert updater.optimizer.live is made.live is live
+        assert updater.optimizer.live is live
         steps.append(-weight[0] / 1.5)
     assert steps == [1.0, 0.5, 0.25]
 
@@ -124,23 +120,12 @@ def test_settings_of_the_optimizer_are_those_of_all_its_updaters():
     updaters[2].optimizer.wd = 0.25
     made.lr_mult["w"] = 2.0
     updaters[1].optimizer.set_wd_mult({"w": 3.0})
-    for updater in updaters:
-        own = updater.optimizer
+    for own in (updater.optimizer for updater in updaters):
         assert (own.lr, own.beta1, own.wd) == (0.5, 0.5, 0.25)
         assert (own.lr_mult, own.wd_mult) == ({"w": 2.0}, {"w": 3.0})
     with pytest.raises(ValueError, match="beta2 must be"):
         made.beta2 = 2.0
     assert updaters[2].optimizer.beta2 == 0.999
-
-
-def test_the_next_call_of_each_updater_has_a_setting_that_one_of_them_assigns():
-    made = optimizer.SGD(lr=1.0)
-    updaters, weights = [fastopt.Updater(made) for _ in range(2)], np.zeros((2, 1))
-    for rate in (1.0, 0.5, 0.25):
-        updaters[0].optimizer.lr = rate
-        for updater, weight in zip(updaters, weights, strict=True):
-            updater(0, np.ones(1), weight)
-    assert weights.tolist() == [[-1.75], [-1.75]]
 
 
 def test_multipliers_set_in_one_updater_survive_it():
@@ -153,26 +138,25 @@ def test_multipliers_set_in_one_updater_survive_it():
     assert kept.optimizer.lr_mult == {"w": 2.0, "v": 3.0}
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda u: pickle.loads(pickle.dumps(u))]
-)
+COPIES = copy.copy, copy.deepcopy, lambda updater: pickle.loads(pickle.dumps(updater))
+
+
+@pytest.mark.parametrize("copied", COPIES)
 def test_a_copy_of_an_updater_goes_on_with_its_counts(copied):
     updater = fastopt.Updater(optimizer.Nadam())
     trained(updater)
     other = copied(updater)
-    assert other.optimizer is not updater.optimizer
     assert other.optimizer.num_update == 3
-    other("w", normal(0, SHAPE, "float32"), normal(1, SHAPE, "float32"))
-    assert updater.optimizer.num_update == 3
+    trained(other, steps=1)
+    assert (updater.optimizer.num_update, other.optimizer.num_update) == (3, 4)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda u: pickle.loads(pickle.dumps(u))])
+@pytest.mark.parametrize("copied", COPIES[1:])
 def test_a_copy_has_the_multipliers_of_param_dict_without_its_objects(copied):
     parameter = SimpleNamespace(name="a", lr_mult=2.0, wd_mult=0.5, live=lambda: None)
-    objects = {0: parameter, 1: SimpleNamespace(lr_mult=1, wd_mult=1)}
-    updater = fastopt.Updater(optimizer.SGD(lr=1.0, wd=1.0, param_dict=objects))
+    updater = fastopt.Updater(optimizer.SGD(lr=1.0, wd=1.0, param_dict={0: parameter}))
     made = copied(updater).optimizer
-    assert [(made._get_lr(k), made._get_wd(k)) for k in range(3)] == [(2, 0.5), (1, 1), (1, 1)]
+    assert [(made._get_lr(k), made._get_wd(k)) for k in range(2)] == [(2, 0.5), (1, 1)]
     assert made.param_dict[0] == SimpleNamespace(name="a", lr_mult=2.0, wd_mult=0.5)
     parameter.lr_mult = 4.0
     assert (updater.optimizer._get_lr(0), made._get_lr(0)) == (4, 2)
@@ -180,21 +164,17 @@ def test_a_copy_has_the_multipliers_of_param_dict_without_its_objects(copied):
 
 def test_an_updater_that_takes_an_optimizer_and_states_goes_on():
     """As MXNet does, also for Adam's bias correction; parameters without a state start."""
-    grads = [normal(k, SHAPE, "float64") for k in range(2)]
     old, new, fresh = (fastopt.Updater(optimizer.Adam()) for _ in range(3))
-    weights = [np.ones(SHAPE) for _ in range(3)]
+    weights, grad = np.ones((3, *SHAPE)), normal(0, SHAPE, "float64")
     for index in "ab":
-        old(index, grads[0], weights[0])
+        old(index, grad, weights[0])
     new.optimizer = old.optimizer
     new.states["a"] = copy.deepcopy(old.states["a"])
-    weights[1][:] = weights[0]
-    old("a", grads[1], weights[0])
-    new("a", grads[1], weights[1])
-    assert np.array_equal(*weights[:2])
-    weights[2][:] = weights[1]
-    new("b", grads[1], weights[1])
-    fresh("b", grads[1], weights[2])
-    assert np.array_equal(*weights[1:])
+    for index, one, other in (("a", old, new), ("b", fresh, new)):
+        weights[:] = weights[0]
+        one(index, grad, weights[1])
+        other(index, grad, weights[2])
+        assert np.array_equal(*weights[1:])
     assert new.optimizer._index_update_count == {"a": 2, "b": 1}
     assert old.optimizer._index_update_count == {"a": 2, "b": 1}
 
@@ -260,11 +240,8 @@ def of_function(made):
 @pytest.mark.parametrize("use", [of_trainer, of_table, of_ranks, of_function])
 def test_all_that_share_an_optimizer_start_at_zero(use):
     """While others live, and with the optimizer of another."""
-    made, expected = (
-        optimizer.Adam(lr=0.1, epsilon=1.0),
-        use(optimizer.Adam(lr=0.1, epsilon=1.0))[1],
-    )
-    first, *found = use(made)
+    made, other = (optimizer.Adam(lr=0.1, epsilon=1.0) for _ in range(2))
+    (first, *found), (_, expected) = use(made), use(other)
     found += [use(made)[1], use(getattr(first, "optimizer", made))[1]]
     del first
     assert [*found, use(made)[1]] == [expected] * 4

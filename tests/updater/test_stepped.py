@@ -54,34 +54,27 @@ def test_updates_that_are_only_counted_or_summed_have_not_stepped():
             assert counting.info.stepped == (weight != before).any() == (turn == 0)
 
 
-def on_ranks(comm):
-    groups = {"ice": {"frozen": True}}
-    scaler = LossScaler(1.0, growth_interval=100)
-    updater = ShardedUpdater(fastopt.SGD(lr=0.1), comm, scaler, groups=groups, accumulate=2)
-    weights, found = weights_of(), []
-    for _ in range(2):
-        for grads in ({"ice": None, "head": np.ones(3)}, dict.fromkeys(weights)):
+def test_a_call_of_ranks_that_updates_nothing_has_not_stepped():
+    def program(comm):
+        groups, scaler = {"ice": {"frozen": True}}, LossScaler(1.0, growth_interval=100)
+        updater = ShardedUpdater(fastopt.SGD(lr=0.1), comm, scaler, groups=groups, accumulate=2)
+        weights, found = weights_of(), []
+        for grads in ({"ice": None, "head": np.ones(3)}, dict.fromkeys(weights)) * 2:
             updater.step(grads, weights)
             found.append(updater.info.stepped)
-    found.append(scaler.good_steps)
-    with pytest.raises(TypeError, match="got None"):
-        updater.step(None, weights)
-    return found
+        with pytest.raises(TypeError, match="got None"):
+            updater.step(None, weights)
+        return [*found, scaler.good_steps]
 
-
-def test_a_call_of_ranks_that_updates_nothing_has_not_stepped():
-    assert run_threads(2, on_ranks) == [[False, False, True, False, 1]] * 2
+    assert run_threads(2, program) == [[False, False, True, False, 1]] * 2
 
 
 @pytest.mark.parametrize("weights", [weights_of(), np.ones(3), [], [np.ones(2)]], ids=str)
 def test_none_in_place_of_all_gradients_is_refused(weights):
-    updater = fastopt.Updater(fastopt.SGD())
-    init, update = fastopt.functional(fastopt.SGD())
-    state = init(weights)
-    calls = updater.step, updater.updated, lambda grads, params: update(grads, state, params)
-    for call in calls:
-        for _ in range(2):
-            with pytest.raises(TypeError, match=r"gradients must be nested .* got None"):
-                call(None, weights)
+    updater, (init, update) = fastopt.Updater(fastopt.SGD()), fastopt.functional(fastopt.SGD())
+    pure = lambda grads, params: update(grads, init(params), params)  # noqa: E731
+    for call in (updater.step, updater.updated, pure) * 2:
+        with pytest.raises(TypeError, match=r"gradients must be nested .* got None"):
+            call(None, weights)
     assert not updater.states
     assert not updater.info.stepped

@@ -1,6 +1,7 @@
 """Threads that share an updater: a call sees the settings before a change or after it."""
 
 import threading
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -42,16 +43,15 @@ def test_a_setting_changes_between_calls(name):
 
 @pytest.mark.parametrize("change", ["optimizer", "clip_global_norm", "groups", "accumulate"])
 def test_no_update_is_lost_while_settings_change(change):
+    made = [optimizer.SGD(lr=1.0), optimizer.SGD(lr=1.0)]
     choices = {
-        "optimizer": [optimizer.SGD(lr=1.0), optimizer.SGD(lr=1.0)],
+        "optimizer": made,
         "clip_global_norm": [None, 1e9],
         "groups": [None, {"a": {"lr_mult": 1.0}}],
         "accumulate": [1, 1],
     }[change]
-    made = choices if change == "optimizer" else [optimizer.SGD(lr=1.0)]
-    updater, calls = fastopt.Updater(made[0]), 60
+    updater, calls, errors = fastopt.Updater(made[0]), 60, []
     weights = {name: np.zeros(size, np.float32) for name, size in (("a", 50_000), ("b", 3))}
-    errors = []
     for name, weight in weights.items():  # so that groups know both
         updater(name, np.zeros_like(weight), weight)
 
@@ -65,10 +65,10 @@ def test_no_update_is_lost_while_settings_change(change):
     threads = [threading.Thread(target=update, args=name) for name in weights]
     for thread in threads:
         thread.start()
-    k = 0
-    while any(thread.is_alive() for thread in threads):
-        k += 1
-        setattr(updater, change, choices[k % 2])
+    for choice in cycle(choices):
+        setattr(updater, change, choice)
+        if not any(thread.is_alive() for thread in threads):
+            break
     assert not errors
     for name, weight in weights.items():
         assert np.unique(weight).tolist() == [-calls]

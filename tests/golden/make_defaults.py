@@ -5,7 +5,6 @@ Run with the packages of PACKAGES installed: ``python tests/golden/make_defaults
 
 import inspect
 from importlib import import_module
-from importlib.metadata import version
 
 from recording import write
 
@@ -47,8 +46,5 @@ def defaults(path):
 
 
 if __name__ == "__main__":
-    found = {
-        "packages": {name: version(name) for name in PACKAGES},
-        "defaults": {name: {path: defaults(path)} for name, path in REFERENCES.items()},
-    }
-    write("defaults.json", found, indent=1)
+    found = {name: {path: defaults(path)} for name, path in REFERENCES.items()}
+    write("defaults.json", PACKAGES, {"defaults": found}, indent=1)

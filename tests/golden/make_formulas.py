@@ -24,49 +24,47 @@ BETAS = {"betas": (0.8, 0.95)}
 DECAYED = {"weight_decay": 0.1}
 RATES = [0.05, 0.05, 0.02, 0.08, 0.08, 0.001, 0.03, 0.03, 0.03, 0.06, 0.0, 0.04]
 
-TORCH = [
-    ("Adam", "Adam", {"lr": 0.05, "eps": 0.01, **BETAS}, {}),
-    ("Adam", "Adam", {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED}, {}),
-    ("Adam", "Adam", {"lr": 0.05, "eps": 1e-8, **DECAYED, "maximize": True}, {}),
-    ("AdamW", "AdamW", {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED}, {}),
-    ("AdamW", "AdamW", {"lr": 0.05, "eps": 1e-8, "weight_decay": 0.3, "maximize": True}, {}),
-    ("Adagrad", "AdaGrad", {"lr": 0.05, "eps": 0.01}, {}),
-    ("Adagrad", "AdaGrad", {"lr": 0.05, "eps": 1e-10, **DECAYED}, {}),
-    ("Adagrad", "AdaGrad", {"lr": 0.05, "eps": 1e-10, **DECAYED, "maximize": True}, {}),
-    ("RMSprop", "RMSProp", {"lr": 0.05, "alpha": 0.8, "eps": 0.01, **DECAYED}, {"gamma1": 0.8}),
-    ("RMSprop", "RMSProp", {"lr": 0.05, "alpha": 0.8, "eps": 0.01, "centered": True,
+MOMENTS = {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01}
+CASES = [
+    ("torch", "Adam", "Adam", {"lr": 0.05, "eps": 0.01, **BETAS}, {}),
+    ("torch", "Adam", "Adam", {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED}, {}),
+    ("torch", "Adam", "Adam", {"lr": 0.05, "eps": 1e-8, **DECAYED, "maximize": True}, {}),
+    ("torch", "AdamW", "AdamW", {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED}, {}),
+    ("torch", "AdamW", "AdamW", {"lr": 0.05, "eps": 1e-8, "weight_decay": 0.3, "maximize": True}, {}),
+    ("torch", "Adagrad", "AdaGrad", {"lr": 0.05, "eps": 0.01}, {}),
+    ("torch", "Adagrad", "AdaGrad", {"lr": 0.05, "eps": 1e-10, **DECAYED}, {}),
+    ("torch", "Adagrad", "AdaGrad", {"lr": 0.05, "eps": 1e-10, **DECAYED, "maximize": True}, {}),
+    ("torch", "RMSprop", "RMSProp", {"lr": 0.05, "alpha": 0.8, "eps": 0.01, **DECAYED}, {"gamma1": 0.8}),
+    ("torch", "RMSprop", "RMSProp", {"lr": 0.05, "alpha": 0.8, "eps": 0.01, "centered": True,
      "momentum": 0.5, **DECAYED}, {"gamma1": 0.8, "gamma2": 0.5, "centered": True}),
-    ("RMSprop", "RMSProp", {"lr": 0.05, "alpha": 0.8, "eps": 0.01, "centered": True,
+    ("torch", "RMSprop", "RMSProp", {"lr": 0.05, "alpha": 0.8, "eps": 0.01, "centered": True,
      "maximize": True}, {"gamma1": 0.8, "gamma2": 0.0, "centered": True}),
-    ("NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, "momentum_decay": 0.01, **BETAS, **DECAYED},
+    ("torch", "NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, "momentum_decay": 0.01, **BETAS, **DECAYED},
      {"schedule_decay": 0.01}),
-    ("NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, **BETAS, "maximize": True}, {}),
-    ("NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED,
+    ("torch", "NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, **BETAS, "maximize": True}, {}),
+    ("torch", "NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED,
      "decoupled_weight_decay": True}, {"decouple": True}),
-    ("RMSprop", "RMSProp", {"lr": 0.02, "alpha": 0.8, "eps": 0.01, "momentum": 0.9, **DECAYED},
+    ("torch", "RMSprop", "RMSProp", {"lr": 0.02, "alpha": 0.8, "eps": 0.01, "momentum": 0.9, **DECAYED},
      {"gamma1": 0.8, "momentum": 0.9}),
-    ("Adagrad", "AdaGrad", {"lr": 0.05, "eps": 0.01, "lr_decay": 0.2,
+    ("torch", "Adagrad", "AdaGrad", {"lr": 0.05, "eps": 0.01, "lr_decay": 0.2,
      "initial_accumulator_value": 0.1, **DECAYED}, {}),
-    ("SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "rates": RATES}, {"momentum": 0.9}),
-    ("SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, **DECAYED, "rates": RATES},
+    ("torch", "SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "rates": RATES}, {"momentum": 0.9}),
+    ("torch", "SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, **DECAYED, "rates": RATES},
      {"momentum": 0.9}),
+    ("optax", "adam", "Adam", MOMENTS, {}),
+    ("optax", "adamw", "AdamW", {**MOMENTS, **DECAYED}, {}),
+    ("optax", "rmsprop", "RMSProp", {"learning_rate": 0.05, "decay": 0.8, "eps": 0.01,
+     "eps_in_sqrt": False}, {}),
 ]
-"""Class of torch, ours, arguments of torch, and ours in place of those called otherwise.
+"""Package, class there, ours, arguments there, and ours in place of those called otherwise.
 
 `rates` are the learning rates of the steps, if they change.
 """
 
-OPTAX = [
-    ("adam", "Adam", {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01}),
-    ("adamw", "AdamW", {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01,
-     "weight_decay": 0.1}),
-    ("rmsprop", "RMSProp", {"learning_rate": 0.05, "decay": 0.8, "eps": 0.01,
-     "eps_in_sqrt": False}),
-]
 REPLACED = ("alpha", "momentum", "centered", "momentum_decay", "decoupled_weight_decay")
 RENAMED = {"b1": "beta1", "b2": "beta2", "b3": "beta3", "decay": "gamma1"}
 LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root", "corrected_weight_decay")
-LEFT_OUT += ("optimize_1d", "theta", "update_proj_gap")
+LEFT_OUT += ("optimize_1d", "theta", "update_proj_gap", "eps_in_sqrt")
 
 FREE = {"lr": 0.05, "warmup_steps": 4, "weight_decay": 0.1}
 
@@ -78,7 +76,6 @@ def slow_decay(count):
 
 
 ADAM = {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED}
-MOMENTS = {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01}
 MIXED = {**MOMENTS, **DECAYED, "b3": 0.99, "alpha": 3.0}
 OTHERS = [
     ("torch", "Adam", "Adam", {**ADAM, "amsgrad": True}, {"formula": "torch"}),
@@ -121,9 +118,6 @@ OTHERS = [
      "theta": 0.7, "update_proj_gap": 100}, {"gamma3": 0.7, "reset_interval": 100}),
     ("pytorch_optimizer", "Grams", "AdamW", ADAM, {"formula": "torch", "grams": True}),
 ]
-"""Package, name there, our class, arguments there, and ours in place of those called otherwise."""
-
-
 def data():
     """First weights, and gradients from large to small beside epsilon."""
     rng = np.random.default_rng(0)
@@ -143,16 +137,20 @@ def of_optax(name, arguments):
 
 def of_schedulefree(name, arguments):
     """Weights that gradients are taken at, and averages."""
-    start, gradients = data()
-    weight = torch.nn.Parameter(torch.tensor(start))
-    optimizer = getattr(schedulefree, name)([weight], foreach=False, **arguments)
-    for gradient in gradients:
-        optimizer.train()
-        weight.grad = torch.tensor(gradient)
-        optimizer.step()
+
+    def make(parameters):
+        made = getattr(schedulefree, name)(parameters, foreach=False, **arguments)
+        made.train()
+        return made
+
+    def see(optimizer, weight, step):
         at = weight.detach().tolist()
         optimizer.eval()
-        yield at, weight.detach().tolist()
+        average = weight.detach().tolist()
+        optimizer.train()
+        return at, average
+
+    return zip(*steps_of_torch(make, *data(), see=see), strict=True)
 
 
 LIBRARIES = {
@@ -164,58 +162,24 @@ LIBRARIES = {
 """Function that returns the steps of an optimizer by name and arguments."""
 
 
-def others():
-    for library, name, ours, arguments, more in OTHERS:
-        kept = {k: v for k, v in arguments.items() if k not in LEFT_OUT}
-        case = {
-            "library": library,
-            "name": name,
-            "class": ours,
-            "arguments": {**{RENAMED.get(k, k): v for k, v in kept.items()}, **more},
-        }
-        if library == "schedulefree":
-            weights, averages = zip(*of_schedulefree(name, arguments), strict=True)
-            yield {**case, "weights": weights, "averages": averages}
-        else:
-            steps = LIBRARIES[library](name, arguments)
-            yield {**case, "weights": list(steps)}
-
-
-def cases():
-    for name, ours, arguments, renamed in TORCH:
-        same = {k: v for k, v in arguments.items() if k not in REPLACED}
-        yield {
-            "library": "torch",
-            "name": name,
-            "class": ours,
-            "arguments": {**same, **renamed},
-            "weights": list(of_torch(name, arguments)),
-        }
-    for name, ours, arguments in OPTAX:
-        same = {RENAMED.get(k, k): v for k, v in arguments.items() if k != "eps_in_sqrt"}
-        yield {
-            "library": "optax",
-            "name": name,
-            "class": ours,
-            "arguments": same,
-            "weights": list(of_optax(name, arguments)),
-        }
+def recorded(library, name, ours, arguments, more):
+    left = (*LEFT_OUT, *(REPLACED if library == "torch" else ()))
+    own = {RENAMED.get(k, k): v for k, v in arguments.items() if k not in left}
+    case = {"library": library, "name": name, "class": ours, "arguments": {**own, **more}}
+    if library == "schedulefree":
+        weights, averages = of_schedulefree(name, arguments)
+        return {**case, "weights": weights, "averages": averages}
+    return {**case, "weights": [*LIBRARIES[library](name, arguments)]}
 
 
 if __name__ == "__main__":
     weight, gradients = data()
+    more = "schedulefree", "timm", "pytorch_optimizer"
     made = {
-        "packages": {
-            "torch": torch.__version__,
-            "optax": optax.__version__,
-            "jax": jax.__version__,
-        },
-        "more_packages": {
-            name: version(name) for name in ("schedulefree", "timm", "pytorch_optimizer")
-        },
+        "more_packages": {name: version(name) for name in more},
         "start": weight.tolist(),
         "gradients": gradients.tolist(),
-        "cases": list(cases()),
-        "others": list(others()),
+        "cases": [recorded(*case) for case in CASES],
+        "others": [recorded(*case) for case in OTHERS],
     }
-    write("formulas.json", made, indent=1)
+    write("formulas.json", ["torch", "optax", "jax"], made, indent=1)

@@ -41,10 +41,8 @@ POLAR = (
 OPTAX = [
     ({"beta": 0.9, "weight_decay": 0.1}, {"momentum": 0.9, "adjust": "original"}),
     ({"beta": 0.5, "consistent_rms": 0.2}, {"momentum": 0.5, "adjust": "rms"}),
-    (
-        {"beta": 0.9, "ns_coeffs": POLAR},
-        {"momentum": 0.9, "adjust": "original", "coefficients": "polar_express"},
-    ),
+    ({"beta": 0.9, "ns_coeffs": POLAR}, {"momentum": 0.9, "adjust": "original",
+     "coefficients": "polar_express"}),
 ]
 """The same of optax, which has another momentum of Nesterov's."""
 
@@ -64,12 +62,6 @@ ADAFACTOR = [
 ]
 """Library, its arguments of Adafactor, and ours in place of those that are called otherwise."""
 
-SM3 = [
-    ({"momentum": 0.9}, {"eps": 1e-8}),
-    ({"momentum": 0.0}, {"eps": 1e-8}),
-]
-"""Arguments of optax, and ours besides."""
-
 
 def data(shape):
     """First weights, and gradients from large to small."""
@@ -87,68 +79,48 @@ def of_optax(shape, arguments):
     return [np.transpose(weight).tolist() for weight in steps]
 
 
-def adafactor(library, shape, arguments):
-    if library == "torch":
-        return steps_of_torch(partial(torch.optim.Adafactor, **arguments), *data(shape))
-    return steps_of_optax(optax.adafactor(**arguments), *data(shape))
+def case(shape, arguments, steps, **more):
+    return {**more, "shape": shape, "arguments": arguments, "weights": [*steps]}
 
 
 def adafactor_cases():
     for shape in ADAFACTOR_SHAPES:
         for library, arguments, renamed in ADAFACTOR:
-            if library == "optax" and len(shape) > 2:
-                continue  # which takes the two longest axes for rows and columns
+            if library == "torch":
+                steps = steps_of_torch(partial(torch.optim.Adafactor, **arguments), *data(shape))
+            elif len(shape) > 2:
+                continue  # where optax takes the two longest axes for rows and columns
+            else:
+                steps = steps_of_optax(optax.adafactor(**arguments), *data(shape))
             same = {k: v for k, v in arguments.items() if k in ("lr", "weight_decay")}
-            yield {
-                "library": library,
-                "shape": shape,
-                "arguments": {**same, **renamed},
-                "weights": list(adafactor(library, shape, arguments)),
-            }
+            yield case(shape, {**same, **renamed}, steps, library=library)
 
 
 def sm3_cases():
     for shape in ADAFACTOR_SHAPES:
-        for arguments, ours in SM3:
-            yield {
-                "shape": shape,
-                "arguments": {"lr": 0.05, **arguments, **ours},
-                "weights": [*steps_of_optax(optax.sm3(0.05, **arguments), *data(shape))],
-            }
+        for momentum in (0.9, 0.0):
+            steps = steps_of_optax(optax.sm3(0.05, momentum=momentum), *data(shape))
+            yield case(shape, {"lr": 0.05, "momentum": momentum, "eps": 1e-8}, steps)
 
 
 def cases():
     for shape in SHAPES:
         for arguments, renamed in TORCH:
             same = {k: v for k, v in arguments.items() if k not in ("adjust_lr_fn", "ns_steps")}
-            yield {
-                "library": "torch",
-                "shape": shape,
-                "arguments": {"momentum": 0.95, "coefficients": "quintic", **same, **renamed},
-                "options": arguments,
-                "weights": [*steps_of_torch(partial(torch.optim.Muon, **arguments), *data(shape))],
-            }
+            own = {"momentum": 0.95, "coefficients": "quintic", **same, **renamed}
+            steps = steps_of_torch(partial(torch.optim.Muon, **arguments), *data(shape))
+            yield case(shape, own, steps, library="torch", options=arguments)
         for arguments, renamed in OPTAX:
             same = {k: v for k, v in arguments.items() if k == "weight_decay"}
-            usual = {"lr": 0.05, "nesterov": False, "eps": 1e-12, "coefficients": "quintic"}
-            yield {
-                "library": "optax",
-                "shape": shape,
-                "arguments": {**usual, **same, **renamed},
-                "weights": of_optax(shape, arguments),
-            }
+            own = {"lr": 0.05, "nesterov": False, "eps": 1e-12, "coefficients": "quintic", **same}
+            yield case(shape, {**own, **renamed}, of_optax(shape, arguments), library="optax")
 
 
 if __name__ == "__main__":
     made = {
-        "packages": {
-            "torch": torch.__version__,
-            "optax": optax.__version__,
-            "jax": jax.__version__,
-        },
         "data": by_shape(data, ADAFACTOR_SHAPES),
-        "cases": list(cases()),
-        "adafactor": list(adafactor_cases()),
-        "sm3": list(sm3_cases()),
+        "cases": [*cases()],
+        "adafactor": [*adafactor_cases()],
+        "sm3": [*sm3_cases()],
     }
-    write("matrices.json", made)
+    write("matrices.json", ["torch", "optax", "jax"], made)

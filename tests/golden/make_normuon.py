@@ -34,4 +34,4 @@ if __name__ == "__main__":
         }
         for shape, arguments in CASES
     ]
-    write("normuon.json", {"commit": COMMIT, "cases": cases})
+    write("normuon.json", ["torch"], {"commit": COMMIT, "cases": cases})

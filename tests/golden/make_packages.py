@@ -5,7 +5,6 @@ rounds to bfloat16 before it iterates, and keeps a state in float32; that alone 
 """
 
 from functools import partial
-from importlib.metadata import version
 
 import apollo_torch
 import galore_torch
@@ -19,16 +18,15 @@ from recording import drawn, steps_of_torch, write
 STEPS = 8
 data = partial(drawn, steps=STEPS, last=1e-2)
 ITERATE = scion.zero_power_via_newton_schulz_5
-scion.zero_power_via_newton_schulz_5 = lambda g, steps: ITERATE(g, steps, dtype=torch.float64)
+scion.zero_power_via_newton_schulz_5 = partial(ITERATE, dtype=torch.float64)
 
 CASES = [
     ("came", "CAME", (4, 6), {"lr": 0.05}, {}),
     ("came", "CAME", (2, 3, 4), {"lr": 0.05, "betas": (0.8, 0.9, 0.7), "weight_decay": 0.1,
-     "clip_threshold": 0.5}, {"beta1": 0.8, "beta2": 0.9, "beta3": 0.7}),
+     "clip_threshold": 0.5}, {}),
     ("came", "CAME", (5,), {"lr": 0.05, "weight_decay": 0.1}, {}),
     ("adammini", "AdamMini", (4, 6), {"lr": 0.05, "weight_decay": 0.1}, {"heads": {".": 2}}),
-    ("adammini", "AdamMini", (5,), {"lr": 0.05, "betas": (0.8, 0.9)}, {"beta1": 0.8, "beta2": 0.9,
-     "wd": 0.1}),
+    ("adammini", "AdamMini", (5,), {"lr": 0.05, "betas": (0.8, 0.9)}, {"wd": 0.1}),
     ("scion", "SCION", (4, 6), {"lr": 0.02, "scale": 5.0}, {"radius": 5.0, "momentum": 0.9}),
     ("scion", "SCION", (6, 4), {"lr": 0.02, "scale": 5.0, "momentum": 0.3, "constraint": True},
      {"radius": 5.0, "momentum": 0.7, "wd": 1.0}),
@@ -74,85 +72,65 @@ class Layer(torch.nn.Module):
         self.weight = weight
 
 
-def steps(kind, shape, arguments):
-    """The weights after each step."""
+def case(name, shape, arguments, given, weights, **more):
+    """A case with our arguments: those that both have, the betas, and others in `arguments`."""
+    same = {k: v for k, v in given.items() if k in SAME}
+    same |= {f"beta{k}": beta for k, beta in enumerate(given.get("betas", ()), 1)}
+    found = {"name": name, "shape": shape, "arguments": {**same, **arguments}}
+    parts = [np.asarray(part).tolist() for part in data(shape)]
+    return {**found, "data": parts, **more, "weights": [*weights]}
+
+
+def packed(name, kind, shape, arguments, ours):
+    """A case of pytorch_optimizer."""
 
     def make(parameters):
         if kind != "AdamMini":
             return getattr(packaged, kind)(parameters, **arguments)
-        name = "q_proj" if len(shape) > 1 else "mlp"
-        module = torch.nn.ModuleDict({name: Layer(*parameters)})
+        layer = "q_proj" if len(shape) > 1 else "mlp"
+        module = torch.nn.ModuleDict({layer: Layer(*parameters)})
         return packaged.AdamMini(module, num_embeds=12, num_heads=12, **arguments)
 
-    return [*steps_of_torch(make, *data(shape))]
+    return case(name, shape, ours, arguments, steps_of_torch(make, *data(shape)))
 
 
 def projected(name, shape, arguments, group, ours):
     """A case of a package that projects gradients, with the projections that it draws."""
-    start, gradients = data(shape)
-    weight, drawn = torch.nn.Parameter(torch.tensor(start)), []
-    more = {"proj_type": "std", "update_proj_gap": GAP}
+    drawn, more = [], {"proj_type": "std", "update_proj_gap": GAP}
     if name == "apollo":
-        more |= {"proj": "random"}
-        more["scale_type"] = ours.get("scale_by", "channel")
+        more |= {"proj": "random", "scale_type": ours.get("scale_by", "channel")}
     kind = galore_torch.GaLoreAdamW if name == "galore" else apollo_torch.APOLLOAdamW
-    optimizer = kind([{"params": [weight], **group, **more}], no_deprecation_warning=True, **arguments)
-    weights = []
-    for step, gradient in enumerate(gradients):
-        weight.grad = torch.tensor(gradient)
-        optimizer.step()
-        weights.append(weight.detach().tolist())
+
+    def make(parameters):
+        groups = [{"params": parameters, **group, **more}]
+        return kind(groups, no_deprecation_warning=True, **arguments)
+
+    def see(optimizer, weight, step):
         if step % GAP == 0:
             found = optimizer.state[weight]["projector"].ortho_matrix
             drawn.append((found.T if shape[0] >= shape[1] else found).tolist())
-    betas = dict(zip(("beta1", "beta2"), arguments.get("betas", ()), strict=False))
-    same = {k: v for k, v in arguments.items() if k in SAME}
-    return {
-        "name": name,
-        "shape": shape,
-        "arguments": {**same, **group, **betas, "update_interval": GAP, **ours},
-        "data": [start.tolist(), gradients.tolist()],
-        "drawn": drawn,
-        "weights": weights,
-    }
+        return weight.detach().tolist()
+
+    weights = [*steps_of_torch(make, *data(shape), see=see)]
+    own = {**group, "update_interval": GAP, **ours}
+    return case(name, shape, own, arguments, weights, drawn=drawn)
 
 
 def whitened(shape, arguments, ours):
     """A case of PSGD, with the random numbers that it draws."""
-    start, gradients = data(shape)
     noise = np.random.default_rng(1).normal(size=(STEPS, *shape))
     unused = iter(noise)
     psgd.torch.randn_like = lambda *_, **__: torch.tensor(next(unused))
     usual = {"lr": 0.05, "balance_prob": 0, "precondition_dtype": None}
-    weights = [*steps_of_torch(partial(packaged.Kron, **usual, **arguments), start, gradients)]
-    return {
-        "name": "kron",
-        "shape": shape,
-        "arguments": {"lr": 0.05, **ours},
-        "data": [np.asarray(start).tolist(), gradients.tolist()],
-        "drawn": noise.tolist(),
-        "weights": weights,
-    }
-
-
-def cases():
-    """Every case with its data and weights."""
-    for name, kind, shape, arguments, ours in CASES:
-        yield {
-            "name": name,
-            "shape": shape,
-            "arguments": {**{k: v for k, v in arguments.items() if k in SAME}, **ours},
-            "data": [part.tolist() for part in data(shape)],
-            "weights": steps(kind, shape, arguments),
-        }
+    weights = steps_of_torch(partial(packaged.Kron, **usual, **arguments), *data(shape))
+    return case("kron", shape, {"lr": 0.05, **ours}, {}, weights, drawn=noise.tolist())
 
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     torch.float32 = torch.float64
     torch.Tensor.float = torch.Tensor.double
+    found = [*(packed(*each) for each in CASES), *(projected(*each) for each in PROJECTED)]
+    found += [whitened(*each) for each in WHITENED]
     names = "torch", "pytorch_optimizer", "galore_torch", "apollo_torch"
-    packages = {name: version(name) for name in names}
-    found = [*cases(), *(projected(*case) for case in PROJECTED)]
-    found += [whitened(*case) for case in WHITENED]
-    write("packages.json", {"packages": packages, "cases": found})
+    write("packages.json", names, {"cases": found})

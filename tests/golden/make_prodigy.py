@@ -8,7 +8,6 @@ in float64, from all elements.
 """
 
 import sys
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -26,41 +25,33 @@ jax.config.update("jax_enable_x64", True)
 STEPS, SHAPES, EPS = 12, ((4, 6), (5,), (3, 2)), 1e-14
 
 PRODIGYOPT = [
-    ({"d0": 1e-3, "d_coef": 0.5}, {"d0": 1e-3, "d_coef": 0.5}),
-    ({}, {}),
-    ({"d0": 1e-3, "weight_decay": 0.1, "use_bias_correction": True, "d_coef": 2.0}, {"d0": 1e-3,
-     "weight_decay": 0.1, "bias_correction": True, "d_coef": 2.0}),
-    ({"d0": 0.01, "lr": 0.5, "weight_decay": 0.1, "decouple": False,
-     "growth_rate": 1.5} | {"safeguard_warmup": True, "betas": (0.8, 0.99), "beta3": 0.9},
-     {"d0": 0.01, "lr": 0.5, "weight_decay": 0.1, "decouple": False,
-     "growth_rate": 1.5} | {"safeguard_warmup": True, "betas": (0.8, 0.99), "beta3": 0.9}),
+    {"d0": 1e-3, "d_coef": 0.5},
+    {},
+    {"d0": 1e-3, "weight_decay": 0.1, "use_bias_correction": True, "d_coef": 2.0},
+    {"d0": 0.01, "lr": 0.5, "weight_decay": 0.1, "decouple": False, "growth_rate": 1.5,
+     "safeguard_warmup": True, "betas": (0.8, 0.99), "beta3": 0.9},
 ]
-"""Arguments of prodigyopt, and ours."""
-
 OPTAX = [
-    ({"estim_lr0": 1e-3, "weight_decay": 0.1, "estim_lr_coef": 0.5, "betas": (0.8, 0.99)},
-     {"d0": 1e-3, "weight_decay": 0.1, "d_coef": 0.5, "betas": (0.8, 0.99)}),
-    ({"estim_lr0": 1e-3, "learning_rate": 0.7, "safeguard_warmup": True, "estim_lr_coef": 10.0},
-     {"d0": 1e-3, "lr": 0.7, "safeguard_warmup": True, "d_coef": 10.0}),
+    {"estim_lr0": 1e-3, "weight_decay": 0.1, "estim_lr_coef": 0.5, "betas": (0.8, 0.99)},
+    {"estim_lr0": 1e-3, "learning_rate": 0.7, "safeguard_warmup": True, "estim_lr_coef": 10.0},
 ]
-"""The same of optax, which always corrects the bias."""
-
+"""Arguments of optax, which always corrects the bias."""
 DADAPTATION = [
-    ({}, {}),
-    ({"decouple": True, "weight_decay": 0.1, "use_bias_correction": True, "d0": 1e-3},
-     {"decouple": True, "weight_decay": 0.1, "bias_correction": True, "d0": 1e-3}),
-    ({"lr": 0.5, "weight_decay": 0.1, "growth_rate": 1.3, "d0": 1e-2, "betas": (0.8, 0.9)},
-     {"lr": 0.5, "weight_decay": 0.1, "growth_rate": 1.3, "d0": 1e-2, "betas": (0.8, 0.9)}),
+    {},
+    {"decouple": True, "weight_decay": 0.1, "use_bias_correction": True, "d0": 1e-3},
+    {"lr": 0.5, "weight_decay": 0.1, "growth_rate": 1.3, "d0": 1e-2, "betas": (0.8, 0.9)},
 ]
-
 PLUS = [
-    ({"d0": 1e-3}, {"d0": 1e-3}),
-    (
-        {"lr": 0.7, "weight_decay": 0.1, "d_coef": 0.1, "d0": 1e-3, "d_limiter": False, "betas": (0.95, 0.999)},
-        {"lr": 0.7, "weight_decay": 0.1, "d_coef": 0.1, "d0": 1e-3, "growth_rate": 1e30, "betas": (0.95, 0.999)},
-    ),
-    ({"beta3": 0.9, "d0": 1e-3}, {"beta3": 0.9, "d0": 1e-3}),
+    {"d0": 1e-3},
+    {"lr": 0.7, "weight_decay": 0.1, "d_coef": 0.1, "d0": 1e-3, "d_limiter": False,
+     "betas": (0.95, 0.999)},
+    {"beta3": 0.9, "d0": 1e-3},
 ]
+OURS = {
+    "use_bias_correction": "bias_correction", "learning_rate": "lr", "estim_lr0": "d0",
+    "estim_lr_coef": "d_coef",
+}  # fmt: skip
+"""Our arguments, by those that are called otherwise."""
 PLAIN = {"use_stableadamw": False, "factored": False, "split_groups": False}
 
 
@@ -127,25 +118,27 @@ def cases():
         "prodigy-plus-schedule-free": ("schedulefreeprodigy", PLUS, exact_plus(), PLAIN, {}),
     }
     for library, (name, of, kind, always, own) in kinds.items():
-        for arguments, ours in of:
-            yield case(library, name, {**own, **ours}, of_torch(kind, {**always, **arguments}))
-    for arguments, ours in OPTAX:
-        ours = {"eps": EPS, "bias_correction": True, **ours}
-        yield case("optax", "prodigy", ours, of_optax(arguments))
+        for arguments in of:
+            yield case(library, name, own, arguments, of_torch(kind, {**always, **arguments}))
+    for arguments in OPTAX:
+        own = {"eps": EPS, "bias_correction": True}
+        yield case("optax", "prodigy", own, arguments, of_optax(arguments))
 
 
-def case(library, name, arguments, steps):
+def case(library, name, own, arguments, steps):
     weights, estimates = zip(*steps, strict=True)
-    own = {"library": library, "name": name, "arguments": arguments}
-    return {**own, "weights": weights, "d": estimates}
+    own = own | {OURS.get(name, name): value for name, value in arguments.items()}
+    if not own.pop("d_limiter", True):
+        own["growth_rate"] = 1e30
+    found = {"library": library, "name": name, "arguments": own}
+    return {**found, "weights": weights, "d": estimates}
 
 
 if __name__ == "__main__":
     weights, gradients = data()
     made = {
-        "packages": {name: version(name) for name in (*LIBRARIES, "torch", "jax")},
         "start": [weight.tolist() for weight in weights],
         "gradients": [[gradient.tolist() for gradient in step] for step in gradients],
         "cases": list(cases()),
     }
-    write("prodigy.json", made)
+    write("prodigy.json", (*LIBRARIES, "torch", "jax"), made)

@@ -51,17 +51,12 @@ def recorded(shape, arguments):
     return {"shape": shape, "arguments": {**ours, "epsilon": 1e-8}, "weights": weights}
 
 
-def main():
+if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     made = {
-        "packages": {"torch": torch.__version__},
         "repository": "https://github.com/facebookresearch/optimizers",
         "commit": COMMIT,
         "data": by_shape(data, [shape for shape, _ in CASES]),
         "cases": [recorded(shape, arguments) for shape, arguments in CASES],
     }
-    write("shampoo.json", made)
-
-
-if __name__ == "__main__":
-    main()
+    write("shampoo.json", ["torch"], made)

@@ -11,7 +11,7 @@ import sys
 from functools import partial
 
 import torch
-from recording import alike, by_shape, write
+from recording import alike, by_shape, steps_of_torch, write
 
 COMMIT = "a1e553530fde97d0e6b307d7c82ac6d38b072340"
 data = partial(alike, steps=12, last=1e-4)
@@ -36,36 +36,30 @@ GOES_ON = [((4, 6), {}), ((7, 3), {"precondition_frequency": 2})]
 
 
 def recorded(soap, shape, arguments, state_after=None):
-    start, gradients = data(shape)
-    weight = torch.nn.Parameter(torch.tensor(start))
-    optimizer = soap([weight], **{**USUAL, **arguments})
-    case = {"shape": shape, "arguments": {**USUAL, **arguments}, "weights": []}
-    for step, gradient in enumerate(gradients, 1):
-        weight.grad = torch.tensor(gradient)
-        optimizer.step()
-        case["weights"].append(weight.detach().tolist())
-        if step == state_after:
+    arguments, arrays = {**USUAL, **arguments}, []
+
+    def see(optimizer, weight, step):
+        if step + 1 == state_after:
             state = optimizer.state[weight]
             pairs = [part for pair in zip(state["GG"], state["Q"], strict=True) for part in pair]
-            arrays = [state["exp_avg"], state["exp_avg_sq"], torch.tensor([step]), *pairs]
-            case["state"] = [array.tolist() for array in arrays]
-    return case
+            arrays[:] = state["exp_avg"], state["exp_avg_sq"], torch.tensor([step + 1]), *pairs
+            arrays[:] = [array.tolist() for array in arrays]
+        return weight.detach().tolist()
+
+    weights = [*steps_of_torch(partial(soap, **arguments), *data(shape), see=see)]
+    case = {"shape": shape, "arguments": arguments, "weights": weights}
+    return {**case, "state": arrays} if state_after else case
 
 
-def main(path):
+if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.clone
-    soap = runpy.run_path(path)["SOAP"]
+    soap = runpy.run_path(sys.argv[1])["SOAP"]
     made = {
-        "packages": {"torch": torch.__version__},
         "repository": "https://github.com/nikhilvyas/SOAP",
         "commit": COMMIT,
         "data": by_shape(data, [shape for shape, _ in CASES + GOES_ON]),
         "cases": [recorded(soap, *case) for case in CASES],
         "goes_on": [recorded(soap, *case, state_after=4) for case in GOES_ON],
     }
-    write("soap.json", made)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    write("soap.json", ["torch"], made)

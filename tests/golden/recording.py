@@ -1,13 +1,17 @@
 """Steps of optimizers of torch and optax, for files of recorded numbers."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 
-def steps_of_torch(make, start, gradients, rates=None):
-    """The weight after each step; `make` creates the optimizer of a list of parameters."""
+def steps_of_torch(make, start, gradients, rates=None, see=None):
+    """The weight after each step, or what `see` returns of optimizer, weight and step.
+
+    `make` creates the optimizer of a list of parameters.
+    """
     import torch
 
     weight = torch.nn.Parameter(torch.tensor(start))
@@ -17,7 +21,7 @@ def steps_of_torch(make, start, gradients, rates=None):
             optimizer.param_groups[0]["lr"] = rates[step]
         weight.grad = torch.tensor(gradient)
         optimizer.step()
-        yield weight.detach().tolist()
+        yield see(optimizer, weight, step) if see else weight.detach().tolist()
 
 
 def steps_of_optax(optimizer, start, gradients):
@@ -56,5 +60,7 @@ def by_shape(data, shapes):
     return {"x".join(map(str, shape)): [part.tolist() for part in data(shape)] for shape in shapes}
 
 
-def write(name, content, indent=None):
+def write(name, packages, content, indent=None):
+    """Write the content with the versions of packages that it was made with."""
+    content = {"packages": {package: version(package) for package in packages}, **content}
     Path(__file__).with_name(name).write_text(json.dumps(content, indent=indent) + "\n")

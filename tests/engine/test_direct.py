@@ -111,19 +111,16 @@ def test_an_index_may_be_any_key(index):
     assert made._index_update_count == {index: 4, "other": 4}
 
 
-class Halved(optimizer.Adam):
-    """A user's optimizer that changes the gradient."""
-
-    def update(self, index, weight, grad, state):
-        super().update(index, weight, grad / 2, state)
-
-
 def test_a_class_that_calls_the_update_of_its_base_has_records(unrecorded):
-    weights = [np.ones((2, 3)), np.ones((2, 3))]
+    class Halved(optimizer.Adam):
+        def update(self, index, weight, grad, state):
+            super().update(index, weight, grad / 2, state)
+
+    weights = np.ones((2, 2, 3))
     updaters = optimizer.Updater(Halved()), optimizer.Updater(optimizer.Adam())
     for step in range(4):
-        for k, factor in enumerate((2, 1)):
-            updaters[k](0, np.full((2, 3), factor * (1.0 + step)), weights[k])
+        for updater, weight, factor in zip(updaters, weights, (2, 1), strict=True):
+            updater(0, np.full((2, 3), factor * (1.0 + step)), weight)
     np.testing.assert_array_equal(*weights)
     assert not unrecorded
 
@@ -136,5 +133,3 @@ def test_a_list_of_indices_is_refused_with_the_cure(kind, index):
     for update in (made.update, made.update_multi_precision):
         with pytest.raises(TypeError, match=r"index must be .* takes lists$"):
             update(index, weight, np.ones((2, 3)), state)
-    assert (weight == 1).all()
-    assert made.num_update == 0

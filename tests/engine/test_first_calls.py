@@ -1,7 +1,6 @@
 """First calls: states and records that are written together equal those that are written alone."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from threading import Barrier
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import fastopt
 from fastopt import optimizer
 from fastopt._engine import templates
-from fastopt._engine.templates import ALONE_FROM, LINE
 from fastopt._engine.validate import leaves
 from helpers.cases import CASES
 from helpers.tensor_lists import normal
@@ -28,19 +26,6 @@ def test_part_of_a_large_tensor_has_the_state_of_the_whole(before):
     for index in ([0, 1] if before else []) + [2]:
         updater([index], [np.ones((4, 8), np.float32)], [np.ones((4, 8), np.float32)])
     assert np.uint8 in {array.dtype.type for array in leaves(updater.states[2])}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(7, 5), (ALONE_FROM // 64, 16)], ids=str)
-def test_states_are_apart_and_aligned(shape):
-    weights = [np.ones(shape, np.float32) for _ in range(4)]
-    for _ in range(2):  # the first parameter of a form has its state from create_state()
-        updater = optimizer.Updater(optimizer.Adam())
-        updater([0, 1, 2, 3], weights[::-1], [weight.copy() for weight in weights])
-    arrays = [array for state in updater.states.values() for array in leaves(state)]
-    ranges = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays)
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
-    assert all(begin % LINE == 0 for begin, _ in ranges)
 
 
 class ByIndex(optimizer.LARS):

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
-from fastopt.sparse import RowSparse
 from helpers.headers import reheader
-from helpers.tensor_lists import as_list, everything, frozen, laid, normal, one_by_one
+from helpers.plans import each
+from helpers.tensor_lists import Tensor, as_list, everything, frozen, laid, normal, one_by_one
 
 # Multipliers may come before the first update of their parameter.
 pytestmark = pytest.mark.filterwarnings("ignore:lr_mult of .* has no effect")
@@ -67,7 +67,7 @@ class World:
         grad = normal(seed, weight.shape, weight.dtype.name)
         if kind == "same":
             kept = self.kept.get(index)
-            if kept is None or kept.shape != weight.shape or kept.dtype != weight.dtype:
+            if kept is None or (kept.shape, kept.dtype) != (weight.shape, weight.dtype):
                 kept = self.kept[index] = grad
             kept[...] = grad
             return kept
@@ -76,10 +76,7 @@ class World:
         if kind == "strided" and weight.ndim:
             return laid(grad, "strided")
         if kind == "rows" and weight.ndim and len(weight):
-            listed = np.random.default_rng(seed).integers(0, len(weight), 3)
-            return RowSparse(
-                normal(seed, (3, *weight.shape[1:]), weight.dtype.name), listed, weight.shape
-            )
+            return Tensor(weight.shape, weight.dtype.name, gradient="rows").slope(seed)
         if kind == "weight":
             fitting = [
                 other
@@ -87,7 +84,7 @@ class World:
                 if (other.shape, other.dtype) == (weight.shape, weight.dtype)
                 and not np.shares_memory(other, weight)
             ]
-            return fitting[seed % len(fitting)] if fitting else grad
+            return (fitting or [grad])[seed % max(len(fitting), 1)]
         return grad
 
     def step(self, calls):
@@ -100,7 +97,7 @@ class World:
         if weight.ndim == 1 and weight.base is None:
             for owner in self.owners(index):
                 if any(array.base is not None for array in leaves(states.get(owner))):
-                    states[owner] = copied(states[owner], tuple)  # new states share a block
+                    states[owner] = each(np.copy, states[owner])  # new states share a block
             for array in self.arrays(index):
                 array.resize(size, refcheck=False)
             for owner in self.owners(index):
@@ -136,7 +133,7 @@ class World:
 class Lists(RuleBasedStateMachine):
     """Operations on both worlds."""
 
-    @initialize(name=st.sampled_from(["sgd", "nadam", "lbsgd"]))
+    @initialize(name=st.sampled_from([*FORMS]))
     def begin(self, name):
         self.name = name
         self.worlds = [World(way, name) for way in (as_list, one_by_one)]
@@ -197,8 +194,8 @@ class Lists(RuleBasedStateMachine):
     @rule(data=st.data())
     def replace_weight(self, data):
         index = self.known(data)
-        for world in self.worlds:
-            world.weights[index] = world.weights[index].copy()
+        for weights in (world.weights for world in self.worlds):
+            weights[index] = weights[index].copy()
 
     @rule(data=st.data(), size=st.sampled_from([1, 6, 20_000]))
     def resize(self, data, size):
@@ -215,13 +212,12 @@ class Lists(RuleBasedStateMachine):
             for world in self.worlds:
                 del world.weights[index]
 
-    @rule(data=st.data(), deep=st.booleans())
-    def replace_state(self, data, deep):
+    @rule(data=st.data())
+    def replace_state(self, data):
         index = self.known(data)
-        for world in self.worlds:
-            states = world.updater.states
+        for states in (world.updater.states for world in self.worlds):
             if index in states:
-                states[index] = copied(states[index], list if deep else tuple)
+                states[index] = each(np.copy, states[index])
 
     @precondition(lambda self: FORMS[self.name].get("multi_precision"))
     @rule(data=st.data(), seed=seeds)
@@ -237,22 +233,5 @@ class Lists(RuleBasedStateMachine):
         assert self.worlds[0].bits() == self.worlds[1].bits()
 
 
-def copied(state, nest):
-    """State of new arrays, in tuples or in lists."""
-    if isinstance(state, np.ndarray):
-        return state.copy()
-    return state if state is None else nest(copied(part, nest) for part in state)
-
-
-class OfEveryForm(Lists):
-    """With each of the forms."""
-
-    @initialize(name=st.sampled_from(list(FORMS)))
-    def begin(self, name):
-        super().begin(name)
-
-
 TestLists = pytest.mark.slow(Lists.TestCase)
 TestLists.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
-TestEveryForm = pytest.mark.slow("exhaustive")(OfEveryForm.TestCase)
-TestEveryForm.settings = TestLists.settings

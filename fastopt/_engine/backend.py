@@ -1,6 +1,6 @@
 """What the parts of a call are that depend on where the arrays of its tensors are whole.
 
-Tests: ``tests/engine/test_records_settings.py``, ``tests/distributed/test_together.py``.
+Tests: ``tests/engine/test_records.py``, ``tests/distributed/test_together.py``.
 """
 
 from collections.abc import Callable, Sequence

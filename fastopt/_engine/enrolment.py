@@ -1,6 +1,6 @@
 """Creation of records: what a call does with parameters that it brings for the first time.
 
-Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
+Tests: ``tests/engine/test_records.py``.
 """
 
 from collections.abc import Mapping, Sequence

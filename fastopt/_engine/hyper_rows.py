@@ -1,6 +1,6 @@
 """Hyper-parameters of records: a row of words, and the numbers that it has the address of.
 
-Tests: ``tests/engine/test_records.py``, ``tests/engine/test_records_settings.py``.
+Tests: ``tests/engine/test_records.py``.
 """
 
 from collections.abc import Mapping

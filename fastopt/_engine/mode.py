@@ -1,6 +1,6 @@
 """What the settings and the optimizers of an updater ask of its calls.
 
-Tests: ``tests/engine/test_records_settings.py``.
+Tests: ``tests/engine/test_records.py``.
 """
 
 from dataclasses import dataclass

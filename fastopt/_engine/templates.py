@@ -4,7 +4,7 @@ A record is a block of words: a copy of its template's, with the addresses of th
 arrays. Parameters whose states are zeros at first have the form of these in the template too, so
 that nothing is checked for each of them.
 
-Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
+Tests: ``tests/engine/test_records.py``.
 """
 
 from collections.abc import Sequence

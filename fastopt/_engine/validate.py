@@ -1,6 +1,6 @@
 """Validation of the arguments of an update, before anything changes.
 
-Tests: ``tests/updater/test_updater.py``, ``tests/engine/test_rows_refused.py``.
+Tests: ``tests/updater/test_updater.py``, ``tests/engine/test_rows.py``.
 """
 
 from array import array as BufferOf

@@ -5,8 +5,7 @@ axis, or a whole array of fewer than two dimensions. Gradients with clipped unit
 memory, and replace those of the call; the rows of a row-sparse one are summed before, so that each
 occurs once.
 
-Tests: ``tests/engine/test_clip_adaptive.py``, ``tests/engine/test_records_settings.py``,
-``tests/engine/test_records.py``.
+Tests: ``tests/engine/test_clip_adaptive.py``, ``tests/engine/test_records.py``.
 """
 
 import numpy as np

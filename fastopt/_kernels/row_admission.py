@@ -16,7 +16,7 @@ keeps its parts (:func:`part`). Large calls hold the values.
 *Sizes* are products of up to 2**63 elements: what exceeds MOST is refused before memory is divided.
 ``test_rows_whose_bytes_would_overflow_do_not_fit_into_memory``.
 
-Tests: ``tests/engine/test_records.py``, ``tests/engine/test_rows_refused.py``.
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_rows.py``.
 """
 
 from numba import carray

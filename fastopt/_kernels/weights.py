@@ -1,6 +1,6 @@
 """Storage of exact weights: plain, with a rounded copy, or split into two 16-bit parts.
 
-Tests: ``tests/engine/test_split_masters.py``.
+Tests: ``tests/engine/test_mixed_precision.py``.
 """
 
 from typing import Any

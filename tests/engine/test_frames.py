@@ -1,7 +1,5 @@
 """A warm call takes a bounded number of Python frames, whatever the optimizer."""
 
-import inspect
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,17 +8,17 @@ import pytest
 from fastopt import EMA, optimizer
 from fastopt.parameter import ParameterDict
 from fastopt.trainer import Trainer
-from helpers.cases import OF_MATRICES, OF_STEPS, exhaustive, named
+from helpers.cases import FIRST, OF_STEPS, exhaustive, named
 from helpers.frames import LIST, SINGLE, frames
 from helpers.written_headers import in_compiled_code
 
 pytestmark = in_compiled_code
 
-IN_PYTHON = {"lbsgd", *OF_MATRICES, *OF_STEPS, "test"}
-"""They compute matrices or rates in Python; Test overrides counts. In a list of LBSGD with a
+IN_PYTHON = {"lbsgd", *OF_STEPS, "test"}
+"""They compute rates in Python; Test overrides counts. In a list of LBSGD with a
 schedule, the count of each weight determines the next one's rate."""
 
-NAMES = sorted(set(optimizer.opt_registry) - IN_PYTHON)
+NAMES = sorted({*FIRST} - IN_PYTHON)
 INDICES = [0, 1, 2, 3]
 
 
@@ -39,13 +37,9 @@ every_setting = pytest.mark.parametrize("setting", SETTINGS)
 
 def made(name, setting="plain"):
     kwargs = dict(SETTINGS[setting])
-    if name == "groupadagrad":
-        kwargs.pop("wd", None)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "ccSGD is deprecated")
-        if "momentum" in inspect.signature(optimizer.opt_registry[name]).parameters:
-            kwargs["momentum"] = 0.9
-        found = optimizer.create(name, learning_rate=0.01, **kwargs)
+    if "wd" in kwargs:
+        kwargs["wd"] = FIRST[name].wd
+    found = FIRST[name].make(learning_rate=0.01, **kwargs)
     if setting == "multipliers":
         found.lr_mult.update({0: 0.5, "b": 2.0})
         found.wd_mult.update({0: 0.5, "b": 2.0})

@@ -41,7 +41,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 @pytest.mark.slow("exhaustive")
 def test_half_precision_works_on_any_processor(run_python):
     pytest.importorskip("ml_dtypes")
-    names = "mixed_precision", "split_masters", "stochastic_rounding"
+    names = "mixed_precision", "stochastic_rounding"
     paths = [TESTS / "engine" / f"test_{name}.py" for name in names]
     paths.append(TESTS / "kernels" / "test_half.py")
     output = run_python(SUITE, *paths, NUMBA_CPU_NAME="generic")

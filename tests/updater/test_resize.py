@@ -25,6 +25,10 @@ def made(name, **settings):
     return fastopt.Updater(kind(learning_rate=0.1, **arguments), **settings)
 
 
+def dtype_of(name):
+    return np.float16 if name == "masters" else np.float64
+
+
 def trained(updater, weight, rng, steps=3):
     for _ in range(steps):
         updater("w", rng.normal(size=weight.shape).astype(weight.dtype), weight)
@@ -37,9 +41,7 @@ def test_pruned_rows_leave_the_others_as_they_were(name, average, rng):
     """A weight from which rows were removed has the later steps of its rows."""
     average = None if name == "rows" else average
     whole, pruned, keep = made(name, average=average), made(name, average=average), [3, 0, 4]
-    dtype = np.float16 if name == "masters" else np.float64
-    weight, grads = rng.normal(size=(5, 130)).astype(dtype), rng.normal(size=(6, 5, 130))
-    grads = grads.astype(dtype)
+    weight, *grads = rng.normal(size=(7, 5, 130)).astype(dtype_of(name))
     own = weight.copy()
     for grad in grads[:3]:
         whole("w", grad, weight)
@@ -57,10 +59,9 @@ def test_pruned_rows_leave_the_others_as_they_were(name, average, rng):
 @pytest.mark.parametrize("name", KINDS)
 def test_new_rows_begin_with_the_state_of_a_new_parameter(name, rng):
     updater = made(name, average=None if name == "rows" else EMA(0.9))
-    dtype = np.float16 if name == "masters" else np.float64
-    weight = trained(updater, rng.normal(size=(3, 130)).astype(dtype), rng)
+    weight = trained(updater, rng.normal(size=(3, 130)).astype(dtype_of(name)), rng)
     before, old = leaves(updater.states["w"]), updater.averages.get("w")
-    weight = np.vstack([weight, np.full((2, 130), 7.0, dtype)])
+    weight = np.vstack([weight, np.full((2, 130), 7.0, weight.dtype)])
     updater.resize("w", weight, [0, 1, 2, -1, -1])
     after = leaves(updater.states["w"])
     fresh = leaves(updater.optimizer.create_state_multi_precision("w", weight))

@@ -9,22 +9,12 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt.distributed import ShardedUpdater, run_threads
-from fastopt.lr_scheduler import FactorScheduler
 from fastopt.parameter import Parameter
 from fastopt.table import EmbeddingTable
 from helpers.cases import FIRST, named
 from helpers.tensor_lists import everything, normal
 
 SHAPE = 3, 4
-
-
-def trained(updater, steps=3, seed=0):
-    """Weight, state and counts after some steps."""
-    weight = normal(seed, SHAPE, "float32")
-    for step in range(steps):
-        updater("w", normal(step, SHAPE, "float32"), weight)
-    return everything(updater, [weight])
 
 
 def in_turn(updaters, steps=3):
@@ -103,14 +93,6 @@ def test_the_optimizer_of_the_first_updater_is_the_given_one():
     assert fastopt.Updater(unused).optimizer is unused
 
 
-def test_a_scheduled_rate_has_a_clock_for_each_updater():
-    schedule = FactorScheduler(step=2, factor=0.5, base_lr=1.0)
-    first, second = (fastopt.Updater(made) for made in [optimizer.SGD(lr=schedule)] * 2)
-    trained(first, steps=5)
-    assert (first.optimizer.learning_rate, second.optimizer.learning_rate) == (0.25, 1.0)
-    assert second.optimizer.lr_scheduler is schedule
-
-
 def test_settings_of_the_optimizer_are_those_of_all_its_updaters():
     made = optimizer.Adam(lr=0.1)
     updaters = [fastopt.Updater(made) for _ in range(3)]
@@ -144,10 +126,10 @@ COPIES = copy.copy, copy.deepcopy, lambda updater: pickle.loads(pickle.dumps(upd
 @pytest.mark.parametrize("copied", COPIES)
 def test_a_copy_of_an_updater_goes_on_with_its_counts(copied):
     updater = fastopt.Updater(optimizer.Nadam())
-    trained(updater)
+    in_turn([updater])
     other = copied(updater)
     assert other.optimizer.num_update == 3
-    trained(other, steps=1)
+    in_turn([other], 1)
     assert (updater.optimizer.num_update, other.optimizer.num_update) == (3, 4)
 
 
@@ -181,25 +163,25 @@ def test_an_updater_that_takes_an_optimizer_and_states_goes_on():
 
 def test_a_users_counter_goes_on_with_all_states():
     old, new = fastopt.Updater(Decreasing(None)), fastopt.Updater(optimizer.SGD())
-    trained(old, steps=3)
+    in_turn([old], 3)
     new.optimizer = old.optimizer
     new.set_states(old.get_states())
-    trained(new, steps=1)
+    in_turn([new], 1)
     assert (old.optimizer.calls, new.optimizer.calls) == (3, 4)
 
 
 def test_an_optimizer_that_no_updater_has_keeps_its_counts():
     made = optimizer.Adam()
-    trained(fastopt.Updater(made))
+    in_turn([fastopt.Updater(made)])
     assert fastopt.Updater(pickle.loads(pickle.dumps(made))).optimizer.num_update == 3
 
 
 def test_an_updater_may_take_its_optimizer_back():
     first, second = optimizer.SGD(), optimizer.SGD()
     updater = fastopt.Updater(first)
-    trained(updater, steps=2)
+    in_turn([updater], 2)
     updater.optimizer = second
-    trained(updater, steps=3)
+    in_turn([updater], 3)
     updater.optimizer = first
     assert (first.num_update, second.num_update) == (2, 3)
 
@@ -221,23 +203,13 @@ def of_table(made):
     return table, table.weight.tolist()
 
 
-def of_ranks(made):
-    def program(comm):
-        weight, updater = np.zeros(4, np.float32), ShardedUpdater(made, comm)
-        for _ in range(2):
-            updater(0, np.ones(4, np.float32), weight)
-        return weight.tolist()
-
-    return None, run_threads(2, program)
-
-
 def of_function(made):
     init, update = fastopt.functional(made)
     weight = np.ones(2)
     return None, update(np.ones(2), init(weight), weight)[0].tolist()
 
 
-@pytest.mark.parametrize("use", [of_trainer, of_table, of_ranks, of_function])
+@pytest.mark.parametrize("use", [of_trainer, of_table, of_function])
 def test_all_that_share_an_optimizer_start_at_zero(use):
     """While others live, and with the optimizer of another."""
     made, other = (optimizer.Adam(lr=0.1, epsilon=1.0) for _ in range(2))

@@ -164,12 +164,11 @@ def test_states_are_kept_of_what_was_updated_before_code_of_the_user_failed():
     assert list(updater.states) == [0]
 
 
-def test_one_element_or_none_at_stride_0_is_an_array_like_any_other():
-    updater = adam()
-    for index, shape in enumerate([(1, 3), (0, 3)]):
-        weight = np.lib.stride_tricks.as_strided(f32(3), shape, (0, 4))
-        updater(index, f32(*shape), weight)
-        assert (weight < 1).all()
+@pytest.mark.parametrize("shape", [(1, 3), (0, 3)])
+def test_one_element_or_none_at_stride_0_is_an_array_like_any_other(shape):
+    weight = np.lib.stride_tricks.as_strided(f32(3), shape, (0, 4))
+    adam()(0, f32(*shape), weight)
+    assert (weight < 1).all()
 
 
 @pytest.mark.parametrize(("state", "error"), [

@@ -1,7 +1,7 @@
 """Optimizers beside the packages of their authors, live: ``pytest -m packages``.
 
 The extra ``references`` installs the packages. The default run has recorded steps instead, in
-``tests/golden``, the formulas of ``tests/helpers/oracles.py``, and torch itself in ``tests/pytorch``.
+``tests/golden``, and the formulas of ``tests/helpers/oracles.py``; ``tests/pytorch`` has torch.
 """
 
 import numpy as np

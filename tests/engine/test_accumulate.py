@@ -37,15 +37,6 @@ def test_the_sum_is_that_of_numpy_in_the_order_of_the_calls(every, shape, seed):
         np.testing.assert_array_equal(weight, before + np.float32(1 / every) * total)
 
 
-def test_indices_of_a_list_may_be_at_different_calls():
-    made, weights, grad = adam(accumulate=2), list(np.ones((2, 3))), np.ones(3)
-    made(0, grad, weights[0])
-    made([0, 1], [grad, grad], weights)
-    assert [(weight == 1).all() for weight in weights] == [False, True]
-    made([0, 1], [grad, grad], weights)
-    np.testing.assert_array_equal(*weights)
-
-
 def test_counts_and_schedules_advance_with_updates():
     asked = []
     made = optimizer.SGD(lr_scheduler=lambda update: asked.append(update) or 0.1)

@@ -1,7 +1,6 @@
 """Slow calls: what needed Python is counted, with index and reason, and reported once."""
 
 import logging
-import pickle
 
 import numpy as np
 import pytest
@@ -97,9 +96,3 @@ def test_ten_slow_calls_in_a_row_are_reported_once(fast, caplog):
     with pytest.raises(ValueError, match="must have shape"):
         updater("w", np.ones(2), weight)
     assert updater.info.slow == slow
-
-
-def test_a_copy_counts_from_the_start():
-    updater = after(CALLS["its gradient has dtype >f8"], 3)
-    assert updater.info.slow.calls
-    assert pickle.loads(pickle.dumps(updater)).info.slow.calls == 0

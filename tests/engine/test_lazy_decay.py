@@ -191,7 +191,7 @@ def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
     updater.flush("table", second)
     updater("table", ROW, first)
     before = second.copy()
-    updater.flush("table")
+    updater.flush()
     assert (first < 1).all()
     assert (second == before).all()
 

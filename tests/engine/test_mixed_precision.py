@@ -109,6 +109,7 @@ def test_an_initial_master_is_copied_and_released_after_its_first_use_or_a_reset
     call(updater)
     expected = 1 if between == "a reset" else np.float32(0.1)
     np.testing.assert_array_equal(master_of(updater)[0], expected)
+    assert updater.optimizer.masters_given == {}
     updater.states.clear()
     call(updater)
     np.testing.assert_array_equal(master_of(updater)[0], 1)

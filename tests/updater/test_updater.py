@@ -143,6 +143,8 @@ def test_state_is_made_once_for_each_index():
     updater([0, "fc"], [f32(2), f32(3)], [f32(2), f32(3)])
     assert updater.states[0] is state
     assert updater.states_synced == dict.fromkeys(updater.states, True) == {0: True, "fc": True}
+    with pytest.warns(UserWarning, match="a state of '0', and 0 has another"):
+        updater.step([f32(2)], [f32(2)])
 
 
 def test_states_are_kept_of_what_was_updated_before_code_of_the_user_failed():

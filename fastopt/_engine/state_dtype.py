@@ -1,4 +1,7 @@
-"""Conversion of states between float32, float64, bfloat16 and 8-bit codes."""
+"""Conversion of states between float32, float64, bfloat16 and 8-bit codes.
+
+Tests: ``tests/engine/test_stochastic_rounding.py``.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -6,8 +6,7 @@ collect_ignore = []
 try:
     import torch
 except ImportError:
-    collect_ignore += ["test_schedules.py", "test_torch.py", "test_torch_clients.py"]
-    collect_ignore += ["test_torch_state.py", "test_torch_tensors.py"]
+    collect_ignore += [f"test_torch{part}.py" for part in ("", "_clients", "_state", "_tensors")]
 else:
 
     @pytest.fixture(autouse=True)

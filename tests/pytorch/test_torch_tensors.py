@@ -80,6 +80,7 @@ OTHERS = {
     "expanded": lambda: torch.ones(1, 3).expand(2, 3),
     "dtype": lambda: torch.ones(2, 3, dtype=torch.float64),
     "bytes": lambda: torch.ones(2, 3).view(torch.int32),
+    "conjugated": lambda: torch.ones(2, 3, dtype=torch.complex64).conj(),
     "negated": lambda: torch._neg_view(torch.ones(2, 3)),
     "device": lambda: torch.ones(2, 3, device="meta"),
     "sparse": lambda: torch.ones(2, 3).to_sparse(),
@@ -95,13 +96,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_tensors_of_other_forms_are_refused(name):
-    like = torch.ones(2, 3)
+    like = torch.ones(2, 3, dtype=torch.complex64 if name == "conjugated" else torch.float32)
     assert read(like, like, OTHERS[name]()) is None
-
-
-def test_conjugated_tensors_are_refused():
-    like = torch.ones(2, 3, dtype=torch.complex64)
-    assert read(like, like.conj()) is None
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -137,37 +133,6 @@ def test_memory_that_moves_is_read_again(name, is_known, monkeypatch):
     CHANGES[name](x)
     assert snapshot.look() != snapshot.seen
     assert hold.sum() == 20
-
-
-def test_only_the_same_objects_match():
-    objects = [[1], [1], None]
-    same = Same(objects)
-    assert same.match([*objects])
-    for other in ([[1], objects[1], None], objects[:2], [*objects, None], []):
-        assert not same.match(other)
-    assert [same._match(other) for other in ([*objects], [[1], objects[1], None])] == [True, False]
-
-
-def steps():
-    """Return parameters after steps with gradients of many kinds."""
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 1))
-    deep = torch.nn.Parameter(torch.randn(1, 2, 1, 2, 1, 2))
-    opt = fastopt.torch.Adam([*net.parameters(), deep], lr=0.1)
-    for k in range(4):
-        opt.zero_grad()
-        (net(torch.randn(3, 1, 4, 4)) * (deep.sum() if k != 2 else 1)).sum().backward()
-        if k == 1:
-            net[0].weight.data = net[0].weight.data.clone(memory_format=torch.channels_last)
-            net[2].weight.grad = torch._neg_view(-net[2].weight.grad)
-        opt.step()
-    return [*net.parameters(), deep]
-
-
-def test_results_are_the_same_where_the_layout_is_not_known(monkeypatch):
-    expected = steps()
-    monkeypatch.setattr(tensors, "layout", lambda: None)
-    assert all(map(torch.equal, steps(), expected))
 
 
 def test_a_warm_step_enters_at_most_12_python_functions():

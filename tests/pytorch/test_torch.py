@@ -317,6 +317,7 @@ def test_rows_without_a_gradient_are_not_touched(name):
     assert (param != 1).any(dim=1).tolist() == [False, True, False, True, False]
 
 
+@pytest.mark.usefixtures("layout")
 @pytest.mark.filterwarnings("ignore:Sparse invariant")
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "SparseAdam"])
 @pytest.mark.parametrize(("shape", "indexed"), [((3, 2), 1), ((3, 2), 2), ((2, 3, 2), 2)])

@@ -1,5 +1,7 @@
 """fastopt.adapters imports a library when one of its names is used."""
 
+import doctest
+import importlib
 import sys
 
 import pytest
@@ -22,3 +24,10 @@ def test_names_are_listed_and_suggested():
     assert set(fastopt.adapters._MODULES) <= set(dir(fastopt.adapters))
     with pytest.raises(AttributeError, match="did you mean MLPClassifier"):
         fastopt.adapters.MLPClasifier  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["pennylane", "river", "scikit_learn", "thinc"])
+def test_the_examples_run(module):
+    pytest.importorskip({"scikit_learn": "sklearn"}.get(module, module))
+    examples = importlib.import_module(f"fastopt.adapters.{module}")
+    assert doctest.testmod(examples).failed == 0

@@ -3,7 +3,7 @@
 Stores of a copy to memory that no cache will hold bypass the caches: the processor then does not
 read the target first, which saves a third of the traffic.
 
-Tests: ``tests/distributed/ranks/ranks_scale.py``.
+Tests: ``tests/distributed/test_plan.py``.
 """
 
 from collections.abc import Callable

@@ -3,13 +3,9 @@
 import os
 from importlib.util import find_spec
 
-NEEDS = {
-    "test_thinc.py": "thinc",
-    "test_spacy.py": "spacy",
-    "test_scikit_learn.py": "sklearn",
-    "test_river.py": "river",
-    "test_pennylane.py": "pennylane",
-}
-collect_ignore = [name for name, library in NEEDS.items() if find_spec(library) is None]
-if os.environ.get("FASTOPT_TEST_SKIPS") == "fail":
-    collect_ignore = []
+NAMES = {"scikit_learn": "sklearn"}
+collect_ignore = [
+    f"test_{name}.py"
+    for name in ("thinc", "spacy", "scikit_learn", "river", "pennylane")
+    if find_spec(NAMES.get(name, name)) is None and os.environ.get("FASTOPT_TEST_SKIPS") != "fail"
+]

@@ -91,15 +91,13 @@ def test_averages_are_those_of_an_updater_of_all_features(same):
     for x in data:
         weights = dict.fromkeys(x, 0.0) | weights
         optimizer.step(weights, x)
-        rows = np.array([names.index(name) for name in x])
-        updater(0, (np.array([*x.values()]), rows), whole)
+        updater(0, (np.array([*x.values()]), np.array(list(map(names.index, x)))), whole)
     before = dict(weights)
     found = optimizer.averaged(weights)
     with updater.averaged():
-        expected = dict(zip(names, whole.tolist(), strict=True))
-    assert found == pytest.approx({**expected, "later": 3.0})
-    assert weights == before
-    assert found != pytest.approx(before)
+        expected = {**dict(zip(names, whole.tolist(), strict=True)), "later": 3.0}
+    assert found == pytest.approx(expected)
+    assert weights == before != found
 
 
 def test_misuse_is_explained():

@@ -143,11 +143,12 @@ def test_a_warm_start_goes_on_from_the_weights(calls):
 
 def test_validation_and_the_best_coefficients_are_those_of_averages(calls, monkeypatch):
     scored = []
-    monkeypatch.setattr(
-        adapters.MLPClassifier,
-        "_score",
-        lambda self, *args, **kwargs: scored.append(self.coefs_[0].copy()) or len(scored),
-    )
+
+    def score(self, *args, **kwargs):
+        scored.append(self.coefs_[0].copy())
+        return len(scored)
+
+    monkeypatch.setattr(adapters.MLPClassifier, "_score", score)
     arguments = {"early_stopping": True, "max_iter": 3, "batch_size": "auto"}
     model = fitted(adapters.MLPClassifier, optimizer=AVERAGING["ASGD"](), **arguments)
     for epoch, found in enumerate(scored):

@@ -21,7 +21,7 @@ TEXTS += [("bad weather", "bad"), ("this is bad", "bad"), ("I like good music", 
 CATS = ("good", "bad")
 
 
-def pipeline():
+def test_a_configuration_of_spacy_names_an_optimizer_that_learns():
     fix_random_seed(0)
     nlp = spacy.blank("en")
     nlp.add_pipe("textcat", config={"model": BAG})
@@ -29,11 +29,6 @@ def pipeline():
         Example.from_dict(nlp.make_doc(text), {"cats": {name: name == cat for name in CATS}})
         for text, cat in TEXTS
     ]
-    return nlp, examples
-
-
-def test_a_configuration_of_spacy_names_an_optimizer_that_learns():
-    nlp, examples = pipeline()
     config = nlp.config.copy()
     config["training"]["optimizer"] = {
         "@optimizers": "fastopt.v1",

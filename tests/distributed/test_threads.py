@@ -4,27 +4,31 @@
 """
 
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from fastopt import EmbeddingTable, optimizer
-from fastopt.distributed import ShardedEmbeddingTable, ShardedUpdater, embedding, run_threads
-from fastopt.distributed.ranks import Ranks
-from fastopt.distributed.threads import Board, ThreadRank
-from fastopt.distributed.transport import Chain
-from helpers.cases import exhaustive, nightly, slow
+from fastopt import Trainer, optimizer
+from fastopt.distributed import ShardedUpdater, run_threads
+from fastopt.distributed.plan import Plan
+from helpers.cases import exhaustive, nightly
 from helpers.ranks import THREADS_CANNOT, NodeWorld, names_of, run_checks
+from helpers.refusals import check_refused
+from helpers.written_headers import in_compiled_code
 
 ONES = np.ones(4, np.float32)
 
 
-JOBS = [("divergence", 3), ("plans", 3), ("join", 3), ("states", 3), ("trainer", 2)]
+JOBS = [
+    *(("divergence", 3), ("plans", 3), ("join", 3), ("settings", 3), ("trainer", 2)),
+    *(("checkpoints", 2), ("embeddings", 2)),
+]
 """Modules of checks, and numbers of ranks."""
 
 MORE = [
     *(("checkpoints", 1), ("checkpoints", 4), ("embeddings", 3), ("overlap", 4)),
-    *(("plans", 1), ("plans", 4), ("settings", 1), ("settings", 3), ("states", 1)),
+    *(("plans", 1), ("plans", 4), ("settings", 1)),
     *(("tables", 1), ("tables", 3), ("updates", 1), ("updates", 3)),
 ]
 FILES = "checkpoints", "embeddings", "trainer"
@@ -38,7 +42,7 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "job",
-    [*JOBS, *slow(("checkpoints", 2), ("embeddings", 2)), *exhaustive(*MORE)],
+    [*JOBS, *exhaustive(*MORE)],
     ids="{0[0]}-{0[1]}".format,
 )
 def test_checks_pass(job, folders):
@@ -69,40 +73,30 @@ def test_a_rank_whose_program_ends_is_an_error_of_the_others():
         run_threads(2, program)
 
 
-@pytest.mark.slow
-def test_a_rank_that_does_not_come_is_named():
+@pytest.mark.parametrize(
+    ("creates", "words"),
+    [
+        (True, r"\(update\): waited 0.2 s for rank 1, which does not"),
+        (False, "rank 0 of 2 waited 0.2 s for others to create"),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named(creates, words):
     late = threading.Event()
 
     def program(comm):
-        updater = ShardedUpdater(optimizer.SGD(), comm, timeout=0.2)
-        if comm.rank:
+        if comm.rank and not creates:
             late.wait()
+            return
         try:
+            updater = ShardedUpdater(optimizer.SGD(), comm, timeout=0.2)
+            if comm.rank:
+                late.wait()
             updater(0, ONES, ONES.copy())
         finally:
             late.set()
 
-    with pytest.raises(TimeoutError, match=r"\(update\): waited 0.2 s for rank 1, which does not"):
+    with pytest.raises(TimeoutError, match=words):
         run_threads(2, program)
-
-
-def test_a_rank_that_waits_leaves_its_core_to_others():
-    """A request says how: it is tested once after each rest."""
-
-    class Slow:
-        tests = rests = 0
-
-        def Test(self):
-            self.tests += 1
-            assert self.tests < 10
-            return self.rests == 3
-
-        def rest(self, seconds):
-            self.rests += 1
-
-    slow = Slow()
-    Ranks(ThreadRank(Board(1), 0)).wait(Chain(slow))
-    assert (slow.tests, slow.rests) == (5, 3)  # twice before the first one
 
 
 def test_an_error_of_one_rank_while_weights_are_loaded_is_reported(tmp_path):
@@ -128,62 +122,33 @@ def test_an_error_of_one_rank_while_weights_are_loaded_is_reported(tmp_path):
     run_threads(2, program)
 
 
-def test_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
-    late = threading.Event()
-
-    def program(comm):
-        if comm.rank:
-            late.wait()
-            return
-        try:
-            ShardedUpdater(optimizer.SGD(), comm, timeout=0.1)
-        finally:
-            late.set()
-
-    with pytest.raises(TimeoutError, match=r"rank 0 of 2 waited 0.1 s for others to create"):
-        run_threads(2, program)
+INVALID = {
+    "run_threads(0, print)": "ValueError: size must be at least 1, got 0",
+    "run_threads(print, 2)": "TypeError: size must be an integer, got <built-in function print>",
+    "run_threads(2, None)": "TypeError: program must be a function of a communicator, got None",
+    "Trainer([], comm=3)": "TypeError: comm must be a communicator of mpi4py or a process group",
+}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_each_shard_of_a_table_is_read_by_one_rank(ranks, tmp_path, monkeypatch):
-    """Rows have the order of the shards, whatever the number of ranks."""
-    path, ids, read = tmp_path / "table", np.arange(200) * 7, []
-
-    def save(comm):
-        made = EmbeddingTable(3, optimizer.Adam(lazy_update=True), min_count=2)
-        table = ShardedEmbeddingTable(made, comm)
-        for _ in range(2):
-            table.update(ids[comm.rank :: 4], np.ones((50, 3), np.float32))
-        table.lookup([10**6 + comm.rank], create=True)  # which waits
-        table.save(path)
-        return table.lookup(ids, create=False)
-
-    rows = run_threads(4, save)[0]
-    read_shard = embedding.read_shard
-
-    def read_one(*arguments):
-        read.append(arguments[2])
-        return read_shard(*arguments)
-
-    monkeypatch.setattr(embedding, "read_shard", read_one)
-
-    def load(comm):
-        table = ShardedEmbeddingTable.load(path, comm)
-        return table.lookup(ids, create=False)
-
-    for found in run_threads(ranks, load):
-        assert found.tobytes() == rows.tobytes()
-    assert sorted(read) == [0, 1, 2, 3]
+@pytest.mark.parametrize("code", INVALID)
+def test_invalid_arguments_are_refused(code):
+    check_refused(code, INVALID[code], {**globals(), "Trainer": Trainer})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, print), "size must be at least 1, got 0"),
-        ((print, 2), "size must be an integer, got <built-in function print>"),
-        ((2, None), "program must be a function of a communicator, got None"),
-    ],
-)
-def test_invalid_arguments_of_run_threads_are_refused(arguments, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        run_threads(*arguments)
+@in_compiled_code
+def test_a_gradient_that_reaches_into_a_weight_is_not_taken_as_it_is(monkeypatch):
+    """One beside it is, in a call that has a plan."""
+    memory, taken = np.ones(40), []
+    fit = Plan.fit
+    monkeypatch.setattr(Plan, "fit", lambda *args: taken.append(fit(*args)) or taken[-1])
+
+    def run(comm):
+        updater, weight = ShardedUpdater(optimizer.create("sgd", lr=0.0), comm), memory[8:12]
+        updater(0, np.ones(4), weight)
+        for first in range(3, 14):
+            taken.clear()
+            with suppress(ValueError):
+                updater(0, memory[first : first + 4], weight)
+            assert (taken[0] is not None) == (first in (3, 4, 12, 13))
+
+    run_threads(1, run)

@@ -10,11 +10,8 @@ from fastopt.distributed import latest_checkpoint
 RUN = "0123456789abcdef"
 
 
-def test_without_a_checkpoint_there_are_no_parts(tmp_path):
-    assert latest_checkpoint(tmp_path) == {}
-
-
 def test_parts_are_in_the_directory_of_the_run(tmp_path):
+    assert latest_checkpoint(tmp_path) == {}
     (tmp_path / "latest.json").write_text(json.dumps({"run": RUN, "parts": ["model"]}))
     assert latest_checkpoint(tmp_path) == {"model": tmp_path / RUN / "model"}
 

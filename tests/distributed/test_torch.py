@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -86,20 +85,6 @@ def test_a_rank_that_ends_is_an_error_of_the_others(tmp_path, way, words):
     program.write_text(START + ENDS, encoding="utf-8")
     done = torchrun(2, program, way, status="fails")
     assert re.search(rf"RuntimeError: call 2 of updater 0 \(update\): {words}", done.stderr)
-
-
-def test_a_wait_for_gloo_is_one_of_its_threads():
-    """Of the first operation that is not complete, whose errors Test() raises."""
-    pytest.importorskip("torch")
-    waited = []
-
-    def wait(limit):
-        waited.append(limit.total_seconds())
-        raise RuntimeError("timed out")
-
-    works = [SimpleNamespace(is_completed=lambda k=k: k == 0, wait=wait) for k in range(3)]
-    importlib.import_module("fastopt.torch.communicator").Works(works).rest(0.05)
-    assert waited == [0.05]
 
 
 def test_a_store_that_ends_is_an_error_that_says_where_it_was():

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 
@@ -136,16 +137,20 @@ def names_of(name):
     return re.findall(r"^def (check_\w+)", (CHECKS / f"{name}.py").read_text("utf-8"), re.MULTILINE)
 
 
+def call_checks(comm, name, *arguments, skipped=(), prints=True):
+    """Call the checks of a module on a rank, in order, but those `skipped`; return their names."""
+    checks = checks_of(load(name, comm))
+    comm.Barrier()  # until all are loaded, as this sets filters of warnings
+    found = [check for check in checks if check not in skipped]
+    for check in found:
+        checks[check](*arguments)
+        comm.Barrier()
+        if prints and comm.rank == 0:
+            print("passed", check, flush=True)
+    return found
+
+
 def run_checks(size, name, *arguments, skipped=(), kind=ThreadWorld):
-    """Run the checks of a module, but those `skipped`, in threads; return their names."""
-
-    def program(comm):
-        module = load(name, comm)
-        comm.Barrier()  # until all are loaded, as this sets filters of warnings
-        found = [check for check in checks_of(module) if check not in skipped]
-        for check in found:
-            checks_of(module)[check](*arguments)
-            comm.Barrier()
-        return found
-
-    return run_threads(size, program, kind)[0]
+    """Run the checks of a module in threads; return their names."""
+    call = partial(call_checks, skipped=skipped, prints=False)
+    return run_threads(size, lambda comm: call(comm, name, *arguments), kind)[0]

@@ -1,6 +1,7 @@
 """What the checks that run on several ranks share."""
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from helpers.tensor_lists import frozen, normal
 
 comm = Loading.comm
 LAST = comm.rank == comm.size - 1
+of_last = f"rank {comm.size - 1}: " if comm.size > 1 else ""
+"""Where an error is one of the last rank."""
 
 
 def exact(seed, shape, dtype):
@@ -72,19 +75,16 @@ def compare_weights(setting, ours, theirs, in_one=comm.size == 1):
 class Pair:
     """A sharded updater, and one updater that is given the sum of all ranks' gradients.
 
-    The arguments `scaler` and `groups` are functions, so that each updater has its own. Gradients
-    `begins` are sent before the call, and the number of buckets `begun` then is counted.
+    The argument `loss_scaler` is a function, so that each updater has its own. Gradients `begins`
+    are sent before the call, and the number of buckets `begun` then is counted.
     """
 
-    def __init__(self, make, weights, scaler=None, groups=None, **options):
-        def own():
-            return {"loss_scaler": scaler and scaler(), "groups": groups and groups()}
-
-        self.sharded = ShardedUpdater(make(), comm, **own(), **options)
-        options.pop("bucket_bytes", None)
-        options.pop("overlap", None)
+    def __init__(self, make, weights, loss_scaler=None, **options):
+        plain = {name: options[name] for name in {*options} - {"bucket_bytes", "overlap"}}
+        scalers = [loss_scaler and loss_scaler() for _ in range(2)]
+        self.sharded = ShardedUpdater(make(), comm, scalers[0], **options)
+        self.alone = optimizer.Updater(make(), loss_scaler=scalers[1], **plain)
         self.begins, self.begun = (), 0
-        self.alone = optimizer.Updater(make(), **own(), **options)
         self.ours, self.theirs = ([copied(w) for w in weights] for _ in range(2))
 
     def step(self, indices, slopes):
@@ -105,9 +105,7 @@ class Pair:
     def close(self, **tolerance):
         """Raise unless the weights are about equal."""
         for ours, theirs in zip(self.ours, self.theirs, strict=True):
-            np.testing.assert_allclose(
-                ours.astype(np.float64), theirs.astype(np.float64), **tolerance
-            )
+            np.testing.assert_allclose(ours, theirs, **tolerance)
 
 
 SHAPES = [(40, 7), (1,), (0, 3), (), (33,), (3, 5)]
@@ -122,7 +120,7 @@ def slopes(step, dtype):
 def started(make, dtype, steps=0, **options):
     """A pair with weights of all shapes, after some steps."""
     weights = [np.asarray(normal(k, s, "float64"), dtype) for k, s in enumerate(SHAPES)]
-    pair = Pair(make, weights, options.pop("loss_scaler", None), **options)
+    pair = Pair(make, weights, **options)
     for step in range(steps):
         pair.step(INDICES, slopes(step, dtype))
     return pair
@@ -139,10 +137,7 @@ def copied(array):
 
 def summed(grads):
     """Sum in the precision of the arithmetic."""
-    total = grads[0].astype(real_of(grads[0].dtype))
-    for grad in grads[1:]:
-        total = total + grad.astype(total.dtype)
-    return np.asarray(total)
+    return np.asarray(functools.reduce(np.add, [g.astype(real_of(g.dtype)) for g in grads]))
 
 
 def state_bytes(states):

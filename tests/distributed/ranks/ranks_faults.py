@@ -23,25 +23,6 @@ def updater(**arguments):
     return ShardedUpdater(optimizer.SGD(**arguments), comm)
 
 
-def check_a_master_that_is_no_array_is_refused_before_an_update_and_after():
-    made = updater(multi_precision=True)
-    for _ in range(2):
-        with raised(TypeError, "master must be a NumPy array, got list"):
-            made.set_master(0, [1.0, 2.0, 3.0])
-        made(0, np.zeros(3, np.float16), np.ones(3, np.float16))
-
-
-def check_errors_of_other_kinds_are_told_too():
-    class Odd(float):
-        def __str__(self):
-            raise LookupError("cannot be told")
-
-    made = optimizer.SGD()
-    made.odd = Odd(1) if LAST else 1.0
-    with raised(RuntimeError, f"rank {comm.size - 1}: cannot be told"):
-        ShardedUpdater(made, comm)(0, np.ones(2), np.ones(2))
-
-
 def check_a_forked_process_takes_no_part_as_its_rank():
     """Its calls are errors, its errors do not end the job, and its end is no end of the rank."""
     made, weight = updater(learning_rate=1.0), np.zeros(4, np.float32)

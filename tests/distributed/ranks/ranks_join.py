@@ -15,9 +15,6 @@ SHAPES = {"a": (5, 2), "b": (7,)}
 class Failing(optimizer.Optimizer):
     """Written in NumPy: fails for an index, on the rank that has its weight."""
 
-    def create_state(self, index, weight):
-        return np.zeros_like(weight)
-
     def update(self, index, weight, grad, state):
         self._update_count(index)
         if index == self.fails:
@@ -37,40 +34,53 @@ def check_an_error_in_an_update_in_python_is_one_of_all():
         with pytest.raises((LookupError, RuntimeError), match="code of the user's"):
             updater([0, 1], ones, weights)
         assert len(set(comm.allgather(str(frozen(weights))))) == 1
-        made.fails = None
-        before = [w.copy() for w in weights]
+        made.fails, before = None, np.copy(weights)
         updater([0, 1], ones, weights)
-        for old, new in zip(before, weights, strict=True):
-            assert (new < old).all()
+        assert (np.array(weights) < before).all()
 
 
-def check_memory_that_ends_on_one_rank_is_an_error_of_all():
+def check_an_error_of_one_rank_before_the_launch_is_one_of_all():
+    """Of a schedule, of memory for a state, or that cannot be told; and all go on."""
+
+    class Odd(float):
+        def __str__(self):
+            raise LookupError("cannot be told")
+
     class Large(optimizer.SGD):
         def create_state(self, index, weight):
             if index == 5 and LAST:
                 raise MemoryError("no room for state")
             return super().create_state(index, weight)
 
+    def rate(number):
+        if LAST and number == 2 and fails:
+            raise LookupError("no rate")
+        return 1.0
+
+    last = f"rank {comm.size - 1}: "
     for options in ({}, {"loss_scaler": LossScaler(2.0)}, {"clip_global_norm": 1.0}):
-        updater = ShardedUpdater(Large(momentum=0.5), comm, **options)
-        weight, grad = np.zeros(8, np.float32), np.ones(8, np.float32)
+        updater = ShardedUpdater(Large(momentum=0.5, lr_scheduler=rate), comm, **options)
+        weight, grad, fails = np.zeros(8, np.float32), np.ones(8, np.float32), True
         updater(0, grad, weight)
         before = everything(updater.shard, [weight])
         with raised(MemoryError, "no room for state"):
             updater(5, grad, np.zeros(8, np.float32))
+        with raised(RuntimeError, last + "no rate"):
+            updater(0, grad, weight)
+        fails, updater.optimizer.odd = False, Odd(1) if LAST else 1.0
+        with raised(RuntimeError, last + "cannot be told"):
+            updater(0, grad, weight)
+        del updater.optimizer.odd
         assert everything(updater.shard, [weight]) == before
         updater(0, grad, weight)
 
 
 def check_windows_of_ranks_with_fewer_batches_are_completed():
     """Their open sums are part of the update."""
-    sharded, weight = (
-        ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm, accumulate=2),
-        np.zeros(4),
-    )
-    mine = 3 if LAST else 4
+    sgd, weight = optimizer.SGD(learning_rate=1.0), np.zeros(4)
+    sharded = ShardedUpdater(sgd, comm, accumulate=2)
     with sharded.join():
-        for _ in range(mine):
+        for _ in range(3 if LAST else 4):
             sharded(0, np.ones(4), weight)
     np.testing.assert_array_equal(weight, -(4 * comm.size - 1) / 2 if comm.size > 1 else -1.0)
 
@@ -94,11 +104,8 @@ def check_ranks_may_have_unequal_numbers_of_batches():
                 parts = [slopes(step, rank) for rank in range(comm.size) if step < numbers[rank]]
                 sums = [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
                 alone([*SHAPES], sums, theirs)
-        if options:
-            for one, other in zip(ours, theirs, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-5)
-        else:
-            assert frozen(ours) == frozen(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5 if options else 0)
         counts = sharded.optimizer._index_update_count
         assert dict(counts) == dict(alone.optimizer._index_update_count)
 
@@ -128,11 +135,8 @@ def check_an_error_of_one_rank_inside_join_is_an_error_of_all():
 
 def check_any_rank_may_stop_all():
     updater = ShardedUpdater(optimizer.SGD(), comm)
-    assert [updater.any(LAST), updater.any(False), updater.any(np.bool_(True))] == [
-        True,
-        False,
-        True,
-    ]
+    flags = LAST, False, np.bool_(True)
+    assert [*map(updater.any, flags)] == [True, False, True]
     with raised(TypeError, "flag must be True or False, got 1"):
         updater.any(1 if LAST else True)
     if comm.size > 1:

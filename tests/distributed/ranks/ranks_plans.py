@@ -1,7 +1,7 @@
 """Checks that ranks update like one process that is given the sums of their gradients."""
 
 import numpy as np
-from ranks_common import comm, compare, copied, gradients
+from ranks_common import LAST, comm, compare, copied, gradients
 
 from fastopt.distributed import ShardedUpdater
 from helpers.cases import CHOICES, FIRST
@@ -31,6 +31,9 @@ def run(setting, seed):
             for k, n in enumerate(names)
         ]
         own, sums = map(list, zip(*every, strict=True))
+        if step == 4 and "loss_scaler" in options() and not setting.rows:
+            sums[-1] = sums[-1] * np.inf
+            own[-1] = own[-1] * (np.inf if LAST else 1)
         form = DENSE[rng.choice([*DENSE]) if setting.is_elementwise else "plain"]
         own = [form(grad) if isinstance(grad, np.ndarray) else grad for grad in own]
         if step == 3:  # other arrays come under the same indices
@@ -47,6 +50,9 @@ def run(setting, seed):
             sharded(kind(names), kind(own), kind(weights))
         alone(names, sums, [theirs[name] for name in names])
         compare(setting, sharded, alone, ours, theirs)
+        ours_of, theirs_of = sharded.info, alone.info
+        assert (ours_of.skipped, ours_of.non_finite) == (theirs_of.skipped, theirs_of.non_finite)
+        np.testing.assert_allclose(ours_of.global_norm or 0, theirs_of.global_norm or 0, rtol=1e-6)
     if setting.rows and sharded.optimizer.sparse_decay == "catch_up":
         sharded.flush()
         alone.flush("embed.weight", theirs["embed.weight"])

@@ -1,15 +1,16 @@
-"""Checks of settings of one process on ranks: accumulated and clipped gradients, several lists."""
+"""Checks of what ranks share with one process: settings, windows, whole states, reset."""
 
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from ranks_common import INDICES, LAST, comm, raised, slopes, started
+from ranks_common import INDICES, LAST, comm, of_last, raised, slopes, started
 
-from fastopt import optimizer
+from fastopt import EMA, Updater, optimizer
 from fastopt.amp import LossScaler
+from fastopt.checkpoint import CheckpointError, dumps
 from fastopt.distributed import ShardedUpdater
-from helpers.tensor_lists import everything
+from helpers.tensor_lists import everything, frozen
 
 ONES = np.ones(8)
 
@@ -27,20 +28,23 @@ def check_within_a_window_no_gradient_is_sent():
 
 
 def check_a_window_that_fails_is_repeated():
-    sharded, weight = ShardedUpdater(optimizer.SGD(momentum=0.5), comm, accumulate=2), np.zeros(8)
-    ones = np.ones(8)
+    sharded = ShardedUpdater(optimizer.SGD(momentum=0.5), comm, accumulate=2)
+    weight, ones = np.zeros(8), np.ones(8)
     sharded(0, ones, weight)
     before = everything(sharded.shard, [weight])
+    with raised(ValueError, f"{of_last}index 0: gradient must have shape (8,), got (7,)"):
+        sharded(0, np.ones(7) if LAST else ones, weight)
     if comm.size > 1:
         sharded.optimizer.lr = 0.5 if LAST else 0.25
         with raised(ValueError, "ranks disagree: for lr"):
             sharded(0, ones, weight)
         sharded.optimizer.lr = 0.01
-        assert everything(sharded.shard, [weight]) == before
-    with raised(ValueError, "gradients of 1 parameters wait for their update"):
-        sharded.save("nowhere")
     with raised(ValueError, "equal numbers of calls"):
         sharded([0, 1], [ones, ones], [weight, np.zeros(8)])
+    for call in (lambda: sharded.save("nowhere"), sharded.state_dict):
+        with raised(ValueError, "gradients of 1 parameters wait for their update"):
+            call()
+    assert everything(sharded.shard, [weight]) == before
     sharded(0, ones, weight)
     np.testing.assert_allclose(weight, -0.01 * comm.size, rtol=1e-12)
     with tempfile.TemporaryDirectory() as folder:
@@ -50,22 +54,6 @@ def check_a_window_that_fails_is_repeated():
         sharded.load(path)  # drops the open window
         sharded.save(path)
         comm.Barrier()
-    with raised(ValueError, "accumulate sends gradients once in several calls"):
-        ShardedUpdater(optimizer.SGD(), comm, accumulate=2, overlap=True)
-
-
-def check_an_invalid_gradient_in_any_call_of_a_window_is_an_error_of_all():
-    sharded, weight = ShardedUpdater(optimizer.SGD(momentum=0.5), comm, accumulate=3), np.zeros(8)
-    ones = np.ones(8)
-    for _ in range(3):
-        before = everything(sharded.shard, [weight]), sharded._windows.open_sums()
-        last = f"rank {comm.size - 1}: " if comm.size > 1 else ""
-        with raised(ValueError, f"{last}index 0: gradient must have shape (8,), got (7,)"):
-            sharded(0, np.ones(7) if LAST else ones, weight)
-        now = everything(sharded.shard, [weight]), sharded._windows.open_sums()
-        assert str(now) == str(before)
-        sharded(0, ones, weight)
-    np.testing.assert_allclose(weight, -0.01 * comm.size, rtol=1e-12)
 
 
 def check_lists_of_a_window_are_compared():
@@ -88,42 +76,75 @@ def check_state_of_a_slice_in_another_dtype():
         assert own.shape == other.shape
 
 
-def check_frozen_parameters_need_no_gradient():
-    weight = np.ones(8)
-    sharded = ShardedUpdater(optimizer.SGD(), comm, groups={"w": {"frozen": True}})
-    sharded("w", None, weight)
-    sharded(["w", "v"], [None, ONES], [weight, ONES * 1])
-    sharded("w", ONES, weight)
-    assert not sharded.info.stepped
-    assert (weight == ONES).all()
+KINDS = [
+    (optimizer.Adam, "float32", {"average": EMA(decay=0.5)}),
+    (lambda: optimizer.Muon(fallback="adamw"), "float32", {}),
+    (lambda: optimizer.SGD(momentum=0.5, multi_precision=True), "float16",
+     {"loss_scaler": LossScaler}),
+]  # fmt: skip
 
 
-def check_groups_that_differ_are_told():
-    if comm.size == 1:
-        return
-    sharded, weight = ShardedUpdater(optimizer.Adam(), comm), ONES * 1
-    sharded(0, ONES, weight)
-    for groups in ({"0": {"beta1": 0.5 + LAST / 4}}, {"0": {"frozen": bool(LAST)}}):
-        sharded.groups = groups
-        with raised(ValueError, "ranks disagree"):
-            sharded(0, ONES, weight)
-    groups = {"0": {"optimizer": optimizer.SGD(momentum=0.5 + LAST / 4)}}
-    sharded = ShardedUpdater(optimizer.Adam(), comm, groups=groups)
-    with raised(ValueError, "ranks disagree", "momentum of groups['0']"):
-        sharded(0, ONES, weight)
+def check_what_cannot_be_loaded_changes_nothing_on_any_rank():
+    pair = started(optimizer.Adam, "float32", steps=1)
+    sharded, states = pair.sharded, pair.sharded.state_dict()
+    before = everything(sharded.shard, pair.ours), dumps(states)
+    with raised(CheckpointError, "not the checkpoint of an updater"):
+        sharded.load_state_dict({"states": {}})
+    given = sharded.get_states()
+    with raised(CheckpointError, of_last):
+        sharded.set_states(b"" if LAST else given)
+    with raised(TypeError, of_last, "dump_optimizer must be True or False"):
+        sharded.get_states("yes" if LAST else True)
+    if comm.size > 1:
+        other = sharded.state_dict()
+        other["states"][0][0].flat[0] += LAST
+        with raised(ValueError, "ranks disagree: for run"):
+            sharded.load_state_dict(other)
+    assert (everything(sharded.shard, pair.ours), dumps(sharded.state_dict())) == before
 
 
-def check_plans_of_several_lists_are_kept():
-    """Also those of single parameters, in any order; a warm call makes no plan."""
-    pair = started(optimizer.Adam, "float32", bucket_bytes=1 << 12)
-    lists = [INDICES, INDICES[:3], INDICES[3:], INDICES[::-1], *([k] for k in INDICES)]
-    weights = pair.ours, pair.theirs
-    for step in range(3):
-        kept = [*pair.sharded._plans.values()]
-        for indices in lists:
-            pair.ours, pair.theirs = ([each[k] for k in indices] for each in weights)
-            pair.step(indices, lambda k, r, i=indices, s=step: slopes(s, np.float32)(i[k], r))
-            assert pair.same()
-        found = [*pair.sharded._plans.values()]
-        assert len(found) == len(lists)
-        assert step == 0 or all(a is b for a, b in zip(found, kept, strict=True))
+def check_a_run_that_was_reset_is_a_new_one():
+    for make, dtype, options in KINDS:
+        pair, other = (started(make, dtype, steps=2, **options) for _ in range(2))
+        pair.sharded.reset()
+        pair.ours = started(make, dtype, **options).ours
+        for step in range(2):
+            pair.sharded(INDICES, [slopes(step, dtype)(k, comm.rank) for k in INDICES], pair.ours)
+        assert frozen(pair.ours) == frozen(other.ours)
+        states = [dumps(each.sharded.state_dict()["states"]) for each in (pair, other)]
+        assert states[0] == states[1]
+
+
+def check_updated_weights_are_copies():
+    sharded, alone = ShardedUpdater(optimizer.Adam(), comm), Updater(optimizer.Adam())
+    old = {"w": [np.ones((3, 2)), 2.0], "b": np.zeros(5)}
+    grads = {"w": [np.ones((3, 2)), 1.0], "b": np.full(5, -1.0)}
+    for _ in range(2):
+        new, other = sharded.updated(grads, old), alone.updated(grads, old)
+        np.testing.assert_allclose(new["b"], other["b"], rtol=1e-6)
+        np.testing.assert_allclose(new["w"][0], other["w"][0], rtol=1e-6)
+        assert type(new["w"][1]) is float
+    assert (old["w"][0] == 1).all()
+    with raised((TypeError, ValueError), of_last):
+        sharded.updated(grads, {"w": 3} if LAST else old)
+
+
+def check_accumulate_is_assigned_between_windows():
+    sharded, weight = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm), np.zeros(2)
+    ones = np.full(2, 1 / comm.size)
+    sharded.accumulate = 2
+    for _ in range(3):
+        sharded(0, ones, weight)
+    with raised(ValueError, "accumulate cannot change while gradients of [0] wait"):
+        sharded.accumulate = 1
+    sharded.finish()
+    sharded.accumulate = 1
+    sharded(0, ones, weight)
+    np.testing.assert_allclose(weight, -3, rtol=1e-12)
+    with raised(ValueError, "accumulate must be at least 1, got 0"):
+        sharded.accumulate = 0
+    overlapping = ShardedUpdater(optimizer.SGD(), comm, overlap=True)
+    with raised(ValueError, "accumulate sends gradients once in several calls"):
+        overlapping.accumulate = 2
+    with raised(ValueError, "accumulate sends gradients once in several calls"):
+        ShardedUpdater(optimizer.SGD(), comm, accumulate=2, overlap=True)

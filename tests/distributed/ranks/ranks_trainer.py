@@ -15,18 +15,13 @@ SHAPES = {"fc_weight": (20, 6), "fc_bias": (6,), "half_weight": (9, 9), "table":
 
 def parameters():
     """Parameters with equal values in every process."""
-    made = [
-        Parameter(
-            name,
-            shape=shape,
-            dtype="float16" if "half" in name else "float32",
-            grad_stype="row_sparse" if name == "table" else "default",
-        )
-        for name, shape in SHAPES.items()
-    ]
-    for number, parameter in enumerate(made):
-        parameter.initialize()
-        parameter.set_data(exact(number, parameter.shape, parameter.dtype))
+    made = []
+    for number, (name, shape) in enumerate(SHAPES.items()):
+        dtype = "float16" if "half" in name else "float32"
+        kind = "row_sparse" if name == "table" else "default"
+        made.append(Parameter(name, shape=shape, dtype=dtype, grad_stype=kind))
+        made[-1].initialize()
+        made[-1].set_data(exact(number, shape, dtype))
     return made
 
 
@@ -82,12 +77,3 @@ def check_a_trainer_takes_an_updater(folder):
     for k, (parameter, old) in enumerate(zip(params, before, strict=True)):
         total = summed([exact(7 * rank + k, old.shape, np.float32) for rank in range(comm.size)])
         np.testing.assert_allclose(parameter.data(), old - 0.5 * total / 8, rtol=1e-6, atol=1e-7)
-
-
-def check_a_new_value_reaches_the_masters(folder):
-    params = parameters()
-    trainer = Trainer(params, "sgd", {"learning_rate": 0.0, "multi_precision": True}, comm=comm)
-    train(trainer, params, [0], [comm.rank])
-    params[2].set_data(np.full((9, 9), 3, np.float16))
-    train(trainer, params, [1], [comm.rank])
-    assert (params[2].data() == 3).all()

@@ -9,23 +9,11 @@ import warnings
 from mpi4py import MPI
 
 from fastopt.distributed.job import private
-from helpers.ranks import checks_of, load
+from helpers.ranks import call_checks
 from helpers.untraced import trace_no_compiler
-
-comm = MPI.COMM_WORLD
-
-
-def main(name, *arguments):
-    """Call every function of the module whose name begins with "check_", in order."""
-    warnings.simplefilter("error")
-    for check, function in checks_of(load(name, comm)).items():
-        function(*arguments)
-        comm.Barrier()
-        if comm.rank == 0:
-            print("passed", check, flush=True)
-
 
 if __name__ == "__main__":
     trace_no_compiler()
-    private(comm)  # from here on an error on one rank ends all
-    main(*sys.argv[1:])
+    private(MPI.COMM_WORLD)  # from here on an error on one rank ends all
+    warnings.simplefilter("error")
+    call_checks(MPI.COMM_WORLD, *sys.argv[1:])

@@ -14,7 +14,15 @@ import pytest
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
-from fastopt.distributed import ShardedUpdater, exchange, flat_like, run_threads, transport
+from fastopt.distributed import (
+    ShardedUpdater,
+    agreement,
+    exchange,
+    flat_like,
+    run_threads,
+    transport,
+)
+from fastopt.distributed.ranks import Ranks
 from helpers.cases import slow
 from helpers.ranks import NodeWorld
 from helpers.tensor_lists import dtype_of
@@ -245,6 +253,14 @@ def test_bytes_and_messages_between_nodes_are_those_of_the_model():
     for node in range(nodes):
         total = sum(sum(n) for k, _, n in sent if k == node)
         assert total == 2 * 4 * size * (nodes - 1) / nodes
+
+
+def test_norms_of_many_ranks_are_summed_in_shares_with_the_same_bits(monkeypatch):
+    own = [np.random.default_rng(rank).normal(size=(7, 3)) * 1e9**rank for rank in range(4)]
+    for limit in (0, agreement.APART_FROM):
+        monkeypatch.setattr(agreement, "APART_FROM", limit)
+        found = run_threads(4, lambda comm: agreement.added(Ranks(comm), own[comm.rank]))
+        assert [each.tobytes() for each in found] == [in_turn([0.0, *own]).tobytes()] * 4
 
 
 def test_shared_memory_is_freed():

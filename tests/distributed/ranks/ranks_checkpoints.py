@@ -4,6 +4,7 @@ import errno
 import itertools
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from ranks_common import (
     rounds,
 )
 
-from fastopt import EmbeddingTable, optimizer
+from fastopt import EmbeddingTable, lr_scheduler, optimizer
 from fastopt.checkpoint import CheckpointError, dumps
 from fastopt.checkpoint.format import files
 from fastopt.distributed import (
@@ -351,3 +352,28 @@ def check_an_error_after_the_index_was_replaced_leaves_the_new_checkpoint(folder
     updater.save(path)
     comm.Barrier()
     assert len(list(path.parent.glob(f"{path.name}*"))) == 1 + comm.size
+
+
+def check_a_schedule_that_the_user_steps_and_masters_that_wait_go_along(folder):
+    """The schedule in place, unchanged by a load that fails; to ranks and to one process."""
+    path, waiting = Path(folder, f"waiting_{comm.size}"), normal(3, (7,), "float32")
+    plateau = lr_scheduler.PlateauScheduler(0.5, patience=1, base_lr=1.0)
+    make = partial(optimizer.SGD, multi_precision=True)
+    saved, loaded = ShardedUpdater(make(lr_scheduler=plateau), comm), ShardedUpdater(make(), comm)
+    saved.set_master("w", waiting)
+    saved("v", np.ones(3), np.ones(3))
+    plateau.step(1.0)
+    saved.save(path)
+    plateau.step(0.5)
+    with raised(CheckpointError, "it has no weight of index 'v'"):
+        saved.load(path, weights={"v": np.ones(3)})
+    assert plateau.shared["best"] == 0.5
+    saved.load(path)
+    assert plateau.shared["best"] == 1.0
+    alone = optimizer.Updater(make())
+    for updater in (loaded, alone):
+        updater.load(path)
+        updater("w", np.zeros(7, np.float16), waiting.astype(np.float16))
+    assert frozen(alone.states["w"][1]) == frozen(waiting)
+    mine = slice(*loaded.placements["w"].part(comm.rank))
+    assert frozen(loaded.states["w"][1]) == frozen(waiting[mine])

@@ -105,7 +105,8 @@ def check_what_cannot_be_loaded_changes_nothing_on_any_rank():
 
 def check_a_run_that_was_reset_is_a_new_one():
     for make, dtype, options in KINDS:
-        pair, other = (started(make, dtype, steps=2, **options) for _ in range(2))
+        pair, other = (started(make, dtype, steps=2, overlap=True, **options) for _ in "ab")
+        pair.sharded.begin(1, slopes(9, dtype)(1, comm.rank))
         pair.sharded.reset()
         pair.ours = started(make, dtype, **options).ours
         for step in range(2):

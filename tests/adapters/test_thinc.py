@@ -60,6 +60,7 @@ def test_the_coefficient_of_l2_can_be_set_and_multiplied(name, before_clip):
     made = optimizer.updater.optimizer
     assert (optimizer.L2, made.wd) == (0.25, 0.0 if before_clip else 0.25)
     optimizer.L2 = 0.5
+    assert optimizer.L2 == 0.5
     made.set_wd_mult({"0/b": 0.0})
     weight, bias = np.ones(1, "f"), np.ones(1, "f")
     for name, array in (("W", weight), ("b", bias)):

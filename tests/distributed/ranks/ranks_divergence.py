@@ -245,6 +245,9 @@ def check_indices_of_weights_that_are_saved_or_loaded():
         loaded = [0 * ONES, 0 * ONES]
         made.load(path, weights=dict([*enumerate(loaded)][:: -1 if LAST else 1]))
         assert frozen(loaded) == frozen(weights)
+        other = ShardedUpdater(optimizer.SGD(momentum=0.5), comm, check_every=0)
+        other.load(path)  # after which all weights are compared
+        refused(other, np.full(8, 100.0 * LAST, np.float32), "checksum of values 0 to 8 of index 0")
         comm.Barrier()
 
 

@@ -45,8 +45,11 @@ def check_a_weight_may_move_in_memory():
     assert (weight == -9 * comm.size).all()
 
 
-WAITS = ("Ranks.", "MPICommunicator.", "SharedCounters.", "Meeting.", "Event.", "Condition.")
-NAMES = {"pending", "Test", "rest", "_send", "starts_last"}
+WAITS = (
+    *("Ranks.", "MPICommunicator.", "SharedCounters.", "Meeting.", "Condition.", "Event."),
+    *("Gloo", "Works.", "Store", "Future.", "_GeneratorContextManager", "contextmanager"),
+)
+NAMES = {"pending", "Test", "rest", "_send", "starts_last", "has_ended", "RLock"}
 """Functions that wait, any number of times."""
 
 

@@ -11,10 +11,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 import fastopt
-from fastopt import optimizer
+from fastopt import checkpoint, optimizer
 from fastopt._engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from helpers.embedding_oracle import BATCHES, DIM, INDEX, Oracle, first
+
+
+def contents(table):
+    """All of a table, as bytes."""
+    described = table._described()
+    made = described.pop("optimizer").__getstate__()
+    return checkpoint.dumps([described, sorted(made.items())])
 
 
 class Tables(RuleBasedStateMachine):
@@ -45,11 +52,13 @@ class Tables(RuleBasedStateMachine):
                 expected[k] = self.oracle.weight[self.oracle.row[id]]
         np.testing.assert_array_equal(got, expected)
 
-    @rule(ids=BATCHES)
-    def update(self, ids):
-        grads = self.rng.normal(size=(len(ids), DIM)).astype(self.table.dtype)
+    @rule(ids=BATCHES, given=st.sampled_from([None, "f2", "f8", ">f4"]), listed=st.booleans())
+    def update(self, ids, given, listed):
+        """Gradients of any real dtype are converted as the updater does it."""
+        grads = self.rng.normal(size=(len(ids), DIM)).astype(given or self.table.dtype)
         self.oracle.update(ids, grads)
-        self.table.update(np.array(ids, np.int64), grads)
+        listed = listed and given == "f8" and ids
+        self.table.update(np.array(ids, np.int64), grads.tolist() if listed else grads)
 
     @rule(
         unused_for=st.none() | st.integers(1, 3),
@@ -83,8 +92,10 @@ class Tables(RuleBasedStateMachine):
         table, oracle = self.table, self.oracle
         known = sorted(oracle.row, key=oracle.row.get)
         rows = np.array([oracle.row[id] for id in known], np.int64)
-        assert list(table) == known == table.ids().tolist()
+        ids, weight = table.to_arrays()
+        assert list(table) == known == ids.tolist() == table.ids().tolist()
         assert len(table) == len(known)
+        np.testing.assert_array_equal(weight, oracle.weight[rows])
         np.testing.assert_array_equal(table.rows(np.array(known, np.int64)), rows)
         np.testing.assert_array_equal(table.weight, oracle.weight[: oracle.high])
         pair = table._updater, oracle.updater
@@ -92,6 +103,7 @@ class Tables(RuleBasedStateMachine):
         for own, expected in state:
             np.testing.assert_array_equal(own[rows], expected[rows])
         assert table.last_used().tolist() == [oracle.last[id] for id in known]
+        assert [*table.counts([7]), *table.last_used([7])] == [0, -1]  # never given
         counts = [oracle.decayed(id) for id in known]
         np.testing.assert_allclose(table.counts(), counts, rtol=1e-5)
         assert table.step == oracle.step

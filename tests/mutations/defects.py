@@ -48,7 +48,6 @@ TORCH = "tests/pytorch/test_torch.py -k SGD"
 TORCH_RADAM = "tests/pytorch/test_torch.py -k RAdam"
 SPARSE = "tests/test_sparse.py"
 SAVED = "tests/table/test_saved.py"
-INDEX = "tests/table/test_index.py"
 ARGUMENTS = "tests/test_arguments.py"
 PAST = f"{PROMISES} -k past"
 
@@ -163,7 +162,7 @@ DEFECTS = [
     ),
     ("checkpoint/restore/restore.py", "        restore_progress()\n", "", RESUMED),
     # embedding tables
-    ("table/index.py", "np.exp(-self.rate * age)", "np.exp(self.rate * age)", INDEX),
+    ("table/index.py", "np.exp(-self.rate * age)", "np.exp(self.rate * age)", TABLE),
     ("table/embedding.py", " <= self.step - unused_for", " < self.step - unused_for", TABLE),
     ("table/embedding.py", " + times < self.min_count", " + times <= self.min_count", TABLE),
     # models of torch

@@ -1,26 +1,26 @@
-"""Calls of an EmbeddingTable from functions and signal handlers that run inside of its calls."""
+"""Calls of an EmbeddingTable from threads, and from functions and handlers inside of its calls."""
 
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 import fastopt
-from fastopt import checkpoint
+from helpers.embedding_machine import contents
 
+posix = pytest.mark.skipif(os.name != "posix", reason="needs mmap of POSIX")
 ONES = np.ones((2, 2), np.float32)
 
 
 def plain(**kwargs):
     return fastopt.EmbeddingTable(2, fastopt.SGD(learning_rate=1.0), **kwargs)
-
-
-def contents(table):
-    return checkpoint.dumps(table._described())
 
 
 CHANGES = {
@@ -48,10 +48,8 @@ READS = {
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("function", ["init", "keep"])
 def test_a_function_that_a_table_calls_cannot_change_it(function, name):
-    asked = []
-
     def init(ids):
-        if asked:
+        if 9 in ids:
             CHANGES[name](table)
         return np.ones((len(ids), 2))
 
@@ -59,16 +57,14 @@ def test_a_function_that_a_table_calls_cannot_change_it(function, name):
         CHANGES[name](table)
         return np.ones(len(ids), bool)
 
-    table = plain(init=init, min_count=1)
+    table = plain(init=init)
     table.lookup([1, 2, 3])
     before = contents(table)
-    asked.append(True)
     call = {"init": lambda: table.lookup([1, 9]), "keep": lambda: table.evict(keep=keep)}
     with pytest.raises(RuntimeError, match="cannot be changed by a function that it calls"):
         call[function]()
     assert contents(table) == before
-    asked.clear()
-    assert table.lookup([9]).tolist() == [[1, 1]]
+    assert table.lookup([8]).tolist() == [[1, 1]]
 
 
 def test_a_function_that_a_table_calls_can_read_it():
@@ -115,14 +111,11 @@ def test_files_never_have_a_part_of_an_update(tmp_path):
     """A handler flushes wherever the signal arrives, and each flush is of a whole update."""
     path, ids = tmp_path / "table", np.arange(300)
     ones = np.ones((300, 2), np.float32)
-    table, outcomes = plain(init="zeros", path=path), []
+    table = plain(init="zeros", path=path)
 
     def flush(*_):
-        try:
+        with suppress(RuntimeError):
             table.flush()
-            outcomes.append(True)
-        except RuntimeError:
-            outcomes.append(False)
 
     before = signal.signal(signal.SIGALRM, flush)
     try:
@@ -139,47 +132,25 @@ def test_files_never_have_a_part_of_an_update(tmp_path):
         assert (again.lookup(ids, create=False) == -again.step).all()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs mmap of POSIX")
+@posix
 def test_calls_that_wait_while_the_table_is_closed_raise(tmp_path):
-    path, errors = tmp_path / "table", []
+    path = tmp_path / "table"
     table = plain(init="zeros", path=path)
-
-    def call(function):
-        try:
-            function()
-        except ValueError as error:
-            errors.append(str(error))
-
-    waiting = [lambda: table.update([1, 2], 7 * ONES), table.flush, table.close, table.ids]
-    with table.lock:
-        threads = [threading.Thread(target=call, args=(function,)) for function in waiting]
-        for thread in threads:
-            thread.start()
+    waiting = [lambda: table.update([1, 2], 7 * ONES), table.flush, table.ids, table.close]
+    with ThreadPoolExecutor(4) as pool, table.lock:
+        calls = [pool.submit(function) for function in waiting]
         time.sleep(0.2)  # until they wait; if they come later, they raise as well
         table.close()
         other = fastopt.EmbeddingTable.open(path)
         other.update([3, 4], ONES)
         other.flush()
-    for thread in threads:
-        thread.join()
-    assert errors == ["table 'embedding' is closed"] * 3  # a second close has no effect
+    errors = [str(call.exception()) for call in calls]
+    assert errors == ["table 'embedding' is closed"] * 3 + ["None"]  # for a second close
     assert other.ids().tolist() == [3, 4]
     other._directory.close()
     with fastopt.EmbeddingTable.open(path, verify=True) as again:
         assert again.ids().tolist() == [3, 4]
         assert (again.lookup([3, 4], create=False) == -1).all()
-
-
-def failing(monkeypatch, name, when):
-    """Let a function of NumPy raise MemoryError for some arguments."""
-    real = getattr(np, name)
-
-    def function(*args, **kwargs):
-        if when(*args):
-            raise MemoryError
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(np, name, function)
 
 
 FAILURES = {
@@ -194,6 +165,14 @@ FAILURES = {
 @pytest.mark.parametrize("min_count", [1, 2])
 def test_without_memory_a_call_changes_nothing(min_count, failure, monkeypatch):
     """When the slots of the hash table grow, or an array of the call cannot be allocated."""
+    name, fails = FAILURES[failure]
+    real = getattr(np, name)
+
+    def function(*args, **kwargs):
+        if fails(*args):
+            raise MemoryError
+        return real(*args, **kwargs)
+
     table = plain(init="ones", min_count=min_count)
     table.lookup(np.arange(800))
     table.lookup(np.arange(0, 800, 2))
@@ -204,9 +183,130 @@ def test_without_memory_a_call_changes_nothing(min_count, failure, monkeypatch):
         calls.append(lambda: table.update(ids, np.ones((len(ids), 2), np.float32)))
     for call in calls:
         with monkeypatch.context() as patched:
-            failing(patched, *FAILURES[failure])
+            patched.setattr(np, name, function)
             with pytest.raises(MemoryError):
                 call()
         assert contents(table) == before
     table.lookup(ids)
     assert (table.lookup(ids)[89:] == 1).all()
+
+
+# Threads
+
+STEPS, READERS = 40, 3
+STAYS, GOES, READ = np.arange(200), np.arange(10**6, 10**6 + 200), np.arange(2**40, 2**40 + 50)
+"""Ids that are always there, that are evicted again and again, and that readers create."""
+WIDE = 16
+
+
+@pytest.fixture
+def switching():
+    """Let threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def together(writers, readers):
+    """Run functions in threads; readers repeat theirs until all writers have ended."""
+    stop = threading.Event()
+
+    def repeat(read, number):
+        calls = 0
+        while not stop.is_set() or not calls:
+            read(number)
+            calls += 1
+        return calls
+
+    with ThreadPoolExecutor(len(writers) + READERS) as pool:
+        reading = [pool.submit(repeat, readers[k % len(readers)], k) for k in range(READERS)]
+        writing = [pool.submit(write) for write in writers]
+        try:
+            for future in writing:
+                future.result(300)
+        finally:
+            stop.set()
+        return [future.result(300) for future in reading]
+
+
+@pytest.mark.usefixtures("switching")
+@pytest.mark.parametrize("place", ["memory", pytest.param("files", marks=posix)])
+def test_a_call_sees_all_of_another_or_nothing(place, tmp_path):
+    sgd = fastopt.SGD(learning_rate=1.0, lazy_update=True)
+    path = {"path": tmp_path / "table", "buffer_bytes": 1 << 15} if place == "files" else {}
+    table = fastopt.EmbeddingTable(WIDE, sgd, init="ones", **path)
+    table.lookup(STAYS)
+    ones = np.ones((len(STAYS), WIDE), np.float32)
+    last, created = dict.fromkeys(range(READERS), 1.0), dict.fromkeys(range(READERS), 0)
+
+    def update(base):
+        for step in range(STEPS):
+            new = np.arange(base + 100 * step, base + 100 * step + 100)
+            table.update(np.concatenate([STAYS, new]), np.ones((300, WIDE), np.float32))
+            if step % 10 == 0:
+                table.flush()
+                table.prefetch(new)
+
+    def evict():
+        for _ in range(STEPS):
+            table.lookup(GOES)
+            table.update(GOES, 4 * ones)
+            gone = table.evict(keep=lambda ids: (ids < GOES[0]) | (ids > GOES[-1]))
+            assert np.array_equal(gone, GOES)
+
+    def look_up(number):
+        values = np.unique(table.lookup(STAYS, create=False))
+        assert len(values) == 1
+        assert values[0] <= last[number]
+        last[number] = values[0]
+        values = np.unique(table.lookup(GOES, create=False))
+        assert values.tolist() in ([0], [1], [-3])  # no row, a new one, an updated one
+
+    def create(number):
+        values = np.unique(table.lookup(READ))
+        assert values.tolist() == [1]
+        created[number] += 1
+
+    def export(number):
+        ids, weight = table.to_arrays()
+        assert len(ids) == len(weight) == len(np.unique(ids))
+        assert len(np.unique(weight[np.isin(ids, STAYS)])) == 1
+        goes = np.isin(ids, GOES)
+        assert goes.sum() in (0, len(GOES))
+        assert len(np.unique(weight[goes])) <= 1
+        assert np.array_equal(table.rows(STAYS), STAYS)
+
+    together([lambda: update(10**9), lambda: update(10**10), evict], [look_up, create, export])
+    assert table.step == 3 * STEPS
+    assert len(table) == len(STAYS) + 200 * STEPS + len(READ)
+    np.testing.assert_array_equal(table.lookup(STAYS, create=False), 1.0 - 2 * STEPS)
+    assert (table.counts(READ) == sum(created.values())).all()
+    if place == "files":
+        ids, weight = table.to_arrays()
+        table.close()
+        with fastopt.EmbeddingTable.open(tmp_path / "table", verify=True) as again:
+            assert np.array_equal(again.ids(), ids)
+            assert np.array_equal(again.to_arrays()[1], weight)
+
+
+@pytest.mark.usefixtures("switching")
+def test_a_call_for_several_tables_sees_all_of_another_or_nothing():
+    sgd = fastopt.SGD(learning_rate=1.0, lazy_update=True)
+    tables = {
+        name: fastopt.EmbeddingTable(WIDE, sgd, init="ones", name=name) for name in ("a", "b")
+    }
+    ids = dict.fromkeys(tables, STAYS)
+    grads = {name: np.ones((len(STAYS), WIDE), np.float32) for name in tables}
+    fastopt.table.lookup(tables, ids)
+
+    def update():
+        for _ in range(STEPS):
+            fastopt.table.update(tables, ids, grads)
+
+    def read(number):
+        found = fastopt.table.lookup(tables, ids, create=False)
+        assert len(np.unique([*found.values()])) == 1
+
+    together([update, update], [read])
+    assert all((t.lookup(STAYS) == 1.0 - 2 * STEPS).all() for t in tables.values())

@@ -1,5 +1,6 @@
 """How an EmbeddingTable finds rows, what they start with, and where they lie."""
 
+import copy
 import sys
 
 import numpy as np
@@ -8,69 +9,44 @@ import pytest
 import fastopt
 from fastopt import initializer
 from fastopt._kernels.noise import mix
-from fastopt.table.index import RowIndex
 
 
 def plain(dim=2, **kwargs):
     return fastopt.EmbeddingTable(dim, fastopt.SGD(learning_rate=1.0), **kwargs)
 
 
-def inserted(index, ids):
-    rows = index.find(ids).rows
-    rows[rows < 0] = index.insert(ids[rows < 0])[0]
-    return rows
-
-
-def displacements(index):
-    """Slots between where each id is looked for first and where it is."""
-    places = np.flatnonzero(index.slots)
-    rows = (index.slots[places] & ((1 << int(index.numbers[0])) - 1)).astype(np.int64) - 1
-    homes = [
-        int(mix(np.uint64(id))) // 2**32 * len(index.slots) // 2**32
-        for id in index.ids[rows].tolist()
-    ]
-    return (places - np.array(homes)) % len(index.slots)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 1 << 16, 1 << 32, 1 << 40, 0x9E3779B97F4A7C15 >> 14])
 def test_arithmetic_progressions_of_ids_are_spread(stride):
-    """As evenly as random ids: linear probing at a load of 0.8 is off by 2 slots on average."""
-    index = RowIndex(20_000)
-    ids = np.arange(13_000, dtype=np.int64) * stride
-    np.testing.assert_array_equal(inserted(index, ids), np.arange(13_000))
-    off = displacements(index)
-    assert off.mean() < 3
-    assert off.max() < 500
+    """As evenly as random ids: 13 of them start their search in each part, on average."""
+    homes = [int(mix(np.uint64(k * stride % 2**64))) * 1000 >> 64 for k in range(13_000)]
+    assert np.bincount(homes).max() < 35
 
 
 @pytest.mark.slow
 def test_rows_take_24_bytes_besides_weight_and_state():
-    index = RowIndex(1 << 20)
+    table = plain(init="zeros")
+    index = table._index
     for count in range(2_000, 60_000, 500):
-        inserted(index, np.arange(count, dtype=np.int64) * 7919)
+        table.lookup(np.arange(count) * 7919)
         assert index.slots.nbytes + 16 * index.high <= 24 * count
-    gone = np.arange(0, index.high, 2)
-    index.remove(gone)
-    inserted(index, -np.arange(1, len(gone) + 1))
+    table.evict(keep=table.ids()[::2])
+    table.lookup(-np.arange(1, 29_000))
     assert index.slots.nbytes + 16 * index.high <= 24 * index.high
 
 
 def test_ids_come_and_go_without_an_end_to_the_slots():
     """Slots of rows that are gone are used again or dropped."""
-    index = RowIndex(1 << 16)
+    table = plain(init="zeros")
     for turn in range(60):
-        ids = np.arange(turn * 300, turn * 300 + 700, dtype=np.int64)
-        inserted(index, ids)
-        rows, missing = index.find(ids)
-        assert not missing
-        assert (index.ids[rows] == ids).all()
-        old, absent = index.find(ids[:300])
-        assert not absent
-        index.remove(old)
-        assert index.find(ids[:300]).missing == 300
-    assert len(index) == 400
-    assert len(index.slots) == 1024
+        ids = np.arange(turn * 300, turn * 300 + 700)
+        rows = table.rows(ids, create=True)
+        np.testing.assert_array_equal(np.sort(rows), np.arange(700))
+        np.testing.assert_array_equal(table.rows(ids), rows)
+        table.evict(keep=ids[300:])
+        assert (table.rows(ids[:300]) == -1).all()
+    assert len(table) == 400
+    assert table._index.slots.nbytes <= 8 * 700
 
 
 @pytest.mark.slow
@@ -95,9 +71,9 @@ def test_ids_keep_shape_sign_and_size():
     assert list(table) == ids.ravel().tolist()
     assert table.ids().dtype == table.id_dtype == np.int64
     np.testing.assert_array_equal(table.rows(np.array([0, -1], np.int32)), [3, 1])
-    large = plain()
+    large = copy.deepcopy(plain())
     large.lookup(np.array([2**64 - 1, 1], np.uint64))
-    assert list(large) == [2**64 - 1, 1]
+    assert list(large) == list(copy.deepcopy(large)) == [2**64 - 1, 1]
     assert large.id_dtype == np.uint64
     assert 2**64 - 1 in large
     assert -1 not in large
@@ -130,33 +106,12 @@ def test_normal_first_values():
     assert kurtosis == pytest.approx(3, abs=0.1)
 
 
-def test_first_values_follow_the_seed_of_all_initializers():
-    def drawn():
-        initializer.seed(3)
-        return plain().lookup([1, 2])
-
-    np.testing.assert_array_equal(drawn(), drawn())
-    initializer.seed()
-    assert (plain().lookup([1, 2]) != plain().lookup([1, 2])).any()
-
-
 @pytest.mark.parametrize(
     ("init", "value"),
     [("zeros", 0), ("ones", 1), (initializer.Constant(0.5), 0.5), (lambda ids: [[4, 4]], 4)],
 )
 def test_constant_first_values(init, value):
     np.testing.assert_array_equal(plain(init=init).lookup([9]), [[value, value]])
-
-
-def test_counts_and_half_life():
-    table = plain(half_life=2.0)
-    table.lookup([1, 2, 2])
-    for _ in range(4):
-        table.update([1], np.zeros((1, 2), np.float32))
-    table.lookup([1])
-    np.testing.assert_allclose(table.counts([1, 2, 3]), [1 / 4 + 1, 2 / 4, 0])
-    np.testing.assert_array_equal(table.last_used([1, 2, 3]), [4, 0, -1])
-    assert table.evict(count_below=0.6).tolist() == [2]
 
 
 def test_ids_that_wait_for_a_row_are_forgotten_with_time():
@@ -207,8 +162,6 @@ ids, updated = np.arange(100_000) * 2**40, int(sys.argv[1])
 grads = np.ones((updated, 64), np.float32)
 
 def use(table):
-    table.lookup(ids[:1])
-    yield resident()
     table.rows(ids, create=True)
     yield resident()
     table.update(ids[:updated], grads)
@@ -216,10 +169,8 @@ def use(table):
 
 list(use(fastopt.EmbeddingTable(64, "adam")))  # compiles, and starts threads
 before = resident()
-empty, weight, everything = use(fastopt.EmbeddingTable(64, "adam"))
-print((empty - before) / 1e6)
-print((weight - before) / (len(ids) * 64 * 4))
-print((everything - before) / (len(ids) * 64 * 4))
+for present in use(fastopt.EmbeddingTable(64, "adam")):
+    print((present - before) / (len(ids) * 64 * 4))
 """
 
 
@@ -231,7 +182,6 @@ print((everything - before) / (len(ids) * 64 * 4))
 )
 def test_memory_is_that_of_the_rows_in_use(updated, most, run_python):
     """State takes none before the first update of a row; what a call needed stays with malloc."""
-    empty, weight, all_of_it = map(float, run_python(RESIDENT, updated).split())
-    assert empty < 4
+    weight, all_of_it = map(float, run_python(RESIDENT, updated).split())
     assert 1 < weight < 1.6
     assert all_of_it < most

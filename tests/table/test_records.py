@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import mmap
 import os
 import shutil
 import subprocess
@@ -34,6 +33,7 @@ from itertools import count
 import numpy as np
 import fastopt
 from fastopt import checkpoint
+from helpers.embedding_machine import contents
 from helpers.killing import killed_at
 
 path, number = os.path.join(sys.argv[1], "table"), int(sys.argv[2])
@@ -50,11 +50,6 @@ def step(table):
     table.update(ids, rng.normal(size=(40, 5)).astype(np.float32))
     if table.step % 3 == 0:
         table.evict(unused_for=2)
-
-def contents(table):
-    described = table._described()
-    made = described.pop("optimizer").__getstate__()
-    return checkpoint.dumps([described, sorted(made.items())])
 
 def check(least):
     oracle = made()
@@ -75,7 +70,7 @@ def train(_):
 with made(path=path) as table:  # which compiles the kernels
     step(table)
 shutil.rmtree(path)
-kills = opened = 0
+opened = 0
 for left in count(1, number):
     reads, writes = os.pipe()
     status = killed_at(left, train, *calls)
@@ -84,21 +79,17 @@ for left in count(1, number):
         flushed = len(told.read())
     try:
         check(flushed)
-    except FileNotFoundError:
-        assert not (opened or flushed)
-    except checkpoint.CheckpointError as error:
-        assert not (opened or flushed) and ("not a table" in str(error)), error
+        opened += 1
+    except (FileNotFoundError, checkpoint.CheckpointError) as error:
+        assert not (opened or flushed), error
+        assert "not a table" in str(error) or not os.path.exists(path), error
         made(path=path).close()
         check(0)
-    else:
-        opened += 1
-    if os.path.exists(path):
-        assert len(os.listdir(path)) <= 7, os.listdir(path)  # nothing is left over
-        shutil.rmtree(path)
-    kills += 1
+    assert len(os.listdir(path)) <= 7, os.listdir(path)  # nothing is left over
+    shutil.rmtree(path)
     if not status:
         break
-print(kills, opened)
+print(left, opened)
 """
 
 
@@ -147,14 +138,11 @@ def test_the_bits_are_those_of_a_table_in_memory(form):
     check_machine(InFiles, form, max_examples=8, stateful_step_count=12)
 
 
-deferred = FORMS["catch_up"]["make"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow("nightly"))])
 def test_a_kill_at_any_system_call_leaves_a_whole_flush(every, tmp_path, run_python):
-    kills, opened = map(int, run_python(KILLED, tmp_path, every).split())
-    assert kills > 100 / every
+    steps, opened = map(int, run_python(KILLED, tmp_path, every).split())
+    assert steps > 100
     assert opened > 0
 
 
@@ -293,11 +281,11 @@ def abandon(path, **kwargs):
     return table.weight.copy()
 
 
-@pytest.mark.parametrize("make", [lambda: "adam", deferred], ids=["adam", "deferred decay"])
-def test_a_recovered_table_opens_again(make, tmp_path, full):
+@pytest.mark.parametrize("made", ["adam", FORMS["catch_up"]["make"]()])
+def test_a_recovered_table_opens_again(made, tmp_path, full):
     """Also after recoveries that were interrupted."""
     path, ids = tmp_path / "table", np.arange(9)
-    table = fastopt.EmbeddingTable(4, make(), path=path)
+    table = fastopt.EmbeddingTable(4, made, path=path)
     table.update(ids, np.ones((9, 4), np.float32))
     weight = table.weight.copy()
     interrupt_a_flush(table, full)
@@ -309,19 +297,6 @@ def test_a_recovered_table_opens_again(make, tmp_path, full):
     with fastopt.EmbeddingTable.open(path) as again:
         again.update(ids, np.ones((9, 4), np.float32))
     assert (abandon(path, verify=True) != weight).all()
-
-
-def test_a_description_with_the_deferred_decay_of_the_rows_opens(tmp_path):
-    """Earlier versions wrote one when they recovered a table."""
-    path = tmp_path / "table"
-    with fastopt.EmbeddingTable(4, deferred(), path=path) as table:
-        table.update([3], np.ones((1, 4), np.float32))
-        weight = table.weight.copy()
-    file = path / "table.safetensors"
-    described = checkpoint.loads(file.read_bytes())
-    described["optimizer"].row_decay[INDEX] = np.zeros(1024), 0.05
-    file.write_bytes(checkpoint.dumps(described))
-    np.testing.assert_array_equal(abandon(path), weight)
 
 
 FULL = """
@@ -434,25 +409,6 @@ def test_a_machine_with_larger_pages_opens_the_files_and_the_other_way_round(tmp
             table.update(ids, np.ones((500, 30), np.float32))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_files_are_read_as_far_as_the_table_uses_them(table):
-    """Earlier versions could leave files of the maximal size behind."""
-
-    def resident():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-    path, weight = table.path, table.weight.copy()
-    table.close()
-    for name in ("ids", "ids.sums", "rows"):
-        os.truncate(path / name, 1 << 31)
-    before = resident()
-    table = fastopt.EmbeddingTable.open(path, verify=True)
-    table.update([1000], ONES[:1])
-    table.flush()
-    assert resident() - before < 1 << 28
-    np.testing.assert_array_equal(table.weight[:200], weight)
-
-
 def test_a_new_directory_is_synced_into_its_parent(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor)))
@@ -496,23 +452,16 @@ def test_what_cannot_be_a_table_is_refused_and_left_alone(table, tmp_path):
         assert held() == before
 
 
-def test_a_forked_child_does_not_flush(table):
-    child = os.fork()
-    if not child:
-        try:
-            table.flush()
-        except OSError as error:
-            os._exit(7 if "opened by another process" in str(error) else 1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-def test_a_forked_child_does_not_keep_the_directory_locked(table):
+def test_a_forked_child_neither_flushes_nor_keeps_the_directory_locked(table):
     path, (reads, writes) = table.path, os.pipe()
     child = os.fork()
     if not child:
         os.close(writes)
-        os.read(reads, 1)  # until the parent ends
+        os.read(reads, 1)  # until the parent has opened it again
+        try:
+            table.flush()
+        except OSError as error:
+            os._exit(7 if "opened by another process" in str(error) else 1)
         os._exit(0)
     table.close()
     try:
@@ -520,7 +469,7 @@ def test_a_forked_child_does_not_keep_the_directory_locked(table):
     finally:
         os.close(writes)
         os.close(reads)
-        os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_directory_that_is_closed_cannot_be_flushed(table):
@@ -542,13 +491,6 @@ def test_a_failed_creation_removes_what_it_made_and_nothing_else(own, after, tmp
         fastopt.EmbeddingTable(2, adam, path=path)
     assert [*tmp_path.rglob("*")] == ([] if own else [path])
     fastopt.EmbeddingTable(2, adam, path=path).close()
-
-
-def test_a_saved_copy_is_in_memory(table, tmp_path):
-    table.save(tmp_path / "copy")
-    loaded = fastopt.EmbeddingTable.load(tmp_path / "copy")
-    assert loaded.path is None
-    np.testing.assert_array_equal(loaded.weight, table.weight)
 
 
 def test_on_windows_the_missing_function_is_named(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastopt import initializer
 from fastopt.initializer import InitDesc, Initializer, initializer_registry
 from fastopt.initializer.base import DESCRIBED
-from helpers.initializers import LIBRARY, filled
+from helpers.initializers import LIBRARY, filled, named
 from helpers.paths import DOCS
 
 ENDINGS = {"weight": 7, "bias": 0, "gamma": 1, "beta": 0, "min": 0, "max": 1}
@@ -29,14 +29,11 @@ def test_the_end_of_the_name_decides(prefix, ending):
 
 @given(prefix=prefixes, ending=st.sampled_from(sorted(OF_PLAIN_NAMES)))
 def test_plain_names_are_deprecated_and_know_moving_averages(prefix, ending):
-    with pytest.warns(DeprecationWarning, match="plain names are deprecated, use InitDesc"):
-        arr = filled(initializer.Constant(7), prefix + ending)
-    assert set(arr.ravel()) == {OF_PLAIN_NAMES[ending]}
-
-
-def test_the_warning_about_plain_names_points_to_the_caller():
-    with pytest.warns(DeprecationWarning, match="plain names") as caught:
-        initializer.Zero()("weight", np.empty(2))
+    arr = np.full(3, 9)
+    words = "plain names are deprecated, use InitDesc"
+    with pytest.warns(DeprecationWarning, match=words) as caught:
+        initializer.Constant(7)(prefix + ending, arr)
+    assert set(arr) == {OF_PLAIN_NAMES[ending]}
     assert [warning.filename for warning in caught] == [__file__]
 
 
@@ -68,34 +65,19 @@ OWN = [
 @pytest.mark.parametrize("own", OWN, ids=["text", "instance", "mixed", "function"])
 @pytest.mark.parametrize("name", ["fc_weight", "fc_bias", "bn_gamma", "foo"])
 def test_an_initializer_of_its_own_goes_before_the_name(own, name):
-    arr = filled(initializer.Zero(), InitDesc(name, {"__init__": own}))
-    assert set(arr.ravel()) == {3}
+    assert (named(initializer.Zero(), name, own=own) == 3).all()
 
 
 def test_an_own_function_sees_the_name_without_the_attribute_and_the_global_initializer():
-    seen = []
-    outer = initializer.Zero()
+    seen, outer = [], initializer.Zero()
     own = {"__init__": lambda desc, arr: seen.append((desc, desc.attrs, desc.global_init))}
-    filled(outer, InitDesc("x", {**own, "lr_mult": "2"}))
+    given = InitDesc("x", {**own, "lr_mult": "2"})
+    filled(outer, given)
     assert seen == [("x", {"lr_mult": "2"}, outer)]
+    assert given.global_init is None
 
 
-@pytest.mark.parametrize("own", [None, ""])
-def test_an_empty_attribute_leaves_the_array_to_the_name(own):
-    assert set(filled(initializer.Zero(), InitDesc("gamma", {"__init__": own})).ravel()) == {1}
-
-
-HOOKS = {
-    "_init_weight": "weight",
-    "_init_bias": "bias",
-    "_init_gamma": "gamma",
-    "_init_beta": "beta",
-    "_init_zero": "min",
-    "_init_one": "max",
-    "_init_quantized_weight": "weight_quantize",
-    "_init_quantized_bias": "bias_quantize",
-    "_init_default": "foo",
-}
+HOOKS = {hook: ending[1:] for ending, hook in DESCRIBED.items()} | {"_init_default": "foo"}
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -111,29 +93,15 @@ def test_every_hook_can_be_overridden_and_no_other_changes(hook):
         assert (set(arr.ravel()) == {5}) == (other == hook)
 
 
-def test_the_base_class_has_biases():
-    assert not filled(Initializer(), InitDesc("bias")).any()
-
-
 def test_a_description_is_its_name():
-    desc = InitDesc("fc_weight", {"a": "b"}, initializer.Zero())
-    assert desc == "fc_weight"
-    assert {"fc_weight": 1}[desc] == 1
-    assert isinstance(desc, str)
-
-
-def test_a_description_survives_copies_and_keeps_its_own_attributes():
+    """With attributes of its own, which copies have too."""
     attrs = {"__init__": "ones"}
     desc = InitDesc("scale", attrs)
     attrs.clear()
-    for copied in [copy.deepcopy(desc), pickle.loads(pickle.dumps(desc))]:
+    for copied in [desc, copy.deepcopy(desc), pickle.loads(pickle.dumps(desc))]:
         assert (copied, copied.attrs, copied.global_init) == ("scale", {"__init__": "ones"}, None)
-
-
-def test_a_call_does_not_change_the_description():
-    desc = InitDesc("fc_weight")
-    filled(initializer.Zero(), desc)
-    assert desc.global_init is None
+        assert {"scale": 1}[copied] == 1
+        assert isinstance(copied, str)
 
 
 def test_a_users_class_registers_under_its_name_and_others(registries):
@@ -148,9 +116,8 @@ def test_a_users_class_registers_under_its_name_and_others(registries):
             arr[:] = self.value
 
     for name in ["myinit", "mine", "OWN", MyInit(2).dumps()]:
-        assert set(filled(initializer.create(name), InitDesc("weight")).ravel()) == {2}
-    arr = filled(initializer.Zero(), InitDesc("foo", {"__init__": '["own", {"value": 4}]'}))
-    assert set(arr.ravel()) == {4}
+        assert (named(initializer.create(name), "weight") == 2).all()
+    assert (named(initializer.Zero(), "foo", own='["own", {"value": 4}]') == 4).all()
 
 
 def test_replacing_a_registered_class_warns(registries):

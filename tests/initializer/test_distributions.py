@@ -104,8 +104,3 @@ def test_orthogonal_rows_or_columns(rows, rest, scale, rand_type, dtype):
     gram = matrix @ matrix.T if rows <= matrix.shape[1] else matrix.T @ matrix
     tolerance = (1e-5 if dtype == np.float32 else 1e-13) * max(scale**2, 1)
     assert abs(gram - scale**2 * np.eye(len(gram))).max() < tolerance
-
-
-@pytest.mark.parametrize("init", [initializer.Uniform(0), initializer.Normal(0)], ids=repr)
-def test_scale_zero_is_zero(init):
-    assert not named(init, "fc_weight").any()

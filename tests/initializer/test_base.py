@@ -21,9 +21,9 @@ OF_PLAIN_NAMES = ENDINGS | {"moving_mean": 0, "moving_var": 1, "moving_inv_var":
 prefixes = st.text(max_size=8).filter(lambda text: not text.startswith(("upsampling", "stn_loc")))
 
 
-@given(prefix=prefixes, ending=st.sampled_from(sorted(OF_DESCRIPTIONS)))
-def test_the_end_of_the_name_decides(prefix, ending):
-    arr = filled(initializer.Constant(7), InitDesc(prefix + ending))
+@given(prefixes, st.sampled_from(sorted(OF_DESCRIPTIONS)), st.sampled_from([None, ""]))
+def test_the_end_of_the_name_decides(prefix, ending, own):
+    arr = named(initializer.Constant(7), prefix + ending, own=own)
     assert set(arr.ravel()) == {OF_DESCRIPTIONS[ending]}
 
 

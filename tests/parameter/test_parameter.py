@@ -3,7 +3,6 @@
 import copy
 import inspect
 import pickle
-import warnings
 
 import ml_dtypes
 import numpy as np
@@ -27,11 +26,6 @@ def made(shape=3, init="zeros", device=None, **kwargs):
     parameter = Parameter("w", shape=shape, **kwargs)
     parameter.initialize(init, device)
     return parameter
-
-
-def some_unknown(data, shape):
-    """The shape with some dimensions replaced by one of the signs for unknown ones."""
-    return tuple(data.draw(st.sampled_from([n, n, 0, -1, None])) for n in shape)
 
 
 # Attributes
@@ -68,24 +62,6 @@ def test_a_parameter_that_is_not_differentiable_never_has_a_gradient():
         parameter.grad()
 
 
-# Shapes
-
-
-@given(st.data(), shapes)
-def test_a_shape_is_completed_step_by_step_in_any_order(data, shape):
-    parameter = Parameter("w", shape=data.draw(st.sampled_from([None, some_unknown(data, shape)])))
-    for _ in range(3):
-        known = parameter.shape or (-1,) * len(shape)
-        more = tuple(
-            n if old != -1 or data.draw(st.booleans()) else 0
-            for n, old in zip(shape, known, strict=True)
-        )
-        parameter.shape = more
-        assert parameter.shape == tuple(n or -1 for n in more)
-    parameter.shape = shape
-    assert parameter.shape == shape
-
-
 # Initialization
 
 
@@ -114,16 +90,8 @@ def test_the_argument_goes_before_the_attribute_and_that_before_the_default(
     assert (parameter.data() == value).all()
 
 
-def test_the_default_is_uniform_and_names_draw_from_the_default_initializer():
-    parameter = made((50, 50), None)
-    assert 0.05 < abs(parameter.data()).max() <= 0.07
-
-    def seeded():
-        parameter = Parameter("w", shape=(3, 3), init="xavier")
-        parameter.initialize(default_init=initializer.Uniform(rng=5))
-        return parameter.data()
-
-    np.testing.assert_array_equal(seeded(), seeded())
+def test_the_default_is_uniform():
+    assert 0.05 < abs(made((50, 50), None).data()).max() <= 0.07
 
 
 def test_an_initializer_fills_the_parts_of_packed_layers():
@@ -192,13 +160,14 @@ def test_a_waiting_parameter_can_be_cast_and_moved():
 
 def test_data_is_the_live_array():
     parameter = made()
-    parameter.data()[1] = 5
-    parameter.list_data()[0][2] = 6
-    np.testing.assert_array_equal(parameter.data(), [0, 5, 6])
     before = parameter.data()
-    parameter.set_data([7, 8, 9])
-    assert parameter.data() is before
-    np.testing.assert_array_equal(before, [7, 8, 9])
+    parameter.list_data()[0][2] = 6
+    np.testing.assert_array_equal(before, [0, 0, 6])
+    for values in ([7, 8, 9], RowSparse([5.0], [2], (3,))):
+        parameter.set_data(values)
+        parameter.cast(np.float32)
+        assert parameter.data() is before
+        np.testing.assert_array_equal(before, getattr(values, "to_dense", lambda v=values: v)())
 
 
 @given(shapes, st.sampled_from(DTYPES), st.integers(1, 3))
@@ -208,12 +177,6 @@ def test_set_data_writes_to_all_copies_and_get_returns_it(shape, dtype, devices)
     parameter.set_data(values)
     for i in range(devices):
         np.testing.assert_array_equal(parameter.data(cpu(i)).astype(np.float64), values)
-
-
-def test_row_sparse_values_can_be_set():
-    parameter = made((4, 2), "ones")
-    parameter.set_data(RowSparse([[5.0, 6.0]], [2], (4, 2)))
-    np.testing.assert_array_equal(parameter.data(), [[0, 0], [0, 0], [5, 6], [0, 0]])
 
 
 # Devices
@@ -246,18 +209,14 @@ def test_the_current_device_chooses_among_copies_and_one_copy_serves_all():
         single.data(cpu(3))
 
 
-@given(st.sampled_from(DTYPES), st.integers(1, 5))
-def test_equal_copies_stay_equal_bit_for_bit_when_they_move(dtype, devices):
-    parameter = made((4, 4), None, [cpu(i) for i in range(devices)], dtype=dtype)
-    before = parameter.data(cpu(0)).tobytes()
-    parameter.reset_device([cpu(9), cpu(8)])
-    assert [array.tobytes() for array in parameter.list_data()] == [before] * 2
-    assert parameter.list_device() == [cpu(9), cpu(8)]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_moving_averages_copies_that_differ_without_overflow(dtype):
-    parameter = made(2, device=[cpu(0), cpu(1), cpu(2)], dtype=dtype)
+    """Equal ones stay equal bit for bit."""
+    parameter = made(2, "uniform", [cpu(0), cpu(1), cpu(2)], dtype=dtype)
+    before = parameter.data(cpu(0)).tobytes()
+    parameter.reset_device([cpu(9), cpu(8), cpu(7)])
+    assert parameter.list_device() == [cpu(9), cpu(8), cpu(7)]
+    assert {array.tobytes() for array in parameter.list_data()} == {before}
     for number, array in zip((2.0, 6.0, 10.0), parameter.list_data(), strict=True):
         array[...] = [number, 49152]  # a sum that float16 does not have
     parameter.reset_device()
@@ -266,21 +225,20 @@ def test_moving_averages_copies_that_differ_without_overflow(dtype):
 
 
 def test_old_spellings_work_and_warn():
-    parameter = Parameter("w", shape=3)
-    with pytest.warns(DeprecationWarning, match="ctx is deprecated, use device"):
-        parameter.initialize(ctx=[cpu(1), cpu(2)])
-    with pytest.warns(DeprecationWarning, match="list_ctx is deprecated, use list_device"):
-        assert parameter.list_ctx() == [cpu(1), cpu(2)]
-    with pytest.warns(DeprecationWarning, match="ctx is deprecated"):
-        assert parameter.data(ctx=cpu(2)) is parameter.list_data()[1]
-    with pytest.warns(DeprecationWarning, match="ctx is deprecated"):
-        assert parameter.grad(ctx=cpu(2)) is parameter.list_grad()[1]
-    with pytest.warns(DeprecationWarning, match="reset_ctx is deprecated, use reset_device"):
-        parameter.reset_ctx(cpu(3))
+    parameter, places = Parameter("w", shape=3), [cpu(1), cpu(2)]
+
+    def old(words, method, *args, **kwargs):
+        with pytest.warns(DeprecationWarning, match=words):
+            return getattr(parameter, method)(*args, **kwargs)
+
+    old("ctx is deprecated, use device", "initialize", ctx=places)
+    assert old("list_ctx is deprecated, use list_device", "list_ctx") == places
+    assert old("ctx is deprecated", "data", ctx=cpu(2)) is parameter.list_data()[1]
+    assert old("ctx is deprecated", "grad", ctx=cpu(2)) is parameter.list_grad()[1]
+    old("reset_ctx is deprecated, use reset_device", "reset_ctx", cpu(3))
     assert parameter.list_device() == [cpu(3)]
-    twice = pytest.raises(TypeError, match="device is given twice")
-    with pytest.warns(DeprecationWarning, match="ctx is deprecated"), twice:
-        parameter.data(device=cpu(3), ctx=cpu(3))
+    with pytest.raises(TypeError, match="device is given twice"):
+        old("ctx is deprecated", "data", device=cpu(3), ctx=cpu(3))
 
 
 # Types
@@ -299,24 +257,6 @@ def test_casting_keeps_numbers_and_gradients(old, new):
     gradient = parameter.grad(cpu(1))
     assert gradient.dtype == parameter.dtype
     np.testing.assert_array_equal(gradient.astype(np.float64), [2.5, 3.5, 4.5])
-
-
-@pytest.mark.parametrize("grad_stype", ["default", "row_sparse"])
-def test_casting_makes_gradients_infinite_that_are_too_large(grad_stype):
-    """Without a warning, as for gradients that are given in another type."""
-    parameter = made(3, grad_stype=grad_stype)
-    parameter.set_grad([1e30, 1, -1e30])
-    parameter.cast("float16")
-    gradient = parameter.grad()
-    gradient = gradient.to_dense() if grad_stype == "row_sparse" else gradient
-    np.testing.assert_array_equal(gradient, np.array([np.inf, 1, -np.inf], np.float16))
-
-
-def test_casting_to_the_present_type_keeps_the_arrays():
-    parameter = made()
-    array = parameter.data()
-    parameter.cast(np.float32)
-    assert parameter.data() is array
 
 
 def test_bfloat16_goes_by_its_name_and_by_its_type():
@@ -343,29 +283,25 @@ def test_pulled_rows_are_sorted_unique_copies(rows):
     parameter = table()
     trainer = Trainer([parameter])
     wanted = np.array(rows, np.int64)
-    pulled = parameter.list_row_sparse_data(wanted)
-    assert len(pulled) == 2
-    for piece in (*pulled, parameter.row_sparse_data(wanted)):
-        assert piece.shape == (5, 2)
+    one, two = parameter.list_row_sparse_data(wanted)
+    for piece in (one, two, parameter.row_sparse_data(wanted)):
         assert piece.indices.tolist() == sorted(set(rows))
-        np.testing.assert_array_equal(piece.values, np.arange(10).reshape(5, 2)[piece.indices])
+        expected = np.zeros((5, 2))
+        expected[rows] = np.arange(10).reshape(5, 2)[rows]
+        np.testing.assert_array_equal(piece.to_dense(), expected)
         piece.values[...] = -1
-    np.testing.assert_array_equal(pulled[0].values, -1)
-    assert (parameter.row_sparse_data(np.arange(5)).values >= 0).all()
     del trainer
 
 
 def test_rows_need_a_trainer_that_is_alive():
-    parameter = table()
-    for need in (lambda: parameter.row_sparse_data(np.array([1])), parameter.reset_device):
-        with pytest.raises(RuntimeError, match="'w' is row-sparse and has no Trainer"):
-            need()
+    parameter, row = table(), np.array([1])
     trainer = Trainer([parameter])
     parameter.reset_device(cpu(4))
-    assert parameter.row_sparse_data(np.array([1])).values.tolist() == [[2, 3]]
+    assert parameter.row_sparse_data(row).values.tolist() == [[2, 3]]
     del trainer
-    with pytest.raises(RuntimeError, match="has no Trainer"):
-        parameter.row_sparse_data(np.array([1]))
+    for need in (lambda: parameter.row_sparse_data(row), parameter.reset_device):
+        with pytest.raises(RuntimeError, match="'w' is row-sparse and has no Trainer"):
+            need()
 
 
 def test_a_row_sparse_parameter_has_one_trainer_and_a_dense_one_may_have_several():
@@ -373,12 +309,10 @@ def test_a_row_sparse_parameter_has_one_trainer_and_a_dense_one_may_have_several
     first = Trainer([sparse, dense])
     with pytest.raises(RuntimeError, match="'w' is row-sparse and already belongs"):
         Trainer([dense, sparse])
-    second = Trainer([dense])
     sparse._set_trainer(first)
     sparse._set_trainer(None)
-    third = Trainer([sparse])
-    assert len({id(first), id(second), id(third)}) == 3
-    del third
+    others = Trainer([dense]), Trainer([sparse])
+    del others
     Trainer([sparse])
 
 
@@ -404,15 +338,13 @@ def test_a_constant_keeps_its_numbers_and_has_no_gradient():
     values[...] = 7
     assert (constant.name, constant.dtype, constant.shape) == ("const", np.float64, (3,))
     constant.initialize(default_init="ones")
-    np.testing.assert_array_equal(constant.data(), [0, 1, 2])
     with pytest.warns(UserWarning, match="'const' keeps grad_req 'null', 'add' is ignored"):
         constant.grad_req = "add"
+    constant.grad_req = "null"
     with pytest.raises(RuntimeError, match="Constant 'const' has no gradient"):
         constant.grad()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        constant.grad_req = "null"
     Trainer([constant]).step(1)
+    np.testing.assert_array_equal(constant.data(), [0, 1, 2])
     constant.set_data([3, 4, 5])
     np.testing.assert_array_equal(constant.data(), [3, 4, 5])
     assert repr(constant) == "Constant(name='const', shape=(3,), dtype=float64)"

@@ -1,8 +1,8 @@
-"""What a checkpoint of an updater holds, and what it is refused for."""
+"""What a checkpoint of an updater holds, also by name, and what it is refused for."""
 
 import json
 import sys
-from types import MappingProxyType
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +10,8 @@ from safetensors import safe_open
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
-from fastopt.checkpoint import CheckpointError
+from fastopt.checkpoint import CheckpointError, Skipped
+from fastopt.checkpoint.restore.parameters import keys_of
 from helpers.tensor_lists import everything
 from helpers.trees import assert_same
 
@@ -100,10 +101,7 @@ def test_a_foreign_state_is_refused_with_its_index(state, words, tmp_path):
 
 
 def test_the_optimizer_stays_the_same_object_with_its_live_parameters(tmp_path):
-    class Parameter:
-        lr_mult = wd_mult = 0.5
-
-    live = {0: Parameter()}
+    live = {0: SimpleNamespace(lr_mult=0.5, wd_mult=0.5)}
     old, new = adam(3, learning_rate=0.5, beta1=0.7), adam(param_dict=live)
     made, lock = new.optimizer, new.optimizer.lock
     through_file(old, new, tmp_path)
@@ -169,42 +167,12 @@ def test_the_loss_scale_is_saved_with_the_updater(tmp_path):
     assert (new.loss_scaler.scale, new.clip_global_norm) == (128, None)
 
 
-def test_counts_may_be_any_mapping(tmp_path):
-    old, new = adam(3), adam()
-    counts = old.optimizer._index_update_count
-    old.optimizer._index_update_count = MappingProxyType(
-        {i: np.int64(n) for i, n in counts.items()}
-    )
-    through_file(old, new, tmp_path)
-    assert_same(dict(new.optimizer._index_update_count), {0: 1})
-
-
-def test_restored_states_move_to_the_weights_device_once(tmp_path):
-    moved = []
-
-    class Watched(optimizer.Updater):
-        def sync_state_context(self, state, context):
-            moved.append(len(state))
-            return state
-
-    new = Watched(optimizer.Adam())
-    through_file(adam(3, 2), new, tmp_path)
-    assert new.states_synced == {0: False, 1: False}
-    for _ in range(2):
-        for index, size in enumerate((3, 2)):
-            new(index, np.ones(size, np.float32), np.ones(size, np.float32))
-    assert moved == [2, 2]
-    assert new.states_synced == {0: True, 1: True}
-
-
 def test_copies_that_the_updater_keeps_fresh_stay_bound(tmp_path):
-    old, new = (optimizer.get_updater(optimizer.SGD(learning_rate=0.5)) for _ in range(2))
-    weight, copy = np.ones(3, np.float32), np.full(3, 0.5, np.float16)
-    old(0, np.ones(3, np.float32), weight)
-    new.set_copy(0, copy)
+    old, new, weight, half = adam(3), adam(), np.ones(3, np.float32), np.zeros(3, np.float16)
+    new.set_copy(0, half)
     through_file(old, new, tmp_path)
     new(0, np.ones(3, np.float32), weight)
-    np.testing.assert_array_equal(copy, np.zeros(3))
+    np.testing.assert_array_equal(half, weight.astype(np.float16))
 
 
 REFUSED = {
@@ -225,3 +193,111 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(case, tmp_path):
         through_file(adam(3), new, tmp_path)
     assert str(tmp_path / "file") in str(raised.value)
     assert everything(new, None) == before
+
+
+# Names
+
+SIZES = {"a_weight": 2, "b_bias": 3, "c_weight": 4}
+
+
+def updater_of(names, klass=optimizer.Adam, **kwargs):
+    """Updater of parameters with these names, which are numbered in order."""
+    return optimizer.get_updater(klass(param_idx2name=dict(enumerate(names)), **kwargs))
+
+
+def train(updater, weights, steps=1):
+    """Update named weights."""
+    index_of = {name: index for index, name in updater.optimizer.idx2name.items()}
+    for _ in range(steps):
+        for name, weight in weights.items():
+            updater(index_of.get(name, name), np.arange(1.0, 1 + len(weight)), weight)
+
+
+def weights_of(names):
+    return {name: np.ones(SIZES[name]) for name in names}
+
+
+@pytest.mark.slow("exhaustive")
+@pytest.mark.parametrize(
+    ("klass", "kwargs"),
+    [
+        (optimizer.Adam, {"wd": 0.1}),
+        (optimizer.LBSGD, {"batch_scale": 3, "momentum": 0.9, "learning_rate": 0.1}),
+        (optimizer.LARS, {"momentum": 0.9}),
+        (optimizer.Nadam, {"per_parameter": True}),
+    ],
+)
+def test_parameters_in_another_order_keep_their_state(klass, kwargs, tmp_path):
+    old, new = updater_of(SIZES, klass, **kwargs), updater_of(reversed(SIZES), klass)
+    old.optimizer.set_lr_mult({0: 0.5, "b_bias": 2.0})
+    weights = weights_of(SIZES)
+    train(old, weights, 2)
+    train(old, {"a_weight": weights["a_weight"]})
+    assert through_file(old, new, tmp_path) == Skipped([], [])
+    assert new.optimizer._index_update_count == {2: 3, 1: 2, 0: 2}
+    assert new.optimizer.idx2name == {0: "c_weight", 1: "b_bias", 2: "a_weight"}
+    assert new.optimizer.lr_mult == {2: 0.5, "b_bias": 2.0}
+    others = {name: weight.copy() for name, weight in weights.items()}
+    train(old, weights, 2)
+    train(new, others, 2)
+    np.testing.assert_equal(others, weights)
+
+
+def test_names_of_live_parameters_count_too(tmp_path):
+    live = [SimpleNamespace(name=name, lr_mult=1.0, wd_mult=1.0) for name in "ab"]
+    old, new = (adam(param_dict=dict(enumerate(some))) for some in (live, live[::-1]))
+    old(0, np.ones(2), np.ones(2))
+    through_file(old, new, tmp_path)
+    assert list(new.states) == [1]
+
+
+def test_without_strict_the_common_parameters_are_loaded(tmp_path):
+    old = updater_of(["a_weight", "b_bias"], wd=0.5)
+    new = updater_of(["b_bias", "c_weight"])
+    old.optimizer.set_lr_mult({"a_weight": 3.0, "b_bias": 2.0})
+    new.optimizer.set_lr_mult({1: 7.0})
+    train(old, weights_of(["a_weight", "b_bias"]), 2)
+    train(new, weights_of(["b_bias", "c_weight"]))
+    with pytest.raises(CheckpointError, match=r"lacks \['c_weight'\] and has \['a_weight'\]"):
+        through_file(old, new, tmp_path)
+    assert list(new.states) == [0, 1]
+    skipped = through_file(old, new, tmp_path, strict=False)
+    assert skipped == Skipped(missing=["c_weight"], extra=["a_weight"])
+    made = new.optimizer
+    assert list(new.states) == [0]
+    assert (made.wd, made.num_update, made._index_update_count) == (0.5, 2, {0: 2})
+    assert made.lr_mult == {"b_bias": 2.0, 1: 7.0}
+    assert made.idx2name == {0: "b_bias", 1: "c_weight"}
+    np.testing.assert_array_equal(new.states[0][0], old.states[1][0])
+
+
+def test_a_parameter_that_was_never_updated_is_not_missing(tmp_path):
+    old, new = updater_of(SIZES), updater_of(SIZES)
+    train(old, weights_of(["a_weight"]))
+    assert through_file(old, new, tmp_path) == Skipped([], [])
+    assert list(new.states) == [0]
+
+
+def test_names_that_one_side_does_not_know_do_not_count(tmp_path):
+    named, bare = updater_of(["a_weight"]), updater_of([])
+    train(named, weights_of(["a_weight"]))
+    through_file(named, bare, tmp_path)
+    assert bare.optimizer.idx2name == {0: "a_weight"}
+    bare = updater_of([])
+    bare(0, np.ones(2), np.ones(2))
+    assert through_file(bare, named, tmp_path) == Skipped([], [])
+    assert named.optimizer.idx2name == {0: "a_weight"}
+
+
+def test_integers_and_texts_are_different_indices(tmp_path):
+    old, new = updater_of([]), updater_of([])
+    old(0, np.ones(2), np.ones(2))
+    old("0", np.ones(3), np.ones(3))
+    through_file(old, new, tmp_path)
+    assert [(index, len(state[0])) for index, state in new.states.items()] == [(0, 2), ("0", 3)]
+
+
+def test_a_name_that_several_parameters_have_is_no_key():
+    assert keys_of({0: "a", 1: "a", 2: "b", 3: None}, [4]) == {0: 0, 1: 1, "b": 2, 3: 3, 4: 4}
+    assert keys_of({0: "a", "a": None}, []) == {0: 0, "a": "a"}
+    assert keys_of({"a": "a"}, ["a"]) == {"a": "a"}

@@ -113,18 +113,12 @@ def test_a_text_that_lies_is_refused_with_what_is_wrong(change, words, contents)
         refused(rewritten(contents, change), words)
 
 
-@pytest.mark.parametrize(
-    "header", [b"[]", b"[" * 5000, b'{"a":' * 5000, b"\xff\xfe{}", b"1" * 5000]
-)
-def test_absurd_headers_are_refused(header):
-    with at_most(FEW):
-        refused(len(header).to_bytes(8, "little") + header)
-
-
 @pytest.mark.parametrize("length", [0, 7, 2**20, 2**31, 2**40, 2**63, 2**64 - 1])
 def test_absurd_header_sizes_are_refused_without_memory(length, contents):
     with at_most(FEW):
         refused(length.to_bytes(8, "little") + contents[8:])
+        for header in (b"[]", b"[" * 5000, b'{"a":' * 5000, b"\xff\xfe{}", b"1" * 5000):
+            refused(len(header).to_bytes(8, "little") + header)
     refused(b"\x16\0\0\0\0\0\0\0" + b'{"a": null, "a": null}', "names something twice")
 
 
@@ -150,18 +144,6 @@ def test_absurd_sizes_of_arrays_are_refused_without_memory(entry, words, content
     header[next(key for key in header if key != "__metadata__")] = entry
     with at_most(FEW):
         refused(joined(header, data), words)
-
-
-def test_sizes_beyond_the_file_are_refused_without_memory(contents):
-    """Header and text agree on an array that is not there."""
-    data = parts(contents)[1]
-    huge = {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]}
-    text = {"format": 2, "tree": {"array": "x"}, "tensors": {}}
-    text["tensors"]["x"] = {"dtype": "float64", "shape": [2**40], "crc32": 0, "order": "C"}
-    metadata = {"fastopt": json.dumps(text)}
-    metadata["crc32"] = str(zlib.crc32(metadata["fastopt"].encode()))
-    with at_most(FEW):
-        refused(joined({"__metadata__": metadata, "x": huge}, data), "need 8796093022208 bytes")
 
 
 def test_files_of_another_kind_are_refused(tmp_path):

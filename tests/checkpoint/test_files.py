@@ -6,7 +6,6 @@ import re
 import signal
 import stat
 from contextlib import nullcontext
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -19,73 +18,28 @@ from helpers.memory import at_most
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX processes")
 
 STEPS = """
-import os, signal, sys
+import sys
 from itertools import count
 from pathlib import Path
 from fastopt.checkpoint import write_atomically
+from helpers.killing import killed_at
 
 path = Path(sys.argv[1], "file")
 
-def passed():
-    global left
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
+def write(passed):
+    def chunks():
+        for part in (b"n", b"e", b"w"):
+            yield part
+            passed()
 
-def watched(function):
-    def call(*args, **kwargs):
-        passed()
-        made = function(*args, **kwargs)
-        passed()
-        return made
-    return call
+    write_atomically(path, chunks())
 
-def chunks():
-    for part in (b"n", b"e", b"w"):
-        yield part
-        passed()
-
-os.fsync, os.replace, os.open = watched(os.fsync), watched(os.replace), watched(os.open)
-for left in count(1):
+for step in count(1):
     path.write_bytes(b"old")
-    child = os.fork()
-    if not child:
-        write_atomically(path, chunks())
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
+    status = killed_at(step, write, "fsync", "replace", "open")
     print(path.read_text())
     if not status:
         break
-"""
-
-FULL = """
-import resource, sys
-import numpy as np
-from fastopt import optimizer
-
-path = sys.argv[1]
-updater = optimizer.get_updater(optimizer.SGD(momentum=0.9))
-updater.states = {0: np.zeros(1_000_000)}
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    updater.save(path)
-except OSError as error:
-    print(error)
-"""
-
-DENIED = """
-import os, sys
-import numpy as np
-from fastopt import optimizer
-
-updater = optimizer.get_updater(optimizer.SGD())
-if os.getuid() == 0:
-    os.setuid(65534)
-for call in (updater.save, updater.load):
-    try:
-        call(sys.argv[1])
-    except PermissionError as error:
-        print(error)
 """
 
 
@@ -96,15 +50,6 @@ def test_at_every_step_the_old_or_the_new_file_is_there(tmp_path, run_python):
     assert seen == sorted(seen, reverse=True)
     assert set(seen) == {"old", "new"}
     assert len(seen) > 8
-
-
-@posix
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, run_python):
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    assert run_python(FULL, path) == f"[Errno {errno.EFBIG}] File too large: {str(path)!r}\n"
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["file"]
 
 
 def interrupted():
@@ -159,21 +104,6 @@ def test_a_directory_without_sync_is_no_error_but_one_whose_sync_fails(
         write_atomically(tmp_path / "file", [b"new"])
     assert (tmp_path / "file").read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["file"]
-
-
-@posix
-def test_missing_permission_is_an_error_that_names_the_file(run_python):
-    with TemporaryDirectory() as folder:  # that of pytest is closed to others
-        os.chmod(folder, 0o555)
-        path = os.path.join(folder, "file")
-        with open(path, "wb") as file:
-            file.write(b"old")
-        os.chmod(path, 0o000)
-        denied = f"[Errno {errno.EACCES}] Permission denied: {path!r}\n"
-        assert run_python(DENIED, path) == 2 * denied
-        os.chmod(folder, 0o755)
-        assert os.listdir(folder) == ["file"]
-        assert os.path.getsize(path) == 3
 
 
 def test_what_is_no_file_is_refused(tmp_path):
@@ -256,22 +186,19 @@ def chunks():
     yield b"begun"
     os.kill(os.getpid(), signal.SIGKILL)
 
-path = sys.argv[1]
-if len(sys.argv) == 2:
-    write_atomically(path, chunks())
-write_part(path, sys.argv[2], chunks())
+path, *of = sys.argv[1:]
+write_part(path, *of, chunks()) if of else write_atomically(path, chunks())
 """
     path, other, part = (tmp_path / name for name in ("file", "other", "file.part"))
-    assert run_python(kill, path, check=False).returncode == -signal.SIGKILL
-    assert run_python(kill, other, check=False).returncode == -signal.SIGKILL
-    assert run_python(kill, part, path, check=False).returncode == -signal.SIGKILL
+    for paths in ((path,), (other,), (part, path)):
+        assert run_python(kill, *paths, check=False).returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 3
     strange = tmp_path / sorted(os.listdir(tmp_path))[0].replace(".tmp", "x.tmp")
     strange.symlink_to(tmp_path)
     write_atomically(part, [b"of another family"])
     assert len(list(tmp_path.iterdir())) == 5
     write_atomically(path, [b"whole"])
-    assert {path, part, strange} <= set(tmp_path.iterdir())
+    assert {path, part, strange} < set(tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 4
     write_atomically(other, [b"whole"])
     assert {path, other, part, strange} == set(tmp_path.iterdir())
@@ -317,11 +244,3 @@ def test_headers_are_as_large_as_their_tensors_justify(tmp_path, monkeypatch):
         words = "is too large for 0 tensors, the limit is 1"
         with at_most(3_000_000), pytest.raises(CheckpointError, match=words):
             loads(len(head).to_bytes(8, "little") + head)
-
-
-def test_indices_may_hold_any_characters(tmp_path):
-    old, new = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
-    old("\ud800", np.ones(2), np.ones(2))
-    old.save(tmp_path / "file")
-    new.load(tmp_path / "file")
-    assert new.states.keys() == new.optimizer._index_update_count.keys() == {"\ud800"}

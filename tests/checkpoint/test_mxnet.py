@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 
 from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError, load_mxnet_states
-from fastopt.checkpoint.foreign.ndarray import Allowance, from_bytes
 from helpers.memory import at_most
 from helpers.mxnet_pickles import CODES, dense, pickled, row_sparse, shape_bytes
 from helpers.paths import GOLDEN
@@ -60,12 +59,6 @@ def test_arrays_of_all_dtypes_and_pickles_of_all_protocols_are_read(array, proto
     got = states[3][0]
     assert (got.dtype, got.shape, got.flags.writeable) == (array.dtype, array.shape, True)
     np.testing.assert_array_equal(got, array)
-
-
-def test_arrays_without_dimensions_exist_in_the_newer_kind():
-    assert from_bytes(dense(np.array(2.5), 0xF993FACA), Allowance(0)) == 2.5
-    with pytest.raises(CheckpointError, match="no shape"):
-        from_bytes(dense(np.array(2.5)), Allowance(0))
 
 
 @given(st.data(), st.integers(1, 9))

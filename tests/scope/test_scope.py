@@ -1,15 +1,18 @@
-"""Scopes: names, and that nothing leaks out of a block."""
+"""Scopes: names, defaults and reuse of parameters, and that nothing leaks out of a block."""
 
 import asyncio
+import operator
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt.parameter import ParameterDict
 from fastopt.scope import Scope, current_scope, get_parameter, name_scope
+from helpers.refusals import check_refused, each
 from helpers.written_headers import threads_start_anew
 
 WORDS = st.text("abc", min_size=1, max_size=3)
@@ -51,9 +54,10 @@ def test_an_absolute_name_replaces_the_prefix():
 
 
 def test_a_scope_without_a_name_adds_no_level():
-    with fresh("net"), name_scope(None, regularizer=0.5) as same:
-        assert str(same) == "net"
-        assert get_parameter("w", 2).wd_mult == 0.5
+    for args in ((None,), ()):
+        with fresh("net"), name_scope(*args, regularizer=0.5) as same:
+            assert get_parameter("w", 2).wd_mult == 0.5
+        assert (str(same), same.name) == ("net", None)
 
 
 def test_names_follow_where_a_scope_is_made_not_where_it_is_entered():
@@ -81,33 +85,25 @@ def test_unique_names_are_unique_in_a_scope_and_counted_by_prefix(prefixes):
 
 
 def test_scopes_of_one_name_and_dict_count_together_and_others_apart():
-    params = ParameterDict()
-    with name_scope("net", params=params):
-        names = [name_scope("a").unique_name("fc"), name_scope("a").unique_name("fc")]
-        assert names == ["fc0", "fc1"]
-        assert name_scope("b").unique_name("fc") == "fc0"
-    assert fresh("net").unique_name("fc") == "fc0"
+    with fresh("net"):
+        names = [name_scope(scope).unique_name("fc") for scope in "aab"]
+    assert [*names, fresh("net").unique_name("fc")] == ["fc0", "fc1", "fc0", "fc0"]
 
 
 def test_unique_names_leave_out_parameters_and_scopes_that_are_there():
-    params = ParameterDict("my_")
+    net = name_scope("net", params=ParameterDict("my_"))
     for name in ("net/fc0/w", "net/fc2", "net/fc10/w"):
-        params.get(name)
-    net = name_scope("net", params=params)
+        net.params.get(name)
     assert [net.unique_name("fc") for _ in range(3)] == ["fc1", "fc3", "fc4"]
 
 
-def test_parameters_without_a_name_get_a_new_one():
-    with fresh("net"), name_scope("fc"):
-        names = [get_parameter(shape=2).name for _ in range(3)]
-    assert names == ["net/fc/var-0", "net/fc/var-1", "net/fc/var-2"]
-
-
-def test_a_failing_call_uses_up_no_name():
-    with fresh("net") as net:
+def test_parameters_without_a_name_get_a_new_one_which_a_failing_call_does_not_use_up():
+    with fresh("net") as net, name_scope("fc"):
+        names = [get_parameter(shape=2).name]
         with pytest.raises(TypeError, match="shape"):
             get_parameter(shape="two")
-        assert (get_parameter(shape=2).name, len(net.params)) == ("net/var-0", 1)
+        names += [get_parameter(shape=2).name for _ in range(2)]
+    assert names == list(net.params) == ["net/fc/var-0", "net/fc/var-1", "net/fc/var-2"]
 
 
 # Entering and leaving
@@ -128,19 +124,13 @@ def test_scopes_are_entered_again_and_again_also_within_themselves(choices):
     assert str(current_scope()) == ""
 
 
-def test_errors_leave_the_scope():
-    before = current_scope()
-    with pytest.raises(KeyError), fresh("net"), name_scope("fc"):
+def test_scopes_are_left_in_order_also_by_errors():
+    net, fc, before = fresh("net"), fresh("fc"), current_scope()
+    with pytest.raises(KeyError), net, fc:
         raise KeyError
     assert current_scope() is before
-
-
-def test_scopes_are_left_in_order():
-    net, fc = fresh("net"), fresh("fc")
-    with net, fc:
-        with pytest.raises(RuntimeError, match=r"<name_scope 'net'>.*<name_scope 'fc'>"):
-            net.__exit__(None, None, None)
-        assert current_scope() is fc
+    with net, fc, pytest.raises(RuntimeError, match=r"<name_scope 'net'>.*<name_scope 'fc'>"):
+        net.__exit__(None, None, None)
     with pytest.raises(RuntimeError, match="'net'"):
         net.__exit__(None, None, None)
 
@@ -205,12 +195,6 @@ def test_arguments_have_the_order_of_the_proposal():
         name_scope("a", None, None, None, None, None, params)
 
 
-def test_a_scope_may_have_no_name():
-    with fresh("net"), name_scope(initializer="ones") as scope:
-        assert get_parameter("w", 2).init == "ones"
-    assert (str(scope), scope.name) == ("net", None)
-
-
 def test_attributes_are_the_defaults_that_apply():
     with fresh("net", initializer="zeros", dtype="float16"):
         inner = name_scope("fc", regularizer=2)
@@ -219,25 +203,113 @@ def test_attributes_are_the_defaults_that_apply():
     assert (root.name, root.initializer, root.regularizer, root.dtype) == (None,) * 4
 
 
-BAD_SCOPES = {
-    "name of another type": ((3,), {}, TypeError, "name must be a str, got 3"),
-    "empty name": (("",), {}, ValueError, "name must not be empty"),
-    "empty part of a name": (("a//b",), {}, ValueError, "a//b"),
-    "slash at the end": (("a/",), {}, ValueError, "a/"),
-    "absolute name of another type": (("a", 3), {}, TypeError, "abs_name must be a str, got 3"),
-    "params of another type": (("a",), {"params": {}}, TypeError, "ParameterDict, got dict"),
-    "regularizer of another type": (("a",), {"regularizer": "l2"}, TypeError, "regularizer.*'l2'"),
-    "negative regularizer": (("a",), {"regularizer": -1}, ValueError, "regularizer.*-1"),
-    "unknown dtype": (("a",), {"dtype": "floot"}, TypeError, "dtype.*floot"),
-    "initializer of another type": (("a",), {"initializer": 3}, TypeError, "init.*3"),
-    "trainable of another type": (("a",), {"trainable": 1}, TypeError, "trainable.*1"),
-    "unknown reuse": (("a",), {"reuse": "maybe"}, ValueError, "reuse.*'auto', got 'maybe'"),
-    "number as reuse": (("a",), {"reuse": 1}, ValueError, "reuse.*got 1"),
+# Defaults
+
+
+def test_parameters_take_the_defaults_of_their_scope_and_arguments_win():
+    """Inner scopes inherit and override defaults."""
+    of = operator.attrgetter("init", "wd_mult", "dtype", "grad_req", "lr_mult", "stype")
+    defaults = {"initializer": "ones", "regularizer": 0.5, "dtype": "float64", "trainable": False}
+    with fresh(**defaults, reuse="auto") as net:
+        with name_scope("fc", regularizer=0.25, trainable=True) as fc:
+            inner = get_parameter("w", 2)
+        weight = get_parameter("w", 2)
+        given = {"initializer": "zeros", "regularizer": 2, "dtype": "float32", "trainable": True}
+        other = get_parameter("b", 2, **given)
+        table = get_parameter("t", (9, 2), lr_mult=3, grad_req="add", stype="row_sparse", wd_mult=1)
+    assert (fc.reuse, fc.params) == ("auto", net.params)
+    assert of(inner) == ("ones", 0.25, np.float64, "write", 1, "default")
+    assert of(weight) == ("ones", 0.5, np.float64, "null", 1, "default")
+    assert of(other) == ("zeros", 2, np.float32, "write", 1, "default")
+    assert of(table) == ("ones", 1, np.float64, "add", 3, "row_sparse")
+
+
+# Reuse
+
+
+@pytest.mark.parametrize("where", ["scope", "call"])
+@pytest.mark.parametrize("reuse", [None, False, True, "auto"])
+def test_reuse_says_whether_a_parameter_is_made_or_found(reuse, where):
+    params = ParameterDict()
+    scope = name_scope("net", params=params, reuse=reuse if where == "scope" else None)
+    call = {"reuse": reuse} if where == "call" else {}
+
+    if reuse is True:
+        with pytest.raises(ValueError, match="'net/w' does not exist"):
+            scope.get_parameter("w", 2, **call)
+        assert len(params) == 0
+    made = params.get("net/w", shape=2) if reuse else scope.get_parameter("w", 2, **call)
+    if reuse:
+        assert scope.get_parameter("w", 2, **call) is made
+    else:
+        with pytest.raises(ValueError, match="'net/w' exists"):
+            scope.get_parameter("w", 2, **call)
+    assert list(params) == ["net/w"]
+
+
+def test_a_call_overrides_the_reuse_of_its_scope_which_needs_a_name():
+    with fresh(reuse=True) as net:
+        with pytest.raises(ValueError, match="'net' needs a name"):
+            get_parameter(shape=2)
+        assert len(net.params) == 0
+        made = get_parameter("w", 2, reuse=False)
+        assert get_parameter("w") is made
+
+
+def test_reuse_completes_shapes_and_refuses_others():
+    with fresh(reuse="auto"):
+        weight = get_parameter("w", (2, 0))
+        assert get_parameter("w", (0, 3)).shape == (2, 3)
+        for shape in [(2, 4), (2,), (2, 3, 1)]:
+            with pytest.raises(ValueError, match=r"'net/w'.*\(2, 3\)"):
+                get_parameter("w", shape)
+    assert weight.shape == (2, 3)
+
+
+def test_reuse_refuses_other_attributes_but_not_other_defaults():
+    with fresh(reuse="auto") as net:
+        weight = get_parameter("w", 2, dtype="float64", regularizer=0.5)
+        for other in ({"dtype": "float32"}, {"regularizer": 1}, {"trainable": False}):
+            with pytest.raises(ValueError, match="'net/w'"):
+                get_parameter("w", 2, **other)
+    with name_scope("net", params=net.params, dtype="float32", trainable=False, reuse=True):
+        assert get_parameter("w", 2) is weight
+    assert (weight.dtype, weight.grad_req) == (np.float64, "write")
+
+
+def test_a_dict_that_shares_counts_as_having_the_parameter():
+    source = ParameterDict()
+    weight = source.get("net/w", shape=2)
+    net = name_scope("net", params=ParameterDict(shared=source))
+    with pytest.raises(ValueError, match="exists"):
+        net.get_parameter("w", 2)
+    assert net.get_parameter("w", reuse=True) is weight
+
+
+REFUSED = {
+    **each("{}", "TypeError: name must be a str, got 3", "name_scope(3)", "get_parameter(3)"),
+    **each("{}", "ValueError: name must not be empty", "name_scope('')", "get_parameter('')"),
+    "name_scope('a//b')": "ValueError: a//b",
+    "name_scope('a/')": "ValueError: a/",
+    "name_scope('a', 3)": "TypeError: abs_name must be a str, got 3",
+    "name_scope('a', params={})": "TypeError: ParameterDict, got dict",
+    "name_scope('a', regularizer='l2')": "TypeError: regularizer.*'l2'",
+    "name_scope('a', regularizer=-1)": "ValueError: regularizer.*-1",
+    "name_scope('a', dtype='floot')": "TypeError: dtype.*floot",
+    "name_scope('a', initializer=3)": "TypeError: init.*3",
+    "name_scope('a', trainable=1)": "TypeError: trainable.*1",
+    "name_scope('a', reuse='maybe')": "ValueError: reuse.*'auto', got 'maybe'",
+    "name_scope('a', reuse=1)": "ValueError: reuse.*got 1",
+    "get_parameter('w', color=3)": "TypeError: color",
+    "get_parameter('w', initializer='ones', init='ones')": "TypeError: init",
+    "get_parameter('w', regularizer=1, wd_mult=1)": "TypeError: wd_mult",
+    "get_parameter('w', trainable=True, grad_req='add')": "TypeError: grad_req",
+    "get_parameter('w', reuse='yes')": "ValueError: reuse",
 }
 
 
-@pytest.mark.parametrize("case", BAD_SCOPES.values(), ids=BAD_SCOPES.keys())
-def test_bad_scopes_name_the_fault(case):
-    args, kwargs, error, words = case
-    with pytest.raises(error, match=words):
-        name_scope(*args, **kwargs)
+@pytest.mark.parametrize("code", REFUSED)
+def test_bad_arguments_name_the_fault_and_make_nothing(code):
+    with fresh() as net:
+        check_refused(code, REFUSED[code], globals())
+    assert len(net.params) == 0

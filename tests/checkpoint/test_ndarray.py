@@ -21,10 +21,6 @@ WEIGHT = np.arange(6, dtype=np.float32).reshape(3, 2)
 BLOBS = {"arg:fc_weight": dense(WEIGHT), "aux:fc_mean": dense(np.ones(3))}
 
 
-def read(data):
-    return list_from_bytes(data)
-
-
 def written(path, blobs):
     path.write_bytes(named_list(blobs))
     return path
@@ -33,7 +29,7 @@ def written(path, blobs):
 @given(st.lists(st.sampled_from(DTYPES), max_size=4), st.sampled_from([dense, legacy]))
 def test_every_array_of_a_list_comes_back(dtypes, write):
     arrays = {f"é{k}": np.arange(k + 3, dtype=dtype) for k, dtype in enumerate(dtypes)}
-    got = read(named_list({name: write(array) for name, array in arrays.items()}))
+    got = list_from_bytes(named_list({name: write(array) for name, array in arrays.items()}))
     assert list(got) == list(arrays)
     for name, array in arrays.items():
         assert got[name].dtype == array.dtype
@@ -43,7 +39,7 @@ def test_every_array_of_a_list_comes_back(dtypes, write):
 def test_all_kinds_of_arrays_stand_in_one_list():
     blobs = {"v0": legacy(WEIGHT, 0), "v1": legacy(WEIGHT), "v2": dense(WEIGHT)}
     blobs |= {"v3": dense(np.array(2.5), 0xF993FACA)}
-    got = read(named_list({**blobs, "sparse": row_sparse((4, 2), [1, 3], WEIGHT[:2])}))
+    got = list_from_bytes(named_list({**blobs, "sparse": row_sparse((4, 2), [1, 3], WEIGHT[:2])}))
     for version in ("v0", "v1", "v2"):
         np.testing.assert_array_equal(got[version], WEIGHT)
     assert got["v3"] == 2.5
@@ -103,15 +99,11 @@ BROKEN = {
     "truncated": (LIST[:-1], "needs 11 bytes where 10 are left"),
     "too long": (LIST + b"\0", "1 bytes too many"),
     "empty array": (named_list({"a": NO_SHAPE}), "array 0 of the list: an array has no shape"),
-    "absurd dimensions": (named_list({"a": struct.pack("<I", 65)}), "must start with 0xf993fac9"),
-    "csr": (named_list({"a": struct.pack("<Ii", 0xF993FAC9, 2)}), "unknown storage type 2"),
     "no elements of an absurd shape":
         (named_list({"a": struct.pack("<Ii", 0xF993FAC9, 0) + HUGE}), ABSURD),
     "no rows of an absurd shape": (
         named_list({"a": struct.pack("<Ii", 0xF993FAC9, 1) + HUGE[:28] * 2 + HUGE[28:] + EMPTY}),
         ABSURD),
-    "bomb": (named_list({"a": row_sparse((2**40, 2), [], WEIGHT[:0])}),
-        "would take 8796093022208 bytes as a dense one"),
     "a name twice": (named_list(TWO)[:-1] + b"a", "has a name twice"),
     "no UTF-8": (named_list(TWO)[:-1] + b"\xff", "a name is not UTF-8"),
 }  # fmt: skip
@@ -124,7 +116,7 @@ def test_what_is_no_such_list_is_refused_without_memory(case, tmp_path):
     path.write_bytes(data)
     with at_most(1_000_000):
         with pytest.raises(CheckpointError, match=words):
-            read(data)
+            list_from_bytes(data)
         with pytest.raises(ValueError, match=r"param must be an intact file, got .*net"):
             Load(path)
     with pytest.raises(CheckpointError, match=r"net\.params"):
@@ -143,16 +135,14 @@ def test_names_of_a_list_are_distinct_texts(tmp_path):
 def test_a_damaged_file_is_one_kind_of_error(tmp_path, kind):
     import safetensors.numpy
 
-    path = tmp_path / f"a.{kind}"
-    arrays = {"a": np.ones((3, 2)), "b": np.ones(3)}
+    path, draw = tmp_path / f"a.{kind}", random.Random(1)
     if kind == "npz":
-        np.savez_compressed(path, **arrays)
+        np.savez_compressed(path, a=WEIGHT, b=np.ones(3))
     elif kind == "params":
-        written(path, {name: dense(array) for name, array in arrays.items()})
+        written(path, BLOBS)
     else:
-        safetensors.numpy.save_file(arrays, path)
+        safetensors.numpy.save_file({"a": WEIGHT, "b": np.ones(3)}, path)
     whole = path.read_bytes()
-    draw = random.Random(1)
     for _ in range(400):
         data = bytearray(whole)
         for _ in range(draw.choice([1, 2, 8])):

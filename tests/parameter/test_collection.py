@@ -43,13 +43,8 @@ def contents(params):
 
 def test_a_dict_is_a_mapping_of_full_names_in_order():
     params = model()
-    assert list(params) == list(params.keys()) == ["net_fc_weight", "net_fc_bias"]
-    assert [p.name for p in params.values()] == list(params)
-    assert dict(params.items()) == {name: params[name] for name in params}
-    assert len(params) == 2
-    assert "net_fc_bias" in params
-    assert "fc_bias" not in params
-    assert params.prefix == "net_"
+    assert list(params) == [p.name for p in params.values()] == ["net_fc_weight", "net_fc_bias"]
+    assert (len(params), params.prefix, "fc_bias" in params) == (2, "net_", False)
     assert repr(params).splitlines() == [
         "ParameterDict('net_'):",
         "  Parameter(name='net_fc_weight', shape=(3, 2), dtype=float32)",
@@ -80,12 +75,10 @@ def test_get_merges_shapes(data, shape):
         got = params.get("w", shape=asked)
         assert params.get("w", shape=None) is got
         assert got.shape == tuple(n if k else -1 for n, k in zip(shape, known, strict=True))
-    wrong = tuple(n + 1 for n in shape)
-    with pytest.raises(ValueError, match="Parameter 'w': shape"):
-        params.get("w", shape=(*shape, 1))
     params.get("w", shape=shape)
-    with pytest.raises(ValueError, match="Parameter 'w': shape"):
-        params.get("w", shape=wrong)
+    for wrong in ((*shape, 1), tuple(n + 1 for n in shape)):
+        with pytest.raises(ValueError, match="Parameter 'w': shape"):
+            params.get("w", shape=wrong)
     assert params["w"].shape == shape
 
 
@@ -107,21 +100,11 @@ def test_constants_are_found_by_name_and_value():
     assert shared.get_constant("mean") is mean is params.get_constant("mean", [1, 2])
 
 
-def test_update_takes_over_parameters_unless_names_clash():
-    params, other = model(), ParameterDict()
-    weight = other.get("weight")
-    params.update(other)
-    params.update({"again": weight})
-    assert params["weight"] is params["again"] is weight
-
-
 def test_select_matches_the_beginning_of_full_names():
     params = model()
-    assert list(params.select(".*bias")) == ["net_fc_bias"]
+    assert dict(params.select(".*bias")) == {"net_fc_bias": params["net_fc_bias"]}
     assert list(params.select("fc")) == []
     assert list(params.select("net_fc_bias$|net_fc_w")) == list(params)
-    chosen = params.select(".*bias")
-    assert chosen["net_fc_bias"] is params["net_fc_bias"]
 
 
 # All parameters
@@ -146,10 +129,11 @@ def test_initialize_uses_one_initializer_for_all_without_their_own():
 
 
 def test_initialize_accepts_a_function_and_shared_parameters_once():
-    calls = []
-    params = ParameterDict()
-    weight = params.get("w", shape=2)
+    params, other, calls = ParameterDict(), ParameterDict(), []
+    weight = other.get("w", shape=2)
+    params.update(other)
     params.update({"alias": weight})
+    assert params["w"] is params["alias"] is weight
     params.initialize(lambda name, array: calls.append(str(name)))
     assert calls == ["w"]
     with pytest.warns(UserWarning, match="'w' is already initialized"):
@@ -178,15 +162,15 @@ def test_a_progress_bar_is_for_large_models_with_tqdm(monkeypatch):
 def test_gradients_devices_and_attributes_of_all():
     params = ready()
     for parameter in params.values():
-        parameter.grad()[...] = 1
+        parameter.set_grad(np.ones(parameter.shape))
     params.zero_grad()
     assert not any(parameter.grad().any() for parameter in params.values())
     params.reset_device([cpu(0), cpu(3)])
     assert params.list_device() == [cpu(0), cpu(3)]
     params.setattr("grad_req", "null")
-    assert {p.grad_req for p in params.values()} == {"null"}
     params.setattr("dtype", "float16")
-    assert {a.dtype.name for p in params.values() for a in p.list_data()} == {"float16"}
+    kinds = {(p.grad_req, a.dtype.name) for p in params.values() for a in p.list_data()}
+    assert kinds == {("null", "float16")}
 
 
 # Files
@@ -256,11 +240,10 @@ def test_loading_writes_into_the_arrays_that_are_there(tmp_path):
 
 
 def test_prefixes_are_taken_off_and_put_back(tmp_path):
-    params = ready()
-    params.save(tmp_path / "file", strip_prefix="net_")
-    assert set(safetensors.numpy.load_file(tmp_path / "file")) == {"fc_weight", "fc_bias"}
-    other = model()
-    other.load(tmp_path / "file", restore_prefix="net_")
+    params, other, path = ready(), model(), tmp_path / "file"
+    params.save(path, strip_prefix="net_")
+    assert set(safetensors.numpy.load_file(path)) == {"fc_weight", "fc_bias"}
+    other.load(path, restore_prefix="net_")
     assert contents(other) == contents(params)
 
 
@@ -276,18 +259,15 @@ def test_missing_and_extra_arrays_are_errors_unless_allowed(tmp_path):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_dtypes_must_agree_or_be_cast_to_either(tmp_path, there):
-    ready(dtype="bfloat16").save(tmp_path / "file")
-
-    def load(**kwargs):
+    written = ready(dtype="bfloat16")
+    written.save(tmp_path / "file")
+    for source, dtype in (("current", np.float32), ("saved", ml_dtypes.bfloat16)):
         params = model()
         if there:
             params.initialize()
-        params.load(tmp_path / "file", **kwargs)
-        return params["net_fc_weight"].data()
-
-    current, saved = load(cast_dtype=True), load(cast_dtype=True, dtype_source="saved")
-    assert (current.dtype, saved.dtype) == (np.float32, ml_dtypes.bfloat16)
-    np.testing.assert_array_equal(current, saved.astype(np.float32))
+        params.load(tmp_path / "file", cast_dtype=True, dtype_source=source)
+        assert params["net_fc_weight"].data().dtype == dtype
+        assert contents(params) == contents(written)
 
 
 def test_row_sparse_parameters_are_saved_by_their_trainer(tmp_path):

@@ -124,35 +124,18 @@ def deferred(shape=(2, 0), **kwargs):
 
 
 def test_setting_the_shape_ends_the_wait():
-    parameter = deferred((0, 0))
+    """In which a parameter can be cast and moved."""
+    parameter, places = deferred((0, 0)), [cpu(2), cpu(1)]
+    parameter.cast("float64")
+    parameter.reset_device(places)
     parameter.shape = (2, 0)
     with pytest.raises(DeferredInitializationError):
-        parameter.data(cpu(0))
+        parameter.data(cpu(2))
     parameter.shape = (2, 3)
+    assert parameter.list_device() == places
     for array in parameter.list_data():
+        assert array.dtype == np.float64
         np.testing.assert_array_equal(array, np.ones((2, 3)))
-
-
-def test_setting_data_ends_the_wait_and_replaces_the_initializer():
-    parameter = deferred(dtype="float16")
-    with pytest.raises(ValueError, match=r"shape \(3, 3\) does not agree with \(2, -1\)"):
-        parameter.set_data(np.zeros((3, 3)))
-    values = np.arange(6.0).reshape(2, 3)
-    parameter.set_data(values)
-    values[...] = -1
-    assert parameter.shape == (2, 3)
-    for array in parameter.list_data():
-        assert array.dtype == np.float16
-        np.testing.assert_array_equal(array, np.arange(6).reshape(2, 3))
-
-
-def test_a_waiting_parameter_can_be_cast_and_moved():
-    parameter = deferred()
-    parameter.cast("float64")
-    parameter.reset_device(cpu(2))
-    parameter.shape = (2, 1)
-    assert parameter.list_device() == [cpu(2)]
-    assert parameter.data().dtype == np.float64
 
 
 # Data
@@ -170,13 +153,18 @@ def test_data_is_the_live_array():
         np.testing.assert_array_equal(before, getattr(values, "to_dense", lambda v=values: v)())
 
 
-@given(shapes, st.sampled_from(DTYPES), st.integers(1, 3))
-def test_set_data_writes_to_all_copies_and_get_returns_it(shape, dtype, devices):
-    parameter = made(shape, device=[cpu(i) for i in range(devices)], dtype=dtype)
-    values = np.arange(parameter.data(cpu(0)).size, dtype=np.float64).reshape(shape)
+@given(shapes, st.sampled_from(DTYPES), st.integers(1, 3), st.booleans())
+def test_set_data_writes_to_all_copies_and_ends_the_wait_for_a_shape(shape, dtype, devices, waits):
+    places, known = [cpu(i) for i in range(devices)], (0,) * len(shape) if waits else shape
+    parameter = Parameter("w", shape=known, dtype=dtype, allow_deferred_init=True)
+    parameter.initialize("ones", places)
+    values = np.arange(np.prod(shape, dtype=int), dtype=np.float64).reshape(shape)
     parameter.set_data(values)
-    for i in range(devices):
-        np.testing.assert_array_equal(parameter.data(cpu(i)).astype(np.float64), values)
+    expected = values.copy()
+    values[...] = -1
+    for place in places:
+        np.testing.assert_array_equal(parameter.data(place).astype(np.float64), expected)
+        assert parameter.data(place).dtype.name == dtype
 
 
 # Devices
@@ -393,6 +381,8 @@ REFUSED = {
     "made((2, 0))": r"ValueError: 'w' cannot be initialized, its shape is \(2, -1\)",
     **each("waiting.{}()", r"DeferredInitializationError: shape \(2, -1\) has unknown",
            "data", "grad", "list_data", "list_grad"),
+    "waiting.set_data(np.zeros((3, 3)))":
+        r"ValueError: shape \(3, 3\) does not agree with \(2, -1\)",
     "setattr(waiting, 'shape', (2, '3'))": "TypeError: Parameter 'w': shape",
     "setattr(vector, 'shape', 3)": "ValueError: w",
     **each("{}.initialize('nothing', force_reinit=True)", "ValueError: Cannot find",

@@ -1,10 +1,10 @@
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from fastopt import initializer
 from helpers.initializers import named
@@ -21,45 +21,33 @@ FORMULAS = {
 }
 
 
-def ks(values, cdf):
-    """Kolmogorov-Smirnov distance, scaled so that 2.2 is rarer than once in 10,000."""
-    values = np.sort(np.asarray(values, np.float64), axis=None)
-    wanted = np.vectorize(cdf)(values)
-    return abs(wanted - (np.arange(values.size) + 0.5) / values.size).max() * values.size**0.5
+STANDARD = {
+    "uniform": stats.uniform(-1, 2),
+    "gaussian": stats.norm(),
+    "truncated": stats.truncnorm(-2, 2),
+}
 
 
-def normal_cdf(x, sigma=1.0):
-    return 0.5 * (1 + math.erf(x / sigma / math.sqrt(2)))
-
-
-def truncated_cdf(x, sigma, bound):
-    low, high = normal_cdf(-bound), normal_cdf(bound)
-    return (normal_cdf(x, sigma) - low) / (high - low)
-
-
-def uniform_cdf(x, scale):
-    return (x + scale) / (2 * scale)
-
-
-TRUNCATED_STD = 0.87962566103423978  # of a standard normal distribution within 2
+def check(arr, wanted):
+    """Numbers like these come from the distribution at least once in 10,000 times."""
+    assert abs(arr).max() <= wanted.support()[1]
+    assert stats.kstest(arr.ravel(), wanted.cdf).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
-    ("init", "cdf", "limit"),
+    ("init", "wanted"),
     [
-        (initializer.Uniform(0.5), partial(uniform_cdf, scale=0.5), 0.5),
-        (initializer.Normal(2), partial(normal_cdf, sigma=2), math.inf),
-        (initializer.TruncatedNormal(2), partial(truncated_cdf, sigma=2, bound=2), 4),
-        (initializer.TruncatedNormal(0.5, 1.25), partial(truncated_cdf, sigma=0.5, bound=1.25),
-         0.625),
+        (initializer.Uniform(0.5), stats.uniform(-0.5, 1)),
+        (initializer.Normal(2), stats.norm(scale=2)),
+        (initializer.TruncatedNormal(2), stats.truncnorm(-2, 2, scale=2)),
+        (initializer.TruncatedNormal(0.5, 1.25), stats.truncnorm(-1.25, 1.25, scale=0.5)),
     ],
     ids=["uniform", "normal", "truncated", "narrow"],
-)  # fmt: skip
-def test_distributions(init, cdf, limit, dtype):
-    arr = named(initializer.create(init.dumps(), rng=0), "fc_weight", (100, 100), dtype)
-    assert abs(arr).max() <= limit
-    assert ks(arr, cdf) < 2.2
+)
+def test_distributions(init, wanted, dtype):
+    init = initializer.create(init.dumps(), rng=0)
+    check(named(init, "fc_weight", (100, 100), dtype).astype(np.float64), wanted)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -68,27 +56,17 @@ def test_scale_follows_from_inputs_and_outputs(name, shape):
     gain, fan, kind = FORMULAS[name]
     kernel = math.prod(shape[2:])
     fans = {"in": shape[1] * kernel, "avg": (shape[0] + shape[1]) * kernel / 2}
-    sigma = math.sqrt(gain / fans[fan])
-    arr = named(initializer.create(name, rng=0), "fc_weight", shape)
-    cdf, limit = {
-        "uniform": (partial(uniform_cdf, scale=math.sqrt(3) * sigma), math.sqrt(3) * sigma),
-        "gaussian": (partial(normal_cdf, sigma=sigma), math.inf),
-        "truncated": (
-            partial(truncated_cdf, sigma=sigma / TRUNCATED_STD, bound=2),
-            2 * sigma / TRUNCATED_STD,
-        ),
-    }[kind]
-    assert abs(arr).max() <= limit
-    assert arr.std() == pytest.approx(sigma, rel=5 / math.sqrt(2 * arr.size))
-    assert ks(arr, cdf) < 2.2
+    arr = named(initializer.create(name, rng=0), "fc_weight", shape) / math.sqrt(gain / fans[fan])
+    assert arr.std() == pytest.approx(1, rel=5 / math.sqrt(2 * arr.size))
+    check(arr * STANDARD[kind].std() * (1 - 1e-15), STANDARD[kind])
 
 
 @pytest.mark.parametrize("name", ["lecun_normal", "he_normal", "glorot_normal"])
 def test_normal_variants_without_truncation_have_tails(name):
-    sigma = math.sqrt(FORMULAS[name][0] / 100)
-    arr = named(initializer.create(name, truncated=False, rng=0), "fc_weight", (100, 100))
-    assert ks(arr, partial(normal_cdf, sigma=sigma)) < 2.2
-    assert abs(arr).max() > 3 * sigma
+    init = initializer.create(name, truncated=False, rng=0)
+    arr = named(init, "fc_weight", (100, 100)) / math.sqrt(FORMULAS[name][0] / 100)
+    check(arr, stats.norm())
+    assert abs(arr).max() > 3
 
 
 @given(

@@ -193,44 +193,34 @@ def test_without_memory_a_call_changes_nothing(min_count, failure, monkeypatch):
 
 # Threads
 
-STEPS, READERS = 40, 3
+STEPS, WIDE = 40, 16
 STAYS, GOES, READ = np.arange(200), np.arange(10**6, 10**6 + 200), np.arange(2**40, 2**40 + 50)
 """Ids that are always there, that are evicted again and again, and that readers create."""
-WIDE = 16
-
-
-@pytest.fixture
-def switching():
-    """Let threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def together(writers, readers):
     """Run functions in threads; readers repeat theirs until all writers have ended."""
-    stop = threading.Event()
+    stop, before = threading.Event(), sys.getswitchinterval()
 
-    def repeat(read, number):
-        calls = 0
-        while not stop.is_set() or not calls:
-            read(number)
-            calls += 1
-        return calls
+    def repeat(read):
+        read()
+        while not stop.is_set():
+            read()
 
-    with ThreadPoolExecutor(len(writers) + READERS) as pool:
-        reading = [pool.submit(repeat, readers[k % len(readers)], k) for k in range(READERS)]
+    sys.setswitchinterval(1e-6)  # threads take turns as often as they can
+    with ThreadPoolExecutor(len(writers) + len(readers)) as pool:
+        reading = [pool.submit(repeat, read) for read in readers]
         writing = [pool.submit(write) for write in writers]
         try:
             for future in writing:
                 future.result(300)
         finally:
             stop.set()
-        return [future.result(300) for future in reading]
+            sys.setswitchinterval(before)
+        for future in reading:
+            future.result(300)
 
 
-@pytest.mark.usefixtures("switching")
 @pytest.mark.parametrize("place", ["memory", pytest.param("files", marks=posix)])
 def test_a_call_sees_all_of_another_or_nothing(place, tmp_path):
     sgd = fastopt.SGD(learning_rate=1.0, lazy_update=True)
@@ -238,7 +228,7 @@ def test_a_call_sees_all_of_another_or_nothing(place, tmp_path):
     table = fastopt.EmbeddingTable(WIDE, sgd, init="ones", **path)
     table.lookup(STAYS)
     ones = np.ones((len(STAYS), WIDE), np.float32)
-    last, created = dict.fromkeys(range(READERS), 1.0), dict.fromkeys(range(READERS), 0)
+    last, created = [1.0], []
 
     def update(base):
         for step in range(STEPS):
@@ -255,20 +245,20 @@ def test_a_call_sees_all_of_another_or_nothing(place, tmp_path):
             gone = table.evict(keep=lambda ids: (ids < GOES[0]) | (ids > GOES[-1]))
             assert np.array_equal(gone, GOES)
 
-    def look_up(number):
+    def look_up():
         values = np.unique(table.lookup(STAYS, create=False))
         assert len(values) == 1
-        assert values[0] <= last[number]
-        last[number] = values[0]
+        assert values[0] <= last[-1]
+        last.append(values[0])
         values = np.unique(table.lookup(GOES, create=False))
         assert values.tolist() in ([0], [1], [-3])  # no row, a new one, an updated one
 
-    def create(number):
+    def create():
         values = np.unique(table.lookup(READ))
         assert values.tolist() == [1]
-        created[number] += 1
+        created.append(1)
 
-    def export(number):
+    def export():
         ids, weight = table.to_arrays()
         assert len(ids) == len(weight) == len(np.unique(ids))
         assert len(np.unique(weight[np.isin(ids, STAYS)])) == 1
@@ -281,7 +271,7 @@ def test_a_call_sees_all_of_another_or_nothing(place, tmp_path):
     assert table.step == 3 * STEPS
     assert len(table) == len(STAYS) + 200 * STEPS + len(READ)
     np.testing.assert_array_equal(table.lookup(STAYS, create=False), 1.0 - 2 * STEPS)
-    assert (table.counts(READ) == sum(created.values())).all()
+    assert (table.counts(READ) == len(created)).all()
     if place == "files":
         ids, weight = table.to_arrays()
         table.close()
@@ -290,7 +280,6 @@ def test_a_call_sees_all_of_another_or_nothing(place, tmp_path):
             assert np.array_equal(again.to_arrays()[1], weight)
 
 
-@pytest.mark.usefixtures("switching")
 def test_a_call_for_several_tables_sees_all_of_another_or_nothing():
     sgd = fastopt.SGD(learning_rate=1.0, lazy_update=True)
     tables = {
@@ -304,9 +293,9 @@ def test_a_call_for_several_tables_sees_all_of_another_or_nothing():
         for _ in range(STEPS):
             fastopt.table.update(tables, ids, grads)
 
-    def read(number):
+    def read():
         found = fastopt.table.lookup(tables, ids, create=False)
         assert len(np.unique([*found.values()])) == 1
 
-    together([update, update], [read])
+    together([update, update], [read] * 3)
     assert all((t.lookup(STAYS) == 1.0 - 2 * STEPS).all() for t in tables.values())

@@ -7,7 +7,7 @@ import pytest
 from fastopt import initializer
 from fastopt.initializer import InitDesc
 from fastopt.initializer.draws import BLOCK
-from helpers.initializers import LIBRARY, made
+from helpers.initializers import LIBRARY, made, named
 from helpers.plans import LAYOUTS
 
 FIXED = ("bilinear", "constant", "lstmbias", "one", "ones", "zero", "zeros")
@@ -70,25 +70,17 @@ def test_seeds_of_every_kind(kind):
 def test_an_initializer_from_text_draws_from_the_one_that_made_it(own):
     def both(rng):
         init = initializer.Uniform(rng=rng)
-        desc = InitDesc("scale", {"__init__": own})
-        arrays = [np.empty((3, 4)) for _ in range(2)]
-        for arr in arrays:
-            init(desc, arr)
-        return arrays
+        return [named(init, "scale", (3, 4), own=own) for _ in range(2)]
 
     first, second = both(0)
     assert not np.array_equal(first, second)
     assert np.array_equal([first, second], both(0))
 
 
-@pytest.mark.parametrize(
-    "own", ['["normal", {"sigma": 1, "rng": 3}]', lambda: initializer.Normal(1, rng=3)]
-)
-def test_an_initializer_of_an_array_keeps_its_own_generator(own):
-    arr = np.empty(4)
-    own = own() if callable(own) else own
-    initializer.Uniform(rng=0)(InitDesc("scale", {"__init__": own}), arr)
-    assert np.array_equal(arr, np.random.default_rng(3).standard_normal(4))
+def test_an_initializer_of_an_array_keeps_its_own_generator():
+    for own in ('["normal", {"sigma": 1, "rng": 3}]', initializer.Normal(1, rng=3)):
+        arr = named(initializer.Uniform(rng=0), "scale", 4, own=own)
+        assert np.array_equal(arr, np.random.default_rng(3).standard_normal(4))
 
 
 def test_threads_that_share_an_initializer_get_different_numbers():

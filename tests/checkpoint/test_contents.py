@@ -286,10 +286,10 @@ def test_names_that_one_side_does_not_know_do_not_count(tmp_path):
     assert named.optimizer.idx2name == {0: "a_weight"}
 
 
-@pytest.mark.filterwarnings("ignore:this call starts a state of '0', and 0 has another")
 def test_integers_and_texts_are_different_indices(tmp_path):
     old, new = adam(2), adam()
-    old("0", np.ones(3), np.ones(3))
+    with pytest.warns(UserWarning, match="a state of '0', and 0 has another"):
+        old("0", np.ones(3), np.ones(3))
     through_file(old, new, tmp_path)
     assert [(index, len(state[0])) for index, state in new.states.items()] == [(0, 2), ("0", 3)]
 

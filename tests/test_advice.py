@@ -1,12 +1,12 @@
 """What users of other libraries type first works, or the error says what to write."""
 
 import inspect
+import math
 import pickle
 import re
 import sys
 import warnings
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastopt
-from fastopt import adapters, amp, checkpoint, initializer, lr_scheduler, optimizer, sparse
+from fastopt import (
+    adapters,
+    amp,
+    checkpoint,
+    initializer,
+    lr_scheduler,
+    optimizer,
+    precision,
+    sparse,
+)
 from fastopt._advice import _tables, closest
-from fastopt.arguments import Same
+from fastopt.arguments import LENGTH, Same, brief
 from fastopt.distributed import ShardedEmbeddingTable, ShardedTable, ShardedUpdater
 from fastopt.distributed.threads import Board, ThreadRank
+from fastopt.kernels.rule import scalar  # noqa: F401
 from fastopt.parameter import Parameter, ParameterDict
 from helpers.processes import run
 from helpers.refusals import check_refused
@@ -37,14 +47,14 @@ def quiet(klass, *args, **kwargs):
         return klass(*args, **kwargs)
 
 
-def ones():
-    return np.ones(3)
+def ones(*shape):
+    return np.ones(shape or 3, np.float32)
 
 
-def stepped(made, steps=2):
-    """Weights after some updates."""
+def stepped(made):
+    """Weights after two updates."""
     updater, weight = fastopt.Updater(made), ones()
-    for _ in range(steps):
+    for _ in range(2):
         updater(0, np.array([1.0, -2.0, 0.5]), weight)
     return weight
 
@@ -53,14 +63,10 @@ def stepped(made, steps=2):
 
 SAME = [
     (lambda: fastopt.Adam(lr=0.1), lambda: fastopt.Adam(learning_rate=0.1)),
-    (lambda: fastopt.SGD(lr=0.1), lambda: fastopt.SGD(learning_rate=0.1)),
-    (lambda: fastopt.FTML(lr=0.1), lambda: fastopt.FTML(learning_rate=0.1)),
-    (lambda: fastopt.SGLD(lr=0.1), lambda: fastopt.SGLD(learning_rate=0.1)),
     (lambda: fastopt.Adam(betas=(0.5, 0.75), eps=0.1, weight_decay=0.5),
      lambda: fastopt.Adam(beta1=0.5, beta2=0.75, epsilon=0.1, wd=0.5)),
     (lambda: fastopt.Lion(betas=[0.5, 0.75]), lambda: fastopt.Lion(beta1=0.5, beta2=0.75)),
     (lambda: fastopt.AdaGrad(epsilon=0.1), lambda: fastopt.AdaGrad(eps=0.1)),
-    (lambda: fastopt.RMSProp(eps=0.1), lambda: fastopt.RMSProp(epsilon=0.1)),
     (lambda: optimizer.create("adam", lr=0.1), lambda: fastopt.Adam(learning_rate=0.1)),
     (lambda: fastopt.get_updater("adam").optimizer, fastopt.Adam),
     (lambda: fastopt.Updater("AdamW").optimizer, fastopt.AdamW),
@@ -68,8 +74,7 @@ SAME = [
      lambda: fastopt.Adam(None, lr_scheduler=lr_scheduler.CosineScheduler(9, base_lr=0.3))),
     (lambda: fastopt.SGD(learning_rate=lambda n: 0.1 / n),
      lambda: fastopt.SGD(lr_scheduler=lambda n: 0.1 / n)),
-    (lambda: fastopt.Adam(lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.2)),
-     lambda: fastopt.Adam(lr=lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.2))),
+    (lambda: fastopt.SGD(0.9, lr=0.1), lambda: fastopt.SGD(momentum=0.9, learning_rate=0.1)),
 ]  # fmt: skip
 
 
@@ -80,100 +85,173 @@ def test_both_names_mean_the_same(theirs, ours):
     np.testing.assert_array_equal(stepped(one), stepped(other))
 
 
-@every_class
-def test_every_class_takes_a_schedule_as_its_rate(klass):
-    for name in ("lr", "learning_rate"):
-        made = quiet(klass, **{name: lambda n: 0.25 / (n + 1)})
-        assert made.learning_rate == 0.25
-        assert made.lr_scheduler is not None
-
-
-def test_a_schedule_as_the_rate_sets_the_first_step():
-    made = fastopt.Adam(lr=lr_scheduler.FactorScheduler(step=1000, base_lr=0.3))
-    assert made.learning_rate == 0.3
-    np.testing.assert_allclose(stepped(made, 1), [0.7, 1.3, 0.7], rtol=1e-6)
-
-
-@every_class
-def test_every_class_is_an_attribute_of_the_package(klass):
-    name = klass.__name__
-    assert getattr(fastopt, name) is klass is getattr(optimizer, name)
-    assert name in dir(fastopt)
-
-
-def test_type_checkers_see_every_class():
+def test_every_class_is_an_attribute_of_the_package_that_type_checkers_see():
     listed = [name for name in vars(optimizer.algorithms) if not name.startswith("_")]
     assert sorted(listed) == [klass.__name__ for klass in CLASSES]
     for package in (fastopt, optimizer):
         assert "from fastopt.optimizer.algorithms import *" in inspect.getsource(package)
+        assert [getattr(package, klass.__name__) for klass in CLASSES] == CLASSES
+    assert {*listed} <= {*dir(fastopt)}
 
 
-def test_a_class_of_the_users_is_an_attribute_too():
-    class Steepest(optimizer.SGD):
-        pass
-
-    try:
-        optimizer.register(Steepest)
-        assert fastopt.Steepest is Steepest
-    finally:
-        del optimizer.opt_registry["steepest"]
-
-
-@pytest.mark.slow
-def test_the_package_imports_no_more_than_its_parts(run_python):
-    """Names at the top level cost nothing that ``fastopt.optimizer`` does not."""
-    code = "import sys, {}; print(sum(name.startswith('fastopt') for name in sys.modules))"
-    alone, package = (int(run_python(code.format(name))) for name in ("fastopt.trainer", "fastopt"))
-    assert alone == package
+def test_a_class_of_the_users_is_an_attribute_too(registries):
+    klass = optimizer.register(type("Steepest", (optimizer.SGD,), {}))
+    assert fastopt.Steepest is klass
 
 
 @every_class
 def test_signatures_show_every_argument_and_its_other_names(klass):
     parameters = inspect.signature(klass).parameters
     common = {*inspect.signature(optimizer.Optimizer).parameters} - {"lazy_update"}
-    assert common <= {*parameters}
-    assert not any(
-        each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in parameters.values()
-    )
+    assert common <= {*parameters} == {name for name, each in klass.declared.items() if each.init}
+    assert not {each.kind.name for each in parameters.values()} & {"VAR_KEYWORD", "VAR_POSITIONAL"}
     assert repr(parameters["lr"].default) == "learning_rate"
-    defaults = {
-        name: each.default
-        for name, each in parameters.items()
-        if not isinstance(each.default, Same)
-    }
-    made = quiet(klass, **defaults)
-    assert repr(made) == repr(quiet(klass))
-
-
-@every_class
-def test_typed_arguments_are_those_that_the_constructor_takes(klass):
-    """Checkers read the declarations: exactly the names that a call takes."""
-    typed = {name for name, each in klass.declared.items() if each.init}
-    assert typed == {*inspect.signature(klass).parameters}
+    defaults = {name: each.default for name, each in parameters.items()}
+    own = {name: default for name, default in defaults.items() if not isinstance(default, Same)}
+    assert repr(quiet(klass, **own)) == repr(quiet(klass))
 
 
 def test_get_updater_takes_what_an_updater_takes():
-    def arguments(function):
-        return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
-
-    assert arguments(fastopt.get_updater) == arguments(fastopt.Updater)
+    shown = [inspect.signature(made).parameters for made in (fastopt.get_updater, fastopt.Updater)]
+    assert [*shown[0].values()] == [*shown[1].values()]
     assert fastopt.get_updater("sgd", clip_global_norm=1.0).clip_global_norm == 1
 
 
 # What gets an error that says what to write
 
+PLACE = r" \(\S+advice\.py:\d+\)$"
+
+
+def compiled(fn):
+    class Mine(optimizer.Optimizer):
+        rule = fastopt.rule(hyper=("lr",))(fn)
+
+    return lambda: fastopt.Updater(Mine())(0, ones(), ones())
+
+
+def takes_an_element(weight, grad, state, h):
+    return weight[0], ()
+
+
+def imports(weight, grad, state, h):
+    import math
+
+    return math.sqrt(weight), ()
+
+
+def reads_an_attribute(weight, grad, state, h):
+    return weight.size, ()
+
+
+def reads_a_slot(weight, grad, state, h):
+    return weight - state[0], ()
+
+
+def misspells(weight, grad, state, h):
+    return math.squrt(weight), ()
+
+
+def returns_more_or_less(weight, grad, state, h):
+    return weight, (() if grad > 0 else (grad,))
+
+
+def plain(weight, grad, state, h):
+    return weight, ()
+
+
 GIVEN = "not both: they are the same argument"
 CALL = r"updater: Updater\(optimizer\)\.step\(grads, weights\)"
 WEIGHTS = f"weights go to each call of an {CALL}"
+FORMS = r"or row-sparse: a RowSparse, a pair \(values, indices\) of arrays"
+FLAG = "must be True or False, got"
 MISTAKES = {
+    "updater(0, [1.0] * 3, ones())": f"TypeError: {FORMS}",
+    "updater(0, ([[1.0]], [0]), ones(3, 1))": f"TypeError: {FORMS}",
+    "updater([0], (g for g in [ones()]), [ones()])":
+        "TypeError: needs a list of as many gradients, got generator",
+    "updater([0, 1], [ones(), ones()], [ones()])":
+        "TypeError: a list of 2 indices needs a list of as many weights, got 1",
+    "optimizer.Adam([np.eye(99), ones()], 0.1)":
+        r"TypeError: Adam takes no weights, got \[array\(\[\[1., .{70,90}\.\.\. as "
+        r"learning_rate; weights",
+    "optimizer.SGD(multi_precision='no')": f"TypeError: {FLAG}",
+    "optimizer.SGD(sym=3)": r"TypeError: sym must have attr_dict\(\)",
+    "fastopt.Updater(fastopt.SGD(param_dict={0: 3}))(0, ones(), ones())":
+        "TypeError: index 0: lr_mult of its parameter must be a number, got None",
+    "setattr(sgd := fastopt.SGD(), 'lr_mult', {0: 'x'}) or fastopt.Updater(sgd)(0, ones(), ones())":
+        "TypeError: index 0: lr_mult must be a number, got 'x'",
+    "setattr(sgd := fastopt.SGD(), 'lr_scheduler', 0.1) or fastopt.Updater(sgd)(0, ones(), ones())":
+        "TypeError: lr_scheduler must be a function of the number of updates, got 0.1",
+    "LossScaler().scale_loss(None)": "TypeError: loss must be a number or an array, got None",
+    "waiting().flush(0, [[1.0]])": "TypeError: index 0: weight must be a NumPy array, got list",
+    "ones(2, 2) @ Parameter('p', shape=2)":
+        r"TypeError: Parameter 'p' is not an array, its data\(\) is one",
+    "lr_scheduler.CosineScheduler(10)('1')":
+        "TypeError: num_update must be a number of updates, got '1'",
+    "Parameter('p', size=3)": "TypeError: Parameter 'p' does not take size",
+    "Parameter('p', shape=2).initialize('hee')":
+        "ValueError: Parameter 'p': Cannot find initializer 'hee'",
+    "[(w := Parameter('w', shape=2)).initialize('ones'), w.add_grad((ones(1, 1), [0]))]":
+        r"ValueError: Parameter 'w': values must have shape \(1,\) for 1 ind.*, got \(1, 1\)",
+    "ParameterDict().select(None)": "ValueError: got None",
+    "[(params := ParameterDict()).get('p', shape=2), params.setattr('name', 2)]":
+        "ValueError: has no attribute 'name' that can be set",
+    "initializer.Load({1: [2.0]})": "TypeError: param must have names as keys, got 1",
+    "fastopt.Trainer([], 'sgd', 0.1)":
+        "TypeError: optimizer_params must be a dict of arguments, got 0.1",
+    "Initializer('ones').create_param('w', 3, 2)":
+        "TypeError: init_net must be a dict of arrays or None, got 3",
+    "Initializer('ones').create_param('w', None, 2).bind(None)":
+        "TypeError: updater must be an Updater, got NoneType",
+    "ReversePseudoFP16Initializer('ones').create_param('w', None, 2).bind(updater, [1])":
+        "TypeError: index must be an int, str or bytes",
+    "update_initializer(3, None, ('ones', {}))":
+        "TypeError: initializer_class must be a class or None, got 3",
+    "checkpoint.from_torch_state_dict({}, updater)":
+        "TypeError: updater must be an Updater, got dict",
+    "updater.load(0)": "TypeError: os.PathLike",
+    "updater.get_states('run.safetensors')":
+        "TypeError: dump_optimizer must be True or False, got 'run.safetensors'",
+    "updater.load_states_dict(updater.states_dict(), 'no')":
+        "TypeError: strict must be True or False, got 'no'",
+    "updater.set_states(b'abc')": "CheckpointError: not a safetensors file, or a truncated one",
+    r"updater.set_states(b'\x80\x04' + b'\xff' * 99)": "CheckpointError: load_mxnet reads those",
+    "(tree := []).append(tree) or checkpoint.dumps(tree)":
+        "TypeError: the tree is nested too deeply, or holds itself",
+    "updater.load_mxnet(b'K\\x03' + b'\\xff' * 10000)": "CheckpointError: ^.{0,200}$",
+    "fastopt.rule(state=3, hyper=('lr',))": "TypeError: state must be a sequence of names, got 3",
+    "fastopt.rule(hyper=('lr',))(lambda grad, weight, state, h: None)":
+        r"TypeError: takes \(weight, grad, state, h, ...\) in this order",
+    "scalar(3)": "TypeError: functions of scalars, got 3",
+    "fastopt.rule(hyper=('lr',), passes=[plain])": "TypeError: passes must be pairs of functions",
+    "fastopt.rule(hyper=('lr',), passes=[(plain, plain, min)])":
+        r"TypeError: \(sums, finish, max\) for the largest numbers",
+    "fastopt.rule(hyper=('lr',), row=plain, passes=[(plain, plain)])":
+        "TypeError: row cannot be combined with noise or passes",
+    "compiled(takes_an_element)()":
+        r"TypeError: rule takes_an_element cannot be compiled: there is no getitem\(float32",
+    "compiled(reads_an_attribute)()":
+        "TypeError: rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type "
+        "float32" + PLACE,
+    "compiled(misspells)()":
+        "TypeError: index 0: rule misspells cannot be compiled: module 'math' has no attribute "
+        "'squrt'" + PLACE,
+    "compiled(reads_a_slot)()":
+        "TypeError: rule reads_a_slot cannot be compiled: tuple index out of range; .* the slots "
+        r"\(\)" + PLACE,
+    "compiled(returns_more_or_less)()":
+        "TypeError: rule returns_more_or_less cannot be compiled: (Cannot unify .* defined at .*"
+        r"\(\d+\)|Can't unify return type from .* types: Tuple.*\))" + PLACE,
+    "compiled(imports)()": "TypeError: rule imports cannot be compiled: .*IMPORT_NAME",
+    "fastopt.EmbeddingTable(2, 'sgd').load('table')":
+        r"TypeError: EmbeddingTable.load\(...\) returns a new object: call it on the class",
+    "updater.finish('w')": "ValueError: 'w' is of no parameter; those so far",
+    "fastopt.Updater('lbfgs')": "ValueError: Cannot find optimizer 'lbfgs'; .* scipy.optimize",
+    "fastopt.Updater('sgd', groups={'w': {}}).groups['w'].update(wd=0.1)":
+        "TypeError: groups are read-only, and .* = {pattern: {...}, ",
     "fastopt.Adamm": "AttributeError: has no attribute 'Adamm'; did you mean Adam?",
-    "fastopt.RMSprop": "AttributeError: did you mean RMSProp?",
-    "fastopt.Adagrad": "AttributeError: did you mean AdaGrad?",
-    "fastopt.NAdam": "AttributeError: did you mean Nadam?",
-    "fastopt.adam": "AttributeError: did you mean Adam?",
     "fastopt.create": "AttributeError: did you mean optimizer.create?",
     "fastopt.CosineScheduler": "AttributeError: did you mean lr_scheduler.CosineScheduler?",
-    "optimizer.Adamm": "AttributeError: 'fastopt.optimizer' has no attribute 'Adamm'; did you mean",
     "optimizer.create('adamm')": "ValueError: did you mean 'adam'?",
     "optimizer.create(fastopt.Adam(), lr=1)":
         r"ValueError: lr must be passed with a name, got the optimizer Adam\(.*set its attributes",
@@ -181,34 +259,22 @@ MISTAKES = {
     "fastopt.Updater(3)": "TypeError: optimizer must be an Optimizer or its name, got 3",
     "fastopt.Adam(lr=1, learning_rate=1)": f"TypeError: Adam takes lr or learning_rate, {GIVEN}",
     "fastopt.Adam(1, lr=1)": f"TypeError: Adam takes lr or learning_rate, {GIVEN}",
-    "fastopt.Adam(eps=1, epsilon=1)": f"TypeError: takes eps or epsilon, {GIVEN}",
-    "fastopt.Adam(weight_decay=0, wd=0)": f"TypeError: takes weight_decay or wd, {GIVEN}",
     "fastopt.Adam(betas=(0.9, 0.9), beta2=0.9)": f"TypeError: takes betas or beta2, {GIVEN}",
     "fastopt.Adam(betas=0.9)": r"TypeError: betas must be a pair \(beta1, beta2\), got 0.9",
     "fastopt.Adam(betas=(0.9, 1.0))": "ValueError: beta2 must be .* below 1",
     "fastopt.SGD(betas=(0.9, 0.9))": "TypeError: SGD does not take betas; it takes momentum",
-    "fastopt.SGD(momentun=0.9)": "TypeError: SGD does not take momentun; did you mean momentum?",
     "fastopt.RMSProp(momentum=0.9, centered=True)": "ValueError: momentum gamma2=0.9",
     "fastopt.Adam(beta_1=0.9, b2=0.9)": "TypeError: beta_1, b2; did you mean beta1, beta2?$",
-    "fastopt.get_updater('adma')": "ValueError: did you mean 'adam'?",
     "fastopt.get_updater('sgd', clip_norm=1)":
         "TypeError: get_updater does not take clip_norm; did you mean clip_global_norm?",
-    "optimizer.get_updater('sgd', acumulate=2)": "TypeError: did you mean accumulate?",
     "fastopt.EMA(deacy=0.9)": "TypeError: EMA does not take deacy; did you mean decay?",
-    "LossScaler(init_scal=9)": "TypeError: LossScaler does not take init_scal; did you mean init_",
-    "fastopt.EmbeddingTable(8, 'sgd', capcity=9)": "TypeError: EmbeddingTable does not take capci",
-    "Parameter('w', shap=3)": "TypeError: did you mean shape?",
     "updater('t', (np.array([1]), np.ones((1, 3))), np.ones((3, 3)))":
         r"TypeError: index 't': a row-sparse gradient is \(values, indices\), in this order, "
         r"got int64 values",
-    "initializer.Xavierr": "AttributeError: did you mean Xavier?",
-    "initializer.create('xaver')": "ValueError: did you mean 'xavier'?",
     "initializer.create('xavier', seed=0)": "TypeError: the seed is the argument rng",
     "Parameter('w', shape=2).initialize(np.ones(2))": "TypeError: w: init must be an initializer",
-    "Parameter('w', shape=2).initialize(0)": "TypeError: w: init must be an initializer",
     "Parameter('w', shape=2).initialize(initializer.One)": "TypeError: class One: call it",
     "Parameter('w', shape='2')": "TypeError: an integer or a tuple of integers, got '2'",
-    "RowSparse(np.ones(1), [0], None)": "TypeError: an integer or a tuple of integers, got None",
     "updater.load_state_dict('a.safetensors')": r"CheckpointError: load\(path\) reads a file",
     "fastopt.EmbeddingTable(2, 'sgd').lookup([[1], [2, 3]])":
         "TypeError: table 'embedding': ids must be an array of integers, got",
@@ -218,16 +284,11 @@ MISTAKES = {
         "TypeError: grads must have the weight's dtype float32 or another real floating "
         "dtype, got int64",
     "fastopt.Adam([ones()])": f"TypeError: Adam takes no weights, got .*; {WEIGHTS}",
-    "fastopt.SGD({'w': ones()}, lr=0.1)": f"TypeError: SGD takes no weights, got .*; {WEIGHTS}",
-    "fastopt.Adam(w for w in [ones()])": "TypeError: fastopt.torch has optimizers for models",
     "fastopt.Adam()(0, ones(), ones())": f"TypeError: Adam is not callable; .* {CALL}; .*SciPy",
     "fastopt.minimize(abs, 1.0, method='adam')": "TypeError: optimizer takes it",
     "fastopt.minimize(abs, 1.0, constraints=())": r"TypeError: fastopt.scipy_method\(optimizer",
-    "fastopt.scipy_method('adma')": "ValueError: did you mean 'adam'?",
-    "fastopt.scipy_method('adam', betta1=0.9)": "TypeError: did you mean beta1?",
     "fastopt.scipy_method(updater, lr=1)": "ValueError: lr cannot be passed with an Updater",
     "fastopt.Updater(0.1)": "TypeError: its name, got 0.1; lr=0.1 is a learning rate",
-    "fastopt.SGLD(w for w in [ones()])": "TypeError: SGLD takes no weights",
     "fastopt.Adam(lr=lambda n: 1, lr_scheduler=lambda n: 1)": "TypeError: is a schedule already",
     "fastopt.Adam(lr=lr_scheduler.CosineScheduler)":
         "TypeError: must be a function of the number of updates, got the class "
@@ -235,19 +296,13 @@ MISTAKES = {
     "setattr(fastopt.Adam(), 'learning_rate', lr_scheduler.CosineScheduler(9))":
         "TypeError: learning_rate must be a number; assign a schedule to lr_scheduler",
     "fastopt.SGD(lr=-0.1)": "ValueError: at least 0, got -0.1; maximize=True ascends",
-    "setattr(fastopt.Adam(), 'lr', lambda n: 0.1)": "TypeError: assign a schedule to lr_scheduler",
     "setattr(fastopt.Adam(), 'weight_decay', 0.5)": "AttributeError: set wd",
-    "setattr(fastopt.Adam(), 'eps', 1.0)": "AttributeError: set epsilon",
     "setattr(fastopt.Adam(), 'betas', (0.1, 0.2))": "AttributeError: set beta1 and beta2",
     "fastopt.SGD(0.1)": r"UserWarning: SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1",
-    "fastopt.AdaGrad(0.1)": r"UserWarning: AdaGrad\(0.1\) sets eps",
-    "fastopt.SGLD(0.1)": r"UserWarning: SGLD\(0.1\) sets rescale_grad",
     "fastopt.Adam().learning_rat": "AttributeError: did you mean learning_rate?",
     "fastopt.Adam().momentum": "AttributeError: 'Adam' object has no attribute 'momentum'$",
     "setattr(updater, 'lr', 0.1)": "AttributeError: set updater.optimizer.learning_rate",
-    "setattr(updater, 'learning_rate', 0.1)": "AttributeError: set updater.optimizer.learning_ra",
     "updater({'w': ones()}, {'w': ones()})": r"TypeError: updater.step\(grads, weights\) takes",
-    "updater([ones()], [ones()])": r"TypeError: updater.step\(grads, weights\) takes nested",
     "updater('w', [ones()], [ones()])": "TypeError: got list; updater.step.* takes nested weights",
     "updater('w', ones())": "TypeError: index 'w': weight is None; a call takes index, grad and w",
     "updater(ones(), 'w', ones())": r"TypeError: order is updater\(index, grad, weight\)",
@@ -256,24 +311,19 @@ MISTAKES = {
     "updater.step({'w': ones()}, object())": "TypeError: got object: pass a dict of its arrays",
     "updater('w', None, ones())": "TypeError: index 'w': .* got None; omit the index",
     "updater.step({'w': None}, iter([ones()]))": "TypeError: list_iterator: make a list or dict",
-    "updater.step([ones()], {'w': ones()}.values())": "TypeError: dict_values: make a list or",
     "updater.load_state_dict({'state': {}, 'param_groups': []})":
         r"CheckpointError: from_torch_state_dict\(\) loads a torch state_dict",
     "updater.statse": "AttributeError: did you mean states?",
-    "fastopt.Lookahead(sync_period=9)": "TypeError: did you mean k?",
-    "initializer.KaimingUniform": "AttributeError: did you mean HeUniform?",
-    "lr_scheduler.StepLR": "AttributeError: FactorScheduler is its counterpart",
-    "lr_scheduler.CosineSchedule": "AttributeError: did you mean CosineScheduler?",
     "lr_scheduler.CosineScheduler()": "TypeError: ^CosineScheduler needs max_update$",
-    "lr_scheduler.JoinedScheduler()": "TypeError: JoinedScheduler needs schedules, boundaries",
     "fastopt.Trainer([ones()])": r"TypeError: arrays are updated by an Updater: Updater\(optimizer",
-    "fastopt.Updater('sgd', averge=1)":
-        "TypeError: Updater does not take averge; did you mean average?",
-    "fastopt.Updater('sgd', group={})": "TypeError: did you mean groups?",
     "fastopt.Updater('sgd', swing=1)": "TypeError: it takes optimizer, loss_scaler, .*, average",
-    "fastopt.Trainer([], loss_scaller=1)": "TypeError: Trainer does not take loss_scaller; did you",
-    "fastopt.Trainer([], optimizer_param={})": "TypeError: did you mean optimizer_params?",
 }  # fmt: skip
+
+
+def waiting():
+    made = fastopt.Updater(fastopt.AdaGrad(wd=0.1, sparse_decay="catch_up"))
+    made(0, (ones(1, 1), np.array([0])), ones(2, 1))
+    return made
 
 
 @pytest.mark.parametrize("code", MISTAKES)
@@ -283,12 +333,67 @@ def test_an_error_says_what_to_write(code):
         **vars(amp),
         **vars(checkpoint),
         **vars(sparse),
-        "Parameter": Parameter,
+        **vars(precision),
+        "math": math,
         "updater": fastopt.Updater("adam"),
         "schedule": lr_scheduler.CosineScheduler(9),
         "trainer": fastopt.Trainer([]),
     }
     check_refused(code, MISTAKES[code].replace("?", r"\?"), known)
+
+
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path):
+    path, params = tmp_path / "run.safetensors", ParameterDict()
+    params.update({"w": Parameter("w", shape=2)})
+    params.initialize("zeros")
+    params.save(path)
+    with pytest.raises(checkpoint.CheckpointError, match=r"run.safetensors: it contains no"):
+        fastopt.Trainer(params).load_states(path)
+    fastopt.Updater("sgd").save(path)
+    with pytest.raises(checkpoint.CheckpointError, match=r"load\(\) reads files of save\(\)"):
+        fastopt.Updater("sgd").set_states(path.read_bytes())
+
+
+def table():
+    return fastopt.EmbeddingTable(2, "sgd")
+
+
+MISSPELLED = [
+    (fastopt.SGD, "weigth_decay", "did you mean weight_decay"),
+    (fastopt.SGD, "nesterov", "NAG is SGD with Nesterov's momentum"),
+    (fastopt.Adam, "step_size", "did you mean learning_rate"),
+    (lambda: lr_scheduler.CosineScheduler(9), "base_Ir", "did you mean base_lr"),
+    (lambda: fastopt.Updater("sgd"), "clip_globl_norm", "did you mean clip_global_norm"),
+    (lambda: fastopt.Updater("sgd"), "weight_decay", "it is an argument of the optimizer"),
+    (lambda: fastopt.Trainer([]), "learnin_rate", "did you mean learning_rate"),
+    (lambda: fastopt.Trainer([]), "lr", "optimizer_params=.* takes it"),
+    (table, "optimzer", "did you mean optimizer"),
+    (table, "init", "init is an argument of"),
+    (amp.LossScaler, "growth_intervall", "did you mean growth_interval"),
+    (lambda: Parameter("p", shape=2), "lr_mul", "did you mean lr_mult"),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "words"), MISSPELLED)
+def test_a_misspelled_attribute_is_an_error_that_names_the_right_one(make, name, words):
+    made = make()
+    with pytest.raises(AttributeError, match=f"has no attribute {name!r} to set; .*{words}"):
+        setattr(made, name, 0.5)
+    assert name not in vars(made)
+    made.remark = "of mine"
+    mine = type("Mine", (fastopt.Adam,), {})()
+    mine.weigth_decay = 0.5  # attributes of subclasses may have any name
+    assert (made.remark, mine.weigth_decay) == ("of mine", 0.5)
+
+
+def test_a_quoted_value_is_one_line_of_bounded_length():
+    assert brief("a\nb") == r"'a\nb'"
+    assert brief(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
+    assert brief("x" * (LENGTH - 2)) == f"'{'x' * (LENGTH - 2)}'"
+    assert brief("x" * LENGTH) == f"'{'x' * (LENGTH - 1)} ..."
+    words = brief(["word"] * LENGTH)  # cut between words
+    assert words.endswith("'word', ...")
+    assert len(words) <= LENGTH + 4
 
 
 COMM = ThreadRank(Board(1), 0)
@@ -336,19 +441,15 @@ def test_every_advice_about_a_name_is_given(table):
                 LOOKING[table](name)
 
 
-def test_a_positional_argument_beside_a_rate_is_meant():
-    assert fastopt.SGD(0.9, lr=0.1).momentum == 0.9
-    assert fastopt.SGD(0.9, learning_rate=0.1).lr == 0.1
-
-
 def test_names_of_a_users_class_are_its_own():
     class Mine(optimizer.SGD):
         def __init__(self, lr, damping=0.5, **kwargs):
+            self.power = kwargs.pop("power", 1)
             super().__init__(learning_rate=2 * lr, **kwargs)
             self.damping = damping
 
-    made = Mine(0.1, weight_decay=0.5)
-    assert (made.lr, made.wd, made.damping) == (0.2, 0.5, 0.5)
+    made = Mine(0.1, weight_decay=0.5, power=2)
+    assert (made.lr, made.wd, made.damping, made.power) == (0.2, 0.5, 0.5, 2)
     assert Mine(lr=0.1, momentum=0.9).momentum == 0.9
     with pytest.raises(TypeError, match=r"Mine does not take dampin; did you mean damping\?"):
         Mine(0.1, dampin=1)
@@ -365,19 +466,6 @@ def test_arguments_of_updaters_are_shown_and_passed_on_by_a_users_class():
     assert (made.verbose, made.clip_global_norm) == (True, 1.0)
     with pytest.raises(TypeError, match=r"Plain does not take averge; did you mean average\?"):
         type("Plain", (fastopt.Updater,), {})("sgd", averge=1)
-    for klass in (fastopt.Updater, fastopt.Trainer):
-        own = list(inspect.signature(klass.__init__).parameters.values())[1:]
-        assert list(inspect.signature(klass).parameters.values()) == own
-
-
-def test_a_users_class_may_take_arguments_out_of_the_others():
-    class Popping(optimizer.Adam):
-        def __init__(self, **kwargs):
-            self.damping = kwargs.pop("damping", 1)
-            super().__init__(**kwargs)
-
-    made = Popping(damping=2, lr=0.5)
-    assert (made.damping, made.lr) == (2, 0.5)
 
 
 def test_a_property_that_fails_says_why():
@@ -390,16 +478,6 @@ def test_a_property_that_fails_says_why():
         _ = Odd().rule
 
 
-@given(st.text(st.characters(codec="ascii", categories=("L", "N")), max_size=20))
-def test_whatever_is_typed_the_error_is_one_of_attributes_or_arguments(name):
-    if not hasattr(fastopt, name):
-        with pytest.raises(AttributeError, match="has no attribute"):
-            getattr(fastopt, name)
-    if name and name not in inspect.signature(fastopt.Adam).parameters:
-        with pytest.raises(TypeError, match="Adam does not take"):
-            fastopt.Adam(**{name: 1})
-
-
 @given(st.sampled_from([klass.__name__ for klass in CLASSES if len(klass.__name__) > 4]), st.data())
 def test_one_wrong_letter_is_understood(name, data):
     place = data.draw(st.integers(0, len(name) - 1))
@@ -410,32 +488,34 @@ def test_one_wrong_letter_is_understood(name, data):
 # What is shown
 
 
-def test_representations_show_what_is_not_the_default():
+def used():
     updater = fastopt.Updater(fastopt.Adam(lr=0.1, betas=(0.8, 0.999)), clip_global_norm=2.0)
-    shown = "Adam(learning_rate=0.1, beta1=0.8{})"
-    assert repr(updater) == f"Updater({shown.format('')}, clip_global_norm=2.0, states=0)"
     updater(["a", "b"], [ones(), ones()], [ones(), ones()])
     updater.optimizer.set_lr_mult({"a": 0.5})
-    counted = shown.format(", lr_mult={'a': 0.5}, num_update=1")
-    assert repr(updater) == f"Updater({counted}, clip_global_norm=2.0, states=2)"
-    assert repr(fastopt.AdaGrad(eps=0.5, lazy_update=False)) == (
-        "AdaGrad(learning_rate=0.01, eps=0.5, lazy_update=False)"
-    )
-    assert repr(fastopt.SGD(lr=lambda n: 0.1)) == "SGD(lr_scheduler=<lambda>)"
-    assert repr(fastopt.SGD(lr=partial(pow, 2))).startswith("SGD(lr_scheduler=")
-    schedule = lr_scheduler.PolyScheduler(9, base_lr=0.5)
-    assert repr(fastopt.Adam(lr=schedule)).startswith(
-        "Adam(lr_scheduler=PolyScheduler(max_update=9"
-    )
+    return updater
 
 
-def test_representations_of_trainers_and_parameters():
-    params = ParameterDict()
-    params.get("w", shape=2)
-    params.initialize(initializer.One())
-    trainer = fastopt.Trainer(params, "adam")
-    assert repr(trainer) == "Trainer(1 parameters, Updater(Adam(learning_rate=0.001), states=0))"
-    assert repr(params).endswith("Parameter(name='w', shape=(2,), dtype=float32)")
+SHOWN = {
+    "Updater(Adam(learning_rate=0.1, beta1=0.8, lr_mult={'a': 0.5}, num_update=1), "
+    "clip_global_norm=2.0, states=2)": used,
+    "AdaGrad(learning_rate=0.01, eps=0.5, lazy_update=False)": (
+        lambda: fastopt.AdaGrad(eps=0.5, lazy_update=False)
+    ),
+    "SGD(lr_scheduler=<lambda>)": lambda: fastopt.SGD(lr=lambda n: 0.1),
+    "SGD(lr_scheduler=functools.partial": lambda: fastopt.SGD(lr=partial(pow, 2)),
+    "Adam(lr_scheduler=PolyScheduler(max_update=9": (
+        lambda: fastopt.Adam(lr=lr_scheduler.PolyScheduler(9, base_lr=0.5))
+    ),
+    "Trainer(1 parameters, Updater(Adam(learning_rate=0.001), states=0))": (
+        lambda: fastopt.Trainer([Parameter("w", shape=2)], "adam")
+    ),
+    "Parameter(name='w', shape=(2,), dtype=float32)": lambda: Parameter("w", shape=2),
+}
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_representations_show_what_is_not_the_default(words):
+    assert repr(SHOWN[words]()).startswith(words)
 
 
 @every_class
@@ -470,16 +550,11 @@ updater("w", "gradient", weight)  # 6: a text as the gradient
 updater("w", weight, weight)
 updater(["a", "b"], [weight, weight], [weight, weight])
 updater("w", (weight, np.array([0, 1, 2])), weight)
-SGD(momentum=0.9, learning_rate=0.1, wd=0.1, clip_gradient=1.0, maximize=True)
-schedule = lr_scheduler.CosineScheduler(max_update=100, base_lr=0.1)
-made = optimizer.create("adamw", lr_scheduler=schedule, wd=0.01)
+made = optimizer.create("adamw", lr_scheduler=lr_scheduler.CosineScheduler(100), wd=0.01)
 updater = Updater(made, loss_scaler=LossScaler(), average=EMA(0.9), clip_global_norm=1.0)
 updater.step({"layer": {"w": weight, "b": weight}}, {"layer": {"w": weight, "b": weight}})
 norm: float | None = updater.info.global_norm
 updater.save(Path("run.safetensors"))
-updater.load("run.safetensors")
-with updater.averaged():
-    print(weight.sum())
 
 
 @rule(state=("mom",), hyper=("lr", "momentum"))
@@ -540,26 +615,17 @@ def test_the_module_of_optimizers_names_what_to_call_instead():
 def test_an_optimizer_may_be_assigned_by_its_name():
     updater = fastopt.Updater("adam")
     updater.optimizer = "sgd"
-    assert isinstance(updater.optimizer, fastopt.SGD)
     with pytest.raises(ValueError, match="adma"):
         updater.optimizer = "adma"
     assert isinstance(updater.optimizer, fastopt.SGD)
 
 
-def test_every_table_of_advice_has_its_place():
-    sources = Path(fastopt.__file__).parent.rglob("*.py")
-    texts = (each.read_text("utf-8") for each in sources)
-    named = {name for text in texts for name in re.findall(r'Advice\("(\w+)"', text)}
-    assert named == {*_tables()}
-
-
 def test_completion_lists_what_users_and_authors_call():
     updater = optimizer.Updater("adam")
-    inner = "parameters records devices elsewhere argument_advice argument_names first_attributes"
     of_updater, of_optimizer = ({*dir(made)} for made in (updater, updater.optimizer))
     assert {"step", "save", "load", "info", "optimizer", "states", "averaged"} <= of_updater
     assert {"learning_rate", "beta1", "set_lr_mult", "hyper", "rule"} <= of_optimizer
-    assert not of_updater & {*inner.split()}
+    assert not of_updater & {"parameters", "records", "devices", "elsewhere", "argument_advice"}
     assert not of_optimizer & {"unlisted", "aliases", "version", "snapshot", "folds", "seen"}
     aliases = {"betas", "eps", "weight_decay", "param_idx2name", "sym"}
     assert {*inspect.signature(fastopt.Adam).parameters} - of_optimizer == aliases

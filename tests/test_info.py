@@ -86,6 +86,7 @@ DESCRIBED = [
     ("cuda", cuda(False), "none: no driver$"),
     ("cuda", cuda(True), "H200, compute capability 9.0$"),
     ("cuda", cuda(True, "another NumPy"), "none: it needs another NumPy$"),
+    ("cuda", {"numba.config.ENABLE_CUDASIM": 1}, "simulated"),
     ("calls", {"fastopt.info.unreadable": lambda: ""}, "checked by compiled code$"),
     ("calls", {"fastopt.info.unreadable": lambda: "no GIL"}, "checked in Python: no GIL$"),
     ("load", {LOAD: lambda: (0.5, 0.0, 0.0)}, "0.5 on 2 CPUs$"),
@@ -135,8 +136,3 @@ def test_without_numba_cuda_the_versions_of_the_extras_are_named(monkeypatch):
     newer, older = (extras["optional-dependencies"][name][:2] for name in ("cuda13", "cuda12"))
     assert newer[1] == older[1]
     assert re.findall(r"'([^']*)'", info.cuda()) == [*newer, older[0]]
-
-
-@pytest.mark.slow
-def test_simulated_cuda_is_not_taken_for_a_device():
-    assert report_of_process(NUMBA_ENABLE_CUDASIM="1")["cuda"].startswith("simulated")

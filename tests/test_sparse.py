@@ -98,14 +98,13 @@ def test_sum_of_the_parts_is_the_sum_of_all_rows(table, data):
     assert both.coalesce() is both
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", [np.int32, np.int64])
-def test_arrays_are_kept_without_a_copy(dtype, kind):
-    values, indices = np.zeros((6, 8), dtype)[::-2, ::2], np.arange(6, dtype=kind)[::2]
+def test_arrays_are_kept_without_a_copy():
+    values, indices = np.zeros((6, 8), ml_dtypes.bfloat16)[::-2, ::2], np.arange(6, dtype="i4")[::2]
     table = RowSparse(values, indices, (6, 4))
-    assert table.values is values
-    assert table.indices is indices
-    assert (table.shape, table.ndim, table.dtype) == ((6, 4), 2, np.dtype(dtype))
+    for each in (table, as_row_sparse(table, (6, 4)), as_row_sparse([values, indices], (6, 4))):
+        assert each.values is values
+        assert each.indices is indices
+    assert (table.shape, table.ndim, table.dtype) == ((6, 4), 2, values.dtype)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint16, np.uint32, np.uint64, ">i4", ">i8"])
@@ -126,32 +125,21 @@ def test_empty_arrays_are_arrays_of_zeros(shape):
 
 ONE = np.ones((2, 3))
 BAD = {
-    "integer values": (
-        ONE.astype(int),
-        [0, 1],
-        (5, 3),
-        TypeError,
-        r"values must be float16, .* got int64: convert with astype\('float32'\)",
-    ),
+    "integer values": (ONE.astype(int), [0, 1], (5, 3), TypeError,
+        r"values must be float16, .* got int64: convert with astype\('float32'\)"),
     "no values": (None, [0, 1], (5, 3), TypeError, "values must be an array, got None"),
     "words": (ONE.astype(str), [0, 1], (5, 3), TypeError, "or complex128, got <U32"),
     "masked values": (np.ma.array(ONE), [0, 1], (5, 3), TypeError, "values .* MaskedArray"),
     "float indices": (ONE, [0.0, 1.0], (5, 3), TypeError, "indices must be integers, got float64"),
-    "empty floats": (ONE[:0], np.zeros(0), (5, 3), TypeError, "indices must be integers"),
-    "flags": (ONE, [False, True], (5, 3), TypeError, "indices must be integers, got bool"),
     "masked indices": (ONE, np.ma.array([0, 1]), (5, 3), TypeError, "indices .* MaskedArray"),
     "flat values":
         (ONE, [[0, 1]], (5, 3), ValueError, r"\(1, 2, 3\) for indices of shape \(1, 2\)"),
     "two rows": (ONE, 0, (5, 3), ValueError, r"\(3,\) for indices of shape \(\) .* got \(2, 3\)"),
     "negative": (ONE, [0, -1], (5, 3), ValueError, "at least 0 and below 5, got -1"),
-    "too large": (ONE, [5, 0], (5, 3), ValueError, "at least 0 and below 5, got 5"),
-    "no rows": (ONE, [0, 0], (0, 3), ValueError, "at least 0 and below 0, got 0"),
     "beyond int64": (ONE, np.array([0, 2**64 - 1], np.uint64), (5, 3), ValueError, "got 184467"),
     "fewer indices": (ONE, [0], (5, 3), ValueError, r"shape \(1, 3\) for 1 indices .* \(2, 3\)"),
     "other columns": (ONE, [0, 1], (5, 4), ValueError, r"shape \(2, 4\) for 2 indices"),
-    "a flat table": (ONE, [0, 1], 5, ValueError, r"shape \(2,\) for 2 indices into shape \(5,\)"),
     "no dimension": (ONE, [0, 1], (), ValueError, "shape must have one dimension or more"),
-    "negative shape": (ONE, [0, 1], (-5, 3), ValueError, "shape must be at least 0, got -5"),
     "float shape": (ONE, [0, 1], (5.0, 3), TypeError, "shape must be an integer, got 5.0"),
 }  # fmt: skip
 
@@ -185,11 +173,8 @@ WRONG = {
     "FIVE + RowSparse(np.ones(2), [0, 1], 6)": r"ValueError: same shape, got \(5,\) and \(6,\)",
     "row_sparse_array(np.ones(2), shape=5)": r"TypeError: pair \(values, indices\)",
     "FIVE.astype(int)": "TypeError: values must be float16",
-    **{
-        code: "TypeError: unsupported|not support|not implemented"
-        for other in ("1", "np.float64(1)", "np.ones(5)")
-        for code in (f"FIVE + {other}", f"{other} + FIVE")
-    },
+    "FIVE + 1": "TypeError: unsupported",
+    "np.ones(5) + FIVE": "TypeError: unsupported|not support|not implemented",
 }
 
 
@@ -198,15 +183,12 @@ def test_other_wrong_arguments_are_refused_with_their_name(code):
     check_refused(code, WRONG[code], globals())
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))]
-)
-def test_copies_stand_for_the_same_array_and_equality_is_identity(duplicate):
+def test_copies_stand_for_the_same_array_and_equality_is_identity():
     table = RowSparse(np.ones((2, 3)), [3, 1], (5, 3))
-    other = duplicate(table)
-    np.testing.assert_array_equal(other.to_dense(), table.to_dense())
-    assert table == table != other
-    assert len({table, table, other}) == 2
+    for other in (copy.copy(table), copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        np.testing.assert_array_equal(other.to_dense(), table.to_dense())
+        assert table == table != other
+        assert len({table, table, other}) == 2
 
 
 def test_values_of_another_dtype_are_copies(rng):
@@ -222,31 +204,70 @@ def test_repr_shows_shape_dtype_and_number_of_rows():
     assert "0 indexed rows" in repr(table.retain([]))
 
 
-def test_row_sparse_gradients_pass_through():
-    table = RowSparse(np.ones(2), [0, 1], 5)
-    assert as_row_sparse(table, (5,)) is table
-    values, indices = np.ones((2, 3)), np.array([4, 4])
-    for pair in ((values, indices), [values, indices]):
-        assert is_row_sparse(pair)
-        made = as_row_sparse(pair, (5, 3))
-        assert made.values is values
-        assert made.indices is indices
-
-
-@pytest.mark.parametrize(
-    "grad",
-    [np.ones((5, 3)), np.float64(1), None, (), [np.ones(3)], scipy.sparse.csc_array((5, 3))],
-    ids=["array", "scalar", "None", "tuple", "list", "csc"],
-)
+@pytest.mark.parametrize("grad", [np.ones((5, 3)), (), scipy.sparse.csc_array((5, 3))], ids=type)
 def test_other_arrays_than_row_sparse_ones_are_refused(grad):
     assert not is_row_sparse(grad)
     with pytest.raises(TypeError, match=r"gradient must be a RowSparse, a pair .* CSR or COO"):
         as_row_sparse(grad, (5, 3))
 
 
-@pytest.mark.parametrize(
-    "grad", [RowSparse(np.ones((1, 3)), [0], (5, 3)), scipy.sparse.csr_array((5, 3))]
-)
-def test_gradient_of_another_shape_is_refused(grad):
+@pytest.mark.parametrize("make", [scipy.sparse.csr_array, RowSparse.from_dense])
+def test_gradient_of_another_shape_is_refused(make):
     with pytest.raises(ValueError, match=re.escape("shape (6, 3), got (5, 3)")):
-        as_row_sparse(grad, (6, 3))
+        as_row_sparse(make(np.ones((5, 3))), (6, 3))
+
+
+# Gradients from scipy.sparse, known by their attributes alone
+
+
+def in_scipy_forms(entries, shape):
+    """Arrays and matrices in COO and CSR format with these (row, column, value) entries."""
+    rows, columns, values = entries
+    coo = scipy.sparse.coo_array((values, (rows, columns)), shape)
+    order = np.argsort(rows, kind="stable")
+    starts = np.searchsorted(rows[order], np.arange(shape[0] + 1))
+    parts = (values[order], columns[order], starts)
+    yield from (coo, scipy.sparse.coo_matrix(coo))
+    yield from (scipy.sparse.csr_array(parts, shape), scipy.sparse.csr_matrix(parts, shape))
+
+
+@given(
+    shape=st.tuples(st.integers(1, 6), st.integers(1, 4)) | st.just((40, 1)),
+    number=st.integers(0, 20),
+    seed=st.integers(0, 2**32),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_scipy_gradients_list_the_rows_that_have_entries(shape, number, seed, dtype):
+    rng = np.random.default_rng(seed)
+    rows, columns = (rng.integers(length, size=number) for length in shape)
+    values = rng.standard_normal(number).astype(dtype)
+    dense = np.zeros(shape, dtype)
+    for row, column, value in zip(rows, columns, values, strict=True):
+        dense[row, column] += value
+    for grad in in_scipy_forms((rows, columns, values), shape):
+        assert is_row_sparse(grad)
+        table = as_row_sparse(grad, shape)
+        np.testing.assert_array_equal(table.indices, np.unique(rows))
+        assert table.dtype == dtype
+        np.testing.assert_array_equal(table.to_dense(), dense)
+
+
+def test_scipy_arrays_of_one_dimension_are_taken():
+    dense = np.array([0, 3.0, 0, 4.0])
+    for kind in (scipy.sparse.coo_array, scipy.sparse.csr_array):
+        np.testing.assert_array_equal(as_row_sparse(kind(dense), 4).to_dense(), dense)
+
+
+def test_scipy_gradients_are_recognized_without_scipy(run_python):
+    code = """
+import sys
+from types import SimpleNamespace
+import numpy as np
+sys.modules["scipy"] = None
+from fastopt.sparse import as_row_sparse
+indptr, indices, data = np.array([0, 0, 2]), np.array([1, 1]), np.array([0.5, 0.25])
+grad = SimpleNamespace(format="csr", tocsr=None, indptr=indptr, indices=indices, data=data)
+grad.shape, grad.dtype = (2, 3), data.dtype
+print(as_row_sparse(grad, (2, 3)).to_dense().tolist())
+"""
+    assert run_python(code) == "[[0.0, 0.0, 0.0], [0.0, 0.75, 0.0]]\n"

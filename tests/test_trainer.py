@@ -17,17 +17,12 @@ from fastopt.parameter import (
     Parameter,
     ParameterDict,
 )
-from fastopt.sparse import RowSparse
 from fastopt.trainer import StaleGradientError, Trainer
 from helpers.refusals import check_refused
 from helpers.tensor_lists import everything
 
 SHAPES = {"b": (3,), "a_weight": (2, 3), "c": ()}
-OPTIMIZERS = [
-    ("sgd", {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.1}),
-    ("adam", {"wd": 0.01}),
-    ("lamb", {}),
-]
+OPTIMIZERS = [("sgd", {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.1}), ("lamb", {})]
 
 
 def model(devices=1, seed=0, **kwargs):
@@ -62,24 +57,6 @@ def train(params, made, seeds, batch_size=4):
 
 def bits(params, device=None):
     return {name: p.data(device).tobytes() for name, p in params.items()}
-
-
-class Recorder:
-    """An updater that remembers its calls."""
-
-    def __init__(self, updater):
-        self.updater, self.calls = updater, []
-
-    optimizer = property(lambda self: self.updater.optimizer)
-
-    def __call__(self, *arguments):
-        self.calls.append(arguments)
-        self.updater(*arguments)
-
-
-def recorded(params, name="sgd", **kwargs):
-    recorder = Recorder(optimizer.Updater(optimizer.create(name, **kwargs)))
-    return Trainer(params, recorder.optimizer, comm=recorder), recorder
 
 
 # What a step does
@@ -140,22 +117,17 @@ def test_multipliers_of_parameters_are_live_and_names_do_not_matter():
 
 def test_the_rate_is_that_of_the_optimizer():
     made = Trainer(model(), "sgd", {"learning_rate": 0.5})
-    assert made.learning_rate == 0.5
     made.set_learning_rate(0.25)
     assert made.learning_rate == made.optimizer.learning_rate == 0.25
     made.learning_rate = 0.75
     assert made.optimizer.lr == 0.75
-    made.optimizer.learning_rate = 0.5
-    assert made.learning_rate == 0.5
     for assign in (made.set_learning_rate, partial(setattr, made, "learning_rate")):
         with pytest.raises(ValueError, match="learning_rate must be a finite number"):
             assign(-1)
     schedule = lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
     scheduled = Trainer(model(), "sgd", {"lr_scheduler": schedule})
     assert scheduled.learning_rate == 1
-    names = [(scheduled, "learning_rate"), (scheduled.optimizer, "learning_rate")]
-    setters = [partial(setattr, *each) for each in (*names, (scheduled.optimizer, "lr"))]
-    for assign in (scheduled.set_learning_rate, *setters):
+    for assign in (scheduled.set_learning_rate, partial(setattr, scheduled.optimizer, "lr")):
         with pytest.raises(UserWarning, match="the learning rate comes from lr_scheduler"):
             assign(1)
 
@@ -195,7 +167,7 @@ def test_stale_gradients_and_parameters_without_gradient_are_left_out():
     params.update({"constant": Constant([1.0])})
     params["constant"].initialize()
     params.get("aa_unused", shape=(0,), grad_req="null")
-    made, recorder = recorded(params, momentum=0.5)
+    made = Trainer(params)
     for fresh in (SHAPES, ["b"]):
         before = bits({name: params[name] for name in SHAPES})
         for name in fresh:
@@ -203,7 +175,7 @@ def test_stale_gradients_and_parameters_without_gradient_are_left_out():
         made.step(1, ignore_stale_grad=fresh == ["b"])
         after = bits({name: params[name] for name in SHAPES})
         assert {name for name in SHAPES if before[name] != after[name]} == {*fresh}
-    assert [call[0] for call in recorder.calls] == [[0, 2, 3], [2]]
+    assert made.optimizer._index_update_count == {0: 1, 2: 2, 3: 1}
 
 
 def test_a_parameter_that_is_not_initialized_is_an_error_or_left_out():
@@ -274,40 +246,26 @@ def test_a_failing_step_changes_nothing_and_can_be_repeated():
 # Rows
 
 
-def table(**kwargs):
-    made = Parameter("table", shape=(1000, 2), grad_stype="row_sparse", **kwargs)
-    made.initialize("ones", device=[cpu(0), cpu(1)])
-    return made
-
-
-def rows(indices):
-    return RowSparse(np.ones((len(indices), 2)), indices, (1000, 2))
-
-
-@pytest.mark.parametrize("stype", ["default", "row_sparse"])
-def test_row_sparse_parameters_are_trained_and_pulled_by_rows(stype):
-    parameter = table(stype=stype)
+def test_row_sparse_parameters_are_trained_and_pulled_by_rows():
+    stypes = {"stype": "row_sparse", "grad_stype": "row_sparse"}
+    parameter = Parameter("table", shape=(1000, 2), **stypes)
+    parameter.initialize("ones", device=[cpu(0), cpu(1)])
     made = Trainer([parameter], "sgd", {"learning_rate": 0.25, "wd": 1.0})
     for _ in range(2):
-        parameter.add_grad(rows([7, 3]), cpu(0))
-        parameter.add_grad(rows([7]), cpu(1))
+        parameter.add_grad((np.ones((2, 2)), [7, 3]), cpu(0))
+        parameter.add_grad((np.ones((1, 2)), [7]), cpu(1))
         made.step(1)
     expected = np.ones((1000, 2))  # other rows do not decay
     expected[[3, 7]] = [[0.125, 0.125], [-0.3125, -0.3125]]
-    if stype == "row_sparse":
-        copies = [p.to_dense() for p in parameter.list_row_sparse_data(np.arange(1000))]
-    else:
-        copies = parameter.list_data()
-    for each in copies:
-        np.testing.assert_array_equal(each, expected)
+    for copied in parameter.list_row_sparse_data(np.arange(1000)):
+        np.testing.assert_array_equal(copied.to_dense(), expected)
 
 
 # Half precision
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_values_that_are_set_reach_the_master_of_a_half_precision_weight(dtype):
-    weight = Parameter("w", shape=1, dtype=dtype)
+def test_values_that_are_set_reach_the_master_of_a_half_precision_weight(half):
+    weight = Parameter("w", shape=1, dtype=half)
     weight.initialize("ones")
     made = Trainer([weight], "sgd", {"learning_rate": 1.0, "multi_precision": True})
 
@@ -394,22 +352,17 @@ def test_states_that_cannot_be_read_change_nothing(tmp_path):
 
 def test_parameters_of_dicts_are_numbered_by_sorted_name_and_of_lists_in_order():
     params = model()
-    for these in (params, dict(params.items())):
-        assert Trainer(these).optimizer.idx2name == {0: "a_weight", 1: "b", 2: "c"}
-    for these in (list(params.values()), tuple(params.values()), params.values()):
-        assert Trainer(these).optimizer.idx2name == {0: "b", 1: "a_weight", 2: "c"}
+    by_name, in_order = {0: "a_weight", 1: "b", 2: "c"}, {0: "b", 1: "a_weight", 2: "c"}
+    for these, names in (params, by_name), ({**params}, by_name), (params.values(), in_order):
+        assert Trainer(these).optimizer.idx2name == names
     assert Trainer({"x": params["b"]}).optimizer.idx2name == {0: "x"}
 
 
 def test_an_optimizer_an_updater_and_its_options_may_be_passed():
-    scaler, updater = LossScaler(), optimizer.get_updater(optimizer.create("sgd"))
-    made = optimizer.create("adam", rescale_grad=2.0)
-    assert Trainer(model(), made).optimizer is made
+    scaler, updater = LossScaler(), optimizer.Updater("sgd")
     assert Trainer(model(), updater.optimizer, comm=updater).updater is updater
     made = Trainer(model(), loss_scaler=scaler, clip_global_norm=2.0).updater
     assert (made.loss_scaler, made.clip_global_norm) == (scaler, 2.0)
-    made = Trainer(model()).updater
-    assert (made.loss_scaler, made.clip_global_norm) == (None, None)
 
 
 SGD = optimizer.SGD()
@@ -417,16 +370,11 @@ UPDATER = optimizer.Updater(SGD)
 PARAMS = "TypeError: params must be a dict or a list of Parameters"
 WRONG = {
     "Trainer(Parameter())": PARAMS,
-    "Trainer(None)": PARAMS,
     "Trainer([np.ones(3)])": "TypeError: params must hold Parameters|arrays are updated by",
     "Trainer({'w': 1})": "TypeError: params must hold Parameters",
-    "Trainer([], 'nothing')": "ValueError: Cannot find optimizer",
     "Trainer([], 1)": "TypeError: optimizer must be an Optimizer or its name, got 1",
-    "Trainer([], optimizer.SGD)": "TypeError: optimizer must be an Optimizer or its name",
-    "Trainer([], 'sgd', {'speed': 1})": "TypeError: does not take speed",
     "Trainer([], SGD, {'wd': 0.1})":
         "ValueError: optimizer_params is for an optimizer given by name",
-    "Trainer([], 'sgd', comm=UPDATER)": "ValueError: comm is an updater, so optimizer must be",
     "Trainer([], optimizer.SGD(), comm=UPDATER)": "ValueError: comm is an updater, so optimizer",
     "Trainer([], SGD, comm=UPDATER, clip_global_norm=1.0)":
         "ValueError: loss_scaler and clip_global_norm are its own",

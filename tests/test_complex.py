@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import scipy.sparse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from fastopt.distributed import ShardedUpdater
 from fastopt.distributed.threads import run_threads
 from fastopt.sparse import RowSparse
 from helpers.cases import CASES, FIRST
-from helpers.frames import frames
 from helpers.plans import ASIDE, LAYOUTS, LIGHTLY, WAYS_TO_CALL, Forms, World, follow, plans
 from helpers.settings import every_setting
 from helpers.trees import assert_same
@@ -130,42 +128,6 @@ def test_units_of_matrices_are_clipped_by_their_moduli():
     assert updater.info.slow.calls == 0
 
 
-@pytest.mark.parametrize("single_call", [True, False], ids=["single", "list"])
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"accumulate": 2},
-        {"average": EMA()},
-        {"average": EMA(), "accumulate": 2, "clip_global_norm": 0.1},
-    ],
-)
-def test_a_warm_call_takes_the_python_frames_of_a_real_one(arguments, single_call):
-    found = []
-    for dtype in (np.complex64, np.float32):
-        updater = optimizer.Updater(optimizer.Adam(), **arguments)
-        weights = [np.ones((4, 3), dtype) for _ in range(3)]
-        for _ in range(6):
-            grads = [np.ones((4, 3), dtype) for _ in range(3)]
-            call = ([0], grads[:1], weights[:1]) if single_call else ([0, 1, 2], grads, weights)
-            entered = frames(lambda call=call, updater=updater: updater(*call))
-        found.append(entered)
-        assert updater.info.slow.calls == 0
-    assert found[0] == found[1]
-
-
-def test_a_scipy_array_is_its_rows():
-    rng = np.random.default_rng(0)
-    dense = scipy.sparse.random_array((7, 3), density=0.3, rng=rng) * (1 + 2j)
-    rows = RowSparse.from_dense(dense.toarray())
-    weights = [np.ones((7, 3), complex) for _ in range(3)]
-    for weight, grad in zip(weights, (dense.tocsr(), dense.tocoo(), rows), strict=True):
-        updater = optimizer.Updater(optimizer.Adam())
-        for _ in range(3):
-            updater("w", grad, weight)
-        np.testing.assert_array_equal(weight, weights[0])
-
-
 def test_a_number_is_a_gradient_of_a_weight_with_one_element():
     for weight in (np.ones((), complex), np.ones(1, complex)):
         for number in (1 + 2j, np.complex128(1 + 2j)):
@@ -194,31 +156,6 @@ def test_squares_may_overflow(rng):
     np.testing.assert_allclose(np.linalg.norm(weight - 1), 1)
 
 
-def test_a_load_inside_of_averaged_restores_complex_weights():
-    weight = np.zeros(2, complex)
-    old, new = (optimizer.Updater(optimizer.SGD(lr=1.0), average=EMA(decay=0.5)) for _ in range(2))
-    old("w", np.array([-1, -1j]), weight)
-    with old.averaged():
-        np.testing.assert_array_equal(weight, [0.5, 0.5j])
-        new.load_states_dict(old.states_dict())
-        again = weight.copy()
-    new.restore_weights({"w": again})
-    np.testing.assert_array_equal(again, [1, 1j])
-
-
-def test_rows_are_added_and_windows_finished():
-    updater = optimizer.Updater(optimizer.SGD(lr=1.0, momentum=0.5), accumulate=2)
-    weight = np.zeros(2, complex)
-    updater("w", np.array([2, 2j]), weight)
-    updater.finish()
-    np.testing.assert_array_equal(weight, [-2, -2j])
-    weight = np.append(weight[1:], 0)
-    updater.resize("w", weight, [1, -1])
-    updater("w", np.array([0, 1j]), weight)
-    updater.finish()
-    np.testing.assert_array_equal(weight, [-3j, -1j])
-
-
 @fastopt.rule(state=("other",), hyper=("lr",), extra="other")
 def corrected(weight, grad, state, h):
     return weight - h.lr * (grad - state[0]), state
@@ -238,17 +175,6 @@ def test_an_extra_array_is_complex_too():
     with pytest.raises(TypeError, match=r"index 'w': .* complex128 of shape .*, got float64"):
         updater("w", np.array([1j, 2]), weight, extra=np.ones(2))
     np.testing.assert_array_equal(weight, [2 - 2j, -4 + 2j])
-
-
-def test_pure_functions_return_complex_weights():
-    params, grads = {"a": np.ones(2, complex)}, {"a": np.array([1j, 1])}
-    init, update = fastopt.functional(fastopt.SGD(lr=1.0, momentum=0.5))
-    state = init(params)
-    first, state = update(grads, state, params)
-    second, _ = update(grads, state, first)
-    np.testing.assert_array_equal(params["a"], [1, 1])
-    np.testing.assert_array_equal(first["a"], [1 - 1j, 0])
-    np.testing.assert_array_equal(second["a"], [1 - 2.5j, -1.5])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

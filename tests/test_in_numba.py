@@ -11,7 +11,7 @@ from numba import njit, prange
 import fastopt
 from fastopt._engine.validate import leaves
 from fastopt._kernels.in_numba import SPECS
-from helpers.cases import CASES, Case, exhaustive, kept
+from helpers.cases import CASES, kept
 
 RATES = np.array([0.05, 0.0, 0.2])
 SETTINGS = {"clip_gradient": 1.5, "rescale_grad": 0.5}
@@ -78,11 +78,7 @@ REFUSED = {str(case) for case in CASES if case not in FORMS}
 
 def test_only_rules_that_need_python_are_refused():
     python = {"lbsgd", "sgld", "test", "prodigy", "dadaptadam", "schedulefreeprodigy"}
-    shared = {"nadam", "nadam-amsgrad=True", "nadam-decouple=True"}
-    assert {name for name in REFUSED if name.split("-")[0] not in python} == {
-        *shared,
-        "nadam-decouple=True-amsgrad=True",
-    }
+    assert {name.split("-")[0] for name in REFUSED} == {*python, "nadam"}
 
 
 @pytest.mark.parametrize("case", kept(FORMS, "lamb"), ids=str)
@@ -134,13 +130,6 @@ def test_a_gradient_that_is_converted_is_read_before_it_is_freed():
     assert (weight == 0.5).all()
 
 
-@pytest.mark.parametrize("shape", [(), *exhaustive((4,), (0,), (2, 3, 2))])
-def test_weights_of_any_number_of_axes_are_updated(shape, rng):
-    case = Case("rmsprop", {"centered": True})
-    weight, grad = np.array(rng.normal(size=shape)), np.array(rng.normal(size=shape))
-    check(fastopt.jit_functions(case.make()), case.updater(), weight, (grad,), RATES[:1])
-
-
 def test_multipliers_of_a_parameter_maximize_and_first_states_are_those_of_the_optimizer(rng):
     def make():
         made = fastopt.DCASGD(lr=0.1, wd=0.1, momentum=0.9, maximize=True, begin_num_update=7)
@@ -173,11 +162,8 @@ def test_states_go_to_an_updater_and_its_checkpoint_and_back(rng):
     def make():
         return fastopt.Nadam(lr=0.1, per_parameter=True)
 
-    functions, updater, whole = (
-        fastopt.jit_functions(make()),
-        fastopt.Updater(make()),
-        fastopt.Updater(make()),
-    )
+    updater, whole, other, new = (fastopt.Updater(make()) for _ in range(4))
+    functions = fastopt.jit_functions(make())
     weight, grad = rng.normal(size=4), rng.normal(size=4)
     expected = weight.copy()
     for _ in range(6):
@@ -187,11 +173,9 @@ def test_states_go_to_an_updater_and_its_checkpoint_and_back(rng):
     functions.update(grad, weight, state)
     functions.to_updater(updater, "w", state)
     updater("w", grad, weight)
-    other = fastopt.Updater(make())
     other.load_state_dict(updater.state_dict())
     state = functions.from_updater(other, "w")
     functions.update(grad, weight, state)
-    new = fastopt.Updater(make())
     functions.to_updater(new, "w", pickle.loads(pickle.dumps(state)))
     for _ in range(2):
         new("w", grad, weight)
@@ -220,12 +204,9 @@ def test_a_call_that_fails_changes_nothing():
     for error, call in (
         (ValueError, lambda: functions.update(np.ones((2, 3)), weight, state)),
         (ValueError, lambda: functions.update(one, weight, of_other)),
-        (ValueError, lambda: functions.update(np.ones((3, 2, 2)), weight, state)),
-        (ValueError, lambda: functions.update(np.ones(6), weight, state)),
         (ValueError, lambda: functions.update(np.ones((2, 3)), np.ones((2, 3)), state)),
         (ValueError, lambda: functions.update_rows(np.ones((2, 2, 5)), rows, weight, state)),
         (TypeError, lambda: functions.update_rows(one[:2], rows[np.newaxis], weight, state)),
-        (ValueError, lambda: functions.update(one, weight, state, -0.1)),
         (ValueError, lambda: functions.update(one, weight, state, np.nan)),
         (ValueError, lambda: functions.update_rows(one, rows, weight, state)),
         (IndexError, lambda: functions.update_rows(one[:2], np.array([0, 3]), weight, state)),
@@ -306,11 +287,6 @@ def inner(weight, state):
     made.update(np.ones_like(weight), weight, state)
 
 @njit(cache=True)
-def by_tuple(weight):
-    state = made.init(weight)
-    made.update(np.ones_like(weight), weight, state)
-
-@njit(cache=True)
 def by_name(weight):
     state = init(weight)
     update(np.ones_like(weight), weight, state)
@@ -332,7 +308,7 @@ def closed(functions):
     return by_closure
 
 found = []
-for call in by_tuple, by_name, by_argument, by_helper, closed(made):
+for call in by_name, by_argument, by_helper, closed(made):
     weight = np.ones(2)
     call(weight, *[made] * (call is by_argument))
     found.append([weight[0], sum(call.stats.cache_hits.values())])
@@ -355,10 +331,10 @@ def test_callers_in_numbas_cache_are_reused_until_optimizer_or_numbers_change(tm
         return weight[0]
 
     for lr, formula, hits in (
-        ("0.5", "torch", [0, 0, 0, 0, 0]),
-        ("0.5", "torch", [1, 1, 1, 1, 1]),
-        ("0.25", "torch", [0, 0, 1, 0, 0]),
-        ("0.25", "mxnet", [0, 0, 0, 0, 0]),
+        ("0.5", "torch", [0, 0, 0, 0]),
+        ("0.5", "torch", [1, 1, 1, 1]),
+        ("0.25", "torch", [0, 1, 0, 0]),
+        ("0.25", "mxnet", [0, 0, 0, 0]),
     ):
         assert run_with(lr, formula) == [[expected(float(lr), formula), each] for each in hits]
 

@@ -26,7 +26,7 @@ def square(x, center=3.0):
 @dataclass
 class Model:
     weight: np.ndarray
-    bias: np.ndarray
+    shift: float
     activation: str = "relu"
 
 
@@ -47,29 +47,22 @@ def test_the_minimum_of_rosenbrock_is_found(x0):
 def test_many_arrays_of_any_shape_are_minimized_together():
     x0 = {
         "cores": [np.zeros((2, 3, 2)), np.zeros((2, 2), np.float32)],
-        "model": Model(np.zeros(3), np.zeros(())),
+        "model": Model(np.zeros(3), 5),
         "numbers": [1, 2],
-        "shift": 5,
     }
 
     def fun(x):
-        assert x["model"].activation == "relu"
-        assert x["numbers"].dtype == np.float64
-        arrays = [*x["cores"], x["model"].weight, x["model"].bias, x["numbers"], x["shift"]]
-        grads = [2 * (array - 1) for array in arrays]
-        nested = {
-            "cores": tuple(grads[:2]),
-            "model": {"weight": grads[2], "bias": grads[3], "activation": None},
-            "numbers": grads[4],
-            "shift": grads[5],
-        }
+        assert (x["model"].activation, x["numbers"].dtype) == ("relu", np.float64)
+        arrays = [*x["cores"], x["model"].weight, x["model"].shift, x["numbers"]]
+        *cores, weight, shift, numbers = (2 * (array - 1) for array in arrays)
+        model = {"weight": weight, "shift": shift, "activation": None}
+        nested = {"cores": tuple(cores), "model": model, "numbers": numbers}
         return sum(np.sum((array - 1) ** 2) for array in arrays), nested
 
-    result = minimize(fun, x0, lr=0.1, steps=500)
-    assert [core.dtype.name for core in result.x["cores"]] == ["float64", "float32"]
-    assert [core.shape for core in result.x["cores"]] == [(2, 3, 2), (2, 2)]
-    assert isinstance(result.x["model"], Model)
-    for array in (*result.x["cores"], result.x["model"].weight, result.x["shift"]):
+    x = minimize(fun, x0, lr=0.1, steps=500).x
+    assert [core.dtype.name for core in x["cores"]] == ["float64", "float32"]
+    assert [core.shape for core in x["cores"]] == [(2, 3, 2), (2, 2)]
+    for array in (*x["cores"], x["model"].weight, x["model"].shift, x["numbers"]):
         np.testing.assert_allclose(array, 1, atol=1e-3)
     assert x0["numbers"] == [1, 2]
     assert not x0["model"].weight.any()
@@ -103,7 +96,6 @@ def test_the_function_may_keep_and_change_its_argument():
 
     result = minimize(fun, np.zeros(2), lr=0.1, steps=3)
     assert result.x.tobytes() == kept[-1].tobytes()
-    assert minimize(lambda x: (x @ x / 2, x), np.ones(2), lr=0.1, steps=100).fun < 0.01
 
 
 def test_arguments_are_constant_and_batches_change():
@@ -176,24 +168,20 @@ def test_a_loss_that_is_not_finite_ends_the_run_at_the_best_x(bad, batches, loss
     np.testing.assert_equal((result.x[0], result.fun), (-1, 1) if losses else (0, bad))
 
 
-@pytest.mark.parametrize("tol", [None, 1e-3])
+SETTINGS = {"accumulate": 1, "clip_global_norm": 1.0, "loss_scaler": LossScaler(1.0)}
+
+
 @pytest.mark.parametrize("row_sparse", [False, True])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: "lion",
-        lambda: fastopt.Updater("sgd", clip_global_norm=1.0),
-        lambda: fastopt.Updater("sgd", loss_scaler=LossScaler(init_scale=1.0)),
-    ],
-)
-def test_a_gradient_that_is_not_finite_is_no_success(make, tol, row_sparse):
+@pytest.mark.parametrize("name", ["accumulate", "clip_global_norm", "loss_scaler"])
+def test_a_gradient_that_is_not_finite_is_no_success(name, row_sparse):
     """Whatever the loss says, and whether a step leaves x alone."""
 
     def fun(x):
         grad = np.array([[1.0], [math.nan]])
         return 1.0, (grad, np.arange(2)) if row_sparse else grad
 
-    result = minimize(fun, np.zeros((2, 1)), optimizer=make(), steps=50, tol=tol)
+    updater = fastopt.Updater("lion", **{name: SETTINGS[name]})
+    result = minimize(fun, np.zeros((2, 1)), optimizer=updater, tol=1e-3)
     assert (result.status, result.success, result.x.tolist()) == (2, False, [[0], [0]])
     assert "gradient" in result.message
 
@@ -212,11 +200,6 @@ def test_ctrl_c_returns_the_best_x_so_far(at):
     assert (result.success, result.status, result.nit) == (False, 3, at)
     assert "KeyboardInterrupt" in result.message
     assert result.x.tolist() == (seen[-1].tolist() if seen else [0, 0])
-
-
-def test_an_error_of_the_function_is_not_hidden():
-    with pytest.raises(ZeroDivisionError):
-        minimize(lambda x: 1 / 0, np.zeros(2))
 
 
 # Callbacks
@@ -281,26 +264,21 @@ def test_nested_arrays_have_nested_bounds():
     result = minimize(fun, x0, bounds=limits, lr=0.1, steps=500)
     np.testing.assert_allclose(result.x["a"], [[1, 3], [3, 3]], atol=1e-3)
     result = minimize(fun, x0, bounds=Bounds(0, 0.1), lr=0.1, steps=50)
-    assert result.x["b"].tolist() == [np.float32(0.1)] * 3
-    assert result.x["a"].tolist() == [[0.1, 0.1], [0.1, 0.1]]
+    assert [x.max() for x in result.x.values()] == [0.1, np.float32(0.1)]
 
 
 # Optimizers
 
 
 def test_an_average_of_the_iterates_is_returned():
-    losses = []
+    losses, average = [], fastopt.EMA(decay=0.5)
 
     def fun(x):
-        losses.append(x)
+        losses.append(x[0])
         return square(x)
 
-    average = fastopt.EMA(decay=0.5)
     result = minimize(fun, np.zeros(1), optimizer="sgd", lr=0.1, steps=3, average=average)
-    mean = losses[0]
-    for x in losses[1:4]:
-        mean = mean + 0.5 * (x - mean)
-    np.testing.assert_allclose(result.x, mean)
+    np.testing.assert_allclose(result.x, [np.dot([1, 1, 2, 4], losses[:4]) / 8])
     assert result.fun == square(result.x)[0]
 
 
@@ -321,54 +299,45 @@ def test_an_optimizer_is_copied_and_an_updater_continues():
     assert minimize(square, half.x, optimizer=updater, steps=3).x.tobytes() == first.x.tobytes()
     with pytest.raises(ValueError, match="optimizer has counted 6 updates: pass a new one, or its"):
         minimize(square, np.zeros(2), optimizer=adam)
-    with pytest.raises(ValueError, match="lr cannot be passed with an Updater, which has its own"):
-        minimize(square, np.zeros(2), optimizer=updater, lr=0.1)
 
 
 A = {"a": np.zeros(2)}
 ASCENT = fastopt.SGD(maximize=True)
-GROUPS_ASCEND = fastopt.Updater("sgd", groups={"": {"maximize": True}})
-OTHER_ASCENDS = fastopt.Updater("sgd", groups={"": {"optimizer": ASCENT}})
-
-
 SQUARE = "minimize(square, np.zeros(2), {})"
 FUN = "minimize({}, np.zeros(2))"
 BAD = {
     SQUARE.format("jac=None"): "ValueError: jac must be True, .* or a function .*approx_fprime",
-    SQUARE.format("jac='2-point'"): "ValueError: jac must be True",
     SQUARE.format("steps=-1"): "ValueError: steps must be at least 0",
     SQUARE.format("tol=-1.0"): "ValueError: tol must be",
-    SQUARE.format("window=0"): "ValueError: window must be at least 1",
     SQUARE.format("batches=3"): "TypeError: batches must be an iterable or a function, got 3",
     SQUARE.format("callback=3"): "TypeError: callback must be a function, got 3",
-    SQUARE.format("rate=0.1"): "TypeError: rate",
     SQUARE.format("maxiter=5"): "TypeError: minimize does not take maxiter; steps takes it",
     SQUARE.format("options={'maxiter': 5}"): "TypeError: take options; pass what they hold as arg",
-    SQUARE.format("optimizer='adamm'"): "ValueError: Cannot find optimizer 'adamm'",
     **rows(SQUARE.format("optimizer={}"), r"ValueError: SGD\(maximize=True\), which ascends: re",
-           "ASCENT", "fastopt.Updater(ASCENT)", "GROUPS_ASCEND", "OTHER_ASCENDS"),
-    SQUARE.format("optimizer='sgd', maximize=True"): "ValueError: which ascends",
+           "ASCENT", "fastopt.Updater('sgd', groups={'': {'maximize': True}})",
+           "fastopt.Updater('sgd', groups={'': {'optimizer': ASCENT}})"),
+    SQUARE.format("optimizer=fastopt.Updater('sgd'), lr=0.1"):
+        "ValueError: lr cannot be passed with an Updater, which has its own",
+    "scipy.optimize.minimize(square, np.zeros(2), method=scipy_method())":
+        "ValueError: jac must be True",
+    "scipy.optimize.minimize(square, 1, jac=True, method=scipy_method(), constraints={'type': ''})":
+        "ValueError: takes bounds but no constraints",
+    FUN.format("lambda x: 1 / 0"): "ZeroDivisionError: division",
     SQUARE.format("bounds=[(0, 1)]"):
         r"ValueError: a scipy.optimize.Bounds, or 2 pairs \(min, max\), got",
-    SQUARE.format("bounds=(0, 1)"): "ValueError: must be a scipy.optimize.Bounds, or 2 pairs",
     SQUARE.format("bounds=Bounds([0] * 3, 1)"):
         r"ValueError: limits of shape \(2,\), got \(3,\) and",
     SQUARE.format("bounds=[(1, 0), (0, 1)]"):
         "ValueError: lower limits that are at most the upper ones",
     "minimize(square, A, bounds={'b': Bounds(0, 1)})": r"ValueError: names \['a'\], got \['b'\]",
-    "minimize(square, A, bounds={'a': [(0, 1)]})":
-        "ValueError: bounds of 'a' must be a .*Bounds, or",
     FUN.format("3"): "TypeError: fun must be a function, got 3",
     FUN.format("rosen"): r"TypeError: jac=True: fun must return \(loss, gradient\), got .*as jac",
     **rows(FUN.format("lambda x: ({}, x)"), "TypeError: fun must return a real number as loss, got",
-           "x", "1j", "'1'", "b'1'", "np.array(['1'])", "np.array('1', object)",
-           "np.timedelta64(1, 'ns')"),
+           "x", "1j", "'1'", "np.array('1', object)"),
     FUN.format("lambda x: (1.0, x[:1])"): r"ValueError: gradient must have shape \(2,\), got",
     FUN.format("lambda x: (1.0, None)"): "TypeError: must return the gradient, got None",
-    "minimize(np.sum, np.zeros(2), jac=lambda x: None)":
-        "TypeError: must return the gradient, got None",
-    **rows("minimize(square, {})", "TypeError: x0 must hold numbers", "['a']", "np.array(['a'])",
-           "None", "np.array([0], 'M8[D]')", "np.array([1], 'm8[s]')", "np.array(['1'], 'O')"),
+    **rows("minimize(square, {})", "TypeError: x0 must hold numbers", "['a']", "None",
+           "np.array([0], 'M8[D]')", "np.array(['1'], 'O')"),
 }  # fmt: skip
 
 
@@ -421,18 +390,16 @@ def test_scipy_rounds_iterations_up_and_shows_progress(maxiter, has_tqdm, capsys
     assert ("3/3" in shown.err) == bool(shown.err) == has_tqdm
 
 
-@pytest.mark.parametrize(
-    ("more", "category", "words"),
-    [
-        (
-            {"options": {"maxiter": 3, "eps": 1e-2, "gtol": 1e-3}},
-            scipy.optimize.OptimizeWarning,
-            "Unknown solver options: eps, gtol$",
-        ),
-        ({"hess": scipy.optimize.rosen_hess}, RuntimeWarning, "hess and hessp are ignored"),
-        ({"hessp": scipy.optimize.rosen_hess_prod}, RuntimeWarning, "hess and hessp are ignored"),
-    ],
+HESS = {"hess": scipy.optimize.rosen_hess}, RuntimeWarning, "hess and hessp are ignored"
+UNKNOWN = {"maxiter": 3, "eps": 1e-2, "gtol": 1e-3}
+OPTIONS = (
+    {"options": UNKNOWN},
+    scipy.optimize.OptimizeWarning,
+    "Unknown solver options: eps, gtol$",
 )
+
+
+@pytest.mark.parametrize(("more", "category", "words"), [HESS, OPTIONS])
 def test_what_other_methods_take_is_ignored_with_a_warning(more, category, words):
     given = {"jac": rosen_der, "method": scipy_method(), "options": {"maxiter": 3}}
     with pytest.warns(category, match=words) as caught:
@@ -455,17 +422,3 @@ def test_the_result_has_the_gradient_at_x(average):
 def test_the_method_is_an_ordinary_object():
     method = pickle.loads(pickle.dumps(scipy_method("adam", lr=0.1)))
     assert repr(method) == "scipy_method('adam', lr=0.1)"
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"jac": None}, "jac must be True"),
-        ({"constraints": [{"type": "eq", "fun": np.sum}]}, "takes bounds but no constraints"),
-    ],
-)
-def test_what_the_method_cannot_do_is_refused(given, words):
-    with pytest.raises(ValueError, match=words):
-        scipy.optimize.minimize(
-            square, np.zeros(2), **{"jac": True, "method": scipy_method(), **given}
-        )

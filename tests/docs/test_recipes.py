@@ -35,8 +35,6 @@ FALLS = {"river_phishing": 0.95, "word_vectors": 0.75, "online_learner": 0.8}
 SHARED = {"both_times"}
 """What scripts import."""
 
-scripts = pytest.mark.parametrize("script", SCRIPTS)
-
 
 @pytest.fixture
 def recipe(monkeypatch):
@@ -50,28 +48,25 @@ def recipe(monkeypatch):
     return imported
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "arguments", "rtol"),
-    [
-        ("plain_numpy", (), 1e-12),
-        ("scikit_learn", ("adam",), 1e-12),
-        pytest.param("scikit_learn", ("sgd",), 1e-12, marks=pytest.mark.slow("exhaustive")),
-        pytest.param("scikit_learn", ("sgd", False), 1e-12, marks=pytest.mark.slow("exhaustive")),
-        ("hips_autograd", ("adam",), 1e-12),
-        ("hips_autograd", ("sgd",), 1e-12),
-        ("thinc_digits", (), 1e-4),
-        ("mygrad_cancer", (), 1e-12),
-        ("river_phishing", (), 1e-12),
+RUNS = [
+    *(("plain_numpy", (), 1e-12), ("scikit_learn", ("adam",), 1e-12)),
+    *(("hips_autograd", (name,), 1e-12) for name in ("adam", "sgd")),
+    *((name, (), 1e-12) for name in ("mygrad_cancer", "river_phishing", "online_learner")),
+    *(
         ("pennylane_circuit", (), 1e-10),
         ("bpr_factorization", (), 1e-5),
-        pytest.param("word_vectors", (), 1e-5, marks=pytest.mark.slow("exhaustive")),
-        ("online_learner", (), 1e-12),
-        ("torch_views", (), 1e-3),
-        ("jax_gradients", (), 1e-3),
-    ],
-)
-def test_losses_are_those_of_the_librarys_own_optimizer(recipe, script, arguments, rtol):
+        ("thinc_digits", (), 1e-4),
+    ),
+    *((name, (), 1e-3) for name in ("torch_views", "jax_gradients")),
+    *exhaustive(("scikit_learn", ("sgd",), 1e-12), ("scikit_learn", ("sgd", False), 1e-12)),
+    *exhaustive(("word_vectors", (), 1e-5)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compared", RUNS)
+def test_losses_are_those_of_the_librarys_own_optimizer(recipe, compared):
+    script, arguments, rtol = compared
     theirs, ours = recipe(script).curves(*arguments)
     assert len(theirs) >= 10
     assert theirs[-1] < theirs[0] * FALLS.get(script, 0.5)

@@ -4,7 +4,6 @@ import re
 import sys
 import types
 from dataclasses import replace
-from functools import cache
 from statistics import fmean
 
 import numpy as np
@@ -36,12 +35,6 @@ def _small(monkeypatch):
 
 
 small = pytest.mark.usefixtures("_small")
-
-
-@cache
-def accuracy(**options):
-    """Mean over three seeds, 1080 test images together."""
-    return fmean(demo.run(Options(seed=seed, **options)) for seed in range(3))
 
 
 @pytest.mark.parametrize("hidden", [(), (128,), (20, 30)])
@@ -99,41 +92,23 @@ def test_every_trainable_optimizer_takes_the_weights(name):
     assert demo.run(Options(optimizer=name, epochs=1, batch_size=demo.TRAIN)) > 0
 
 
-@small
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("dtype", ["float16", *exhaustive("bfloat16")])
-def test_half_precision_with_masters_is_as_accurate_as_single(dtype):
-    assert abs(accuracy(dtype=dtype) - accuracy()) <= 0.005
-
-
-@small
-@pytest.mark.slow("exhaustive")
-def test_small_steps_are_lost_without_masters_unless_rounding_is_stochastic():
-    exact = accuracy(learning_rate=1e-4)
-    options = {"learning_rate": 1e-4, "dtype": "bfloat16", "no_master": True}
-    assert accuracy(**options) < exact - 0.5
-    assert abs(accuracy(**options, rounding="stochastic") - exact) <= 0.01
+HALVES = {
+    Options(dtype="float16"): "float16 with float32 masters",
+    Options(dtype="bfloat16", no_master=True): "bfloat16 without masters, rounded to nearest",
+    Options(dtype="bfloat16", no_master=True, rounding="stochastic"): (
+        "bfloat16 without masters, rounded stochastically"
+    ),
+}
 
 
 @small
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (Options(dtype="float16"), "float16 with float32 masters"),
-        (Options(dtype="bfloat16", no_master=True), "bfloat16 without masters, rounded to nearest"),
-        (
-            Options(dtype="bfloat16", no_master=True, rounding="stochastic"),
-            "bfloat16 without masters, rounded stochastically",
-        ),
-    ],
-    ids=["masters", "nearest", "stochastic"],
-)
-def test_runs_in_half_precision_say_so_and_are_not_compared(options, words, capsys):
+@pytest.mark.parametrize("options", HALVES)
+def test_runs_in_half_precision_say_so_and_are_not_compared(options, capsys):
     demo.run(replace(options, epochs=1))
     out = capsys.readouterr().out
     text = " ".join(out.split())  # which is wrapped to the width of the terminal
-    assert f"360 to test; {words} " in text
+    assert f"360 to test; {HALVES[options]} " in text
     assert f"not compared, NumPy would round every intermediate result to {options.dtype}" in text
     assert " plain NumPy\n" not in out
 
@@ -149,30 +124,13 @@ def test_equal_seeds_repeat_the_run_and_others_do_not(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        Options("adam", epochs=2),
-        *exhaustive(Options("sgd", epochs=2), Options("Adam", dtype="float64", epochs=2)),
-    ],
-    ids=["adam", "sgd", "float64"],
-)
-def test_comparison_reports_both_times_and_that_the_weights_agree(options, capsys):
-    demo.run(options)
+def test_comparison_reports_both_times_and_that_the_weights_agree(capsys):
+    demo.run(Options("adam", epochs=2))
     out = capsys.readouterr().out
     assert len(re.findall(r"^64-.* [\d.]+ [um]s +[\d.]+ [um]s$", out, re.MULTILINE)) == 2
     assert re.search(COMPARED, " ".join(out.split()))
     assert "agreement with plain NumPy: yes" in out
     assert re.search(r"first step: [\d.]+ s", out)
-
-
-@pytest.mark.slow
-@small
-def test_comparison_says_so_when_the_rules_differ(monkeypatch, capsys):
-    adam = demo.PLAIN["adam"]
-    monkeypatch.setitem(demo.PLAIN, "adam", lambda opt: adam(optimizer.Adam(opt.lr * 1.01)))
-    demo.run(Options(epochs=1))
-    assert "agreement with plain NumPy: NO" in capsys.readouterr().out
 
 
 def runners(ours, plain, seconds=(1.0, 1.0)):
@@ -214,12 +172,6 @@ def test_both_take_the_same_gradients(monkeypatch):
 
 
 @small
-def test_progress_is_not_shown_in_a_file_or_pipe(capsys):
-    demo.run(Options(epochs=1))
-    assert capsys.readouterr().err == ""
-
-
-@small
 def test_diverging_run_says_what_to_change_and_keeps_the_last_line(capsys):
     accuracy = demo.run(Options("sgd", learning_rate=1e30, epochs=1))
     out = capsys.readouterr().out
@@ -229,44 +181,35 @@ def test_diverging_run_says_what_to_change_and_keeps_the_last_line(capsys):
     assert re.fullmatch(COMPARED, out.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    ("missing", "installed"),
-    [
-        *(
-            (name, "scikit-learn tqdm matplotlib")
-            for name in ("sklearn.datasets", "matplotlib.backend_bases")
-        ),
-        ("ml_dtypes", "ml_dtypes"),
-    ],
-)
-def test_missing_package_is_named_with_the_command_that_installs_it(
-    missing, installed, monkeypatch, tmp_path
-):
+EXTRA = "scikit-learn tqdm matplotlib"
+MISSING = {"sklearn.datasets": EXTRA, "matplotlib.backend_bases": EXTRA, "ml_dtypes": "ml_dtypes"}
+
+
+@pytest.mark.parametrize("missing", MISSING)
+def test_missing_package_is_named_with_the_command_that_installs_it(missing, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, missing, None)
-    dtype = "bfloat16" if missing == installed else "float32"
-    with pytest.raises(
-        Refused, match=f"(?s){re.escape(missing)}.*pip install {installed}"
-    ) as caught:
+    dtype = "bfloat16" if missing == "ml_dtypes" else "float32"
+    words = f"(?s){re.escape(missing)}.*pip install {MISSING[missing]}"
+    with pytest.raises(Refused, match=words) as caught:
         demo.run(Options(dtype=dtype, plot=tmp_path / "loss.png"))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
 def test_plot_shows_the_loss_over_the_time_of_each_way_to_update(tmp_path, monkeypatch, capsys):
-    drawn = []
+    drawn, path = [], tmp_path / "loss.svg"
     monkeypatch.setattr(demo, "plot_race", lambda *given: drawn.append(given))
-    options = Options(epochs=2, plot=tmp_path / "loss.svg")
-    demo.run(options)
-    ((losses, times, title, path),) = drawn
-    assert list(times) == ["fastopt", "plain NumPy"]
+    demo.run(Options(epochs=2, plot=path))
+    ((losses, times, *titled),) = drawn
     assert [len(epoch) for epoch in losses] == [45, 45]
     assert fmean(losses[1]) < fmean(losses[0])
-    for seconds in times.values():
-        assert len(seconds) == 90
-        assert (np.diff(seconds) > 0).all()
-    assert title == "adam trains a 64-512-512-10 network to read digits"
-    assert path == options.plot
-    assert last_line(capsys) == f"loss over time with fastopt, plain NumPy: {options.plot}"
+    assert {name: len(seconds) for name, seconds in times.items()} == {
+        "fastopt": 90,
+        "plain NumPy": 90,
+    }
+    assert all((np.diff(seconds) > 0).all() for seconds in times.values())
+    assert titled == ["adam trains a 64-512-512-10 network to read digits", path]
+    assert last_line(capsys) == f"loss over time with fastopt, plain NumPy: {path}"
 
 
 def test_plot_states_the_times(tmp_path, monkeypatch):
@@ -279,19 +222,18 @@ def test_plot_states_the_times(tmp_path, monkeypatch):
         assert words in text
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("missing/loss.png", "No such file or directory"),
-        ("folder.png", "Is a directory"),
-        ("loss.tiff.txt", "its name must end in a format, such as .png"),
-        ("", "its name must end in a format"),
-    ],
-)
+UNWRITABLE = {
+    "missing/loss.png": "No such file or directory",
+    "folder.png": "Is a directory",
+    "loss.tiff.txt": "its name must end in a format, such as .png",
+}
+
+
+@pytest.mark.parametrize("name", UNWRITABLE)
 @pytest.mark.skipif(os.name == "nt", reason="Windows words these errors in another way")
-def test_plot_that_cannot_be_written_is_refused_before_any_training(name, words, tmp_path, capsys):
+def test_plot_that_cannot_be_written_is_refused_before_any_training(name, tmp_path, capsys):
     (tmp_path / "folder.png").mkdir()
-    with pytest.raises(Refused, match=f"cannot write the plot to .*: .*{words}"):
+    with pytest.raises(Refused, match=f"cannot write the plot to .*: .*{UNWRITABLE[name]}"):
         demo.run(Options(epochs=1, plot=tmp_path / name))
     assert capsys.readouterr().out == ""
 

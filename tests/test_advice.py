@@ -193,6 +193,10 @@ MISTAKES = {
         "ValueError: Parameter 'p': Cannot find initializer 'hee'",
     "[(w := Parameter('w', shape=2)).initialize('ones'), w.add_grad((ones(1, 1), [0]))]":
         r"ValueError: Parameter 'w': values must have shape \(1,\) for 1 ind.*, got \(1, 1\)",
+    "ParameterDict().update([])": "TypeError: other must hold Parameters by name, got list",
+    "np.asarray(RowSparse(ones(1, 2), [0], (5, 2)))": r"TypeError: call to_dense\(\)",
+    "RowSparse(np.ones(1), [0], None)": "TypeError: an integer or a tuple of integers, got None",
+    "fastopt.get_updater('adma')": "ValueError: did you mean 'adam'?",
     "ParameterDict().select(None)": "ValueError: got None",
     "[(params := ParameterDict()).get('p', shape=2), params.setattr('name', 2)]":
         "ValueError: has no attribute 'name' that can be set",

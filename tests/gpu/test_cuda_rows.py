@@ -8,23 +8,11 @@ from numba import cuda
 
 from fastopt import RowSparse, optimizer
 from fastopt._kernels.device_memory import zero
-from helpers.device_arrays import check_steps, host, leaves, on_device
+from helpers.device_arrays import host, leaves, on_device
 
 pytestmark = pytest.mark.gpu
 
 SHAPE = (12, 5)
-
-
-@pytest.mark.parametrize("count", [127, 128, 200])
-def test_groups_may_start_anywhere(count):
-    """Exact sums: whole numbers."""
-    for before in (0, 63):
-        ids = np.array([5] * before + [7] * count + [9] * 3)
-        values = np.arange(1, len(ids) + 1, dtype=np.float32)[:, np.newaxis]
-        weight = on_device(np.zeros((12, 1), np.float32))
-        optimizer.get_updater("test")(0, (on_device(values), on_device(ids[::-1].copy())), weight)
-        expected = [values[ids[::-1] == row].sum() for row in range(12)]
-        np.testing.assert_array_equal(host(weight)[:, 0], expected)
 
 
 @pytest.mark.parametrize("count", [5000, 200_000])
@@ -49,13 +37,10 @@ def test_many_indexed_rows_step_as_in_float64_on_the_cpu(name, count, rng):
 def test_a_step_gives_the_same_bits_again(rng):
     ids, shape = rng.integers(0, 1000, 50_000), (20_000, 65)
     grad = on_device(RowSparse(rng.normal(size=(50_000, 65)).astype(np.float32), ids, shape))
-    found = []
-    for _ in range(3):
-        weight = on_device(np.zeros(shape, np.float32))
-        optimizer.Updater(optimizer.Adam(), clip_global_norm=1.0)(0, grad, weight)
-        found.append(host(weight))
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0], found[2])
+    weights = [on_device(np.zeros(shape, np.float32)) for _ in range(3)]
+    for weight in weights:
+        optimizer.Updater("adam", clip_global_norm=1.0)(0, grad, weight)
+    assert len({host(weight).tobytes() for weight in weights}) == 1
 
 
 @pytest.mark.slow
@@ -77,52 +62,31 @@ def test_rows_on_both_sides_of_element_2_to_the_31_are_updated(lazy, rng):
         np.testing.assert_array_equal(found, -expected.get(row, np.zeros(width)))
 
 
-@pytest.mark.parametrize("wrong", [-1, 12])
-def test_rows_on_the_host_are_checked_there(wrong, rng):
-    """They may have been changed after the gradient was created."""
-    weight = on_device(rng.normal(size=SHAPE).astype(np.float32))
-    before, updater = host(weight), optimizer.get_updater("adam")
-    ids = np.array([3, 5])
+@pytest.mark.parametrize("are_here", [False, True], ids=["on the device", "on the host"])
+@pytest.mark.parametrize("wrong", [-1, 12, 2**62 + 1, -(2**63)])
+def test_a_row_outside_is_refused_and_nothing_changes(wrong, are_here):
+    """Also if it was changed after the gradient was created."""
+    weight = on_device(np.ones(SHAPE, np.float32))
+    updater, ids = optimizer.get_updater("adam"), np.array([3, 5])
     grad = RowSparse(on_device(np.ones((2, 5), np.float32)), ids, SHAPE)
     ids[1] = wrong
-    with pytest.raises(ValueError, match=f"index 0: indices must be .* below 12, got {wrong}"):
+    grad.indices = ids if are_here else on_device(ids)
+    with pytest.raises(ValueError, match="index 0: indices must be at least 0 and below 12"):
         updater(0, grad, weight)
-    np.testing.assert_array_equal(host(weight), before)
-
-
-@pytest.mark.parametrize("wrong", [-1, 12, 2**62 + 1, -(2**63)])
-def test_a_row_outside_is_refused_and_nothing_changes(wrong, rng):
-    weight = rng.normal(size=SHAPE).astype(np.float32)
-    device, updater = on_device(weight), optimizer.get_updater(optimizer.Adam())
-    with pytest.raises(ValueError, match=r"index 0: indices must be at least 0 and below 12"):
-        updater(
-            0, (on_device(np.ones((2, 5), np.float32)), on_device(np.array([3, wrong]))), device
-        )
-    np.testing.assert_array_equal(host(device), weight)
+    np.testing.assert_array_equal(host(weight), 1)
     assert updater.optimizer.num_update == 0
     assert not updater.states
 
 
 @settings(max_examples=8)
-@given(st.lists(st.integers(0, 40), max_size=60), st.integers(41, 70_000))
-def test_rows_are_summed_in_the_order_of_the_list(rows, height):
-    rows = np.array(rows, np.int64)
-    values = np.arange(1, len(rows) + 1, dtype=np.float32)[:, np.newaxis] ** 3 / 7
-    here, there = np.zeros((height, 1), np.float32), np.zeros((height, 1), np.float32)
-    there = on_device(there)
-    optimizer.get_updater(optimizer.Test())(0, (values, rows), here)
-    if len(rows):
-        optimizer.get_updater(optimizer.Test())(0, (on_device(values), on_device(rows)), there)
+@given(st.integers(0, 300), st.integers(1, 40), st.integers(41, 70_000))
+def test_rows_are_summed_in_the_order_of_the_list(count, kinds, height):
+    rows = np.random.default_rng(count).integers(0, kinds, count)
+    values = np.arange(1, count + 1, dtype=np.float32)[:, np.newaxis] ** 3 / 7
+    here, there = np.zeros((height, 1), np.float32), on_device(np.zeros((height, 1), np.float32))
+    optimizer.get_updater("test")(0, RowSparse(values, rows, here.shape), here)
+    optimizer.get_updater("test")(0, on_device(RowSparse(values, rows, here.shape)), there)
     np.testing.assert_array_equal(host(there), here)
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0)], ids=str)
-@pytest.mark.parametrize("name", ["adam", "lamb", "groupadagrad"])
-def test_empty_tables_take_row_sparse_gradients(name, shape):
-    count = min(shape[0], 1)
-    grad = RowSparse(np.ones((count, shape[1]), np.float32), np.zeros(count, np.int64), shape)
-    make = lambda: optimizer.Updater(optimizer.create(name), clip_global_norm=1.0)  # noqa: E731
-    check_steps(make, np.ones(shape, np.float32), [grad] * 3)
 
 
 def test_methods_that_work_on_numpy_say_so():

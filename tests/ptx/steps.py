@@ -1,6 +1,6 @@
 """Steps whose CUDA kernels run from their PTX on the CPU, next to the same steps of the CPU.
 
-``python steps.py CASE ...`` prints as JSON, for each case, the number of bits that differ in
+``python steps.py CASE ...`` prints as JSON, for each case, the number of elements that differ in
 weights, states, averages, codes and scales, or the error of the driver; and then the kernels that
 ran. ``test_steps.py`` starts it with the driver that executes kernels.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from functools import partial
+from itertools import cycle
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +25,7 @@ from helpers.device_arrays import Foreign, host, leaves, on_device
 from ptx import executor
 
 STEPS = 3
-WEIGHT, GRADIENT = 0x6010, 0x6020
+WEIGHT, OTHER, GRADIENT = 0x6010, 0x6020, 0x6030
 """Streams that wait for no other stream unless they are made to."""
 
 kept = []
@@ -34,12 +35,13 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALVES = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
 
 
-def dense(*shapes, dtype=np.float32):
-    """Weights and gradients of these shapes."""
+def dense(*shapes, dtypes=(np.float32,)):
+    """Weights and gradients of these shapes, and of the dtypes in turn."""
 
     def arrays(rng):
         def normal():
-            return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+            pairs = zip(shapes, cycle(dtypes), strict=False)
+            return [rng.normal(size=shape).astype(dtype) for shape, dtype in pairs]
 
         return normal(), [normal() for _ in range(STEPS)]
 
@@ -51,17 +53,12 @@ def rows(height, width, count, often=0.0):
 
     def arrays(rng):
         def grad():
-            ids = rng.integers(0, height, count)
-            ids[rng.random(count) < often] = 7
-            values = (
-                rng.integers(-9, 9, (count, width)) / 8
-                if often
-                else rng.normal(size=(count, width))
-            )
+            ids = np.where(rng.random(count) < often, 7, rng.integers(0, max(height, 1), count))
+            values = rng.normal(size=(count, width))
+            values = np.round(8 * values) / 8 if often else values
             return [RowSparse(values.astype(np.float32), ids, (height, width))]
 
-        weight = rng.normal(size=(height, width)).astype(np.float32)
-        return [weight], [grad() for _ in range(STEPS)]
+        return dense((height, width))(rng)[0], [grad() for _ in range(STEPS)]
 
     return arrays
 
@@ -71,27 +68,6 @@ def made(name, options=None, **kwargs):
     return lambda: optimizer.Updater(optimizer.create(name, **kwargs), **(options or {}))
 
 
-def scheduled():
-    """An updater whose schedule reads the update counts."""
-    adam = optimizer.Adam(lr_scheduler=CosineScheduler(9))
-    return optimizer.Updater(adam, clip_global_norm=1.0)
-
-
-def scaled():
-    """An updater with a loss scaler of its own."""
-    return optimizer.Updater(optimizer.Adam(), LossScaler(4.0))
-
-
-def two_dtypes(rng):
-    """Weights that need two tables, and whose squares are added in the order of the list."""
-    kinds = np.float32, np.float64, np.float32
-
-    def normal():
-        return [rng.normal(size=300 + k).astype(kind) for k, kind in enumerate(kinds)]
-
-    return normal(), [normal() for _ in range(STEPS)]
-
-
 def not_finite(rng):
     """Gradients of which those of the second step are not finite, which skips it."""
     weights, grads = dense((30, 41), (700,))(rng)
@@ -99,16 +75,12 @@ def not_finite(rng):
     return weights, grads
 
 
-def masters(dtype, name="adam", **kwargs):
-    return made(name, multi_precision=True, **kwargs), dense((4001,), dtype=dtype)
-
-
 def dense_steps(forms, dtype=np.float32):
     """Cases of forms of optimizers, whose weights have whole packs and a single element."""
     return {
         str(form): (
             partial(form.updater, wd=form.wd, clip_gradient=1.5),
-            dense((41, 5) if form.shape[1:] else (205,), dtype=dtype),
+            dense((41, 5) if form.shape[1:] else (205,), dtypes=[dtype]),
         )
         for form in forms
     }
@@ -119,26 +91,28 @@ def row_steps(forms):
     return {str(form): (partial(form.updater, wd=form.wd), rows(300, 5, 90)) for form in forms}
 
 
+MASTERS, CODES = {"multi_precision": True}, {"state_dtype": "int8", "state_min_size": 1}
+SPLIT = MASTERS | {"master": "split"}
 KINDS = {
-    "float16 with master": ({"multi_precision": True}, HALVES["float16"]),
-    "bfloat16 with master": ({"multi_precision": True}, HALVES["bfloat16"]),
-    "bfloat16 split": ({"multi_precision": True, "master": "split"}, HALVES["bfloat16"]),
+    "float16 with master": (MASTERS, HALVES["float16"]),
+    "bfloat16 with master": (MASTERS, BFLOAT16),
+    "bfloat16 split": (SPLIT, BFLOAT16),
     "float16 rounded at random": ({"rounding": "stochastic"}, HALVES["float16"]),
     "bfloat16 state": ({"state_dtype": "bfloat16"}, np.float32),
-    "8 bits": ({"state_dtype": "int8", "state_min_size": 1}, np.float32),
+    "8 bits": (CODES, np.float32),
     "standard rows": ({"lazy_update": False}, None),
 }
 """What all rules are compiled for besides float32, float64 and lazy rows: arguments of the
 optimizers, and the dtype of weights."""
 
 
-def kind_steps(kind):
-    """Cases of one form of each rule."""
+def kind_steps(kind, forms):
+    """Cases of forms of optimizers."""
     kwargs, dtype = KINDS[kind]
     found = {}
-    for form in {form.make().rule: form for form in FORMS}.values():
+    for form in forms:
         shape = (17, 31) if form.shape[1:] else (527,)
-        arrays = rows(300, 5, 90) if dtype is None else dense(shape, dtype=dtype)
+        arrays = rows(300, 5, 90) if dtype is None else dense(shape, dtypes=[dtype])
         found[str(form)] = partial(form.updater, wd=form.wd, **kwargs), arrays
     return found
 
@@ -156,56 +130,43 @@ def is_refused(make, arrays):
 
 LATER = [form for form in FORMS if form is not FIRST[form.name]]
 FEW = [form for form in FORMS if str(form) in SAMPLE]
+RULES = {form.make().rule: form for form in FORMS}.values()
+"""One form of each rule."""
+
+CLIP, TWO = {"clip_global_norm": 1.0}, dense((301,), (7,))
+CLIPPED = made("adam", CLIP)
+TWO_DTYPES = dense((300,), (301,), (302,), dtypes=[np.float32, np.float64])
+ANY_SHAPE = dense((), (1,), (0,), (3, 0), (300,), (2, 3, 4))
+NAMES = {k: f"{k}{'.bias' if k % 2 else '.weight'}" for k in range(40)}
+HALF = "adam", "lamb", "lars", "ftrl"
+CODED = "lion", "rmsprop", "ademamix", "adamax", "adopt"
+IN_GROUPS = {"groups": {"bias": {"learning_rate": 0.5}}}
+AVERAGES = EMA(0.5), EMA(0.5, bias_correction=True), SWA(2, 2), Lookahead(2)
 
 CASES = {
     "dense": {
         "Adam": (made("adam", wd=0.01), dense((4,), (10_007,))),
-        "Adam, float64": (made("adam"), dense((3001,), dtype=np.float64)),
+        "Adam, float64": (made("adam"), dense((3001,), dtypes=[np.float64])),
+        "Muon's fallback": (made("muon", lr=0.1, fallback="adam"), dense((301,))),
         "offset": (made("adam"), dense((3001,))),
         "strided gradient": (made("adam"), dense((33, 40))),
         "GroupAdaGrad": (made("groupadagrad"), dense((60, 70))),
         "SGLD": (made("sgld"), dense((3001,))),
-        "any shape": (made("adam"), dense((), (1,), (0,), (3, 0), (300,), (2, 3, 4))),
-        "any shape of LAMB": (made("lamb"), dense((), (1,), (0,), (3, 0), (300,), (2, 3, 4))),
+        "any shape": (made("adam"), ANY_SHAPE),
+        "any shape of LAMB": (made("lamb"), ANY_SHAPE),
     },
     "half": {
-        **{
-            f"{dtype} with master, {name}": masters(HALVES[dtype], name)
-            for dtype in HALVES
-            for name in ("adam", "sgd", "lamb", "lars", "ftrl", "sgld")
-        },
-        "split": masters(BFLOAT16, master="split"),
-        "bfloat16 state": (made("adam", state_dtype="bfloat16"), dense((4001,))),
-        "bfloat16 state of rows": (made("groupadagrad", state_dtype="bfloat16"), dense((60, 70))),
-        **{
-            f"stochastic {name}": (
-                made("sgd", momentum=0.9, rounding="stochastic"),
-                dense((4001,), dtype=dtype),
-            )
-            for name, dtype in HALVES.items()
-        },
+        f"{kind}, {name}": case
+        for kind in list(KINDS)[:5]
+        for name, case in kind_steps(kind, [FIRST[name] for name in HALF]).items()
     },
     "int8": {
         "whole blocks": (made("adam", state_dtype="int8"), dense((8, 1024))),
-        **{
-            name: (made(name, state_dtype="int8", state_min_size=1, **kwargs), dense((2, 140)))
-            for name, kwargs in (
-                *((name, {}) for name in ("lion", "rmsprop", "ademamix", "adamax", "adopt")),
-                ("sgd", {"momentum": 0.9}),
-            )
-        },
-        "ragged blocks": (made("adam", state_dtype="int8", state_min_size=1), dense((37, 31))),
-        "split": (
-            made("adam", multi_precision=True, master="split", state_dtype="int8"),
-            dense((8, 1024), dtype=BFLOAT16),
-        ),
-        **{
-            f"rows, lazy {lazy}": (
-                made("adam", state_dtype="int8", state_min_size=1, lazy_update=lazy),
-                rows(300, 140, 90),
-            )
-            for lazy in (True, False)
-        },
+        "ragged blocks": (made("adam", **CODES), dense((37, 31))),
+        "split": (made("adam", **SPLIT, **CODES), dense((8, 1024), dtypes=[BFLOAT16])),
+        "rows": (made("adam", **CODES), rows(300, 140, 90)),
+        "standard rows": (made("adam", **CODES, lazy_update=False), rows(300, 140, 90)),
+        **kind_steps("8 bits", [FIRST[name] for name in CODED]),
     },
     "reductions": {
         "LAMB": (made("lamb"), dense((120, 301))),
@@ -213,10 +174,8 @@ CASES = {
     },
     "lists": {
         "60 weights": (made("adam"), dense(*[(3, 41 + k % 3) for k in range(60)])),
-        "weight decay of some": (
-            made("adam", wd=0.1, param_idx2name={0: "a_weight", 1: "b_bias"}),
-            dense((301,), (500,)),
-        ),
+        "weight decay of some": (made("adam", wd=0.1, param_idx2name=NAMES), TWO),
+        "groups": (made("adam", IN_GROUPS, param_idx2name=NAMES), dense(*[(2,)] * 40)),
     },
     "rows": {
         "lazy": (made("adam"), rows(3000, 17, 400)),
@@ -230,57 +189,56 @@ CASES = {
             f"a row often, {name}": (made(name, lazy_update=False), rows(12, 5, 200, often=0.8))
             for name in ("sgd", "adam", "groupadagrad")
         },
+        **{
+            f"{height} rows of {width}, {name}": (made(name, CLIP), rows(height, width, height))
+            for height, width in ((0, 3), (3, 0))
+            for name in ("adam", "lamb", "groupadagrad")
+        },
         "decay caught up": (made("adamw", wd=0.01, sparse_decay="catch_up"), rows(900, 8, 700)),
         "decay of all": (made("adamw", wd=0.01, sparse_decay="dense"), rows(900, 8, 700)),
     },
     "clip": {
-        "dense": (made("adam", {"clip_global_norm": 1.0}), dense((30, 101), (7,), (2049,))),
-        "rows": (made("adam", {"clip_global_norm": 1.0}), rows(900, 8, 300)),
-        "LAMB": (made("lamb", {"clip_global_norm": 1.0}), dense((30, 101), (7,))),
-        "bfloat16 state": (
-            made("adam", {"clip_global_norm": 1.0}, state_dtype="bfloat16"),
-            dense((401,), (7,)),
-        ),
-        "two dtypes": (made("adamw", {"clip_global_norm": 1.0}), two_dtypes),
-        "schedule": (scheduled, dense((301,), (7,))),
-        "not finite": (made("adam", {"clip_global_norm": 1.0}), not_finite),
-        "not finite, LAMB": (made("lamb", {"clip_global_norm": 1.0}), not_finite),
-        "not finite, 8 bits": (
-            made("adam", {"clip_global_norm": 1.0}, state_dtype="int8", state_min_size=1),
-            not_finite,
-        ),
-        "loss scaler": (scaled, not_finite),
-        "streams": (made("adam", {"clip_global_norm": 1.0}), dense((3001,), (70,))),
+        "dense": (CLIPPED, dense((30, 101), (7,), (2049,))),
+        "rows": (CLIPPED, rows(900, 8, 300)),
+        "LAMB": (made("lamb", CLIP), dense((30, 101), (7,))),
+        "bfloat16 state": (made("adam", CLIP, state_dtype="bfloat16"), dense((401,), (7,))),
+        "two dtypes": (made("adamw", CLIP), TWO_DTYPES),
+        "schedule": (made("adam", CLIP, lr_scheduler=CosineScheduler(9)), TWO),
+        "not finite": (CLIPPED, not_finite),
+        "not finite, LAMB": (made("lamb", CLIP), not_finite),
+        "not finite, 8 bits": (made("adam", CLIP, **CODES), not_finite),
+        "loss scaler": (lambda: optimizer.Updater("adam", LossScaler(4.0)), not_finite),
+        "streams": (CLIPPED, dense((3001,), (70,))),
     },
     "averages": {
-        f"{average}, {name}": (made(name, {"average": average}), dense((30, 101)))
-        for average in (EMA(0.5), EMA(0.5, bias_correction=True), SWA(2, 2), Lookahead(2))
-        for name in ("adam", "lamb")
+        "sums of rows": (made("adam", {"accumulate": 2}), rows(300, 5, 90)),
+        **{
+            f"{options}, {name}": (made(name, options), dense((30, 101)))
+            for options in (*({"average": each} for each in AVERAGES), {"accumulate": 2})
+            for name in ("adam", "lamb")
+        },
     },
     "graphs": {
-        "graph": (made("adam"), dense((301,), (7,))),
-        "graph of SGD": (made("sgd", momentum=0.9), dense((301,), dtype=np.float64)),
+        "graph": (made("adam"), TWO),
+        "graph of SGD": (made("sgd", momentum=0.9), dense((301,), dtypes=[np.float64])),
         "graph of LAMB": (made("lamb"), dense((30, 101), (7,))),
         "graph, bfloat16 state": (made("adam", state_dtype="bfloat16"), dense((401,))),
-        "graph, clip": (made("adam", {"clip_global_norm": 1.0}), dense((301,), (7,))),
-        "graph, not finite": (made("adam", {"clip_global_norm": 1.0}), not_finite),
-        "graph, two dtypes": (made("adamw", {"clip_global_norm": 1.0}), two_dtypes),
+        "graph, clip": (CLIPPED, TWO),
+        "graph, not finite": (CLIPPED, not_finite),
+        "graph, two dtypes": (made("adamw", CLIP), TWO_DTYPES),
     },
     "streams": {
-        "streams": (made("adam"), dense((3001,), (70,))),
+        "streams": (made("adam"), dense((3001,), (70,), (5,))),
+        "streams, LAMB": (made("lamb"), dense((3001,), (70,))),
+        "streams, masters": (made("sgd", **MASTERS), dense((3001,), dtypes=[HALVES["float16"]])),
         "streams, rows": (made("adam"), rows(900, 8, 300)),
         "streams, rows, summed": (made("adam", {"accumulate": 2}), rows(900, 8, 300)),
-    },
-    "accumulation": {
-        "dense": (made("adam", {"accumulate": 2}), dense((30, 101))),
-        "LAMB": (made("lamb", {"accumulate": 2}), dense((30, 101))),
-        "rows": (made("adam", {"accumulate": 2}), rows(300, 5, 90)),
     },
     "every optimizer": dense_steps(FIRST.values()),
     "every optimizer, rows": row_steps(FIRST.values()),
     "other forms": dense_steps(LATER),
     "other forms, rows": row_steps(LATER),
-    **{f"every rule, {kind}": kind_steps(kind) for kind in KINDS},
+    **{f"every rule, {kind}": kind_steps(kind, RULES) for kind in KINDS},
     "float64": dense_steps(FEW, np.float64),
     "float64, other forms": dense_steps([form for form in FORMS if form not in FEW], np.float64),
 }
@@ -313,7 +271,7 @@ def grad_on_device(name, grad):
     if name.startswith("streams, rows"):
         values, ids = written_on_a_stream(grad.values), written_on_a_stream(grad.indices)
         return RowSparse(values, ids, grad.shape)
-    if name == "streams":
+    if name.startswith("streams"):
         return written_on_a_stream(grad)
     if name == "offset":
         return weight_on_device(name, grad)
@@ -326,39 +284,29 @@ def grad_on_device(name, grad):
 
 
 def different(device, expected):
-    """Bytes of arrays that differ."""
-    pairs = list(zip(leaves(host(device)), leaves(expected), strict=True))
-    return sum(
-        int((np.atleast_1d(one).view(np.uint8) != np.atleast_1d(other).view(np.uint8)).sum())
-        for one, other in pairs
-    )
+    """Number of elements that differ."""
+    pairs = zip(leaves(host(device)), leaves(expected), strict=True)
+    bits = ([np.atleast_1d(each).view(f"u{each.itemsize}") for each in pair] for pair in pairs)
+    return sum(int((one != other).sum()) for one, other in bits)
 
 
-class Graph:
-    """Steps, of which those after the second are launches of a graph."""
-
-    def __init__(self, updater, indices, weights):
-        self.updater, self.indices, self.weights = updater, indices, weights
-        self.grads, self.graph, self.steps = [], ctypes.c_uint64(), 0
-
-    def __call__(self, grads):
-        """Update with gradients on the host."""
-        stream = ctypes.c_uint64(WEIGHT)
-        if not self.grads:
-            self.memory = [on_device(grad) for grad in grads]
-            self.grads = [Foreign(each, stream=WEIGHT) for each in self.memory]
+def replay(updater, indices, weights, grads):
+    """Make steps, of which those after the second are launches of a graph."""
+    memory = [on_device(grad) for grad in grads[0]]
+    given = [Foreign(each, stream=WEIGHT) for each in memory]
+    stream, graph = ctypes.c_uint64(WEIGHT), ctypes.c_uint64()
+    for count, listed in enumerate(grads):
         cuda.synchronize()
-        for memory, grad in zip(self.memory, grads, strict=True):
-            memory.copy_to_device(grad)
-        self.steps += 1
-        if self.steps < 3:
-            self.updater(self.indices, self.grads, self.weights)
-            return
-        if not self.graph:
+        for target, grad in zip(memory, listed, strict=True):
+            target.copy_to_device(grad)
+        if count == 2:
             assert driver.cuStreamBeginCapture(stream, 0) == 0
-            self.updater(self.indices, self.grads, self.weights)
-            assert driver.cuStreamEndCapture(stream, ctypes.byref(self.graph)) == 0
-        assert driver.cuGraphLaunch(self.graph, stream) == 0
+        if count <= 2:
+            updater(indices, given, weights)
+        if count == 2:
+            assert driver.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+        if count >= 2:
+            assert driver.cuGraphLaunch(graph, stream) == 0
 
 
 def check_infos(device, expected):
@@ -376,25 +324,28 @@ def stepped(name, make, arrays):
     """Updaters and weights of the device and of the CPU after the steps of a case."""
     here, there = make(), make()
     weights, grads = arrays(np.random.default_rng(0))
-    devices = [weight_on_device(name, weight) for weight in weights]
-    streams = name.startswith(("streams", "graph"))
-    targets = [Foreign(weight, stream=WEIGHT) for weight in devices] if streams else devices
-    indices = list(range(len(weights)))
-    replayed = Graph(there, indices, targets) if name.startswith("graph") else None
-    for listed in grads * 2 if replayed else grads:
-        if replayed is not None:
-            here(indices, listed, weights)
-            replayed(listed)
-            continue
-        moved = [grad_on_device(name, grad) for grad in listed]
+    devices, indices = (
+        [weight_on_device(name, weight) for weight in weights],
+        [*range(len(weights))],
+    )
+    is_graph = name.startswith("graph")
+    targets = devices
+    if name.startswith(("streams", "graph")):
+        own = [WEIGHT, WEIGHT if is_graph else OTHER]
+        targets = [Foreign(each, stream=own[k % 2]) for k, each in enumerate(devices)]
+    grads = grads * 2 if is_graph else grads
+    for listed in grads:
         here(indices, listed, weights)
-        there(indices, moved, targets)
-        overwrite()
+        if not is_graph:
+            there(indices, [grad_on_device(name, grad) for grad in listed], targets)
+            overwrite()
+    if is_graph:
+        replay(there, indices, targets, grads)
     if name.startswith("decay"):
         here.flush(0)
         there.flush(0)
     cuda.synchronize()
-    if replayed is None:
+    if not is_graph:
         check_infos(there.info, here.info)
     assert repr(there.loss_scaler) == repr(here.loss_scaler)
     assert there.optimizer._index_update_count == here.optimizer._index_update_count

@@ -70,75 +70,58 @@ RIGHT = {
     ),
     "all write one value": ("st.global.u32 [%rd1], 0; st.global.u32 [%rd5+0], 0;", np.zeros(WORDS)),
 }
-DEFECTS = {
-    "an index is too large": ("st.global.u32 [%rd5+4], 1;", "access outside of allocated memory"),
-    "an index is negative": ("ld.global.u32 %r2, [%rd5+-4];", "access outside of allocated memory"),
-    "a vector is misaligned": ("ld.global.v2.u32 {%r2, %r3}, [%rd5];", "misaligned access"),
-    "memory was freed": ("ld.global.u32 %r2, [%rd3];", "access to freed memory"),
-    "memory was not written": ("ld.global.u32 %r2, [%rd2];", "read of memory that was not written"),
-    "shared memory was not written": (
-        "ld.shared.u32 %r2, [%rd7];",
-        "read of memory that was not written",
-    ),
-    "local memory was not written": (
-        "mov.u64 %rd9, depot; ld.local.u32 %r2, [%rd9+4];",
-        "read of memory that was not written",
-    ),
-    "local memory is that of another thread": (
+BOUNDS, UNWRITTEN = "access outside of allocated memory", "read of memory that was not written"
+MISSED = "a barrier that not all threads reach"
+DEFECTS = [
+    (BOUNDS, "an index is too large", "st.global.u32 [%rd5+4], 1;"),
+    (BOUNDS, "an index is negative", "ld.global.u32 %r2, [%rd5+-4];"),
+    ("misaligned access", "a vector", "ld.global.v2.u32 {%r2, %r3}, [%rd5];"),
+    ("access to freed memory", "", "ld.global.u32 %r2, [%rd3];"),
+    (UNWRITTEN, "global", "ld.global.u32 %r2, [%rd2];"),
+    (UNWRITTEN, "shared", "ld.shared.u32 %r2, [%rd7];"),
+    (UNWRITTEN, "local", "mov.u64 %rd9, depot; ld.local.u32 %r2, [%rd9+4];"),
+    (
+        *(BOUNDS, "local memory is that of another thread"),
         """mov.u64 %rd9, depot; st.local.u32 [%rd9], 1;
         and.b64 %rd10, %rd4, 0; add.s64 %rd10, %rd6, %rd10;
         setp.eq.s32 %p2, %r1, 0; @%p2 st.shared.u64 [%rd10], %rd9; bar.sync 0;
         ld.shared.u64 %rd11, [%rd10]; ld.u32 %r2, [%rd11];""",
-        "access outside of allocated memory",
     ),
-    "a barrier is missing": (REVERSED.format(barrier=""), "read of memory that was not written"),
-    "a barrier is missing before a write": (
+    (UNWRITTEN, "a barrier is missing", REVERSED.format(barrier="")),
+    (
+        *("race", "a barrier is missing before a write"),
         REVERSED.format(barrier="bar.sync 0;") + "st.shared.u32 [%rd7], 0;",
-        "race",
     ),
-    "lanes wait instead of warps": (
+    (
+        *("race", "lanes wait instead of warps"),
         "st.shared.u32 [%rd7], 1; bar.warp.sync -1;"
         + REVERSED.format(barrier="bar.sync 0;")
         + "ld.shared.u32 %r2, [%rd8+252]; bar.warp.sync -1; st.shared.u32 [%rd7], 99;",
-        "race",
     ),
-    "threads write one word": ("st.global.u32 [%rd1], %r1;", "race"),
-    "a word is read after another thread wrote it": (
-        "st.global.u32 [%rd5], 5; ld.global.u32 %r2, [%rd1];",
-        "race",
-    ),
-    "threads end before a barrier": (
-        "@%p1 bra SKIP; bar.sync 0; SKIP:",
-        "a barrier that not all threads reach",
-    ),
-    "threads are at different barriers": (
-        "@%p1 bra OTHER;\n bar.sync 0; bra END;\n OTHER: bar.sync 0; END:",
-        "a barrier that not all threads reach",
-    ),
-    "lanes are at different shuffles": (
+    ("race", "threads write one word", "st.global.u32 [%rd1], %r1;"),
+    ("race", "another thread's word", "st.global.u32 [%rd5], 5; ld.global.u32 %r2, [%rd1];"),
+    (MISSED, "threads have ended", "@%p1 bra SKIP; bar.sync 0; SKIP:"),
+    (MISSED, "another one", "@%p1 bra OTHER;\n bar.sync 0; bra END;\n OTHER: bar.sync 0; END:"),
+    (
+        *("lanes wait for each other at different places", "shuffles"),
         f"setp.lt.u32 %p1, %r1, 16; @%p1 bra OTHER;\n {SUMMED} bra END;\n OTHER: {SUMMED} END:",
-        "lanes wait for each other at different places",
     ),
-    "lanes end before a shuffle": (
+    (
+        *("lanes wait for one that has ended", "a shuffle"),
         f"setp.lt.u32 %p1, %r1, 16; @%p1 bra SKIP; {SUMMED} SKIP:",
-        "lanes wait for one that has ended",
     ),
-    "a lane is not in its own mask": ("bar.warp.sync 1;", "a lane is not in its own mask"),
-    "a lane outside of the mask is read": (
+    ("a lane is not in its own mask", "", "bar.warp.sync 1;"),
+    (
+        *("shuffle from a lane that does not take part", ""),
         """@!%p1 bra END; setp.lt.u32 %p1, %r1, 16; @!%p1 bra END; mov.b32 %r3, 31;
         mov.b32 %r4, 65535; shfl.sync.bfly.b32 %r5|%p2, %r1, 16, %r3, %r4; END:""",
-        "shuffle from a lane that does not take part",
     ),
-}
+]
+"""Messages, which of several defects have them, and their code."""
 
 
 def text_of(body, size=4 * WORDS):
     return KERNEL.format(size=size, body=body)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("executor")
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["in order", "in reverse"])
@@ -178,23 +161,23 @@ def test_right_kernels_compute_what_they_should(name, driver, folder):
     assert run(driver, folder, text_of(body)) == list(expected)
 
 
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_is_found(name, driver, folder):
-    body, words = DEFECTS[name]
-    message = run(driver, folder, text_of(body))
-    assert f" of the PTX: {words}" in str(message)
+@pytest.mark.parametrize(("words", "which", "body"), DEFECTS)
+def test_a_defect_is_found(words, which, body, driver, folder):
+    assert f" of the PTX: {words}" in str(run(driver, folder, text_of(body)))
 
 
 def test_a_message_names_the_line_and_the_thread(driver, folder):
     text = text_of("setp.eq.s32 %p2, %r1, 7; @%p2 ld.global.u32 %r2, [%rd2];")
     line = 1 + text[: text.index("@%p2")].count("\n")
-    assert run(driver, folder, text).startswith(f"line {line} of the PTX: ")
-    assert run(driver, folder, text).endswith(", block 0, thread (7, 0)")
+    message = run(driver, folder, text)
+    assert message.startswith(f"line {line} of the PTX: ")
+    assert message.endswith(", block 0, thread (7, 0)")
 
 
-@pytest.mark.parametrize(
-    "instruction", ["atom.global.add.u32 %r2, [%rd1], 1", "add.sat.s32 %r1, %r1, 1"]
-)
+UNKNOWN = "atom.global.add.u32 %r2, [%rd1], 1", "add.sat.s32 %r1, %r1, 1"
+
+
+@pytest.mark.parametrize("instruction", UNKNOWN)
 def test_an_unknown_instruction_is_an_error_with_its_line(instruction):
     text = text_of(instruction + ";")
     line = 1 + text[: text.index(instruction)].count("\n")

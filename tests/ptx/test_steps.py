@@ -23,7 +23,7 @@ SAMPLE = [
 """Steps in which each kernel runs."""
 
 FAMILIES = [
-    *("dense", "half", "int8", "reductions", "lists", "rows", "clip", "averages", "accumulation"),
+    *("dense", "half", "int8", "reductions", "lists", "rows", "clip", "averages"),
     *("graphs", "streams", "every optimizer", "every optimizer, rows", "float64"),
     *nightly("other forms", "other forms, rows", "float64, other forms"),
 ]
@@ -47,11 +47,6 @@ DEFECTS = {
         "cuda_packs.py", '@overload(begin_pack, prefer_literal=True, inline="always")',
         "@overload(begin_pack, prefer_literal=True)", "dense/Adam", "differ"
     ),
-    "swapped registers": (
-        "cuda_packs.py", "builder.store(word, self._word(builder, target, first + k))",
-        "builder.store(word, self._word(builder, target, first + self.each - 1 - k))", "dense/Adam",
-        "differ"
-    ),
     "a wrong index": (
         "cuda.py", "for i in range(done + t, size, across):",
         "for i in range(done + t, size + 1, across):", "dense/Adam",
@@ -61,10 +56,6 @@ DEFECTS = {
         "cuda.py", "return bits & np.uint64(ALIGNMENT - 1) == 0", "return bits & np.uint64(0) == 0",
         "dense/offset", "misaligned access"
     ),
-    "lanes that do not wait": (
-        "cuda_blocks.py", "        meet()  # all lanes have read the scales\n", "",
-        "int8/ragged blocks", "race"
-    ),
     "a missing barrier": (
         "cuda.py", "                cuda.syncthreads()\n            if t == 0:",
         "            if t == 0:", "reductions/LAMB", "race"
@@ -72,17 +63,6 @@ DEFECTS = {
     "states that are not filled with zeros": (
         "device_memory.py", "            zero(whole, of.stream)\n", "", "dense/Adam",
         "read of memory that was not written"
-    ),
-    "a barrier that is missing between additions": (
-        "cuda_order.py", "        cuda.syncthreads()\n        earlier = ", "        earlier = ",
-        "rows/several tiles", "race"
-    ),
-    "a norm that does not wait for all sums": (
-        "cuda_steps.py", "                cuda.syncthreads()\n                if t == 0:",
-        "                if t == 0:", "clip/dense", "read of memory that was not written"
-    ),
-    "a step that is not skipped": (
-        "cuda_steps.py", "np.uint64(skipped)", "np.uint64(0)", "clip/not finite", "differ"
     ),
     "a missing wait": (
         "cuda_driver.py",
@@ -121,12 +101,8 @@ def check_equal(different):
 def test_each_kernel_runs_with_the_bits_of_the_cpu(device, folder):
     found = run(folder, *SAMPLE, **DEVICES[device])
     check_equal(found["different"])
-    ran = {
-        kernel
-        for kernel in KERNELS
-        for name in found["kernels"]
-        if f"{len(kernel)}{kernel}" in name
-    }
+    names = found["kernels"]
+    ran = {each for each in KERNELS if any(f"{len(each)}{each}" in name for name in names)}
     assert ran == KERNELS
 
 
@@ -140,8 +116,9 @@ def test_steps_have_the_bits_of_the_cpu(family, folder):
 @pytest.mark.parametrize(
     ("family", "device"),
     [
-        *((family, "cc90") for family in RULES),
-        *((family, "cc80, in reverse") for family in RULES[:2]),
+        (family, device)
+        for device, count in zip(DEVICES, (None, 2), strict=True)
+        for family in RULES[:count]
     ],
 )
 def test_what_is_compiled_for_every_rule_is_executed(family, device, folder):
@@ -176,3 +153,26 @@ def test_a_defect_in_fastopt_is_found(name, folder, tmp_path):
         assert found > 0
     else:
         assert f" of the PTX: {expected}" in str(found)
+
+
+LONG = "between_the_writes_of_its_stream or test_every_rule_steps"
+"""Tests that only take time: a kernel that would run for days, and 713 steps of every rule, which
+are made here bit for bit."""
+
+
+@pytest.mark.slow("nightly")
+@pytest.mark.parametrize("name", sorted(path.name for path in (TESTS / "gpu").glob("test_*.py")))
+def test_a_file_of_tests_for_gpus_passes(name, folder):
+    arguments = ["-m", "pytest", "-q", "-p", "ptx.executor", "-p", "no:cacheprovider"]
+    arguments += ["-m", "gpu and not slow", "-k", f"not ({LONG})", TESTS / "gpu" / name]
+    run_python(folder, *arguments, nothing=pytest.ExitCode.NO_TESTS_COLLECTED, **DEFERRED)
+
+
+@pytest.mark.slow("nightly")
+def test_the_benchmark_of_gpus_runs(folder):
+    code = (
+        "import runpy, sys; from ptx import executor; executor.install(); "
+        "sys.argv = ['gpu.py', '--quick']; "
+        "runpy.run_path('asv_benchmarks/gpu.py', run_name='__main__')"
+    )
+    assert run_python(folder, "-c", code).count("GB/s") == 6

@@ -15,14 +15,16 @@ __all__ = ["UnknownInstruction", "translate"]
 INTEGER, REAL, BITS = "[su](?:16|32|64)", "f(?:32|64)", "b(?:16|32|64)|pred"
 ANY = f"{INTEGER}|{REAL}|{BITS}"
 SUMS = f"{INTEGER}|{REAL}|f16"  # of float16 are exact in float32, and then rounded once
+ORDER = ("eq", "=="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")
+UNORDERED = ("ne", "=="), ("lt", ">="), ("le", ">"), ("gt", "<="), ("ge", "<")
+"""Comparisons that hold for a NaN are the opposite of those that do not."""
+SIGNS = ("add", "+"), ("sub", "-"), ("mul", "*")
+BITWISE = ("and", "&"), ("or", "|"), ("xor", "^")
 WITHIN = "{b:u32} < 8 * sizeof {a}"
 
 OPERATIONS = {
-    rf"add(?:\.rn)?\.(?P<to>{SUMS})": "{a} + {b}",
-    rf"sub(?:\.rn)?\.(?P<to>{SUMS})": "{a} - {b}",
-    rf"mul(?:\.rn|\.lo)?\.(?P<to>{SUMS})": "{a} * {b}",
-    r"mul\.wide\.s32": ("s64", "{a:s64} * {b:s64}"),
-    r"mul\.wide\.u32": ("u64", "{a:u64} * {b:u64}"),
+    **{rf"{name}(?:\.rn|\.lo)?\.(?P<to>{SUMS})": f"{{a}} {sign} {{b}}" for name, sign in SIGNS},
+    **{rf"mul\.wide\.{x}32": (f"{x}64", f"{{a:{x}64}} * {{b:{x}64}}") for x in "su"},
     rf"mad\.lo\.(?P<to>{INTEGER})": "{a} * {b} + {c}",
     rf"fma\.rn\.(?P<to>{REAL})": "fused({a}, {b}, {c})",
     rf"fma\.kept\.(?P<to>{REAL})": "kept_fused({a}, {b}, {c})",
@@ -38,9 +40,7 @@ OPERATIONS = {
     rf"max\.(?P<to>{INTEGER})": "{a} > {b} ? {a} : {b}",
     rf"min\.(?P<to>{REAL})": "least({a}, {b})",
     rf"max\.(?P<to>{REAL})": "most({a}, {b})",
-    rf"and\.(?P<to>{BITS})": "{a} & {b}",
-    rf"or\.(?P<to>{BITS})": "{a} | {b}",
-    rf"xor\.(?P<to>{BITS})": "{a} ^ {b}",
+    **{rf"{name}\.(?P<to>{BITS})": f"{{a}} {sign} {{b}}" for name, sign in BITWISE},
     r"not\.(?P<to>pred)": "!{a}",
     rf"not\.(?P<to>{BITS})": "~{a}",
     rf"(?:shl\.(?P<to>{BITS})|shl\.(?P<also>u32))": WITHIN + " ? {a} << {b:u32} : 0",
@@ -57,19 +57,14 @@ OPERATIONS = {
     rf"cvt\.rzi\.(?P<to>{REAL})\.(?P<of>{REAL})": "trunc({a})",
     r"cvt\.(?P<to>f32|f64)\.(?P<of>f16|f32)": "{a}",
     r"cvt\.rn\.(?P<to>f16|f32)\.(?P<of>f32|f64)": "{a}",
-    rf"setp\.eq\.(?P<of>{ANY})": ("pred", "{a} == {b}"),
+    **{rf"setp\.{name}\.(?P<of>{ANY})": ("pred", f"{{a}} {sign} {{b}}") for name, sign in ORDER},
     rf"setp\.ne\.(?P<of>{INTEGER}|{BITS})": ("pred", "{a} != {b}"),
     rf"setp\.ne\.(?P<of>{REAL})": ("pred", "{a} < {b} || {a} > {b}"),
-    rf"setp\.lt\.(?P<of>{INTEGER}|{REAL})": ("pred", "{a} < {b}"),
-    rf"setp\.le\.(?P<of>{INTEGER}|{REAL})": ("pred", "{a} <= {b}"),
-    rf"setp\.gt\.(?P<of>{INTEGER}|{REAL})": ("pred", "{a} > {b}"),
-    rf"setp\.ge\.(?P<of>{INTEGER}|{REAL})": ("pred", "{a} >= {b}"),
     rf"setp\.equ\.(?P<of>{REAL})": ("pred", "!({a} < {b} || {a} > {b})"),
-    rf"setp\.neu\.(?P<of>{REAL})": ("pred", "!({a} == {b})"),
-    rf"setp\.ltu\.(?P<of>{REAL})": ("pred", "!({a} >= {b})"),
-    rf"setp\.leu\.(?P<of>{REAL})": ("pred", "!({a} > {b})"),
-    rf"setp\.gtu\.(?P<of>{REAL})": ("pred", "!({a} <= {b})"),
-    rf"setp\.geu\.(?P<of>{REAL})": ("pred", "!({a} < {b})"),
+    **{
+        rf"setp\.{name}u\.(?P<of>{REAL})": ("pred", f"!({{a}} {sign} {{b}})")
+        for name, sign in UNORDERED
+    },
     rf"setp\.nan\.(?P<of>{REAL})": ("pred", "!({a} == {a} && {b} == {b})"),
 }
 """Instructions that compute one result: types of the result and of the operands, and C code."""

@@ -1,6 +1,6 @@
 """Vectorization of kernels that arithmetic limits.
 
-Tests: ``tests/kernels/test_blocks.py``, ``tests/kernels/test_vectors.py``.
+Tests: ``tests/kernels/test_blocks.py``, ``tests/kernels/test_compiling.py``.
 """
 
 import hashlib

@@ -43,10 +43,6 @@ def fields(updater):
     return dict(zip(names, values.tolist(), strict=True))
 
 
-def test_there_are_corrections():
-    assert {"adamax", "lamb", "lans", "radam", "ftml", "adabelief"} <= set(corrected())
-
-
 def updater_of(name, betas, **kwargs):
     made = optimizer.create(name, learning_rate=0.1, wd=0.01, **kwargs)
     if hasattr(made, "beta1"):

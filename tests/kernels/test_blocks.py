@@ -7,16 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import njit
-from numba.core.registry import cpu_target
 
 import fastopt
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
-from fastopt._kernels.blocks import inverse_root
 from fastopt._kernels.codes import decoded, encoded, scales_shape
-from fastopt._kernels.vectors import LITTLE_THROTTLED, prefer_wide_vectors
-from helpers.cases import exhaustive, named, nightly
+from helpers.cases import exhaustive, named
 from helpers.half_precision import bits, master_of
 from helpers.paths import ROOT
 from helpers.tensor_lists import dtype_of, everything, frozen
@@ -186,35 +182,23 @@ def check_step(updater, grad, weight, touched=slice(None)):
             assert own[rest].tobytes() == old[rest].tobytes()
 
 
-@pytest.mark.parametrize("shape", [(40, 200), (3, 5, 300), (16, 4096)], ids=str)
-@pytest.mark.parametrize("name", named(NAMES, "adam"))
-def test_a_step_is_the_one_of_float32_from_what_the_codes_stand_for(name, shape):
-    updater = made(name, wd=0.1)
-    weight = trained(updater, shape)
-    check_step(updater, normal(shape, 5), weight)
-
-
-MASTERS = {"multi_precision": True}
-ROUNDED = {"rounding": "stochastic"}
 CAUGHT_UP = {"sparse_decay": "catch_up", "cautious": False, "cautious_decay": False}
+MASTERS, ROUNDED = {"multi_precision": True}, {"rounding": "stochastic"}
+HALVES = [
+    *(("float16", ROUNDED), ("float16", MASTERS), ("bfloat16", ROUNDED)),
+    *(("bfloat16", MASTERS), ("bfloat16", MASTERS | {"master": "split"})),
+]
+KINDS = [("float32", {}), *exhaustive(("float64", {}), *HALVES)]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kwargs"),
-    [
-        pytest.param(dtype, kwargs, marks=pytest.mark.slow("exhaustive"), id=f"{dtype}, {kwargs}")
-        for dtype, *of in (
-            ("float64", {}),
-            ("float16", ROUNDED, MASTERS),
-            ("bfloat16", ROUNDED, MASTERS, MASTERS | {"master": "split"}),
-        )
-        for kwargs in of
-    ],
-)
-def test_other_weights_take_the_same_steps(dtype, kwargs):
-    updater = made(**kwargs)
-    weight = trained(updater, (40, 200), dtype=dtype_of(dtype))
-    check_step(updater, normal((40, 200), 5, weight.dtype), weight)
+@pytest.mark.parametrize("shape", [(40, 200), (3, 5, 300), (16, 4096)], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("name", named(NAMES, "adam"))
+def test_a_step_is_the_one_of_float32_from_what_the_codes_stand_for(name, kind, shape):
+    dtype, kwargs = kind
+    updater = made(name, wd=0.1, **kwargs)
+    weight = trained(updater, shape, dtype=dtype_of(dtype))
+    check_step(updater, normal(shape, 5, weight.dtype), weight)
 
 
 @pytest.mark.parametrize("shape", [(300, 64), (40, 200), (20, 2, 150)], ids=str)
@@ -228,51 +212,31 @@ def test_row_sparse_steps_touch_their_rows_alone(kwargs, shape):
         check_step(updater, grad, weight, rows if kwargs.get("lazy_update", True) else slice(None))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_bad_gradient_spreads_over_its_block_with_the_next_step(bad):
-    updater = made()
-    weight = trained(updater, (40, 200))
-    gradient = np.ones((40, 200), np.float32)
-    gradient[3, 7] = bad
-    updater(0, gradient, weight)
-    assert np.isnan(weight).sum() == 1
-    updater(0, np.ones_like(gradient), weight)
-    lost = np.isnan(weight)
-    assert lost[3, :128].all()
-    assert lost.sum() == 128
-
-
 # Which weights, and how much memory
 
 
-@pytest.mark.parametrize(
-    ("shape", "least", "coded"),
-    [
-        ((64, 64), None, True),
-        ((63, 64), None, False),
-        ((100_000,), None, False),
-        ((100_000,), 4096, True),
-        ((4, 20), 80, True),
-        ((4, 20), 81, False),
-        ((5000, 15), 1, False),
-        ((5000, 16), None, True),
-        ((), 1, True),
-    ],
-    ids=str,
-)
+KEPT = [
+    ((64, 64), None, True),
+    ((63, 64), None, False),
+    ((100_000,), None, False),
+    ((100_000,), 4096, True),
+    ((4, 20), 81, False),
+    ((5000, 15), 1, False),
+    ((5000, 16), None, True),
+    ((), 1, True),
+]
+
+
+@pytest.mark.parametrize(("shape", "least", "coded"), KEPT, ids=str)
 def test_small_weights_vectors_and_narrow_rows_stay_float32(shape, least, coded):
-    updater = made(state_min_size=least)
-    updater(0, np.ones(shape, np.float32), np.ones(shape, np.float32))
-    assert len(pairs(updater.states[0])) == 2 * coded
+    """In codes, Adam keeps little more than two bytes for each parameter."""
+    updater, weight = made(state_min_size=least), np.ones(shape, np.float32)
+    updater(0, np.ones(shape, np.float32), weight)
+    state = leaves(updater.states[0])
     kinds = {"int8", "uint8", "float32"} if coded else {"float32"}
-    assert {a.dtype.name for a in leaves(updater.states[0])} == kinds
-
-
-@pytest.mark.parametrize(("shape", "most"), [((1000, 1000), 2.2), ((20_000, 64), 2.3)])
-def test_adam_keeps_little_more_than_two_bytes_a_parameter(shape, most):
-    weight = np.ones(shape, np.float32)
-    state = optimizer.Adam(state_dtype="int8").create_state(0, weight)
-    assert 2 <= sum(array.nbytes for array in leaves(state)) / weight.size <= most
+    assert {array.dtype.name for array in state} == kinds
+    if coded and len(shape) > 1:
+        assert 2 <= sum(array.nbytes for array in state) / weight.size <= 2 + 8 / min(shape[1], 128)
 
 
 def test_rules_without_state_work():
@@ -283,10 +247,7 @@ def test_rules_without_state_work():
 
 # What is refused
 
-REFUSED = (
-    *("adagrad", "adan", "asgd", "dcasgd", "ftml", "ftrl", "groupadagrad", "rprop"),
-    *("schedulefreeadamw", "schedulefreesgd", "test", "yogi", "rmsprop"),
-)
+REFUSED = "adagrad", "dcasgd", "groupadagrad", "schedulefreeadamw", "test", "yogi", "rmsprop"
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -336,15 +297,6 @@ def test_states_that_do_not_fit_are_refused(words):
 
 
 # Conversion
-
-
-@pytest.mark.slow
-def test_slots_in_float32_and_in_8_bits_work_together():
-    updater, plain = made(), made(state_dtype=None)
-    zeros = np.zeros((64, 64), np.float32)
-    updater.states = {0: (zeros, encoded(zeros, np.uint8))}
-    np.testing.assert_allclose(*(trained(each, (64, 64)) for each in (updater, plain)), atol=3e-3)
-    np.testing.assert_array_equal(updater.states[0][0], plain.states[0][0])
 
 
 @pytest.mark.parametrize("masters", [{}, *exhaustive({"multi_precision": True})])
@@ -412,39 +364,3 @@ def test_small_elements_of_a_block_move_as_with_float32_or_less(errors, share, s
     assert found.largest[0] <= 2.5
     assert found.mean <= 1.2
     assert found.mean >= 0.5 or share < 1e-6
-
-
-@pytest.mark.parametrize("stream", ["sigma 0.5", *nightly("sigma 2", "sigma 2, in 1 of 20 steps")])
-@pytest.mark.parametrize(
-    "name",
-    exhaustive("rmsprop", "adadelta", "adamax", "adopt", "adamatan2", "nadam", "radam", "ademamix")
-    + exhaustive("adabelief", "novograd", "sgd", "nag"),
-)
-def test_updates_of_others_stay_near_those_of_float32(errors, name, stream):
-    gradients = errors.gradients(11, STEPS, SIZE, **errors.STREAMS[stream])
-    found = steps_of(errors, name, gradients)
-    assert found.largest[0] <= max(12, 1.2 * found.largest[1])
-    assert stream != "sigma 0.5" or found.error <= 0.06
-
-
-# Compilation
-
-
-def test_kernels_use_wide_vectors_where_these_hardly_slow_the_processor_down():
-    @njit
-    def doubled(x):
-        prefer_wide_vectors()
-        for i in range(x.size):
-            x[i] *= 2
-
-    doubled(np.ones(8, np.float32))
-    (text,) = doubled.inspect_llvm().values()
-    features = cpu_target.target_context.codegen().magic_tuple()[2]
-    assert ('"prefer-vector-width"="512"' in text) == (LITTLE_THROTTLED in features)
-
-
-def test_inverse_roots_are_exact_to_a_twentieth_of_a_code():
-    x = np.geomspace(1e-37, 1e38, 100_001, dtype=np.float32)
-    np.testing.assert_allclose(inverse_root(x), 1 / np.sqrt(x.astype(float)), rtol=7e-4)
-    assert np.isfinite(inverse_root(np.float32(0)))
-    assert np.isfinite(inverse_root(np.float64(0)))

@@ -52,10 +52,3 @@ def test_one_row_in_a_hundred_takes_its_pages_alone(name, how, run_python):
     """A page of 4 KB has 16 rows: rows at random need a page each, rows in order share them."""
     assert share(run_python, name, how, "random") <= 0.2
     assert share(run_python, name, how, "first") <= 0.05
-
-
-@pytest.mark.slow("exhaustive")
-def test_all_rows_take_all_memory(run_python):
-    """Standard updates write the whole state: the measurement above can fail."""
-    code = STEP.replace("sparse_decay=how", "lazy_update=False")
-    assert share(lambda _, *args: run_python(code, *args), "adam", "", "random") >= 0.95

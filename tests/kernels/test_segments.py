@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fastopt import optimizer
 from fastopt._engine.records import Records
 from fastopt.sparse import RowSparse
-from helpers.frames import SINGLE, frames
+from helpers.frames import LIST, frames
 from helpers.written_headers import in_compiled_code
 
 HEIGHT, WIDTH = 50, 3
@@ -36,30 +36,22 @@ def test_any_order_has_the_bits_of_sorted_rows(batches):
 
 
 @in_compiled_code
-@pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
-@pytest.mark.parametrize("as_tuple", [False, True], ids=["RowSparse", "tuple"])
-def test_warm_calls_prepare_nothing(listed, as_tuple, monkeypatch):
-    made, table, bias = updater(), np.zeros((HEIGHT, WIDTH)), np.zeros(4)
+@pytest.mark.parametrize("names", [["table"], ["table", "bias"]], ids=str)
+@pytest.mark.parametrize("make", [lambda *grad: grad[:2], RowSparse], ids=["tuple", "RowSparse"])
+def test_warm_calls_prepare_nothing(names, make, monkeypatch):
+    made, weights = updater(), [np.zeros((HEIGHT, WIDTH)), np.zeros(4)][: len(names)]
 
-    def call(indices):
+    def call(indices, dtype=np.int64):
         values, rows = gradient(indices)
-        grad = values, rows.astype(getattr(indices, "dtype", np.int64))
-        grad = grad if as_tuple else RowSparse(*grad, table.shape)
-        if listed:
-            made(["table", "bias"], [grad, np.ones(4)], [table, bias])
-        else:
-            made("table", grad, table)
+        grads = [make(values, rows.astype(dtype), (HEIGHT, WIDTH)), np.ones(4)]
+        entered.append(frames(lambda: made(names, grads[: len(names)], weights)))
 
+    entered, prepared = [], []
     for _ in range(3):
         call([7, 3, 7, 12, 0])
-    prepared = []
     monkeypatch.setattr(Records, "take", lambda *args: prepared.append(args))
     for indices in ([9, 2, 2], [1, 2, 3], [], [4, 4, 4, 4]):
         call(indices)
-    call(np.array([5, 1, 5], np.int32))
+    assert len(entered[-1]) <= LIST, entered
+    call([5, 1, 5], np.int32)
     assert not prepared
-    if not listed:
-        grad = gradient([5, 1, 5])
-        grad = grad if as_tuple else RowSparse(*grad, table.shape)
-        entered = frames(lambda: made("table", grad, table))
-        assert len(entered) <= SINGLE, entered

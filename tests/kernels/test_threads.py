@@ -1,12 +1,15 @@
-"""The threading layer: TBB where it is installed, else OpenMP whose threads spin briefly."""
+"""Threads and processes: which threading layer, forks, spawned processes, shared updaters."""
 
+import multiprocessing
 import os
 import sys
 
+import numpy as np
 import pytest
 
+from fastopt import optimizer
 from fastopt._kernels import threads
-from helpers.cases import exhaustive
+from helpers.cases import exhaustive, kept
 from helpers.packages import installed
 
 STEP = """
@@ -63,24 +66,14 @@ def imported(monkeypatch):
     return seen
 
 
-OPENMP = ("numba.np.ufunc.omppool", threads.SPINS)
-
-
-@pytest.mark.parametrize(
-    ("layer", "tbb", "loaded"),
-    [
-        ("default", True, []),
-        ("default", False, [OPENMP]),
-        ("threadsafe", False, [OPENMP]),
-        ("omp", True, [OPENMP]),
-        ("workqueue", False, []),
-    ],
-)
-def test_openmp_spins_briefly_where_it_is_used(layer, tbb, loaded, monkeypatch, imported):
+@pytest.mark.parametrize("has_tbb", [True, False])
+@pytest.mark.parametrize("layer", ["default", "threadsafe", "omp", "workqueue"])
+def test_openmp_spins_briefly_where_it_is_used(layer, has_tbb, monkeypatch, imported):
     monkeypatch.setattr(threads.numba.config, "THREADING_LAYER", layer)
-    monkeypatch.setattr(threads, "load_tbb", lambda: tbb)
+    monkeypatch.setattr(threads, "load_tbb", lambda: has_tbb)
     threads.choose_layer()
-    assert imported == loaded
+    is_used = layer == "omp" or (layer != "workqueue" and not has_tbb)
+    assert imported == [("numba.np.ufunc.omppool", threads.SPINS)] * is_used
     assert "GOMP_SPINCOUNT" not in os.environ
 
 
@@ -91,6 +84,117 @@ def test_the_users_choice_of_waiting_is_respected(name, monkeypatch, imported):
     assert imported == []
     assert os.environ[name] == "5"
 
+
+EVERY = ["omp", "workqueue"] + ["tbb"] * installed("tbb")
+BEST = [*exhaustive(*EVERY[:-1]), EVERY[-1]]
+
+CHILD = """
+import os, sys, threading, multiprocessing, warnings, numpy as np
+from fastopt import optimizer
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+def updater_and_weight():
+    return optimizer.get_updater(optimizer.Adam(learning_rate=0.5)), np.zeros(100_000)
+def step(updater, weight, times=3):
+    for _ in range(times):
+        updater(0, np.ones(100_000), weight)
+        updater([1, 2], [np.ones(5)] * 2, [np.zeros(5), np.zeros(5)])
+    return weight[0], weight[-1]
+def exit_code(child):
+    # The exit code of a forked child that runs a function.
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(int(child()))
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+FORK = """
+made = updater_and_weight()
+step(*made, 2)
+read, write = os.pipe()
+exit_code(lambda: not os.write(write, repr(step(*made)).encode()))
+print(os.read(read, 1000).decode() == repr(step(*made)))
+"""
+
+POOL = """
+def work(_):
+    return step(*updater_and_weight())
+if __name__ == "__main__":
+    mine = work(0)
+    with multiprocessing.get_context(METHOD).Pool(2) as pool:
+        print(set(pool.map(work, range(4))) == {mine})
+"""
+
+HELD = """
+updater, weight = updater_and_weight()
+step(updater, weight)
+held = threading.Event(), threading.Event()
+def hold():
+    with updater.optimizer.lock:
+        held[0].set()
+        held[1].wait(30)
+thread = threading.Thread(target=hold)
+thread.start()
+held[0].wait()
+print(exit_code(lambda: not step(updater, weight)))
+held[1].set()
+thread.join()
+"""
+
+OTHERS = """
+from fastopt._kernels.threads import may_run_parallel
+def forked():
+    return exit_code(lambda: step(updater, weight) and may_run_parallel())
+updater, weight = updater_and_weight()
+step(updater, weight)
+print(forked())
+begun, stop = threading.Event(), threading.Event()
+def work():
+    made = updater_and_weight()
+    while not stop.is_set():
+        step(*made)
+        begun.set()
+thread = threading.Thread(target=work)
+thread.start()
+begun.wait()
+print({forked() for _ in range(20)})
+stop.set()
+thread.join()
+"""
+
+COMPILING = """
+import signal, time
+from llvmlite.binding.ffi import lib
+from numba.core.compiler_lock import global_compiler_lock
+begun = threading.Event()
+def compile():
+    with global_compiler_lock, lib._lock:
+        begun.set()
+        time.sleep(0.5)
+thread = threading.Thread(target=compile)
+thread.start()
+begun.wait()
+def child():
+    signal.alarm(60)
+    return not step(*updater_and_weight())
+print(exit_code(child))
+thread.join()
+with global_compiler_lock:
+    print(exit_code(int))
+print(global_compiler_lock.is_locked())
+"""
+
+SEVERAL = """
+def work(results):
+    results.append(step(*updater_and_weight(), times=40))
+results = []
+threads = [threading.Thread(target=work, args=(results,)) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(results), len(set(results)))
+"""
 
 THREADS = """
 import threading, numpy as np
@@ -106,12 +210,71 @@ for thread in threads: thread.join()
 print(set(weight.tolist()), updater.optimizer.num_update)
 """
 
+SCRIPTS = {
+    "a forked child continues with the bits of its parent": (FORK, "True"),
+    "locks are fresh in a forked child": (HELD, "0"),
+    "threads may share an updater": (THREADS, "{-400.0} 400"),
+    "several updaters run at once": (SEVERAL, "4 1"),  # without turns workqueue ends the process
+}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["default", *exhaustive("workqueue")])
-def test_threads_may_share_an_updater(run_python, layer):
-    """Without the lock numba's workqueue layer ends the process."""
-    assert run_python(THREADS, NUMBA_THREADING_LAYER=layer).strip() == "{-400.0} 400"
+@pytest.mark.parametrize("layer", BEST)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_under_every_threading_layer(name, layer, run_python):
+    script, expected = SCRIPTS[name]
+    if "fork" in name and not hasattr(os, "fork"):
+        pytest.skip("the platform has no fork")
+    assert run_python(CHILD + script, NUMBA_THREADING_LAYER=layer).strip() == expected
+
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+
+
+@pytest.mark.slow
+@forks
+@pytest.mark.skipif("tbb" not in EVERY, reason="the package tbb is not installed")
+def test_a_child_uses_tbb_unless_other_threads_of_its_parent_have(run_python):
+    """Another thread may hold one of TBB's locks while its parent forks."""
+    printed = run_python(CHILD + OTHERS, NUMBA_THREADING_LAYER="tbb").splitlines()
+    assert [line for line in printed if line and "Unable to join" not in line] == ["1", "{0}"]
+
+
+@pytest.mark.slow
+@forks
+def test_a_fork_waits_for_a_compilation_in_another_thread(run_python):
+    assert run_python(CHILD + COMPILING).split() == ["0", "0", "False"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", kept(multiprocessing.get_all_start_methods(), "spawn"))
+@pytest.mark.parametrize("layer", BEST)
+def test_pools_of_every_start_method_work(layer, method, run_python, tmp_path):
+    script = tmp_path / "pool.py"
+    script.write_text(CHILD + POOL.replace("METHOD", repr(method)))
+    runner = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    if method != "fork":
+        runner = (
+            f"import subprocess, sys; print(subprocess.run([sys.executable, {str(script)!r}], "
+            "capture_output=True, text=True, check=True).stdout)"
+        )
+    assert run_python(runner, NUMBA_THREADING_LAYER=layer).strip() == "True"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory that is free from /proc")
+@pytest.mark.slow("nightly")
+def test_a_tensor_of_more_than_two_to_the_31_elements():
+    """Its last elements are updated: places are counted with 64 bits."""
+    size = 2**31 + 100_003
+    with open("/proc/meminfo") as lines:
+        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    if free < 10 * 2**20:
+        pytest.skip("needs 10 GB of memory")
+    weight, gradient = np.zeros(size, np.float16), np.ones(size, np.float16)
+    with pytest.warns(UserWarning, match="lose small updates"):
+        optimizer.get_updater(optimizer.SGD(learning_rate=0.5))(0, gradient, weight)
+    assert weight[0] == weight[2**31 - 1] == weight[2**31] == weight[-1] == -0.5
+    assert (weight[-200_000:] == -0.5).all()
 
 
 @pytest.mark.slow

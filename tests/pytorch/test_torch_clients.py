@@ -13,6 +13,7 @@ from helpers.cases import OF_MATRICES
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
 
+WITHOUT_VECTORS = {*OF_MATRICES, "groupadagrad"}
 every_class = pytest.mark.parametrize("name", names())
 
 
@@ -23,6 +24,41 @@ def tensors(module):
 def close(ours, theirs):
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_stable_baselines_trains_a_policy_by_ppo():
+    sb3 = pytest.importorskip("stable_baselines3")
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        model = sb3.PPO(
+            "MlpPolicy",
+            "CartPole-v1",
+            seed=0,
+            n_steps=64,
+            batch_size=32,
+            n_epochs=2,
+            device="cpu",
+            learning_rate=lambda left: 1e-3 * left,
+            policy_kwargs={"optimizer_class": library.Adam, "optimizer_kwargs": {"eps": 1e-5}},
+        )
+        start = tensors(model.policy)
+        found.append(tensors(model.learn(128).policy))
+    assert not torch.equal(start[0], found[1][0])
+    assert type(model.policy.optimizer) is fastopt.torch.Adam
+    close(found[1], found[0])
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name.lower() not in WITHOUT_VECTORS])
+def test_stable_baselines_saves_and_loads_the_state(name, tmp_path):
+    sb3 = pytest.importorskip("stable_baselines3")
+    policy = {"optimizer_class": getattr(fastopt.torch, name)}
+    options = {"seed": 0, "n_steps": 32, "batch_size": 32, "n_epochs": 1, "device": "cpu"}
+    model = sb3.PPO("MlpPolicy", "CartPole-v1", policy_kwargs=policy, **options).learn(32)
+    model.save(tmp_path / "model")
+    loaded = sb3.PPO.load(tmp_path / "model")
+    states = [each.policy.optimizer.state_dict()["state"] for each in (model, loaded)]
+    assert len(states[0]) == (0 if name == "SGD" else 12)  # without momentum it has none
+    torch.testing.assert_close(states[1], states[0])
 
 
 class Regression(torch.nn.Module):
@@ -50,7 +86,7 @@ class Matrix(Regression):
 
 def model_of(name):
     """Class of a model that an optimizer can train."""
-    return Matrix if name.lower() in (*OF_MATRICES, "groupadagrad") else Regression
+    return Matrix if name.lower() in WITHOUT_VECTORS else Regression
 
 
 def examples():
@@ -158,7 +194,60 @@ def by_accelerate(kind, options, start, steps, path):
     return accelerator.unwrap_model(net)
 
 
-@pytest.mark.parametrize("run", [by_transformers, by_lightning, by_accelerate])
+def by_ignite(kind, options, start, steps, path):
+    pytest.importorskip("ignite")
+    from ignite.engine import Engine, Events
+    from ignite.handlers import Checkpoint, DiskSaver
+
+    net = model_of(kind.__name__)()
+    opt = kind(net.parameters(), lr=0.02, **options)
+
+    def update(_, batch):
+        opt.zero_grad()
+        net(**batch)["loss"].backward()
+        opt.step()
+
+    trainer = Engine(update)
+    objects = {"net": net, "opt": opt}
+    saver = DiskSaver(str(path / "of_ignite"), require_empty=False)
+    trainer.add_event_handler(Events.COMPLETED, Checkpoint(objects, saver, n_saved=None))
+    loader = torch.utils.data.DataLoader(examples(), batch_size=8)
+    if start:
+        saved = torch.load(path / "of_ignite" / f"checkpoint_{start}.pt", weights_only=True)
+        Checkpoint.load_objects(objects, saved)
+    trainer.run([*loader][start:steps])
+    return net
+
+
+def by_skorch(kind, options, start, steps, path):
+    skorch = pytest.importorskip("skorch")
+
+    class Net(skorch.NeuralNetRegressor):
+        def get_loss(self, output, target, **_):
+            return output["loss"]
+
+    net = Net(
+        model_of(kind.__name__),
+        optimizer=kind,
+        lr=0.02,
+        **{f"optimizer__{name}": value for name, value in options.items()},
+        batch_size=-1,
+        train_split=None,
+        verbose=0,
+    ).initialize()
+    files = {f"f_{part}": str(path / part) for part in ("params", "optimizer")}
+    if start:
+        net.load_params(**files)
+    rows = examples()
+    data = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    net.partial_fit(data, data["labels"], classes=None, epochs=steps - start)
+    net.save_params(**files)
+    return net.module_
+
+
+@pytest.mark.parametrize(
+    "run", [by_transformers, by_lightning, by_accelerate, by_ignite, by_skorch]
+)
 @every_class
 def test_libraries_save_and_resume_with_the_same_bits(run, name, tmp_path):
     if run is by_transformers and name in ONE_GROUP:
@@ -180,8 +269,11 @@ def test_states_go_through_distributed_checkpoints(name, tmp_path):
             param.grad = torch.ones_like(param)
         opt.step()
 
-    net, other = nets = [model_of(name)() for _ in range(2)]
-    opt, loaded = opts = [getattr(fastopt.torch, name)(n.parameters(), lr=0.1) for n in nets]
+    runs = []
+    for _ in range(2):
+        net = model_of(name)()
+        runs.append((net, getattr(fastopt.torch, name)(net.parameters(), lr=0.1)))
+    (net, opt), (other, loaded) = runs
     step(net, opt)
     saved = checkpoints.get_optimizer_state_dict(net, opt)
     assert {*saved["state"]} == {key for key, _ in net.named_parameters() if opt.state}
@@ -190,6 +282,6 @@ def test_states_go_through_distributed_checkpoints(name, tmp_path):
     checkpoint.load(read, checkpoint_id=tmp_path, no_dist=True)
     other.load_state_dict(net.state_dict())
     checkpoints.set_optimizer_state_dict(other, loaded, read)
-    for pair in zip(nets, opts, strict=True):
+    for pair in runs:
         step(*pair)
     assert all(map(torch.equal, net.parameters(), other.parameters()))

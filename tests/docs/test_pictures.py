@@ -95,12 +95,9 @@ def test_the_layers_are_those_of_the_page(pictures, tmp_path):
             assert {name, *modules} <= {*" ".join(drawn).split()}
 
 
-@pytest.fixture
-def history(pictures):
-    return importlib.import_module("history")
-
-
-def test_every_line_of_the_history_has_results_of_the_repository(history):
+@pytest.mark.usefixtures("pictures")
+def test_every_line_of_the_history_has_results_of_the_repository():
+    history = importlib.import_module("history")
     found = history.commits()
     assert len(found) >= 3
     for benchmark, chosen in history.LINES.values():

@@ -1,6 +1,7 @@
 """Complex weights are updated with the bits of their real views, in every form of a call."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fastopt.distributed import ShardedUpdater
 from fastopt.distributed.threads import run_threads
 from fastopt.sparse import RowSparse
 from helpers.cases import CASES, FIRST
+from helpers.frames import frames
 from helpers.plans import ASIDE, LAYOUTS, LIGHTLY, WAYS_TO_CALL, Forms, World, follow, plans
 from helpers.settings import every_setting
 from helpers.trees import assert_same
@@ -126,6 +128,18 @@ def test_units_of_matrices_are_clipped_by_their_moduli():
     norms = np.linalg.norm(weight - before, axis=1) / np.linalg.norm(before, axis=1)
     np.testing.assert_allclose(norms, 0.1, rtol=1e-5)
     assert updater.info.slow.calls == 0
+
+
+def test_a_warm_call_takes_the_python_frames_of_a_real_one():
+    found = []
+    for dtype in (np.complex64, np.float32):
+        updater = optimizer.Updater(optimizer.Adam(), average=EMA(), clip_global_norm=0.1)
+        weights = [np.ones((4, 3), dtype) for _ in range(3)]
+        for _ in range(6):
+            grads = [np.ones((4, 3), dtype) for _ in range(3)]
+            entered = frames(partial(updater, [0, 1, 2], grads, weights))
+        found.append(entered)
+    assert found[0] == found[1]
 
 
 def test_a_number_is_a_gradient_of_a_weight_with_one_element():

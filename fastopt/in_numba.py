@@ -248,7 +248,7 @@ def _values(
     """Return the hyper-parameters for a learning rate, before the correction for a step."""
     rates = optimizer.rates_at(rate, multipliers(optimizer, index))
     optimizer.check_rates(index, rates["lr"], rates["wd"])
-    fields = hyper.given(optimizer, 0, rates["lr"], rates["wd"])
+    fields = hyper.compute(optimizer, 0, rates["lr"], rates["wd"])
     return values_of(optimizer, rule, names_of(rule, hyper.extra), rates, fields)
 
 
@@ -260,7 +260,7 @@ def _programs(
     constants: list[float] = []
     try:
         rates = optimizer.rates_at(rate, multipliers(optimizer, index))
-        fields = {**rates, **hyper.given(optimizer, 0, rates["lr"], rates["wd"])}
+        fields = {**rates, **hyper.compute(optimizer, 0, rates["lr"], rates["wd"])}
     except (TypeError, AttributeError):
         return (), None, constants
     rated: dict[int, Expression] = {}

@@ -62,8 +62,8 @@ class Averages:
         """Return the hyper-parameters of the derived rule."""
         rate, constant = self.average.rate, self.average.constant
 
-        def given(optimizer: OptimizerLike, t: int, lr: float, wd: float) -> Mapping[str, float]:
-            fields = of.given(optimizer, t, lr, wd)
+        def compute(optimizer: OptimizerLike, t: int, lr: float, wd: float) -> Mapping[str, float]:
+            fields = of.compute(optimizer, t, lr, wd)
             if "average_rate" in fields:
                 raise ValueError(
                     f"hyper() of {type(optimizer).__name__} returns 'average_rate', which is the "
@@ -71,7 +71,7 @@ class Averages:
                 )
             return {**fields, "average_rate": rate(t - optimizer.begin_num_update)}
 
-        return of._replace(given=given, constant=of.constant and constant)
+        return of._replace(compute=compute, constant=of.constant and constant)
 
     def derived(
         self, of: str, index: Index, rule: Rule, exact: Exact, arrays: Exact

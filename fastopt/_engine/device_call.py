@@ -45,7 +45,7 @@ class Places(NamedTuple):
     rests: NDArray[np.int64]
     """Whether the present step does not average each weight."""
     address: int
-    found: int
+    output: int
     """Address of the memory."""
     calls: "dict[bytes, DeviceCall]"
     """Calls, by `rests`."""
@@ -105,8 +105,8 @@ class DeviceCall:
             kinds.setdefault(k if ordered or table.alone else kind, []).append(k)
         self.places = list(kinds.values())
         self.tables = [
-            CudaTable([tables[k].parts[0] for k in own]) if len(own) > 1 else tables[own[0]]
-            for own in self.places
+            CudaTable([tables[k].parts[0] for k in group]) if len(group) > 1 else tables[group[0]]
+            for group in self.places
         ]
         self.targets = self.targets_in([table.table for table in self.tables])
         self.follow()
@@ -134,12 +134,12 @@ class DeviceCall:
         See :data:`fastopt._kernels.device_front.TARGET`.
         """
         made = np.empty((self.length, TARGET), np.int64)
-        for table, own, row in zip(self.tables, self.places, rows, strict=True):
+        for table, positions, row in zip(self.tables, self.places, rows, strict=True):
             count, size = table.fields.shape[1], table.fields.itemsize
-            made[own, 0] = address_of(table.fields) + np.arange(len(own)) * count * size
-            made[own, 1] = count
-            made[own, 2] = address_of(row) + np.arange(len(own)) * row.strides[0]
-            made[own, 3], made[own, 4] = table.layout.keyed, size
+            made[positions, 0] = address_of(table.fields) + np.arange(len(positions)) * count * size
+            made[positions, 1] = count
+            made[positions, 2] = address_of(row) + np.arange(len(positions)) * row.strides[0]
+            made[positions, 3], made[positions, 4] = table.layout.keyed, size
         return made
 
     def may_repeat(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool:
@@ -150,9 +150,9 @@ class DeviceCall:
 
     def passes(self, grads: Sequence[Any], weights: Sequence[Any]) -> bool | None:
         """Whether each call has gradients that were not seen before; None if that is open."""
-        ids, own = tuple(map(id, grads)), tuple(map(id, weights))
-        if own != self.own_ids:
-            self.own_ids, self.seen = own, {}
+        ids, weight_ids = tuple(map(id, grads)), tuple(map(id, weights))
+        if weight_ids != self.own_ids:
+            self.own_ids, self.seen = weight_ids, {}
         known = self.seen.get(ids)
         if known is not None and known() is grads[0]:
             return self.keyed
@@ -166,9 +166,9 @@ class DeviceCall:
 
     def record(self, place: int) -> DeviceRecord:
         """Return the record of a tensor."""
-        found = self.parameters[place].record
-        assert isinstance(found, DeviceRecord)
-        return found
+        record = self.parameters[place].record
+        assert isinstance(record, DeviceRecord)
+        return record
 
     # The arrays of a call
 
@@ -198,32 +198,32 @@ class DeviceCall:
         If not, only caches have changed. Tables that are `fresh` were made with these arrays.
         """
         tables = zip(self.tables, self.places, strict=True)
-        places = [(table, own) for table, own in tables if table not in fresh]
+        places = [(table, positions) for table, positions in tables if table not in fresh]
         if self._take_weights(places, weights) and self._take_grads(places, grads, weights):
             return True
         self.release()
         return False
 
     def _take_weights(self, places: Sequence[Place], weights: Sequence[Any]) -> bool:
-        for table, own in places:
-            if not table.inputs.take_weights(self._taken(weights, own), table.table):
+        for table, positions in places:
+            if not table.inputs.take_weights(self._taken(weights, positions), table.table):
                 return False
         return [table.inputs.version for table in self.tables] == self.versions or self.follow()
 
     def _take_grads(
         self, places: Sequence[Place], grads: Sequence[Any], weights: Sequence[Any]
     ) -> bool:
-        for table, own in places:
-            taken, k = self._taken(grads, own), own[0]
+        for table, positions in places:
+            taken, k = self._taken(grads, positions), positions[0]
             if not table.inputs.take_grads(taken, table.table, self.written, self.capturable):
                 return False
             if table.rows is not None and not self._list_rows(table, k, grads[k], weights[k]):
                 return False
         return True
 
-    def _taken(self, arrays: Sequence[Any], own: Sequence[int]) -> Sequence[Any]:
+    def _taken(self, arrays: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
         """Return the items of a list at these places, which may be all."""
-        return arrays if len(own) == self.length else [arrays[k] for k in own]
+        return arrays if len(positions) == self.length else [arrays[k] for k in positions]
 
     def _list_rows(self, table: CudaTable, place: int, grad: Any, weight: Any) -> bool:
         """Enter the row-sparse gradient of a tensor; return False if it needs another kernel."""
@@ -233,7 +233,7 @@ class DeviceCall:
                 grad = check(of.context, weight, grad, of.copy)
             except TypeError:  # another array library, or an error that the full checks report
                 return False
-            grad = of.by_row(grad)
+            grad = of.indexed(grad)
         if not isinstance(grad, RowSparse):
             return False
         if table.layout.grad != kind_of(header(grad.values).dtype):
@@ -278,16 +278,16 @@ class DeviceCall:
         it raises an error, nothing has been launched.
         """
         tables = [*adding]
-        for table, own in zip(self.tables, self.places, strict=True):
+        for table, positions in zip(self.tables, self.places, strict=True):
             if skipped and table.table[:, DONE].all():
                 table.release()
                 continue
-            record = self.record(own[0])
+            record = self.record(positions[0])
             if table.layout.catch_up and record.deferred is not None:
                 table.apply_decay(*record.deferred.now)
             tables.append(table)
-            if table.after is not None and not self.rests[own[0]]:
-                table.after.fields[0] = self._average_rate(own[0], table.after)
+            if table.after is not None and not self.rests[positions[0]]:
+                table.after.fields[0] = self._average_rate(positions[0], table.after)
                 tables.append(table.after)
         if between is not None:
             with compiling(self.optimizers[0], self.indices[0]):
@@ -373,26 +373,26 @@ class Repeat:
         firsts, rests = np.arange(n), np.array(call.rests, np.int64)
         tables = [table.table.copy() for table in call.tables]
         targets = call.targets_in(tables) if reads else call.targets.copy()
-        uploads, own = list[Any](), dict[int, tuple[Any, Any]]()
+        uploads, memories = list[Any](), dict[int, tuple[Any, Any]]()
         with driver.entered(lead.device.device_id):
             for table, copy in zip(call.tables, tables, strict=True):
                 memory = driver.Memory(copy.shape, copy.dtype)
-                own[id(table.entry)] = memory, table
+                memories[id(table.entry)] = memory, table
                 if reads:
                     uploads.append(driver.Ring(memory, copy))
                 else:
                     driver.upload(memory, copy, table.stream)
         self.rows = rows = np.zeros((len(launches), w.LAUNCH), np.int64)
         self.state = np.zeros(2, np.int64)
-        self.alive: list[Any] = [objects, firsts, rests, tables, targets, own, call.where]
+        self.alive: list[Any] = [objects, firsts, rests, tables, targets, memories, call.where]
         by_value = set()
         for row, (*grid, arguments) in zip(rows, launches, strict=True):
-            words = driver.words_of([own.get(id(of), (of,))[0] for of in arguments])
+            words = driver.words_of([memories.get(id(of), (of,))[0] for of in arguments])
             pointers = address_of(words) + 8 * np.arange(len(words))
             self.alive += [words, pointers]
             row[:] = *grid, address_of(pointers)
             if isinstance(arguments[-1], driver.Values):  # each number in a word
-                (table,) = (own[id(of)][1] for of in arguments if id(of) in own)
+                (table,) = (memories[id(of)][1] for of in arguments if id(of) in memories)
                 positions = call.places[call.tables.index(table)]
                 numbers = address_of(words) + 8 * (len(words) - table.fields.shape[1])
                 targets[positions, 0], targets[positions, 4] = numbers, 8
@@ -418,7 +418,7 @@ class Repeat:
         self.alive += [uploads, rings]
         self.memory = np.zeros(w.REPEAT, np.int64)
         self.memory[:] = (
-            *(n, call.where.address, call.where.found, address_of(rests), address_of(targets)),
+            *(n, call.where.address, call.where.output, address_of(rests), address_of(targets)),
             *(address_of(firsts), address_of(objects), listed, id(self.dead)),
             *(all(of.folds for of in call.optimizers), lead.stream),
             *(driver.context_of(lead.device.device_id), address_of(rows), len(rows)),

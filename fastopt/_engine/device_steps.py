@@ -58,8 +58,8 @@ class Rows:
         self.slots = self.counts = self.carried  # until they are sent
         correct = shared.hyper.correct
         dtype = np.dtype((np.record, [(name, np.float64) for name in self.names]))
-        given = (None, None) if correct is None else (correct, dtype)
-        self.begin = cuda_steps.begin(layout.keyed, layout.rule.rescale, *given)
+        correction = (None, None) if correct is None else (correct, dtype)
+        self.begin = cuda_steps.begin(layout.keyed, layout.rule.rescale, *correction)
 
     def follow(self, call: Any) -> None:
         """Enter which hyper-parameters the tensors have; equal ones form a group."""
@@ -75,8 +75,8 @@ class Rows:
 
     def send_groups(self) -> None:
         """Upload the hyper-parameters before their correction, if they have changed."""
-        for row, own in zip(self.groups[0], self.values, strict=False):
-            row[:-1], row[-1] = own, 1
+        for row, values in zip(self.groups[0], self.values, strict=False):
+            row[:-1], row[-1] = values, 1
         groups = self.memory.send("groups", self.groups)
         self.arguments = self.fields, self.slots, self.counts, groups, self.carried
 
@@ -132,12 +132,12 @@ class DeviceSteps:
             self.norm = self.driver.Memory((cuda_steps.NORM_NUMBERS,), np.float64)
             self.reports = self.driver.Ring(self.norm)
             self.sums = self.driver.Memory((call.length, 1), np.float64)
-            places = [place for own in call.places for place in own]
+            places = [place for positions in call.places for place in positions]
             order = np.argsort(np.array(places, np.int64))
             self.rows = list(map(partial(Rows, call), call.tables, call.places))
             self.order = self.rows[0].memory.send("order", order)
         firsts = np.cumsum([0, *map(len, call.places)]).tolist()
-        shapes = [(len(own), 1) for own in call.places]
+        shapes = [(len(positions), 1) for positions in call.places]
         self.parts = [self.sums.part(of, first=k) for of, k in zip(shapes, firsts, strict=False)]
 
     @property
@@ -154,7 +154,7 @@ class DeviceSteps:
             len(call.optimizers) == 1
             and all(table.device == tables[0].device for table in tables)
             and not optimizer.per_index
-            and shared.hyper.given is hyper_of(optimizer).given  # there is no average
+            and shared.hyper.compute is hyper_of(optimizer).compute  # there is no average
             and shared.hyper.constant
             and not shared.hyper.carries
             and optimizer.step_sums is None
@@ -298,10 +298,10 @@ class DeviceSteps:
         """
         ring, scaler = self.reports, self.scaler()
         place = ring.view[w.RING_FIRST] % self.driver.BUFFERS
-        found = self._follow(address_of(self.driver.addresses()), ring.address, waits)
-        if found < 0:
-            self.driver.check(-found, "cuEventSynchronize")
-        if found:
+        status = self._follow(address_of(self.driver.addresses()), ring.address, waits)
+        if status < 0:
+            self.driver.check(-status, "cuEventSynchronize")
+        if status:
             norm, last = ring.numbers.item(place, LENGTH), not self.pending
             self.done += isfinite(norm)
             if last or scaler is not None:
@@ -314,7 +314,7 @@ class DeviceSteps:
                     vars(updater)["_info"] = info
                 if scaler is not None:
                     scaler.update(overflow=info.skipped)
-        return bool(found)
+        return bool(status)
 
     def _find_slots(self) -> None:
         """Find the counts of the tensors on the host; other indices may have come, or gone."""
@@ -332,12 +332,12 @@ class DeviceSteps:
 
     def follow_graphs(self) -> None:
         """Wait for the device, and count the steps that graphs have repeated."""
-        found = np.empty_like(self.base)
+        device_counts = np.empty_like(self.base)
         with self._entered():
             for row in self.rows:
                 counts = self.driver.download(row.counts, row.table.stream)
-                found[row.places] = counts
-        self._add(found - self.base)
+                device_counts[row.places] = counts
+        self._add(device_counts - self.base)
 
     def _sums(self) -> Any:
         """Return the sums of squares of the gradients of the last step."""

@@ -123,7 +123,7 @@ def table_of(
         copies = (*arrays[:-1], arranged(arrays[-1], arrays[0], streams[-1]))
     else:
         copies = tuple(map(contiguous, arrays, streams))
-    given = layout, copies[:parts], copies[parts:-1]
+    operands = layout, copies[:parts], copies[parts:-1]
     with entered(weight[0].place.device_id):
-        part = TensorArrays(*given, arrays[:-1], lead, arrays[-1], copies[-1])
+        part = TensorArrays(*operands, arrays[:-1], lead, arrays[-1], copies[-1])
     return CudaTable([part])

@@ -284,7 +284,7 @@ class Devices:
         if records.mode.asks and (counts.ahead or counts.graphs):
             counts.settle()
         version = self.version  # a property of an array may run code that drops records
-        status = self._admit(records.context, places.address, len(indices), places.found)
+        status = self._admit(records.context, places.address, len(indices), places.output)
         if status != w.OK and not (status == w.ASKS and words[w.CHECKS]):
             return status
         call = self._call(places, grads, weights)
@@ -463,7 +463,7 @@ class Devices:
             counts.settle()
             largest = counts.counted.item(0)
             call.where = self._places(keys)._replace(calls={})
-            arguments = call.where.address, call.length, call.where.found
+            arguments = call.where.address, call.length, call.where.output
             try:
                 if self._admit(records.context, *arguments) == w.ASKS:
                     records.fill(updater, call.indices, {})
@@ -477,19 +477,19 @@ class Devices:
 
     def _places(self, indices: tuple[Any, ...]) -> Places:
         """Return where the records of a call are."""
-        found = self.listed.get(indices)
-        if found is None:
+        where = self.listed.get(indices)
+        if where is None:
             if len(indices) > 1 and len(self.listed) >= LISTS_KEPT:
                 lists = [key for key in self.listed if len(key) > 1]
                 if len(lists) >= LISTS_KEPT:
                     del self.listed[lists[0]]
             places = np.array([self.records.slots[index] for index in indices])
             hypers, rests = memory = np.zeros((2, len(indices)), np.int64)
-            found = Places(
+            where = Places(
                 indices, places, hypers, rests, address_of(places), address_of(memory), {}
             )
-            self.listed[indices] = found
-        return found
+            self.listed[indices] = where
+        return where
 
     def _call(
         self, places: Places, grads: Sequence[Any], weights: Sequence[Any]
@@ -527,7 +527,7 @@ class Devices:
         record = of.record
         assert isinstance(record, DeviceRecord)
         try:
-            table = record.tables.get(form_of(of.by_row(grad), rests))
+            table = record.tables.get(form_of(of.indexed(grad), rests))
             if table is not None:  # those on one stream are joined
                 (table.inputs.stream,) = readings([weight]).streams
         except UNREADABLE:  # the checks report it
@@ -545,7 +545,7 @@ class Devices:
         state = owner.states.get(of.index)
         if rests and averages is not None and of.index in averages.arrays:
             averages = None
-        grad = of.by_row(self.records.parameters.check(of.context, weight, grad, of.copy))
+        grad = of.indexed(self.records.parameters.check(of.context, weight, grad, of.copy))
         table = table_of_parameter(of, weight, grad, state, averages)
         table.kept = table.direct and table.after is None and is_fixed(state)
         if table.kept:

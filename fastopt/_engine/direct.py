@@ -82,12 +82,13 @@ class Direct(Unmeasured):
         """Raise unless the arrays and learning rates of each update are valid."""
         for call in calls:
             self._follow([call])
-            self.optimizer._get_lr(call[0]), self.optimizer._get_wd(call[0])
+            self.optimizer._get_lr(call[0])
+            self.optimizer._get_wd(call[0])
             index, weight, grad, state = call
             if is_cuda(weight):
                 of = self.parameters.of(index)
                 grad = self.parameters.check(of.context, weight, grad, of.copy)
-                table_of_parameter(of, weight, of.by_row(grad), state)
+                table_of_parameter(of, weight, of.indexed(grad), state)
             else:
                 self.records.check(self, index, grad, weight)
 

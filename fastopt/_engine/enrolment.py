@@ -77,15 +77,15 @@ class FirstCall:
     def has_template(self) -> bool:
         """Whether the record may be that of another parameter of the same form, with addresses."""
         flags = self.weight.flags
-        if self.parameter.copy is not None or (self.by_row and not flags.forc):
+        if self.parameter.copy is not None or (self.indexed and not flags.forc):
             return False
         arrays = leaves(self.state)
         return all(type(array) is np.ndarray and array.flags.forc for array in arrays)
 
     @property
-    def by_row(self) -> bool:
+    def indexed(self) -> bool:
         """Whether the gradient indexes rows, or all of them."""
-        return self.parameter.is_by_row(self.grad, self.weight)
+        return self.parameter.is_indexed(self.grad, self.weight)
 
     def readable(self, array: Array, order: int) -> Array:
         """Return an array that kernels can read: itself, a view of it, or a copy."""
@@ -118,11 +118,11 @@ class FirstCall:
         TypeError, ValueError
             An array does not match the rule, or two arrays share memory.
         """
-        of, own = self.parameter, self.parameter.rule
+        of, base = self.parameter, self.parameter.rule
         arguments = self.weight, self.state, of.copy, of.masters
-        exact, arrays = arrays_of(of.optimizer, of.context, own, *arguments)
-        arrays = (*arrays[: len(own.state)], *average, *arrays[len(own.state) :])
-        named = dict(roles_of(rule or own, exact, arrays))
+        exact, arrays = arrays_of(of.optimizer, of.context, base, *arguments)
+        arrays = (*arrays[: len(base.state)], *average, *arrays[len(base.state) :])
+        named = dict(roles_of(rule or base, exact, arrays))
         if isinstance(self.grad, np.ndarray):  # values of rows are read before a state is written
             named = {"weight": named.pop("weight"), "gradient": self.grad, **named}
         check_apart(of.context, named)
@@ -133,7 +133,7 @@ class FirstCall:
         of, optimizer, weight = self.parameter, self.parameter.optimizer, self.weight
         order = F_ORDER if is_fortran(weight) else C_ORDER
         kind = type(optimizer), optimizer.multi_precision, of.masters, optimizer.rounding
-        arrays = weight.dtype, weight.shape, order, self.same, nesting(self.state), self.by_row
+        arrays = weight.dtype, weight.shape, order, self.same, nesting(self.state), self.indexed
         return rule, passes, *kind, *arrays
 
 
@@ -211,24 +211,24 @@ class Enrolment:
                 FirstCall(param, plain_grads[k], self.weights[k], states[index]).check()
         return plain_grads
 
-    def provide(self, grads: Sequence[Any], dense: bool) -> bool:
-        """Enter the missing loops for row-sparse gradients, and with `dense` for others.
+    def compile_missing(self, grads: Sequence[Any], dense: bool) -> bool:
+        """Compile the missing loops for row-sparse gradients, and with `dense` for others.
 
         Returns whether the records, which may be older, support all of them.
         """
         lists = zip(self.indices, grads, self.weights, strict=True)
         ready = self._complete
         left = (item for item in lists if item[0] not in ready or type(item[1]) is not np.ndarray)
-        return all(self._provide(*item, dense) for item in left)
+        return all(self._compile_missing(*item, dense) for item in left)
 
-    def _provide(self, index: Index, grad: Any, weight: Any, dense: bool) -> bool:
-        """Enter the missing loops of a parameter; return whether records support them."""
+    def _compile_missing(self, index: Index, grad: Any, weight: Any, dense: bool) -> bool:
+        """Compile the missing loops of a parameter; return whether records support them."""
         records = self.records
         param = self.parameters.of(index)
         kept = param.record
         if isinstance(kept, DeviceRecord):
             return True
-        sparse = param.is_by_row(grad, weight)
+        sparse = param.is_indexed(grad, weight)
         place = w.ROW_KERNELS if sparse else w.KERNELS
         if kept is None or not (sparse or dense) or kept.words[place]:
             return True
@@ -465,7 +465,7 @@ class Enrolment:
         changes = scaled or records.mode.clips or (is_half(weight) and not new.same)
         kind = real_of(exact[0].dtype) if changes else kind_of(weight.dtype)  # of the gradient
         layout = layout_of(rule, exact, arrays, kind, of.optimizer.rounding, of.copy)
-        order, in_place = C_ORDER, not (new.by_row or layout.keyed or layout.coded)
+        order, in_place = C_ORDER, not (new.indexed or layout.keyed or layout.coded)
         if rule.elementwise and in_place and is_fortran(weight):
             order = F_ORDER
         if self._is_pitched(new, layout, (*exact, *arrays)):
@@ -475,7 +475,7 @@ class Enrolment:
         if not layout.pitched:
             others = tuple(new.readable(array, order) for array in others)
         kernels = None
-        if not new.by_row:
+        if not new.indexed:
             with of.compiling():
                 loops = Loops(layout, kind_of(weight.dtype), records.mode.norms, records.mode.clips)
                 kernels = loops.addresses
@@ -493,7 +493,7 @@ class Enrolment:
     def _is_pitched(self, new: FirstCall, layout: Layout, arrays: Sequence[Array]) -> bool:
         """Whether indexed rows are updated where they lie, in rows with a common stride."""
         records, rule = self.records, layout.rule
-        plain = new.by_row and records.averages is None and not (records.mode.clips or rule.passes)
+        plain = new.indexed and records.averages is None and not (records.mode.clips or rule.passes)
         rows = rule.row is not None or updates_rows(new.parameter.optimizer, layout)
         return plain and rows and is_pitched(arrays)
 

@@ -67,7 +67,7 @@ def update_with(updater: Updating, index: object, grad: object, weight: object, 
         extras = list(extra)
     else:
         indices, grads, weights, extras = [index], [grad], [weight], [extra]
-    indices = [check_index(each) for each in indices]
+    indices = [check_index(key) for key in indices]
     before = list(weights)
     for k, key in enumerate(indices):
         view = partial(updater._real_views, key)
@@ -122,10 +122,10 @@ def _check_call(updater: Updating, entries: Sequence[WithExtra]) -> None:
         raise ValueError(f"{label(twice, names)}: a call with extras takes an index once")
     for index, _, weight, extra in entries:
         context = label(index, names)
-        own = updater.parameters.optimizer_of(index)
-        rule = own.rule_for(index) if own.native else None
+        opt = updater.parameters.optimizer_of(index)
+        rule = opt.rule_for(index) if opt.native else None
         if extra is not None and not (rule and rule.extra):
-            takes = f"rule {rule.name}" if rule else f"an update() in Python ({type(own).__name__})"
+            takes = f"rule {rule.name}" if rule else f"an update() in Python ({type(opt).__name__})"
             raise TypeError(
                 f"{context}: {takes} takes no extra; pass None for this index, or declare "
                 "rule(extra=...)"

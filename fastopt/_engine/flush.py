@@ -28,29 +28,29 @@ from fastopt.sparse import REALS
 
 def flush(updater: Updating, index: Index, weight: Array, state: object) -> bool:
     """Apply the deferred decay of all rows of `weight`; return whether there is any."""
-    own = updater.parameters.of(index)
-    optimizer, of = own.optimizer, header(weight)
+    parameter = updater.parameters.of(index)
+    optimizer, of = parameter.optimizer, header(weight)
     if index not in optimizer.row_decay or optimizer.rule_for(index) is None:
         return False
     if optimizer.sparse_decay == "touched":
         rows, total = optimizer.row_decay[index]
         if np.any(host(rows) != total):
             raise ValueError(
-                f"{own.context}: rows lack the decay of steps with another sparse_decay than "
+                f"{parameter.context}: rows lack the decay of steps with another sparse_decay than "
                 "'touched': assign it again, call flush(), then change it"
             )
         return False
-    check_like(own.context, "weight", of, REALS, np.shape(of))
+    check_like(parameter.context, "weight", of, REALS, np.shape(of))
     with uninterrupted:  # between marking rows as decayed and copying the weight back
         if isinstance(of, Header):
-            table = table_of_parameter(own, weight, no_rows(of), state)
+            table = table_of_parameter(parameter, weight, no_rows(of), state)
             rows, total = decay_of(optimizer, index, of)
             table.apply_decay(rows, total, total, at_once=False)
             table.flush_decay()
             table.copy_back()
             optimizer.row_decay[index] = rows, total  # moved to the weight's device if needed
         else:
-            _flush(updater, own, of)
+            _flush(updater, parameter, of)
     return True
 
 
@@ -64,7 +64,7 @@ def _flush(updater: Updating, of: Parameter, weight: Array) -> None:
     grads = enrolment.checked([no_rows(weight)])
     enrolment.enroll(grads, known=False)
     records.find_counts(optimizer)  # the record stays, for the next call
-    enrolment.provide(grads, dense=False)
+    enrolment.compile_missing(grads, dense=False)
     record, (rows, total) = of.record, decay_of(optimizer, index, weight)
     assert isinstance(record, Record)
     layout = row_layout(of.context, optimizer, record.layout, record.block)

@@ -30,10 +30,10 @@ GIVEN = ("rate", "lr", "wd", "rescale_grad", "clip_gradient", "direction")
 class Hyper(NamedTuple):
     """How the hyper-parameters of a step are computed."""
 
-    given: Callable[..., Mapping[str, float]]
-    """``given(optimizer, t, lr, wd)`` returns the fields before :attr:`correct`."""
+    compute: Callable[..., Mapping[str, float]]
+    """``compute(optimizer, t, lr, wd)`` returns the fields before :attr:`correct`."""
     constant: bool
-    """Whether `given` does not depend on `t`."""
+    """Whether `compute` does not depend on `t`."""
     correct: Callable[..., None] | None = None
     """``correct(t, h, carried)`` writes the fields that depend on the step."""
     extra: tuple[str, ...] = ()
@@ -111,15 +111,15 @@ def corrected(
     """
     scalar(correct)
 
-    def mark(given: Method) -> Method:
-        @wraps(given)
+    def mark(method: Method) -> Method:
+        @wraps(method)
         def hyper(self: Any, t: int, lr: float, wd: float) -> Mapping[str, float]:
-            fields = completed(self, extra, given(self, t, lr, wd))
+            fields = completed(self, extra, method(self, t, lr, wd))
             if carries or not when(self):
                 return fields
             return step(t, {"lr": lr, "wd": wd, **fields}, correct, ())
 
-        hyper.marked = Hyper(given, True, correct, extra, carries)  # type: ignore[attr-defined]
+        hyper.marked = Hyper(method, True, correct, extra, carries)  # type: ignore[attr-defined]
         hyper.when, hyper.shares = when, shares  # type: ignore[attr-defined]
         return hyper  # type: ignore[return-value]
 
@@ -175,13 +175,13 @@ def hyper_of(optimizer: OptimizerLike) -> Hyper:
             inherited: Any = vars(base).get("hyper")
             above: Hyper | None = getattr(inherited, "marked", None)
             if above is not None and above.carries:
-                hyper = above._replace(given=method, constant=False)
+                hyper = above._replace(compute=method, constant=False)
                 return hyper._replace(shares=inherited.shares(optimizer))
         return Hyper(method, False)
     if marked.correct is None:
         return marked
     if not method.when(optimizer):
-        return Hyper(marked.given, marked.constant)
+        return Hyper(marked.compute, marked.constant)
     return marked._replace(shares=method.shares(optimizer))
 
 
@@ -200,16 +200,16 @@ class _Unread:
 _UNREAD = _Unread()
 
 
-def reads_no_rates(hyper: Hyper, optimizer: OptimizerLike, given: Mapping[str, float]) -> bool:
-    """Whether the fields `given` do not depend on the learning rate and the weight decay.
+def reads_no_rates(hyper: Hyper, optimizer: OptimizerLike, known: Mapping[str, float]) -> bool:
+    """Whether the fields `known` do not depend on the learning rate and the weight decay.
 
     Only the package's own methods are asked, as those of users may do more than compute.
     """
-    if not hyper.given.__module__.startswith("fastopt."):
+    if not hyper.compute.__module__.startswith("fastopt."):
         return False
     try:
-        fields = hyper.given(optimizer, 0, _UNREAD, _UNREAD)
-        return fields.keys() == given.keys() and all(fields[name] == given[name] for name in given)
+        fields = hyper.compute(optimizer, 0, _UNREAD, _UNREAD)
+        return fields.keys() == known.keys() and all(fields[name] == known[name] for name in known)
     except (TypeError, AttributeError):
         return False
 
@@ -230,13 +230,13 @@ def values_of(
     if optimizer.maximize and not turned:
         raise ValueError(f"rule {rule.name} reads no rescale_grad, so it cannot maximize")
     if not hyper or hyper.keys() == {"average_rate"}:  # else a class's hyper() may have read them
-        given = {
+        settings = {
             "wd": rates.get("wd"),
             "clip_gradient": optimizer.clip_gradient,
             "rescale_grad": optimizer.rescale_grad != 1,
         }
-        for name in filterfalse(names.__contains__, given):
-            if given[name]:
+        for name in filterfalse(names.__contains__, settings):
+            if settings[name]:
                 raise ValueError(
                     f"rule {rule.name} reads no {name}, so that it has no effect: name it in "
                     "hyper=(...) and use h." + name

@@ -45,7 +45,7 @@ def rate_at(
 ) -> float:
     """Return the rate before multipliers at an update count, which a schedule can ask for.
 
-    `found` has the rates that have been asked for, by optimizer and update count.
+    `rates` has those that have been asked for, by optimizer and update count.
     """
     if optimizer.lr_scheduler is not None:
         optimizer._index_update_count.largest = update
@@ -149,7 +149,7 @@ class Shared:
             if not again:
                 self.fixed = None
             if not self.fixed:
-                fields = self.hyper.given(optimizer, time, lr, wd)
+                fields = self.hyper.compute(optimizer, time, lr, wd)
                 before = self.given if again else None
                 if before is None or fields != before:
                     alike = before is not None and fields.keys() == self.columns.keys()
@@ -186,7 +186,7 @@ class Shared:
         rates = optimizer.rates_at(rate, self.multipliers)
         optimizer.check_rates(index, rates["lr"], rates["wd"])
         try:
-            fields = self.hyper.given(optimizer, time, rates["lr"], rates["wd"])
+            fields = self.hyper.compute(optimizer, time, rates["lr"], rates["wd"])
         except ValueError as error:
             raise ValueError(f"{label(index, optimizer.idx2name)}: {error}") from error
         values_of(optimizer, self.rule, self.names, rates, fields)
@@ -238,8 +238,8 @@ class Shared:
         rates = {"rate": rate, "lr": lr, "wd": wd, **optimizer.fields_of(index)}
         returned = completed(optimizer, base.extra, optimizer.hyper(t, lr, wd))
         fields: Mapping[str, float] = {**rates, **returned}
-        if self.hyper.given is not base.given:  # that of an average
-            fields = {**self.hyper.given(optimizer, t, lr, wd), **fields}
+        if self.hyper.compute is not base.compute:  # that of an average
+            fields = {**self.hyper.compute(optimizer, t, lr, wd), **fields}
         if base.carries and base.correct:
             carried = None if self.carried is None else self.carried[slot : slot + 1]
             fields = corrected_fields(t, fields, base.correct, carried)

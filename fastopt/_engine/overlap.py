@@ -33,7 +33,7 @@ class Ranges:
         return [(int(order[k]), int(order[k + 1])) for k in places]
 
     def meeting(self, first: Addresses, last: Addresses) -> list[tuple[int, int]]:
-        """Return ``(k, own)``: given range `k` overlaps `own`, the first such range in `self`.
+        """Return ``(k, j)``: given range `k` overlaps range `j` of `self`, the first such one.
 
         The ranges in `self` must not overlap each other.
         """

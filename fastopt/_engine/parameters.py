@@ -172,14 +172,14 @@ class Parameter:
             raise NotImplementedError(f"{name} has neither a rule nor an update()")
         return rule
 
-    def by_row(self, grad: Any) -> Any:
+    def indexed(self, grad: Any) -> Any:
         """Return the gradient; if decay is deferred per row, row-sparse with all rows indexed."""
         keeps = self.optimizer.sparse_decay != "touched"
         if not keeps or isinstance(grad, RowSparse) or not grad.shape:
             return grad
         return RowSparse(grad, np.arange(len(grad)), grad.shape)
 
-    def is_by_row(self, grad: Any, weight: Any) -> bool:
+    def is_indexed(self, grad: Any, weight: Any) -> bool:
         """Whether a gradient is row-sparse, or dense where decay is deferred, with all rows."""
         if isinstance(grad, RowSparse):
             return True

@@ -127,7 +127,7 @@ class Records:
     quick : bool
         Whether a call may be entered before it is checked in Python.
     direct : bool
-        Whether nothing is done in Python before.
+        Whether a call goes straight to compiled code.
     prepared : bool
         Whether Python prepares each call: it sums gradients, or enters extra arrays.
     stepped : StepInfo
@@ -684,7 +684,7 @@ class Records:
             checked = enrolment.as_they_come(grads) if trusts else enrolment.checked(grads)
             info, known = None, plan is not Plan.REBUILD
             served = checked and enrolment.enroll(checked, known)
-            if served and enrolment.provide(checked, not trusts):
+            if served and enrolment.compile_missing(checked, not trusts):
                 entered = call._replace(grads=checked, weights=enrolment.weights)
                 info = self._enter_enrolled(updater, entered)
             if info is None and not known and len(set(indices)) == len(indices):
@@ -834,13 +834,13 @@ class Records:
         """
         words, counts, optimizer = self.view, self.counts_view, updater.optimizer
         try:
-            found = self.by_index[index].record
+            record = self.by_index[index].record
         except (KeyError, TypeError):  # the front refuses the call
             return
-        if found is None:
+        if record is None:
             return
-        record = found.words
-        before, time = counts[0], counts[record[COUNT]] + 1
+        record_words = record.words
+        before, time = counts[0], counts[record_words[COUNT]] + 1
         update = before if before > time else time
         rate, schedule = optimizer.lr, optimizer.lr_scheduler
         try:
@@ -933,14 +933,14 @@ class Records:
         used: dict[Any, Shared] = {}
         found_steps = list[Step]()
         for k, (index, (update, rate, t)) in enumerate(zip(indices, steps, strict=True)):
-            found = self.record_of(index)
-            if found is None:  # the schedule has changed states, so that the front refuses the call
+            entry = self.record_of(index)
+            if entry is None:  # the schedule has changed states, so that the front refuses the call
                 return []
-            shared, count = found.shared, -1
+            shared, count = entry.shared, -1
             skips = bool(self.incomplete) and self.incomplete[k]
             if shared.optimizer.per_index:
                 row = used[k] = self._row(shared, len(used))
-                count, of = row.counted(index, found.words[w.CARRIED])
+                count, of = row.counted(index, entry.words[w.CARRIED])
             else:
                 of = NONE
                 if self.mode.defers:

@@ -74,4 +74,4 @@ def _like(part: object, slots: Iterator[str], converted: Callable[[str], Any]) -
         return None
     if not isinstance(part, (tuple, list)) or (part and is_coded(part[0])):
         return converted(next(slots))
-    return type(part)([_like(each, slots, converted) for each in part])
+    return type(part)([_like(item, slots, converted) for item in part])
